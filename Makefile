@@ -1,0 +1,32 @@
+# Each target creates .venv and installs aurank into it when pyproject.toml is newer than the last installation.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.aurank-installed
+
+.PHONY: demo test lint format bench clean
+
+$(INSTALLED): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $(INSTALLED)
+
+demo: $(INSTALLED)
+	$(BIN)/aurank demo --out runs/demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -q
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)
+	$(BIN)/python tools/bench_losses.py
+
+clean:
+	rm -rf runs build dist .mypy_cache .pytest_cache .ruff_cache

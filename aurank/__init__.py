@@ -1,0 +1,30 @@
+"""aurank: train image-retrieval embeddings for average precision, and measure any embedding exactly."""
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+# albumentations asks the network for its newest version when it is imported.
+os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
+
+if TYPE_CHECKING:
+    from aurank.evaluation import Report, evaluate
+    from aurank.training import TrainResult, load, train
+
+__version__ = "0.1.0"
+__all__ = ["Report", "TrainResult", "evaluate", "load", "train"]
+
+_HOMES = {
+    "Report": "aurank.evaluation",
+    "evaluate": "aurank.evaluation",
+    "TrainResult": "aurank.training",
+    "load": "aurank.training",
+    "train": "aurank.training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use: `aurank ls` and `import aurank.losses` need neither timm nor accelerate.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'aurank' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

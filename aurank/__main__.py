@@ -1,0 +1,5 @@
+"""``python -m aurank`` is the ``aurank`` command."""
+
+from aurank.cli import main
+
+main()

@@ -1,0 +1,38 @@
+"""Configurations: YAML and dotted overrides in, one checked and frozen ``Config`` out, every mistake told at once."""
+
+from aurank.config.components import Choices
+from aurank.config.loading import config_difference, dump_config, load_config, shipped_configs
+from aurank.config.messages import ConfigError
+from aurank.config.schema import (
+    Component,
+    Config,
+    DataConfig,
+    EvaluateConfig,
+    Key,
+    ModelConfig,
+    OptimConfig,
+    SamplerConfig,
+    TrainConfig,
+    known_keys,
+    size_in_bytes,
+)
+
+__all__ = [
+    "Choices",
+    "Component",
+    "Config",
+    "ConfigError",
+    "DataConfig",
+    "EvaluateConfig",
+    "Key",
+    "ModelConfig",
+    "OptimConfig",
+    "SamplerConfig",
+    "TrainConfig",
+    "config_difference",
+    "dump_config",
+    "known_keys",
+    "load_config",
+    "shipped_configs",
+    "size_in_bytes",
+]

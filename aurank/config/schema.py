@@ -1,0 +1,303 @@
+"""What a configuration holds: every key with its type, range, default and one line of description."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from aurank.config.messages import KeyPath, describe, enumerated, one_of, resolve
+
+# The component that a section uses where its ``name`` is left out.
+DEFAULT_NAMES = {
+    "data.train_transform": "crop_flip",
+    "data.test_transform": "center",
+    "sampler": "pk",
+    "optim": "adamw",
+    "optim.schedule": "constant",
+}
+
+# Known to Accelerate.
+TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
+
+_SIZE = r"^(\d{1,15}(?:\.\d{1,9})?)\s?([KMGT]i?)?B?$"
+_FACTORS = {None: 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_FACTORS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def _size_text(value: Any) -> Any:
+    # A bare number of bytes is a size too.
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _known_tracker(value: str) -> str:
+    if value not in TRACKERS:
+        raise PydanticCustomError("tracker", "not a tracker")
+    return value
+
+
+def _distinct(values: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(values)) < len(values):
+        raise PydanticCustomError("distinct", "given twice")
+    return values
+
+
+Size = Annotated[
+    str,
+    BeforeValidator(_size_text),
+    Field(pattern=_SIZE, json_schema_extra={"expected": "a size such as 512MB or 1GiB, or a number of bytes"}),
+]
+Tracker = Annotated[
+    str, AfterValidator(_known_tracker), Field(json_schema_extra={"expected": one_of(TRACKERS), "enum": list(TRACKERS)})
+]
+RecallAt = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=10**9)], ...],
+    AfterValidator(_distinct),
+    Field(min_length=1, json_schema_extra={"expected": "a list of different whole numbers >= 1"}),
+]
+
+
+def size_in_bytes(text: str) -> int:
+    """The bytes in ``"1GiB"`` (2³⁰), ``"1GB"`` (10⁹), ``"512"`` (512).
+
+    Raises:
+        ValueError: not a size.
+    """
+    match = re.match(_SIZE, text)
+    if match is None:
+        raise ValueError(f"got {text!r}, expected a size such as 512MB or 1GiB, or a number of bytes")
+    return int(float(match[1]) * _FACTORS[match[2]])
+
+
+class Strict(BaseModel):
+    """A section that cannot be changed, refuses unknown keys, and takes no text for a number."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Component(Strict):
+    """One entry of a table, and the arguments that it is built with."""
+
+    name: str = Field(description="Which one: a name from its table.")
+    params: dict[str, Any] = Field(default_factory=dict, description="Its arguments, by the constructor's names.")
+
+
+def _component(path: str) -> Callable[[], Component]:
+    return lambda: Component(name=DEFAULT_NAMES[path])
+
+
+class DataConfig(Strict):
+    """Which images, and what is done to them."""
+
+    name: str = Field(description="Reader of the data set.")
+    params: dict[str, Any] = Field(default_factory=dict, description="Arguments of the reader.")
+    root: Path | None = Field(default=None, description="Folder of the data; null: $AURANK_DATA, else ./data.")
+    image_size: int = Field(default=224, ge=1, le=8192, description="Height and width after the transform, in pixels.")
+    channels: int = Field(default=3, ge=1, le=256, description="Channels of an image: 1 grey, 3 colour.")
+    train_transform: Component = Field(
+        default_factory=_component("data.train_transform"), description="Augmentation while training."
+    )
+    test_transform: Component = Field(
+        default_factory=_component("data.test_transform"), description="Transform for validation and test."
+    )
+    validation_fraction: float = Field(
+        default=0.1, ge=0, le=0.5, description="Share of the training classes held out where the data has no split."
+    )
+    workers: int = Field(default=0, ge=0, le=1024, description="Processes that read images; 0 reads in the main one.")
+    on_error: Literal["raise", "skip"] = Field(
+        default="raise", description="A corrupt image stops the run (raise), or is left out and counted (skip)."
+    )
+    cache: Size = Field(default="1GiB", description="A set whose decoded images fit in this is kept in memory.")
+
+    @property
+    def cache_bytes(self) -> int:
+        """``cache`` as a number of bytes."""
+        return size_in_bytes(self.cache)
+
+
+class SamplerConfig(Strict):
+    """Which images make a batch."""
+
+    name: str = Field(default=DEFAULT_NAMES["sampler"], description="Sampler of the batches.")
+    batch: int = Field(default=112, ge=2, le=10**6, description="Images in a batch, over all processes.")
+    params: dict[str, Any] = Field(default_factory=dict, description="Arguments of the sampler.")
+
+
+class ModelConfig(Strict):
+    """The encoder: backbone, pooling, projection."""
+
+    backbone: str = Field(default="resnet18", min_length=1, description="Name of a timm model.")
+    pretrained: bool = Field(default=True, description="Start from timm's weights (fetched once) or at random.")
+    dim: int = Field(default=512, ge=1, le=65536, description="Length of an embedding.")
+    pooling: Literal["avg", "max", "gem"] = Field(default="avg", description="How a feature map becomes a vector.")
+    freeze_batch_norm: bool = Field(default=False, description="Keep batch-norm statistics and weights as they are.")
+    channels_last: bool = Field(default=False, description="Memory format that is faster for convolutions on a GPU.")
+    init_from: str | None = Field(default=None, min_length=1, description="Checkpoint to take the first weights from.")
+    params: dict[str, Any] = Field(default_factory=dict, description="Further arguments of timm.create_model.")
+
+
+class OptimConfig(Strict):
+    """How a gradient moves the weights."""
+
+    name: str = Field(default=DEFAULT_NAMES["optim"], description="Optimiser.")
+    lr: float = Field(gt=0, le=1000, description="Learning rate after the warm-up.")
+    weight_decay: float = Field(default=4e-4, ge=0, le=1000, description="Decay of weights, not of norms and biases.")
+    head_lr_multiplier: float = Field(default=1.0, gt=0, le=1e6, description="The projection learns at lr times this.")
+    params: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the optimiser.")
+    schedule: Component = Field(
+        default_factory=_component("optim.schedule"), description="The learning rate's course over the steps."
+    )
+    warmup_steps: int = Field(default=0, ge=0, le=10**9, description="Steps over which the learning rate rises to lr.")
+    clip_norm: float | None = Field(default=None, gt=0, description="Largest norm of the gradient; null: no clipping.")
+
+
+class TrainConfig(Strict):
+    """How long, how precise, what is written when."""
+
+    steps: int = Field(ge=1, le=10**9, description="Updates of the weights.")
+    accumulate: int = Field(default=1, ge=1, le=10**6, description="Batches whose gradients make one update.")
+    mixed_precision: Literal["no", "fp16", "bf16"] = Field(default="no", description="Precision of the encoder.")
+    validate_every: int = Field(
+        default=None, validate_default=True, ge=1, le=10**9,
+        description="Steps between validations; null: 500, or steps where that is fewer.",
+    )  # fmt: skip
+    early_stopping: int | None = Field(
+        default=None, ge=1, le=10**9, description="Stop after this many validations without improvement; null: never."
+    )
+    ema: float | None = Field(
+        default=None, gt=0, lt=1, description="Decay of a moving average of the weights, such as 0.999; null: none."
+    )
+    log_every: int = Field(default=10, ge=1, le=10**9, description="Steps between lines of metrics.jsonl.")
+    checkpoint_every: int = Field(
+        default=None, validate_default=True, ge=1, le=10**9,
+        description="Steps between checkpoints; null: 500, or steps where that is fewer.",
+    )  # fmt: skip
+    trackers: list[Tracker] = Field(default_factory=list, description="Where else to log, such as tensorboard.")
+
+    @field_validator("validate_every", "checkpoint_every", mode="before")
+    @classmethod
+    def _at_most_steps(cls, value: Any, info: Any) -> Any:
+        return min(500, info.data.get("steps", 500)) if value is None else value
+
+
+class EvaluateConfig(Strict):
+    """How embeddings are measured."""
+
+    recall_at: RecallAt = Field(default=(1, 10, 100, 1000), description="The k of Recall@k and precision@k.")
+    ties: Literal["threshold", "optimistic", "pessimistic"] = Field(
+        default="threshold", description="How equal scores count in average precision."
+    )
+    max_memory: Size = Field(default="1GiB", description="Bound on the memory of the ranks engine.")
+    batch: int = Field(default=256, ge=1, le=10**6, description="Images embedded at once.")
+
+
+class Config(Strict):
+    """Everything that a run depends on."""
+
+    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Seed of all randomness.")
+    data: DataConfig = Field(description="Which images, and what is done to them.")
+    sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="Which images make a batch.")
+    model: ModelConfig = Field(default_factory=ModelConfig, description="The encoder.")
+    loss: Component = Field(description="The loss.")
+    miner: Component | None = Field(default=None, description="Which pairs of a batch count; null: all.")
+    optim: OptimConfig = Field(description="How a gradient moves the weights.")
+    train: TrainConfig = Field(description="How long, how precise, what is written when.")
+    evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="How embeddings are measured.")
+
+    @model_validator(mode="after")
+    def _agree(self) -> "Config":
+        def look(path: str) -> Any:
+            value: Any = self
+            for key in path.split("."):
+                value = value.get(key) if isinstance(value, dict) else getattr(value, key)
+            return value
+
+        found = [
+            InitErrorDetails(
+                type=PydanticCustomError("contradiction", "{text}", {"text": text}),
+                loc=tuple(path.split(".")),
+                input=look(path),
+            )
+            for path, text in contradictions(look)
+        ]
+        if found:
+            raise ValidationError.from_exception_data("Config", found)
+        return self
+
+
+def contradictions(look: Callable[[str], Any]) -> list[tuple[str, str]]:
+    """Keys that are right alone but not together, each with what to say of it.
+
+    Args:
+        look: the value at a dotted path, or None where there is none that can be judged.
+    """
+    found = []
+    steps = _number(look("train.steps"))
+    if steps is not None:
+        for path, limit in (
+            ("optim.warmup_steps", steps - 1),
+            ("train.validate_every", steps),
+            ("train.checkpoint_every", steps),
+        ):
+            value = _number(look(path))
+            if value is not None and value > limit:
+                bound = f"{'at most' if limit == steps else 'less than'} train.steps = {steps}"
+                found.append((path, f"got {value}, expected {bound}; lower it or raise train.steps"))
+        milestones = look("optim.schedule.params.milestones")
+        if isinstance(milestones, (list, tuple)):
+            late = [step for step in map(_number, milestones) if step is not None and step >= steps]
+            if late:
+                text = f"got {late[0]}, expected steps less than train.steps = {steps}; lower it or raise train.steps"
+                found.append(("optim.schedule.params.milestones", text))
+    batch, per_class = _number(look("sampler.batch")), _number(look("sampler.params.per_class"))
+    if batch is not None and per_class is not None and batch < 2 * per_class:
+        text = f"got {batch}, expected at least 2 * sampler.params.per_class = {2 * per_class}: two classes in a batch"
+        found.append(("sampler.batch", text))
+    return found
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key: what it accepts in words, the choices of an enumeration, its default (None: none), what it is for."""
+
+    expected: str
+    options: tuple[str, ...]
+    default: Any
+    description: str
+
+
+@cache
+def known_keys() -> dict[KeyPath, Key]:
+    """Every key of ``Config`` by its path, sections too, in their order; documentation and messages are made of it."""
+    schema = Config.model_json_schema()
+    definitions = schema.get("$defs", {})
+    found: dict[KeyPath, Key] = {}
+
+    def visit(section: Mapping[str, Any], path: KeyPath) -> None:
+        for name, child in resolve(section, definitions).get("properties", {}).items():
+            expected = describe(child, definitions) or "a value"
+            options, default = tuple(enumerated(child, definitions)), child.get("default")
+            # pydantic leaves out a description that the section's own docstring repeats.
+            description = child.get("description") or resolve(child, definitions).get("description", "")
+            found[(*path, name)] = Key(expected, options, default, description)
+            visit(child, (*path, name))
+
+    visit(schema, ())
+    return found

@@ -1,0 +1,37 @@
+"""Images on disk to batches: manifest, readers, transforms, samplers, loaders."""
+
+from aurank.data.dataset import Batch, ImageDataset, augmentation_seed, keys
+from aurank.data.doctor import DoctorReport, Finding
+from aurank.data.loaders import BatchLoader, evaluation_loader, loader
+from aurank.data.manifest import SPLITS, Manifest, build_manifest
+from aurank.data.readers import READERS
+from aurank.data.samplers import SAMPLERS, PKSampler, Sampler, ShuffledSampler
+from aurank.data.sources import ArraySource, FolderSource, ImageSource, ZipSource, open_source
+from aurank.data.transforms import TRANSFORMS, Pipeline
+
+__all__ = [
+    "READERS",
+    "SAMPLERS",
+    "SPLITS",
+    "TRANSFORMS",
+    "ArraySource",
+    "Batch",
+    "BatchLoader",
+    "DoctorReport",
+    "Finding",
+    "FolderSource",
+    "ImageDataset",
+    "ImageSource",
+    "Manifest",
+    "PKSampler",
+    "Pipeline",
+    "Sampler",
+    "ShuffledSampler",
+    "ZipSource",
+    "augmentation_seed",
+    "build_manifest",
+    "evaluation_loader",
+    "keys",
+    "loader",
+    "open_source",
+]

@@ -1,0 +1,169 @@
+"""The images of a manifest, decoded once where they fit in memory, to batches."""
+
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from aurank.data.decode import decode, quiet_decoding
+from aurank.data.manifest import Manifest
+from aurank.data.transforms import Pipeline
+from aurank.errors import UserError
+
+Key = int | np.integer | tuple[int, int, int]  # row, or (row, epoch, view)
+Pixels = UInt8[np.ndarray, "_ _ channel"]
+Sample = tuple[Float[Tensor, "channel height width"], int, int]
+_ESTIMATE_FROM = 32  # images whose prepared size decides whether all of them fit in memory
+_ROWS_PER_TASK = 64
+
+
+class Batch(NamedTuple):
+    """Images with their labels and ids; an id is a row of the manifest."""
+
+    image: Float[Tensor, "batch channel height width"]
+    label: Int64[Tensor, " batch"]
+    id: Int64[Tensor, " batch"]
+
+
+def augmentation_seed(seed: int, row: int, epoch: int, view: int) -> int:
+    """Returns the 64-bit seed of one augmentation, the same in every process, on every machine."""
+    return int(np.random.SeedSequence([seed, row, epoch, view]).generate_state(1, np.uint64)[0])
+
+
+def keys(rows: Iterable[int] | np.ndarray, epoch: int, *, views: int = 1) -> list[Key]:
+    """Returns the keys that ask for augmented images: all rows for view 0, then all for view 1, …"""
+    numbers = [int(row) for row in rows]
+    return [(row, epoch, view) for view in range(views) for row in numbers]
+
+
+class ImageDataset(Dataset[Sample]):
+    """The images of a manifest, as a model sees them.
+
+    An item is asked for by (row, epoch, view), and is then augmented as (seed, row, epoch, view) say and nothing else,
+    or by its row alone, without augmentation. `dataset.__getitems__(keys)` makes a whole Batch.
+
+    Args:
+        manifest: only its rows are ever read; use `manifest.split("train")`.
+        pipeline: a transform of the same number of channels.
+        channels: 1 for grey, 3 for RGB, 4 for RGBA; more with .npy files.
+        seed: of the augmentation.
+        on_error: "raise" a UserError naming an image that cannot be read, or "skip" it: batches then lack it, and its
+            path is in `skipped`.
+        cache_bytes: images are decoded and prepared once, here, with threads, when all of them take no more than this;
+            otherwise each time they are asked for. 0 keeps nothing.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        pipeline: Pipeline,
+        *,
+        channels: int,
+        seed: int = 0,
+        on_error: str = "raise",
+        cache_bytes: int = 2**30,
+    ) -> None:
+        if pipeline.channels != channels:
+            raise UserError(f"the transform is for {pipeline.channels} channels, the data set for {channels}")
+        if on_error not in ("raise", "skip"):
+            raise UserError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+        self.manifest = manifest
+        self.pipeline = pipeline
+        self.channels = channels
+        self.seed = seed
+        self.on_error = on_error
+        # Shared memory, so that what a worker skips is counted here too.
+        self._unreadable = torch.zeros(len(manifest), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
+        self._cache = self._fill_cache(cache_bytes) if cache_bytes > 0 else None
+
+    def __len__(self) -> int:
+        return len(self.manifest)
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether all images are held in memory."""
+        return self._cache is not None
+
+    @property
+    def cached_bytes(self) -> int:
+        """Memory that the images held take; 0 when they are read each time."""
+        return sum(image.nbytes for image in self._cache or () if image is not None)
+
+    @property
+    def skipped(self) -> list[str]:
+        """Paths of the images found unreadable so far, by any worker, when `on_error` is "skip"."""
+        return [self.manifest.paths[row] for row in torch.nonzero(self._unreadable).flatten().tolist()]
+
+    def __getitem__(self, key: Key) -> Sample:
+        """Returns image, label and id. Raises UserError when the image cannot be read, also where batches skip it."""
+        batch = self.__getitems__([key])
+        if not len(batch.id):
+            raise UserError(f"image {self.manifest.paths[_parse(key)[0]]!r} was skipped: it cannot be read")
+        return batch.image[0], int(batch.label[0]), int(batch.id[0])
+
+    def __getitems__(self, keys: Sequence[Key]) -> Batch:
+        """Returns the batch of those keys, in their order, without the images that are skipped."""
+        size = self.pipeline.image_size
+        images = np.empty((len(keys), size, size, self.channels), dtype=np.uint8)
+        rows: list[int] = []
+        with quiet_decoding():
+            for key in keys:
+                row, epoch, view = _parse(key)
+                prepared = self._prepared(row)
+                if prepared is None:
+                    continue
+                seed = None if epoch is None else augmentation_seed(self.seed, row, epoch, view)
+                images[len(rows)] = self.pipeline.augment(prepared, seed)
+                rows.append(row)
+        return Batch(
+            image=self.pipeline.normalise(images[: len(rows)]),
+            label=torch.from_numpy(self.manifest.labels[rows]),
+            id=torch.tensor(rows, dtype=torch.int64),
+        )
+
+    def _prepared(self, row: int) -> Pixels | None:
+        """Returns one prepared image, or None if it is skipped."""
+        if self._unreadable[row]:
+            return None
+        return self._read(row) if self._cache is None else self._cache[row]
+
+    def _read(self, row: int) -> Pixels | None:
+        try:
+            image = decode(self.manifest.source, self.manifest.paths[row], self.channels)
+        except UserError:
+            if self.on_error == "raise":
+                raise
+            self._unreadable[row] = True
+            return None
+        return self.pipeline.prepare(image)
+
+    def _fill_cache(self, most: int) -> list[Pixels | None] | None:
+        """Returns all prepared images, or None if they would take more than `most` bytes."""
+        count = len(self.manifest)
+        sample = np.unique(np.linspace(0, count - 1, _ESTIMATE_FROM, dtype=np.int64)).tolist() if count else []
+        with quiet_decoding():
+            sizes = [image.nbytes for image in map(self._read, sample) if image is not None]
+            if sizes and sum(sizes) / len(sizes) * count > most:
+                return None
+            tasks = [range(start, min(start + _ROWS_PER_TASK, count)) for start in range(0, count, _ROWS_PER_TASK)]
+            with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+                found = [
+                    image for images in pool.map(lambda rows: list(map(self._read, rows)), tasks) for image in images
+                ]
+        if count and all(image is None for image in found):
+            raise UserError(
+                f"none of the {count} images of {self.manifest.name} in {self.manifest.source.where} can be read "
+                f"(first: {self.manifest.paths[0]!r}); data.on_error=raise shows why"
+            )
+        return found
+
+
+def _parse(key: Key) -> tuple[int, int | None, int]:
+    """Returns row, epoch (None: not augmented) and view."""
+    return key if isinstance(key, tuple) else (int(key), None, 0)

@@ -1,0 +1,105 @@
+"""The bytes of one image file to a uint8 array, whatever the file's format and colours."""
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, ImageOps
+
+from aurank.data.sources import ImageSource
+from aurank.errors import UserError
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".npy")
+_NPY_MAGIC = b"\x93NUMPY"
+_ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
+_GREY_MODES = ("1", "L", "I", "I;16", "I;16L", "I;16B", "I;16N")
+_COLOURS = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+def decode(source: ImageSource, path: str, channels: int | None) -> UInt8[np.ndarray, "height width channel"]:
+    """Returns the pixels of one image, upright, as 1 (grey), 3 (RGB) or 4 (RGBA) channels; None keeps the file's own.
+
+    1-bit, grey, 16-bit (its upper 8 bits), palette, CMYK and other files are converted; what is transparent is laid on
+    white unless 4 channels are asked for; the EXIF orientation is applied; of an animation the first frame is taken. An
+    .npy file holds a uint8 array [height, width] or [height, width, channel] with any number of channels.
+    Raises UserError naming the file when it is missing, corrupt, or cannot be converted.
+    """
+    data = source.read_bytes(path)
+    try:
+        if data.startswith(_NPY_MAGIC):
+            return _match_channels(_from_npy(data), channels)
+        return _from_file(data, channels)
+    except MemoryError:
+        raise
+    except UserError as error:
+        raise UserError(f"image {path!r} in {source.where}: {error}") from None
+    # Pillow's readers of broken files raise almost anything: OSError, SyntaxError, ValueError, struct.error, …
+    except Exception as error:
+        raise UserError(
+            f"image {path!r} in {source.where} cannot be decoded ({type(error).__name__}: {error}); "
+            "replace it, or set data.on_error=skip"
+        ) from None
+
+
+@contextlib.contextmanager
+def quiet_decoding() -> Iterator[None]:
+    """Returns a context in which Pillow's warnings about odd metadata and very large files are not shown.
+
+    Filters belong to the whole process, so this goes around a thread pool, not inside of it.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        yield
+
+
+def _from_npy(data: bytes) -> UInt8[np.ndarray, "height width channel"]:
+    array = np.load(io.BytesIO(data), allow_pickle=False)
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or 0 in array.shape:
+        raise UserError(f"expected a uint8 array [height, width(, channel)], got {array.dtype} {array.shape}")
+    return np.ascontiguousarray(array if array.ndim == 3 else array[:, :, None])
+
+
+def _from_file(data: bytes, channels: int | None) -> UInt8[np.ndarray, "height width channel"]:
+    with Image.open(io.BytesIO(data)) as file:
+        file.load()
+        image: Image.Image = ImageOps.exif_transpose(file)
+        transparent = image.mode in _ALPHA_MODES or "transparency" in image.info
+        if channels is None:
+            channels = 4 if transparent else 1 if image.mode in _GREY_MODES else 3
+        if channels not in _COLOURS:
+            raise UserError(f"a {file.format} file gives 1, 3 or 4 channels, not {channels}; store .npy files instead")
+        image = _eight_bits(image)
+        if transparent:
+            image = image.convert("RGBA")
+            if channels != 4:
+                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+        pixels = np.array(image.convert(_COLOURS[channels]))
+    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Returns the image with at most 8 bits a channel: Pillow's own conversion would clip 16-bit values at 255."""
+    if image.mode == "F":
+        raise UserError("a file of floating-point values is not an image of 8 or 16 bits; convert it first")
+    if image.mode not in _GREY_MODES[2:]:
+        return image
+    return Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8))
+
+
+def _match_channels(
+    array: UInt8[np.ndarray, "height width old"], channels: int | None
+) -> UInt8[np.ndarray, "height width new"]:
+    """Returns the array with another number of channels, as Pillow would convert a file."""
+    old = array.shape[2]
+    if channels is None or channels == old:
+        return array
+    if old not in _COLOURS or channels not in _COLOURS:
+        raise UserError(f"an array of {old} channels cannot become {channels}; set data.channels={old}")
+    image = Image.fromarray(array[:, :, 0] if old == 1 else array)
+    if old == 4:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    pixels = np.array(image.convert(_COLOURS[channels]))
+    return pixels if pixels.ndim == 3 else pixels[:, :, None]

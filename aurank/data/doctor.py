@@ -1,0 +1,156 @@
+"""What is wrong or odd in a data set, found before a long run finds it."""
+
+import hashlib
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64, Shaped
+
+from aurank.data.decode import decode, quiet_decoding
+from aurank.data.sources import ImageSource
+from aurank.errors import UserError
+
+_EXAMPLES = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One kind of problem: how many of it, and the first few."""
+
+    check: str
+    count: int
+    examples: tuple[str, ...]
+    is_error: bool
+
+    def __str__(self) -> str:
+        more = f", and {self.count - len(self.examples)} more" if self.count > len(self.examples) else ""
+        shown = f" ({'; '.join(self.examples)}{more})" if self.examples else ""
+        return f"{self.check}: {self.count}{shown}"
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """All findings about one data set. Errors would stop or falsify a run; warnings may be meant."""
+
+    name: str
+    counts: dict[str, int]  # "images", "classes", "train images", "train classes", …
+    findings: tuple[Finding, ...]
+
+    @property
+    def errors(self) -> list[str]:
+        """Missing and unreadable files, duplicate paths."""
+        return [str(finding) for finding in self.findings if finding.is_error]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Everything else."""
+        return [str(finding) for finding in self.findings if not finding.is_error]
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} {what}" for what, count in self.counts.items())
+        lines = [f"{self.name}: {counts}"]
+        lines += [f"  error: {text}" for text in self.errors] + [f"  warning: {text}" for text in self.warnings]
+        return "\n".join(lines if self.findings else [*lines, "  nothing wrong was found"])
+
+
+def examine(
+    name: str,
+    source: ImageSource,
+    paths: Sequence[str],
+    labels: Int64[np.ndarray, " image"],
+    classes: Sequence[str],
+    splits: Shaped[np.ndarray, " image"],
+    *,
+    contents: bool,
+) -> DoctorReport:
+    """Returns every finding about the columns of a manifest; `contents` decodes every image, with threads."""
+    missing = [path for path in dict.fromkeys(paths) if not source.exists(path)]
+    findings = [
+        _finding("missing files", missing, is_error=True),
+        _finding("duplicate paths", [path for path, count in Counter(paths).items() if count > 1], is_error=True),
+        _finding("empty splits", [split for split in ("train", "test") if split not in splits]),
+        _finding("classes with one image in their split", _lone_classes(labels, classes, splits)),
+        _finding("classes in both train and test", _shared_classes(labels, classes, splits)),
+    ]
+    if contents:
+        findings += _examine_contents(source, paths, labels, splits, set(missing))
+    counts = {"images": len(paths), "classes": len(classes)}
+    for split in np.unique(splits).tolist():
+        counts[f"{split} images"] = int(np.count_nonzero(splits == split))
+        counts[f"{split} classes"] = len(np.unique(labels[splits == split]))
+    return DoctorReport(name=name, counts=counts, findings=tuple(found for found in findings if found.count))
+
+
+def _finding(check: str, found: Sequence[str], *, is_error: bool = False) -> Finding:
+    return Finding(check=check, count=len(found), examples=tuple(found[:_EXAMPLES]), is_error=is_error)
+
+
+def _lone_classes(
+    labels: Int64[np.ndarray, " image"], classes: Sequence[str], splits: Shaped[np.ndarray, " image"]
+) -> list[str]:
+    """Returns the classes, with their split, of which a split has one image: as a query it has no positive."""
+    found = []
+    for split in np.unique(splits).tolist():
+        counts = np.bincount(labels[splits == split], minlength=len(classes))
+        found += [f"{classes[label]} in {split}" for label in np.flatnonzero(counts == 1).tolist()]
+    return found
+
+
+def _shared_classes(
+    labels: Int64[np.ndarray, " image"], classes: Sequence[str], splits: Shaped[np.ndarray, " image"]
+) -> list[str]:
+    shared = np.intersect1d(labels[splits == "train"], labels[splits == "test"])
+    return [classes[label] for label in shared.tolist()]
+
+
+def _examine_contents(
+    source: ImageSource,
+    paths: Sequence[str],
+    labels: Int64[np.ndarray, " image"],
+    splits: Shaped[np.ndarray, " image"],
+    missing: set[str],
+) -> list[Finding]:
+    """Returns what only the pixels show: unreadable images, and images that are the same, pixel for pixel."""
+    present = [path for path in dict.fromkeys(paths) if path not in missing]
+    with quiet_decoding(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        digests = dict(zip(present, pool.map(lambda path: _digest(source, path), present), strict=True))
+    unreadable = [error for error in digests.values() if isinstance(error, UserError)]
+    same: defaultdict[bytes, list[int]] = defaultdict(list)
+    for row, path in enumerate(paths):
+        digest = digests.get(path)
+        if isinstance(digest, bytes):
+            same[digest].append(row)
+    leaks, relabelled, repeated = [], [], []
+    for rows in same.values():
+        if len({paths[row] for row in rows}) == 1:
+            continue  # one file, or a duplicate path, which has its own check
+        text = " = ".join(paths[row] for row in rows)
+        if {"train", "test"} <= set(splits[rows].tolist()):
+            leaks.append(text)
+        elif len(rows) > len(set(splits[rows].tolist())):
+            repeated.append(text)
+        if len(set(labels[rows].tolist())) > 1:
+            relabelled.append(text)
+    return [
+        _finding("unreadable images", _texts(unreadable), is_error=True),
+        _finding("same image in train and test", leaks),
+        _finding("same image under two classes", relabelled),
+        _finding("same image more than once in a split", repeated),
+    ]
+
+
+def _digest(source: ImageSource, path: str) -> bytes | UserError:
+    """Returns the digest of the decoded pixels, which another compression does not change, or why there is none."""
+    try:
+        pixels = decode(source, path, None)
+    except UserError as error:
+        return error
+    return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()
+
+
+def _texts(errors: Iterable[UserError]) -> list[str]:
+    return [str(error) for error in errors]

@@ -1,0 +1,191 @@
+"""Readers of list files: tables (csv, parquet) and lists in the column format of Stanford Online Products."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+from aurank.data.manifest import SPLITS, Manifest, build_manifest, first_seen
+from aurank.data.sources import FolderSource, ImageSource, open_source
+from aurank.errors import UserError
+
+_TABLE_COLUMNS = ("path", "label", "split")
+_TABLE_OPTIONAL = ("is_query", "is_gallery", "group", "super_label")
+_LIST_HEADER = "image_id class_id super_class_id path"
+_FLAGS = {"1": True, "true": True, "yes": True, "": True, "0": False, "false": False, "no": False}
+
+Line = tuple[str, dict[str, str]]  # where it stands ("FILE, line 7"), and its values by column
+
+
+def table(root: Path, *, file: str, path: str = ".", images: str = "") -> Manifest:
+    """Returns the rows of a csv or parquet table.
+
+    Columns: `path,label,split[,is_query,is_gallery,group,super_label]`.
+
+    Args:
+        root: the data folder.
+        file: the table, in `path` or in `root`; parquet if it ends so, otherwise csv in UTF-8 with a header.
+        path: the folder or zip below `root` that holds the images.
+        images: the folder in `path` that the column `path` starts from.
+
+    Labels, groups and super-labels are any text; an empty group or super-label means none (−1), an empty flag true.
+    Splits are train, val and test. Other columns are passed over. Raises UserError naming the line that is wrong.
+    """
+    archive = open_source(root / path)
+    lines = list(_table_lines(archive if archive.exists(file) else FolderSource(root), file))
+    for where, line in lines:
+        if line["split"] not in SPLITS:
+            raise UserError(f"{where}: split {line['split']!r} is not one of {', '.join(SPLITS)}")
+        if not line["path"] or not line["label"]:
+            raise UserError(f"{where}: {'label' if line['path'] else 'path'} is empty")
+    source = open_source(root / path, prefix=images)
+    paths = [PurePosixPath(line["path"]).as_posix() for _, line in lines]
+    _check_listing(source, [where for where, _ in lines], paths, [line["label"] for _, line in lines])
+    return build_manifest(
+        PurePosixPath(file).stem,
+        source,
+        paths=paths,
+        labels=[line["label"] for _, line in lines],
+        splits=[line["split"] for _, line in lines],
+        is_query=_flags(lines, "is_query"),
+        is_gallery=_flags(lines, "is_gallery"),
+        groups=_numbers(lines, "group"),
+        super_labels=_numbers(lines, "super_label"),
+    )
+
+
+def lists(root: Path, *, train: str, test: str, images: str, val: str | None = None, path: str = ".") -> Manifest:
+    """Returns the rows of list files in the column format of Stanford Online Products.
+
+    Args:
+        root: the data folder.
+        train, test, val: the list files in `path`. The first line is the header
+            `image_id class_id super_class_id path`, then one image a line, columns separated by blanks; ids are whole
+            numbers, and a class has the same id in all files.
+        images: the folder in `path` that the column `path` starts from.
+        path: the folder or zip below `root`.
+
+    The class name is its id as written. Raises UserError naming the file and line that is wrong.
+    """
+    archive = open_source(root / path)
+    source = open_source(root / path, prefix=images)
+    rows: list[tuple[str, str, list[str]]] = []
+    for split, file in (("train", train), ("val", val), ("test", test)):
+        if file is not None:
+            rows += [(split, where, fields) for where, fields in _list_lines(archive, file)]
+    paths = [fields[3] for _, _, fields in rows]
+    labels = [fields[1] for _, _, fields in rows]
+    _check_listing(source, [where for _, where, _ in rows], paths, labels)
+    return build_manifest(
+        PurePosixPath(path if path != "." else images).stem or "lists",
+        source,
+        paths=paths,
+        labels=labels,
+        splits=[split for split, _, _ in rows],
+        super_labels=[int(row[2]) for _, _, row in rows],
+    )
+
+
+def _list_lines(source: ImageSource, file: str) -> Iterator[tuple[str, list[str]]]:
+    """Returns, line by line, where it stands and its four fields."""
+    lines = _text(source, file).splitlines()
+    if not lines or lines[0].split() != _LIST_HEADER.split():
+        raise UserError(f"{file}, line 1: expected the header {_LIST_HEADER!r}, got {lines[0] if lines else ''!r}")
+    for number, line in enumerate(lines[1:], start=2):
+        if not line.strip():
+            continue
+        where = f"{file}, line {number}"
+        fields = line.split(maxsplit=3)  # a path may hold blanks
+        if len(fields) != 4:
+            raise UserError(f"{where}: expected 4 columns ({_LIST_HEADER}), got {len(fields)}: {line!r}")
+        for name, value in zip(_LIST_HEADER.split()[:3], fields, strict=False):
+            if not value.isdecimal():
+                raise UserError(f"{where}: {name} must be a whole number, got {value!r}")
+        yield where, [*fields[:3], fields[3].strip()]
+
+
+def _table_lines(source: ImageSource, file: str) -> Iterator[Line]:
+    """Returns, line by line, where it stands and its values by column, checked to be complete."""
+    if PurePosixPath(file).suffix.lower() in (".parquet", ".pq"):
+        header, body = _parquet(source, file)
+    else:
+        reader = csv.reader(io.StringIO(_text(source, file), newline=""))
+        header = [name.strip() for name in next(reader, [])]
+        body = ((reader.line_num, line) for line in reader)
+    missing = [name for name in _TABLE_COLUMNS if name not in header]
+    if missing:
+        raise UserError(
+            f"{file}: column {missing[0]!r} is missing; expected {','.join(_TABLE_COLUMNS)}, got {','.join(header)}"
+        )
+    known = [name for name in header if name in _TABLE_COLUMNS + _TABLE_OPTIONAL]
+    if len(known) > len(set(known)):
+        raise UserError(f"{file}: a column occurs twice in {','.join(header)}")
+    try:
+        for number, line in body:
+            if not line:
+                continue
+            where = f"{file}, line {number}"
+            if len(line) != len(header):
+                raise UserError(f"{where}: expected {len(header)} columns ({','.join(header)}), got {len(line)}")
+            yield where, dict(zip(header, (value.strip() for value in line), strict=True))
+    except csv.Error as error:
+        raise UserError(f"{file}: not a csv table that can be read ({error})") from None
+
+
+def _parquet(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    # Imported here: it takes a third of a second that no other format needs.
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        content = pyarrow.parquet.read_table(pyarrow.BufferReader(source.read_bytes(file)))
+    except pyarrow.ArrowException as error:
+        raise UserError(f"{file}: not a parquet table that can be read ({error})") from None
+    columns = [["" if value is None else str(value) for value in column.to_pylist()] for column in content.columns]
+    return list(content.column_names), enumerate(map(list, zip(*columns, strict=True)), start=1)
+
+
+def _text(source: ImageSource, file: str) -> str:
+    if not source.exists(file):
+        raise UserError(f"list file {file!r} is not in {source.where}")
+    try:
+        return source.read_bytes(file).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: not UTF-8 text ({error}); save it as UTF-8") from None
+
+
+def _check_listing(source: ImageSource, wheres: Sequence[str], paths: Sequence[str], labels: Sequence[str]) -> None:
+    """Raises UserError where one image has two labels, or where none is found: the paths then start elsewhere."""
+    seen: dict[str, int] = {}
+    for row, path in enumerate(paths):
+        before = seen.setdefault(path, row)
+        if labels[before] != labels[row]:
+            raise UserError(
+                f"{wheres[row]}: image {path!r} has label {labels[row]!r}, but {labels[before]!r} at {wheres[before]}"
+            )
+    if paths and not any(source.exists(path) for path in paths):
+        raise UserError(
+            f"none of the images listed is in {source.where} (first: {paths[0]!r}, {wheres[0]}); "
+            "unpack the images there, or set data.params.path and data.params.images to where the paths start"
+        )
+
+
+def _flags(lines: Sequence[Line], column: str) -> list[bool] | None:
+    if not lines or column not in lines[0][1]:
+        return None
+    for where, line in lines:
+        if line[column].lower() not in _FLAGS:
+            raise UserError(f"{where}: {column} must be one of 1, 0, true, false, yes, no, got {line[column]!r}")
+    return [_FLAGS[line[column].lower()] for _, line in lines]
+
+
+def _numbers(lines: Sequence[Line], column: str) -> list[int] | None:
+    """Returns the column as whole numbers: as written if all are, else counted as first seen; −1 where empty."""
+    if not lines or column not in lines[0][1]:
+        return None
+    values = [line[column] for _, line in lines]
+    filled = [value for value in values if value]
+    if all(value.isdecimal() and len(value) < 19 for value in filled):
+        return [int(value) if value else -1 for value in values]
+    numbers = first_seen(filled)
+    return [numbers[value] if value else -1 for value in values]

@@ -1,0 +1,177 @@
+"""What a data set holds: one row an image, with its path, label, split and role in the evaluation."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Int64, Integer, Shaped
+
+from aurank.data.doctor import DoctorReport, examine
+from aurank.data.sources import ImageSource
+from aurank.errors import UserError
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Manifest:
+    """The rows of a data set; row i is image i, and i is the id of that image. Arrays are read-only.
+
+    `labels` are contiguous, 0 … C − 1, and `classes[label]` is the class's original name, so the mapping is reversible.
+    `groups` (a camera, −1 for none) and `super_labels` are None where a data set has none.
+    `source` says where the bytes come from and is not part of the content: a moved data set keeps its `sha256`.
+    Raises UserError where the columns do not fit together.
+    """
+
+    name: str
+    source: ImageSource
+    paths: tuple[str, ...]
+    labels: Int64[np.ndarray, " image"]
+    classes: tuple[str, ...]
+    splits: Shaped[np.ndarray, " image"]  # text
+    is_query: Bool[np.ndarray, " image"]
+    is_gallery: Bool[np.ndarray, " image"]
+    groups: Int64[np.ndarray, " image"] | None = None
+    super_labels: Int64[np.ndarray, " image"] | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            column = getattr(self, field.name)
+            if isinstance(column, np.ndarray):
+                if column.shape != (len(self.paths),):
+                    raise UserError(f"{self.name}: {field.name} has shape {column.shape} for {len(self.paths)} images")
+                column = column.copy()  # the caller's array stays writable
+                column.setflags(write=False)
+                object.__setattr__(self, field.name, column)
+        if not np.array_equal(np.unique(self.labels), np.arange(len(self.classes))):
+            raise UserError(f"{self.name}: labels must be 0 … {len(self.classes) - 1}, each used by at least one image")
+        odd = sorted(set(np.unique(self.splits).tolist()) - set(SPLITS))
+        if odd:
+            raise UserError(f"{self.name}: split {odd[0]!r} is not known; expected one of {', '.join(SPLITS)}")
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{split} {count}" for split, count in self.split_sizes.items())
+        return f"Manifest({self.name!r}: {len(self)} images of {len(self.classes)} classes; {sizes})"
+
+    @functools.cached_property
+    def split_sizes(self) -> dict[str, int]:
+        """Images in each split that has any, in the order train, val, test."""
+        sizes = {split: int(np.count_nonzero(self.splits == split)) for split in SPLITS}
+        return {split: size for split, size in sizes.items() if size}
+
+    @functools.cached_property
+    def class_counts(self) -> Int64[np.ndarray, " class"]:
+        """Images of each class, at its label."""
+        return np.bincount(self.labels, minlength=len(self.classes)).astype(np.int64)
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Hexadecimal digest of the content: paths, labels and their names, splits, flags, groups, super-labels."""
+        digest = hashlib.sha256()
+        for words in (self.paths, self.classes, self.splits.tolist()):
+            digest.update(json.dumps(words).encode() + b"\n")
+        for column in (self.labels, self.is_query, self.is_gallery, self.groups, self.super_labels):
+            digest.update(b"none\n" if column is None else column.astype("<i8").tobytes() + b"\n")
+        return digest.hexdigest()
+
+    def select(self, rows: Bool[np.ndarray, " image"] | Integer[np.ndarray, " row"] | Sequence[int]) -> "Manifest":
+        """Returns the manifest of some rows, by a mask or by indices: labels made contiguous, empty classes dropped.
+
+        The classes that stay keep their order. Rows, and so ids, are counted anew.
+        """
+        indices = np.arange(len(self))[np.asarray(rows) if len(rows) else np.zeros(0, dtype=np.int64)]
+        kept, labels = np.unique(self.labels[indices], return_inverse=True)
+        return dataclasses.replace(
+            self,
+            paths=tuple(self.paths[row] for row in indices.tolist()),
+            labels=labels.astype(np.int64).reshape(-1),
+            classes=tuple(self.classes[label] for label in kept.tolist()),
+            splits=self.splits[indices],
+            is_query=self.is_query[indices],
+            is_gallery=self.is_gallery[indices],
+            groups=None if self.groups is None else self.groups[indices],
+            super_labels=None if self.super_labels is None else self.super_labels[indices],
+        )
+
+    def split(self, name: str) -> "Manifest":
+        """Returns the rows of one split. Raises UserError naming the splits that have images when it has none."""
+        if name not in self.split_sizes:
+            sizes = ", ".join(f"{split} ({size})" for split, size in self.split_sizes.items()) or "none"
+            raise UserError(f"{self.name} has no images in split {name!r}; splits with images: {sizes}")
+        return self.select(self.splits == name)
+
+    def split_validation(self, fraction: int | float, *, seed: int) -> "Manifest":
+        """Returns the manifest with a random `fraction` of the training classes, whole, turned into the split "val".
+
+        At least two classes are taken: one alone has no negatives. Unchanged if there is a "val" split, if `fraction`
+        is 0, or without training images. Only training rows move, so a class that training and test share stays in
+        test. Raises UserError with fewer than four training classes.
+        """
+        if not 0 <= fraction < 1:
+            raise UserError(f"the validation fraction must be at least 0 and below 1, got {fraction}")
+        training = self.splits == "train"
+        if fraction == 0 or "val" in self.split_sizes or not training.any():
+            return self
+        classes = np.unique(self.labels[training])
+        if len(classes) < 4:
+            raise UserError(
+                f"{self.name} has {len(classes)} training classes, too few to keep some for validation "
+                "(4 are needed); set data.validation_fraction=0"
+            )
+        number = min(max(2, round(fraction * len(classes))), len(classes) - 2)
+        chosen = np.random.default_rng([seed, len(classes)]).choice(classes, size=number, replace=False)
+        splits = self.splits.copy()
+        splits[training & np.isin(self.labels, chosen)] = "val"
+        return dataclasses.replace(self, splits=splits)
+
+    def doctor(self, *, contents: bool = True) -> DoctorReport:
+        """Returns all that is wrong or odd, together, with counts.
+
+        `contents=False` looks for the files but does not decode them, so it finds no unreadable or identical images.
+        """
+        return examine(self.name, self.source, self.paths, self.labels, self.classes, self.splits, contents=contents)
+
+
+def build_manifest(
+    name: str,
+    source: ImageSource,
+    *,
+    paths: Sequence[str],
+    labels: Sequence[str],
+    splits: Sequence[str],
+    is_query: Sequence[bool] | None = None,
+    is_gallery: Sequence[bool] | None = None,
+    groups: Sequence[int] | None = None,
+    super_labels: Sequence[int] | None = None,
+) -> Manifest:
+    """Returns a manifest whose labels count the class names `labels` in the order they are first met.
+
+    Every image is both query and gallery unless said otherwise. Raises UserError when there is no image.
+    """
+    if not paths:
+        raise UserError(f"{name}: no images in {source.where}")
+    numbers = first_seen(labels)
+    return Manifest(
+        name=name,
+        source=source,
+        paths=tuple(paths),
+        labels=np.array([numbers[label] for label in labels], dtype=np.int64),
+        classes=tuple(numbers),
+        splits=np.array(splits, dtype=np.str_),
+        is_query=np.ones(len(paths), dtype=np.bool_) if is_query is None else np.array(is_query, dtype=np.bool_),
+        is_gallery=np.ones(len(paths), dtype=np.bool_) if is_gallery is None else np.array(is_gallery, dtype=np.bool_),
+        groups=None if groups is None else np.array(groups, dtype=np.int64),
+        super_labels=None if super_labels is None else np.array(super_labels, dtype=np.int64),
+    )
+
+
+def first_seen(names: Iterable[str]) -> dict[str, int]:
+    """Returns each distinct name with its number, 0, 1, …, in the order they are first met."""
+    return {name: number for number, name in enumerate(dict.fromkeys(names))}

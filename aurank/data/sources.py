@@ -1,0 +1,157 @@
+"""Where the bytes of images come from: a folder, a zip archive, or arrays in memory."""
+
+import io
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from aurank.errors import UserError
+
+# What an operating system leaves beside the images: never data.
+_LITTER = ("__MACOSX", "Thumbs.db", "desktop.ini")
+
+
+@runtime_checkable
+class ImageSource(Protocol):
+    """Where images come from. Paths are relative, with "/" between the parts, on every platform.
+
+    A source may be pickled, forked and read by several threads at once.
+    """
+
+    @property
+    def where(self) -> str:
+        """Words that name the source in messages."""
+
+    def read_bytes(self, path: str) -> bytes:
+        """Returns the content of one file; UserError names the file if it is missing or cannot be read."""
+
+    def exists(self, path: str) -> bool:
+        """Returns whether the source holds that file."""
+
+    def names(self) -> list[str]:
+        """Returns the paths of all files, sorted, without what operating systems leave behind."""
+
+
+def open_source(path: Path, *, prefix: str = "") -> ImageSource:
+    """Returns the folder or zip archive at `path`, seen from the folder `prefix` inside it.
+
+    Raises UserError where there is neither.
+    """
+    if path.is_dir():
+        return FolderSource(path / prefix)
+    if path.is_file():
+        return ZipSource(path, prefix=prefix)
+    raise UserError(f"{path} does not exist; expected a folder or a zip archive of images")
+
+
+class FolderSource:
+    """Files below one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def where(self) -> str:
+        return str(self.root)
+
+    def read_bytes(self, path: str) -> bytes:
+        try:
+            return (self.root / path).read_bytes()
+        except FileNotFoundError:
+            raise UserError(f"image {path!r} is not in {self.where}") from None
+        except OSError as error:
+            raise UserError(f"image {path!r} in {self.where} cannot be read: {error.strerror or error}") from None
+
+    def exists(self, path: str) -> bool:
+        return (self.root / path).is_file()
+
+    def names(self) -> list[str]:
+        found = []
+        for folder, _, files in os.walk(self.root, followlinks=True):
+            inside = Path(folder).relative_to(self.root).as_posix()
+            found += [name if inside == "." else f"{inside}/{name}" for name in files]
+        return sorted(name for name in found if not _is_litter(name))
+
+
+class ZipSource:
+    """Members of one zip archive below the folder `prefix` ("" is all of it).
+
+    The archive is opened once in each process: a forked worker that shared its parent's file position would read
+    garbage.
+    """
+
+    def __init__(self, file: Path, *, prefix: str = "") -> None:
+        self.file = file
+        self.prefix = f"{prefix.strip('/')}/" if prefix.strip("/.") else ""
+        self._opened: tuple[int, zipfile.ZipFile] | None = None
+        self._archive()
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}/{self.prefix}".rstrip("/")
+
+    def _archive(self) -> zipfile.ZipFile:
+        if self._opened is None or self._opened[0] != os.getpid():
+            try:
+                self._opened = (os.getpid(), zipfile.ZipFile(self.file))
+            except FileNotFoundError:
+                raise UserError(f"archive {self.file} does not exist") from None
+            except (OSError, zipfile.BadZipFile) as error:
+                raise UserError(
+                    f"{self.file} is not a zip archive that can be read ({error}); fetch it again"
+                ) from None
+        return self._opened[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def read_bytes(self, path: str) -> bytes:
+        try:
+            return self._archive().read(self.prefix + path)
+        except KeyError:
+            raise UserError(f"image {path!r} is not in {self.where}") from None
+        # Besides BadZipFile: zlib.error, an unknown method (NotImplementedError), a password (RuntimeError).
+        except Exception as error:
+            if isinstance(error, (UserError, MemoryError)):
+                raise
+            raise UserError(f"image {path!r} in {self.where} cannot be read: {error}") from None
+
+    def exists(self, path: str) -> bool:
+        return self.prefix + path in self._archive().NameToInfo
+
+    def names(self) -> list[str]:
+        members = (name for name in self._archive().namelist() if name.startswith(self.prefix) and name[-1:] != "/")
+        return sorted(name[len(self.prefix) :] for name in members if not _is_litter(name))
+
+
+class ArraySource:
+    """Images held in memory: uint8 arrays [height, width] or [height, width, channel], read as .npy files."""
+
+    def __init__(self, images: Mapping[str, np.ndarray], *, where: str = "memory") -> None:
+        self._images = dict(images)
+        self._where = where
+
+    @property
+    def where(self) -> str:
+        return self._where
+
+    def read_bytes(self, path: str) -> bytes:
+        if path not in self._images:
+            raise UserError(f"image {path!r} is not in {self.where}")
+        buffer = io.BytesIO()
+        np.save(buffer, self._images[path], allow_pickle=False)
+        return buffer.getvalue()
+
+    def exists(self, path: str) -> bool:
+        return path in self._images
+
+    def names(self) -> list[str]:
+        return sorted(self._images)
+
+
+def _is_litter(name: str) -> bool:
+    return any(part.startswith(".") or part in _LITTER for part in name.split("/"))

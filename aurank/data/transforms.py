@@ -1,0 +1,314 @@
+"""From decoded pixels to the tensor a model sees: prepare (always the same), augment (seeded), normalise."""
+
+import os
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from aurank.errors import UserError
+
+# One thread: images are small, several workers run at once, and OpenCV's own threads do not survive a fork.
+cv2.setNumThreads(0)
+
+# Image transforms of ImageNet models: shorter side 256 for crops of 224.
+_MARGIN = 256 / 224
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
+
+Number = int | float
+Pixels = UInt8[np.ndarray, "height width channel"]
+Prepared = UInt8[np.ndarray, "new_height new_width channel"]
+Square = UInt8[np.ndarray, "size size channel"]
+
+
+class Pipeline(ABC):
+    """One image, uint8 [height, width, channel] of any size, to a normalised float32 tensor [channel, size, size].
+
+    `pipeline(image, seed)` depends on its two arguments only. Its steps are public, so that the first may be kept:
+    `prepare(image)` never changes, `augment(prepared, seed)` is random or, with seed None, the same without chance, and
+    `normalise` takes a batch. Values are (v / 255 − mean) / std; the defaults of `mean` and `std` are ImageNet's for 3
+    channels and 0.5 otherwise. Raises UserError for impossible parameters.
+    """
+
+    def __init__(
+        self,
+        image_size: int,
+        channels: int,
+        *,
+        mean: Sequence[Number] | None = None,
+        std: Sequence[Number] | None = None,
+    ) -> None:
+        if image_size < 1 or channels < 1:
+            raise UserError(f"image_size and channels must be at least 1, got {image_size} and {channels}")
+        self.image_size = image_size
+        self.channels = channels
+        self.mean = tuple(mean or (_IMAGENET_MEAN if channels == 3 else (0.5,) * channels))
+        self.std = tuple(std or (_IMAGENET_STD if channels == 3 else (0.5,) * channels))
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != channels:
+                raise UserError(f"{name} must have one value for each of {channels} channels, got {list(values)}")
+        if min(self.std) <= 0 or not 0 <= min(self.mean) <= max(self.mean) <= 1:
+            raise UserError(f"mean must be between 0 and 1, and std above 0, got {list(self.mean)}, {list(self.std)}")
+
+    @abstractmethod
+    def prepare(self, image: Pixels) -> Prepared:
+        """Returns what is always done to an image, and so may be kept in memory."""
+
+    @abstractmethod
+    def augment(self, prepared: Prepared, seed: int | None) -> Square:
+        """Returns the prepared image at `image_size`, changed at random as `seed` says; None changes nothing."""
+
+    def normalise(
+        self, images: UInt8[np.ndarray, "batch height width channel"]
+    ) -> Float[Tensor, "batch channel height width"]:
+        """Returns float32 images, channels first."""
+        # Copied: a view of the caller's array might be read-only, which torch warns about.
+        tensor = torch.tensor(np.ascontiguousarray(images)).permute(0, 3, 1, 2)
+        tensor = tensor.to(torch.float32, memory_format=torch.contiguous_format)
+        mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (self.mean, self.std))
+        return tensor.sub_(255 * mean).div_(255 * std)
+
+    def __call__(self, image: Pixels, seed: int | None = None) -> Float[Tensor, "channel size size"]:
+        return self.normalise(self.augment(self.prepare(image), seed)[None])[0]
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({values})"
+
+
+class RandomPipeline(Pipeline):
+    """A pipeline whose `augment` runs albumentations transforms, made by `random_transforms`."""
+
+    _compose: Any = None
+
+    @abstractmethod
+    def random_transforms(self) -> list[Any]:
+        """Returns the albumentations transforms, each with its own probability."""
+
+    @abstractmethod
+    def fit(self, prepared: Prepared) -> Square:
+        """Returns the prepared image at `image_size` without chance."""
+
+    def augment(self, prepared: Prepared, seed: int | None) -> Square:
+        if seed is None:
+            return self.fit(prepared)
+        if self._compose is None:
+            self._compose = _albumentations().Compose(self.random_transforms())
+        # albumentations draws from these two; set anew for each image, so neither order nor worker matters.
+        self._compose.set_random_state(np.random.default_rng(seed), random.Random(seed))
+        return np.ascontiguousarray(_with_channels(self._compose(image=prepared)["image"]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_compose"}
+
+
+class Resize(Pipeline):
+    """Evaluation: the whole image, squeezed to image_size × image_size."""
+
+    def prepare(self, image: Pixels) -> Prepared:
+        return resize(image, self.image_size, self.image_size)
+
+    def augment(self, prepared: Prepared, seed: int | None) -> Square:
+        return prepared
+
+
+class Center(Pipeline):
+    """Evaluation: shorter side to `margin` × image_size, then the square of image_size in the middle.
+
+    `margin` is 256/224 as in the papers; 1 keeps all of the shorter side.
+    """
+
+    def __init__(
+        self,
+        image_size: int,
+        channels: int,
+        *,
+        margin: Number = _MARGIN,
+        mean: Sequence[Number] | None = None,
+        std: Sequence[Number] | None = None,
+    ) -> None:
+        super().__init__(image_size, channels, mean=mean, std=std)
+        self.margin = _checked_margin(margin)
+
+    def prepare(self, image: Pixels) -> Prepared:
+        return centre_crop(resize_shorter(image, round(self.margin * self.image_size)), self.image_size)
+
+    def augment(self, prepared: Prepared, seed: int | None) -> Square:
+        return prepared
+
+
+class CropFlip(RandomPipeline):
+    """Training as in the papers: shorter side to `margin` × image_size, a random crop resized, a horizontal flip.
+
+    Args:
+        margin: 256/224: shorter side 256 for crops of 224.
+        scale: the crop's part of the area. Default (0.16, 1) from SOPRC (KID-7391/SOPRC, dataloaders).
+        ratio: the crop's width by height before it is resized to a square.
+        flip: the probability of a flip.
+    """
+
+    def __init__(
+        self,
+        image_size: int,
+        channels: int,
+        *,
+        margin: Number = _MARGIN,
+        scale: Sequence[Number] = (0.16, 1.0),
+        ratio: Sequence[Number] = (0.75, 4 / 3),
+        flip: Number = 0.5,
+        mean: Sequence[Number] | None = None,
+        std: Sequence[Number] | None = None,
+    ) -> None:
+        super().__init__(image_size, channels, mean=mean, std=std)
+        self.margin = _checked_margin(margin)
+        self.scale = _checked_range("scale", scale, low=0, high=1)
+        self.ratio = _checked_range("ratio", ratio, low=0)
+        if not 0 <= flip <= 1:
+            raise UserError(f"flip must be a probability, between 0 and 1, got {flip}")
+        self.flip = flip
+
+    def prepare(self, image: Pixels) -> Prepared:
+        return resize_shorter(image, round(self.margin * self.image_size))
+
+    def fit(self, prepared: Prepared) -> Square:
+        return centre_crop(prepared, self.image_size)
+
+    def random_transforms(self) -> list[Any]:
+        albumentations = _albumentations()
+        size = (self.image_size, self.image_size)
+        return [
+            albumentations.RandomResizedCrop(size, scale=self.scale, ratio=self.ratio, p=1.0),
+            albumentations.HorizontalFlip(p=self.flip),
+        ]
+
+
+class Affine(RandomPipeline):
+    """Training on drawings: a small random rotation, shift, scaling and shear, no flip.
+
+    The warp is done at up to `oversample` × image_size and then reduced by area, so thin strokes stay smooth.
+
+    Args:
+        rotate, shear: largest angle in degrees, either way; shear in each direction by itself.
+        translate: largest shift, either way, as a part of the side.
+        scale: range of the zoom, for width and height by itself.
+        fill: value, 0 … 255, of what comes into view; 255 is white paper.
+        oversample: images larger than this many times image_size are reduced to it before.
+    """
+
+    def __init__(
+        self,
+        image_size: int,
+        channels: int,
+        *,
+        rotate: Number = 15.0,
+        translate: Number = 0.1,
+        scale: Sequence[Number] = (0.9, 1.1),
+        shear: Number = 10.0,
+        fill: int = 255,
+        oversample: Number = 4.0,
+        mean: Sequence[Number] | None = None,
+        std: Sequence[Number] | None = None,
+    ) -> None:
+        super().__init__(image_size, channels, mean=mean, std=std)
+        for name, value, limit in (("rotate", rotate, 180), ("translate", translate, 1), ("shear", shear, 60)):
+            if not 0 <= value <= limit:
+                raise UserError(f"{name} must be between 0 and {limit}, got {value}")
+        if not 0 <= fill <= 255:
+            raise UserError(f"fill must be between 0 and 255, got {fill}")
+        if oversample < 1:
+            raise UserError(f"oversample must be at least 1, got {oversample}")
+        self.rotate = rotate
+        self.translate = translate
+        self.scale = _checked_range("scale", scale, low=0)
+        self.shear = shear
+        self.fill = fill
+        self.oversample = oversample
+
+    def prepare(self, image: Pixels) -> Prepared:
+        most = round(self.oversample * self.image_size)
+        height, width = (min(max(side, self.image_size), most) for side in image.shape[:2])
+        return resize(image, height, width)
+
+    def fit(self, prepared: Prepared) -> Square:
+        return resize(prepared, self.image_size, self.image_size)
+
+    def random_transforms(self) -> list[Any]:
+        albumentations = _albumentations()
+        return [
+            albumentations.Affine(
+                rotate=(-self.rotate, self.rotate),
+                translate_percent=(-self.translate, self.translate),
+                scale=self.scale,
+                shear=(-self.shear, self.shear),
+                fill=self.fill,
+                interpolation=cv2.INTER_LINEAR,
+                p=1.0,
+            ),
+            albumentations.Resize(self.image_size, self.image_size, interpolation=cv2.INTER_AREA, p=1.0),
+        ]
+
+
+def resize(image: Pixels, height: int, width: int) -> Prepared:
+    """Returns the image at another size: by area where it shrinks (no aliasing), bilinear where it grows."""
+    if image.shape[:2] == (height, width):
+        return image
+    shrinks = height < image.shape[0] or width < image.shape[1]
+    method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    return _with_channels(np.asarray(cv2.resize(image, (width, height), interpolation=method)))
+
+
+def resize_shorter(image: Pixels, side: int) -> Prepared:
+    """Returns the image with its shorter side at `side`, its shape kept."""
+    height, width = image.shape[:2]
+    scale = side / min(height, width)
+    return resize(image, max(side, round(height * scale)), max(side, round(width * scale)))
+
+
+def centre_crop(image: Pixels, size: int) -> Square:
+    """Returns the size × size middle of an image at least that large."""
+    top, left = (image.shape[0] - size) // 2, (image.shape[1] - size) // 2
+    return np.ascontiguousarray(image[top : top + size, left : left + size])
+
+
+def _with_channels(image: UInt8[np.ndarray, "height width ..."]) -> Pixels:
+    """Returns the image with the channel axis that OpenCV drops when there is one channel."""
+    return image if image.ndim == 3 else image[:, :, None]
+
+
+def _albumentations() -> Any:
+    # Imported late: it would otherwise ask the network for its version, and costs half a second that commands which
+    # only read a config need not spend.
+    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
+    import albumentations
+
+    return albumentations
+
+
+def _checked_margin(margin: Number) -> Number:
+    if margin < 1:
+        raise UserError(f"margin must be at least 1 (the shorter side before the crop, by image_size), got {margin}")
+    return margin
+
+
+def _checked_range(
+    name: str, values: Sequence[Number], *, low: Number, high: Number | None = None
+) -> tuple[float, float]:
+    if len(values) != 2 or not low < values[0] <= values[1] or (high is not None and values[1] > high):
+        limits = f"above {low}" + ("" if high is None else f" and at most {high}")
+        raise UserError(f"{name} must be two numbers, smaller one first, {limits}, got {list(values)}")
+    return float(values[0]), float(values[1])
+
+
+TRANSFORMS: Mapping[str, type[Pipeline]] = {
+    "crop_flip": CropFlip,
+    "affine": Affine,
+    "center": Center,
+    "resize": Resize,
+}

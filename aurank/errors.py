@@ -1,0 +1,12 @@
+"""The two kinds of failure that end in one clear line instead of a traceback."""
+
+
+class AurankError(Exception):
+    """A failure that aurank understands; the command line prints its message and exits with 1."""
+
+
+class UserError(AurankError, ValueError):
+    """The user's mistake: bad input, a missing file, an impossible option; the command line exits with 2.
+
+    The message names the thing, the value that came, what was expected, and the remedy.
+    """

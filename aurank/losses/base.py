@@ -1,0 +1,114 @@
+"""PairLoss: the only bridge between the losses of aurank and pytorch-metric-learning (PML)."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Float
+from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
+from pytorch_metric_learning.losses import BaseMetricLossFunction
+from pytorch_metric_learning.reducers import BaseReducer
+from pytorch_metric_learning.regularizers import BaseRegularizer
+from torch import Tensor
+
+from aurank.errors import UserError
+from aurank.losses.checks import Number
+from aurank.losses.pairs import Pairs, make_pairs, without_autocast
+
+
+class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]  # PML ships no types
+    """A PML loss that is one method, `per_query`, and optionally `extra_terms`, of the pairs of a batch.
+
+    The loss is the mean over queries with at least one positive and one negative, or what a PML reducer makes of those
+    queries' values ("element" losses); extra terms are reduced in the same way and added. A batch without such a query
+    gives exactly 0 with zero gradient. Numbers are float32 inside autocast too, float64 for float64 embeddings.
+
+    A subclass that has extra terms names them in `extra_names`, since PML makes one reducer per term when constructed.
+    """
+
+    def __init__(
+        self,
+        *,
+        extra_names: Sequence[str] = (),
+        distance: BaseDistance | None = None,
+        reducer: BaseReducer | None = None,
+        embedding_regularizer: BaseRegularizer | None = None,
+        embedding_reg_weight: Number = 1.0,
+    ) -> None:
+        require_kind("distance", distance, BaseDistance)
+        require_kind("reducer", reducer, BaseReducer)
+        require_kind("embedding_regularizer", embedding_regularizer, BaseRegularizer)
+        self._extra_names = tuple(extra_names)  # before super(), which asks for the names to make the reducers
+        super().__init__(
+            distance=distance,
+            reducer=reducer,
+            embedding_regularizer=embedding_regularizer,
+            embedding_reg_weight=embedding_reg_weight,
+        )
+
+    @abstractmethod
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """The loss of each query; any finite value for a query without a positive or a negative, which is left out."""
+        raise NotImplementedError
+
+    def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
+        """Further terms by name: one value per query, reduced as the loss is, or one value for the batch."""
+        return {}
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: Sequence[Tensor] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+    ) -> Any:
+        """The loss of a batch, a scalar (whatever the reducer returns, where one is given).
+
+        embeddings [batch, dim]; labels [batch], integers; indices_tuple pairs or triplets from a PML miner; ref_emb and
+        ref_labels the references to rank, else the batch itself without each query; ids and ref_ids rows of the data
+        set: they key state per sample, and leave a query out of references that hold it. Labels on the host spare
+        the host from waiting for a GPU. Errors: UserError on input that does not fit.
+        """
+        self.reset_stats()
+        pairs = make_pairs(
+            embeddings,
+            labels,
+            distance=self.distance,
+            indices_tuple=indices_tuple,
+            ref_emb=ref_emb,
+            ref_labels=ref_labels,
+            ids=ids,
+            ref_ids=ref_ids,
+        )
+        with without_autocast(pairs.query.device):
+            # computed though no query may be valid: under torch.distributed the other ranks wait for this one's state
+            terms = {"loss": self.per_query(pairs), **self.extra_terms(pairs)}
+            loss_dict = {name: self._for_reducer(values, pairs) for name, values in terms.items()}
+            self.add_embedding_regularization_to_loss_dict(loss_dict, pairs.query)
+            return self.reducer(loss_dict, pairs.query, pairs.query_labels)
+
+    def get_default_distance(self) -> BaseDistance:
+        """Cosine similarity."""
+        return CosineSimilarity()
+
+    def _sub_loss_names(self) -> list[str]:
+        return ["loss", *self._extra_names]
+
+    def _for_reducer(self, values: Tensor, pairs: Pairs) -> dict[str, Any]:
+        rows = pairs.valid_rows
+        if len(rows) == 0:
+            zero: dict[str, Any] = self.zero_loss()
+            return zero
+        if values.ndim == 0:
+            return {"losses": values, "indices": None, "reduction_type": "already_reduced"}
+        return {"losses": values[rows], "indices": rows, "reduction_type": "element", "divisor": len(rows)}
+
+
+def require_kind(name: str, value: object, kind: type) -> None:
+    """Nothing; UserError unless the value is None or of PML's kind."""
+    if value is not None and not isinstance(value, kind):
+        raise UserError(f"{name} must be a pytorch-metric-learning {kind.__name__}, got {value!r}")

@@ -1,0 +1,73 @@
+"""Several losses as one: a weighted sum that passes data-set ids on, which PML's own wrapper drops."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from aurank.errors import UserError
+
+
+class MultipleLosses(nn.Module):
+    """Σ weight · loss over a list or a dict of losses, PML's and aurank's mixed.
+
+    losses, miners and weights are lists of one length, or dicts (miners then for some of the keys only). With miners,
+    each loss gets its own miner's tuple (None: no miner) and the caller gives none.
+    """
+
+    def __init__(
+        self,
+        losses: Sequence[nn.Module] | Mapping[str, nn.Module],
+        miners: Sequence[nn.Module | None] | Mapping[str, nn.Module] | None = None,
+        weights: Sequence[float | int] | Mapping[str, float | int] | None = None,
+    ) -> None:
+        super().__init__()
+        named = by_name("losses", losses, losses)
+        self.losses = nn.ModuleDict(named)
+        self.weights = dict.fromkeys(named, 1.0) if weights is None else by_name("weights", weights, losses)
+        if set(self.weights) != set(named):
+            raise UserError(f"weights must be one per loss, {', '.join(named)}, got {', '.join(self.weights)}")
+        given = {} if miners is None else by_name("miners", miners, losses)
+        if not set(given) <= set(named):
+            raise UserError(f"miners must be for losses among {', '.join(named)}, got {', '.join(given)}")
+        self.miners = nn.ModuleDict({name: miner for name, miner in given.items() if miner is not None})
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: Sequence[Tensor] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+    ) -> Tensor:
+        """The weighted sum, a scalar; arguments as in `PairLoss.forward`."""
+        if indices_tuple is not None and len(self.miners):
+            raise UserError("indices_tuple was given, but MultipleLosses has its own miners: leave one of them out")
+        total: Any = 0
+        for name, loss in self.losses.items():
+            mined = indices_tuple
+            if name in self.miners:
+                mined = self.miners[name](embeddings, labels, ref_emb, ref_labels)
+            named = {"ids": ids, "ref_ids": ref_ids} if takes_ids(loss) else {}
+            total = total + self.weights[name] * loss(embeddings, labels, mined, ref_emb, ref_labels, **named)
+        return total  # type: ignore[no-any-return]
+
+
+def takes_ids(loss: nn.Module) -> bool:
+    """True if the loss's forward has an argument `ids`."""
+    return "ids" in inspect.signature(loss.forward).parameters
+
+
+def by_name(argument: str, values: Any, losses: Any) -> dict[str, Any]:
+    """The values as a dict, a list's by position; UserError unless they are of the losses' own kind and length."""
+    if isinstance(values, Mapping) != isinstance(losses, Mapping):
+        raise UserError(f"{argument} must be a {'dict' if isinstance(losses, Mapping) else 'list'}, as losses is")
+    if isinstance(values, Mapping):
+        return dict(values)
+    if len(values) != len(losses):
+        raise UserError(f"{argument} must be one per loss, {len(losses)}, got {len(values)}")
+    return {str(position): value for position, value in enumerate(values)}

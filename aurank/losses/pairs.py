@@ -1,0 +1,287 @@
+"""The shared layer of every loss: similarity, positives and negatives of a batch, made in one place.
+
+Nothing here waits for an accelerator while the labels are on the host: how many positives a query has, and which
+queries count, is worked out from the labels where they live. Labels on the accelerator cost one copy to the host; a
+miner's tuple one more, because only the narrowed masks know what is left.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
+from torch import Tensor
+
+from aurank.errors import UserError
+from aurank.losses.checks import check_embeddings, check_integers
+
+
+@dataclass(frozen=True, eq=False)
+class Positives:
+    """Each query's positives side by side, padded to the widest query; padding is False in `mask`."""
+
+    index: Int64[Tensor, "query width"]  # reference row; ascending within a query
+    mask: Bool[Tensor, "query width"]
+    similarity: Float[Tensor, "query width"]  # padding holds some other reference's: always apply the mask
+
+    @cached_property
+    def count(self) -> Int64[Tensor, " query"]:
+        """How many positives each query has."""
+        return self.mask.sum(dim=1)
+
+    def mean(self, values: Float[Tensor, "query width"]) -> Float[Tensor, " query"]:
+        """The mean of the values over each query's positives; 0 for a query without any."""
+        return values.masked_fill(~self.mask, 0).sum(dim=1) / self.count.clamp(min=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """What a loss sees of a batch: every query against every reference; larger similarity is closer.
+
+    Without references of their own the queries are the references, and a row never meets itself. `bounds` are the
+    least and greatest possible similarity. Labels are also kept on the host, where a loss may look at their values.
+    """
+
+    query: Float[Tensor, "query dim"]
+    reference: Float[Tensor, "reference dim"]
+    similarity: Float[Tensor, "query reference"]
+    positive: Bool[Tensor, "query reference"]
+    negative: Bool[Tensor, "query reference"]
+    query_labels: Int64[Tensor, " query"]
+    reference_labels: Int64[Tensor, " reference"]
+    query_ids: Int64[Tensor, " query"] | None
+    reference_ids: Int64[Tensor, " reference"] | None
+    host_query_labels: Int64[Tensor, " query"]
+    host_reference_labels: Int64[Tensor, " reference"]
+    valid_rows: Int64[Tensor, " valid"]  # queries with at least one positive and one negative
+    is_self_set: bool  # the references are the queries, row by row
+    bounds: tuple[float, float]
+
+    @cached_property
+    def itself(self) -> Bool[Tensor, "query reference"]:
+        """True where the reference is the query itself: same row, or same id among references of their own."""
+        if self.is_self_set:
+            return torch.eye(len(self.query), dtype=torch.bool, device=self.query.device)
+        if self.query_ids is None or self.reference_ids is None:
+            return torch.zeros_like(self.positive)
+        return self.query_ids[:, None] == self.reference_ids
+
+    @cached_property
+    def valid(self) -> Bool[Tensor, " query"]:
+        """True for each query with at least one positive and one negative."""
+        return torch.zeros_like(self.query_labels, dtype=torch.bool).index_fill_(0, self.valid_rows, True)
+
+    @cached_property
+    def positives(self) -> Positives:
+        """The positives gathered side by side."""
+        return self._gather(self.positive, without_self=self.is_self_set)
+
+    @cached_property
+    def positives_and_self(self) -> Positives:
+        """The positives and, where it is among the references, the query itself, side by side."""
+        return self._gather(self.positive | self.itself, without_self=False)
+
+    @cached_property
+    def negative_similarity(self) -> Float[Tensor, "query reference"]:
+        """The similarity where the reference is a negative, minus infinity elsewhere."""
+        with torch.enable_grad():  # kept for later users, so it must not lose its graph to a first one under no_grad
+            return self.similarity.masked_fill(~self.negative, -torch.inf)
+
+    @cached_property
+    def negative_count(self) -> Int64[Tensor, " query"]:
+        """How many negatives each query has."""
+        return self.negative.sum(dim=1)
+
+    def _gather(self, wanted: Bool[Tensor, "query reference"], *, without_self: bool) -> Positives:
+        index, mask = same_label_index(
+            self.host_query_labels, self.host_reference_labels, without_self_row=without_self
+        )
+        index, mask = to_device_of(self.similarity, index), to_device_of(self.similarity, mask)
+        with torch.enable_grad():  # as in negative_similarity
+            return Positives(index, mask & wanted.gather(1, index), self.similarity.gather(1, index))
+
+
+def make_pairs(
+    embeddings: Tensor,
+    labels: Tensor | None,
+    *,
+    distance: BaseDistance,
+    indices_tuple: Sequence[Tensor] | None = None,
+    ref_emb: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    ids: Tensor | None = None,
+    ref_ids: Tensor | None = None,
+) -> Pairs:
+    """The pairs of a batch, in float32 (float64 if the embeddings are), whatever autocast says.
+
+    Positives share the query's label, negatives do not. Without `ref_emb` a row is never its own pair; with it, a
+    reference of the query's id is left out of both when `ids` and `ref_ids` are given. A miner's `indices_tuple`
+    (pairs or triplets, indices into the batch and the references) only narrows both masks. Errors: UserError on
+    shapes or types that do not fit.
+    """
+    check_batch(embeddings, labels, ref_emb, ref_labels, ids, ref_ids)
+    assert labels is not None
+    is_self_set = ref_emb is None or ref_emb is embeddings
+    query, reference = in_common_precision(embeddings, embeddings if is_self_set or ref_emb is None else ref_emb)
+    host_labels = labels.detach().cpu().long()
+    host_ref_labels = host_labels if is_self_set or ref_labels is None else ref_labels.detach().cpu().long()
+    if ref_labels is not None and is_self_set and not torch.equal(host_labels, ref_labels.detach().cpu().long()):
+        raise UserError("ref_labels differ from labels though ref_emb is embeddings: leave out ref_emb and ref_labels")
+
+    with without_autocast(query.device):
+        similarity = distance(query, None if is_self_set else reference)
+        if not distance.is_inverted:  # a distance, larger is farther
+            similarity = -similarity
+
+    query_labels = to_device_of(query, host_labels)
+    reference_labels = query_labels if is_self_set else to_device_of(query, host_ref_labels)
+    query_ids = None if ids is None else to_device_of(query, ids.long())
+    reference_ids = query_ids if is_self_set else None if ref_ids is None else to_device_of(query, ref_ids.long())
+
+    positive = query_labels[:, None] == reference_labels
+    negative = ~positive
+    if is_self_set:
+        positive.fill_diagonal_(False)
+    elif query_ids is not None and reference_ids is not None:
+        other = query_ids[:, None] != reference_ids
+        positive, negative = positive & other, negative & other
+
+    if indices_tuple is not None:
+        positive, negative = narrow(positive, negative, indices_tuple)
+        valid = (positive.any(dim=1) & negative.any(dim=1)).cpu()
+    elif is_self_set:
+        valid = count_pairs(host_labels, host_ref_labels, without_self_row=True)
+    else:
+        valid = count_pairs(host_labels, host_ref_labels, ids, ref_ids)
+    return Pairs(
+        query=query,
+        reference=reference,
+        similarity=similarity,
+        positive=positive,
+        negative=negative,
+        query_labels=query_labels,
+        reference_labels=reference_labels,
+        query_ids=query_ids,
+        reference_ids=reference_ids,
+        host_query_labels=host_labels,
+        host_reference_labels=host_ref_labels,
+        valid_rows=to_device_of(query, valid.nonzero().squeeze(1)),
+        is_self_set=is_self_set,
+        bounds=(-1.0, 1.0) if isinstance(distance, CosineSimilarity) else (-torch.inf, torch.inf),
+    )
+
+
+def check_batch(
+    embeddings: Tensor,
+    labels: Tensor | None,
+    ref_emb: Tensor | None,
+    ref_labels: Tensor | None,
+    ids: Tensor | None,
+    ref_ids: Tensor | None,
+) -> None:
+    """Nothing; UserError when what a loss was called with does not fit together."""
+    check_embeddings("embeddings", embeddings, "labels", labels)
+    if ids is not None:
+        check_integers("ids", ids, "embeddings", len(embeddings))
+    if ref_emb is None:
+        if ref_labels is not None or ref_ids is not None:
+            raise UserError("ref_labels and ref_ids describe ref_emb, which was not given")
+        return
+    if ref_labels is None and ref_emb is embeddings:
+        return
+    check_embeddings("ref_emb", ref_emb, "ref_labels", ref_labels)
+    if ref_emb.shape[1] != embeddings.shape[1]:
+        raise UserError(f"ref_emb must be as wide as embeddings, {embeddings.shape[1]}, got {ref_emb.shape[1]}")
+    if ref_ids is not None:
+        check_integers("ref_ids", ref_ids, "ref_emb", len(ref_emb))
+
+
+def same_label_index(
+    query: Int64[Tensor, " query"], reference: Int64[Tensor, " reference"], *, without_self_row: bool
+) -> tuple[Int64[Tensor, "query width"], Bool[Tensor, "query width"]]:
+    """Reference rows of each query's label, ascending, padded to the widest query, and the mask of those that count.
+
+    With `without_self_row` the references are the queries and row i is left out of its own list.
+    """
+    ordered, order = reference.sort(stable=True)
+    first, count = count_equal(query, ordered)
+    count = count - int(without_self_row)
+    offset = torch.arange(max(int(count.max()), 1))
+    slot = first[:, None] + offset
+    if without_self_row:
+        own = torch.empty_like(order)
+        own[order] = torch.arange(len(order))
+        slot += slot >= own[:, None]
+    return order[slot.clamp(max=len(order) - 1)], offset < count[:, None]
+
+
+def count_equal(
+    query: Int64[Tensor, " query"], ordered: Int64[Tensor, " reference"]
+) -> tuple[Int64[Tensor, " query"], Int64[Tensor, " query"]]:
+    """Where each query's value starts in the sorted references, and how often it occurs there."""
+    first = torch.searchsorted(ordered, query)
+    return first, torch.searchsorted(ordered, query, right=True) - first
+
+
+def count_pairs(
+    labels: Int64[Tensor, " query"],
+    ref_labels: Int64[Tensor, " reference"],
+    ids: Tensor | None = None,
+    ref_ids: Tensor | None = None,
+    *,
+    without_self_row: bool = False,
+) -> Bool[Tensor, " query"]:
+    """True for each query that has a positive and a negative, counted on the host by sorting, not pair by pair."""
+    positives = count_equal(labels, ref_labels.sort().values)[1]
+    negatives = len(ref_labels) - positives
+    if without_self_row:
+        positives = positives - 1
+    elif ids is not None and ref_ids is not None:
+        codes = torch.unique(torch.cat([ids.cpu().long(), ref_ids.cpu().long()]), return_inverse=True)[1]
+        classes = torch.unique(torch.cat([labels, ref_labels]), return_inverse=True)[1]
+        both = codes * len(classes) + classes  # one number per (id, label)
+        same_id = count_equal(codes[: len(labels)], codes[len(labels) :].sort().values)[1]
+        itself = count_equal(both[: len(labels)], both[len(labels) :].sort().values)[1]
+        positives, negatives = positives - itself, negatives - (same_id - itself)
+    return (positives > 0) & (negatives > 0)
+
+
+def narrow(
+    positive: Bool[Tensor, "query reference"], negative: Bool[Tensor, "query reference"], mined: Sequence[Tensor]
+) -> tuple[Bool[Tensor, "query reference"], Bool[Tensor, "query reference"]]:
+    """Both masks with only what a miner kept: (anchor, positive, anchor, negative) or (anchor, positive, negative).
+
+    Which negative a triplet paired with which positive is not kept: a list-wise loss ranks all of a query's at once.
+    """
+    if len(mined) == 3:
+        anchor, positives, negatives = mined
+        mined = (anchor, positives, anchor, negatives)
+    if len(mined) != 4:
+        raise UserError(f"indices_tuple must hold 3 (triplets) or 4 (pairs) tensors, got {len(mined)}")
+    kept = [torch.zeros_like(positive), torch.zeros_like(negative)]
+    for mask, rows, columns in zip(kept, mined[::2], mined[1::2], strict=True):
+        place = (to_device_of(mask, rows.long()), to_device_of(mask, columns.long()))
+        mask.index_put_(place, mask.new_ones(()))
+    return positive & kept[0], negative & kept[1]
+
+
+def in_common_precision(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in float64 if either is, else in float32; the same tensor stays the same tensor."""
+    dtype = torch.float64 if torch.float64 in (left.dtype, right.dtype) else torch.float32
+    converted = left.to(dtype)
+    return converted, converted if right is left else right.to(dtype)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """A context in which autocast is off for the device: half precision cannot tell close similarities apart."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
+def to_device_of(like: Tensor, values: Tensor) -> Tensor:
+    """The values on the other tensor's device, sent without waiting for it."""
+    return values.to(like.device, non_blocking=True)

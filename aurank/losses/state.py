@@ -1,0 +1,112 @@
+"""State that a loss keeps per class or per sample: complete in `state_dict`, the same on every rank."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int, Int64
+from torch import Tensor, distributed, nn
+
+
+class RowTable(nn.Module):
+    """A table of moving averages, one row per class or sample; a row's first value is copied, not averaged.
+
+    Buffers: `rows` [row, width] and `seen` [row], False until a row is first written. Rows are float32, also after
+    `.half()` or `.bfloat16()`, which would swallow small steps, and float64 after `.double()`.
+    """
+
+    rows: Tensor
+    seen: Tensor
+
+    def __init__(self, num_rows: int, width: int, *, start: Float[Tensor, " width"] | None = None) -> None:
+        """`start`: what every row holds from the beginning, as if seen; else rows are zero and unseen."""
+        super().__init__()
+        rows = torch.zeros(num_rows, width) if start is None else start.to(torch.float32).repeat(num_rows, 1)
+        self.register_buffer("rows", rows)
+        self.register_buffer("seen", torch.full((num_rows,), start is not None))
+
+    def read(self, index: Int64[Tensor, " entry"]) -> tuple[Float[Tensor, "entry width"], Bool[Tensor, " entry"]]:
+        """The rows asked for, and whether each has ever been written."""
+        return self.rows[index], self.seen[index]
+
+    @torch.no_grad()
+    def update(self, index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"], *, rate: float) -> None:
+        """Nothing; row ← (1 − rate)·row + rate·value, or the value itself for a row not seen before.
+
+        Several entries for one row are averaged first, to the same bits in any order. With torch.distributed, the
+        entries of all ranks count, and every rank must call, if only with none. Values not finite are left out.
+        """
+        index, values = gather_entries(index, values.detach().to(self.rows.dtype))
+        if len(index) == 0:
+            return
+        mean, finite = mean_by_row(index, values)
+        old, seen = self.read(index)
+        new = torch.where(seen[:, None], old.lerp(mean, rate), mean)
+        self.rows[index] = torch.where(finite[:, None], new, old)
+        self.seen[index] = seen | finite
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RowTable":
+        # .half() and .bfloat16() come through here as well as .to(device): the move is kept, the rounding is not
+        before = self.rows
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.rows.dtype in (torch.float16, torch.bfloat16):
+            self.rows = before.to(self.rows.device)
+        return self
+
+
+def mean_by_row(
+    index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"]
+) -> tuple[Float[Tensor, "entry width"], Bool[Tensor, " entry"]]:
+    """For each entry the mean over all finite entries of its row, and whether there is one.
+
+    Sums are taken in integers: those add up to the same bits in any order, so neither the order of a batch, nor a GPU's
+    atomic additions, nor the order of the ranks shows, and the tables of all ranks stay equal.
+    """
+    finite = values.isfinite().all(dim=1)
+    exact = values.masked_fill(~finite[:, None], 0).to(torch.float64)
+    group = group_entries(index)
+    peak = torch.zeros_like(exact).scatter_reduce_(0, group[:, None].expand_as(exact), exact.abs(), "amax")[group]
+    scale = power_of_two(62 - len(index).bit_length() - torch.frexp(peak).exponent)
+    total = torch.zeros_like(exact, dtype=torch.int64)
+    total.index_add_(0, group, (exact * scale).round().to(torch.int64))
+    count = torch.zeros_like(group).index_add_(0, group, finite.to(torch.int64))[group]
+    mean = total[group].to(torch.float64) / scale / count.clamp(min=1)[:, None]
+    return mean.to(values.dtype), count > 0
+
+
+def group_entries(index: Int64[Tensor, " entry"]) -> Int64[Tensor, " entry"]:
+    """A number below the number of entries for each entry, the same for entries of the same row."""
+    ordered, order = index.sort()
+    starts = torch.cat([torch.zeros_like(ordered[:1]), (ordered[1:] != ordered[:-1]).to(torch.int64)])
+    return torch.empty_like(index).scatter_(0, order, starts.cumsum(0))
+
+
+def power_of_two(exponent: Int[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
+    """2 to an integer power in float64, exactly: pow and exp2 promise only to come close."""
+    biased = exponent.to(torch.int64).clamp(-1022, 1023) + 1023
+    return (biased << 52).view(torch.float64)
+
+
+def gather_entries(
+    index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"]
+) -> tuple[Int64[Tensor, " total"], Float[Tensor, "total width"]]:
+    """The entries of all ranks, in the order of the ranks; one process's own where there is one.
+
+    Ranks may bring different numbers of entries: the numbers are exchanged first, which the host waits for.
+    """
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        return index, values
+    own = torch.tensor([len(index)], device=index.device)
+    sizes = [torch.zeros_like(own) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(sizes, own)
+    lengths = torch.cat(sizes).tolist()
+    if max(lengths) == 0:
+        return index, values
+    return _gather_padded(index, lengths), _gather_padded(values, lengths)
+
+
+def _gather_padded(local: Tensor, lengths: list[int]) -> Tensor:
+    padded = local.new_zeros(max(lengths), *local.shape[1:])
+    padded[: len(local)] = local
+    everyone = [torch.zeros_like(padded) for _ in lengths]
+    distributed.all_gather(everyone, padded)
+    return torch.cat([rank[:length] for rank, length in zip(everyone, lengths, strict=True)])

@@ -1,0 +1,107 @@
+"""Embedding and measuring with a trained model: what ``aurank embed`` and ``aurank evaluate`` call."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aurank.config import Config
+from aurank.errors import UserError
+from aurank.evaluation.embed import Embedded, embed
+from aurank.evaluation.evaluate import Report
+from aurank.training.build import build_dataset, build_encoder, build_manifest, model_weights
+from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
+from aurank.training.components import read_config
+from aurank.training.loop import evaluation_options
+
+Counter = Callable[[int, int], None]
+"""Told how many images are done and how many there are."""
+
+
+def evaluate_model(
+    model: str,
+    out: Path,
+    *,
+    data: str | None = None,
+    split: str = "test",
+    labels: Path | None = None,
+    overrides: Sequence[str] = (),
+    on_batch: Counter | None = None,
+    **options: Any,
+) -> Report:
+    """The exact report of a model or of saved embeddings; writes ``out/report.json``.
+
+    Args:
+        model: ``aurank:DIR/best`` or ``embeddings:FILE``.
+        data: ``READER:PATH``, or None for the data the checkpoint was trained on.
+        overrides: dotted changes of the ``data`` section.
+        options: arguments of ``aurank.evaluate``; where absent, those of the checkpoint's configuration hold.
+    """
+    kind, path = _model(model)
+    if kind == "embeddings":
+        if data is not None or overrides:
+            given = f"--data {data}" if data is not None else " ".join(overrides)
+            raise UserError(f"{given} has no use with --model {model}: saved embeddings bring their own labels")
+        report = Embedded.load(path, labels).evaluate(**options)
+    else:
+        config = applied_config(load_checkpoint(resolve_checkpoint(path)), data, overrides)
+        embedded = embed_model(model, data=data, split=split, overrides=overrides, on_batch=on_batch)
+        report = embedded.evaluate(**{**evaluation_options(config), **options})
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot create --out {out}: {error.strerror}") from error
+    report.save(out / "report.json")
+    return report
+
+
+def embed_model(
+    model: str,
+    *,
+    data: str | None = None,
+    split: str = "test",
+    overrides: Sequence[str] = (),
+    on_batch: Counter | None = None,
+) -> Embedded:
+    """The embeddings of a split under a checkpoint's weights and evaluation transform; arguments as above."""
+    kind, path = _model(model)
+    if kind != "aurank":
+        raise UserError(f"--model {model}: only aurank:DIR/best can embed images")
+    checkpoint = load_checkpoint(resolve_checkpoint(path))
+    config = applied_config(checkpoint, data, overrides)
+    manifest = build_manifest(config.data, seed=config.seed).split(split)
+    encoder = build_encoder(config.model, channels=config.data.channels, load=False)
+    encoder.load_state_dict(model_weights(checkpoint))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return embed(
+        encoder.to(device),
+        build_dataset(config.data, manifest, train=False),
+        batch=config.evaluate.batch,
+        workers=config.data.workers,
+        on_batch=None if on_batch is None else lambda done: on_batch(done, len(manifest)),
+    )
+
+
+def applied_config(checkpoint: dict[str, Any], data: str | None, overrides: Sequence[str]) -> Config:
+    """A checkpoint's configuration with another data set and changed ``data`` settings."""
+    for override in overrides:
+        if not override.startswith("data."):
+            raise UserError(f"{override!r}: only data.* can be changed for a trained model")
+    content = dict(checkpoint["config"])
+    if data is not None:
+        name, _, path = data.partition(":")
+        content["data"] = {**content["data"], "name": name, "params": {}}
+        if path:
+            # A file is named by its folder and its own name; every reader of files calls the latter `path`.
+            target = Path(path)
+            content["data"]["root"] = str(target.parent if target.is_file() else target)
+            content["data"]["params"] = {"path": target.name} if target.is_file() else {}
+    return read_config(content, overrides)
+
+
+def _model(model: str) -> tuple[str, Path]:
+    kind, _, path = model.partition(":")
+    if kind not in ("aurank", "embeddings") or not path:
+        raise UserError(f"--model {model!r}: expected aurank:DIR/best or embeddings:FILE")
+    return kind, Path(path)

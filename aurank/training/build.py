@@ -1,0 +1,140 @@
+"""From a configuration to the objects of a run."""
+
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from aurank.config import Component, Config, DataConfig, ModelConfig
+from aurank.data import READERS, SAMPLERS, TRANSFORMS, ImageDataset, Manifest, Pipeline, Sampler
+from aurank.errors import UserError
+from aurank.losses import LOSSES, MINERS, PairLoss
+from aurank.models import Encoder
+from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
+from aurank.training.optim import SCHEDULES, Schedule
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """The data of a run: ``whole`` as read, and its parts; ``val`` is None when nothing is held out."""
+
+    whole: Manifest
+    train: Manifest
+    val: Manifest | None
+    test: Manifest
+
+
+def data_root(config: DataConfig) -> Path:
+    """``data.root``, else ``$AURANK_DATA``, else ``./data``."""
+    return Path(config.root or os.environ.get("AURANK_DATA") or "data").expanduser()
+
+
+def build_manifest(config: DataConfig, *, seed: int) -> Manifest:
+    """Every image of the data set with its split, validation (class-disjoint from training, seeded) included."""
+    manifest = READERS[config.name](data_root(config), **config.params)
+    return manifest.split_validation(config.validation_fraction, seed=seed)
+
+
+def build_splits(config: DataConfig, *, seed: int) -> Splits:
+    """The training, validation and test images."""
+    whole = build_manifest(config, seed=seed)
+    val = whole.split("val") if "val" in whole.split_sizes else None
+    return Splits(whole, whole.split("train"), val, whole.split("test"))
+
+
+def build_transform(config: DataConfig, *, train: bool) -> Pipeline:
+    """The training or the evaluation pipeline."""
+    component = config.train_transform if train else config.test_transform
+    pipeline: Pipeline = TRANSFORMS[component.name](
+        image_size=config.image_size, channels=config.channels, **component.params
+    )
+    return pipeline
+
+
+def build_dataset(config: DataConfig, manifest: Manifest, *, train: bool, seed: int = 0) -> ImageDataset:
+    """The images of a manifest under the training or the evaluation pipeline."""
+    return ImageDataset(
+        manifest,
+        build_transform(config, train=train),
+        channels=config.channels,
+        seed=seed,
+        on_error=config.on_error,
+        cache_bytes=config.cache_bytes,
+    )
+
+
+def build_sampler(config: Config, train: Manifest, *, rank: int, world_size: int) -> Sampler:
+    """The batch sampler over the training rows."""
+    component = config.sampler
+    sampler: Sampler = SAMPLERS[component.name](
+        train.labels, component.batch, seed=config.seed, rank=rank, world_size=world_size, **component.params
+    )
+    return sampler
+
+
+def build_encoder(config: ModelConfig, *, channels: int, load: bool = True) -> Encoder:
+    """The encoder; with ``load``, its pretrained weights or those of ``model.init_from``."""
+    encoder = Encoder(
+        config.backbone,
+        dim=config.dim,
+        channels=channels,
+        pretrained=config.pretrained and load and config.init_from is None,
+        pooling=config.pooling,
+        freeze_batch_norm=config.freeze_batch_norm,
+        channels_last=config.channels_last,
+        params=config.params,
+    )
+    if load and config.init_from is not None:
+        _initialise(encoder, config.init_from)
+    return encoder
+
+
+def _initialise(encoder: Encoder, source: str) -> None:
+    """Copy a checkpoint's weights; a projection of another width starts afresh, a backbone that differs is refused."""
+    saved = model_weights(load_checkpoint(resolve_checkpoint(source)))
+    own = encoder.state_dict()
+    fits = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
+    lacking = [name for name in own if name not in fits and not name.startswith("head.")]
+    if lacking:
+        raise UserError(
+            f"model.init_from: {source} does not fit this backbone: {len(lacking)} tensors are missing or of another "
+            f"shape, the first {lacking[0]}; use the backbone, channels and pooling it was trained with"
+        )
+    encoder.load_state_dict(fits, strict=False)
+
+
+def model_weights(checkpoint: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The weights to evaluate: the moving average where there is one, else the encoder's own."""
+    average = checkpoint["average"]
+    weights: dict[str, torch.Tensor] = checkpoint["encoder"] if average is None else average["values"]
+    return weights
+
+
+def build_loss(component: Component, *, train: Manifest, dim: int) -> PairLoss:
+    """The loss, its sizes filled in from the data and the encoder."""
+    sizes = {"class_counts": train.class_counts, "num_samples": len(train), "embedding_dim": dim}
+    loss: PairLoss = _call(LOSSES[component.name], sizes, component.params)
+    return loss
+
+
+def build_miner(component: Component | None) -> nn.Module | None:
+    """The miner, or None."""
+    return None if component is None else MINERS[component.name](**component.params)
+
+
+def build_schedule(config: Config) -> Schedule:
+    """The learning-rate factor as a function of the step."""
+    optim = config.optim
+    return SCHEDULES[optim.schedule.name](
+        steps=config.train.steps, warmup_steps=optim.warmup_steps, **optim.schedule.params
+    )
+
+
+def _call(factory: Callable[..., Any], offered: dict[str, Any], params: dict[str, Any]) -> Any:
+    wanted = inspect.signature(factory).parameters
+    return factory(**{name: value for name, value in offered.items() if name in wanted}, **params)

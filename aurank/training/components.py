@@ -1,0 +1,45 @@
+"""The tables a configuration chooses from, and the reading of configurations against them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aurank.config import Choices, Config, load_config, shipped_configs
+from aurank.data import READERS, SAMPLERS, TRANSFORMS
+from aurank.losses import LOSSES, MINERS
+from aurank.training.optim import OPTIMISERS, SCHEDULES
+
+_TRANSFORMS = Choices(TRANSFORMS, filled=frozenset({"image_size", "channels"}), trial={"image_size": 32, "channels": 3})
+
+CHOICES = {
+    "data": Choices(READERS, filled=frozenset({"root"}), trial=None),
+    "data.train_transform": _TRANSFORMS,
+    "data.test_transform": _TRANSFORMS,
+    "sampler": Choices(SAMPLERS, filled=frozenset({"labels", "batch", "seed", "rank", "world_size"}), trial=None),
+    "loss": Choices(
+        LOSSES,
+        filled=frozenset({"class_counts", "num_samples", "embedding_dim"}),
+        trial={"class_counts": np.array([4, 4]), "num_samples": 8, "embedding_dim": 8},
+    ),
+    "miner": Choices(MINERS, filled=frozenset(), trial={}),
+    "optim": Choices(OPTIMISERS, filled=frozenset({"params", "lr"}), trial=None),
+    "optim.schedule": Choices(
+        SCHEDULES, filled=frozenset({"steps", "warmup_steps"}), trial={"steps": 2, "warmup_steps": 0}
+    ),
+}
+
+
+def read_config(source: Path | str | dict[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """The configuration in ``source`` with dotted ``overrides``, checked against every table of components.
+
+    Args:
+        source: a YAML file, the name of a shipped configuration ("omniglot/soprc"), or a plain dict.
+
+    Raises:
+        ConfigError: lists every error at once.
+    """
+    if not isinstance(source, dict) and not Path(source).exists():
+        source = shipped_configs().get(str(source), source)
+    return load_config(source, overrides, choices=CHOICES)

@@ -1,0 +1,62 @@
+"""metrics.jsonl: one JSON object a line, without wall-clock values, so that equal runs write equal bytes."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class MetricsFile:
+    """Appends records, and on resuming drops those after the checkpoint.
+
+    Args:
+        path: the file.
+        keep: bytes to keep of an existing file, as told by ``position`` when the checkpoint was written.
+    """
+
+    def __init__(self, path: Path, *, keep: int = 0) -> None:
+        path.touch(exist_ok=True)
+        size = path.stat().st_size
+        os.truncate(path, min(keep, size))
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: dict[str, Any]) -> None:
+        self._file.write(json.dumps({key: _plain(value) for key, value in record.items()}) + "\n")
+        self._file.flush()
+
+    def position(self) -> int:
+        """Bytes written so far, safe on disk: a checkpoint that names them can rely on them."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return os.fstat(self._file.fileno()).st_size
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _plain(value: Any) -> Any:
+    # JSON has no NaN or infinity; null is what other readers understand.
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@torch.no_grad()
+def collapse_signs(embeddings: Float[Tensor, "batch dim"]) -> dict[str, float]:
+    """Two signs of collapse of unit-length embeddings.
+
+    ``mean_similarity`` is the mean cosine over pairs of different rows, 1 when all are equal.
+    ``effective_rank`` is exp of the entropy of the normalised singular values (Roy and Vetterli, 2007), from 1 to
+    min(batch, dim); it falls to 1 when all embeddings lie on a line.
+    """
+    rows = embeddings.detach().float()
+    count = rows.shape[0]
+    total = rows.sum(dim=0)
+    similarity = (total @ total - rows.square().sum()) / max(1, count * (count - 1))
+    singular = torch.linalg.svdvals(rows)
+    share = singular / singular.sum().clamp(min=1e-12)
+    entropy = -(share * share.clamp(min=1e-12).log()).sum()
+    return {"mean_similarity": float(similarity), "effective_rank": float(entropy.exp())}

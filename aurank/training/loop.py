@@ -1,0 +1,286 @@
+"""The training loop: steps, validation, logging and checkpoints that resume bit for bit."""
+
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from aurank.config import Config
+from aurank.data import Batch, ImageDataset, Sampler, keys, loader
+from aurank.errors import AurankError, UserError
+from aurank.evaluation.embed import embed
+from aurank.evaluation.evaluate import Report
+from aurank.losses import PairLoss
+from aurank.models import Encoder
+from aurank.training.checkpoint import random_state, restore_random_state, save_checkpoint
+from aurank.training.logs import MetricsFile, collapse_signs
+from aurank.training.optim import Schedule, WeightAverage, set_learning_rate
+from aurank.training.signals import StopRequest
+
+Listener = Callable[[str, dict[str, Any]], None]
+"""Told what happens: ("step", …), ("validation", …), ("saved", …), ("testing", …); the command line draws it."""
+
+
+@dataclass(eq=False)
+class Parts:
+    """What the loop drives; built by ``aurank.training.run`` from a configuration."""
+
+    config: Config
+    accelerator: Accelerator
+    encoder: nn.Module
+    loss: PairLoss
+    miner: nn.Module | None
+    optimiser: Optimizer
+    schedule: Schedule
+    sampler: Sampler
+    train_data: ImageDataset
+    val_data: ImageDataset | None
+    manifest_hash: str
+    average: WeightAverage | None = None
+
+    @property
+    def module(self) -> Encoder:
+        """The encoder without the wrapper of distributed training."""
+        module: Encoder = self.accelerator.unwrap_model(self.encoder)
+        return module
+
+
+@dataclass
+class Progress:
+    """Where a run stands. ``epoch`` and ``batch`` name the next batch to consume; all of it is in the checkpoint."""
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    best: dict[str, float] = field(default_factory=dict)
+    without_improvement: int = 0
+    metrics_bytes: int = 0
+
+
+class Loop:
+    """Trains from ``progress`` to the last step, or until early stopping or a signal."""
+
+    def __init__(self, parts: Parts, out: Path, *, progress: Progress, listener: Listener | None = None) -> None:
+        self.parts = parts
+        self.out = out
+        self.progress = progress
+        self.listen = listener or (lambda kind, values: None)
+        self.settings = parts.config.train
+        self.main = parts.accelerator.is_main_process
+        self.metrics = MetricsFile(out / "metrics.jsonl", keep=progress.metrics_bytes) if self.main else None
+        self.validation_seconds = 0.0
+
+    def run(self) -> int | None:
+        """Train; returns the signal that ended the run early, or None."""
+        try:
+            with StopRequest() as stop:
+                if self.progress.step == 0:
+                    self.save("last")
+                batches = self._batches()
+                while self.progress.step < self.settings.steps and not self._stopped_early():
+                    self._step(batches)
+                    if stop.received is not None:
+                        self.save("last")
+                        break
+                return stop.received
+        finally:
+            if self.metrics is not None:
+                self.metrics.close()
+
+    # -- one step -----------------------------------------------------------------------------------------------
+
+    def _batches(self) -> Iterator[tuple[Batch, int, int]]:
+        """Batches with their epoch and place in it, from the position consumed so far to the end of the run."""
+        progress, sampler = self.progress, self.parts.sampler
+        count = (self.settings.steps - progress.step) * self.settings.accumulate
+        positions, batches = itertools.tee(itertools.islice(sampler.iterate(progress.epoch, progress.batch), count))
+        wanted = (keys(rows, epoch) for epoch, _, rows in batches)
+        data = loader(self.parts.train_data, wanted, workers=self.parts.config.data.workers)
+        return ((batch, epoch, index) for batch, (epoch, index, _) in zip(data, positions, strict=True))
+
+    def _step(self, batches: Iterator[tuple[Batch, int, int]]) -> None:
+        parts, progress = self.parts, self.progress
+        started = time.perf_counter()
+        rate = parts.config.optim.lr * parts.schedule(progress.step)
+        set_learning_rate(parts.optimiser, rate)
+        images = 0
+        for _ in range(self.settings.accumulate):
+            batch, epoch, index = next(batches)
+            with parts.accelerator.accumulate(parts.encoder):
+                embeddings = self._backward(batch, epoch, index)
+            progress.epoch, progress.batch = epoch, index + 1
+            images += len(batch.id)
+        if parts.average is not None:
+            parts.average.update(parts.module)
+        progress.step += 1
+        self._log(embeddings, rate)
+        self.listen(
+            "step",
+            {
+                "step": progress.step,
+                "steps": self.settings.steps,
+                "loss": progress.loss_sum / progress.loss_count if progress.loss_count else None,
+                "lr": rate,
+                "images_per_second": images * parts.accelerator.num_processes / (time.perf_counter() - started),
+            },
+        )
+        improved = self._validate() if self._due(self.settings.validate_every) else False
+        if improved:
+            self.save("best")
+        if self._due(self.settings.checkpoint_every) or self._stopped_early():
+            self.save("last")
+
+    def _backward(self, batch: Batch, epoch: int, index: int) -> Tensor:
+        parts = self.parts
+        embeddings: Tensor = parts.encoder(batch.image.to(parts.accelerator.device, non_blocking=True))
+        indices = None if parts.miner is None else parts.miner(embeddings, batch.label)
+        loss = parts.loss(embeddings, batch.label, indices, ids=batch.id)
+        value = float(loss.detach())
+        self._check_finite(value, batch, epoch, index)
+        parts.accelerator.backward(loss)
+        if parts.config.optim.clip_norm is not None and parts.accelerator.sync_gradients:
+            parts.accelerator.clip_grad_norm_(parts.encoder.parameters(), parts.config.optim.clip_norm)
+        parts.optimiser.step()
+        parts.optimiser.zero_grad()
+        self.progress.loss_sum += value
+        self.progress.loss_count += 1
+        return embeddings.detach()
+
+    def _check_finite(self, value: float, batch: Batch, epoch: int, index: int) -> None:
+        """Stop every process when a loss is not finite, before it reaches the weights."""
+        if all(gather_object([math.isfinite(value)])):
+            return
+        paths = gather_object([self.parts.train_data.manifest.paths[row] for row in batch.id.tolist()])
+        step = self.progress.step + 1
+        self.save("diverged")
+        if self.main:
+            record = {"step": step, "epoch": epoch, "batch": index, "loss": str(value), "paths": paths}
+            (self.out / "diverged.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+        raise AurankError(
+            f"the loss is {value} at step {step} (epoch {epoch}, batch {index}); its image paths are in "
+            f"{self.out / 'diverged.json'}, the state before it in {self.out / 'diverged.pt'}; try a lower optim.lr, "
+            "optim.clip_norm=1, or look at those images"
+        )
+
+    # -- what happens every so many steps -----------------------------------------------------------------------
+
+    def _due(self, every: int) -> bool:
+        return self.progress.step % every == 0 or self.progress.step == self.settings.steps
+
+    def _stopped_early(self) -> bool:
+        patience = self.settings.early_stopping
+        return patience is not None and self.progress.without_improvement >= patience
+
+    def _log(self, embeddings: Tensor, rate: float) -> None:
+        progress = self.progress
+        if not self._due(self.settings.log_every):
+            return
+        record = {
+            "step": progress.step,
+            "epoch": progress.epoch,
+            "loss": progress.loss_sum / progress.loss_count,
+            "lr": rate,
+            **collapse_signs(embeddings),
+        }
+        progress.loss_sum, progress.loss_count = 0.0, 0
+        self._record(record, prefix="train")
+
+    def _record(self, record: dict[str, Any], *, prefix: str) -> None:
+        if self.metrics is not None:
+            self.metrics.write({"split": prefix, **record})
+        values = {f"{prefix}/{key}": value for key, value in record.items() if key != "step"}
+        self.parts.accelerator.log(values, step=record["step"])
+
+    def _validate(self) -> bool:
+        """Measure the validation split; whether mAUPRC is the best so far. Without a split the newest is the best."""
+        if self.parts.val_data is None:
+            return True
+        started = time.perf_counter()
+        progress = self.progress
+        report = self.measure(self.parts.val_data) if self.main else None
+        values = gather_object([report.metrics if report is not None else None])[0]
+        self._record({"step": progress.step, **values}, prefix="val")
+        improved = not progress.best or values["mauprc"] > progress.best["mauprc"]
+        if improved:
+            progress.best = {"step": float(progress.step), **values}
+        progress.without_improvement = 0 if improved else progress.without_improvement + 1
+        self.validation_seconds += time.perf_counter() - started
+        self.listen("validation", {"step": progress.step, "improved": improved, **values})
+        return improved
+
+    def measure(self, data: ImageDataset) -> Report:
+        """The exact report of the current weights (their moving average where there is one) on a data set."""
+        parts = self.parts
+        module = parts.module
+        own = {name: value.clone() for name, value in module.state_dict().items()} if parts.average else None
+        if parts.average is not None:
+            module.load_state_dict(parts.average.values)
+        try:
+            settings = parts.config.evaluate
+            embedded = embed(module, data, batch=settings.batch, workers=parts.config.data.workers)
+            return embedded.evaluate(**evaluation_options(parts.config))
+        finally:
+            if own is not None:
+                module.load_state_dict(own)
+
+    # -- state --------------------------------------------------------------------------------------------------
+
+    def save(self, name: str) -> None:
+        """Write ``name``.pt with everything a resumed run needs."""
+        parts, progress = self.parts, self.progress
+        random_states = gather_object([random_state()])
+        if not self.main or self.metrics is None:
+            return
+        progress.metrics_bytes = self.metrics.position()
+        scaler = parts.accelerator.scaler
+        save_checkpoint(
+            self.out / f"{name}.pt",
+            {
+                "config": parts.config.model_dump(mode="json"),
+                "manifest": parts.manifest_hash,
+                "progress": vars(progress),
+                "encoder": parts.module.state_dict(),
+                "loss": parts.loss.state_dict(),
+                "optimiser": parts.optimiser.state_dict(),
+                "scaler": None if scaler is None else scaler.state_dict(),
+                "average": None if parts.average is None else parts.average.state_dict(),
+                "random": random_states,
+            },
+        )
+        self.listen("saved", {"name": name, "step": progress.step})
+
+
+def restore(parts: Parts, state: dict[str, Any]) -> Progress:
+    """Put the parts back to a checkpoint's state; returns where the run stood."""
+    ranks = len(state["random"])
+    if ranks != parts.accelerator.num_processes:
+        raise UserError(
+            f"the run used {ranks} process(es) and this one has {parts.accelerator.num_processes}; "
+            "resume with the same number"
+        )
+    parts.module.load_state_dict(state["encoder"])
+    parts.loss.load_state_dict(state["loss"])
+    parts.optimiser.load_state_dict(state["optimiser"])
+    if parts.accelerator.scaler is not None:
+        parts.accelerator.scaler.load_state_dict(state["scaler"])
+    if parts.average is not None:
+        parts.average.load_state_dict(state["average"])
+    restore_random_state(state["random"][parts.accelerator.process_index])
+    return Progress(**state["progress"])
+
+
+def evaluation_options(config: Config) -> dict[str, Any]:
+    """The arguments of ``aurank.evaluate`` that a configuration holds."""
+    settings = config.evaluate
+    return {"recall_at": tuple(settings.recall_at), "ties": settings.ties, "max_memory": settings.max_memory}

@@ -1,0 +1,214 @@
+"""``train``: from a configuration to a trained, measured and saved embedding."""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch import nn
+
+from aurank.config import Config, config_difference, dump_config
+from aurank.data import Pipeline
+from aurank.errors import UserError
+from aurank.evaluation.evaluate import Report
+from aurank.models import parameter_groups
+from aurank.training.build import (
+    Splits,
+    build_dataset,
+    build_encoder,
+    build_loss,
+    build_miner,
+    build_sampler,
+    build_schedule,
+    build_splits,
+    build_transform,
+    model_weights,
+)
+from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint, seed_everything
+from aurank.training.components import read_config
+from aurank.training.loop import Listener, Loop, Parts, Progress, restore
+from aurank.training.optim import OPTIMISERS, WeightAverage
+
+MAY_CHANGE = ("data.workers", "data.root", "data.cache", "train.trackers")
+"""Settings a resumed run may change, because they cannot change a result."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run left behind.
+
+    ``report`` is the exact Report of the test split under the best weights, None when a signal (``stopped_by``) ended
+    the run early. ``best`` holds the step and the metrics of the best validation, empty without a validation split.
+    """
+
+    out: Path
+    steps: int
+    best: dict[str, float]
+    report: Report | None
+    stopped_by: int | None = None
+
+
+def train(
+    config: Config | Path | str | dict[str, Any],
+    out: Path | str,
+    resume: bool = False,
+    *,
+    listener: Listener | None = None,
+) -> TrainResult:
+    """Train an embedding as ``config`` says, into the folder ``out``.
+
+    Writes config.yaml, metrics.jsonl, last.pt, best.pt, timing.json and, at the end, report.json.
+
+    Args:
+        config: a ``Config``, the path of a YAML file, or a plain dict.
+        resume: go on from ``out/last.pt``; a run that is already finished is only measured again.
+        listener: called with an event name and its values.
+
+    Raises:
+        UserError: a mistake in the configuration, the data or the folder, before any training.
+        AurankError: the loss is not finite, or a checkpoint cannot be written.
+    """
+    config = config if isinstance(config, Config) else read_config(config)
+    out = Path(out)
+    state = _prepare(config, out, resume)
+    try:
+        return _train(config, out, state, listener)
+    finally:
+        # Accelerate keeps its settings in a class; a second run in this process may ask for others.
+        AcceleratorState._reset_state(reset_partial_state=False)
+
+
+def _train(config: Config, out: Path, state: dict[str, Any] | None, listener: Listener | None) -> TrainResult:
+    started = time.perf_counter()
+    seed_everything(config.seed)
+    splits = build_splits(config.data, seed=config.seed)
+    if state is not None and state["manifest"] != splits.whole.sha256:
+        raise UserError(
+            f"{out / 'last.pt'} was trained on other data: manifest {state['manifest'][:12]}…, now "
+            f"{splits.whole.sha256[:12]}…; point data.root at the same images, or choose another --out"
+        )
+    parts = build_parts(config, splits, out)
+    progress = Progress() if state is None else restore(parts, state)
+    if parts.accelerator.is_main_process:
+        (out / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    loop = Loop(parts, out, progress=progress, listener=listener)
+    first_step = progress.step
+    stopped_by = loop.run()
+    training_seconds = time.perf_counter() - started
+    report = None
+    if stopped_by is None and parts.accelerator.is_main_process:
+        loop.listen("testing", {"images": len(splits.test)})
+        report = _test(loop, splits, out)
+        report.save(out / "report.json")
+        timing = {
+            "steps": progress.step - first_step,
+            "training_seconds": training_seconds,
+            "validation_seconds": loop.validation_seconds,
+            "test_seconds": time.perf_counter() - started - training_seconds,
+        }
+        (out / "timing.json").write_text(json.dumps(timing, indent=1) + "\n", encoding="utf-8")
+    parts.accelerator.end_training()
+    return TrainResult(out, progress.step, progress.best, report, stopped_by)
+
+
+def _prepare(config: Config, out: Path, resume: bool) -> dict[str, Any] | None:
+    """The state to resume from, or None for a fresh run; refuses a folder or a configuration that does not fit."""
+    occupied = out.is_dir() and any(out.iterdir())
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file; name a folder")
+    if occupied and not resume:
+        raise UserError(f"--out {out} is not empty; add --resume to go on with the run in it, or name another folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot create --out {out}: {error}") from error
+    last = out / "last.pt"
+    if not resume or not last.exists():
+        if occupied and not (out / "metrics.jsonl").exists() and not (out / "config.yaml").exists():
+            raise UserError(f"--resume: {out} holds no aurank run (no last.pt); name the folder of one")
+        return None
+    state = load_checkpoint(last)
+    saved = read_config(state["config"])
+    different = [line for line in config_difference(saved, config) if not line.startswith(MAY_CHANGE)]
+    if different:
+        raise UserError(
+            f"{last} was trained with another configuration (saved != given): {'; '.join(different)}; "
+            "use the same one, or another --out"
+        )
+    return state
+
+
+def build_parts(config: Config, splits: Splits, out: Path | None = None) -> Parts:
+    """Everything the loop drives, on the device that Accelerate chooses."""
+    accelerator = _accelerator(config, out)
+    encoder = build_encoder(config.model, channels=config.data.channels)
+    groups = parameter_groups(
+        encoder, weight_decay=config.optim.weight_decay, head_lr_multiplier=config.optim.head_lr_multiplier
+    )
+    optimiser = OPTIMISERS[config.optim.name](groups, lr=config.optim.lr, **config.optim.params)
+    loss = build_loss(config.loss, train=splits.train, dim=encoder.dim).to(accelerator.device)
+    sampler = build_sampler(config, splits.train, rank=accelerator.process_index, world_size=accelerator.num_processes)
+    train_data = build_dataset(config.data, splits.train, train=True, seed=config.seed)
+    val_data = None if splits.val is None else build_dataset(config.data, splits.val, train=False)
+    model, prepared = accelerator.prepare(encoder, optimiser)
+    return Parts(
+        config=config,
+        accelerator=accelerator,
+        encoder=model,
+        loss=loss,
+        miner=build_miner(config.miner),
+        optimiser=prepared,
+        schedule=build_schedule(config),
+        sampler=sampler,
+        train_data=train_data,
+        val_data=val_data,
+        manifest_hash=splits.whole.sha256,
+        average=None if config.train.ema is None else WeightAverage(encoder, config.train.ema),
+    )
+
+
+def _accelerator(config: Config, out: Path | None) -> Accelerator:
+    trackers = list(config.train.trackers) if out is not None else []
+    try:
+        accelerator = Accelerator(
+            mixed_precision=config.train.mixed_precision,
+            gradient_accumulation_steps=config.train.accumulate,
+            log_with=trackers or None,
+            project_dir=None if out is None else str(out),
+        )
+        if trackers:
+            accelerator.init_trackers("aurank")
+    except (ValueError, ImportError) as error:
+        raise UserError(
+            f"train.mixed_precision={config.train.mixed_precision}, train.trackers={trackers}: {error}; "
+            "fp16 needs a GPU, trackers need their package (pip install 'aurank[trackers]')"
+        ) from error
+    return accelerator
+
+
+def _test(loop: Loop, splits: Splits, out: Path) -> Report:
+    """The report of the test split under the best weights."""
+    config = loop.parts.config
+    loop.parts.average = None
+    loop.parts.module.load_state_dict(model_weights(load_checkpoint(out / "best.pt")))
+    return loop.measure(build_dataset(config.data, splits.test, train=False))
+
+
+def load(path: Path | str) -> tuple[nn.Module, Pipeline]:
+    """The encoder of a checkpoint in evaluation mode, and the transform of its evaluation images.
+
+    Args:
+        path: ``DIR/best``, ``DIR/last`` (with or without ``.pt``), or ``DIR`` for its best.
+
+    Example:
+        >>> model, transform = aurank.load("runs/soprc/best")
+        >>> embedding = model(transform(image)[None])   # image: uint8 [height, width, channel]
+    """
+    checkpoint = load_checkpoint(resolve_checkpoint(path))
+    config = read_config(checkpoint["config"])
+    encoder = build_encoder(config.model, channels=config.data.channels, load=False)
+    encoder.load_state_dict(model_weights(checkpoint))
+    return encoder.eval(), build_transform(config.data, train=False)

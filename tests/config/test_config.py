@@ -1,0 +1,207 @@
+"""What a configuration holds, and that it survives being written and read."""
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from config_tables import CHOICES, MINIMAL, VALID
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from aurank.config import (
+    Component,
+    Config,
+    ConfigError,
+    DataConfig,
+    OptimConfig,
+    TrainConfig,
+    config_difference,
+    dump_config,
+    known_keys,
+    load_config,
+    shipped_configs,
+    size_in_bytes,
+)
+from aurank.config.messages import Problems
+from aurank.config.reading import parse_yaml, write_yaml
+from aurank.errors import UserError
+
+
+def _valid(tmp_path: Path, *overrides: str) -> Config:
+    path = tmp_path / "config.yaml"
+    path.write_text(VALID)
+    return load_config(path, overrides, choices=CHOICES)
+
+
+def test_a_valid_file_gives_its_values_and_documented_defaults(tmp_path: Path) -> None:
+    config = _valid(tmp_path)
+    assert (config.seed, config.data.root, config.optim.lr, config.train.mixed_precision) == (
+        7,
+        Path("/data"),
+        0.01,
+        "no",
+    )
+    assert config.data.test_transform == Component(name="center")
+    assert config.train.log_every == 10
+    assert config.train.early_stopping is None
+    assert config.data.cache_bytes == 2**30
+
+
+def test_arguments_come_back_as_the_constructor_wants_them(tmp_path: Path) -> None:
+    config = _valid(tmp_path)
+    assert config.loss.params["semi_variance"] == (1.0, 5.0)
+    assert [type(value) for value in config.data.train_transform.params["scale"]] == [float, float]
+
+
+def test_the_least_configuration_needs_data_loss_rate_and_steps() -> None:
+    config = load_config(MINIMAL, choices=CHOICES)
+    assert (config.sampler.name, config.optim.name, config.optim.schedule.name) == ("pk", "adamw", "constant")
+    assert (config.train.validate_every, config.train.checkpoint_every) == (100, 100)
+    assert load_config(MINIMAL, ["train.steps=9000"], choices=CHOICES).train.validate_every == 500
+
+
+def test_loading_leaves_the_dict_given_and_the_defaults_alone() -> None:
+    source = copy.deepcopy(MINIMAL) | {"loss": {"name": "rank", "params": {"semi_variance": [1, 2]}}}
+    before = copy.deepcopy(source)
+    load_config(source, ["data.train_transform.params.scale=[0.1, 0.2]", "loss.params.tau1=0.3"], choices=CHOICES)
+    assert source == before
+    assert load_config(MINIMAL, choices=CHOICES).data.train_transform.params == {}
+
+
+@pytest.mark.parametrize("source", [VALID, json.dumps(MINIMAL)])
+def test_dumping_and_loading_give_the_same_config(tmp_path: Path, source: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(source)
+    config = load_config(path, choices=CHOICES)
+    path.write_text(dump_config(config))
+    again = load_config(path, choices=CHOICES)
+    assert again == config
+    assert dump_config(again) == dump_config(config)
+    assert load_config(config.model_dump(mode="json"), choices=CHOICES) == config
+    assert load_config(config.model_dump(), choices=CHOICES) == config
+
+
+def test_a_dump_holds_every_key_and_reads_the_same_in_yaml_1_1(tmp_path: Path) -> None:
+    config = _valid(tmp_path, "data.root=no", "model.init_from='1e-4'")
+    assert yaml.safe_load(dump_config(config)) == config.model_dump(mode="json")
+
+
+_text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
+_plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | _text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_text, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(_text, _plain, max_size=4))
+def test_whatever_is_written_reads_back_the_same(tree: dict[str, Any]) -> None:
+    problems = Problems()
+    assert parse_yaml(write_yaml(tree), (), problems) == tree
+    assert problems.lines() == []
+
+
+def test_differences_are_listed_by_dotted_path(tmp_path: Path) -> None:
+    config = _valid(tmp_path)
+    other = _valid(tmp_path, "optim.lr=0.2", "loss.params.tau2=0.01", "miner=null", "evaluate.recall_at=[1]")
+    assert config_difference(config, config) == []
+    assert config_difference(config, other) == [
+        "loss.params.tau2: (absent) != 0.01",
+        'miner: {"name": "margin", "params": {"margin": 0.1}} != null',
+        "optim.lr: 0.01 != 0.2",
+        "evaluate.recall_at: [1, 5] != [1]",
+    ]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "seed=-1", "seed=99999999999999999999", "data.image_size=0", "data.channels=0",
+        "data.validation_fraction=0.6", "data.validation_fraction=-0.1",
+        "data.workers=-1", "data.on_error=ignore", "data.cache=much", "data.cache=-1", "sampler.batch=1", "model.dim=0",
+        "model.pooling=mean", "model.backbone=''", "optim.lr=0", "optim.lr=.nan", "optim.lr=.inf", "optim.lr=true",
+        "optim.weight_decay=-1e-4", "optim.head_lr_multiplier=0", "optim.warmup_steps=-1", "optim.clip_norm=0",
+        "train.steps=0", "train.steps=1.0", "train.steps=true", "train.accumulate=0", "train.validate_every=0",
+        "train.early_stopping=0", "train.ema=1", "train.ema=0", "train.log_every=0", "train.checkpoint_every=0",
+        "train.trackers=tensorboard", "train.trackers=[paper]", "evaluate.recall_at=[]", "evaluate.recall_at=[0]",
+        "evaluate.recall_at=[1, 1]", "evaluate.ties=any", "evaluate.batch=0",
+    ],
+)  # fmt: skip
+def test_a_value_out_of_range_is_refused_under_its_key(bad: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(MINIMAL, [bad], choices=CHOICES)
+    (line,) = caught.value.errors
+    assert line.startswith(bad.split("=")[0])
+    assert "got" in line
+    assert "expected" in line
+
+
+def test_whole_numbers_are_floats_and_bare_numbers_are_sizes() -> None:
+    config = load_config(MINIMAL, ["optim.lr=1", "data.cache=0", "evaluate.max_memory=1000"], choices=CHOICES)
+    assert isinstance(config.optim.lr, float)
+    assert config.data.cache_bytes == 0
+    assert config.evaluate.max_memory == "1000"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("512", 512),
+        ("512B", 512),
+        ("2KB", 2000),
+        ("1.5 KiB", 1536),
+        ("1GB", 10**9),
+        ("1GiB", 2**30),
+        ("1T", 10**12),
+    ],
+)
+def test_a_size_is_read_in_bytes(text: str, expected: int) -> None:
+    assert size_in_bytes(text) == expected
+
+
+def test_a_size_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected a size such as"):
+        size_in_bytes("a lot")
+
+
+def test_a_config_is_frozen_and_checks_its_keys_together_in_python_too() -> None:
+    parts: dict[str, Any] = {"data": DataConfig(name="digits"), "loss": Component(name="smooth")}
+    config = Config(**parts, optim=OptimConfig(lr=0.1), train=TrainConfig(steps=5))
+    with pytest.raises(ValidationError, match="frozen"):
+        config.seed = 3  # type: ignore[misc]
+    with pytest.raises(ValidationError, match=r"expected less than train\.steps = 5"):
+        Config(**parts, optim=OptimConfig(lr=0.1, warmup_steps=5), train=TrainConfig(steps=5))
+
+
+def test_every_key_is_described() -> None:
+    keys = known_keys()
+    assert ("optim", "schedule", "params") in keys
+    assert [path for path, key in keys.items() if not key.description or "\n" in key.description] == []
+    assert keys["data", "validation_fraction"].expected == "a number >= 0 and <= 0.5"
+    assert keys["train", "mixed_precision"].options == ("no", "fp16", "bf16")
+
+
+def test_a_shipped_config_is_found_by_its_name() -> None:
+    found = shipped_configs()
+    assert all(path.is_file() and path.suffix == ".yaml" for path in found.values())
+    folder = Path(__file__).parents[2] / "configs"
+    assert set(found) == {path.relative_to(folder).with_suffix("").as_posix() for path in folder.glob("*/*.yaml")}
+
+
+def test_a_config_error_is_a_users_error_and_survives_pickling() -> None:
+    error = pickle.loads(pickle.dumps(ConfigError(["a: x", "b: y"], "file.yaml")))
+    assert isinstance(error, UserError)
+    assert error.errors == ["a: x", "b: y"]
+    assert str(error) == "file.yaml: 2 errors\n  a: x\n  b: y"
+    assert str(ConfigError(["a: x"])) == "a: x"

@@ -1,0 +1,178 @@
+"""Edits and text at random: a configuration is valid or a ConfigError, and nothing else ever happens."""
+
+import copy
+import random
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from config_tables import CHOICES, VALID
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aurank.config import Config, ConfigError, dump_config, load_config
+
+# As YAML 1.1 has it.
+SOURCE = VALID.replace("1e-2", "0.01").replace("mixed_precision: no", "mixed_precision: 'no'")
+VALUES: list[Any] = [
+    None, True, False, 0, -1, 1, 2, 10**9, 10**30, -(10**400), 10**5000, 0.0, -0.5, 0.5, 1e300, 1e-300, float("nan"),
+    float("inf"), -float("inf"), "", " ", "x", "1", "1e-4", "nan", "no", "${oc.env:HOME}", "\0", "\ud800", "a\nb",
+    "é" * 99, "x" * 10_000, [], [1], [[]], [[1, [2, [3]]]], [None], [float("nan")], ["a", 1, None], {}, {"a": 1},
+    {"name": "x"}, {"name": None, "params": []}, {"name": "rank", "params": {"tau1": -1}}, {"params": {"params": {}}},
+    {"": {"": {}}},
+]  # fmt: skip
+# What only a dict given from Python can hold.
+STRANGE: list[Any] = [Fraction(10**400), b"x", {1, 2}, {(1, 2): 3}, [10**5000], np.array([1]), object()]
+
+
+def _places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every path of a key or an item in the tree."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    return [place for key, value in items for place in ((*path, key), *_places(value, (*path, key)))]
+
+
+def _edit(tree: dict[str, Any], chance: random.Random) -> None:
+    """Delete, rename, add, replace, wrap or swap one thing of the tree in place."""
+    *parents, last = chance.choice(_places(tree))
+    holder: Any = tree
+    for key in parents:
+        holder = holder[key]
+    kind = chance.choice(["delete", "rename", "add", "replace", "replace", "replace", "wrap", "text", "swap"])
+    if kind == "delete":
+        del holder[last]
+    elif kind == "rename" and isinstance(last, str):
+        cut = chance.randrange(len(last))
+        holder[last[:cut] + chance.choice(["", "x", "_", ".", " ", "\n"]) + last[cut + 1 :]] = holder.pop(last)
+    elif kind == "add" and isinstance(holder, dict):
+        holder[chance.choice(["lr", "extra", "name", "params", "", "7", "null", "<<"])] = chance.choice(VALUES)
+    elif kind == "wrap":
+        holder[last] = chance.choice([[holder[last]], {last: holder[last]}, {"name": holder[last]}])
+    elif kind == "text":
+        holder[last] = str(holder[last])
+    elif kind == "swap":
+        other = chance.choice(list(tree))
+        holder[last], tree[other] = copy.deepcopy(tree[other]), copy.deepcopy(holder[last])
+    else:
+        holder[last] = chance.choice(VALUES)
+
+
+def _outcome(source: Any, overrides: list[str] | None = None) -> Config | None:
+    """The config, or None after a ConfigError whose lines are sound; any other exception fails the test."""
+    try:
+        return load_config(source, overrides or [], choices=CHOICES)
+    except ConfigError as error:
+        lines = error.errors
+    assert lines
+    assert all(line.isprintable() and len(line) < 800 for line in lines)
+    return None
+
+
+@pytest.mark.parametrize("form", ["file", "dict", "override"])
+def test_random_edits_of_a_valid_config_end_valid_or_in_a_config_error(tmp_path: Path, form: str) -> None:
+    chance = random.Random(form)
+    path = tmp_path / "config.yaml"
+    whole = load_config(_written(path, VALID), choices=CHOICES).model_dump(mode="json")
+    valid = 0
+    edits = {"file": 300, "dict": 200, "override": 100}[form]
+    for _ in range(edits):
+        tree = copy.deepcopy(whole)
+        if form == "override":
+            place = [str(key) for key in chance.choice(_places(whole))]
+            value = yaml.safe_dump(_writable(chance.choice(VALUES)), default_flow_style=True, width=10**9)
+            config = _outcome(tree, [f"{'.'.join(place)}={value.removesuffix(chr(10)).removesuffix('...').strip()}"])
+        else:
+            _edit(tree, chance)
+            config = _outcome(tree if form == "dict" else _written(path, yaml.safe_dump(_writable(tree))))
+        if config is not None:
+            valid += 1
+            assert load_config(_written(path, dump_config(config)), choices=CHOICES) == config
+    assert 0.03 * edits < valid < 0.7 * edits
+
+
+@pytest.mark.parametrize("index", range(len(VALUES) + len(STRANGE)))
+def test_no_value_anywhere_ends_in_anything_else(index: int) -> None:
+    value = [*VALUES, *STRANGE][index]
+    whole = load_config(yaml.safe_load(SOURCE), choices=CHOICES).model_dump(mode="json")
+    for path in ("seed", "loss", "optim.lr", "loss.params.tau1", "model.params.any", "evaluate.recall_at", "new"):
+        tree = copy.deepcopy(whole)
+        holder = tree
+        *parents, last = path.split(".")
+        for key in parents:
+            holder = holder[key]
+        holder[last] = value
+        _outcome(tree)
+        holder[last] = {"name": value, "params": {"margin": value, "x": [value]}}
+        _outcome(tree)
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8", errors="surrogatepass")
+    return path
+
+
+def _writable(value: Any) -> Any:
+    # Python itself refuses to write a number of thousands of digits.
+    if isinstance(value, dict):
+        return {key: _writable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_writable(item) for item in value]
+    return 10**1000 if isinstance(value, int) and value > 10**1000 else value
+
+
+_scraps = [
+    "a",
+    "lr",
+    "optim",
+    ": ",
+    ":\n  ",
+    "\n",
+    "- ",
+    "[",
+    "]",
+    "{",
+    "}",
+    ", ",
+    "'",
+    '"',
+    "!!int ",
+    "&a ",
+    "*a",
+    "? ",
+    "|\n",
+    ">-\n",
+]
+_scraps += [
+    "#",
+    "%YAML 1.2\n",
+    "---\n",
+    "...\n",
+    "\t",
+    "\\",
+    "1e4",
+    ".nan",
+    "~",
+    "${x}",
+    "<<",
+    "\x85",
+    "\ufeff",
+    "@",
+    "`",
+    "=",
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(_scraps) | st.text(max_size=3), max_size=25).map("".join))
+def test_any_text_as_file_or_override_ends_valid_or_in_a_config_error(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "random.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    assert _outcome(path) is None
+    tree = yaml.safe_load(SOURCE)
+    _outcome(tree, [text])
+    _outcome(tree, [f"model.params.x={text}"])
+    _outcome({text: text})

@@ -1,0 +1,220 @@
+"""YAML files and overrides: what is read, and what is refused because it could run, look up or surprise."""
+
+import os
+from pathlib import Path
+
+import pytest
+from config_tables import CHOICES, MINIMAL, VALID
+
+from aurank.config import Config, ConfigError, load_config
+from aurank.config.messages import Problems
+from aurank.config.reading import parse_yaml
+from aurank.errors import UserError
+
+
+def _load(tmp_path: Path, text: str | bytes, *overrides: str) -> Config:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return load_config(path, overrides, choices=CHOICES)
+
+
+def _error(tmp_path: Path, text: str | bytes, *overrides: str) -> str:
+    """The only line of the error, without the path of the file."""
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path, text, *overrides)
+    (line,) = caught.value.errors
+    assert str(caught.value) == f"{tmp_path / 'config.yaml'}: {line}"
+    assert "\n" not in line
+    return line
+
+
+def test_scalars_are_those_of_yaml_1_2() -> None:
+    text = "[1e-4, 1E3, .5, -2., 0, 1_000, 007, 0x10, 1:30, no, on, yes, True, null, ~, 2020-01-01, '1', <<, =]"
+    assert parse_yaml(text, (), Problems()) == [
+        1e-4, 1e3, 0.5, -2.0, 0, 1000, "007", "0x10", "1:30", "no", "on", "yes", True, None, None, "2020-01-01", "1",
+        "<<", "=",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "!!python/object/apply:os.system ['touch {marker}']",
+        "!!python/object/new:os.system ['touch {marker}']",
+        "!!python/name:os.system",
+        "!!python/module:os",
+        "!!python/tuple [1, 2]",
+        "!!binary aGk=",
+        "!!set {a, b}",
+        "!!int x",
+        "!local 3",
+        "! 3",
+        "&anchor 3",
+        "*anchor",
+        "&loop [*loop]",
+        "${oc.env:HOME}",
+        "${loss.name}",
+        "x ${oc.create:1} y",
+        "${oc.decode:'[1]'}",
+        "${oc.env:",
+    ],
+)
+def test_nothing_in_a_file_or_an_override_runs_or_is_looked_up(tmp_path: Path, attempt: str) -> None:
+    marker = tmp_path / "marker"
+    attempt = attempt.format(marker=marker) if "{marker}" in attempt else attempt
+    value = f'"{attempt}"' if "$" in attempt else attempt
+    with pytest.raises(ConfigError) as from_file:
+        _load(tmp_path, VALID.replace("drop_rate: 0.1", f"drop_rate: {value} "))
+    with pytest.raises(ConfigError) as from_override:
+        _load(tmp_path, VALID, f"model.params.drop_rate={value}")
+    assert not marker.exists()
+    for caught in (from_file.value, from_override.value):
+        assert len(caught.errors) == 1
+        assert (
+            "refused" in caught.errors[0]
+            or "expected the value itself: ${…} is not looked up anywhere" in caught.errors[0]
+        )
+        assert os.environ.get("HOME", "/nowhere") not in caught.errors[0]
+
+
+def test_a_merge_key_is_only_an_unknown_key(tmp_path: Path) -> None:
+    assert _error(tmp_path, VALID + "<<: {seed: 3}\n").startswith("<<: unknown key")
+
+
+def test_a_duplicate_key_is_refused_with_its_lines(tmp_path: Path) -> None:
+    text = "optim:\n  lr: 0.1\n  name: sgd\n  lr: 0.2\n"
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path, text + "seed: 1\nseed: 2\n")
+    assert caught.value.errors[:2] == [
+        "optim.lr: given twice, on lines 2 and 4; keep one",
+        "seed: given twice, on lines 5 and 6; keep one",
+    ]
+
+
+def test_a_key_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    assert _error(tmp_path, VALID + "7: x\n") == "7: line 26: a key must be text, got 7; quote it"
+    assert _error(tmp_path, VALID + "? [a]\n: x\n").endswith('a key must be text, got ["a"]; quote it')
+    with pytest.raises(ConfigError, match="a key must be text, got 7"):
+        load_config({**MINIMAL, 7: 3}, choices=CHOICES)  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: [1\nb: 2", "line 2, column 2: expected ',' or ']'"),
+        ("a: b: c", "line 1, column 5: mapping values are not allowed here"),
+        ("a:\n\tb: 1", "line 2, column 1: found character '\\t' that cannot start any token; indent with spaces"),
+        ("a: 1\n---\nb: 2", "line 2, column 1: "),
+        ("a: 'x", "line 1, column 6: "),
+        ('a: "\\UFFFFFFFF"', "not YAML: "),
+        ("a: %x", "line 1, column 4: "),
+        ("a: \x07", "not YAML: "),
+        ("", "the file is empty, expected a mapping with the sections data"),
+        ("# only a comment\n", "the file is empty"),
+        ("null", "the file is empty"),
+        ("- 1\n- 2", "got [1, 2], expected a mapping with the sections"),
+        ("just words", "got 'just words', expected a mapping"),
+        (b"\xff\xfe\x00a", "is not UTF-8 text (byte 0), expected a YAML file"),
+        (b"\x89PNG\r\n\x1a\n\x00\x00", "is not UTF-8 text"),
+        ("a: " + "[" * 100 + "]" * 100, "line 1, column "),
+        ("a: " + "{b: " * 5000, "line 1, column "),
+    ],
+)
+def test_a_file_that_is_no_mapping_gives_one_line(tmp_path: Path, text: str | bytes, expected: str) -> None:
+    assert _error(tmp_path, text).startswith(expected)
+
+
+def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
+    assert _load(tmp_path, b"\xef\xbb\xbf" + VALID.encode()).seed == 7
+
+
+def test_a_missing_file_names_one_like_it(tmp_path: Path) -> None:
+    (tmp_path / "soprc.yaml").write_text(VALID)
+    with pytest.raises(ConfigError, match=r"sprc\.yaml: no such file; did you mean '.*soprc\.yaml'\?"):
+        load_config(tmp_path / "sprc.yaml", choices=CHOICES)
+    with pytest.raises(ConfigError, match=r"is a folder, expected a YAML file; did you mean '.*soprc\.yaml'\?"):
+        load_config(str(tmp_path), choices=CHOICES)
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/nowhere/at/all.yaml", "", "a\0b", "x" * 5000, "nowhere/.."])
+def test_a_path_that_is_no_file_gives_one_line(path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, choices=CHOICES)
+    assert len(caught.value.errors) == 1
+    assert "\n" not in caught.value.errors[0]
+
+
+def test_a_dict_may_hold_paths_tuples_and_components() -> None:
+    config = load_config(
+        {**MINIMAL, "data": {"name": "digits", "root": Path("/x")}, "evaluate": {"recall_at": (1, 2)}}, choices=CHOICES
+    )
+    assert config.data.root == Path("/x")
+    assert load_config({**MINIMAL, "loss": config.loss}, choices=CHOICES).loss == config.loss
+
+
+def test_a_dict_that_holds_itself_or_an_object_is_refused() -> None:
+    loop: list[object] = []
+    loop.append(loop)
+    with pytest.raises(ConfigError) as caught:
+        load_config({**MINIMAL, "model": {"params": {"loop": loop, "odd": object()}}}, choices=CHOICES)
+    assert len(caught.value.errors) == 2
+    assert "nested more than" in caught.value.errors[0]
+    assert "expected text, a number, true, false, null, a list or a mapping" in caught.value.errors[1]
+
+
+def test_overrides_set_values_lists_null_and_paths_through_params(tmp_path: Path) -> None:
+    config = _load(
+        tmp_path, VALID, "optim.lr=1e-4", "evaluate.recall_at=[1, 2]", "miner=null", "loss.params.semi_variance=null",
+        "model.params.extra.deep=true", "train.ema=", "data.root=a=b", "optim.schedule.params.milestones=[20]",
+    )  # fmt: skip
+    assert config.optim.lr == 1e-4
+    assert config.evaluate.recall_at == (1, 2)
+    assert config.miner is None
+    assert config.loss.params == {"tau1": 0.2, "prior": "frequency", "semi_variance": None}
+    assert config.model.params == {"drop_rate": 0.1, "extra": {"deep": True}}
+    assert config.train.ema is None
+    assert config.data.root == Path("a=b")
+    assert config.optim.schedule.params["milestones"] == [20]
+
+
+def test_the_last_override_of_a_key_counts(tmp_path: Path) -> None:
+    assert _load(tmp_path, VALID, "seed=1", "seed=2").seed == 2
+
+
+def test_an_override_makes_the_sections_it_needs() -> None:
+    config = load_config(
+        MINIMAL, ["miner.name=margin", "miner.params.margin=0.3", "data.train_transform.params.scale=[0.1,1]"],
+        choices=CHOICES,
+    )  # fmt: skip
+    assert config.miner is not None
+    assert config.miner.params == {"margin": 0.3}
+    assert config.data.train_transform.name == "crop_flip"
+
+
+def test_naming_another_component_drops_the_params_of_the_file_only(tmp_path: Path) -> None:
+    assert _load(tmp_path, VALID, "loss.name=smooth").loss.params == {}
+    for overrides in (
+        ["loss.name=smooth", "loss.params.temperature=1"],
+        ["loss.params.temperature=1", "loss.name=smooth"],
+    ):
+        assert _load(tmp_path, VALID, *overrides).loss.params == {"temperature": 1.0}
+    assert _load(tmp_path, VALID, "loss.name=rank").loss.params["tau1"] == 0.2
+    assert _load(tmp_path, VALID, "sampler.name=shuffled").sampler.batch == 16
+    assert (
+        load_config(
+            {**MINIMAL, "sampler": {"params": {"per_class": 2}}}, ["sampler.name=shuffled"], choices=CHOICES
+        ).sampler.params
+        == {}
+    )
+    assert "did you mean" not in _error(tmp_path, VALID, "loss.name=none")
+
+
+def test_one_override_may_be_given_as_plain_text(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(VALID)
+    assert load_config(path, "seed=9", choices=CHOICES).seed == 9
+
+
+def test_a_yaml_error_is_a_users_error() -> None:
+    with pytest.raises(UserError):
+        parse_yaml("[", (), Problems())

@@ -1,0 +1,169 @@
+import contextlib
+import io
+import struct
+
+import numpy as np
+import pytest
+from data_trees import pixels, png
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from aurank.data import ArraySource, FolderSource
+from aurank.data.decode import decode, quiet_decoding
+from aurank.errors import UserError
+
+
+class OneFile:
+    """A source of one file's bytes."""
+
+    where = "here"
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def read_bytes(self, path: str) -> bytes:
+        return self.data
+
+    def exists(self, path: str) -> bool:
+        return True
+
+    def names(self) -> list[str]:
+        return ["x"]
+
+
+def _file(image: Image.Image, kind: str = "PNG", **options: object) -> OneFile:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return OneFile(buffer.getvalue())
+
+
+def _white_left(mode: str) -> Image.Image:
+    """Returns a 4 × 2 image, white on the left, black on the right."""
+    image = Image.new("L", (4, 2), 255)
+    image.paste(0, (2, 0, 4, 2))
+    return image.convert(mode)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGB", "RGBA", "CMYK", "I;16", "I"])
+def test_every_kind_of_file_becomes_the_channels_asked_for(mode, channels):
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(_white_left("L")).astype(np.uint16) * 257)
+    elif mode == "I":
+        image = Image.fromarray(np.asarray(_white_left("L")).astype(np.int32) * 257)
+    else:
+        image = _white_left(mode)
+    found = decode(_file(image, "TIFF" if mode in ("CMYK", "I") else "PNG"), "x", channels)
+    assert found.dtype == np.uint8
+    assert found.shape == (2, 4, channels)
+    colours = found[:, :, : min(channels, 3)]
+    assert (colours[:, :2] == 255).all()
+    assert (colours[:, 2:] == 0).all()
+    assert (found[:, :, 3:] == 255).all()
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P, one clear colour", "P, alpha for each colour"])
+def test_what_is_transparent_is_laid_on_white(mode):
+    image = Image.new("RGBA", (3, 3), (0, 0, 0, 0))
+    image.putpixel((1, 1), (0, 0, 0, 255))
+    if mode.startswith("P"):
+        palette = Image.new("P", (3, 3), 0)
+        palette.putpalette([0, 0, 0, 0, 0, 0])
+        palette.putpixel((1, 1), 1)
+        file = _file(palette, transparency=0 if "clear" in mode else b"\x00\xff")
+    else:
+        file = _file(image.convert(mode))
+    expected = np.full((3, 3), 255)
+    expected[1, 1] = 0
+    np.testing.assert_array_equal(decode(file, "x", 1)[:, :, 0], expected)
+    np.testing.assert_array_equal(decode(file, "x", 3)[:, :, 1], expected)
+    assert decode(file, "x", None).shape == (3, 3, 4)
+
+
+def test_a_file_keeps_its_own_channels_when_none_are_asked_for():
+    for mode, channels in (("1", 1), ("L", 1), ("RGB", 3), ("P", 3), ("RGBA", 4)):
+        assert decode(_file(_white_left(mode)), "x", None).shape[2] == channels
+
+
+@pytest.mark.parametrize(("orientation", "corner"), [(1, (0, 0)), (3, (2, 3)), (6, (0, 2)), (8, (3, 0))])
+def test_the_exif_orientation_is_applied(orientation, corner):
+    image = Image.new("L", (4, 3), 0)
+    image.putpixel((0, 0), 255)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    found = decode(_file(image, "PNG", exif=exif), "x", 1)[:, :, 0]
+    assert tuple(np.argwhere(found == 255)[0]) == corner
+
+
+@settings(max_examples=20, deadline=None)
+@given(height=st.integers(1, 9), width=st.integers(1, 9), channels=st.sampled_from([1, 2, 3, 4, 7]))
+def test_arrays_of_any_number_of_channels_come_back_unchanged(height, width, channels):
+    image = pixels(0, height, width, channels)
+    np.testing.assert_array_equal(decode(ArraySource({"x": image}), "x", channels), image)
+    np.testing.assert_array_equal(decode(ArraySource({"x": image}), "x", None), image)
+
+
+def test_arrays_are_converted_as_files_are():
+    for old in (1, 3, 4):
+        image = pixels(0, channels=old)
+        file = _file(Image.fromarray(image[:, :, 0] if old == 1 else image))
+        for new in (1, 3, 4):
+            np.testing.assert_array_equal(decode(ArraySource({"x": image}), "x", new), decode(file, "x", new))
+
+
+@pytest.mark.parametrize(
+    ("array", "channels", "message"),
+    [
+        (np.zeros((2, 2, 7), np.uint8), 3, r"an array of 7 channels cannot become 3; set data\.channels=7"),
+        (np.zeros((2, 2), np.float32), 1, "expected a uint8 array"),
+        (np.zeros((0, 2), np.uint8), 1, "expected a uint8 array"),
+        (np.zeros(4, np.uint8), 1, "expected a uint8 array"),
+    ],
+)
+def test_an_array_that_is_no_image_is_named(array, channels, message):
+    with pytest.raises(UserError, match=f"image 'x' in memory: {message}"):
+        decode(ArraySource({"x": array}), "x", channels)
+
+
+def test_a_file_cannot_have_two_channels():
+    with pytest.raises(UserError, match=r"image 'x' in here: a PNG file gives 1, 3 or 4 channels, not 2"):
+        decode(OneFile(png(0)), "x", 2)
+
+
+def test_floating_point_files_are_refused():
+    with pytest.raises(UserError, match="floating-point"):
+        decode(_file(Image.new("F", (2, 2)), "TIFF"), "x", 1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), kind=st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM"]))
+def test_a_damaged_file_is_an_image_or_named_and_nothing_else(data, kind):
+    good = _file(Image.fromarray(pixels(0)), kind).data
+    damage = data.draw(st.lists(st.tuples(st.integers(0, len(good) - 1), st.integers(0, 255)), max_size=4))
+    broken = bytearray(good)
+    for place, value in damage:
+        broken[place] = value
+    length = data.draw(st.integers(0, len(good)))
+    # Anything but a UserError would fail the test.
+    with quiet_decoding(), contextlib.suppress(UserError):
+        assert decode(OneFile(bytes(broken[:length])), "x", 3).shape[2] == 3
+
+
+def test_a_truncated_file_is_named(tmp_path):
+    for kind in ("png", "jpg"):
+        image = Image.fromarray(pixels(0, 64, 64))
+        image.save(tmp_path / f"half.{kind}")
+        whole = (tmp_path / f"half.{kind}").read_bytes()
+        (tmp_path / f"half.{kind}").write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(UserError, match=rf"image 'half\.{kind}' in .* cannot be decoded .*data\.on_error=skip"):
+            decode(FolderSource(tmp_path), f"half.{kind}", 3)
+
+
+def test_odd_metadata_does_not_warn():
+    image = Image.fromarray(pixels(0, 16, 16))
+    # One entry that claims to lie beyond the end of the block.
+    exif = b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<HHHII", 1, 0x010E, 2, 4000, 5000) + b"\0\0\0\0"
+    file = _file(image, "JPEG", exif=exif)
+    with quiet_decoding():
+        assert decode(file, "x", 3).shape == (16, 16, 3)

@@ -1,0 +1,111 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from data_trees import array_manifest, pixels, png, write_tree
+from PIL import Image
+
+from aurank.data import ArraySource, FolderSource, Manifest, build_manifest
+
+
+def _of_images(images: dict[str, int], labels: list[str], splits: list[str]) -> Manifest:
+    """Returns a manifest in memory; images with the same number are the same."""
+    source = ArraySource({path: pixels(number) for path, number in images.items()})
+    return build_manifest("memory", source, paths=list(images), labels=labels, splits=splits)
+
+
+def test_a_sound_data_set_has_no_findings():
+    report = array_manifest({"train": [2, 3], "test": [2, 2]}).doctor()
+    assert report.findings == ()
+    assert report.errors == report.warnings == []
+    assert report.counts == {
+        "images": 9,
+        "classes": 4,
+        "test images": 4,
+        "test classes": 2,
+        "train images": 5,
+        "train classes": 2,
+    }
+    assert str(report).endswith("nothing wrong was found")
+
+
+def test_everything_is_reported_together_with_counts(tmp_path):
+    write_tree(tmp_path, ["a/1.png", "a/2.png", "b/1.png", "b/2.png", "c/1.png", "c/2.png", "d/1.png"])
+    (tmp_path / "a/2.png").write_bytes(b"no image")
+    (tmp_path / "c/1.png").write_bytes((tmp_path / "b/1.png").read_bytes())
+    paths = ["a/1.png", "a/2.png", "a/3.png", "a/4.png", "b/1.png", "b/1.png", "c/1.png", "d/1.png", "a/5.png"]
+    manifest = build_manifest(
+        "sick",
+        FolderSource(tmp_path),
+        paths=paths,
+        labels=[path[0] for path in paths],
+        splits=["train"] * 6 + ["test"] * 3,
+    )
+    report = manifest.doctor()
+    assert [text.split(" (")[0] for text in report.errors] == [
+        "missing files: 3",
+        "duplicate paths: 1",
+        "unreadable images: 1",
+    ]
+    assert [text.split(" (")[0] for text in report.warnings] == [
+        "classes with one image in their split: 3",
+        "classes in both train and test: 1",
+        "same image in train and test: 1",
+        "same image under two classes: 1",
+    ]
+    assert "missing files: 3 (a/3.png; a/4.png; a/5.png)" in str(report)
+    assert "'a/2.png'" in report.errors[2]
+    assert "b/1.png = b/1.png = c/1.png" in str(report)
+
+
+def test_many_examples_are_cut_short_but_counted():
+    paths = [str(row) for row in range(10)]
+    manifest = build_manifest("gone", ArraySource({}), paths=paths, labels=["x"] * 10, splits=["test"] * 10)
+    assert manifest.doctor().errors == ["missing files: 10 (0; 1; 2, and 7 more)"]
+
+
+@pytest.mark.parametrize(("split", "empty"), [("train", "test"), ("test", "train")])
+def test_an_empty_split_is_found(split, empty):
+    assert array_manifest({split: [2, 2]}).doctor().warnings == [f"empty splits: 1 ({empty})"]
+
+
+def test_a_class_alone_in_its_split_is_found_though_it_has_images_elsewhere():
+    manifest = _of_images({"0": 0, "1": 1, "2": 2}, ["a", "a", "a"], ["train", "train", "test"])
+    assert "classes with one image in their split: 1 (a in test)" in manifest.doctor().warnings
+
+
+@pytest.mark.parametrize(
+    ("labels", "splits", "check"),
+    [
+        ("aabb", ["train", "train", "test", "test"], "same image in train and test: 1 (1 = 2)"),
+        ("aabb", ["test"] * 4, "same image under two classes: 1 (1 = 2)"),
+        ("aaaa", ["test"] * 4, "same image more than once in a split: 1 (1 = 2)"),
+    ],
+)
+def test_the_same_image_is_found_twice(labels, splits, check):
+    manifest = _of_images({"0": 0, "1": 1, "2": 1, "3": 3}, list(labels), splits)
+    assert check in manifest.doctor().warnings
+    assert check not in manifest.doctor(contents=False).warnings
+
+
+def test_another_compression_of_the_same_pixels_is_the_same_image(tmp_path):
+    write_tree(tmp_path, ["1.png"])
+    Image.fromarray(pixels(0)).save(tmp_path / "2.bmp")
+    assert (tmp_path / "2.bmp").read_bytes() != png(0)
+    manifest = build_manifest(
+        "two", FolderSource(tmp_path), paths=["1.png", "2.bmp"], labels=["a", "a"], splits=["train", "test"]
+    )
+    assert "same image in train and test: 1 (1.png = 2.bmp)" in manifest.doctor().warnings
+
+
+def test_images_of_one_content_but_other_shapes_differ():
+    source = ArraySource({"tall": np.zeros((4, 2), np.uint8), "wide": np.zeros((2, 4), np.uint8)})
+    manifest = build_manifest("shapes", source, paths=["tall", "wide"], labels=["a", "a"], splits=["train", "test"])
+    assert not [text for text in manifest.doctor().warnings if text.startswith("same")]
+
+
+def test_a_doctor_looks_at_the_rows_selected_only():
+    manifest = array_manifest({"train": [2, 2], "test": [2, 2]})
+    broken = dataclasses.replace(manifest, paths=(*manifest.paths[:-1], "gone"))
+    assert broken.doctor().errors == ["missing files: 1 (gone)"]
+    assert broken.split("train").doctor().errors == []

@@ -1,0 +1,162 @@
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+from data_trees import array_manifest, pixels
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aurank.data import ArraySource, Manifest, build_manifest
+from aurank.errors import UserError
+
+
+def _manifest(**columns: object) -> Manifest:
+    return build_manifest(
+        "six",
+        ArraySource({str(row): pixels(row) for row in range(6)}),
+        paths=[str(row) for row in range(6)],
+        labels=["cat", "dog", "cat", "owl", "dog", "owl"],
+        splits=["train", "train", "train", "test", "train", "test"],
+        **columns,
+    )
+
+
+def test_labels_count_the_classes_as_first_seen_and_lead_back_to_their_names():
+    manifest = _manifest()
+    assert manifest.labels.tolist() == [0, 1, 0, 2, 1, 2]
+    assert [manifest.classes[label] for label in manifest.labels] == ["cat", "dog", "cat", "owl", "dog", "owl"]
+    assert manifest.class_counts.tolist() == [2, 2, 2]
+    assert manifest.split_sizes == {"train": 4, "test": 2}
+    assert manifest.is_query.all()
+    assert manifest.is_gallery.all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    names=st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=30),
+    data=st.data(),
+)
+def test_selected_rows_keep_their_names_and_have_contiguous_labels(names, data):
+    count = len(names)
+    manifest = build_manifest(
+        "random",
+        ArraySource({}),
+        paths=[str(row) for row in range(count)],
+        labels=names,
+        splits=["test"] * count,
+        groups=list(range(count)),
+    )
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
+    rows = np.flatnonzero(mask)
+    for chosen in (manifest.select(mask), manifest.select(rows), manifest.select(rows.tolist())):
+        assert [chosen.classes[label] for label in chosen.labels] == [names[row] for row in rows]
+        assert chosen.paths == tuple(str(row) for row in rows)
+        assert chosen.groups is not None
+        assert chosen.groups.tolist() == rows.tolist()
+        assert set(chosen.labels.tolist()) == set(range(len(chosen.classes)))
+
+
+def test_a_split_without_images_is_refused_naming_those_that_have_some():
+    assert len(_manifest().split("test")) == 2
+    with pytest.raises(UserError, match=r"no images in split 'val'; splits with images: train \(4\), test \(2\)"):
+        _manifest().split("val")
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.3, 0.5])
+def test_validation_takes_whole_training_classes_by_seed(fraction):
+    manifest = array_manifest({"train": [3] * 20, "test": [2] * 5})
+    parts = manifest.split_validation(fraction, seed=1)
+    training, validation, test = (parts.split(name) for name in ("train", "val", "test"))
+    assert len(validation.classes) == fraction * 20
+    assert not set(training.classes) & set(validation.classes)
+    assert set(training.classes) | set(validation.classes) == set(manifest.split("train").classes)
+    assert test.sha256 == manifest.split("test").sha256
+    assert parts.sha256 == manifest.split_validation(fraction, seed=1).sha256
+    assert parts.sha256 != manifest.split_validation(fraction, seed=2).sha256
+
+
+def test_validation_leaves_a_manifest_with_its_own_alone():
+    manifest = array_manifest({"train": [2] * 6, "val": [2] * 2, "test": [2] * 2})
+    assert manifest.split_validation(0.5, seed=0) is manifest
+    assert array_manifest({"train": [2] * 6}).split_validation(0, seed=0).split_sizes == {"train": 12}
+    assert array_manifest({"test": [2] * 6}).split_validation(0.5, seed=0).split_sizes == {"test": 12}
+
+
+def test_validation_never_takes_one_class_nor_leaves_one():
+    parts = array_manifest({"train": [2] * 4}).split_validation(0.01, seed=0)
+    assert len(parts.split("val").classes) == len(parts.split("train").classes) == 2
+    with pytest.raises(UserError, match="3 training classes, too few"):
+        array_manifest({"train": [2] * 3}).split_validation(0.1, seed=0)
+    with pytest.raises(UserError, match=r"must be at least 0 and below 1, got 1.5"):
+        array_manifest({"train": [2] * 3}).split_validation(1.5, seed=0)
+
+
+def test_validation_moves_only_training_rows_of_a_class_that_test_shares():
+    manifest = build_manifest(
+        "shared",
+        ArraySource({}),
+        paths=[str(row) for row in range(16)],
+        labels=[str(row % 8) for row in range(16)],
+        splits=["train"] * 8 + ["test"] * 8,
+    )
+    assert manifest.split_validation(0.25, seed=0).split_sizes == {"train": 6, "val": 2, "test": 8}
+
+
+def test_the_digest_follows_the_content_but_neither_source_nor_name():
+    manifest = _manifest(groups=[0] * 6)
+    same = dataclasses.replace(manifest, source=ArraySource({}), name="elsewhere")
+    assert same.sha256 == manifest.sha256
+    changes = [
+        {"paths": (*manifest.paths[:5], "other")},
+        {"classes": ("cat", "dog", "eagle")},
+        {"labels": manifest.labels[::-1].copy()},
+        {"splits": np.array(["train"] * 6)},
+        {"is_query": ~manifest.is_query},
+        {"is_gallery": ~manifest.is_gallery},
+        {"groups": manifest.labels},
+        {"groups": None},
+        {"super_labels": manifest.labels},
+    ]
+    digests = {dataclasses.replace(manifest, **change).sha256 for change in changes}
+    assert len(digests) == len(changes)
+    assert manifest.sha256 not in digests
+
+
+def test_the_digest_is_the_same_in_every_version():
+    """A checkpoint refuses another digest, so a change here breaks resuming."""
+    assert _manifest().sha256 == "d034a394e58b79c31a9fe8dc09f95480f821510c9db2419a6f24cddae8bed0d8"
+
+
+def test_columns_are_read_only_and_the_callers_stay_writable():
+    column = np.ones(6, dtype=np.bool_)
+    manifest = dataclasses.replace(_manifest(), is_query=column)
+    column[0] = False
+    assert manifest.is_query.all()
+    with pytest.raises(ValueError, match="read-only"):
+        manifest.labels[0] = 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": np.array([0, 1, 0, 3, 1, 3])}, "labels must be 0 … 2"),
+        ({"labels": np.array([0, 1, 0, 1, 1, 1])}, "each used by at least one image"),
+        ({"splits": np.array(["train"] * 5 + ["query"])}, "split 'query' is not known"),
+        ({"splits": np.array(["train"] * 5)}, "splits has shape"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(change, message):
+    # What jaxtyping checks in tests is checked here for callers without it.
+    with pytest.raises((UserError, TypeError), match=rf"{message}|image"):
+        dataclasses.replace(_manifest(), **change)
+
+
+def test_an_empty_data_set_is_refused():
+    with pytest.raises(UserError, match="no images in memory"):
+        build_manifest("none", ArraySource({}), paths=[], labels=[], splits=[])
+
+
+def test_a_manifest_can_be_pickled():
+    manifest = _manifest(super_labels=[0, 1, 0, 2, 1, 2])
+    assert pickle.loads(pickle.dumps(manifest)).sha256 == manifest.sha256

@@ -1,0 +1,119 @@
+import multiprocessing
+import os
+import pickle
+import threading
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from data_trees import pixels, png, write_tree, zip_tree
+
+from aurank.data import ArraySource, FolderSource, ImageSource, ZipSource, open_source
+from aurank.data.decode import decode
+from aurank.errors import UserError
+
+NAMES = ["a/1.png", "a/2.png", "b/c/3.png"]
+
+
+@pytest.fixture(params=["folder", "zip", "zip below a prefix", "arrays"])
+def source(request, tmp_path):
+    tree = write_tree(tmp_path / "tree", NAMES)
+    if request.param == "folder":
+        return open_source(tree)
+    if request.param == "arrays":
+        return ArraySource({name: pixels(seed) for seed, name in enumerate(NAMES)})
+    prefix = "deep/inside/" if "prefix" in request.param else ""
+    return open_source(zip_tree(tree, tmp_path / "tree.zip", prefix=prefix), prefix=prefix)
+
+
+def test_every_source_gives_the_same_names_and_pixels(source):
+    assert isinstance(source, ImageSource)
+    assert source.names() == NAMES
+    assert source.exists("a/1.png")
+    assert not source.exists("a")
+    assert not source.exists("a/4.png")
+    for seed, name in enumerate(NAMES):
+        np.testing.assert_array_equal(decode(source, name, 3), pixels(seed))
+
+
+def test_a_missing_image_is_named(source):
+    with pytest.raises(UserError, match=r"image 'a/4\.png' is not in "):
+        source.read_bytes("a/4.png")
+
+
+def test_a_pickled_source_reads_the_same(source):
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy.read_bytes(NAMES[2]) == source.read_bytes(NAMES[2])
+    assert copy.where == source.where
+
+
+def test_a_source_may_be_read_by_threads(source):
+    with ThreadPoolExecutor(4) as pool:
+        read = list(pool.map(source.read_bytes, NAMES * 50))
+    assert read == [source.read_bytes(name) for name in NAMES] * 50
+
+
+def _read_many(source, name, count, answers):
+    answers.put({source.read_bytes(name) for _ in range(count)})
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_forked_processes_read_at_once_without_disturbing_each_other(source):
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    workers = [context.Process(target=_read_many, args=(source, name, 200, answers)) for name in NAMES]
+    for worker in workers:
+        worker.start()
+    own = {source.read_bytes(NAMES[0]) for _ in range(200)}
+    found = [answers.get() for _ in workers]
+    for worker in workers:
+        worker.join()
+    assert own == {source.read_bytes(NAMES[0])}
+    assert sorted(len(one) for one in found) == [1, 1, 1]
+    assert set.union(*found) == {source.read_bytes(name) for name in NAMES}
+    assert threading.active_count() == 1
+
+
+def test_what_operating_systems_leave_behind_is_not_listed(tmp_path):
+    tree = write_tree(tmp_path / "tree", ["a/1.png", "a/._1.png", "__MACOSX/a/1.png", ".hidden/2.png", "a/Thumbs.db"])
+    assert FolderSource(tree).names() == ["a/1.png"]
+    assert ZipSource(zip_tree(tree, tmp_path / "tree.zip")).names() == ["a/1.png"]
+
+
+def test_a_folder_that_is_missing_or_an_archive_that_is_none_is_refused(tmp_path):
+    with pytest.raises(UserError, match="does not exist; expected a folder or a zip archive"):
+        open_source(tmp_path / "none")
+    (tmp_path / "text.zip").write_text("no archive")
+    with pytest.raises(UserError, match=r"text\.zip is not a zip archive that can be read .*; fetch it again"):
+        open_source(tmp_path / "text.zip")
+    with pytest.raises(UserError, match=r"archive .* does not exist"):
+        ZipSource(tmp_path / "none.zip")
+
+
+def test_a_damaged_member_is_named(tmp_path):
+    file = tmp_path / "tree.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("good.png", png(0))
+        archive.writestr("bad.png", png(1))
+    data = bytearray(file.read_bytes())
+    data[data.index(png(1)) + 60] ^= 255
+    file.write_bytes(data)
+    source = ZipSource(file)
+    assert source.read_bytes("good.png") == png(0)
+    with pytest.raises(UserError, match=r"image 'bad\.png' in .* cannot be read: Bad CRC"):
+        source.read_bytes("bad.png")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_without_permission_is_named(tmp_path):
+    tree = write_tree(tmp_path, ["a.png"])
+    (tree / "a.png").chmod(0)
+    with pytest.raises(UserError, match=r"image 'a\.png' in .* cannot be read: Permission denied"):
+        FolderSource(tree).read_bytes("a.png")
+
+
+def test_a_folder_in_place_of_an_image_is_named(tmp_path):
+    write_tree(tmp_path, ["a/1.png"])
+    with pytest.raises(UserError, match=r"image 'a' in .* cannot be read: Is a directory"):
+        FolderSource(tmp_path).read_bytes("a")

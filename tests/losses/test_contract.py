@@ -1,0 +1,298 @@
+"""What every loss promises to a pytorch-metric-learning pipeline. A new loss joins by one line of TABLE."""
+
+import copy
+import io
+from collections.abc import Callable
+from typing import NamedTuple
+
+import oracles
+import pytest
+import torch
+from pytorch_metric_learning import distances, reducers, regularizers
+from pytorch_metric_learning import losses as pml_losses
+from torch import Tensor
+
+from aurank.losses import LOSSES, MINERS, MultipleLosses, PairLoss, SmoothAPLoss, SOPRCLoss
+
+COUNTS = [9, 4, 20, 1, 6, 3]
+SHUFFLED = [0] * 5 + [1] * 2 + [2] * 6 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
+
+
+class Case(NamedTuple):
+    make: Callable[..., PairLoss]  # takes the keyword arguments of PML
+    oracle: Callable[
+        ..., dict[str, oracles.PerQuery]
+    ]  # (similarity, positive, negative, labels) -> terms of a new loss
+
+
+TABLE = {
+    "smooth_ap": Case(SmoothAPLoss, lambda s, p, n, y: {"loss": oracles.smooth_ap(s, p, n, temperature=0.01)}),
+    "soprc": Case(
+        lambda **given: SOPRCLoss(COUNTS, **given),
+        lambda s, p, n, y: oracles.soprc_first_batch(s, p, n, y, class_counts=COUNTS),
+    ),
+}
+EACH = pytest.mark.parametrize("case", TABLE.values(), ids=TABLE.keys())
+
+
+def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=random)
+    embeddings = torch.randn(len(labels), 6, generator=random, dtype=torch.float64)
+    return embeddings.requires_grad_(), torch.tensor(labels)[order]
+
+
+def expect(case: Case, embeddings: Tensor, labels: Tensor, references: Tensor | None = None, **given: object) -> Tensor:
+    sides = oracles.masks(labels.tolist(), **given)
+    terms = case.oracle(oracles.cosine(embeddings, references), *sides, labels.tolist())
+    return sum((oracles.mean(values) for values in terms.values()), torch.zeros((), dtype=torch.float64))
+
+
+def check_equal(loss: Tensor, expected: Tensor, *leaves: Tensor) -> None:
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
+    for gradient, wanted in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-7, atol=1e-8)
+
+
+def test_every_loss_is_in_the_table() -> None:
+    assert set(LOSSES) == set(TABLE)
+
+
+@EACH
+def test_batch_equals_the_oracle(case: Case) -> None:
+    embeddings, labels = batch()
+    check_equal(case.make().double()(embeddings, labels), expect(case, embeddings, labels), embeddings)
+
+
+@EACH
+@pytest.mark.parametrize("name", MINERS)
+def test_a_miner_gives_the_loss_of_the_pairs_it_kept(case: Case, name: str) -> None:
+    embeddings, labels = batch()
+    mined = MINERS[name]()(embeddings, labels)
+    assert oracles.sides(*oracles.masks(labels.tolist(), mined=mined))  # else there would be nothing to compare
+    loss = case.make().double()(embeddings, labels, mined)
+    check_equal(loss, expect(case, embeddings, labels, mined=mined), embeddings)
+
+
+@EACH
+def test_miners_that_find_nothing_give_zero(case: Case) -> None:
+    embeddings, labels = batch()
+    nothing = torch.empty(0, dtype=torch.int64)
+    for number in (3, 4):
+        assert case.make().double()(embeddings, labels, (nothing,) * number) == 0
+
+
+@EACH
+def test_references_equal_the_oracle_and_get_a_gradient(case: Case) -> None:
+    (embeddings, labels), (references, ref_labels) = batch(), batch(seed=1)
+    loss = case.make().double()(embeddings, labels, ref_emb=references, ref_labels=ref_labels)
+    expected = expect(case, embeddings, labels, references, ref_labels=ref_labels.tolist())
+    check_equal(loss, expected, embeddings, references)
+
+
+@EACH
+@pytest.mark.parametrize("seen", [False, True])
+def test_references_equal_the_concatenated_batch_with_self_removed(case: Case, seen: bool) -> None:
+    (embeddings, labels), (memory, memory_labels) = batch(), batch(seed=1)
+    everything, all_labels = torch.cat([embeddings, memory]), torch.cat([labels, memory_labels])
+    ids, all_ids = torch.arange(len(labels)), torch.arange(len(all_labels))
+    loss = case.make(reducer=reducers.DoNothingReducer()).double()
+    if seen:
+        loss(*batch(seed=2))
+    loss.eval()  # the same state for both
+    whole = loss(everything, all_labels)
+    with_ids = loss(embeddings, labels, ref_emb=everything, ref_labels=all_labels, ids=ids, ref_ids=all_ids)
+    positive = (labels[:, None] == all_labels) & (ids[:, None] != all_ids)
+    pairs = (*positive.nonzero().T, *(labels[:, None] != all_labels).nonzero().T)
+    with_tuple = loss(embeddings, labels, pairs, everything, all_labels)
+    for name, term in whole.items():
+        mine = term["indices"] < len(labels)
+        for other in (with_ids[name], with_tuple[name]):
+            assert other["indices"].equal(term["indices"][mine])
+            torch.testing.assert_close(other["losses"], term["losses"][mine], rtol=0, atol=1e-12)
+
+
+@EACH
+def test_pml_s_cross_batch_memory_gives_the_loss_against_its_memory(case: Case) -> None:
+    class AnyLoss(pml_losses.CrossBatchMemory):
+        @staticmethod
+        def supported_losses() -> list[str]:
+            return [type(loss).__name__]
+
+    loss, fresh = case.make().double(), case.make().double()
+    memory = AnyLoss(loss, embedding_size=6, memory_size=40).double()
+    (first, first_labels), (second, labels) = batch(seed=1), batch(seed=2)
+    loss.eval()
+    memory(first, first_labels)
+    loss.train()
+    kept, kept_labels = torch.cat([first, second]).detach(), torch.cat([first_labels, labels])
+    ids, ref_ids = torch.arange(18, 36), torch.arange(36)
+    expected = fresh(second, labels, ref_emb=kept, ref_labels=kept_labels, ids=ids, ref_ids=ref_ids)
+    torch.testing.assert_close(memory(second, labels), expected, rtol=0, atol=1e-12)
+
+
+@EACH
+def test_reducers_get_the_losses_of_the_valid_queries(case: Case) -> None:
+    embeddings, labels = batch()
+    terms = case.oracle(oracles.cosine(embeddings), *oracles.masks(labels.tolist()), labels.tolist())
+    weights = torch.linspace(1, 2, len(COUNTS), dtype=torch.float64)
+    ways = {
+        reducers.MeanReducer(): oracles.mean,
+        reducers.SumReducer(): lambda values: sum(values.values()),
+        reducers.DivisorReducer(): oracles.mean,
+        reducers.PerAnchorReducer(): oracles.mean,
+        reducers.ClassWeightedReducer(weights): lambda values: oracles.mean(
+            {row: value * weights[labels[row]] for row, value in values.items()}
+        ),
+        reducers.ThresholdReducer(low=0.05): lambda values: oracles.mean(
+            {row: value for row, value in values.items() if value > 0.05}
+        ),
+    }
+    for reducer, reduce in ways.items():
+        loss = case.make(reducer=reducer).double()(embeddings, labels)
+        torch.testing.assert_close(loss, sum(reduce(values) for values in terms.values()), rtol=0, atol=1e-10)
+
+
+@EACH
+def test_a_regularizer_is_added_and_leaves_the_reducer_alone(case: Case) -> None:
+    embeddings, labels = batch()
+    given = {"reducer": reducers.SumReducer(), "embedding_reg_weight": 0.5}
+    plain = case.make(reducer=reducers.SumReducer()).double()(embeddings, labels)
+    loss = case.make(embedding_regularizer=regularizers.LpRegularizer(), **given).double()(embeddings, labels)
+    torch.testing.assert_close(loss, plain + 0.5 * regularizers.LpRegularizer()(embeddings), rtol=0, atol=1e-10)
+
+
+class NegatedLp(distances.BaseDistance):
+    def __init__(self) -> None:
+        super().__init__(is_inverted=True)
+
+    def compute_mat(self, query: Tensor, reference: Tensor) -> Tensor:
+        return -torch.cdist(query, reference)
+
+
+@EACH
+def test_a_distance_and_its_negative_as_similarity_give_the_same_loss(case: Case) -> None:
+    embeddings, labels = batch()
+    one, other = (case.make(distance=each).double() for each in (distances.LpDistance(), NegatedLp()))
+    loss = one(embeddings, labels)
+    torch.testing.assert_close(loss, other(embeddings, labels), rtol=0, atol=1e-12)
+    loss.backward()
+    assert embeddings.grad is not None
+    assert embeddings.grad.isfinite().all()
+
+
+@EACH
+def test_several_losses_add_up_in_pml_s_wrapper_and_in_aurank_s(case: Case) -> None:
+    embeddings, labels = batch()
+    other = pml_losses.ContrastiveLoss()
+    expected = 2 * case.make().double()(embeddings, labels) + 3 * other(embeddings, labels)
+    for wrapper in (pml_losses.MultipleLosses, MultipleLosses):
+        total = wrapper([case.make().double(), other], weights=[2, 3])(embeddings, labels)
+        torch.testing.assert_close(total, expected, rtol=0, atol=1e-12)
+
+
+@EACH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_leaves_numbers_in_float32(case: Case, dtype: torch.dtype) -> None:
+    embeddings, labels = batch()
+    rows = embeddings.detach().to(dtype).requires_grad_()
+    plain = case.make()(rows, labels)
+    (gradient,) = torch.autograd.grad(plain, rows)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = case.make()(rows, labels)
+    (cast,) = torch.autograd.grad(loss, rows)
+    assert loss.dtype == torch.float32
+    assert loss == plain
+    assert cast.dtype == dtype
+    assert cast.equal(gradient)
+    wide = case.make()(rows.detach().double(), labels)
+    assert loss.item() == pytest.approx(wide.item(), abs=1e-3)  # SOPRC's steps of width 0.001 see float32's rounding
+
+
+@EACH
+def test_double_keeps_value_and_state_in_float64(case: Case) -> None:
+    loss = case.make().double()
+    embeddings, labels = batch()
+    assert loss(embeddings, labels).dtype == torch.float64
+    assert all(state.dtype == torch.float64 for state in loss.buffers() if state.is_floating_point())
+    for convert in (nn_half, nn_bfloat16):
+        assert all(
+            state.dtype == torch.float32 for state in convert(case.make()).buffers() if state.is_floating_point()
+        )
+
+
+def nn_half(loss: PairLoss) -> PairLoss:
+    return loss.half()
+
+
+def nn_bfloat16(loss: PairLoss) -> PairLoss:
+    return loss.bfloat16()
+
+
+@EACH
+def test_a_copy_and_a_restored_state_go_on_as_the_original_to_the_last_bit(case: Case) -> None:
+    loss, restored = case.make(), case.make()
+    loss(*(each.float() if each.is_floating_point() else each for each in batch(seed=1)))
+    copied = copy.deepcopy(loss)
+    file = io.BytesIO()
+    torch.save(loss.state_dict(), file)
+    file.seek(0)
+    restored.load_state_dict(torch.load(file, weights_only=True))
+    embeddings, labels = batch(seed=2)
+    values = [each(embeddings.float(), labels) for each in (loss, copied, restored)]
+    assert values[0] == values[1] == values[2]
+    for other in (copied, restored):
+        assert all(a.equal(b) for a, b in zip(loss.buffers(), other.buffers(), strict=True))
+
+
+@EACH
+def test_evaluation_mode_leaves_the_state_alone(case: Case) -> None:
+    loss = case.make().double()
+    loss(*batch(seed=1))
+    before = copy.deepcopy(loss.state_dict())
+    loss.eval()(*batch(seed=2))
+    assert all(value.equal(before[name]) for name, value in loss.state_dict().items())
+
+
+@EACH
+@pytest.mark.parametrize("labels", [[0, 0, 0, 0], [0, 1, 2, 3], [5]], ids=["no negative", "no positive", "alone"])
+def test_no_valid_query_gives_exactly_zero_with_zero_gradient(case: Case, labels: list[int]) -> None:
+    embeddings, order = batch(labels)
+    loss = case.make().double()
+    before = copy.deepcopy(loss.state_dict())
+    value = loss(embeddings, order)
+    value.backward()
+    assert value == 0
+    assert embeddings.grad is not None
+    assert not embeddings.grad.any()
+    assert all(state.equal(before[name]) for name, state in loss.state_dict().items())
+
+
+@EACH
+def test_a_query_left_out_adds_nothing_to_the_gradient(case: Case) -> None:
+    embeddings, labels = batch()
+    gradient = torch.autograd.grad(case.make().double()(embeddings, labels), embeddings)[0]
+    assert gradient.isfinite().all()
+    assert gradient[labels == 3].any()  # it has no positive, but it is a negative of others
+
+
+@EACH
+@pytest.mark.parametrize("with_references", [False, True])
+def test_labels_on_the_host_never_make_it_wait_for_the_device(case: Case, with_references: bool) -> None:
+    # a tensor on the meta device has no values: reading one, as .item() or nonzero() would, raises
+    embeddings, labels = (each.detach() for each in batch())
+    ids = torch.arange(len(labels))
+    rows = embeddings.to("meta").requires_grad_()
+    given = {"ref_emb": rows.detach().clone(), "ref_labels": labels, "ids": ids, "ref_ids": ids}
+    loss = case.make().to("meta")(rows, labels, **(given if with_references else {}))
+    loss.backward()
+    assert loss.shape == ()
+    assert rows.grad is not None
+    assert rows.grad.is_meta
+
+
+@EACH
+def test_what_is_not_of_pml_is_refused(case: Case) -> None:
+    for name in ("distance", "reducer", "embedding_regularizer"):
+        with pytest.raises((ValueError, TypeError)):
+            case.make(**{name: "cosine"})

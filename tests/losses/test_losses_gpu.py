@@ -1,0 +1,76 @@
+"""Run where there is a CUDA device: no host synchronisation with labels on the host, and the CPU's values."""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from aurank.losses import PairLoss, SmoothAPLoss, SOPRCLoss
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+MAKERS = {
+    "smooth_ap": SmoothAPLoss,
+    "soprc": lambda: SOPRCLoss([6] * 32),
+    "official": lambda: SOPRCLoss([6] * 32, official=True),
+}
+
+
+@contextlib.contextmanager
+def no_host_synchronisation() -> Iterator[None]:
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(0)
+    labels = torch.randint(32, (128,), generator=random)
+    return torch.randn(128, 64, generator=random), labels
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("with_references", [False, True])
+def test_labels_on_the_host_cost_no_synchronisation(name: str, with_references: bool) -> None:
+    embeddings, labels = data()
+    rows, references = embeddings.cuda().requires_grad_(), embeddings.flip(0).cuda()
+    ids = torch.arange(128)
+    given = {"ref_emb": references, "ref_labels": labels.flip(0), "ids": ids, "ref_ids": ids.flip(0)}
+    loss: PairLoss = MAKERS[name]().cuda()
+    with no_host_synchronisation():
+        for _ in range(2):
+            loss(rows, labels, **(given if with_references else {})).backward()
+    assert rows.grad is not None
+    assert rows.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("labels_on_gpu", [False, True])
+def test_values_gradients_and_state_are_those_of_the_cpu(name: str, labels_on_gpu: bool) -> None:
+    embeddings, labels = data()
+    results = []
+    for device in ("cpu", "cuda"):
+        loss = MAKERS[name]().double().to(device)
+        rows = embeddings.double().to(device).requires_grad_()
+        for _ in range(3):
+            value = loss(rows, labels.to(device) if labels_on_gpu else labels)
+        value.backward()
+        results.append((value.detach().cpu(), rows.grad.cpu(), [state.cpu() for state in loss.buffers()]))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_half_precision_autocast_gives_float32(name: str) -> None:
+    embeddings, labels = data()
+    rows = embeddings.cuda().half()
+    plain = MAKERS[name]().cuda()(rows, labels)
+    with torch.autocast("cuda", dtype=torch.float16):
+        value = MAKERS[name]().cuda()(rows, labels)
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value, plain)

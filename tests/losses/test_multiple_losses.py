@@ -1,0 +1,67 @@
+import pytest
+import torch
+from pytorch_metric_learning import losses as pml_losses
+from pytorch_metric_learning.miners import MultiSimilarityMiner
+from torch import Tensor, nn
+
+from aurank.errors import UserError
+from aurank.losses import MultipleLosses, SmoothAPLoss, SOPRCLoss
+
+EMBEDDINGS = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([0, 0, 1, 1, 2, 2, 2, 1])
+
+
+class Recorder(nn.Module):
+    """Remembers what it was called with."""
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, *rest: object, ids: object = None, ref_ids: object = None
+    ) -> Tensor:
+        self.seen = (rest, ids, ref_ids)
+        return embeddings.sum() * 0
+
+
+def test_ids_reach_the_losses_that_take_them_and_pml_s_get_five_arguments() -> None:
+    recorder, ids = Recorder(), torch.arange(8)
+    total = MultipleLosses({"mine": recorder, "pml": pml_losses.ContrastiveLoss(), "ap": SmoothAPLoss()})
+    given = {"ref_emb": EMBEDDINGS.clone(), "ref_labels": LABELS, "ids": ids, "ref_ids": ids + 8}
+    total(EMBEDDINGS, LABELS, **given)
+    rest, seen_ids, seen_ref_ids = recorder.seen
+    assert rest == (None, given["ref_emb"], LABELS)
+    assert seen_ids is ids
+    assert seen_ref_ids is given["ref_ids"]
+
+
+def test_wrappers_nest_and_keep_all_state() -> None:
+    inner = MultipleLosses([SOPRCLoss([2, 3, 3]), SmoothAPLoss()], weights=[1, 0.5])
+    outer = MultipleLosses({"both": inner, "ap": SmoothAPLoss()})
+    expected = SOPRCLoss([2, 3, 3])(EMBEDDINGS, LABELS) + 1.5 * SmoothAPLoss()(EMBEDDINGS, LABELS)
+    torch.testing.assert_close(outer(EMBEDDINGS, LABELS, ids=torch.arange(8)), expected)
+    assert any(name.endswith("table.rows") for name in outer.state_dict())
+
+
+def test_each_loss_gets_its_own_miner_s_tuple() -> None:
+    miner, loss = MultiSimilarityMiner(epsilon=0.01), SmoothAPLoss()
+    expected = loss(EMBEDDINGS, LABELS, miner(EMBEDDINGS, LABELS)) + loss(EMBEDDINGS, LABELS)
+    for losses, miners in (([loss, loss], [miner, None]), ({"a": loss, "b": loss}, {"a": miner})):
+        torch.testing.assert_close(MultipleLosses(losses, miners)(EMBEDDINGS, LABELS), expected)
+
+
+@pytest.mark.parametrize(
+    ("losses", "more", "message"),
+    [
+        ([SmoothAPLoss()], {"weights": [1, 2]}, "weights must be one per loss, 1, got 2"),
+        ([SmoothAPLoss()], {"weights": {"a": 1}}, "weights must be a list, as losses is"),
+        ({"a": SmoothAPLoss()}, {"weights": {"b": 1}}, "weights must be one per loss, a, got b"),
+        ({"a": SmoothAPLoss()}, {"miners": {"b": MultiSimilarityMiner()}}, "miners must be for losses among a, got b"),
+    ],
+)
+def test_what_does_not_match_the_losses_is_refused(losses: object, more: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        MultipleLosses(losses, **more)
+
+
+def test_a_tuple_and_miners_together_are_refused() -> None:
+    mined = MultiSimilarityMiner()(EMBEDDINGS, LABELS)
+    with pytest.raises(UserError, match="has its own miners"):
+        MultipleLosses([SmoothAPLoss()], [MultiSimilarityMiner()])(EMBEDDINGS, LABELS, mined)

@@ -1,0 +1,105 @@
+import oracles
+import pytest
+import torch
+from pytorch_metric_learning.losses import SmoothAPLoss as PMLSmoothAPLoss
+from sklearn.metrics import average_precision_score
+
+from aurank.errors import UserError
+from aurank.losses import SmoothAPLoss
+
+SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
+
+
+def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=random)
+    embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
+    return embeddings.requires_grad_(), torch.tensor(labels)[order]
+
+
+@pytest.mark.parametrize("include_self", [False, True])
+@pytest.mark.parametrize("temperature", [0.01, 0.1, 1.0])
+def test_value_and_gradient_equal_the_loop(temperature: float, include_self: bool) -> None:
+    embeddings, labels = batch()
+    loss = SmoothAPLoss(temperature, include_self)(embeddings, labels)
+    expected = oracles.mean(
+        oracles.smooth_ap(
+            oracles.cosine(embeddings),
+            *oracles.masks(labels.tolist()),
+            temperature=temperature,
+            include_self=include_self,
+        )
+    )
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
+    gradient, wanted = (torch.autograd.grad(each, embeddings)[0] for each in (loss, expected))
+    torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-10)
+
+
+def test_gradient_is_that_of_finite_differences() -> None:
+    embeddings, labels = batch([0, 0, 0, 1, 1, 2])
+    loss = SmoothAPLoss(temperature=0.1)
+    assert torch.autograd.gradcheck(lambda rows: loss(rows, labels), (embeddings,))
+    assert torch.autograd.gradgradcheck(lambda rows: loss(rows, labels), (embeddings,))
+
+
+@pytest.mark.parametrize("include_self", [False, True])
+def test_smooth_ap_tends_to_exact_ap_as_temperature_falls(include_self: bool) -> None:
+    embeddings, labels = batch()
+    embeddings = embeddings.detach()
+    similarity = oracles.cosine(embeddings).numpy()
+    exact = []
+    for row, label in enumerate(labels.tolist()):
+        kept = [j for j in range(len(labels)) if include_self or j != row]
+        relevant = [int(labels[j]) == label for j in kept]
+        if (labels == label).sum() > 1:
+            exact.append(average_precision_score(relevant, similarity[row, kept]))
+    wanted = 1 - sum(exact) / len(exact)
+    errors = [abs(float(SmoothAPLoss(t, include_self)(embeddings, labels)) - wanted) for t in (1e-1, 1e-3, 1e-7)]
+    assert errors[0] > errors[1]
+    assert errors[2] < 1e-10
+
+
+def test_the_query_in_its_own_ranking_gives_the_free_hit_of_published_numbers() -> None:
+    labels = torch.arange(8).repeat_interleave(4)
+    embeddings = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+    assert SmoothAPLoss(include_self=True)(embeddings, labels) < SmoothAPLoss()(embeddings, labels) - 0.15
+
+
+def test_pml_s_loss_agrees_where_it_is_right() -> None:
+    # PML groups the wrong rows unless there are as many classes as samples per class, and needs them in blocks
+    labels = torch.arange(4).repeat_interleave(4)
+    embeddings = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(
+        PMLSmoothAPLoss()(embeddings, labels), SmoothAPLoss(include_self=True)(embeddings, labels)
+    )
+
+
+def test_any_order_of_rows_and_any_names_of_labels_give_the_same_loss() -> None:
+    embeddings, labels = batch()
+    loss = SmoothAPLoss()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(loss(embeddings[order], labels[order]), loss(embeddings, labels), rtol=0, atol=1e-12)
+    torch.testing.assert_close(loss(embeddings, labels * -7 + 2**40), loss(embeddings, labels), rtol=0, atol=0)
+
+
+def test_a_perfect_ranking_has_no_loss_and_equal_embeddings_score_a_half_rank_each() -> None:
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    assert SmoothAPLoss(1e-4)(torch.eye(2)[labels], labels) == pytest.approx(0, abs=1e-6)
+    # 1 + ½ among the two positives, and 3·½ negatives ahead
+    assert SmoothAPLoss()(torch.ones(6, 4), labels) == pytest.approx(1 - 1.5 / 3)
+
+
+def test_float32_at_a_small_temperature_stays_finite() -> None:
+    embeddings, labels = batch()
+    rows = embeddings.detach().float().requires_grad_()
+    loss = SmoothAPLoss(temperature=1e-6)(rows, labels)
+    loss.backward()
+    assert loss.isfinite()
+    assert rows.grad is not None
+    assert rows.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("temperature", [-0.1, 0, float("nan"), float("inf"), True])
+def test_an_impossible_temperature_is_refused(temperature: float) -> None:
+    with pytest.raises(UserError, match=f"temperature must be > 0, got {temperature}"):
+        SmoothAPLoss(temperature)

@@ -1,0 +1,93 @@
+import pytest
+import torch
+from torch import nn
+
+from aurank.errors import UserError
+from aurank.models import Encoder, GeneralisedMean, parameter_groups
+
+
+@pytest.mark.parametrize("pooling", ["avg", "max", "gem"])
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_embeddings_have_unit_length_and_gradients(pooling: str, channels: int) -> None:
+    encoder = Encoder("resnet10t", dim=16, channels=channels, pretrained=False, pooling=pooling)
+    embeddings = encoder(torch.randn(4, channels, 32, 32))
+    assert embeddings.shape == (4, 16)
+    torch.testing.assert_close(embeddings.norm(dim=1), torch.ones(4))
+    embeddings[:, 0].sum().backward()
+    assert all(parameter.grad is not None for parameter in encoder.parameters())
+
+
+def test_generalised_mean_runs_from_average_to_maximum() -> None:
+    features = torch.rand(2, 3, 4, 4)
+    torch.testing.assert_close(GeneralisedMean(1.0)(features), features.mean(dim=(2, 3)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(GeneralisedMean(300.0)(features), features.amax(dim=(2, 3)), rtol=2e-2, atol=1e-3)
+
+
+def test_tokens_are_pooled_too_and_gem_says_that_it_cannot() -> None:
+    params = {"img_size": 32, "patch_size": 16}
+    encoder = Encoder("vit_tiny_patch16_224", dim=8, pretrained=False, params=params)
+    assert encoder(torch.randn(2, 3, 32, 32)).shape == (2, 8)
+    encoder = Encoder("vit_tiny_patch16_224", dim=8, pretrained=False, pooling="gem", params=params)
+    with pytest.raises(UserError, match=r"pooling=gem .* use model.pooling=avg"):
+        encoder(torch.randn(2, 3, 32, 32))
+
+
+def test_channels_last_changes_the_layout_but_not_the_embedding() -> None:
+    torch.manual_seed(0)
+    plain = Encoder("resnet10t", dim=8, pretrained=False).eval()
+    last = Encoder("resnet10t", dim=8, pretrained=False, channels_last=True).eval()
+    last.load_state_dict(plain.state_dict())
+    weight = last.backbone.layer1[0].conv1.weight
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(last(images), plain(images), rtol=1e-4, atol=1e-5)
+
+
+def test_frozen_batch_norm_keeps_statistics_and_weights() -> None:
+    encoder = Encoder("resnet10t", dim=8, pretrained=False, freeze_batch_norm=True).train()
+    norms = [module for module in encoder.modules() if isinstance(module, nn.BatchNorm2d)]
+    before = [norm.running_mean.clone() for norm in norms]
+    encoder(torch.randn(4, 3, 32, 32)).sum().backward()
+    assert norms
+    for norm, mean in zip(norms, before, strict=True):
+        assert torch.equal(norm.running_mean, mean)
+        assert norm.weight.grad is None
+
+
+def test_an_unfrozen_batch_norm_does_learn_statistics() -> None:
+    encoder = Encoder("resnet10t", dim=8, pretrained=False).train()
+    before = encoder.backbone.bn1.running_mean.clone()
+    encoder(torch.randn(4, 3, 32, 32))
+    assert not torch.equal(encoder.backbone.bn1.running_mean, before)
+
+
+def test_an_unknown_backbone_suggests_near_ones() -> None:
+    with pytest.raises(UserError, match=r"timm has no model 'resnet81'; did you mean .*resnet18"):
+        Encoder("resnet81", pretrained=False)
+
+
+def test_bad_backbone_arguments_are_the_users_mistake() -> None:
+    with pytest.raises(UserError, match=r"timm cannot build 'resnet10t'.*no_such"):
+        Encoder("resnet10t", pretrained=False, params={"no_such": 1})
+
+
+def test_pretrained_weights_that_cannot_be_had_name_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no route to the hub\nsecond line")
+
+    monkeypatch.setattr("timm.create_model", refuse)
+    with pytest.raises(UserError, match=r"weights of 'resnet18' .*OSError: no route to the hub\).*pretrained=false"):
+        Encoder("resnet18")
+
+
+def test_parameter_groups_cover_every_trained_parameter_once() -> None:
+    encoder = Encoder("resnet10t", dim=8, pretrained=False, pooling="gem", freeze_batch_norm=True)
+    groups = parameter_groups(encoder, weight_decay=0.1, head_lr_multiplier=10.0)
+    found = [parameter for group in groups for parameter in group["params"]]
+    trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+    assert len(found) == len(trained)
+    assert {id(parameter) for parameter in found} == {id(parameter) for parameter in trained}
+    for group in groups:
+        decays = group["weight_decay"] > 0
+        assert all((parameter.ndim > 1) == decays for parameter in group["params"])
+        assert group["lr_multiplier"] == (10.0 if group["name"].startswith("head") else 1.0)

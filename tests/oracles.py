@@ -1,0 +1,232 @@
+"""Slow, obvious references of the losses: loops over float64 scalars, so that autograd differentiates them too.
+
+Each takes the similarity [query, reference] and which references are positive and negative (lists of lists of bool),
+and returns the loss of each valid query by its row: {row: scalar}.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Mask = list[list[bool]]
+PerQuery = dict[int, Tensor]
+
+
+def cosine(embeddings: Tensor, references: Tensor | None = None) -> Tensor:
+    references = embeddings if references is None else references
+    rows = []
+    for query in embeddings:
+        rows.append(torch.stack([query @ other / (query.norm() * other.norm()) for other in references]))
+    return torch.stack(rows)
+
+
+def masks(
+    labels: Sequence[int],
+    ref_labels: Sequence[int] | None = None,
+    *,
+    mined: Sequence[Tensor] | None = None,
+    ids: Sequence[int] | None = None,
+    ref_ids: Sequence[int] | None = None,
+) -> tuple[Mask, Mask]:
+    """Positives and negatives by definition: label, self left out (by row, or by id), and what a miner kept."""
+    references = labels if ref_labels is None else ref_labels
+    positive = [[bool(a == b) for b in references] for a in labels]
+    negative = [[bool(a != b) for b in references] for a in labels]
+    for q in range(len(labels)):
+        for r in range(len(references)):
+            same = q == r if ref_labels is None else ids is not None and ref_ids is not None and ids[q] == ref_ids[r]
+            if same:
+                positive[q][r] = negative[q][r] = False
+    if mined is not None:
+        anchor, kept_positive, other_anchor, kept_negative = (
+            mined if len(mined) == 4 else (mined[0], mined[1], mined[0], mined[2])
+        )
+        positive_pairs = set(zip(anchor.tolist(), kept_positive.tolist(), strict=True))
+        negative_pairs = set(zip(other_anchor.tolist(), kept_negative.tolist(), strict=True))
+        for q in range(len(labels)):
+            for r in range(len(references)):
+                positive[q][r] = positive[q][r] and (q, r) in positive_pairs
+                negative[q][r] = negative[q][r] and (q, r) in negative_pairs
+    return positive, negative
+
+
+def sides(positive: Mask, negative: Mask) -> dict[int, tuple[list[int], list[int]]]:
+    """Positive and negative references of each query that has both."""
+    chosen = {}
+    for row, (plus, minus) in enumerate(zip(positive, negative, strict=True)):
+        positives = [j for j, wanted in enumerate(plus) if wanted]
+        negatives = [j for j, wanted in enumerate(minus) if wanted]
+        if positives and negatives:
+            chosen[row] = (positives, negatives)
+    return chosen
+
+
+def mean(values: PerQuery) -> Tensor:
+    return torch.stack(list(values.values())).mean()
+
+
+def smooth_ap(
+    similarity: Tensor, positive: Mask, negative: Mask, *, temperature: float, include_self: bool = False
+) -> PerQuery:
+    losses = {}
+    for row, (positives, negatives) in sides(positive, negative).items():
+        ranked = [*positives, row] if include_self else positives
+        score = similarity[row]
+        precisions = []
+        for i in ranked:
+            ahead = {
+                j: 1 / (1 + torch.exp((score[i] - score[j]) / temperature)) for j in [*ranked, *negatives] if j != i
+            }
+            positives_ahead = sum(ahead[j] for j in ranked if j != i)
+            precisions.append((1 + positives_ahead) / (1 + sum(ahead.values())))
+        losses[row] = 1 - sum(precisions) / len(precisions)
+    return losses
+
+
+def one_sided_huber(x: Tensor, tau1: float) -> Tensor:
+    if x < 0:
+        return 1 - 2 * x / tau1
+    return (1 - x / tau1) ** 2 if x < tau1 else x * 0
+
+
+def one_sided_sigmoid(x: Tensor, tau2: float) -> Tensor:
+    return torch.tanh(-x / (2 * tau2)) if x < 0 else x * 0
+
+
+def soprc(
+    similarity: Tensor,
+    positive: Mask,
+    negative: Mask,
+    *,
+    quantiles: dict[int, list[float]],
+    prior: dict[int, float],
+    tau1: float = 0.1,
+    tau2: float = 0.001,
+    tpr_gradient: bool = False,
+) -> PerQuery:
+    losses = {}
+    for row, (positives, negatives) in sides(positive, negative).items():
+        total = similarity.new_zeros(())
+        for i in positives:
+            score = similarity[row, i]
+            false_rate = sum(one_sided_huber(score - similarity[row, j], tau1) for j in negatives) / len(negatives)
+            fixed = score if tpr_gradient else score.detach()
+            higher = sum(one_sided_sigmoid(fixed - value, tau2) for value in quantiles[row])
+            true_rate = (1 + higher) / (len(quantiles[row]) + 1)
+            ratio = (1 - prior[row]) / prior[row] * false_rate / true_rate
+            total = total + ratio / (1 + ratio)
+        losses[row] = total / len(positives)
+    return losses
+
+
+def semi_variance(similarity: Tensor, positive: Mask, negative: Mask, *, weights: tuple[float, float]) -> PerQuery:
+    losses = {}
+    for row, (positives, negatives) in sides(positive, negative).items():
+        score = similarity[row]
+        positive_mean = sum(score[j] for j in positives) / len(positives)
+        negative_mean = sum(score[j] for j in negatives) / len(negatives)
+        none = score.new_zeros(())
+        below = sum(((score[j] - positive_mean) ** 2 for j in positives if score[j] < positive_mean), none)
+        above = sum(((score[j] - negative_mean) ** 2 for j in negatives if score[j] > negative_mean), none)
+        losses[row] = weights[0] * below / len(positives) + weights[1] * above / len(negatives)
+    return losses
+
+
+def pooled_semi_variance(similarity: Tensor, positive: Mask, negative: Mask, *, weights: tuple[float, float]) -> Tensor:
+    chosen = sides(positive, negative)
+    plus = [similarity[row, j] for row, (positives, _) in chosen.items() for j in positives]
+    minus = [similarity[row, j] for row, (_, negatives) in chosen.items() for j in negatives]
+    positive_mean, negative_mean = sum(plus) / len(plus), sum(minus) / len(minus)
+    below = [(score - positive_mean) ** 2 for score in plus if score < positive_mean]
+    above = [(score - negative_mean) ** 2 for score in minus if score > negative_mean]
+    return weights[0] * sum(below) / len(below) + weights[1] * sum(above) / len(above)
+
+
+def quantile_scores(scores: Sequence[float], number: int) -> list[float]:
+    """Linear through (i/(n+1), u_i), read at k/(number+1); the end segments go on, clamped to [-1, 1]."""
+    ordered = sorted(scores)
+    n = len(ordered)
+    result = []
+    for k in range(1, number + 1):
+        place = k / (number + 1)
+        if n == 1:
+            value = ordered[0]
+        else:
+            i = 1
+            while i < n - 1 and place > (i + 1) / (n + 1):
+                i += 1
+            slope = (ordered[i] - ordered[i - 1]) * (n + 1)
+            value = ordered[i - 1] + (place - i / (n + 1)) * slope
+        result.append(min(max(value, -1.0), 1.0))
+    return result
+
+
+def extended(scores: Sequence[float]) -> list[float]:
+    """u_0, u_1 ... u_n, u_{n+1} of Algorithm 2, ascending; a lone score is repeated."""
+    ordered = sorted(scores)
+    second, second_last = (ordered[1], ordered[-2]) if len(ordered) > 1 else (ordered[0], ordered[0])
+    return [max(2 * ordered[0] - second, -1.0), *ordered, min(2 * ordered[-1] - second_last, 1.0)]
+
+
+def paper_scores(scores: Sequence[float], number: int) -> list[float]:
+    """Algorithm 2, mended: two loops over i, each over the j with t = jn/number in [i-1, i)."""
+    u, n = extended(scores), len(scores)
+    result = [0.0] * number
+    for i in range(1, n + 1):
+        for j in range(number):
+            if (i - 1) * number <= j * n < i * number:
+                t = j * n / number
+                result[j] += ((i - t) * u[i - 1] + (t - i + 1) * u[i]) / 2
+                result[j] += ((i - t) * u[i] + (t - i + 1) * u[i + 1]) / 2
+    return result
+
+
+def official_scores(scores: Sequence[float], number: int) -> list[float]:
+    """The authors' code: ceil(number/n) steps for each score, concatenated, then cut off."""
+    u, n = extended(scores), len(scores)
+    length = math.ceil(number / n)
+    result = []
+    for i in range(1, n + 1):
+        for step in range(length):
+            share = step / length
+            lower, upper = u[i - 1] + share * (u[i] - u[i - 1]), u[i] + share * (u[i + 1] - u[i])
+            result.append((lower + upper) / 2)
+    return result[:number]
+
+
+def first_batch_quantiles(
+    similarity: Tensor,
+    positive: Mask,
+    negative: Mask,
+    labels: Sequence[int],
+    number: int = 100,
+    *,
+    interpolate=quantile_scores,
+) -> dict[int, list[float]]:
+    """What v holds for each valid query's class after one batch: the mean over the class's valid queries."""
+    own = {
+        row: interpolate([float(similarity[row, j].detach()) for j in positives], number)
+        for row, (positives, _) in sides(positive, negative).items()
+    }
+    averaged = {}
+    for row in own:
+        mates = [other for other in own if labels[other] == labels[row]]
+        averaged[row] = [sum(own[mate][k] for mate in mates) / len(mates) for k in range(number)]
+    return averaged
+
+
+def soprc_first_batch(
+    similarity: Tensor, positive: Mask, negative: Mask, labels: Sequence[int], *, class_counts: Sequence[int]
+) -> dict[str, PerQuery]:
+    """SOPRC with its defaults on a class's first batch: its two terms."""
+    ranking = soprc(
+        similarity,
+        positive,
+        negative,
+        quantiles=first_batch_quantiles(similarity, positive, negative, labels),
+        prior={row: 0.1 * class_counts[label] / max(class_counts) for row, label in enumerate(labels)},
+    )
+    extra = semi_variance(similarity, positive, negative, weights=(1.0, 5.0))
+    return {"loss": ranking, "semi_variance": extra}

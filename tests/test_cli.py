@@ -1,0 +1,182 @@
+"""The commands as typed: what they print, write and exit with."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from training.tiny import tiny_config
+
+from aurank import cli
+from aurank.config import shipped_configs
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def aurank(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process; returns its exit code, output and complaints."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["aurank", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "200")
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("configs") / "tiny.yaml"
+    path.write_text(yaml.safe_dump(tiny_config()), encoding="utf-8")
+    return path
+
+
+def one_line(complaint: str) -> str:
+    assert complaint.startswith("error: ")
+    assert complaint.count("\n") == 1, complaint
+    return complaint
+
+
+def test_train_evaluate_and_embed_from_the_command_line(aurank: Run, config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    code, output, _ = aurank("train", config, "train.steps=3", "--out", out)
+    assert code == 0
+    assert "mauprc" in output
+    metrics = json.loads((out / "report.json").read_text(encoding="utf-8"))["metrics"]
+
+    code, output, _ = aurank("evaluate", "--model", f"aurank:{out}/best", "--out", tmp_path / "measured")
+    assert code == 0
+    report = json.loads((tmp_path / "measured" / "report.json").read_text(encoding="utf-8"))
+    assert report["metrics"] == metrics
+    assert (report["num_queries"], report["num_lone_queries"]) == (898, 0) or report["num_queries"] == 899
+
+    code, output, _ = aurank("embed", "--model", f"aurank:{out}/best", "--out", tmp_path / "test.npz")
+    assert code == 0
+    with np.load(tmp_path / "test.npz") as saved:
+        assert set(saved) >= {"embeddings", "labels", "ids", "paths"}
+        np.save(tmp_path / "rows.npy", saved["embeddings"])
+        np.save(tmp_path / "labels.npy", saved["labels"])
+    for source in (["embeddings:" + str(tmp_path / "test.npz")],
+                   ["embeddings:" + str(tmp_path / "rows.npy"), "--labels", tmp_path / "labels.npy"]):  # fmt: skip
+        code, _, _ = aurank("evaluate", "--model", *source, "--out", tmp_path / "again", "--recall-at", "1,5")
+        assert code == 0
+        again = json.loads((tmp_path / "again" / "report.json").read_text(encoding="utf-8"))["metrics"]
+        assert again["mauprc"] == metrics["mauprc"]
+        assert "recall@5" in again
+
+
+def test_another_data_set_can_be_measured(aurank: Run, config: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    for label in ("a", "b"):
+        for number in range(3):
+            path = tmp_path / "photos" / label / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.random.default_rng(number).integers(0, 255, (20, 20, 3), dtype=np.uint8)).save(path)
+    assert aurank("train", config, "train.steps=1", "--out", tmp_path / "run")[0] == 0
+    model = f"aurank:{tmp_path}/run/best"
+    code, _, complaint = aurank(
+        "evaluate", "--model", model, "--data", f"folder:{tmp_path / 'photos'}", "--out", tmp_path / "photos-report"
+    )
+    assert code == 0, complaint
+    report = json.loads((tmp_path / "photos-report" / "report.json").read_text(encoding="utf-8"))
+    assert report["num_queries"] == 6
+
+
+def test_train_writes_under_runs_by_default_and_refuses_to_overwrite(
+    aurank: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert aurank("train", config, "train.steps=1")[0] == 0
+    assert (tmp_path / "runs" / "tiny" / "report.json").is_file()
+    code, _, complaint = aurank("train", config, "train.steps=1")
+    assert code == 2
+    assert "add --resume" in one_line(complaint)
+
+
+def test_dry_run_prints_sizes_and_writes_nothing(
+    aurank: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, output, _ = aurank("train", config, "--dry-run")
+    assert code == 0
+    assert all(word in output for word in ("train", "validation", "test", "parameters", "GiB", "loss"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_config_prints_what_a_run_would_use(aurank: Run, config: Path) -> None:
+    code, output, _ = aurank("config", config, "optim.lr=0.5")
+    assert code == 0
+    assert yaml.safe_load(output)["optim"]["lr"] == 0.5
+    code, output, complaint = aurank("config", config, "optim.lrr=0.5", "loss.params.tua1=3")
+    assert code == 2
+    assert output == ""
+    assert "optim.lrr" in complaint
+    assert "did you mean" in complaint
+    assert "loss.params.tua1" in complaint
+
+
+def test_shipped_configs_are_listed_and_copied(aurank: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, output, _ = aurank("ls")
+    assert code == 0
+    assert all(name in output for name in shipped_configs())
+    assert aurank("cp", "omniglot/soprc", "mine.yaml")[0] == 0
+    assert (tmp_path / "mine.yaml").read_bytes() == shipped_configs()["omniglot/soprc"].read_bytes()
+    for name, target, message in (
+        ("omniglot/soprc", "mine.yaml", "exists already"),
+        ("omniglot/sopcr", "other.yaml", "omniglot/soprc"),
+        ("omniglot/soprc", "no/such/folder.yaml", "create it first"),
+    ):
+        code, _, complaint = aurank("cp", name, target)
+        assert code == 2
+        assert message in one_line(complaint)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "no-such.yaml"], "no-such.yaml"),
+        (["evaluate", "--model", "resnet18", "--out", "x"], "expected aurank:DIR/best or embeddings:FILE"),
+        (["evaluate", "--model", "aurank:none/best", "--out", "x"], "no checkpoint at none"),
+        (["evaluate", "--model", "embeddings:none.npz", "--out", "x"], "no file none.npz"),
+        (["evaluate", "--model", "embeddings:none.npz", "--out", "x", "optim.lr=1"], "has no use"),
+        (["evaluate", "--model", "embeddings:none.npz", "--out", "x", "--recall-at", "one"], "whole numbers"),
+        (["train", "omniglot/soprc", "data.root=nowhere", "--dry-run"], "omniglot"),
+        (["doctor", "grocery/soprc", "data.root=nowhere"], "grocery"),
+    ],
+)
+def test_a_mistake_ends_in_one_line_and_exit_code_2(
+    aurank: Run, arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, complaint = aurank(*arguments)
+    assert code == 2
+    assert message in one_line(complaint)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_reports_on_the_data_of_a_configuration(aurank: Run, config: Path) -> None:
+    code, output, _ = aurank("doctor", config)
+    assert code in (0, 2)
+    assert "train" in output
+
+
+def test_help_and_bad_options_come_from_the_parser(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "aurank", "train", "--no-such"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    done = subprocess.run([sys.executable, "-m", "aurank", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert all(name in done.stdout for name in ("train", "evaluate", "embed", "demo", "config", "ls", "cp", "doctor"))

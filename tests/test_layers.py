@@ -1,0 +1,104 @@
+"""The structure of the tree: data flows one way, heavy libraries have one home, files stay small."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "aurank").rglob("*.py"))
+
+# A file imports only from layers to its left, or from its own. The longest matching prefix names a file's layer.
+LAYERS = [
+    ("aurank.errors",),
+    ("aurank.config",),
+    ("aurank.data",),
+    ("aurank.models",),
+    ("aurank.losses",),
+    ("aurank.evaluation",),
+    ("aurank.evaluation.embed",),
+    ("aurank.training",),
+    ("aurank", "aurank.cli", "aurank.__main__"),
+]
+# Beyond order: these layers know nothing of the named ones although they stand to their left.
+BLIND = {
+    "aurank.losses": ("aurank.config", "aurank.data", "aurank.models"),
+    "aurank.evaluation": ("aurank.config", "aurank.data", "aurank.models", "aurank.losses"),
+    "aurank.data": ("aurank.config",),
+    "aurank.models": ("aurank.config", "aurank.data"),
+}
+HOMES = {
+    "pytorch_metric_learning": "aurank.losses",
+    "timm": "aurank.models",
+    "albumentations": "aurank.data",
+    "yaml": "aurank.config",
+    "omegaconf": "aurank.config",
+    "faiss": "aurank.evaluation",
+    "accelerate": "aurank.training",
+    "typer": "aurank.cli",
+    "rich": "aurank.cli",
+}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> list[str]:
+    names: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def within(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+def layer(name: str) -> tuple[int, str]:
+    matches = [
+        (len(prefix), place, prefix) for place, row in enumerate(LAYERS) for prefix in row if within(name, prefix)
+    ]
+    _, place, prefix = max(matches)
+    return place, prefix
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_a_file_imports_only_from_its_left(path: Path) -> None:
+    own, prefix = layer(module_name(path))
+    for name in imports(path):
+        if not within(name, "aurank"):
+            continue
+        assert layer(name)[0] <= own, f"{path} imports {name}, which stands to its right"
+        forbidden = BLIND.get(prefix, ())
+        assert not any(within(name, other) for other in forbidden), f"{path} must know nothing of {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_a_library_is_imported_in_its_one_home(path: Path) -> None:
+    for name in imports(path):
+        home = HOMES.get(name.split(".")[0])
+        assert home is None or within(module_name(path), home), f"{path} imports {name}, whose home is {home}"
+
+
+@pytest.mark.parametrize("path", [*FILES, *sorted((ROOT / "tests").rglob("*.py"))], ids=lambda path: path.name)
+def test_a_file_has_at_most_400_lines(path: Path) -> None:
+    count = len(path.read_text(encoding="utf-8").splitlines())
+    assert count <= 400, f"{path} has {count} lines; split it"
+
+
+def test_only_the_command_line_prints_or_exits() -> None:
+    for path in FILES:
+        if path.name == "cli.py":
+            continue
+        calls = {
+            node.func.id
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        assert not calls & {"print", "exit", "breakpoint"}, path

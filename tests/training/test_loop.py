@@ -1,0 +1,221 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_config
+
+import aurank
+from aurank.data.decode import decode
+from aurank.errors import AurankError, UserError
+from aurank.evaluation.embed import Embedded, embed, embed_pixels
+from aurank.training import rehearse
+from aurank.training.apply import embed_model, evaluate_model
+from aurank.training.build import build_dataset, build_encoder, build_splits
+from aurank.training.checkpoint import load_checkpoint
+from aurank.training.components import read_config
+from aurank.training.logs import MetricsFile, collapse_signs
+
+
+def records(out: Path, split: str) -> list[dict[str, Any]]:
+    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [record for record in map(json.loads, lines) if record["split"] == split]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trained") / "run"
+    aurank.train(tiny_config(train={"steps": 60, "validate_every": 20}), out)
+    return out
+
+
+def test_a_short_run_learns_and_leaves_every_promised_file(trained: Path) -> None:
+    names = {path.name for path in trained.iterdir()}
+    assert names == {"config.yaml", "metrics.jsonl", "last.pt", "best.pt", "report.json", "timing.json"}
+    losses = [record["loss"] for record in records(trained, "train")]
+    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+    splits = build_splits(read_config(tiny_config()).data, seed=3)
+    data = build_dataset(read_config(tiny_config()).data, splits.test, train=False)
+    untrained = embed(build_encoder(read_config(tiny_config()).model, channels=1), data).evaluate()
+    report = aurank.Report.load(trained / "report.json")
+    assert report.mauprc > untrained.mauprc + 0.05
+    assert json.loads((trained / "report.json").read_text(encoding="utf-8"))["metrics"]["mauprc"] == report.mauprc
+
+
+def test_best_is_the_step_of_the_highest_validation(trained: Path) -> None:
+    values = {record["step"]: record["mauprc"] for record in records(trained, "val")}
+    assert list(values) == [20, 40, 60]
+    best = load_checkpoint(trained / "best.pt")["progress"]
+    assert best["step"] == max(values, key=lambda step: values[step])
+    assert best["best"]["mauprc"] == max(values.values())
+
+
+def test_the_loaded_model_gives_the_reported_numbers(trained: Path, tmp_path: Path) -> None:
+    report = aurank.Report.load(trained / "report.json")
+    config = read_config(tiny_config())
+    model, transform = aurank.load(trained / "best")
+    manifest = build_splits(config.data, seed=3).test
+    images = torch.stack([transform(decode(manifest.source, path, 1), None) for path in manifest.paths[:8]])
+    whole = embed_model(f"aurank:{trained}/best")
+    with torch.inference_mode():
+        torch.testing.assert_close(model(images), torch.from_numpy(whole.embeddings[:8]), rtol=1e-4, atol=1e-5)
+    again = evaluate_model(f"aurank:{trained}/best", tmp_path / "a")
+    assert again.metrics == report.metrics
+    whole.save(tmp_path / "saved.npz")
+    assert evaluate_model(f"embeddings:{tmp_path / 'saved.npz'}", tmp_path / "b").mauprc == report.mauprc
+    assert aurank.Report.load(tmp_path / "b" / "report.json").mauprc == report.mauprc
+
+
+def test_equal_seeds_give_equal_runs_and_others_do_not(tmp_path: Path) -> None:
+    config = tiny_config(train={"steps": 3})
+    for name in ("a", "b"):
+        aurank.train(config, tmp_path / name)
+    aurank.train({**config, "seed": 4}, tmp_path / "c")
+    logs = {name: (tmp_path / name / "metrics.jsonl").read_bytes() for name in "abc"}
+    assert logs["a"] == logs["b"] != logs["c"]
+
+
+def test_accumulated_gradients_are_the_mean_of_their_batches(tmp_path: Path) -> None:
+    """Two accumulated batches move the weights as one step along the mean of their gradients (SGD, one step)."""
+    config = tiny_config(
+        "smooth_ap",
+        optim={"name": "sgd", "lr": 0.1, "weight_decay": 0.0, "warmup_steps": 0, "schedule": {"name": "constant"}},
+        model={"params": {}, "freeze_batch_norm": True},
+        train={"steps": 1, "accumulate": 2, "validate_every": 1, "checkpoint_every": 1},
+    )
+    aurank.train(config, tmp_path / "out")
+    settings = read_config(config)
+    torch.manual_seed(settings.seed)
+    from aurank.training.run import build_parts
+
+    parts = build_parts(settings, build_splits(settings.data, seed=settings.seed))
+    parts.module.load_state_dict(_initial(settings))
+    position = parts.sampler.iterate(0, 0)
+    for _ in range(2):
+        epoch, _, rows = next(position)
+        items = [parts.train_data[(int(row), epoch, 0)] for row in rows]
+        images, labels = torch.stack([item[0] for item in items]), torch.tensor([int(item[1]) for item in items])
+        (parts.loss(parts.module(images), labels) / 2).backward()
+    expected = {name: value.detach() for name, value in parts.module.named_parameters()}
+    momentum_step = 0.1 * 1.9  # Nesterov's first step moves by (1 + momentum) times the gradient
+    final = load_checkpoint(tmp_path / "out" / "last.pt")["encoder"]
+    for name, parameter in parts.module.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(
+                final[name], expected[name] - momentum_step * parameter.grad, rtol=1e-4, atol=1e-6
+            )
+
+
+def _initial(settings: Any) -> dict[str, torch.Tensor]:
+    from aurank.training.checkpoint import seed_everything
+
+    seed_everything(settings.seed)
+    return build_encoder(settings.model, channels=settings.data.channels).state_dict()
+
+
+def test_early_stopping_ends_the_run(tmp_path: Path) -> None:
+    config = tiny_config(
+        optim={"lr": 1e-12}, train={"steps": 200, "validate_every": 1, "early_stopping": 2, "log_every": 100}
+    )
+    result = aurank.train(config, tmp_path / "out")
+    assert result.steps < 200
+    assert result.report is not None
+    assert load_checkpoint(tmp_path / "out" / "last.pt")["progress"]["step"] == result.steps
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_weights_and_names_the_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aurank.losses import SmoothAPLoss
+
+    original = SmoothAPLoss.forward
+    calls = []
+
+    def poisoned(self: Any, *arguments: Any, **named: Any) -> torch.Tensor:
+        calls.append(1)
+        loss: torch.Tensor = original(self, *arguments, **named)
+        return loss * float("nan") if len(calls) == 3 else loss
+
+    monkeypatch.setattr(SmoothAPLoss, "forward", poisoned)
+    with pytest.raises(AurankError, match=r"the loss is nan at step 3 \(epoch 0, batch 2\).*optim\.lr") as caught:
+        aurank.train(tiny_config("smooth_ap"), tmp_path / "out")
+    assert not isinstance(caught.value, UserError)
+    record = json.loads((tmp_path / "out" / "diverged.json").read_text(encoding="utf-8"))
+    assert record["step"] == 3
+    assert len(record["paths"]) == 16
+    state = load_checkpoint(tmp_path / "out" / "diverged.pt")
+    assert all(torch.isfinite(value).all() for value in state["encoder"].values() if value.is_floating_point())
+
+
+def test_a_weight_average_is_what_is_measured_and_loaded(tmp_path: Path) -> None:
+    result = aurank.train(tiny_config(train={"steps": 4, "ema": 0.5, "trackers": ["tensorboard"]}), tmp_path / "out")
+    state = load_checkpoint(tmp_path / "out" / "best.pt")
+    model, _ = aurank.load(tmp_path / "out" / "best")
+    weight = model.state_dict()["head.weight"]
+    assert torch.equal(weight, state["average"]["values"]["head.weight"])
+    assert not torch.equal(weight, state["encoder"]["head.weight"])
+    assert evaluate_model(f"aurank:{tmp_path}/out/best", tmp_path / "again").metrics == result.report.metrics  # type: ignore[union-attr]
+    assert list((tmp_path / "out").rglob("events.out.tfevents.*"))
+
+
+def test_a_run_starts_from_the_weights_of_another(trained: Path) -> None:
+    config = read_config(tiny_config(model={"init_from": str(trained / "best"), "dim": 12}))
+    encoder = build_encoder(config.model, channels=1)
+    saved = load_checkpoint(trained / "best.pt")["encoder"]
+    assert torch.equal(encoder.state_dict()["backbone.conv1.0.weight"], saved["backbone.conv1.0.weight"])
+    assert encoder.head.weight.shape == (12, 512)
+    with pytest.raises(UserError, match="does not fit this backbone"):
+        build_encoder(config.model.model_copy(update={"backbone": "resnet18"}), channels=1)
+
+
+def test_a_miner_and_a_rehearsal_work_from_the_configuration() -> None:
+    rehearsal = rehearse(read_config({**tiny_config("smooth_ap"), "miner": {"name": "multi_similarity"}}))
+    assert rehearsal.images == {"train": 719, "validation": 180, "test": 898} or sum(rehearsal.images.values()) == 1797
+    assert rehearsal.parameters == rehearsal.trained_parameters > 1_000_000
+    assert rehearsal.memory["activations"] > rehearsal.batch * 16 * 16 * 4
+    assert "GiB" in str(rehearsal)
+
+
+def test_pixels_are_the_flattened_images() -> None:
+    config = read_config(tiny_config())
+    manifest = build_splits(config.data, seed=0).test.select(range(10))
+    data = build_dataset(config.data, manifest, train=False)
+    torch.testing.assert_close(torch.from_numpy(embed_pixels(data).embeddings[3]), data[3][0].flatten())
+
+
+def test_saved_embeddings_with_faults_are_refused(tmp_path: Path) -> None:
+    import numpy as np
+
+    np.save(tmp_path / "rows.npy", np.eye(4, dtype=np.float32))
+    np.save(tmp_path / "labels.npy", np.array([0, 0, 1]))
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(UserError, match=r"no array 'labels'.*--labels"):
+        Embedded.load(tmp_path / "rows.npy")
+    with pytest.raises(UserError, match="labels has 3 rows but embeddings has 4"):
+        Embedded.load(tmp_path / "rows.npy", tmp_path / "labels.npy")
+    with pytest.raises(UserError, match=r"no readable \.npz or \.npy"):
+        Embedded.load(tmp_path / "objects.npy")
+    with pytest.raises(UserError, match="no file"):
+        Embedded.load(tmp_path / "none.npz")
+
+
+def test_the_log_keeps_only_what_a_checkpoint_knows(tmp_path: Path) -> None:
+    log = MetricsFile(tmp_path / "metrics.jsonl")
+    log.write({"step": 1, "value": float("nan")})
+    kept = log.position()
+    log.write({"step": 2})
+    log.close()
+    log = MetricsFile(tmp_path / "metrics.jsonl", keep=kept)
+    log.write({"step": 3})
+    log.close()
+    assert (tmp_path / "metrics.jsonl").read_text(encoding="utf-8") == '{"step": 1, "value": null}\n{"step": 3}\n'
+
+
+def test_collapse_shows_in_similarity_and_rank() -> None:
+    collapsed = collapse_signs(torch.ones(8, 4) / 2)
+    assert collapsed["mean_similarity"] == pytest.approx(1.0)
+    assert collapsed["effective_rank"] == pytest.approx(1.0, abs=1e-3)
+    spread = collapse_signs(torch.eye(4))
+    assert spread["mean_similarity"] == pytest.approx(0.0, abs=1e-6)
+    assert spread["effective_rank"] == pytest.approx(4.0, rel=1e-4)

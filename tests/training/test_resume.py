@@ -1,0 +1,138 @@
+"""A run that is killed and resumed ends with the bytes of one that never stopped."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from tiny import STEPS, tiny_config
+
+import aurank
+from aurank.errors import UserError
+from aurank.training.checkpoint import load_checkpoint
+
+
+def command(config: Path, out: Path, workers: int, *flags: str) -> list[str]:
+    overrides = [f"data.workers={workers}", "train.ema=0.9"]
+    return [sys.executable, "-m", "aurank", "train", str(config), *overrides, "--out", str(out), *flags]
+
+
+def run(arguments: list[str]) -> None:
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def kill_after(arguments: list[str], log: Path, lines: int) -> None:
+    """Start a run and kill it with SIGKILL once its log has so many lines."""
+    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 240
+        while not (log.exists() and log.read_bytes().count(b"\n") >= lines):
+            assert process.poll() is None, "the run ended before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+
+
+def assert_same_run(out: Path, other: Path) -> None:
+    log = (out / "metrics.jsonl").read_bytes()
+    assert log == (other / "metrics.jsonl").read_bytes()
+    steps = [record["step"] for record in map(json.loads, log.splitlines()) if record["split"] == "train"]
+    assert steps == list(range(1, STEPS + 1))
+    for name in ("last.pt", "best.pt"):
+        assert_equal(load_checkpoint(out / name), load_checkpoint(other / name))
+    assert (out / "report.json").read_bytes() == (other / "report.json").read_bytes()
+
+
+def assert_equal(left: object, right: object, path: str = "") -> None:
+    assert type(left) is type(right), path
+    if isinstance(left, torch.Tensor):
+        assert torch.equal(left, right), path
+    elif isinstance(left, dict):
+        assert list(left) == list(right), path
+        for key in left:
+            if key not in ("workers",):
+                assert_equal(left[key], right[key], f"{path}.{key}")
+    elif isinstance(left, list | tuple):
+        assert len(left) == len(right), path
+        for place, (one, other) in enumerate(zip(left, right, strict=True)):
+            assert_equal(one, other, f"{path}[{place}]")
+    else:
+        assert left == right, path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["soprc", "smooth_ap"])
+def test_killed_runs_resume_bit_for_bit_with_any_number_of_workers(tmp_path: Path, loss: str) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(tiny_config(loss)), encoding="utf-8")
+    run(command(config, tmp_path / "whole", 0))
+    seed = int.from_bytes(os.urandom(4), "little")
+    print("random kill points from seed", seed)
+    points = random.Random(seed)
+    for before, after in ((0, 2), (2, 0)):
+        out = tmp_path / f"killed-{before}"
+        kill_after(command(config, out, before), out / "metrics.jsonl", points.randint(1, STEPS - 1))
+        run(command(config, out, after, "--resume"))
+        assert_same_run(tmp_path / "whole", out)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_the_resumed_run_is_the_same(tmp_path: Path, number: signal.Signals) -> None:
+    config = tiny_config(train={"accumulate": 2, "checkpoint_every": 100})
+    whole = aurank.train(config, tmp_path / "whole")
+    assert whole.stopped_by is None
+
+    def interrupt(kind: str, values: dict[str, object]) -> None:
+        if kind == "step" and values["step"] == 7:
+            os.kill(os.getpid(), number)
+
+    stopped = aurank.train(config, tmp_path / "stopped", listener=interrupt)
+    assert (stopped.stopped_by, stopped.steps, stopped.report) == (number, 7, None)
+    resumed = aurank.train(config, tmp_path / "stopped", resume=True)
+    assert resumed.steps == STEPS
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_a_finished_run_resumes_to_the_same_report(tmp_path: Path) -> None:
+    config = tiny_config(train={"steps": 2})
+    first = aurank.train(config, tmp_path / "out")
+    log = (tmp_path / "out" / "metrics.jsonl").read_bytes()
+    second = aurank.train(config, tmp_path / "out", resume=True)
+    assert first.report is not None
+    assert second.report is not None
+    assert first.report.metrics == second.report.metrics
+    assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == log
+
+
+def test_another_configuration_is_refused_with_the_difference(tmp_path: Path) -> None:
+    aurank.train(tiny_config(train={"steps": 2}), tmp_path / "out")
+    with pytest.raises(UserError, match=r"another configuration .*optim\.lr: 0\.001 != 0\.002"):
+        aurank.train(tiny_config(train={"steps": 2}, optim={"lr": 2e-3}), tmp_path / "out", resume=True)
+
+
+def test_other_data_are_refused(tmp_path: Path) -> None:
+    config = tiny_config(train={"steps": 2})
+    aurank.train(config, tmp_path / "out")
+    state = load_checkpoint(tmp_path / "out" / "last.pt")
+    torch.save({**state, "manifest": "0" * 64}, tmp_path / "out" / "last.pt")
+    with pytest.raises(UserError, match=r"was trained on other data: manifest 000000000000"):
+        aurank.train(config, tmp_path / "out", resume=True)
+
+
+def test_an_occupied_folder_is_refused_without_resume(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError, match=r"is not empty; add --resume"):
+        aurank.train(tiny_config(), tmp_path)
+    with pytest.raises(UserError, match="holds no aurank run"):
+        aurank.train(tiny_config(), tmp_path, resume=True)
+    (tmp_path / "notes.txt").rename(tmp_path.parent / "file")
+    with pytest.raises(UserError, match="is a file"):
+        aurank.train(tiny_config(), tmp_path.parent / "file")

@@ -1,0 +1,29 @@
+"""A run small enough for tests: digits at 16 pixels, two dozen steps of a second-long network."""
+
+from typing import Any
+
+STEPS = 24
+
+
+def tiny_config(loss: str = "soprc", **sections: dict[str, Any]) -> dict[str, Any]:
+    """A plain configuration; ``sections`` override single keys, ``tiny_config(train={"steps": 4})``."""
+    config: dict[str, Any] = {
+        "seed": 3,
+        "data": {
+            "name": "digits",
+            "image_size": 16,
+            "channels": 1,
+            "validation_fraction": 0.2,
+            "train_transform": {"name": "affine", "params": {"fill": 0}},
+            "test_transform": {"name": "resize"},
+        },
+        "sampler": {"name": "pk", "batch": 16, "params": {"per_class": 4}},
+        "model": {"backbone": "resnet10t", "pretrained": False, "dim": 8, "params": {"drop_rate": 0.1}},
+        "loss": {"name": loss},
+        "optim": {"name": "adamw", "lr": 1e-3, "schedule": {"name": "cosine"}, "warmup_steps": 2},
+        "train": {"steps": STEPS, "validate_every": 8, "checkpoint_every": 5, "log_every": 1},
+        "evaluate": {"recall_at": [1, 10]},
+    }
+    for name, values in sections.items():
+        config[name] = {**config.get(name, {}), **values}
+    return config
