@@ -57,9 +57,7 @@ def train(
     if dry_run:
         console.print(str(rehearse(settings)), highlight=False)
         return
-    out = out or Path("runs") / Path(config).with_suffix("")
-    if out.is_absolute() and Path(config).is_absolute():
-        out = Path("runs") / Path(config).stem
+    out = out or Path("runs") / Path(config).stem
     with _progress() as listener:
         result = train(settings, out, resume, listener=listener)
     if result.stopped_by is not None:

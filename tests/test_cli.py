@@ -84,7 +84,7 @@ def test_another_data_set_can_be_measured(aurank: Run, config: Path, tmp_path: P
             path = tmp_path / "photos" / label / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.random.default_rng(number).integers(0, 255, (20, 20, 3), dtype=np.uint8)).save(path)
-    assert aurank("train", config, "train.steps=1", "--out", tmp_path / "run")[0] == 0
+    assert aurank("train", config, "train.steps=3", "--out", tmp_path / "run")[0] == 0
     model = f"aurank:{tmp_path}/run/best"
     code, _, complaint = aurank(
         "evaluate", "--model", model, "--data", f"folder:{tmp_path / 'photos'}", "--out", tmp_path / "photos-report"
@@ -98,9 +98,9 @@ def test_train_writes_under_runs_by_default_and_refuses_to_overwrite(
     aurank: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert aurank("train", config, "train.steps=1")[0] == 0
+    assert aurank("train", config, "train.steps=3")[0] == 0
     assert (tmp_path / "runs" / "tiny" / "report.json").is_file()
-    code, _, complaint = aurank("train", config, "train.steps=1")
+    code, _, complaint = aurank("train", config, "train.steps=3")
     assert code == 2
     assert "add --resume" in one_line(complaint)
 

@@ -10,7 +10,7 @@ FILES = sorted((ROOT / "aurank").rglob("*.py"))
 
 # A file imports only from layers to its left, or from its own. The longest matching prefix names a file's layer.
 LAYERS = [
-    ("aurank.errors",),
+    ("aurank.errors", "aurank.files"),
     ("aurank.config",),
     ("aurank.data",),
     ("aurank.models",),
@@ -32,7 +32,6 @@ HOMES = {
     "timm": "aurank.models",
     "albumentations": "aurank.data",
     "yaml": "aurank.config",
-    "omegaconf": "aurank.config",
     "faiss": "aurank.evaluation",
     "accelerate": "aurank.training",
     "typer": "aurank.cli",

@@ -14,7 +14,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    field_validator,
     model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -33,14 +32,20 @@ DEFAULT_NAMES = {
 # Known to Accelerate.
 TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
 
-_SIZE = r"^(\d{1,15}(?:\.\d{1,9})?)\s?([KMGT]i?)?B?$"
-_FACTORS = {None: 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_FACTORS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_SIZE = r"(?i)^([0-9]{1,15}(?:\.[0-9]{1,9})?) ?((?:[KMGT]i?)?B)?$"
+_FACTORS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_FACTORS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def _size_text(value: Any) -> Any:
     # A bare number of bytes is a size too.
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _positive_size(text: str) -> str:
+    if size_in_bytes(text) < 1:
+        raise PydanticCustomError("size", "nothing")
+    return text
 
 
 def _known_tracker(value: str) -> str:
@@ -60,6 +65,11 @@ Size = Annotated[
     BeforeValidator(_size_text),
     Field(pattern=_SIZE, json_schema_extra={"expected": "a size such as 512MB or 1GiB, or a number of bytes"}),
 ]
+PositiveSize = Annotated[
+    Size,
+    AfterValidator(_positive_size),
+    Field(json_schema_extra={"expected": "a size above 0 such as 512MB or 1GiB, or a number of bytes"}),
+]
 Tracker = Annotated[
     str, AfterValidator(_known_tracker), Field(json_schema_extra={"expected": one_of(TRACKERS), "enum": list(TRACKERS)})
 ]
@@ -76,10 +86,10 @@ def size_in_bytes(text: str) -> int:
     Raises:
         ValueError: not a size.
     """
-    match = re.match(_SIZE, text)
+    match = re.fullmatch(_SIZE, text)
     if match is None:
         raise ValueError(f"got {text!r}, expected a size such as 512MB or 1GiB, or a number of bytes")
-    return int(float(match[1]) * _FACTORS[match[2]])
+    return int(float(match[1]) * _FACTORS[(match[2] or "").upper()])
 
 
 class Strict(BaseModel):
@@ -171,9 +181,8 @@ class TrainConfig(Strict):
     accumulate: int = Field(default=1, ge=1, le=10**6, description="Batches whose gradients make one update.")
     mixed_precision: Literal["no", "fp16", "bf16"] = Field(default="no", description="Precision of the encoder.")
     validate_every: int = Field(
-        default=None, validate_default=True, ge=1, le=10**9,
-        description="Steps between validations; null: 500, or steps where that is fewer.",
-    )  # fmt: skip
+        default=500, ge=1, le=10**9, description="Steps between validations; there is one after the last step too."
+    )
     early_stopping: int | None = Field(
         default=None, ge=1, le=10**9, description="Stop after this many validations without improvement; null: never."
     )
@@ -182,15 +191,9 @@ class TrainConfig(Strict):
     )
     log_every: int = Field(default=10, ge=1, le=10**9, description="Steps between lines of metrics.jsonl.")
     checkpoint_every: int = Field(
-        default=None, validate_default=True, ge=1, le=10**9,
-        description="Steps between checkpoints; null: 500, or steps where that is fewer.",
-    )  # fmt: skip
+        default=500, ge=1, le=10**9, description="Steps between checkpoints; there is one after the last step too."
+    )
     trackers: list[Tracker] = Field(default_factory=list, description="Where else to log, such as tensorboard.")
-
-    @field_validator("validate_every", "checkpoint_every", mode="before")
-    @classmethod
-    def _at_most_steps(cls, value: Any, info: Any) -> Any:
-        return min(500, info.data.get("steps", 500)) if value is None else value
 
 
 class EvaluateConfig(Strict):
@@ -200,7 +203,7 @@ class EvaluateConfig(Strict):
     ties: Literal["threshold", "optimistic", "pessimistic"] = Field(
         default="threshold", description="How equal scores count in average precision."
     )
-    max_memory: Size = Field(default="1GiB", description="Bound on the memory of the ranks engine.")
+    max_memory: PositiveSize = Field(default="1GiB", description="Bound on the memory of the ranks engine.")
     batch: int = Field(default=256, ge=1, le=10**6, description="Images embedded at once.")
 
 
@@ -247,15 +250,10 @@ def contradictions(look: Callable[[str], Any]) -> list[tuple[str, str]]:
     found = []
     steps = _number(look("train.steps"))
     if steps is not None:
-        for path, limit in (
-            ("optim.warmup_steps", steps - 1),
-            ("train.validate_every", steps),
-            ("train.checkpoint_every", steps),
-        ):
-            value = _number(look(path))
-            if value is not None and value > limit:
-                bound = f"{'at most' if limit == steps else 'less than'} train.steps = {steps}"
-                found.append((path, f"got {value}, expected {bound}; lower it or raise train.steps"))
+        warmup = _number(look("optim.warmup_steps"))
+        if warmup is not None and warmup >= steps:
+            text = f"got {warmup}, expected less than train.steps = {steps}; lower it or raise train.steps"
+            found.append(("optim.warmup_steps", text))
         milestones = look("optim.schedule.params.milestones")
         if isinstance(milestones, (list, tuple)):
             late = [step for step in map(_number, milestones) if step is not None and step >= steps]

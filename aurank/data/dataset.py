@@ -73,6 +73,7 @@ class ImageDataset(Dataset[Sample]):
             raise UserError(f"the transform is for {pipeline.channels} channels, the data set for {channels}")
         if on_error not in ("raise", "skip"):
             raise UserError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+        pipeline.get_ready()
         self.manifest = manifest
         self.pipeline = pipeline
         self.channels = channels

@@ -46,9 +46,7 @@ class BatchLoader(DataLoader[Any]):
     ) -> None:
         if workers < 0:
             raise UserError(f"workers must be at least 0, got {workers}")
-        with warnings.catch_warnings():
-            # More workers than processors is the user's choice.
-            warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
+        with _quiet_start():
             super().__init__(
                 dataset,
                 batch_sampler=batches,  # type: ignore[arg-type]  # any sequence serves
@@ -63,7 +61,7 @@ class BatchLoader(DataLoader[Any]):
             )
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # narrower than torch's private iterator class
-        with _quiet_fork():
+        with _quiet_start():
             batches = super().__iter__()
         return _with_plain_errors(batches)
 
@@ -89,13 +87,15 @@ def _context() -> Any:
 
 
 @contextlib.contextmanager
-def _quiet_fork() -> Iterator[None]:
-    """Returns a context without the warning of Python 3.12 about forking a process that has threads.
+def _quiet_start() -> Iterator[None]:
+    """Returns a context without two warnings that come when workers start.
 
-    It is about locks that such a thread holds. Workers use no thread pool of the parent: torch, OpenCV and the decoding
-    each run on one thread there.
+    More workers than processors is the user's choice. Python 3.12 warns of forking a process that has threads, for the
+    locks that such a thread holds; but workers use no thread pool of the parent: torch, OpenCV and the decoding each
+    run on one thread there.
     """
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
         warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
         yield
 

@@ -75,6 +75,10 @@ class Pipeline(ABC):
         mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (self.mean, self.std))
         return tensor.sub_(255 * mean).div_(255 * std)
 
+    def get_ready(self) -> None:
+        """Does now what the first image would have to wait for, so that each forked worker need not."""
+        return
+
     def __call__(self, image: Pixels, seed: int | None = None) -> Float[Tensor, "channel size size"]:
         return self.normalise(self.augment(self.prepare(image), seed)[None])[0]
 
@@ -99,11 +103,14 @@ class RandomPipeline(Pipeline):
     def augment(self, prepared: Prepared, seed: int | None) -> Square:
         if seed is None:
             return self.fit(prepared)
-        if self._compose is None:
-            self._compose = _albumentations().Compose(self.random_transforms())
+        self.get_ready()
         # albumentations draws from these two; set anew for each image, so neither order nor worker matters.
         self._compose.set_random_state(np.random.default_rng(seed), random.Random(seed))
         return np.ascontiguousarray(_with_channels(self._compose(image=prepared)["image"]))
+
+    def get_ready(self) -> None:
+        if self._compose is None:
+            self._compose = _albumentations().Compose(self.random_transforms())
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_compose"}
@@ -261,7 +268,10 @@ def resize(image: Pixels, height: int, width: int) -> Prepared:
         return image
     shrinks = height < image.shape[0] or width < image.shape[1]
     method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-    return _with_channels(np.asarray(cv2.resize(image, (width, height), interpolation=method)))
+    # OpenCV reduces at most four channels at once.
+    parts = [image[:, :, start : start + 4] for start in range(0, image.shape[2], 4)]
+    done = [_with_channels(np.asarray(cv2.resize(part, (width, height), interpolation=method))) for part in parts]
+    return done[0] if len(done) == 1 else np.concatenate(done, axis=2)
 
 
 def resize_shorter(image: Pixels, side: int) -> Prepared:

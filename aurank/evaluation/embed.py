@@ -11,7 +11,9 @@ from torch import nn
 
 from aurank.data import ImageDataset, Manifest, evaluation_loader
 from aurank.errors import UserError
-from aurank.evaluation.evaluate import Report, evaluate
+from aurank.evaluation.evaluate import evaluate
+from aurank.evaluation.report import Report
+from aurank.files import replacing
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,18 +43,13 @@ class Embedded:
         )
 
     def save(self, path: Path) -> None:
-        """Write an ``.npz`` with all arrays, under a temporary name until it is whole."""
-        temporary = path.with_name(f".{path.name}.part")
-        try:
-            with temporary.open("wb") as file:
-                np.savez(file, **{name: getattr(self, name) for name in self.__dataclass_fields__})
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        """Write an ``.npz`` with all arrays, whole or not at all."""
+        with replacing(path) as file:
+            np.savez(file, **{name: getattr(self, name) for name in self.__dataclass_fields__})
 
     @staticmethod
     def load(path: Path, labels: Path | None = None) -> "Embedded":
-        """Embeddings from an ``.npz`` (``embeddings``, ``labels``, optionally the rest), or an ``.npy`` with ``labels``.
+        """Embeddings from an ``.npz`` (``embeddings``, ``labels``, if wanted the rest), or an ``.npy`` with ``labels``.
 
         Raises:
             UserError: missing file, pickled content, or arrays that are absent or differ in length.

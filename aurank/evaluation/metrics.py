@@ -5,6 +5,7 @@ the number of a query's positives, rank_j the rank of its j-th positive in the f
 query, and means over queries, are taken with `math.fsum`: rounded once, so the order of terms changes no digit.
 """
 
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Literal, get_args
@@ -41,17 +42,17 @@ def average_precision(ranks: Ranks, *, ties: str = "threshold") -> Float64[np.nd
         raise UserError(f"ties must be one of {', '.join(TIES)}; got {ties!r}")
     found = ranks.place if ties == "pessimistic" else ranks.at_least
     negatives = ranks.higher if ties == "optimistic" else ranks.higher + ranks.tied
-    return _query_sums(found / (found + negatives), ranks) / ranks.num_positives
+    return np.asarray(_query_sums(found / (found + negatives), ranks) / ranks.num_positives)
 
 
 def first_rank(ranks: Ranks) -> Int64[np.ndarray, " query"]:
     """rank_1: where the best positive stands."""
-    return ranks.rank[ranks.offset[:-1]]
+    return np.asarray(ranks.rank[ranks.offset[:-1]])
 
 
 def last_rank(ranks: Ranks) -> Int64[np.ndarray, " query"]:
     """rank_R: where the worst positive stands, so how far one reads to see them all."""
-    return ranks.rank[ranks.offset[1:] - 1]
+    return np.asarray(ranks.rank[ranks.offset[1:] - 1])
 
 
 def recall_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
@@ -70,13 +71,13 @@ def map_at_r(ranks: Ranks) -> Float64[np.ndarray, " query"]:
     # Section 3.2 of Musgrave et al., A Metric Learning Reality Check (ECCV 2020).
     """
     inside = ranks.rank <= np.repeat(ranks.num_positives, ranks.num_positives)
-    return _query_sums(np.where(inside, ranks.place / ranks.rank, 0.0), ranks) / ranks.num_positives
+    return np.asarray(_query_sums(np.where(inside, ranks.place / ranks.rank, 0.0), ranks) / ranks.num_positives)
 
 
 def r_precision(ranks: Ranks) -> Float64[np.ndarray, " query"]:
     """Positives among the first R, divided by R."""
     inside = ranks.rank <= np.repeat(ranks.num_positives, ranks.num_positives)
-    return _count(ranks, inside) / ranks.num_positives
+    return np.asarray(_count(ranks, inside) / ranks.num_positives)
 
 
 def ndcg(ranks: Ranks) -> Float64[np.ndarray, " query"]:
@@ -98,7 +99,7 @@ def inverse_negative_penalty(ranks: Ranks) -> Float64[np.ndarray, " query"]:
 
     # Section 2.3 of Ye et al., Deep Learning for Person Re-identification (TPAMI 2021).
     """
-    return ranks.num_positives / last_rank(ranks)
+    return np.asarray(ranks.num_positives / last_rank(ranks))
 
 
 def auroc(ranks: Ranks) -> Float64[np.ndarray, " query"]:
@@ -107,7 +108,7 @@ def auroc(ranks: Ranks) -> Float64[np.ndarray, " query"]:
     Without ties the area under the ROC curve. That area counts a tie as half; here it counts as lost.
     """
     lost = np.add.reduceat(ranks.higher + ranks.tied, ranks.offset[:-1])  # integers: exact in any order
-    return 1 - lost / np.maximum(ranks.num_positives * ranks.num_negatives, 1)
+    return np.asarray(1 - lost / np.maximum(ranks.num_positives * ranks.num_negatives, 1))
 
 
 def _count(ranks: Ranks, positives: np.ndarray) -> Int64[np.ndarray, " query"]:
@@ -116,5 +117,5 @@ def _count(ranks: Ranks, positives: np.ndarray) -> Int64[np.ndarray, " query"]:
 
 def _query_sums(terms: Float64[np.ndarray, " positive"], ranks: Ranks) -> Float64[np.ndarray, " query"]:
     listed, edges = terms.tolist(), ranks.offset.tolist()
-    sums = [math.fsum(listed[start:end]) for start, end in zip(edges[:-1], edges[1:], strict=True)]
+    sums = [math.fsum(listed[start:end]) for start, end in itertools.pairwise(edges)]
     return np.array(sums, dtype=np.float64)

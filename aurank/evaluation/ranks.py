@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Int64
-from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.evaluation.counting import Budget, Counts, Task, count_codes, load_block, read_off
@@ -52,7 +51,7 @@ class Ranks:
     @property
     def num_positives(self) -> Int64[np.ndarray, " query"]:
         """Positives of each query, at least one."""
-        return np.diff(self.offset)
+        return np.asarray(np.diff(self.offset))
 
     @property
     def num_lone_queries(self) -> int:
@@ -62,12 +61,13 @@ class Ranks:
     @property
     def place(self) -> Int64[np.ndarray, " positive"]:
         """1, 2, … for the positives of each query, one after another even where they tie."""
-        return np.arange(1, len(self.higher) + 1) - np.repeat(self.offset[:-1], self.num_positives)
+        places = np.arange(1, len(self.higher) + 1)
+        return np.asarray(places - np.repeat(self.offset[:-1], self.num_positives))
 
     @property
     def rank(self) -> Int64[np.ndarray, " positive"]:
         """Rank of each positive in the whole gallery, from 1; a tied negative counts as ahead."""
-        return self.place + self.higher + self.tied
+        return np.asarray(self.place + self.higher + self.tied)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,6 @@
 """What an evaluation found: numbers, values per query, a table to read and a file to keep."""
 
 import json
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from aurank.errors import UserError
+from aurank.files import write_text
 
 FORMAT, VERSION = "aurank.report", 1
 
@@ -69,7 +68,7 @@ class Report:
         }
         head = json.dumps(content, indent=2)[: -len("\n}")]
         columns = [f"    {json.dumps(name)}: {json.dumps(values.tolist())}" for name, values in self.per_query.items()]
-        _write(Path(path), head + ',\n  "per_query": {\n' + ",\n".join(columns) + "\n  }\n}\n")
+        write_text(Path(path), head + ',\n  "per_query": {\n' + ",\n".join(columns) + "\n  }\n}\n")
 
     @classmethod
     def load(cls, path: Path | str) -> "Report":
@@ -104,25 +103,3 @@ def _from_json(content: dict[str, Any]) -> Report:
         ties=str(content["ties"]),
         tie_bounds=(float(low), float(high)),
     )
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes beside `path` and renames, so that a full disk or a crash never leaves half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

@@ -1,6 +1,6 @@
 """The score of two rows: exact in a stated sense, and cheap approximations of it with a rigorous bound.
 
-The score that decides is the cosine in float64, `tree_sum(x * y) / (|x| * |y|)`, taken from the rows as they came. Every
+The score that decides is the cosine in float64, `tree_sum(x * y) / (|x| * |y|)`, of the rows as they came. Every
 step is a single rounded operation on elements in a fixed order, so its value depends on the two rows and on nothing
 else: not on the block they fall in, the number of threads, the device, or which of the two is the query. Equal rows
 therefore tie exactly. Matrix products are faster but none of that; they serve where the bound proves that the score
@@ -9,6 +9,7 @@ must fall on the same side.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from jaxtyping import Float64
@@ -96,7 +97,8 @@ def product_error(dim: int, dtype: torch.dtype) -> float:
 def full_precision(device: torch.device) -> Iterator[None]:
     """float32 products at full precision and no autocast inside; the caller's settings again afterwards."""
     if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
-        switches = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
+        mkldnn: Any = torch.backends.mkldnn
+        switches = [torch.backends.cuda.matmul, mkldnn.matmul]
         before = [switch.fp32_precision for switch in switches]
         for switch in switches:
             switch.fp32_precision = "ieee"

@@ -35,7 +35,7 @@ def as_number(value: object) -> float:
 
 def require_choice(name: str, value: str, choices: Collection[str]) -> str:
     """The value itself; UserError unless it is one of the choices."""
-    if value not in choices:
+    if value not in tuple(choices):
         raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
     return value
 

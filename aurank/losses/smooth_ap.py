@@ -25,8 +25,10 @@ def smooth_average_precision(
     # a query's positives among themselves are few; without j = i, whose sigmoid(0) is no rank
     others = positives.mask[:, None, :] & ~torch.eye(scaled.shape[1], dtype=torch.bool, device=scaled.device)
     positives_ahead = (scaled[:, None, :] - scaled[:, :, None]).sigmoid().masked_fill(~others, 0).sum(dim=2)
-    # the one large tensor: sigmoid in place, and no mask, since a reference at minus infinity is ahead of nobody
-    negatives_ahead = ((pairs.negative_similarity / temperature)[:, None, :] - scaled[:, :, None]).sigmoid_().sum(dim=2)
+    # The one large tensor. No mask, since a reference at minus infinity is ahead of nobody;
+    # a sum, since the backward of a difference negates a copy of it.
+    negatives = pairs.negative_similarity / temperature
+    negatives_ahead = (negatives[:, None, :] + (-scaled)[:, :, None]).sigmoid_().sum(dim=2)
     rank_among_positives = 1 + positives_ahead
     return positives.mean(rank_among_positives / (rank_among_positives + negatives_ahead))
 

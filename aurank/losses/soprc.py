@@ -35,9 +35,10 @@ def false_positive_rate(pairs: Pairs, *, tau1: float) -> Float[Tensor, "query wi
     ℓ1(x) = (1 − x/τ1)² up to x = τ1, 0 beyond, and 1 − 2x/τ1 for x < 0. The paper prints −2x/τ1, which jumps at 0 and
     bounds nothing; the authors' code has the 1. Time and memory are O(queries · positives · references).
     """
-    threshold = pairs.positives.similarity / tau1 - 1
-    # 1 − x/τ1, in the one large tensor; a reference at minus infinity, no negative, is far below every threshold
-    excess = ((pairs.negative_similarity / tau1)[:, None, :] - threshold[:, :, None]).relu_()
+    # The one large tensor, 1 − x/τ1 where that is positive. No mask, since a reference at minus infinity adds 0; a sum,
+    # since the backward of a difference negates a copy of it.
+    offset = 1 - pairs.positives.similarity / tau1
+    excess = ((pairs.negative_similarity / tau1)[:, None, :] + offset[:, :, None]).relu_()
     penalty = smooth_l1_loss(excess, torch.zeros_like(excess[:1, :1, :1]).expand_as(excess), reduction="none")
     return 2 * penalty.sum(dim=2) / pairs.negative_count.clamp(min=1)[:, None]
 
@@ -57,9 +58,9 @@ class SOPRCLoss(PairLoss):
     """Per query the mean over positives of σ((1−π)/π · FPR/TPR), σ(r) = r/(1+r), in [0, 1): Eq. 8; plus Eq. 9.
 
     FPR compares a positive with the batch's negatives; TPR with `v`, a moving average of the quantiles of its class's
-    positive scores (Eq. 10), updated in training mode before it is used. A class's first batch is copied into v, later
-    ones are averaged over the class's queries and blended in by `beta`. In evaluation mode nothing is written, and
-    a query of a class not seen yet uses the quantiles of its own positives.
+    positive scores (Eq. 10), updated in training mode before it is used. A batch's quantiles are averaged over a
+    class's queries (of all ranks, which must all call); the first are copied into v, later ones blended in by `beta`. In
+    evaluation mode nothing is written, and a query of a class not seen yet uses the quantiles of its own positives.
 
     class_counts: images of each class in the training set; labels are 0..C-1.
     tau1, tau2: widths of the surrogates of FPR and TPR.

@@ -9,7 +9,7 @@ import torch
 from aurank.config import Config
 from aurank.errors import UserError
 from aurank.evaluation.embed import Embedded, embed
-from aurank.evaluation.evaluate import Report
+from aurank.evaluation.report import Report
 from aurank.training.build import build_dataset, build_encoder, build_manifest, model_weights
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.training.components import read_config

@@ -1,6 +1,5 @@
 """Checkpoints: one file with everything, written whole or not at all, and read without running code."""
 
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -9,26 +8,22 @@ import numpy as np
 import torch
 
 from aurank.errors import AurankError, UserError
+from aurank.files import replacing
 
 FORMAT = 1
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write ``content`` to ``path`` under a temporary name, then rename: a failure leaves the old file valid.
+    """Write ``content`` to ``path``, whole or not at all: a failure leaves the old file valid.
 
     Raises:
         AurankError: the disk is full or the file cannot be written; names the file that is still valid.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with temporary.open("wb") as file:
+        with replacing(path) as file:
             torch.save({"format": FORMAT, **content}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
     except (OSError, RuntimeError) as error:
         # torch reports a write that failed as a RuntimeError of its own.
-        temporary.unlink(missing_ok=True)
         kept = f"the previous {path} is untouched" if path.exists() else "no earlier checkpoint exists"
         raise AurankError(
             f"cannot save {path}: {_first_line(error)}; {kept}; free some space, then --resume"

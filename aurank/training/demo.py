@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
-from aurank.config import shipped_configs
+from aurank.config import Config, shipped_configs
 from aurank.errors import UserError
 from aurank.evaluation.embed import embed, embed_pixels
+from aurank.evaluation.report import Report
+from aurank.files import write_text
 from aurank.training.build import build_dataset, build_encoder, build_splits
 from aurank.training.checkpoint import seed_everything
 from aurank.training.components import read_config
@@ -14,6 +15,16 @@ from aurank.training.loop import Listener, evaluation_options
 from aurank.training.run import train
 
 CONFIG = "digits/soprc"
+
+
+def baselines(config: Config) -> dict[str, Report]:
+    """What training has to beat on the test split: the untrained network, and the pixels themselves as embeddings."""
+    splits = build_splits(config.data, seed=config.seed)
+    data = build_dataset(config.data, splits.test, train=False)
+    seed_everything(config.seed)
+    untrained = build_encoder(config.model, channels=config.data.channels)
+    embedded = {"untrained": embed(untrained, data), "raw_pixels": embed_pixels(data)}
+    return {name: rows.evaluate(**evaluation_options(config)) for name, rows in embedded.items()}
 
 
 def demo(out: Path, *, listener: Listener | None = None) -> dict[str, dict[str, float]]:
@@ -25,23 +36,10 @@ def demo(out: Path, *, listener: Listener | None = None) -> dict[str, dict[str, 
     config = read_config(shipped_configs()[CONFIG])
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; name a folder")
-    splits = build_splits(config.data, seed=config.seed)
-    data = build_dataset(config.data, splits.test, train=False)
-    seed_everything(config.seed)
-    untrained = build_encoder(config.model, channels=config.data.channels)
-    results = {
-        "untrained": embed(untrained, data).evaluate(**evaluation_options(config)).metrics,
-        "raw_pixels": embed_pixels(data).evaluate(**evaluation_options(config)).metrics,
-    }
+    results = {name: report.metrics for name, report in baselines(config).items()}
     run = train(config, out / "run", resume=(out / "run").exists(), listener=listener)
     if run.report is None:
         return results
     results["trained"] = run.report.metrics
-    _write(out / "demo.json", results)
+    write_text(out / "demo.json", json.dumps(results, indent=1) + "\n")
     return results
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)

@@ -18,7 +18,8 @@ from aurank.config import Config
 from aurank.data import Batch, ImageDataset, Sampler, keys, loader
 from aurank.errors import AurankError, UserError
 from aurank.evaluation.embed import embed
-from aurank.evaluation.evaluate import Report
+from aurank.evaluation.report import Report
+from aurank.files import write_text
 from aurank.losses import PairLoss
 from aurank.models import Encoder
 from aurank.training.checkpoint import random_state, restore_random_state, save_checkpoint
@@ -166,7 +167,7 @@ class Loop:
         self.save("diverged")
         if self.main:
             record = {"step": step, "epoch": epoch, "batch": index, "loss": str(value), "paths": paths}
-            (self.out / "diverged.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+            write_text(self.out / "diverged.json", json.dumps(record, indent=1) + "\n")
         raise AurankError(
             f"the loss is {value} at step {step} (epoch {epoch}, batch {index}); its image paths are in "
             f"{self.out / 'diverged.json'}, the state before it in {self.out / 'diverged.pt'}; try a lower optim.lr, "

@@ -13,7 +13,8 @@ from torch import nn
 from aurank.config import Config, config_difference, dump_config
 from aurank.data import Pipeline
 from aurank.errors import UserError
-from aurank.evaluation.evaluate import Report
+from aurank.evaluation.report import Report
+from aurank.files import write_text
 from aurank.models import parameter_groups
 from aurank.training.build import (
     Splits,
@@ -93,7 +94,7 @@ def _train(config: Config, out: Path, state: dict[str, Any] | None, listener: Li
     parts = build_parts(config, splits, out)
     progress = Progress() if state is None else restore(parts, state)
     if parts.accelerator.is_main_process:
-        (out / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+        write_text(out / "config.yaml", dump_config(config))
     loop = Loop(parts, out, progress=progress, listener=listener)
     first_step = progress.step
     stopped_by = loop.run()
@@ -109,7 +110,7 @@ def _train(config: Config, out: Path, state: dict[str, Any] | None, listener: Li
             "validation_seconds": loop.validation_seconds,
             "test_seconds": time.perf_counter() - started - training_seconds,
         }
-        (out / "timing.json").write_text(json.dumps(timing, indent=1) + "\n", encoding="utf-8")
+        write_text(out / "timing.json", json.dumps(timing, indent=1) + "\n")
     parts.accelerator.end_training()
     return TrainResult(out, progress.step, progress.best, report, stopped_by)
 

@@ -1,0 +1,177 @@
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from data_trees import array_manifest, pixels, write_tree
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aurank.data import TRANSFORMS, ArraySource, ImageDataset, augmentation_seed, keys
+from aurank.data.readers import folder
+from aurank.errors import UserError
+
+
+class CountingSource(ArraySource):
+    """A source that keeps a list of what was read."""
+
+    def __init__(self, images):
+        super().__init__(images)
+        self.read = []
+
+    def read_bytes(self, path):
+        self.read.append(path)
+        return super().read_bytes(path)
+
+
+def _dataset(name="crop_flip", **options):
+    return ImageDataset(array_manifest({"train": [3, 4]}), TRANSFORMS[name](8, 3), channels=3, **options)
+
+
+def _equal(first, second):
+    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def _sick_tree(tmp_path):
+    tree = write_tree(tmp_path / "tree", [f"class{number % 2}/{number}.png" for number in range(8)])
+    for number in (2, 5):
+        (tree / f"class{number % 2}/{number}.png").write_bytes(b"no image")
+    return folder(tree)
+
+
+def test_an_item_is_the_pipelines_image_with_its_label_and_row():
+    manifest = array_manifest({"train": [3, 4]})
+    pipeline = TRANSFORMS["crop_flip"](8, 3)
+    dataset = ImageDataset(manifest, pipeline, channels=3, seed=7)
+    for row in range(len(dataset)):
+        for key, seed in ((row, None), ((row, 2, 1), augmentation_seed(7, row, 2, 1))):
+            image, label, id_ = dataset[key]
+            assert torch.equal(image, pipeline(pixels(row, 12, 10), seed))
+            assert (label, id_) == (manifest.labels[row], row)
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2**20])
+def test_a_batch_holds_its_items_in_order(cache_bytes):
+    dataset = _dataset(cache_bytes=cache_bytes)
+    wanted = [(3, 0, 0), 5, (3, 0, 1), np.int64(0), (3, 1, 0)]
+    batch = dataset.__getitems__(wanted)
+    assert batch.image.shape == (5, 3, 8, 8)
+    assert batch.id.tolist() == [3, 5, 3, 0, 3]
+    assert batch.label.tolist() == dataset.manifest.labels[[3, 5, 3, 0, 3]].tolist()
+    for place, key in enumerate(wanted):
+        assert torch.equal(batch.image[place], dataset[key][0])
+    assert len({image.numpy().tobytes() for image in batch.image}) == 5
+
+
+@settings(max_examples=20, deadline=None)
+@given(order=st.permutations(range(7)), epoch=st.integers(0, 3), view=st.integers(0, 1))
+def test_augmentation_does_not_depend_on_order_or_company(order, epoch, view):
+    dataset = _dataset()
+    together = dataset.__getitems__([(row, epoch, view) for row in order])
+    for place, row in enumerate(order):
+        assert torch.equal(together.image[place], dataset[(row, epoch, view)][0])
+
+
+def test_every_part_of_the_key_and_the_seed_change_the_augmentation():
+    base = (1, 2, 3, 4)
+    seeds = {augmentation_seed(*base)}
+    for place in range(4):
+        changed = list(base)
+        changed[place] += 1
+        seeds.add(augmentation_seed(*changed))
+    assert len(seeds) == 5
+
+
+def test_augmentation_seeds_are_the_same_in_every_version():
+    """A resumed run must see the pixels it would have seen."""
+    assert augmentation_seed(0, 0, 0, 0) == 15793235383387715774
+    assert augmentation_seed(1, 2, 3, 4) == 15323499849503866763
+
+
+def test_keys_ask_for_each_view_of_all_rows():
+    assert keys([4, 2], 7) == [(4, 7, 0), (2, 7, 0)]
+    assert keys(np.array([4, 2]), 7, views=2) == [(4, 7, 0), (2, 7, 0), (4, 7, 1), (2, 7, 1)]
+
+
+def test_kept_and_unkept_images_are_the_same():
+    kept, unkept = _dataset(cache_bytes=2**20), _dataset(cache_bytes=0)
+    assert (kept.is_cached, unkept.is_cached) == (True, False)
+    wanted = [*keys(range(7), 3), *range(7)]
+    assert _equal(kept.__getitems__(wanted), unkept.__getitems__(wanted))
+
+
+def test_images_are_kept_only_if_all_of_them_fit():
+    # Prepared for 8 × 8 crops: shorter side 9, so 11 × 9 × 3 bytes each.
+    assert _dataset(cache_bytes=7 * 297).cached_bytes == 7 * 297
+    assert _dataset(cache_bytes=7 * 297 - 1).cached_bytes == 0
+
+
+def test_kept_images_are_read_once_and_only_the_rows_of_the_manifest():
+    images = {str(row): pixels(row) for row in range(6)}
+    manifest = array_manifest({"train": [3], "test": [3]})
+    source = CountingSource(dict(zip(manifest.paths, images.values(), strict=True)))
+    part = dataclasses.replace(manifest, source=source).split("test")
+    dataset = ImageDataset(part, TRANSFORMS["resize"](8, 3), channels=3)
+    source.read.clear()
+    dataset.__getitems__([0, 1, 2])
+    assert source.read == []
+    unkept = ImageDataset(part, TRANSFORMS["resize"](8, 3), channels=3, cache_bytes=0)
+    unkept.__getitems__([0, 1, 2])
+    assert source.read == list(part.paths)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_channels_are_those_asked_for(channels):
+    dataset = ImageDataset(array_manifest({"test": [2]}), TRANSFORMS["center"](8, channels), channels=channels)
+    assert dataset.__getitems__([0, 1]).image.shape == (2, channels, 8, 8)
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2**20])
+def test_a_corrupt_image_is_named(tmp_path, cache_bytes):
+    with pytest.raises(UserError, match=r"image 'class0/2\.png' in .* cannot be decoded"):
+        ImageDataset(
+            _sick_tree(tmp_path), TRANSFORMS["resize"](8, 3), channels=3, cache_bytes=cache_bytes
+        ).__getitems__([1, 0])  # files are listed class by class, so row 1 is class0/2.png
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2**20])
+def test_corrupt_images_are_skipped_and_counted_when_told(tmp_path, cache_bytes):
+    manifest = _sick_tree(tmp_path)
+    dataset = ImageDataset(manifest, TRANSFORMS["resize"](8, 3), channels=3, on_error="skip", cache_bytes=cache_bytes)
+    batch = dataset.__getitems__(list(range(8)))
+    assert dataset.skipped == ["class0/2.png", "class1/5.png"]
+    good = [row for row in range(8) if manifest.paths[row] not in dataset.skipped]
+    assert batch.id.tolist() == good
+    assert batch.label.tolist() == manifest.labels[good].tolist()
+    bad = manifest.paths.index("class0/2.png")
+    assert dataset.__getitems__([bad]).image.shape == (0, 3, 8, 8)
+    with pytest.raises(UserError, match=r"image 'class0/2\.png' was skipped: it cannot be read"):
+        dataset[bad]
+
+
+def test_missing_images_are_skipped_too_but_not_all_of_them(tmp_path):
+    tree = write_tree(tmp_path, ["a/1.png", "a/2.png"])
+    manifest = folder(tree)
+    (tree / "a/1.png").unlink()
+    options = {"channels": 3, "on_error": "skip"}
+    assert ImageDataset(manifest, TRANSFORMS["resize"](8, 3), **options).skipped == ["a/1.png"]
+    (tree / "a/2.png").unlink()
+    with pytest.raises(UserError, match=r"none of the 2 images of .* can be read \(first: 'a/1\.png'\)"):
+        ImageDataset(manifest, TRANSFORMS["resize"](8, 3), **options)
+
+
+def test_what_does_not_fit_is_refused():
+    manifest = array_manifest({"test": [2]})
+    with pytest.raises(UserError, match="the transform is for 1 channels, the data set for 3"):
+        ImageDataset(manifest, TRANSFORMS["resize"](8, 1), channels=3)
+    with pytest.raises(UserError, match="on_error must be 'raise' or 'skip', got 'ignore'"):
+        ImageDataset(manifest, TRANSFORMS["resize"](8, 3), channels=3, on_error="ignore")
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2**20])
+def test_a_data_set_can_be_pickled(cache_bytes):
+    dataset = _dataset(cache_bytes=cache_bytes)
+    dataset.__getitems__(keys(range(7), 0))
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert _equal(copy.__getitems__(keys(range(7), 3)), dataset.__getitems__(keys(range(7), 3)))

@@ -1,0 +1,173 @@
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_trees import array_manifest, write_tree, zip_tree
+
+from aurank.data import TRANSFORMS, Batch, ImageDataset, PKSampler, evaluation_loader, keys, loader
+from aurank.data.readers import folder
+from aurank.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def zipped(tmp_path_factory):
+    """Returns a manifest of 24 images of 4 classes in a zip archive."""
+    root = tmp_path_factory.mktemp("zipped")
+    write_tree(root / "tree", [f"class{number % 4}/{number}.png" for number in range(24)])
+    return folder(root, path=zip_tree(root / "tree", root / "tree.zip").name)
+
+
+def _dataset(manifest, **options):
+    return ImageDataset(manifest, TRANSFORMS["crop_flip"](8, 3), channels=3, seed=5, **options)
+
+
+def _batches(dataset, count, **options):
+    sampler = PKSampler(dataset.manifest.labels, 12, per_class=3)
+    wanted = (keys(rows, epoch, views=2) for epoch, _, rows in sampler.iterate())
+    return list(itertools.islice(loader(dataset, wanted, **options), count))
+
+
+def _equal(first, second):
+    return len(first) == len(second) and all(
+        torch.equal(one, other)
+        for left, right in zip(first, second, strict=True)
+        for one, other in zip(left, right, strict=True)
+    )
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2**20])
+def test_the_number_of_workers_changes_no_pixel(zipped, cache_bytes):
+    dataset = _dataset(zipped, cache_bytes=cache_bytes)
+    here = _batches(dataset, 6, workers=0)
+    assert isinstance(here[0], Batch)
+    assert here[0].image.shape == (24, 3, 8, 8)
+    for workers in (1, 2):
+        assert _equal(_batches(dataset, 6, workers=workers), here)
+
+
+def test_nothing_warns_with_more_workers_than_processors_threads_and_forks(zipped):
+    torch.ones(300, 300) @ torch.ones(300, 300)  # starts torch's threads
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(_batches(_dataset(zipped), 2, workers=(os.cpu_count() or 1) + 1)) == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_evaluation_has_all_rows_in_order_each_time(zipped, workers):
+    batches = evaluation_loader(_dataset(zipped), batch=10, workers=workers)
+    assert len(batches) == 3
+    for _ in range(2):
+        found = list(batches)
+        assert [len(batch.id) for batch in found] == [10, 10, 4]
+        assert torch.cat([batch.id for batch in found]).tolist() == list(range(24))
+        assert torch.cat([batch.label for batch in found]).tolist() == zipped.labels.tolist()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_global_random_states_are_neither_read_nor_changed(zipped, workers):
+    def states():
+        return np.random.get_state()[1].tobytes(), torch.get_rng_state().numpy().tobytes()  # noqa: NPY002
+
+    dataset = _dataset(zipped)
+    found = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        before = states()
+        found.append(_batches(dataset, 3, workers=workers))
+        assert states() == before
+    assert _equal(*found)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_corrupt_image_ends_in_its_own_message(tmp_path, workers):
+    tree = write_tree(tmp_path, [f"a/{number}.png" for number in range(8)])
+    manifest = folder(tree)
+    (tree / "a/5.png").write_bytes(b"no image")
+    dataset = _dataset(manifest, cache_bytes=0)
+    with pytest.raises(UserError) as error:
+        list(evaluation_loader(dataset, batch=2, workers=workers))
+    assert str(error.value).startswith("image 'a/5.png' in ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_worker_skips_is_counted_in_the_parent(tmp_path, workers):
+    tree = write_tree(tmp_path, [f"a/{number}.png" for number in range(8)])
+    manifest = folder(tree)
+    for number in (2, 5):
+        (tree / f"a/{number}.png").write_bytes(b"no image")
+    dataset = _dataset(manifest, cache_bytes=0, on_error="skip")
+    found = list(evaluation_loader(dataset, batch=3, workers=workers))
+    assert torch.cat([batch.id for batch in found]).tolist() == [0, 1, 3, 4, 6, 7]
+    assert dataset.skipped == ["a/2.png", "a/5.png"]
+
+
+def test_a_stopped_run_continues_with_the_same_batches(zipped):
+    dataset = _dataset(zipped)
+    whole = _batches(dataset, 8, workers=0)
+    sampler = PKSampler(zipped.labels, 12, per_class=3)
+    position = list(itertools.islice(sampler.iterate(), 6))[5][:2]
+    wanted = (keys(rows, epoch, views=2) for epoch, _, rows in sampler.iterate(*position))
+    assert _equal(list(itertools.islice(loader(dataset, wanted, workers=2), 3)), whole[5:])
+
+
+def test_workers_leave_the_first_signal_to_the_parent():
+    manifest = array_manifest({"test": [40]})
+    batches = evaluation_loader(_dataset(manifest), batch=2, workers=2)
+    iterator = iter(batches)
+    next(iterator), next(iterator)  # one from each, so both have started
+    for worker in batches._iterator._workers:
+        os.kill(worker.pid, signal.SIGINT)
+        os.kill(worker.pid, signal.SIGTERM)
+    assert len(list(iterator)) == 18
+
+
+def test_impossible_options_are_refused(zipped):
+    dataset = _dataset(zipped)
+    with pytest.raises(UserError, match="workers must be at least 0, got -1"):
+        loader(dataset, [], workers=-1)
+    with pytest.raises(UserError, match="batch must be at least 1, got 0"):
+        evaluation_loader(dataset, batch=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_are_not_forked_give_the_same_pixels(tmp_path, method):
+    """Elsewhere than on Linux workers are spawned, and everything goes to them by pickle."""
+    write_tree(tmp_path / "tree", [f"a/{number}.png" for number in range(6)])
+    script = f"""
+        import multiprocessing, sys
+        from pathlib import Path
+        import torch
+        import aurank.data.loaders as loaders
+        from aurank.data import READERS, TRANSFORMS, ImageDataset, keys
+
+        if __name__ == "__main__":
+            loaders._context = lambda: multiprocessing.get_context({method!r})
+            manifest = READERS["folder"](Path({str(tmp_path / "tree")!r}))
+            dataset = ImageDataset(manifest, TRANSFORMS["affine"](8, 3), channels=3)
+            wanted = [keys(range(6), epoch) for epoch in range(3)]
+            here, there = (list(loaders.loader(dataset, wanted, workers=workers)) for workers in (0, 1))
+            assert all(torch.equal(a.image, b.image) for a, b in zip(here, there, strict=True))
+            print("same")
+    """
+    (tmp_path / "script.py").write_text(textwrap.dedent(script))
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", str(tmp_path / "script.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    assert done.stdout == "same\n", done.stderr

@@ -1,0 +1,94 @@
+"""The readers on the real archives, where they are there."""
+
+import numpy as np
+import pytest
+import torch
+from data_trees import real_archive
+
+from aurank.data import TRANSFORMS, ImageDataset, Manifest, PKSampler, keys
+from aurank.data.decode import decode
+from aurank.data.readers import READERS, omniglot
+
+pytestmark = pytest.mark.data
+
+
+@pytest.fixture(scope="module")
+def drawings() -> Manifest:
+    return omniglot(real_archive("omniglot_full.zip"))
+
+
+@pytest.fixture(scope="module")
+def groceries() -> Manifest:
+    return READERS["lists"](
+        real_archive("grocery_128.zip"),
+        path="grocery_128.zip",
+        train="grocery/derived_disjoint_train.txt",
+        test="grocery/derived_disjoint_test.txt",
+        images="grocery/images",
+    )
+
+
+def test_omniglot_has_its_published_sizes(drawings):
+    assert drawings.split_sizes == {"train": 19280, "test": 13180}
+    assert len(drawings.split("train").classes) == 964
+    assert len(drawings.split("test").classes) == 659
+    assert (drawings.class_counts == 20).all()
+    assert drawings.super_labels is not None
+    assert len(np.unique(drawings.super_labels)) == 50
+    assert drawings.doctor(contents=False).findings == ()
+
+
+def test_omniglot_is_black_ink_on_white_paper(drawings):
+    image = decode(drawings.source, drawings.paths[0], 1)
+    assert image.shape == (105, 105, 1)
+    assert set(np.unique(image)) == {0, 255}
+    assert image.mean() > 200
+
+
+def test_omniglots_one_repeated_image_is_found(drawings):
+    braille = drawings.select(np.array(["/Braille/" in path for path in drawings.paths]))
+    folder = "images_background/Braille/character01"
+    assert braille.doctor().warnings[1:] == [
+        f"same image more than once in a split: 1 ({folder}/0192_03.png = {folder}/0192_19.png)"
+    ]
+
+
+def test_omniglots_validation_is_a_tenth_of_the_classes(drawings):
+    parts = drawings.split_validation(0.1, seed=0)
+    assert parts.split_sizes == {"train": 868 * 20, "val": 96 * 20, "test": 13180}
+    sampler = PKSampler(parts.split("train").labels, 112)
+    assert {len(rows) for rows in sampler.epoch(0)} == {112}
+
+
+def test_omniglot_at_32_pixels_keeps_the_ink_through_augmentation(drawings):
+    part = drawings.select(range(0, 19280, 400))
+    plain, warped = (ImageDataset(part, TRANSFORMS[name](32, 1), channels=1) for name in ("resize", "affine"))
+    ink = [float(1 - dataset.__getitems__(keys(range(len(part)), 0)).image.mean()) for dataset in (plain, warped)]
+    assert ink[1] == pytest.approx(ink[0], rel=0.1)
+
+
+def test_grocerys_lists_have_their_sizes_and_disjoint_classes(groceries):
+    assert groceries.split_sizes == {"train": 2478, "test": 2943}
+    assert len(groceries.split("train").classes) == 35
+    assert len(groceries.split("test").classes) == 46
+    assert groceries.doctor(contents=False).findings == ()
+    assert groceries.super_labels is not None
+    assert len(np.unique(groceries.super_labels)) == 43
+
+
+def test_grocerys_own_folders_are_read_as_classes(groceries):
+    manifest = READERS["folder"](real_archive("grocery_128.zip"), path="grocery_128.zip")
+    assert len(manifest) == 5421
+    # All of the archive's images lie below grocery/images/SPLIT, so the folder of classes is three levels down.
+    assert manifest.split_sizes == {"test": 5421}
+
+
+def test_grocery_images_are_colour_photos_of_short_side_128(groceries):
+    part = groceries.select(range(0, 5421, 300))
+    images = [decode(part.source, path, 3) for path in part.paths]
+    assert {min(image.shape[:2]) for image in images} == {128}
+    dataset = ImageDataset(part, TRANSFORMS["crop_flip"](64, 3), channels=3)
+    batch = dataset.__getitems__(keys(range(len(part)), 0))
+    assert batch.image.shape == (len(part), 3, 64, 64)
+    assert batch.image.isfinite().all()
+    assert not torch.equal(batch.image, dataset.__getitems__(keys(range(len(part)), 1)).image)

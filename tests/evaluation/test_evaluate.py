@@ -1,0 +1,256 @@
+"""evaluate equals brute force and scikit-learn, whatever the blocks, the order of rows, ties and labels."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from oracle import brute_force, exact_score
+from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
+
+import aurank
+from aurank.errors import UserError
+from aurank.evaluation import positive_ranks
+
+CUTS = (1, 2, 5, 100)
+
+
+def hard_data(seed: int, *, rows: int = 60, dim: int = 6, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
+    """Embeddings with duplicates, near duplicates and lone labels; labels negative and beyond 2³¹.
+
+    A near duplicate is off by 1e-4, so that its cosine with its original is off by 5e-9: close calls, yet far enough
+    apart for brute force, whose scores carry another rounding than the engine's, to tell them apart too.
+    """
+    chance = np.random.default_rng(seed)
+    embeddings = chance.normal(size=(rows, dim))
+    copied = chance.integers(0, rows, size=(rows // 4, 2))
+    embeddings[copied[:, 0]] = embeddings[copied[:, 1]]
+    near = chance.integers(0, rows, size=(rows // 4, 2))
+    embeddings[near[:, 0]] = embeddings[near[:, 1]] + 1e-4 * chance.normal(size=(rows // 4, dim))
+    labels = chance.choice([-5, 7, 2**31 + 1, 2**31 + 2, 2**62, -(2**40)], size=rows)
+    labels[:2] = [11, 12]  # lone
+    return embeddings.astype(dtype), labels.astype(np.int64)
+
+
+def agrees(report: aurank.Report, expected: dict[str, float], ties: str = "threshold") -> None:
+    assert report.mauprc == pytest.approx(expected[ties], abs=1e-12)
+    for name, value in expected.items():
+        if name not in ("threshold", "optimistic", "pessimistic"):
+            assert report.metrics[name] == pytest.approx(value, abs=1e-12), name
+    low, high = report.tie_bounds
+    assert low == pytest.approx(expected["pessimistic"], abs=1e-12)
+    assert high == pytest.approx(expected["optimistic"], abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_set_that_is_its_own_gallery_equals_brute_force(seed: int, dtype: Any) -> None:
+    embeddings, labels = hard_data(seed, dtype=dtype)
+    expected, rows = brute_force(embeddings, labels.tolist(), cuts=CUTS)
+    for ties in ("threshold", "optimistic", "pessimistic"):
+        report = aurank.evaluate(embeddings, labels, recall_at=CUTS, ties=ties)
+        agrees(report, expected, ties)
+    assert report.per_query["query"].tolist() == rows
+    assert report.num_queries == 60
+    assert report.num_lone_queries == 60 - len(rows) >= 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_query_and_gallery_equal_brute_force(seed: int, with_ids: bool) -> None:
+    embeddings, labels = hard_data(seed, rows=80, dtype=np.float64)
+    # Near ties of 1e-8 for every query; a query that is one of the two would see them 1e-16 apart.
+    embeddings[60:70] = np.random.default_rng(seed + 100).normal(size=(10, 6))
+    embeddings[50:60] = embeddings[60:70] + 1e-8 * np.random.default_rng(seed + 200).normal(size=(10, 6))
+    queries, query_labels = embeddings[:30], labels[:30]
+    gallery, gallery_labels = embeddings[20:], labels[20:]
+    ids: dict[str, Any] = {"ids": np.arange(30) - 7, "gallery_ids": np.arange(20, 80) - 7} if with_ids else {}
+    plain = {name: value.tolist() for name, value in ids.items()}
+    expected, _ = brute_force(queries, query_labels.tolist(), gallery, gallery_labels.tolist(), cuts=CUTS, **plain)
+    agrees(aurank.evaluate(queries, query_labels, gallery, gallery_labels, recall_at=CUTS, **ids), expected)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.lists(st.integers(-2, 2), min_size=3, max_size=3)), min_size=3, max_size=14
+    )
+)
+def test_small_integer_embeddings_full_of_ties_equal_brute_force(items: list[tuple[int, list[int]]]) -> None:
+    labels = [label for label, _ in items]
+    embeddings = np.array([[*values, 1] for _, values in items], dtype=np.float32)
+    if all(labels.count(label) == 1 for label in labels):
+        with pytest.raises(UserError, match="has a positive"):
+            aurank.evaluate(embeddings, labels)
+        return
+    # The engine's score is rounded in float64: only different pairs of equal true cosine may differ in the last digit,
+    # so here they are compared through the engine's own ranks of exactly equal rows, and AP within the tie bounds.
+    expected, _ = brute_force(embeddings, labels, cuts=CUTS)
+    report = aurank.evaluate(embeddings, labels, recall_at=CUTS)
+    assert expected["pessimistic"] - 1e-12 <= report.tie_bounds[0]
+    assert report.tie_bounds[1] <= expected["optimistic"] + 1e-12
+    assert report.tie_bounds[0] - 1e-12 <= report.mauprc <= report.tie_bounds[1] + 1e-12
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_average_precision_with_ties_equals_scikit_learn(seed: int) -> None:
+    embeddings, labels = hard_data(seed, dtype=np.float64)
+    report = aurank.evaluate(embeddings, labels)
+    for place, row in enumerate(report.per_query["query"].tolist()):
+        others = [other for other in range(len(labels)) if other != row]
+        scores = np.round([exact_score(embeddings[row], embeddings[other]) for other in others], 13)
+        positive = (labels[others] == labels[row]).astype(int)
+        expected = average_precision_score(positive, scores)
+        assert report.per_query["ap"][place] == pytest.approx(expected, abs=1e-10)
+
+
+def test_without_ties_auroc_and_ndcg_equal_scikit_learn() -> None:
+    chance = np.random.default_rng(0)
+    embeddings, labels = chance.normal(size=(50, 8)), chance.integers(0, 5, 50)
+    report = aurank.evaluate(embeddings, labels)
+    unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+    for row in range(50):
+        others = np.arange(50) != row
+        positive, scores = (labels == labels[row])[others].astype(int), (unit @ unit[row])[others]
+        assert report.per_query["auroc"][row] == pytest.approx(roc_auc_score(positive, scores))
+        assert report.per_query["ndcg"][row] == pytest.approx(ndcg_score(positive[None], scores[None]))
+        assert report.per_query["ap"][row] == pytest.approx(average_precision_score(positive, scores))
+
+
+def near_tied(rows: int = 1500, dim: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    """Thousands of pairs that differ by 1e-8, and duplicates far apart in the file."""
+    chance = np.random.default_rng(1)
+    centres = chance.normal(size=(rows // 50, dim))
+    embeddings = np.repeat(centres, 50, axis=0) + 1e-8 * chance.normal(size=(rows, dim))
+    embeddings[rows // 2 :: 7] = embeddings[: len(embeddings[rows // 2 :: 7])]
+    order = chance.permutation(rows)
+    return embeddings[order].astype(np.float32), chance.integers(0, rows // 5, rows)
+
+
+def test_block_size_threads_and_row_order_never_change_a_digit() -> None:
+    embeddings, labels = near_tied()
+    reference = aurank.evaluate(embeddings, labels)
+    threads = torch.get_num_threads()
+    try:
+        for memory, count in (("2MiB", threads), ("16MiB", 1), ("1GiB", threads + 1)):
+            torch.set_num_threads(count)
+            report = aurank.evaluate(embeddings, labels, max_memory=memory)
+            assert report.metrics == reference.metrics
+            assert report.tie_bounds == reference.tie_bounds
+    finally:
+        torch.set_num_threads(threads)
+    order = np.random.default_rng(2).permutation(len(labels))
+    shuffled = aurank.evaluate(embeddings[order], labels[order], max_memory="5MiB")
+    assert shuffled.metrics == reference.metrics
+    back = {row: place for place, row in enumerate(order[shuffled.per_query["query"]].tolist())}
+    places = [back[row] for row in reference.per_query["query"].tolist()]
+    assert np.array_equal(shuffled.per_query["ap"][places], reference.per_query["ap"])
+    assert np.array_equal(shuffled.per_query["first_rank"][places], reference.per_query["first_rank"])
+
+
+def test_near_ties_of_1e_8_are_told_apart_and_duplicates_tie() -> None:
+    # The query's positive is closer than one negative by 1e-8, a difference that float32 products cannot see.
+    angle = np.array([0.0, 0.5, 0.5 + 1e-8, 0.5, 1.0])
+    embeddings = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    ranks = positive_ranks(embeddings[:1], [1], embeddings[1:], [1, 2, 3, 4])
+    assert (ranks.higher.tolist(), ranks.tied.tolist()) == ([0], [1])
+    ranks = positive_ranks(embeddings[:1], [2], embeddings[1:], [1, 2, 3, 4])
+    assert (ranks.higher.tolist(), ranks.tied.tolist()) == ([2], [0])
+
+
+def test_a_collapsed_model_scores_the_prevalence() -> None:
+    labels = np.repeat(np.arange(10), 5)
+    report = aurank.evaluate(np.ones((50, 4)), labels)
+    assert report.mauprc == pytest.approx(4 / 49)
+    assert report.tie_bounds[1] == 1.0
+    assert report.tie_bounds[0] < 4 / 49
+    assert report.metrics["recall@1"] == 0.0
+    assert "equal scores allow" in str(report)
+
+
+def test_golden_cases_worked_by_hand() -> None:
+    """One query, relevance down the list: + − + − −, so ranks 1 and 3, R = 2, 3 negatives."""
+    angle = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
+    rows = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    report = aurank.evaluate(rows[:1], [1], rows[1:], [1, 0, 1, 0, 0], recall_at=(1, 2, 3, 10))
+    expected = {
+        "mauprc": (1 / 1 + 2 / 3) / 2,
+        "recall@1": 1.0,
+        "precision@1": 1.0,
+        "precision@2": 0.5,
+        "precision@3": 2 / 3,
+        "precision@10": 0.2,
+        "map@r": 0.5,
+        "r_precision": 0.5,
+        "ndcg": (1 + 0.5) / (1 + 1 / math.log2(3)),
+        "mrr": 1.0,
+        "minp": 2 / 3,
+        "auroc": 1 - 1 / 6,
+    }
+    for name, value in expected.items():
+        assert report.metrics[name] == pytest.approx(value, abs=1e-15), name
+    assert report.recall == {1: 1.0, 2: 1.0, 3: 1.0, 10: 1.0}
+
+
+def test_tensors_and_memory_maps_give_the_same_report(tmp_path: Path) -> None:
+    embeddings, labels = hard_data(5)
+    expected = aurank.evaluate(embeddings, labels).metrics
+    np.save(tmp_path / "rows.npy", embeddings)
+    assert aurank.evaluate(np.load(tmp_path / "rows.npy", mmap_mode="r"), labels.tolist()).metrics == expected
+    assert aurank.evaluate(torch.from_numpy(embeddings).requires_grad_(), torch.from_numpy(labels)).metrics == expected
+    half = torch.from_numpy(embeddings).bfloat16()
+    assert aurank.evaluate(half, labels).metrics == aurank.evaluate(half.double(), labels).metrics
+
+
+def test_a_saved_report_loads_digit_for_digit(tmp_path: Path) -> None:
+    report = aurank.evaluate(*hard_data(6))
+    report.save(tmp_path / "report.json")
+    loaded = aurank.Report.load(tmp_path / "report.json")
+    assert loaded.metrics == report.metrics
+    assert all(np.array_equal(loaded.per_query[name], values) for name, values in report.per_query.items())
+    (tmp_path / "report.json").write_text('{"metrics": ', encoding="utf-8")
+    with pytest.raises(UserError, match="is not a report, or is cut short"):
+        aurank.Report.load(tmp_path / "report.json")
+
+
+ROWS = np.eye(4, dtype=np.float32)
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"labels": [0, 0, 1]}, r"3 entries for 4 query embeddings"),
+    ({"labels": [0.0, 0.0, 1.0, 1.0]}, r"labels are float64: give integers"),
+    ({"labels": [0, 1, 2, 3]}, r"none of the 4 queries has a positive"),
+    ({"embeddings": np.where(ROWS > 2, ROWS, np.nan)}, r"row 0 of the query embeddings holds NaN"),
+    ({"embeddings": ROWS * [[1], [1], [0], [1]]}, r"row 2 of the query embeddings is all zeros"),
+    ({"embeddings": ROWS[0]}, r"expected two dimensions"),
+    ({"embeddings": ROWS[:0], "labels": []}, r"are empty"),
+    ({"gallery": ROWS}, r"without gallery_labels"),
+    ({"gallery": ROWS[:, :2], "gallery_labels": [0] * 4}, r"width 4 and the gallery's 2"),
+    ({"gallery": ROWS, "gallery_labels": [0] * 3}, r"3 entries for 4 gallery"),
+    ({"gallery": ROWS, "gallery_labels": [0] * 4, "ids": [1, 2, 3, 4]}, r"give both or neither"),
+    ({"gallery": ROWS, "gallery_labels": [0] * 4, "ids": [1, 1, 3, 4], "gallery_ids": range(4)}, r"name an item twice"),
+    ({"recall_at": (0,)}, r"recall_at must hold integers of 1 or more"),
+    ({"ties": "random"}, r"ties must be one of"),
+    ({"backend": "magic"}, r"backend must be one of"),
+    ({"max_memory": "lots"}, r"max_memory must be a positive number of bytes"),
+    ({"max_memory": 100}, r"need at least"),
+    ({"device": "quantum"}, r"device must be"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD, ids=[message[:30] for _, message in BAD])
+def test_bad_input_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"embeddings": ROWS, "labels": [0, 0, 1, 1], **change}
+    with pytest.raises(UserError, match=message) as caught:
+        aurank.evaluate(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_gpu_gives_the_digits_of_the_cpu() -> None:
+    embeddings, labels = near_tied()
+    on_gpu = aurank.evaluate(torch.from_numpy(embeddings).cuda(), labels)
+    assert on_gpu.metrics == aurank.evaluate(embeddings, labels).metrics
