@@ -75,10 +75,10 @@ def demo(
     from aurank.training import demo
 
     with _progress() as listener:
-        results = demo(out, listener=listener)
-    if "trained" not in results:
+        results, stopped_by = demo(out, listener=listener)
+    if stopped_by is not None:
         complaints.print("stopped by a signal; everything is saved, the same command goes on")
-        raise SystemExit(130)
+        raise SystemExit(128 + stopped_by)
     table = Table("test digits", "mAUPRC", "Recall@1", title="aurank demo")
     for name, metrics in results.items():
         table.add_row(name.replace("_", " "), f"{metrics['mauprc']:.4f}", f"{metrics['recall@1']:.4f}")

@@ -2,9 +2,11 @@
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import sys
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -46,35 +48,66 @@ class BatchLoader(DataLoader[Any]):
     ) -> None:
         if workers < 0:
             raise UserError(f"workers must be at least 0, got {workers}")
-        with _quiet_start():
+        with _quietly():
             super().__init__(
                 dataset,
                 batch_sampler=batches,  # type: ignore[arg-type]  # any sequence serves
                 num_workers=workers,
                 collate_fn=_as_is,
                 pin_memory=pin_memory,
-                persistent_workers=workers > 0,
                 worker_init_fn=_start_worker if workers else None,
                 multiprocessing_context=_context() if workers else None,
                 # Its own: DataLoader would draw the workers' seeds from the global generator.
                 generator=torch.Generator().manual_seed(0),
             )
 
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # narrower than torch's private iterator class
-        with _quiet_start():
-            batches = super().__iter__()
-        return _with_plain_errors(batches)
+    def __iter__(self) -> "Iteration":  # type: ignore[override]  # not torch's private iterator class
+        with _quietly():
+            return Iteration(super().__iter__())
 
 
-def _with_plain_errors(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Returns the batches; what a worker raised is raised with its own message, without the worker's traceback."""
-    try:
-        yield from batches
-    except UserError as error:
-        text = str(error)
-        if text.startswith("Caught UserError in DataLoader worker"):
-            text = text.rpartition("UserError: ")[2].strip()
-        raise UserError(text) from None
+class Iteration:
+    """The batches of one pass through a loader. Its workers end with it: exhausted, failed, closed or forgotten.
+
+    torch's own iterator leaves that to the garbage collector. In a reference cycle, as an exception makes one, its queues
+    are then torn down before it can tell its workers, and it waits seconds for each; inherited by a new worker, it
+    ends its own workers from there, and has been seen to stop others for good. Here it is held from outside.
+    """
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+        # The finaliser holds torch's iterator until it has run, so that no cycle can collect it before.
+        self.close = weakref.finalize(self, _shut_down, batches, os.getpid())
+
+    def __iter__(self) -> "Iteration":
+        return self
+
+    def __next__(self) -> Batch:
+        """Returns the next batch. What a worker raised is raised with its own message, without the worker's traceback."""
+        if not self.close.alive:
+            raise StopIteration
+        try:
+            return next(self._batches)
+        except UserError as error:
+            self.close()
+            text = str(error)
+            if text.startswith("Caught UserError in DataLoader worker"):
+                text = text.rpartition("UserError: ")[2].strip()
+            raise UserError(text) from None
+        except BaseException:
+            self.close()
+            raise
+
+
+_inherited: list[Iterator[Batch]] = []
+
+
+def _shut_down(batches: Iterator[Batch], owner: int) -> None:
+    """Ends the workers of an iterator, in the process that started them; elsewhere keeps it from being collected."""
+    if os.getpid() != owner:
+        _inherited.append(batches)
+    elif hasattr(batches, "_shutdown_workers"):
+        batches._shutdown_workers()
 
 
 def _as_is(batch: Any) -> Any:
@@ -87,7 +120,7 @@ def _context() -> Any:
 
 
 @contextlib.contextmanager
-def _quiet_start() -> Iterator[None]:
+def _quietly() -> Iterator[None]:
     """Returns a context without two warnings that come when workers start.
 
     More workers than processors is the user's choice. Python 3.12 warns of forking a process that has threads, for the

@@ -48,7 +48,9 @@ class Budget:
         self.columns = min(self.rows, max(64, 2 * square), 2**14 if cuda else 2**12)
         self.queries = min(self.rows, 2**13 if cuda else 2**10)
         self.pairs = max(1, min(size // 8 // ROW_BYTES, 2**24 if cuda else 2**20) // dim)
-        self.tile = max(8, min(math.isqrt(size // 8 // tile_bytes(dim)), 2**12 if cuda else 2**9))
+        # On the CPU just below the 32,768 numbers from which torch divides an operation among threads: there are so
+        # many operations that on a busy machine the threads' waiting for each other took ten times the work.
+        self.tile = max(8, min(math.isqrt(size // 8 // tile_bytes(dim)), 2**12 if cuda else 181))
 
     def holds(self, rows: int) -> bool:
         """Whether the unit vectors of so many rows may be kept in float32."""

@@ -19,7 +19,7 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 # Squares of lengths in this range, and products of two such lengths, stay far from overflow and underflow in float64.
 SHORTEST, LONGEST = 1e-140, 1e140
-ELEMENTS = 2**20  # read at a time while lengths are taken
+ELEMENTS = 2**17  # read at a time while lengths are taken
 
 
 def byte_count(max_memory: int | str) -> int:

@@ -59,8 +59,8 @@ class SOPRCLoss(PairLoss):
 
     FPR compares a positive with the batch's negatives; TPR with `v`, a moving average of the quantiles of its class's
     positive scores (Eq. 10), updated in training mode before it is used. A batch's quantiles are averaged over a
-    class's queries (of all ranks, which must all call); the first are copied into v, later ones blended in by `beta`. In
-    evaluation mode nothing is written, and a query of a class not seen yet uses the quantiles of its own positives.
+    class's queries (of all ranks, which must all call); the first are copied into v, later ones blended in by `beta`.
+    In evaluation mode nothing is written, and a query of a class not seen yet uses the quantiles of its own positives.
 
     class_counts: images of each class in the training set; labels are 0..C-1.
     tau1, tau2: widths of the surrogates of FPR and TPR.

@@ -27,8 +27,8 @@ def baselines(config: Config) -> dict[str, Report]:
     return {name: rows.evaluate(**evaluation_options(config)) for name, rows in embedded.items()}
 
 
-def demo(out: Path, *, listener: Listener | None = None) -> dict[str, dict[str, float]]:
-    """Metrics of the untrained network, of the pixels themselves and of the trained network on the test digits.
+def demo(out: Path, *, listener: Listener | None = None) -> tuple[dict[str, dict[str, float]], int | None]:
+    """Metrics of the untrained network, the pixels and the trained network on the test digits; the signal that ended it.
 
     Trains the shipped configuration ``digits/soprc`` into ``out/run`` and writes ``out/demo.json``. A folder that holds
     a demo already is gone on with, so a second call only measures.
@@ -39,7 +39,7 @@ def demo(out: Path, *, listener: Listener | None = None) -> dict[str, dict[str, 
     results = {name: report.metrics for name, report in baselines(config).items()}
     run = train(config, out / "run", resume=(out / "run").exists(), listener=listener)
     if run.report is None:
-        return results
+        return results, run.stopped_by
     results["trained"] = run.report.metrics
     write_text(out / "demo.json", json.dumps(results, indent=1) + "\n")
-    return results
+    return results, None

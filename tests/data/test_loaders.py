@@ -1,4 +1,5 @@
 import itertools
+import multiprocessing
 import os
 import random
 import signal
@@ -126,10 +127,36 @@ def test_workers_leave_the_first_signal_to_the_parent():
     batches = evaluation_loader(_dataset(manifest), batch=2, workers=2)
     iterator = iter(batches)
     next(iterator), next(iterator)  # one from each, so both have started
-    for worker in batches._iterator._workers:
+    for worker in multiprocessing.active_children():
         os.kill(worker.pid, signal.SIGINT)
         os.kill(worker.pid, signal.SIGTERM)
     assert len(list(iterator)) == 18
+
+
+def test_workers_end_with_the_iteration_however_it_ends(tmp_path):
+    tree = write_tree(tmp_path, [f"a/{number}.png" for number in range(8)])
+    manifest = folder(tree)
+    (tree / "a/5.png").write_bytes(b"no image")
+    batches = evaluation_loader(_dataset(manifest, cache_bytes=0), batch=2, workers=2)
+    for _ in range(3):
+        with pytest.raises(UserError):
+            list(batches)
+        assert multiprocessing.active_children() == []
+        stopped = iter(batches)
+        next(stopped)
+        stopped.close()
+        assert multiprocessing.active_children() == []
+
+
+def test_an_iteration_forgotten_in_a_cycle_does_not_reach_into_new_workers(zipped, capfd):
+    batches = evaluation_loader(_dataset(zipped), batch=4, workers=2)
+    for _ in range(5):
+        forgotten = [iter(batches)]
+        next(forgotten[0])
+        forgotten.append(forgotten)
+        del forgotten
+        assert torch.cat([batch.id for batch in batches]).tolist() == list(range(24))
+    assert capfd.readouterr().err == ""
 
 
 def test_impossible_options_are_refused(zipped):

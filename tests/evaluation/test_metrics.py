@@ -84,7 +84,7 @@ def test_a_query_whose_whole_gallery_is_positive_is_perfect() -> None:
     assert {name: value for name, value in report.metrics.items() if not name.startswith("precision")} == {
         name: 1.0 for name in report.metrics if not name.startswith("precision")
     }
-    assert report.metrics["precision@1000000000"] == 5 / 10**9
+    assert report.metrics["precision@1000000000"] == pytest.approx(5 / 10**9)
 
 
 def test_the_report_names_its_metrics_in_order_and_prints_them() -> None:

@@ -60,7 +60,7 @@ HARD: dict[str, Callable[[int], Tensor]] = {
 
 
 @pytest.mark.parametrize("kind", list(HARD))
-@pytest.mark.parametrize("dim", [2, 33, 512, 3000])
+@pytest.mark.parametrize("dim", [2, 33, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_product_stays_within_its_bound_of_the_exact_score(kind: str, dim: int, dtype: torch.dtype) -> None:
     values = HARD[kind](dim)
