@@ -6,7 +6,7 @@ python tools/baselines.py omniglot/soprc [key=value …]
 import sys
 
 from aurank.training import read_config
-from aurank.training.demo import baselines
+from aurank.training.baselines import baselines
 
 
 def main() -> None:

@@ -69,9 +69,9 @@ class BatchLoader(DataLoader[Any]):
 class Iteration:
     """The batches of one pass through a loader. Its workers end with it: exhausted, failed, closed or forgotten.
 
-    torch's own iterator leaves that to the garbage collector. In a reference cycle, as an exception makes one, its queues
-    are then torn down before it can tell its workers, and it waits seconds for each; inherited by a new worker, it
-    ends its own workers from there, and has been seen to stop others for good. Here it is held from outside.
+    torch's own iterator leaves that to the garbage collector. In a reference cycle, as an exception makes one, its
+    queues are then torn down before it can tell its workers, and it waits seconds for each; inherited by a new worker,
+    it ends its own workers from there, and has been seen to stop others for good. Here it is held from outside.
     """
 
     def __init__(self, batches: Iterator[Batch]) -> None:
@@ -83,7 +83,7 @@ class Iteration:
         return self
 
     def __next__(self) -> Batch:
-        """Returns the next batch. What a worker raised is raised with its own message, without the worker's traceback."""
+        """Returns the next batch. A worker's UserError is raised with its own message, without its traceback."""
         if not self.close.alive:
             raise StopIteration
         try:

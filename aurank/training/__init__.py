@@ -1,9 +1,9 @@
 """Training from a configuration, and applying what was trained."""
 
 from aurank.training.apply import embed_model, evaluate_model
+from aurank.training.baselines import demo
 from aurank.training.build import build_manifest
 from aurank.training.components import read_config
-from aurank.training.demo import demo
 from aurank.training.dry_run import rehearse
 from aurank.training.run import TrainResult, load, train
 

@@ -93,10 +93,11 @@ def applied_config(checkpoint: dict[str, Any], data: str | None, overrides: Sequ
         name, _, path = data.partition(":")
         content["data"] = {**content["data"], "name": name, "params": {}}
         if path:
-            # A file is named by its folder and its own name; every reader of files calls the latter `path`.
+            # A file is named by its folder and its own name: `file` for a table, `path` for an archive of images.
             target = Path(path)
             content["data"]["root"] = str(target.parent if target.is_file() else target)
-            content["data"]["params"] = {"path": target.name} if target.is_file() else {}
+            if target.is_file():
+                content["data"]["params"] = {"file" if name == "table" else "path": target.name}
     return read_config(content, overrides)
 
 

@@ -41,29 +41,29 @@ def kill_after(arguments: list[str], log: Path, lines: int) -> None:
         assert process.wait() == -signal.SIGKILL
 
 
-def assert_same_run(out: Path, other: Path) -> None:
+def assert_same_run(out: Path, other: Path, *, ignore: tuple[str, ...] = ("workers",)) -> None:
     log = (out / "metrics.jsonl").read_bytes()
     assert log == (other / "metrics.jsonl").read_bytes()
     steps = [record["step"] for record in map(json.loads, log.splitlines()) if record["split"] == "train"]
     assert steps == list(range(1, STEPS + 1))
     for name in ("last.pt", "best.pt"):
-        assert_equal(load_checkpoint(out / name), load_checkpoint(other / name))
+        assert_equal(load_checkpoint(out / name), load_checkpoint(other / name), ignore)
     assert (out / "report.json").read_bytes() == (other / "report.json").read_bytes()
 
 
-def assert_equal(left: object, right: object, path: str = "") -> None:
+def assert_equal(left: object, right: object, ignore: tuple[str, ...], path: str = "") -> None:
     assert type(left) is type(right), path
     if isinstance(left, torch.Tensor):
         assert torch.equal(left, right), path
     elif isinstance(left, dict):
         assert list(left) == list(right), path
         for key in left:
-            if key not in ("workers",):
-                assert_equal(left[key], right[key], f"{path}.{key}")
+            if key not in ignore:
+                assert_equal(left[key], right[key], ignore, f"{path}.{key}")
     elif isinstance(left, list | tuple):
         assert len(left) == len(right), path
         for place, (one, other) in enumerate(zip(left, right, strict=True)):
-            assert_equal(one, other, f"{path}[{place}]")
+            assert_equal(one, other, ignore, f"{path}[{place}]")
     else:
         assert left == right, path
 
@@ -98,11 +98,12 @@ def test_a_signal_saves_and_the_resumed_run_is_the_same(tmp_path: Path, number: 
     assert (stopped.stopped_by, stopped.steps, stopped.report) == (number, 7, None)
     resumed = aurank.train(config, tmp_path / "stopped", resume=True)
     assert resumed.steps == STEPS
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    # Checking types in this process draws from Python's own generator; nothing of the training does.
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped", ignore=("python",))
 
 
 def test_a_finished_run_resumes_to_the_same_report(tmp_path: Path) -> None:
-    config = tiny_config(train={"steps": 2})
+    config = tiny_config(train={"steps": 3})
     first = aurank.train(config, tmp_path / "out")
     log = (tmp_path / "out" / "metrics.jsonl").read_bytes()
     second = aurank.train(config, tmp_path / "out", resume=True)
@@ -113,13 +114,13 @@ def test_a_finished_run_resumes_to_the_same_report(tmp_path: Path) -> None:
 
 
 def test_another_configuration_is_refused_with_the_difference(tmp_path: Path) -> None:
-    aurank.train(tiny_config(train={"steps": 2}), tmp_path / "out")
+    aurank.train(tiny_config(train={"steps": 3}), tmp_path / "out")
     with pytest.raises(UserError, match=r"another configuration .*optim\.lr: 0\.001 != 0\.002"):
-        aurank.train(tiny_config(train={"steps": 2}, optim={"lr": 2e-3}), tmp_path / "out", resume=True)
+        aurank.train(tiny_config(train={"steps": 3}, optim={"lr": 2e-3}), tmp_path / "out", resume=True)
 
 
 def test_other_data_are_refused(tmp_path: Path) -> None:
-    config = tiny_config(train={"steps": 2})
+    config = tiny_config(train={"steps": 3})
     aurank.train(config, tmp_path / "out")
     state = load_checkpoint(tmp_path / "out" / "last.pt")
     torch.save({**state, "manifest": "0" * 64}, tmp_path / "out" / "last.pt")

@@ -1,4 +1,4 @@
-"""The demonstration on scikit-learn's digits: untrained, raw pixels and trained, side by side."""
+"""What a result has to beat, and the demonstration that beats it on scikit-learn's digits."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def baselines(config: Config) -> dict[str, Report]:
 
 
 def demo(out: Path, *, listener: Listener | None = None) -> tuple[dict[str, dict[str, float]], int | None]:
-    """Metrics of the untrained network, the pixels and the trained network on the test digits; the signal that ended it.
+    """Metrics on the test digits, untrained, of raw pixels and trained; and the signal that ended training, or None.
 
     Trains the shipped configuration ``digits/soprc`` into ``out/run`` and writes ``out/demo.json``. A folder that holds
     a demo already is gone on with, so a second call only measures.
