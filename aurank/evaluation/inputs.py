@@ -24,11 +24,8 @@ ELEMENTS = 2**17  # read at a time while lengths are taken
 
 def byte_count(max_memory: int | str) -> int:
     """A number of bytes from an integer or from text such as "512MiB", "1.5 GiB" or "200MB"."""
-    if isinstance(max_memory, int):
-        number, unit = float(max_memory), ""
-    else:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", max_memory)
-        number, unit = (float(match[1]), match[2].upper()) if match else (0.0, "")
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", str(max_memory))
+    number, unit = (float(match[1]), match[2].upper()) if match else (0.0, "")
     if unit not in UNITS or number <= 0:
         raise UserError(f'max_memory must be a positive number of bytes or text such as "512MiB", got {max_memory!r}')
     return int(number * UNITS[unit])
@@ -51,9 +48,12 @@ def choose_device(device: torch.device | str | None, queries: Embeddings) -> tor
 
 def check_embeddings(embeddings: Embeddings, *, side: str) -> None:
     """Nothing, or UserError unless `embeddings` is a non-empty matrix of real numbers."""
-    shape = tuple(embeddings.shape)
+    shape = tuple(getattr(embeddings, "shape", ()))  # a list has none, and is told to be a matrix
     if len(shape) != 2:
-        raise UserError(f"the {side} embeddings have shape {shape}: expected two dimensions, one row per item")
+        raise UserError(
+            f"the {side} embeddings have shape {shape}: expected two dimensions, one row per item, "
+            "in a tensor or NumPy array"
+        )
     if 0 in shape:
         raise UserError(f"the {side} embeddings are empty, shape {shape}: give at least one row and one column")
     if isinstance(embeddings, Tensor):

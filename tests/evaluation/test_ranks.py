@@ -224,7 +224,6 @@ def test_working_memory_stays_within_the_budget(collapsed: bool, tmp_path: Any) 
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     grown = int(subprocess.run(script, check=True, capture_output=True, text=True, env=one_thread).stdout)
     # The file itself (1.5 MB) and the allocator's own share come on top.
-    print(grown)
     assert grown <= 64 + 16
 
 
