@@ -45,7 +45,10 @@ def open_source(path: Path, *, prefix: str = "") -> ImageSource:
         return FolderSource(path / prefix)
     if path.is_file():
         return ZipSource(path, prefix=prefix)
-    raise UserError(f"{path} does not exist; expected a folder or a zip archive of images")
+    raise UserError(
+        f"{path} does not exist; expected a folder or a zip archive of images: fetch it, or set data.root "
+        "(or AURANK_DATA) to the folder that holds it"
+    )
 
 
 class FolderSource:
