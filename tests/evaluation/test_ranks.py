@@ -92,6 +92,9 @@ def test_a_gallery_with_shared_items_equals_integer_arithmetic(
     skip = [row - 3 if with_ids and row >= 3 else -1 for row in range(len(items))]
     ranks = positive_ranks(signs, labels, gallery, others, **ids)
     assert listed(ranks) == integer_oracle(signs, labels, gallery, others, skip)
+    left_out = [skip[row] in range(len(there)) for row in ranks.query.tolist()]
+    total = (ranks.num_positives + ranks.num_negatives + left_out).tolist()
+    assert total == [len(there)] * len(ranks.query)
     assert (ranks.num_queries, ranks.num_gallery) == (len(items), len(there))
 
 
