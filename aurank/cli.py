@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from aurank import __version__
 from aurank.errors import AurankError, UserError
 
 # albumentations asks the network for its newest version when it is imported.
@@ -20,7 +21,6 @@ os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
 app = typer.Typer(
     name="aurank",
-    help="Train image-retrieval embeddings for average precision, and measure any embedding exactly.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -37,7 +37,23 @@ ModelOption = Annotated[
 DataOption = Annotated[
     str | None, typer.Option("--data", help="READER:PATH such as folder:photos; default: the data it was trained on.")
 ]
-SplitOption = Annotated[str, typer.Option(help="Which split to embed: train, val or test.")]
+SplitOption = Annotated[str | None, typer.Option(help="Which split to embed: train, val or test (default).")]
+
+
+def _print_version(wanted: bool) -> bool:
+    if wanted:
+        console.print(f"aurank {__version__}", highlight=False)
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train image-retrieval embeddings for average precision, and measure any embedding exactly."""
 
 
 @app.command()
@@ -55,16 +71,21 @@ def train(
 
     settings = read_config(config, overrides or [])
     if dry_run:
-        console.print(str(rehearse(settings)), highlight=False)
+        console.print(str(rehearse(settings)), highlight=False, soft_wrap=True)
         return
     out = out or Path("runs") / Path(config).stem
     with _progress() as listener:
         result = train(settings, out, resume, listener=listener)
+    left_out = ", ".join(f"{count} of {split}" for split, count in result.skipped.items() if count)
+    if left_out and result.is_main:
+        complaints.print(f"skipped, unreadable: {left_out}")
     if result.stopped_by is not None:
-        complaints.print(f"stopped by a signal after step {result.steps}; everything is saved, go on with --resume")
+        if result.is_main:
+            complaints.print(f"stopped by a signal after step {result.steps}; everything is saved, go on with --resume")
         raise SystemExit(128 + result.stopped_by)
-    console.print(str(result.report), highlight=False)
-    console.print(f"written to {result.out}", highlight=False)
+    if result.report is not None:
+        console.print(str(result.report), highlight=False)
+        console.print(f"written to {result.out}", highlight=False)
 
 
 @app.command()
@@ -91,7 +112,7 @@ def evaluate(
     model: ModelOption,
     out: Annotated[Path, typer.Option(help="Folder for report.json.")],
     data: DataOption = None,
-    split: SplitOption = "test",
+    split: SplitOption = None,
     labels: Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings.")] = None,
     recall_at: Annotated[str | None, typer.Option(help="The k of Recall@k and precision@k, such as 1,10,100.")] = None,
     ties: Annotated[str | None, typer.Option(help="threshold, optimistic or pessimistic.")] = None,
@@ -112,6 +133,7 @@ def evaluate(
             labels=labels,
             overrides=overrides or [],
             on_batch=on_batch,
+            on_skipped=_report_skipped,
             **{name: value for name, value in options.items() if value is not None},
         )
     console.print(str(report), highlight=False)
@@ -123,14 +145,23 @@ def embed(
     model: ModelOption,
     out: Annotated[Path, typer.Option(help="The .npz file to write: embeddings, labels, ids, paths.")],
     data: DataOption = None,
-    split: SplitOption = "test",
+    split: SplitOption = None,
     overrides: DataOverrides = None,
 ) -> None:
     """Write the embeddings of a data set's split, with ids, paths and labels."""
+    from aurank.files import require_writable
     from aurank.training import embed_model
 
+    require_writable(out)
     with _counter("embedding") as on_batch:
-        embedded = embed_model(model, data=data, split=split, overrides=overrides or [], on_batch=on_batch)
+        embedded = embed_model(
+            model,
+            data=data,
+            split=split or "test",
+            overrides=overrides or [],
+            on_batch=on_batch,
+            on_skipped=_report_skipped,
+        )
     embedded.save(out)
     rows, width = embedded.embeddings.shape
     console.print(f"{rows} embeddings of {width} dimensions written to {out}", highlight=False)
@@ -187,6 +218,12 @@ def cp(
         raise UserError(f"no folder {target.parent}; create it first")
     shutil.copyfile(shipped[name], target)
     console.print(f"{name} copied to {target}", highlight=False)
+
+
+def _report_skipped(paths: list[str]) -> None:
+    more = f", and {len(paths) - 3} more" if len(paths) > 3 else ""
+    text = f"skipped, unreadable: {len(paths)} ({'; '.join(paths[:3])}{more})"
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _whole_numbers(option: str, text: str) -> tuple[int, ...]:

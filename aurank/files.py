@@ -1,28 +1,57 @@
 """Files that are either whole or not there: written under a temporary name, then renamed."""
 
+import glob
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from aurank.errors import AurankError, UserError
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write that takes the place of ``path`` once it is complete and on disk.
 
-    On any error, a full disk included, the temporary file is removed and what was at ``path`` stays as it was.
+    On any error the temporary file is removed and what was at ``path`` stays as it was.
+
+    Raises:
+        AurankError: a full disk, a missing permission, a folder in the way; names the file and the reason.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # A name of its own for each writer: two processes never mix their bytes in one file.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.part")
     try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # What a killed process left behind; one that still writes the same path fails at its rename, and says so.
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+            left.unlink(missing_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        reason = error.strerror or error
+        raise AurankError(f"cannot save {path}: {reason}; what was there before is untouched") from error
+
+
+def require_writable(path: Path) -> None:
+    """Nothing; UserError unless a file can be written at ``path``: told before the work whose result goes there."""
+    try:
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        if path.is_dir():
+            raise UserError(f"--out {path} is a folder; name a file in it")
+    except OSError as error:
+        raise UserError(f"cannot write --out {path}: {error.strerror}; name another place") from error
+    if not folder.is_dir():
+        raise UserError(f"cannot write --out {path}: {folder} is a file; name another place")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write --out {path}: no permission in {folder}; name another place")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,4 +1,8 @@
-"""Configurations: YAML and dotted overrides in, one checked and frozen ``Config`` out, every mistake told at once."""
+"""Configurations: YAML and dotted overrides in, one checked and frozen ``Config`` out, every mistake told at once.
+
+OmegaConf is not used: a configuration from anywhere must never resolve interpolations such as ``${oc.env:HOME}``, and
+without them it would spare only the few lines that read overrides.
+"""
 
 from aurank.config.components import Choices
 from aurank.config.loading import config_difference, dump_config, load_config, shipped_configs
@@ -14,7 +18,6 @@ from aurank.config.schema import (
     SamplerConfig,
     TrainConfig,
     known_keys,
-    size_in_bytes,
 )
 
 __all__ = [
@@ -34,5 +37,4 @@ __all__ = [
     "known_keys",
     "load_config",
     "shipped_configs",
-    "size_in_bytes",
 ]

@@ -1,6 +1,5 @@
 """What a configuration holds: every key with its type, range, default and one line of description."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +18,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from aurank.config.messages import KeyPath, describe, enumerated, one_of, resolve
+from aurank.sizes import SIZE, size_in_bytes
 
 # The component that a section uses where its ``name`` is left out.
 DEFAULT_NAMES = {
@@ -31,10 +31,6 @@ DEFAULT_NAMES = {
 
 # Known to Accelerate.
 TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
-
-_SIZE = r"(?i)^([0-9]{1,15}(?:\.[0-9]{1,9})?) ?((?:[KMGT]i?)?B)?$"
-_FACTORS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_FACTORS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def _size_text(value: Any) -> Any:
@@ -63,7 +59,7 @@ def _distinct(values: tuple[int, ...]) -> tuple[int, ...]:
 Size = Annotated[
     str,
     BeforeValidator(_size_text),
-    Field(pattern=_SIZE, json_schema_extra={"expected": "a size such as 512MB or 1GiB, or a number of bytes"}),
+    Field(pattern=SIZE, json_schema_extra={"expected": "a size such as 512MB or 1GiB, or a number of bytes"}),
 ]
 PositiveSize = Annotated[
     Size,
@@ -78,18 +74,6 @@ RecallAt = Annotated[
     AfterValidator(_distinct),
     Field(min_length=1, json_schema_extra={"expected": "a list of different whole numbers >= 1"}),
 ]
-
-
-def size_in_bytes(text: str) -> int:
-    """The bytes in ``"1GiB"`` (2³⁰), ``"1GB"`` (10⁹), ``"512"`` (512).
-
-    Raises:
-        ValueError: not a size.
-    """
-    match = re.fullmatch(_SIZE, text)
-    if match is None:
-        raise ValueError(f"got {text!r}, expected a size such as 512MB or 1GiB, or a number of bytes")
-    return int(float(match[1]) * _FACTORS[(match[2] or "").upper()])
 
 
 class Strict(BaseModel):

@@ -36,10 +36,9 @@ def augmentation_seed(seed: int, row: int, epoch: int, view: int) -> int:
     return int(np.random.SeedSequence([seed, row, epoch, view]).generate_state(1, np.uint64)[0])
 
 
-def keys(rows: Iterable[int] | np.ndarray, epoch: int, *, views: int = 1) -> list[Key]:
-    """Returns the keys that ask for augmented images: all rows for view 0, then all for view 1, …"""
-    numbers = [int(row) for row in rows]
-    return [(row, epoch, view) for view in range(views) for row in numbers]
+def keys(rows: Iterable[int] | np.ndarray, epoch: int) -> list[Key]:
+    """Returns the keys that ask for one augmented image, view 0, of each row."""
+    return [(int(row), epoch, 0) for row in rows]
 
 
 class ImageDataset(Dataset[Sample]):

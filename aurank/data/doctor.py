@@ -15,6 +15,7 @@ from aurank.data.sources import ImageSource
 from aurank.errors import UserError
 
 _EXAMPLES = 3
+_PAIRS = (("train", "test"), ("train", "val"), ("val", "test"))
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,10 @@ def examine(
         _finding("duplicate paths", [path for path, count in Counter(paths).items() if count > 1], is_error=True),
         _finding("empty splits", [split for split in ("train", "test") if split not in splits]),
         _finding("classes with one image in their split", _lone_classes(labels, classes, splits)),
-        _finding("classes in both train and test", _shared_classes(labels, classes, splits)),
     ]
+    for one, other in _PAIRS:
+        shared = np.intersect1d(labels[splits == one], labels[splits == other])
+        findings.append(_finding(f"classes in both {one} and {other}", [classes[label] for label in shared.tolist()]))
     if contents:
         findings += _examine_contents(source, paths, labels, splits, set(missing))
     counts = {"images": len(paths), "classes": len(classes)}
@@ -100,13 +103,6 @@ def _lone_classes(
     return found
 
 
-def _shared_classes(
-    labels: Int64[np.ndarray, " image"], classes: Sequence[str], splits: Shaped[np.ndarray, " image"]
-) -> list[str]:
-    shared = np.intersect1d(labels[splits == "train"], labels[splits == "test"])
-    return [classes[label] for label in shared.tolist()]
-
-
 def _examine_contents(
     source: ImageSource,
     paths: Sequence[str],
@@ -124,20 +120,23 @@ def _examine_contents(
         digest = digests.get(path)
         if isinstance(digest, bytes):
             same[digest].append(row)
-    leaks, relabelled, repeated = [], [], []
+    leaks: dict[tuple[str, str], list[str]] = {pair: [] for pair in _PAIRS}
+    relabelled, repeated = [], []
     for rows in same.values():
         if len({paths[row] for row in rows}) == 1:
             continue  # one file, or a duplicate path, which has its own check
         text = " = ".join(paths[row] for row in rows)
-        if {"train", "test"} <= set(splits[rows].tolist()):
-            leaks.append(text)
-        elif len(rows) > len(set(splits[rows].tolist())):
+        within = set(splits[rows].tolist())
+        for pair in _PAIRS:
+            if within.issuperset(pair):
+                leaks[pair].append(text)
+        if len(within) == 1:
             repeated.append(text)
         if len(set(labels[rows].tolist())) > 1:
             relabelled.append(text)
     return [
         _finding("unreadable images", _texts(unreadable), is_error=True),
-        _finding("same image in train and test", leaks),
+        *(_finding(f"same image in {one} and {other}", found) for (one, other), found in leaks.items()),
         _finding("same image under two classes", relabelled),
         _finding("same image more than once in a split", repeated),
     ]

@@ -18,34 +18,31 @@ from aurank.data.dataset import Batch, ImageDataset, Key
 from aurank.errors import UserError
 
 
-def loader(
-    dataset: ImageDataset, batches: Iterable[Sequence[Key]], *, workers: int = 0, pin_memory: bool = False
-) -> "BatchLoader":
+def loader(dataset: ImageDataset, batches: Iterable[Sequence[Key]], *, workers: int = 0) -> "BatchLoader":
     """Returns a loader of one Batch for each list of keys, in order.
 
     `batches` may be endless; with workers it is read a few batches ahead of what has been consumed. The global random
     state is neither read nor changed. An error in a worker is raised here, as it was.
     """
-    return BatchLoader(dataset, batches, workers=workers, pin_memory=pin_memory)
+    return BatchLoader(dataset, batches, workers=workers)
 
 
-def evaluation_loader(
-    dataset: ImageDataset, *, batch: int, workers: int = 0, pin_memory: bool = False
-) -> "BatchLoader":
+def evaluation_loader(dataset: ImageDataset, *, batch: int, workers: int = 0) -> "BatchLoader":
     """Returns a loader of all images in the order of their rows, not augmented, at most `batch` at a time."""
     if batch < 1:
         raise UserError(f"batch must be at least 1, got {batch}")
     rows: list[Key] = list(range(len(dataset)))
     batches = [rows[start : start + batch] for start in range(0, len(rows), batch)]
-    return BatchLoader(dataset, batches, workers=workers, pin_memory=pin_memory)
+    return BatchLoader(dataset, batches, workers=workers)
 
 
 class BatchLoader(DataLoader[Any]):
-    """A DataLoader whose workers are forked where that is safe: they share the parent's images instead of copying."""
+    """A DataLoader whose workers are forked where that is safe: they share the parent's images instead of copying.
 
-    def __init__(
-        self, dataset: ImageDataset, batches: Iterable[Sequence[Key]], *, workers: int, pin_memory: bool
-    ) -> None:
+    Where there is a CUDA device, batches are in pinned memory, which is copied to it without waiting.
+    """
+
+    def __init__(self, dataset: ImageDataset, batches: Iterable[Sequence[Key]], *, workers: int) -> None:
         if workers < 0:
             raise UserError(f"workers must be at least 0, got {workers}")
         with _quietly():
@@ -54,7 +51,7 @@ class BatchLoader(DataLoader[Any]):
                 batch_sampler=batches,  # type: ignore[arg-type]  # any sequence serves
                 num_workers=workers,
                 collate_fn=_as_is,
-                pin_memory=pin_memory,
+                pin_memory=torch.cuda.is_available(),
                 worker_init_fn=_start_worker if workers else None,
                 multiprocessing_context=_context() if workers else None,
                 # Its own: DataLoader would draw the workers' seeds from the global generator.

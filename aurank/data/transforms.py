@@ -79,7 +79,13 @@ class Pipeline(ABC):
         """Does now what the first image would have to wait for, so that each forked worker need not."""
         return
 
-    def __call__(self, image: Pixels, seed: int | None = None) -> Float[Tensor, "channel size size"]:
+    def __call__(self, image: np.ndarray, seed: int | None = None) -> Float[Tensor, "channel size size"]:
+        """Returns the tensor of one image; UserError unless that is uint8 [height, width, channel]."""
+        shape = tuple(getattr(image, "shape", ()))
+        kind = getattr(image, "dtype", type(image).__name__)
+        if kind != np.uint8 or len(shape) != 3 or shape[2] != self.channels or 0 in shape:
+            expected = f"a uint8 array [height, width, {self.channels}]"
+            raise UserError(f"the image must be {expected}, got {kind} of shape {list(shape)}")
         return self.normalise(self.augment(self.prepare(image), seed)[None])[0]
 
     def __repr__(self) -> str:
@@ -151,11 +157,48 @@ class Center(Pipeline):
         return prepared
 
 
-class CropFlip(RandomPipeline):
-    """Training as in the papers: shorter side to `margin` × image_size, a random crop resized, a horizontal flip.
+class RandomCrop(RandomPipeline):
+    """Training as the papers say: shorter side to `margin` × image_size, a random square of image_size, a flip.
 
     Args:
         margin: 256/224: shorter side 256 for crops of 224.
+        flip: the probability of a horizontal flip.
+    """
+
+    def __init__(
+        self,
+        image_size: int,
+        channels: int,
+        *,
+        margin: Number = _MARGIN,
+        flip: Number = 0.5,
+        mean: Sequence[Number] | None = None,
+        std: Sequence[Number] | None = None,
+    ) -> None:
+        super().__init__(image_size, channels, mean=mean, std=std)
+        self.margin = _checked_margin(margin)
+        self.flip = _checked_probability("flip", flip)
+
+    def prepare(self, image: Pixels) -> Prepared:
+        return resize_shorter(image, round(self.margin * self.image_size))
+
+    def fit(self, prepared: Prepared) -> Square:
+        return centre_crop(prepared, self.image_size)
+
+    def random_transforms(self) -> list[Any]:
+        albumentations = _albumentations()
+        return [
+            albumentations.RandomCrop(self.image_size, self.image_size, p=1.0),
+            albumentations.HorizontalFlip(p=self.flip),
+        ]
+
+
+class CropFlip(RandomPipeline):
+    """Training as SOPRC's code does: a random part of the image resized to a square, a horizontal flip.
+
+    Args:
+        margin: the image is first reduced to a shorter side of `margin` × image_size, so that more images fit in
+            memory, and small parts are enlarged. None keeps the image at its own size, which is the authors' form.
         scale: the crop's part of the area. Default (0.16, 1) from SOPRC (KID-7391/SOPRC, dataloaders).
         ratio: the crop's width by height before it is resized to a square.
         flip: the probability of a flip.
@@ -166,7 +209,7 @@ class CropFlip(RandomPipeline):
         image_size: int,
         channels: int,
         *,
-        margin: Number = _MARGIN,
+        margin: Number | None = _MARGIN,
         scale: Sequence[Number] = (0.16, 1.0),
         ratio: Sequence[Number] = (0.75, 4 / 3),
         flip: Number = 0.5,
@@ -174,24 +217,25 @@ class CropFlip(RandomPipeline):
         std: Sequence[Number] | None = None,
     ) -> None:
         super().__init__(image_size, channels, mean=mean, std=std)
-        self.margin = _checked_margin(margin)
+        self.margin = None if margin is None else _checked_margin(margin)
         self.scale = _checked_range("scale", scale, low=0, high=1)
         self.ratio = _checked_range("ratio", ratio, low=0)
-        if not 0 <= flip <= 1:
-            raise UserError(f"flip must be a probability, between 0 and 1, got {flip}")
-        self.flip = flip
+        self.flip = _checked_probability("flip", flip)
 
     def prepare(self, image: Pixels) -> Prepared:
-        return resize_shorter(image, round(self.margin * self.image_size))
+        return image if self.margin is None else resize_shorter(image, round(self.margin * self.image_size))
 
     def fit(self, prepared: Prepared) -> Square:
-        return centre_crop(prepared, self.image_size)
+        margin = _MARGIN if self.margin is None else self.margin
+        return centre_crop(resize_shorter(prepared, round(margin * self.image_size)), self.image_size)
 
     def random_transforms(self) -> list[Any]:
         albumentations = _albumentations()
         size = (self.image_size, self.image_size)
+        # By area, as `resize`: parts of a whole photo are reduced several times over.
+        area = "image" if self.margin is None else None
         return [
-            albumentations.RandomResizedCrop(size, scale=self.scale, ratio=self.ratio, p=1.0),
+            albumentations.RandomResizedCrop(size, scale=self.scale, ratio=self.ratio, area_for_downscale=area, p=1.0),
             albumentations.HorizontalFlip(p=self.flip),
         ]
 
@@ -307,6 +351,12 @@ def _checked_margin(margin: Number) -> Number:
     return margin
 
 
+def _checked_probability(name: str, value: Number) -> Number:
+    if not 0 <= value <= 1:
+        raise UserError(f"{name} must be a probability, between 0 and 1, got {value}")
+    return value
+
+
 def _checked_range(
     name: str, values: Sequence[Number], *, low: Number, high: Number | None = None
 ) -> tuple[float, float]:
@@ -318,6 +368,7 @@ def _checked_range(
 
 TRANSFORMS: Mapping[str, type[Pipeline]] = {
     "crop_flip": CropFlip,
+    "random_crop": RandomCrop,
     "affine": Affine,
     "center": Center,
     "resize": Resize,

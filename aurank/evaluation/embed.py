@@ -1,7 +1,7 @@
 """Embeddings of a manifest's images, with the rows, labels and paths they belong to."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +56,13 @@ class Embedded:
         """
         content = _read_arrays(path)
         if labels is not None:
-            content["labels"] = next(iter(_read_arrays(labels).values()))
+            content["labels"] = _read_labels(labels)
         for name, remedy in (("embeddings", ""), ("labels", "; give them with --labels FILE.npy")):
             if name not in content:
                 raise UserError(f"{path} holds no array {name!r}, only {', '.join(content) or 'nothing'}{remedy}")
+        for name, values in content.items():
+            if name in Embedded.__dataclass_fields__ and values.ndim == 0:
+                raise UserError(f"{path}: {name} is a single value; expected an array with one row for each item")
         count = len(content["embeddings"])
         content.setdefault("ids", np.arange(count))
         content.setdefault("paths", np.array([""] * count))
@@ -69,6 +72,8 @@ class Embedded:
         for name, values in fields.items():
             if len(values) != count:
                 raise UserError(f"{path}: {name} has {len(values)} rows but embeddings has {count}; they must agree")
+        for name in ("is_query", "is_gallery"):
+            fields[name] = _flags(fields[name], f"{path}: {name}")
         return Embedded(**fields)
 
 
@@ -76,10 +81,33 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise UserError(f"no file {path}; expected saved embeddings, .npz or .npy")
     try:
-        content = np.load(path, mmap_mode="r", allow_pickle=False)
-        return {"embeddings": content} if isinstance(content, np.ndarray) else dict(content)
-    except (ValueError, OSError, EOFError) as error:
+        with path.open("rb") as file:
+            if file.read(2) == b"PK":  # a zip archive; given its path, NumPy would leave a damaged one open
+                file.seek(0)
+                with np.load(file, allow_pickle=False) as content:
+                    return dict(content)
+        return {"embeddings": np.load(path, mmap_mode="r", allow_pickle=False)}
+    except MemoryError:
+        raise
+    # A file that is cut short or damaged fails anywhere: in the archive, its compression, an array's header.
+    except Exception as error:
         raise UserError(f"{path} is no readable .npz or .npy of plain arrays: {error}") from error
+
+
+def _read_labels(path: Path) -> np.ndarray:
+    """The one array of a file, or the one that is named labels."""
+    content = _read_arrays(path)
+    if "labels" not in content and len(content) != 1:
+        raise UserError(f"--labels {path} holds {', '.join(content) or 'nothing'}; expected one array, or 'labels'")
+    return content["labels"] if "labels" in content else next(iter(content.values()))
+
+
+def _flags(values: np.ndarray, name: str) -> np.ndarray:
+    """The values as booleans; UserError unless they are, or are all 0 and 1."""
+    wrong = values if values.dtype.kind not in "biu" else values[~np.isin(values, (0, 1))]
+    if wrong.size:
+        raise UserError(f"{name} must hold True or False, or 1 or 0, in each row; got {wrong.flat[0]!r}")
+    return values.astype(bool)
 
 
 @torch.inference_mode()
@@ -117,8 +145,16 @@ def embed(
 
 
 def embed_pixels(dataset: ImageDataset, *, batch: int = 256, workers: int = 0) -> Embedded:
-    """The images themselves as embeddings: the baseline that any model has to beat."""
-    return embed(nn.Flatten(), dataset, batch=batch, workers=workers)
+    """The images themselves as embeddings, each less its own mean: the baseline that any model has to beat.
+
+    Without the mean taken off, the paper of a drawing makes all of them alike. An image of one value everywhere, of
+    which nothing would be left, becomes all ones: at right angles to every other, the same as its like.
+    """
+    embedded = embed(nn.Flatten(), dataset, batch=batch, workers=workers)
+    pixels = embedded.embeddings
+    constant = pixels.min(axis=1, keepdims=True) == pixels.max(axis=1, keepdims=True)
+    centred = pixels - pixels.mean(axis=1, keepdims=True)
+    return replace(embedded, embeddings=np.where(constant, np.float32(1), centred))
 
 
 def _described(manifest: Manifest, embeddings: np.ndarray, rows: np.ndarray) -> Embedded:

@@ -69,7 +69,10 @@ def evaluate(
 
 def check_cuts(recall_at: Iterable[int]) -> tuple[int, ...]:
     """The cut-offs in increasing order, each once; UserError unless all are positive integers."""
-    cuts = list(recall_at)
+    try:
+        cuts = list(recall_at)
+    except TypeError:
+        raise UserError(f"recall_at must be a list of integers, such as (1, 10, 100); got {recall_at!r}") from None
     wrong = [k for k in cuts if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1]
     if wrong:
         raise UserError(f"recall_at must hold integers of 1 or more, such as (1, 10, 100); got {wrong[0]!r}")

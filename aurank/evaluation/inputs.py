@@ -1,6 +1,5 @@
 """The border of the evaluation: what a caller may pass, checked once, and rows read from it in pieces."""
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -11,12 +10,11 @@ from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.evaluation.scores import tree_sum
+from aurank.sizes import size_in_bytes
 
 Embeddings: TypeAlias = Tensor | np.ndarray[Any, np.dtype[Any]]
 Integers: TypeAlias = Tensor | np.ndarray[Any, np.dtype[Any]] | Sequence[Any]
 
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 # Squares of lengths in this range, and products of two such lengths, stay far from overflow and underflow in float64.
 SHORTEST, LONGEST = 1e-140, 1e140
 ELEMENTS = 2**17  # read at a time while lengths are taken
@@ -24,11 +22,13 @@ ELEMENTS = 2**17  # read at a time while lengths are taken
 
 def byte_count(max_memory: int | str) -> int:
     """A number of bytes from an integer or from text such as "512MiB", "1.5 GiB" or "200MB"."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", str(max_memory))
-    number, unit = (float(match[1]), match[2].upper()) if match else (0.0, "")
-    if unit not in UNITS or number <= 0:
+    try:
+        size = size_in_bytes(str(max_memory))
+    except ValueError:
+        size = 0
+    if size < 1:
         raise UserError(f'max_memory must be a positive number of bytes or text such as "512MiB", got {max_memory!r}')
-    return int(number * UNITS[unit])
+    return size
 
 
 def choose_device(device: torch.device | str | None, queries: Embeddings) -> torch.device:

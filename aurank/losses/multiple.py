@@ -23,6 +23,8 @@ class MultipleLosses(nn.Module):
         weights: Sequence[float | int] | Mapping[str, float | int] | None = None,
     ) -> None:
         super().__init__()
+        if not losses:
+            raise UserError(f"losses must hold at least one loss, got {losses!r}")
         named = by_name("losses", losses, losses)
         self.losses = nn.ModuleDict(named)
         self.weights = dict.fromkeys(named, 1.0) if weights is None else by_name("weights", weights, losses)

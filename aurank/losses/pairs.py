@@ -2,7 +2,7 @@
 
 Nothing here waits for an accelerator while the labels are on the host: how many positives a query has, and which
 queries count, is worked out from the labels where they live. Labels on the accelerator cost one copy to the host; a
-miner's tuple one more, because only the narrowed masks know what is left.
+miner's tuple two more, because its indices are checked, and only the narrowed masks know what is left.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.checks import check_embeddings, check_integers
+from aurank.losses.checks import check_embeddings, check_integers, describe
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,11 +261,31 @@ def narrow(
         mined = (anchor, positives, anchor, negatives)
     if len(mined) != 4:
         raise UserError(f"indices_tuple must hold 3 (triplets) or 4 (pairs) tensors, got {len(mined)}")
+    check_mined(mined, positive.shape)
     kept = [torch.zeros_like(positive), torch.zeros_like(negative)]
     for mask, rows, columns in zip(kept, mined[::2], mined[1::2], strict=True):
         place = (to_device_of(mask, rows.long()), to_device_of(mask, columns.long()))
         mask.index_put_(place, mask.new_ones(()))
     return positive & kept[0], negative & kept[1]
+
+
+def check_mined(mined: Sequence[Tensor], shape: Sequence[int]) -> None:
+    """Nothing; UserError unless rows and columns pair up and lie within masks of this shape."""
+    for rows, columns in zip(mined[::2], mined[1::2], strict=True):
+        if rows.shape != columns.shape or rows.ndim != 1:
+            raise UserError(
+                f"indices_tuple must hold tensors that pair up one by one, got {describe(rows)} and {describe(columns)}"
+            )
+    sides = (*zip(("embeddings", "references"), shape, strict=True),) * 2
+    outside = [(values < 0) | (values >= size) for values, (_, size) in zip(mined, sides, strict=True)]
+    if not torch.stack([wrong.any() for wrong in outside]).any():  # asked once: an accelerator has to be waited for
+        return
+    for values, wrong, (name, size) in zip(mined, outside, sides, strict=True):
+        if wrong.any():
+            raise UserError(
+                f"indices_tuple holds {int(values[wrong][0])}, outside the {size} {name} (0..{size - 1}): "
+                "mine in the batch and the references that the loss is given"
+            )
 
 
 def in_common_precision(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """SOPRC (Wen et al., NeurIPS 2022): the area under the precision-recall curve, at any sampling rate of positives."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int64
@@ -26,7 +26,8 @@ from aurank.losses.pairs import Pairs
 from aurank.losses.semi_variance import semi_variance_per_query, semi_variance_pooled
 from aurank.losses.state import RowTable
 
-PRIORS = ("scaled", "frequency", "batch")
+Prior = Literal["scaled", "frequency", "batch"]
+Interpolation = Literal["quantile", "paper", "official"]  # the names of INTERPOLATIONS
 
 
 def false_positive_rate(pairs: Pairs, *, tau1: float) -> Float[Tensor, "query width"]:
@@ -88,9 +89,9 @@ class SOPRCLoss(PairLoss):
         tau2: Number = 0.001,
         beta: Number = 0.1,
         num_quantiles: int = 100,
-        prior: str = "scaled",
+        prior: Prior = "scaled",
         prior_max: Number = 0.1,
-        interpolation: str = "quantile",
+        interpolation: Interpolation = "quantile",
         tpr_gradient: bool = False,
         semi_variance: Sequence[Number] | None = (1.0, 5.0),
         moving_average: bool = True,
@@ -110,7 +111,7 @@ class SOPRCLoss(PairLoss):
         self.tau1 = require_positive("tau1", tau1)
         self.tau2 = require_positive("tau2", tau2)
         self.beta = require_fraction("beta", beta, one=True)
-        self.prior = require_choice("prior", prior, PRIORS)
+        self.prior = require_choice("prior", prior, get_args(Prior))
         self.prior_max = require_fraction("prior_max", prior_max)
         self.interpolation = require_choice("interpolation", interpolation, INTERPOLATIONS)
         self.tpr_gradient = tpr_gradient

@@ -34,7 +34,7 @@ class Encoder(nn.Module):
     """Unit-length embeddings of images.
 
     Args:
-        backbone: any timm model name, ``"resnet18"`` or ``"vit_small_patch16_224"``.
+        backbone: any timm model name: ``"resnet18"``, ``"vit_small_patch16_224"``, ``"hf-hub:timm/resnet18.a1_in1k"``.
         dim: width of the embedding.
         channels: image channels; timm adapts pretrained weights of the first layer to any number.
         pretrained: load timm's published weights (needs the network or timm's cache).
@@ -42,7 +42,9 @@ class Encoder(nn.Module):
         freeze_batch_norm: batch-norm layers keep their running statistics and are not trained, as all the
             experiments of the SOPRC paper do with pretrained backbones.
         channels_last: memory format of the convolutions; faster on recent GPUs.
-        params: further arguments of ``timm.create_model``.
+        params: further arguments of ``timm.create_model``; ``global_pool`` among them takes the place of ``pooling``.
+
+    Under autocast the backbone runs in half precision; pooling, projection and length are computed in the weights' own.
 
     Raises:
         UserError: for an unknown backbone, weights that cannot be had, or a pooling that does not fit.
@@ -65,7 +67,7 @@ class Encoder(nn.Module):
         self.freeze_batch_norm = freeze_batch_norm
         self.backbone = _create_backbone(backbone, pretrained, channels, pooling, params or {})
         self.pool: nn.Module = GeneralisedMean() if pooling == "gem" else nn.Identity()
-        self.head = nn.Linear(int(self.backbone.num_features), dim)
+        self.head = nn.Linear(_width(self.backbone), dim)
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
         if channels_last:
             self.to(memory_format=torch.channels_last)
@@ -76,7 +78,16 @@ class Encoder(nn.Module):
 
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
         features = self.backbone(images.contiguous(memory_format=self._memory_format))
-        return functional.normalize(self.head(self.pool(features)), dim=-1)
+        # Half precision has two or three digits: similarities would be rounded far above the differences that rank.
+        with torch.autocast(images.device.type, enabled=False):
+            return functional.normalize(self.head(self.pool(features.to(self.head.weight.dtype))), dim=-1)
+
+    @property
+    def image_size(self) -> int | None:
+        """Height and width of the images that the backbone was made for, where timm knows them."""
+        model = self.backbone.model if isinstance(self.backbone, _FeatureMap) else self.backbone
+        size = getattr(model, "pretrained_cfg", {}).get("input_size")
+        return None if size is None else int(size[-1])
 
     def train(self, mode: bool = True) -> "Encoder":
         super().train(mode)
@@ -96,7 +107,7 @@ class _FeatureMap(nn.Module):
         super().__init__()
         self.name = name
         self.model = model
-        self.num_features = int(model.num_features)  # type: ignore[arg-type]
+        self.num_features = int(model.num_features)  # type: ignore[arg-type]  # channels of the last feature map
         self.last = getattr(model, "output_fmt", "NCHW") == "NHWC"
 
     def forward(self, images: Tensor) -> Tensor:
@@ -109,28 +120,41 @@ class _FeatureMap(nn.Module):
         return features.permute(0, 3, 1, 2) if self.last else features
 
 
+def _width(backbone: nn.Module) -> int:
+    """Length of the vectors that the backbone gives; some timm models have a layer between feature map and vector."""
+    width: Any = getattr(backbone, "head_hidden_size", None) or backbone.num_features
+    return int(width)
+
+
 def _create_backbone(name: str, pretrained: bool, channels: int, pooling: Pooling, params: dict[str, Any]) -> Any:
-    if not timm.is_model(name.split(".")[0]):
+    if not name.startswith(("hf-hub:", "hf_hub:", "local-dir:")) and not timm.is_model(name.split(".")[0]):
         near = difflib.get_close_matches(name, timm.list_models(), n=3)
         hint = f"; did you mean {', '.join(near)}?" if near else "; timm.list_models() names them all"
         raise UserError(f"model.backbone: timm has no model {name!r}{hint}")
-    pool = "" if pooling == "gem" else pooling
+    # Only timm's own pooling can be replaced by params.
+    own: dict[str, Any] = {"global_pool": "" if pooling == "gem" else params.get("global_pool", pooling)}
+    given = {key: value for key, value in params.items() if key != "global_pool" or pooling == "gem"}
     try:
-        model = timm.create_model(
-            name, pretrained=pretrained, in_chans=channels, num_classes=0, global_pool=pool, **params
-        )
+        model = timm.create_model(name, pretrained=pretrained, in_chans=channels, num_classes=0, **own, **given)
     except (TypeError, AssertionError, ValueError) as error:
         raise UserError(
-            f"model: timm cannot build {name!r} with pooling={pooling!r}, params={params}: {error}"
+            f"model: timm cannot build {name!r} with pooling={pooling!r}, params={params}: {_first_line(error)}; "
+            "where it refuses the pooling, model.params.global_pool=avg or token names one that it has"
         ) from error
     except Exception as error:
-        if not pretrained:
+        # A name on a hub is looked up there, whatever becomes of its weights.
+        if not pretrained and ":" not in name:
             raise
+        remedy = "" if ":" in name else ", or set model.pretrained=false"
         raise UserError(
             f"model.pretrained: the weights of {name!r} could not be loaded ({type(error).__name__}: "
-            f"{str(error).splitlines()[0]}); connect to the network once, or set model.pretrained=false"
+            f"{_first_line(error)}); connect to the network once{remedy}"
         ) from error
     return _FeatureMap(name, model) if pooling == "gem" else model
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def parameter_groups(encoder: Encoder, *, weight_decay: float, head_lr_multiplier: float = 1.0) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from aurank.config import Config
 from aurank.errors import UserError
 from aurank.evaluation.embed import Embedded, embed
 from aurank.evaluation.report import Report
+from aurank.files import require_writable
 from aurank.training.build import build_dataset, build_encoder, build_manifest, model_weights
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.training.components import read_config
@@ -18,16 +19,20 @@ from aurank.training.loop import evaluation_options
 Counter = Callable[[int, int], None]
 """Told how many images are done and how many there are."""
 
+Skipped = Callable[[list[str]], None]
+"""Told the paths of the images that could not be read and were left out (``data.on_error=skip``), if there are any."""
+
 
 def evaluate_model(
     model: str,
     out: Path,
     *,
     data: str | None = None,
-    split: str = "test",
+    split: str | None = None,
     labels: Path | None = None,
     overrides: Sequence[str] = (),
     on_batch: Counter | None = None,
+    on_skipped: Skipped | None = None,
     **options: Any,
 ) -> Report:
     """The exact report of a model or of saved embeddings; writes ``out/report.json``.
@@ -35,23 +40,33 @@ def evaluate_model(
     Args:
         model: ``aurank:DIR/best`` or ``embeddings:FILE``.
         data: ``READER:PATH``, or None for the data the checkpoint was trained on.
+        split: of that data; None for the test split.
+        labels: file with the labels of saved embeddings that bring none.
         overrides: dotted changes of the ``data`` section.
         options: arguments of ``aurank.evaluate``; where absent, those of the checkpoint's configuration hold.
     """
     kind, path = _model(model)
+    require_writable(out / "report.json")
     if kind == "embeddings":
-        if data is not None or overrides:
-            given = f"--data {data}" if data is not None else " ".join(overrides)
-            raise UserError(f"{given} has no use with --model {model}: saved embeddings bring their own labels")
+        unused = {"--data": data, "--split": split, "": " ".join(overrides) or None}
+        for option, value in unused.items():
+            if value is not None:
+                given = f"{option} {value}".strip()
+                raise UserError(f"{given} has no use with --model {model}: saved embeddings bring their own labels")
         report = Embedded.load(path, labels).evaluate(**options)
     else:
+        if labels is not None:
+            raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with its data")
         config = applied_config(load_checkpoint(resolve_checkpoint(path)), data, overrides)
-        embedded = embed_model(model, data=data, split=split, overrides=overrides, on_batch=on_batch)
+        embedded = embed_model(
+            model,
+            data=data,
+            split=split or "test",
+            overrides=overrides,
+            on_batch=on_batch,
+            on_skipped=on_skipped,
+        )
         report = embedded.evaluate(**{**evaluation_options(config), **options})
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot create --out {out}: {error.strerror}") from error
     report.save(out / "report.json")
     return report
 
@@ -63,6 +78,7 @@ def embed_model(
     split: str = "test",
     overrides: Sequence[str] = (),
     on_batch: Counter | None = None,
+    on_skipped: Skipped | None = None,
 ) -> Embedded:
     """The embeddings of a split under a checkpoint's weights and evaluation transform; arguments as above."""
     kind, path = _model(model)
@@ -74,13 +90,17 @@ def embed_model(
     encoder = build_encoder(config.model, channels=config.data.channels, load=False)
     encoder.load_state_dict(model_weights(checkpoint))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return embed(
+    dataset = build_dataset(config.data, manifest, train=False)
+    embedded = embed(
         encoder.to(device),
-        build_dataset(config.data, manifest, train=False),
+        dataset,
         batch=config.evaluate.batch,
         workers=config.data.workers,
         on_batch=None if on_batch is None else lambda done: on_batch(done, len(manifest)),
     )
+    if on_skipped is not None and dataset.skipped:
+        on_skipped(dataset.skipped)
+    return embedded
 
 
 def applied_config(checkpoint: dict[str, Any], data: str | None, overrides: Sequence[str]) -> Config:

@@ -15,7 +15,7 @@ from aurank.data import READERS, SAMPLERS, TRANSFORMS, ImageDataset, Manifest, P
 from aurank.errors import UserError
 from aurank.losses import LOSSES, MINERS, PairLoss
 from aurank.models import Encoder
-from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
+from aurank.training.checkpoint import first_line, load_checkpoint, resolve_checkpoint
 from aurank.training.optim import SCHEDULES, Schedule
 
 
@@ -92,6 +92,31 @@ def build_encoder(config: ModelConfig, *, channels: int, load: bool = True) -> E
     if load and config.init_from is not None:
         _initialise(encoder, config.init_from)
     return encoder
+
+
+def check_image_size(encoder: Encoder, config: Config, device: torch.device) -> None:
+    """Nothing; UserError where the encoder cannot take images of ``data.image_size``. One image goes through it.
+
+    In evaluation mode and of zeros: neither the encoder nor a random generator changes.
+    """
+    size = config.data.image_size
+    training = encoder.training
+    encoder.eval()
+    try:
+        with torch.no_grad():
+            encoder(torch.zeros(1, config.data.channels, size, size, device=device))
+    except UserError:
+        raise
+    # A backbone refuses an image in its own way: by an assertion, a shape that does not fit, a missing attribute.
+    except Exception as error:
+        own = encoder.image_size
+        sizes = "a larger data.image_size" if own is None else f"data.image_size={own}, which it was made for"
+        raise UserError(
+            f"model.backbone={config.model.backbone} fails on an image of data.image_size={size} "
+            f"({first_line(error)}); use {sizes}, or give model.params.img_size={size} to a transformer"
+        ) from error
+    finally:
+        encoder.train(training)
 
 
 def _initialise(encoder: Encoder, source: str) -> None:

@@ -11,6 +11,18 @@ from aurank.errors import AurankError, UserError
 from aurank.files import replacing
 
 FORMAT = 1
+CONTENT: dict[str, tuple[type, ...]] = {
+    "config": (dict,),
+    "manifest": (str,),
+    "progress": (dict,),
+    "encoder": (dict,),
+    "loss": (dict,),
+    "optimiser": (dict,),
+    "scaler": (dict, type(None)),
+    "average": (dict, type(None)),
+    "random": (list,),
+}
+"""What a checkpoint holds beside its format number, and of which types."""
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
@@ -22,11 +34,11 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     try:
         with replacing(path) as file:
             torch.save({"format": FORMAT, **content}, file)
-    except (OSError, RuntimeError) as error:
+    except (AurankError, RuntimeError) as error:
         # torch reports a write that failed as a RuntimeError of its own.
         kept = f"the previous {path} is untouched" if path.exists() else "no earlier checkpoint exists"
         raise AurankError(
-            f"cannot save {path}: {_first_line(error)}; {kept}; free some space, then --resume"
+            f"cannot save {path}: {first_line(error.__cause__ or error)}; {kept}; free some space, then --resume"
         ) from error
 
 
@@ -34,7 +46,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """The content of a checkpoint, on the CPU.
 
     Raises:
-        UserError: the file is missing, truncated, no aurank checkpoint, or written by a newer version.
+        UserError: the file is missing, truncated, no (complete) aurank checkpoint, or written by a newer version.
     """
     if not path.is_file():
         raise UserError(f"no checkpoint at {path}; a run writes last.pt and best.pt into its --out folder")
@@ -42,14 +54,24 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise UserError(
-            f"{path} is truncated or not an aurank checkpoint ({_first_line(error)}); use another one"
+            f"{path} is truncated or not an aurank checkpoint ({first_line(error)}); use another one"
         ) from error
-    if not isinstance(content, dict) or "format" not in content:
-        raise UserError(f"{path} is not an aurank checkpoint: it holds no format number")
+    if not isinstance(content, dict) or not isinstance(content.get("format"), int):
+        raise UserError(
+            f"{path} is not an aurank checkpoint: it holds no format number; use last.pt or best.pt of a run"
+        )
     if content["format"] > FORMAT:
         raise UserError(
             f"{path} has checkpoint format {content['format']}, this aurank reads up to {FORMAT}; upgrade aurank"
         )
+    for name, types in CONTENT.items():
+        if not isinstance(content.get(name, ...), types):
+            came = f"is of type {type(content[name]).__name__}" if name in content else "is missing"
+            expected = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in types)
+            raise UserError(
+                f"{path} is not a complete aurank checkpoint: {name!r} {came}, expected {expected}; "
+                "use last.pt or best.pt of a run"
+            )
     return content
 
 
@@ -96,5 +118,6 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from aurank.config import Choices, Config, load_config, shipped_configs
 from aurank.data import READERS, SAMPLERS, TRANSFORMS
@@ -24,7 +25,11 @@ CHOICES = {
         trial={"class_counts": np.array([4, 4]), "num_samples": 8, "embedding_dim": 8},
     ),
     "miner": Choices(MINERS, filled=frozenset(), trial={}),
-    "optim": Choices(OPTIMISERS, filled=frozenset({"params", "lr"}), trial=None),
+    "optim": Choices(
+        OPTIMISERS,
+        filled=frozenset({"params", "lr"}),
+        trial={"params": [torch.zeros(1, requires_grad=True)], "lr": 0.1},
+    ),
     "optim.schedule": Choices(
         SCHEDULES, filled=frozenset({"steps", "warmup_steps"}), trial={"steps": 2, "warmup_steps": 0}
     ),

@@ -1,21 +1,27 @@
-"""A rehearsal: everything is built and two batches run, so that a long run does not fail late."""
+"""A rehearsal: everything is built, two batches run and a few images are measured: a long run does not fail late."""
 
+import itertools
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from aurank.config import Config
-from aurank.data import Batch, keys
-from aurank.training.build import build_dataset, build_splits
+from aurank.data import Batch, ImageDataset, Manifest, keys
+from aurank.errors import UserError
+from aurank.evaluation.embed import embed
+from aurank.training.build import Splits, build_dataset, build_splits
 from aurank.training.checkpoint import seed_everything
-from aurank.training.loop import Parts
-from aurank.training.run import build_parts
+from aurank.training.loop import Parts, evaluation_options, too_few_readable
+from aurank.training.run import build_parts, own_settings
 
 GIB = 2**30
 _OPTIMISER_COPIES = {"sgd": 1, "adam": 2, "adamw": 2}
 BATCHES = 2
+MEASURED = 8
+"""Images of each split that are embedded and measured."""
 
 
 @dataclass(frozen=True)
@@ -48,34 +54,50 @@ class Rehearsal:
 
 
 def rehearse(config: Config) -> Rehearsal:
-    """Build all parts of a run, train on two batches, evaluate one image of each other split; nothing is written.
+    """Build all parts of a run, train on two batches, measure a few images of each other split; nothing is written.
 
     Raises:
-        UserError: whatever a real run would raise before or in its first two steps.
+        UserError: whatever a real run would raise before or in its first two steps, or in measuring its splits.
     """
-    seed_everything(config.seed)
-    splits = build_splits(config.data, seed=config.seed)
-    parts = build_parts(config, splits)
+    with own_settings():
+        seed_everything(config.seed)
+        splits = build_splits(config.data, seed=config.seed)
+        return _rehearse(config, splits, build_parts(config, splits))
+
+
+def _rehearse(config: Config, splits: Splits, parts: Parts) -> Rehearsal:
     saved = _SavedBytes()
-    seconds, loss, batch = 0.0, 0.0, 0
-    position = parts.sampler.iterate(0, 0)
-    for _ in range(BATCHES):
+    seconds, loss, batch, done = 0.0, 0.0, 0, 0
+    batches_per_epoch = len(parts.sampler.epoch(0))
+    for epoch, _, rows in itertools.islice(parts.sampler.iterate(0, 0), batches_per_epoch + BATCHES):
         started = time.perf_counter()
-        epoch, _, rows = next(position)
-        loss, batch = _step(parts, parts.train_data.__getitems__(keys(rows, epoch)), saved), len(rows)
+        images = parts.train_data.__getitems__(keys(rows, epoch))
+        if len(images.id) < 2:
+            continue
+        loss, batch, done = _step(parts, images, saved), len(images.id), done + 1
         seconds = time.perf_counter() - started
-    build_dataset(config.data, splits.test.select([0]), train=False)[0]
-    named = {"train": splits.train, "validation": splits.val, "test": splits.test}
-    present = {name: manifest for name, manifest in named.items() if manifest is not None}
+        if done == BATCHES:
+            break
+    else:
+        raise too_few_readable(parts.train_data)
+    data = {
+        "train": parts.train_data,
+        "validation": parts.val_data,
+        "test": build_dataset(config.data, splits.test, train=False),
+    }
+    present = {name: images for name, images in data.items() if images is not None}
+    for name in present:
+        if name != "train":
+            _measure(config, parts, present[name], name)
     trained = [parameter for parameter in parts.module.parameters() if parameter.requires_grad]
     weights = sum(_size(value) for value in parts.module.state_dict().values())
     return Rehearsal(
-        images={name: len(manifest) for name, manifest in present.items()},
-        classes={name: len(manifest.classes) for name, manifest in present.items()},
+        images={name: len(images) for name, images in present.items()},
+        classes={name: len(images.manifest.classes) for name, images in present.items()},
         parameters=sum(parameter.numel() for parameter in parts.module.parameters()),
         trained_parameters=sum(parameter.numel() for parameter in trained),
         batch=batch,
-        batches_per_epoch=len(parts.sampler.epoch(0)),
+        batches_per_epoch=batches_per_epoch,
         seconds_per_step=seconds,
         memory={
             "weights": weights,
@@ -83,7 +105,8 @@ def rehearse(config: Config) -> Rehearsal:
             "optimiser": _OPTIMISER_COPIES[config.optim.name] * sum(_size(parameter) for parameter in trained),
             "activations": saved.total,
             "loss state": sum(_size(value) for value in parts.loss.state_dict().values()),
-            "images": parts.train_data.cached_bytes,
+            "moving average": 0 if parts.average is None else weights,
+            "images": sum(images.cached_bytes for images in present.values()),
         },
         loss=loss,
     )
@@ -98,6 +121,38 @@ def _step(parts: Parts, batch: Batch, saved: "_SavedBytes") -> float:
         parts.accelerator.backward(loss)
     parts.optimiser.zero_grad()
     return float(loss.detach())
+
+
+def _measure(config: Config, parts: Parts, data: ImageDataset, name: str) -> None:
+    """Embed and measure a few images of a split; UserError where the whole split could not be measured."""
+    while True:
+        rows = _rows_to_measure(data, name)
+        before = len(data.skipped)
+        data.__getitems__(rows)
+        # An image that turns out to be unreadable is skipped in the run, so others stand in for it.
+        if len(data.skipped) == before:
+            break
+    few = build_dataset(config.data, data.manifest.select(rows), train=False)
+    embed(parts.module, few, batch=config.evaluate.batch).evaluate(**evaluation_options(config))
+
+
+def _rows_to_measure(data: ImageDataset, name: str) -> list[int]:
+    """Rows of a split among which a query has a positive; UserError where no query of the whole split has one."""
+    manifest: Manifest = data.manifest
+    readable = ~np.isin(np.array(manifest.paths), data.skipped)
+    query, gallery = manifest.is_query & readable, manifest.is_gallery & readable
+    positives = np.bincount(manifest.labels[gallery], minlength=len(manifest.classes))[manifest.labels] - gallery
+    with_positive = np.flatnonzero(query & (positives > 0))
+    if len(with_positive) == 0:
+        raise UserError(
+            f"the {name} split of {manifest.name} cannot be measured: none of its {int(query.sum())} queries has "
+            "another image of its class in the gallery; check the data with aurank doctor, or split it otherwise"
+        )
+    first = int(with_positive[0])
+    same = np.flatnonzero(gallery & (manifest.labels == manifest.labels[first]))
+    others = np.flatnonzero((query | gallery) & (manifest.labels != manifest.labels[first]))
+    partner = int(same[same != first][0])
+    return [first, partner, *others[: MEASURED - 2].tolist()]
 
 
 class _SavedBytes:

@@ -1,14 +1,18 @@
 """metrics.jsonl: one JSON object a line, without wall-clock values, so that equal runs write equal bytes."""
 
+import contextlib
 import json
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from aurank.errors import AurankError
 
 
 class MetricsFile:
@@ -17,26 +21,43 @@ class MetricsFile:
     Args:
         path: the file.
         keep: bytes to keep of an existing file, as told by ``position`` when the checkpoint was written.
+
+    Raises:
+        AurankError: the disk is full or the file cannot be written.
     """
 
     def __init__(self, path: Path, *, keep: int = 0) -> None:
-        path.touch(exist_ok=True)
-        size = path.stat().st_size
-        os.truncate(path, min(keep, size))
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        with self._complaining():
+            path.touch(exist_ok=True)
+            os.truncate(path, min(keep, path.stat().st_size))
+            self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps({key: _plain(value) for key, value in record.items()}) + "\n")
-        self._file.flush()
+        with self._complaining():
+            self._file.write(json.dumps({key: _plain(value) for key, value in record.items()}) + "\n")
+            self._file.flush()
 
     def position(self) -> int:
         """Bytes written so far, safe on disk: a checkpoint that names them can rely on them."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return os.fstat(self._file.fileno()).st_size
+        with self._complaining():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
-        self._file.close()
+        # Every record has been flushed; one that could not be has raised already, and fails once more here.
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    @contextlib.contextmanager
+    def _complaining(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise AurankError(
+                f"cannot write {self._path}: {error.strerror or error}; free some space, then --resume"
+            ) from error
 
 
 def _plain(value: Any) -> Any:

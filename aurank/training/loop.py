@@ -5,7 +5,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,10 @@ from aurank.training.optim import Schedule, WeightAverage, set_learning_rate
 from aurank.training.signals import StopRequest
 
 Listener = Callable[[str, dict[str, Any]], None]
-"""Told what happens: ("step", …), ("validation", …), ("saved", …), ("testing", …); the command line draws it."""
+"""Told what happens: ("step", …), ("validation", …), ("saved", …), ("testing", …), ("tested", …), in the main process.
+
+``skipped`` in a step, a validation or a test counts the unreadable images left out so far (data.on_error=skip).
+"""
 
 
 @dataclass(eq=False)
@@ -50,8 +53,8 @@ class Parts:
 
     @property
     def module(self) -> Encoder:
-        """The encoder without the wrapper of distributed training."""
-        module: Encoder = self.accelerator.unwrap_model(self.encoder)
+        """The encoder without the wrappers of distributed training and of mixed precision."""
+        module: Encoder = self.accelerator.unwrap_model(self.encoder)[0]
         return module
 
 
@@ -69,6 +72,29 @@ class Progress:
     metrics_bytes: int = 0
 
 
+class Before:
+    """The state before a step, as far as a step changes it before its loss is known to be finite.
+
+    A forward pass writes to buffers (statistics of batch norms, averages that a loss keeps), draws random numbers, and
+    the position in the data moves on; weights and optimiser change after the loss has been checked.
+    """
+
+    def __init__(self, parts: Parts, progress: Progress) -> None:
+        self.buffers = [
+            (module, {name: value.clone() for name, value in module.named_buffers()})
+            for module in (parts.module, parts.loss)
+        ]
+        self.random = random_state()
+        self.progress = replace(progress)
+
+    def restore(self, progress: Progress) -> None:
+        """Put all of it back."""
+        for module, values in self.buffers:
+            module.load_state_dict(values, strict=False)
+        restore_random_state(self.random)
+        vars(progress).update(vars(self.progress))
+
+
 class Loop:
     """Trains from ``progress`` to the last step, or until early stopping or a signal."""
 
@@ -76,14 +102,14 @@ class Loop:
         self.parts = parts
         self.out = out
         self.progress = progress
-        self.listen = listener or (lambda kind, values: None)
         self.settings = parts.config.train
         self.main = parts.accelerator.is_main_process
+        self.listen = listener if listener is not None and self.main else _ignore
         self.metrics = MetricsFile(out / "metrics.jsonl", keep=progress.metrics_bytes) if self.main else None
         self.validation_seconds = 0.0
 
     def run(self) -> int | None:
-        """Train; returns the signal that ended the run early, or None."""
+        """Train; returns the signal that ended the run early, or None: the same in every process."""
         try:
             with StopRequest() as stop:
                 if self.progress.step == 0:
@@ -91,10 +117,12 @@ class Loop:
                 batches = self._batches()
                 while self.progress.step < self.settings.steps and not self._stopped_early():
                     self._step(batches)
-                    if stop.received is not None:
+                    # A signal reaches the processes in different steps, or one of them only; they have to stop at one.
+                    received: list[int] = [number for number in gather_object([stop.received]) if number is not None]
+                    if received:
                         self.save("last")
-                        break
-                return stop.received
+                        return received[0]
+                return None
         finally:
             if self.metrics is not None:
                 self.metrics.close()
@@ -104,17 +132,33 @@ class Loop:
     def _batches(self) -> Iterator[tuple[Batch, int, int]]:
         """Batches with their epoch and place in it, from the position consumed so far to the end of the run."""
         progress, sampler = self.progress, self.parts.sampler
-        count = (self.settings.steps - progress.step) * self.settings.accumulate
+        skips = self.parts.config.data.on_error == "skip"
+        # How many are wanted is not known where some may be passed over.
+        count = None if skips else (self.settings.steps - progress.step) * self.settings.accumulate
         positions, batches = itertools.tee(itertools.islice(sampler.iterate(progress.epoch, progress.batch), count))
         wanted = (keys(rows, epoch) for epoch, _, rows in batches)
         data = loader(self.parts.train_data, wanted, workers=self.parts.config.data.workers)
-        return ((batch, epoch, index) for batch, (epoch, index, _) in zip(data, positions, strict=True))
+        found = ((batch, epoch, index) for batch, (epoch, index, _) in zip(data, positions, strict=True))
+        return self._large_enough(found) if skips else found
+
+    def _large_enough(self, batches: Iterator[tuple[Batch, int, int]]) -> Iterator[tuple[Batch, int, int]]:
+        """The batches in which every process could read two images: a batch norm and a pair need as many."""
+        passed: tuple[int, int] | None = None
+        for batch, epoch, index in batches:
+            if min(gather_object([len(batch.id)])) >= 2:
+                passed = None
+                yield batch, epoch, index
+            elif passed is None:
+                passed = epoch, index
+            elif (epoch, index) >= (passed[0] + 1, passed[1]):
+                raise too_few_readable(self.parts.train_data)
 
     def _step(self, batches: Iterator[tuple[Batch, int, int]]) -> None:
         parts, progress = self.parts, self.progress
         started = time.perf_counter()
         rate = parts.config.optim.lr * parts.schedule(progress.step)
         set_learning_rate(parts.optimiser, rate)
+        self.before = Before(parts, progress)
         images = 0
         for _ in range(self.settings.accumulate):
             batch, epoch, index = next(batches)
@@ -125,17 +169,18 @@ class Loop:
         if parts.average is not None:
             parts.average.update(parts.module)
         progress.step += 1
-        self._log(embeddings, rate)
         self.listen(
             "step",
             {
                 "step": progress.step,
                 "steps": self.settings.steps,
-                "loss": progress.loss_sum / progress.loss_count if progress.loss_count else None,
+                "loss": progress.loss_sum / progress.loss_count,
                 "lr": rate,
+                "skipped": len(parts.train_data.skipped),
                 "images_per_second": images * parts.accelerator.num_processes / (time.perf_counter() - started),
             },
         )
+        self._log(embeddings, rate)
         improved = self._validate() if self._due(self.settings.validate_every) else False
         if improved:
             self.save("best")
@@ -164,6 +209,7 @@ class Loop:
             return
         paths = gather_object([self.parts.train_data.manifest.paths[row] for row in batch.id.tolist()])
         step = self.progress.step + 1
+        self.before.restore(self.progress)
         self.save("diverged")
         if self.main:
             record = {"step": step, "epoch": epoch, "batch": index, "loss": str(value), "paths": paths}
@@ -217,7 +263,8 @@ class Loop:
             progress.best = {"step": float(progress.step), **values}
         progress.without_improvement = 0 if improved else progress.without_improvement + 1
         self.validation_seconds += time.perf_counter() - started
-        self.listen("validation", {"step": progress.step, "improved": improved, **values})
+        skipped = len(self.parts.val_data.skipped)
+        self.listen("validation", {"step": progress.step, "improved": improved, "skipped": skipped, **values})
         return improved
 
     def measure(self, data: ImageDataset) -> Report:
@@ -260,6 +307,18 @@ class Loop:
             },
         )
         self.listen("saved", {"name": name, "step": progress.step})
+
+
+def _ignore(kind: str, values: dict[str, Any]) -> None:
+    """Nothing: a listener that does not listen."""
+
+
+def too_few_readable(data: ImageDataset) -> UserError:
+    """What to raise where no batch of a whole epoch has two readable images."""
+    return UserError(
+        f"no batch of a whole epoch of {data.manifest.name} has two readable images ({len(data.skipped)} of "
+        f"{len(data)} are skipped); data.on_error=raise shows why"
+    )
 
 
 def restore(parts: Parts, state: dict[str, Any]) -> Progress:

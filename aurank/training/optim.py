@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.optimizer import ParamsT
 
 Schedule = Callable[[int], float]
 
@@ -45,22 +46,18 @@ def _check_fraction(name: str, value: float) -> None:
 
 
 def sgd(
-    params: list[dict[str, Any]], *, lr: float, momentum: float = 0.9, nesterov: bool = True, dampening: float = 0.0
+    params: ParamsT, *, lr: float, momentum: float = 0.9, nesterov: bool = True, dampening: float = 0.0
 ) -> Optimizer:
     """SGD, with Nesterov momentum by default."""
     return SGD(params, lr=lr, momentum=momentum, nesterov=nesterov, dampening=dampening)
 
 
-def adam(
-    params: list[dict[str, Any]], *, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
-) -> Optimizer:
+def adam(params: ParamsT, *, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> Optimizer:
     """Adam; weight decay, where groups ask for it, is the coupled L2 form."""
     return Adam(params, lr=lr, betas=betas, eps=eps)
 
 
-def adamw(
-    params: list[dict[str, Any]], *, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
-) -> Optimizer:
+def adamw(params: ParamsT, *, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> Optimizer:
     """Adam with decoupled weight decay."""
     return AdamW(params, lr=lr, betas=betas, eps=eps)
 

@@ -2,12 +2,16 @@
 
 import json
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import gather_object
 from torch import nn
 
 from aurank.config import Config, config_difference, dump_config
@@ -26,6 +30,7 @@ from aurank.training.build import (
     build_schedule,
     build_splits,
     build_transform,
+    check_image_size,
     model_weights,
 )
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint, seed_everything
@@ -42,7 +47,9 @@ class TrainResult:
     """What a run left behind.
 
     ``report`` is the exact Report of the test split under the best weights, None when a signal (``stopped_by``) ended
-    the run early. ``best`` holds the step and the metrics of the best validation, empty without a validation split.
+    the run early and in every process but the main one. ``best`` holds the step and the metrics of the best validation,
+    empty without a validation split. ``skipped`` counts, for each split, the unreadable images that were left out, as
+    data.on_error=skip wants it. ``is_main``: whether this is the process that writes, and has to print.
     """
 
     out: Path
@@ -50,6 +57,8 @@ class TrainResult:
     best: dict[str, float]
     report: Report | None
     stopped_by: int | None = None
+    skipped: dict[str, int] = field(default_factory=dict)
+    is_main: bool = True
 
 
 def train(
@@ -66,7 +75,7 @@ def train(
     Args:
         config: a ``Config``, the path of a YAML file, or a plain dict.
         resume: go on from ``out/last.pt``; a run that is already finished is only measured again.
-        listener: called with an event name and its values.
+        listener: called with an event name and its values, in the main process.
 
     Raises:
         UserError: a mistake in the configuration, the data or the folder, before any training.
@@ -75,10 +84,16 @@ def train(
     config = config if isinstance(config, Config) else read_config(config)
     out = Path(out)
     state = _prepare(config, out, resume)
-    try:
+    with own_settings():
         return _train(config, out, state, listener)
+
+
+@contextmanager
+def own_settings() -> Iterator[None]:
+    """A context for one Accelerator: it keeps its settings in a class, and the next run may ask for others."""
+    try:
+        yield
     finally:
-        # Accelerate keeps its settings in a class; a second run in this process may ask for others.
         AcceleratorState._reset_state(reset_partial_state=False)
 
 
@@ -91,7 +106,7 @@ def _train(config: Config, out: Path, state: dict[str, Any] | None, listener: Li
             f"{out / 'last.pt'} was trained on other data: manifest {state['manifest'][:12]}…, now "
             f"{splits.whole.sha256[:12]}…; point data.root at the same images, or choose another --out"
         )
-    parts = build_parts(config, splits, out)
+    parts = build_parts(config, splits, out, load=state is None)
     progress = Progress() if state is None else restore(parts, state)
     if parts.accelerator.is_main_process:
         write_text(out / "config.yaml", dump_config(config))
@@ -99,10 +114,14 @@ def _train(config: Config, out: Path, state: dict[str, Any] | None, listener: Li
     first_step = progress.step
     stopped_by = loop.run()
     training_seconds = time.perf_counter() - started
+    skipped = {"train": len(set(gather_object(parts.train_data.skipped)))}
+    if parts.val_data is not None:
+        skipped["validation"] = len(parts.val_data.skipped)
     report = None
-    if stopped_by is None and parts.accelerator.is_main_process:
+    if stopped_by is None and loop.main:
         loop.listen("testing", {"images": len(splits.test)})
-        report = _test(loop, splits, out)
+        report, skipped["test"] = _test(loop, splits, out)
+        loop.listen("tested", {"images": len(splits.test), "skipped": skipped["test"]})
         report.save(out / "report.json")
         timing = {
             "steps": progress.step - first_step,
@@ -112,7 +131,7 @@ def _train(config: Config, out: Path, state: dict[str, Any] | None, listener: Li
         }
         write_text(out / "timing.json", json.dumps(timing, indent=1) + "\n")
     parts.accelerator.end_training()
-    return TrainResult(out, progress.step, progress.best, report, stopped_by)
+    return TrainResult(out, progress.step, progress.best, report, stopped_by, skipped, loop.main)
 
 
 def _prepare(config: Config, out: Path, resume: bool) -> dict[str, Any] | None:
@@ -142,10 +161,15 @@ def _prepare(config: Config, out: Path, resume: bool) -> dict[str, Any] | None:
     return state
 
 
-def build_parts(config: Config, splits: Splits, out: Path | None = None) -> Parts:
-    """Everything the loop drives, on the device that Accelerate chooses."""
+def build_parts(config: Config, splits: Splits, out: Path | None = None, *, load: bool = True) -> Parts:
+    """Everything the loop drives, on the device that Accelerate chooses; without ``load``, first weights at random."""
+    if config.train.early_stopping is not None and splits.val is None:
+        raise UserError(
+            f"train.early_stopping={config.train.early_stopping} needs a validation split and {splits.whole.name} has "
+            "none; set data.validation_fraction above 0, or train.early_stopping=null"
+        )
     accelerator = _accelerator(config, out)
-    encoder = build_encoder(config.model, channels=config.data.channels)
+    encoder = build_encoder(config.model, channels=config.data.channels, load=load)
     groups = parameter_groups(
         encoder, weight_decay=config.optim.weight_decay, head_lr_multiplier=config.optim.head_lr_multiplier
     )
@@ -154,7 +178,9 @@ def build_parts(config: Config, splits: Splits, out: Path | None = None) -> Part
     sampler = build_sampler(config, splits.train, rank=accelerator.process_index, world_size=accelerator.num_processes)
     train_data = build_dataset(config.data, splits.train, train=True, seed=config.seed)
     val_data = None if splits.val is None else build_dataset(config.data, splits.val, train=False)
-    model, prepared = accelerator.prepare(encoder, optimiser)
+    # Accelerate puts autocast into the forward of what it is given; the encoder inside stays as it is, to be measured.
+    model, prepared = accelerator.prepare(nn.Sequential(encoder), optimiser)
+    check_image_size(encoder, config, accelerator.device)
     return Parts(
         config=config,
         accelerator=accelerator,
@@ -172,6 +198,14 @@ def build_parts(config: Config, splits: Splits, out: Path | None = None) -> Part
 
 
 def _accelerator(config: Config, out: Path | None) -> Accelerator:
+    available = {str(tracker) for tracker in get_available_trackers()}
+    missing = [name for name in config.train.trackers if name not in available]
+    if missing:
+        packages = " ".join(name.replace("_", "-") for name in missing)
+        raise UserError(
+            f"train.trackers: {', '.join(missing)} cannot be used, its package is not installed; "
+            f"pip install {packages}, or leave it out"
+        )
     trackers = list(config.train.trackers) if out is not None else []
     try:
         accelerator = Accelerator(
@@ -190,12 +224,13 @@ def _accelerator(config: Config, out: Path | None) -> Accelerator:
     return accelerator
 
 
-def _test(loop: Loop, splits: Splits, out: Path) -> Report:
-    """The report of the test split under the best weights."""
+def _test(loop: Loop, splits: Splits, out: Path) -> tuple[Report, int]:
+    """The report of the test split under the best weights, and how many of its images were skipped."""
     config = loop.parts.config
     loop.parts.average = None
     loop.parts.module.load_state_dict(model_weights(load_checkpoint(out / "best.pt")))
-    return loop.measure(build_dataset(config.data, splits.test, train=False))
+    data = build_dataset(config.data, splits.test, train=False)
+    return loop.measure(data), len(data.skipped)
 
 
 def load(path: Path | str) -> tuple[nn.Module, Pipeline]:

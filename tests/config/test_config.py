@@ -25,7 +25,6 @@ from aurank.config import (
     known_keys,
     load_config,
     shipped_configs,
-    size_in_bytes,
 )
 from aurank.config.messages import Problems
 from aurank.config.reading import parse_yaml, write_yaml
@@ -151,28 +150,6 @@ def test_whole_numbers_are_floats_and_bare_numbers_are_sizes() -> None:
     assert isinstance(config.optim.lr, float)
     assert config.data.cache_bytes == 0
     assert config.evaluate.max_memory == "1000"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("0", 0),
-        ("512", 512),
-        ("512B", 512),
-        ("2KB", 2000),
-        ("1.5 KiB", 1536),
-        ("1GB", 10**9),
-        ("1GiB", 2**30),
-        ("1tb", 10**12),
-    ],
-)
-def test_a_size_is_read_in_bytes(text: str, expected: int) -> None:
-    assert size_in_bytes(text) == expected
-
-
-def test_a_size_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected a size such as"):
-        size_in_bytes("a lot")
 
 
 def test_a_config_is_frozen_and_checks_its_keys_together_in_python_too() -> None:

@@ -88,6 +88,15 @@ def test_the_same_image_is_found_twice(labels, splits, check):
     assert check not in manifest.doctor(contents=False).warnings
 
 
+@pytest.mark.parametrize("pair", [("train", "val"), ("train", "test"), ("val", "test")])
+def test_what_any_two_splits_share_is_found(pair):
+    manifest = _of_images({"0": 0, "1": 1, "2": 2, "3": 0}, list("aaaa"), [pair[0]] * 2 + [pair[1]] * 2)
+    warnings = manifest.doctor().warnings
+    assert f"classes in both {pair[0]} and {pair[1]}: 1 (a)" in warnings
+    assert f"same image in {pair[0]} and {pair[1]}: 1 (0 = 3)" in warnings
+    assert not [text for text in warnings if "more than once" in text]
+
+
 def test_another_compression_of_the_same_pixels_is_the_same_image(tmp_path):
     write_tree(tmp_path, ["1.png"])
     Image.fromarray(pixels(0)).save(tmp_path / "2.bmp")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from data_trees import array_manifest, write_tree, zip_tree
 
-from aurank.data import TRANSFORMS, Batch, ImageDataset, PKSampler, evaluation_loader, keys, loader
+from aurank.data import TRANSFORMS, Batch, ImageDataset, PKSampler, evaluation_loader, loader
 from aurank.data.readers import folder
 from aurank.errors import UserError
 
@@ -31,9 +31,13 @@ def _dataset(manifest, **options):
     return ImageDataset(manifest, TRANSFORMS["crop_flip"](8, 3), channels=3, seed=5, **options)
 
 
+def _two_views(rows, epoch):
+    return [(row, epoch, view) for view in range(2) for row in rows.tolist()]
+
+
 def _batches(dataset, count, **options):
     sampler = PKSampler(dataset.manifest.labels, 12, per_class=3)
-    wanted = (keys(rows, epoch, views=2) for epoch, _, rows in sampler.iterate())
+    wanted = (_two_views(rows, epoch) for epoch, _, rows in sampler.iterate())
     return list(itertools.islice(loader(dataset, wanted, **options), count))
 
 
@@ -43,6 +47,22 @@ def _equal(first, second):
         for left, right in zip(first, second, strict=True)
         for one, other in zip(left, right, strict=True)
     )
+
+
+def test_batches_are_pinned_where_there_is_a_cuda_device(zipped, monkeypatch):
+    for available in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
+        assert evaluation_loader(_dataset(zipped), batch=4).pin_memory is available
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pinned_batches_hold_the_same_images(zipped, workers):
+    dataset = _dataset(zipped)
+    found = list(evaluation_loader(dataset, batch=10, workers=workers))
+    assert all(part.is_pinned() for batch in found for part in batch)
+    assert _equal(found, [dataset.__getitems__(range(start, min(start + 10, 24))) for start in (0, 10, 20)])
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 2**20])
@@ -118,7 +138,7 @@ def test_a_stopped_run_continues_with_the_same_batches(zipped):
     whole = _batches(dataset, 8, workers=0)
     sampler = PKSampler(zipped.labels, 12, per_class=3)
     position = list(itertools.islice(sampler.iterate(), 6))[5][:2]
-    wanted = (keys(rows, epoch, views=2) for epoch, _, rows in sampler.iterate(*position))
+    wanted = (_two_views(rows, epoch) for epoch, _, rows in sampler.iterate(*position))
     assert _equal(list(itertools.islice(loader(dataset, wanted, workers=2), 3)), whole[5:])
 
 

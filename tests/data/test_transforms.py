@@ -12,7 +12,7 @@ from aurank.data import TRANSFORMS
 from aurank.data.transforms import resize, resize_shorter
 from aurank.errors import UserError
 
-RANDOM = ("crop_flip", "affine")
+RANDOM = ("crop_flip", "random_crop", "affine")
 EVALUATION = ("center", "resize")
 
 
@@ -68,7 +68,7 @@ def test_no_global_random_state_is_touched():
 @pytest.mark.parametrize("name", RANDOM)
 def test_training_transforms_vary_with_the_seed_and_rest_without_one(name):
     pipeline = TRANSFORMS[name](16, 3)
-    image = pixels(0, 30, 30)
+    image = pixels(0, 30, 60)
     found = [pipeline(image, seed) for seed in range(20)]
     assert len({one.numpy().tobytes() for one in found}) >= 15  # two crops of so small an image may agree
     assert torch.equal(pipeline(image), pipeline(image, None))
@@ -114,15 +114,38 @@ def test_resize_keeps_the_whole_image():
     assert (found[8:] == -1).all()
 
 
-def test_crop_flip_prepares_as_the_papers_do():
-    assert TRANSFORMS["crop_flip"](224, 3).prepare(pixels(0, 300, 400)).shape == (256, 341, 3)
-    assert TRANSFORMS["crop_flip"](64, 3).prepare(pixels(0, 128, 96)).shape == (97, 73, 3)
+@pytest.mark.parametrize("name", ["crop_flip", "random_crop"])
+def test_the_shorter_side_is_256_for_crops_of_224_as_in_the_papers(name):
+    assert TRANSFORMS[name](224, 3).prepare(pixels(0, 300, 400)).shape == (256, 341, 3)
+    assert TRANSFORMS[name](64, 3).prepare(pixels(0, 128, 96)).shape == (97, 73, 3)
 
 
-def test_crop_flip_flips_as_often_as_told():
+def test_random_crop_takes_each_square_of_the_reduced_image_unresized():
+    pipeline = TRANSFORMS["random_crop"](7, 1, margin=8 / 7, flip=0.5)
+    image = pixels(0, 8, 9, 1)  # has the prepared size already
+    squares = [image[top : top + 7, left : left + 7] for top in range(2) for left in range(3)]
+    expected = {part.tobytes() for square in squares for part in (square, square[:, ::-1])}
+    found = {pipeline.augment(pipeline.prepare(image), seed).tobytes() for seed in range(200)}
+    assert found == expected
+
+
+def test_crop_flip_without_margin_crops_the_image_at_its_own_size():
+    image = pixels(0, 300, 400)
+    pipeline = TRANSFORMS["crop_flip"](64, 3, margin=None)
+    assert pipeline.prepare(image) is image
+    assert torch.equal(pipeline(image), TRANSFORMS["center"](64, 3)(image))
+    # Enlarging what was reduced loses detail: neighbours differ less than where the image itself is cropped.
+    narrow = {"scale": [0.02, 0.02], "ratio": [1, 1]}  # 49 pixels a side
+    whole, reduced = (TRANSFORMS["crop_flip"](64, 3, **narrow, **margin) for margin in ({"margin": None}, {}))
+    changes = [[float(crop(image, seed).diff(dim=2).abs().mean()) for seed in range(10)] for crop in (whole, reduced)]
+    assert min(changes[0]) > 2 * max(changes[1])
+
+
+@pytest.mark.parametrize("name", ["crop_flip", "random_crop"])
+def test_images_are_flipped_as_often_as_told(name):
     image = np.tile(np.arange(64, dtype=np.uint8)[None, :, None], (64, 1, 1))
     for flip in (0.0, 0.5, 1.0):
-        pipeline = TRANSFORMS["crop_flip"](56, 1, flip=flip)
+        pipeline = TRANSFORMS[name](56, 1, flip=flip)
         flipped = [bool(found[0, 0, 0] > found[0, 0, -1]) for found in (pipeline(image, seed) for seed in range(200))]
         assert abs(sum(flipped) / 200 - flip) < 0.12  # more than three standard deviations
 
@@ -195,6 +218,8 @@ def test_the_shorter_side_is_exact_and_the_shape_kept(height, width, side):
         ("crop_flip", {"ratio": [1.0]}, "ratio must be two numbers"),
         ("crop_flip", {"flip": 2}, "flip must be a probability, between 0 and 1, got 2"),
         ("crop_flip", {"margin": 0.5}, "margin must be at least 1"),
+        ("random_crop", {"flip": -0.1}, "flip must be a probability, between 0 and 1, got -0.1"),
+        ("random_crop", {"margin": 0.5}, "margin must be at least 1"),
         ("center", {"margin": 0.9}, "margin must be at least 1 .*, got 0.9"),
         ("affine", {"rotate": -1}, "rotate must be between 0 and 180, got -1"),
         ("affine", {"translate": 2}, "translate must be between 0 and 1, got 2"),
@@ -210,6 +235,21 @@ def test_the_shorter_side_is_exact_and_the_shape_kept(height, width, side):
 def test_impossible_parameters_are_refused(name, params, message):
     with pytest.raises(UserError, match=message):
         TRANSFORMS[name](32, 3, **params)
+
+
+@pytest.mark.parametrize(
+    ("image", "came"),
+    [
+        (pixels(0, 9, 8, 3), r"uint8 of shape \[9, 8, 3\]"),
+        (pixels(0, 9, 8, 1)[:, :, 0], r"uint8 of shape \[9, 8\]"),
+        (pixels(0, 9, 8, 1)[:0], r"uint8 of shape \[0, 8, 1\]"),
+        (pixels(0, 9, 8, 1) / 255, r"float64 of shape \[9, 8, 1\]"),
+    ],
+)
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_an_image_of_another_shape_or_type_is_refused_with_what_was_expected(name, image, came):
+    with pytest.raises(UserError, match=r"must be a uint8 array \[height, width, 1\], got " + came):
+        TRANSFORMS[name](8, 1)(image)
 
 
 def test_impossible_sizes_are_refused():

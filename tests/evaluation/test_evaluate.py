@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -246,6 +247,12 @@ def test_bad_input_is_refused_in_one_line(change: dict[str, Any], message: str) 
     with pytest.raises(UserError, match=message) as caught:
         aurank.evaluate(**arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_one_number_for_recall_at_is_refused_where_types_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
+    with pytest.raises(UserError, match=r"recall_at must be a list of integers, such as \(1, 10, 100\); got 5"):
+        aurank.evaluate(ROWS, [0, 0, 1, 1], recall_at=5)  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu

@@ -50,6 +50,8 @@ def test_each_loss_gets_its_own_miner_s_tuple() -> None:
 @pytest.mark.parametrize(
     ("losses", "more", "message"),
     [
+        ([], {}, r"losses must hold at least one loss, got \[\]"),
+        ({}, {}, r"losses must hold at least one loss, got \{\}"),
         ([SmoothAPLoss()], {"weights": [1, 2]}, "weights must be one per loss, 1, got 2"),
         ([SmoothAPLoss()], {"weights": {"a": 1}}, "weights must be a list, as losses is"),
         ({"a": SmoothAPLoss()}, {"weights": {"b": 1}}, "weights must be one per loss, a, got b"),

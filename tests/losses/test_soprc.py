@@ -1,3 +1,6 @@
+from typing import get_args
+
+import jaxtyping
 import numpy as np
 import oracles
 import pytest
@@ -6,7 +9,8 @@ from sklearn.metrics import average_precision_score
 
 from aurank.errors import UserError
 from aurank.losses import SmoothAPLoss, SOPRCLoss
-from aurank.losses.soprc import true_positive_rate
+from aurank.losses.interpolation import INTERPOLATIONS
+from aurank.losses.soprc import Interpolation, true_positive_rate
 
 SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
 COUNTS = [9, 4, 20, 1, 6, 0]
@@ -232,8 +236,6 @@ def test_the_loss_stays_below_one_where_the_ratio_is_huge() -> None:
         ({"tau2": -1.0}, r"tau2 must be > 0, got -1.0"),
         ({"beta": 1.5}, "beta must be > 0 and <= 1, got 1.5"),
         ({"prior_max": 1}, "prior_max must be > 0 and < 1, got 1"),
-        ({"prior": "uniform"}, "prior must be one of scaled, frequency, batch, got 'uniform'"),
-        ({"interpolation": "cubic"}, "interpolation must be one of quantile, paper, official, got 'cubic'"),
         ({"interpolation": "paper", "official": True}, "contradicts official=True"),
         ({"num_quantiles": 0}, "num_quantiles must be a whole number > 0, got 0"),
         ({"semi_variance": (1.0,)}, "semi_variance must be two weights"),
@@ -246,6 +248,25 @@ def test_the_loss_stays_below_one_where_the_ratio_is_huge() -> None:
 def test_impossible_arguments_are_refused(change: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         SOPRCLoss(**{"class_counts": [2, 2], **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prior": "uniform"}, "prior must be one of scaled, frequency, batch, got 'uniform'"),
+        ({"interpolation": "cubic"}, "interpolation must be one of quantile, paper, official, got 'cubic'"),
+    ],
+)
+def test_a_choice_that_there_is_not_is_refused_without_type_checks_too(
+    change: dict, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
+    with pytest.raises(UserError, match=message):
+        SOPRCLoss([2, 2], **change)
+
+
+def test_the_choices_named_in_the_signature_are_those_there_are() -> None:
+    assert get_args(Interpolation) == tuple(INTERPOLATIONS)
 
 
 @pytest.mark.parametrize("label", [-1, 2, 2**40])

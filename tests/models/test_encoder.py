@@ -1,4 +1,7 @@
+from typing import Any
+
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -30,6 +33,75 @@ def test_tokens_are_pooled_too_and_gem_says_that_it_cannot() -> None:
     encoder = Encoder("vit_tiny_patch16_224", dim=8, pretrained=False, pooling="gem", params=params)
     with pytest.raises(UserError, match=r"pooling=gem .* use model.pooling=avg"):
         encoder(torch.randn(2, 3, 32, 32))
+
+
+@pytest.mark.parametrize(
+    ("backbone", "size", "params"),
+    [
+        ("test_resnet", 32, {}),
+        ("mobilenetv3_small_050", 32, {}),  # a layer between feature map and vector, as vgg and efficientnet-like nets
+        ("lcnet_035", 32, {}),
+        ("test_convnext", 32, {}),
+        ("test_efficientnet", 32, {}),
+        ("test_nfnet", 32, {}),
+        ("test_maxvit", 160, {}),
+        ("test_vit", 160, {}),
+        ("levit_128s", 224, {}),
+        ("xcit_nano_12_p16_224", 224, {}),
+        ("deit_tiny_distilled_patch16_224", 224, {"global_pool": "token"}),
+    ],
+)
+def test_a_backbone_of_any_family_gives_vectors_of_the_width_that_the_projection_takes(
+    backbone: str, size: int, params: dict[str, str]
+) -> None:
+    encoder = Encoder(backbone, dim=8, channels=1, pretrained=False, params=params).eval()
+    with torch.inference_mode():
+        assert encoder(torch.randn(1, 1, size, size)).shape == (1, 8)
+
+
+@pytest.mark.slow
+def test_vgg_too_gives_vectors_of_the_width_that_the_projection_takes() -> None:
+    with torch.inference_mode():
+        assert Encoder("vgg11", dim=8, pretrained=False).eval()(torch.randn(1, 3, 64, 64)).shape == (1, 8)
+
+
+def test_a_backbone_that_refuses_the_pooling_names_the_setting_that_replaces_it() -> None:
+    with pytest.raises(UserError, match=r"timm cannot build 'pit_ti_224'.*model\.params\.global_pool=avg or token"):
+        Encoder("pit_ti_224", pretrained=False)
+    with pytest.raises(UserError, match=r"multiple values.*global_pool"):
+        Encoder("resnet10t", pretrained=False, pooling="gem", params={"global_pool": "avg"})
+
+
+def test_names_on_a_hub_reach_timm_and_need_it_to_be_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    create, names = timm.create_model, []
+
+    def record(name: str, **arguments: Any) -> nn.Module:
+        names.append(name)
+        if name.endswith("none"):
+            raise OSError("no route to the hub")
+        model: nn.Module = create("test_resnet", **arguments)
+        return model
+
+    monkeypatch.setattr("timm.create_model", record)
+    Encoder("hf-hub:timm/resnet18.a1_in1k", pretrained=False)
+    assert names == ["hf-hub:timm/resnet18.a1_in1k"]
+    with pytest.raises(UserError, match=r"'hf-hub:timm/none' .*no route to the hub\); connect to the network once$"):
+        Encoder("hf-hub:timm/none", pretrained=False)
+
+
+def test_embeddings_are_not_rounded_where_the_backbone_runs_in_half_precision() -> None:
+    torch.manual_seed(0)
+    for pooling in ("avg", "gem"):
+        encoder = Encoder("resnet10t", dim=16, pretrained=False, pooling=pooling).eval()
+        images = torch.randn(8, 3, 32, 32)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            embeddings = encoder(images)
+        assert embeddings.dtype == torch.float32
+        torch.testing.assert_close(embeddings.norm(dim=1), torch.ones(8), rtol=0, atol=1e-6)
+        assert not torch.equal(embeddings.bfloat16().float(), embeddings)
+        # Rounded on the way, all the same: the backbone did run in half precision.
+        assert not torch.equal(encoder(images), embeddings)
+        assert encoder.double()(images.double()).dtype == torch.float64
 
 
 def test_channels_last_changes_the_layout_but_not_the_embedding() -> None:

@@ -2,6 +2,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from aurank.errors import UserError
 from aurank.training.checkpoint import (
+    CONTENT,
     FORMAT,
     load_checkpoint,
     random_state,
@@ -18,15 +20,21 @@ from aurank.training.checkpoint import (
 )
 
 
+def content(**parts: Any) -> dict[str, Any]:
+    """A checkpoint with everything that belongs there, empty but for ``parts``."""
+    empty = {name: kinds[0]() for name, kinds in CONTENT.items()}
+    return {**empty, **parts}
+
+
 def test_every_random_generator_continues_where_it_stood(tmp_path: Path) -> None:
     def draw() -> tuple[float, float, float]:
         return random.random(), np.random.rand(), torch.rand(()).item()  # noqa: NPY002
 
     draw()
-    save_checkpoint(tmp_path / "state.pt", {"random": random_state()})
+    save_checkpoint(tmp_path / "state.pt", content(random=[random_state()]))
     expected = draw()
     draw()
-    restore_random_state(load_checkpoint(tmp_path / "state.pt")["random"])
+    restore_random_state(load_checkpoint(tmp_path / "state.pt")["random"][0])
     assert draw() == expected
 
 
@@ -41,7 +49,7 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path: Path, content: bytes) ->
 
 def test_a_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
-    save_checkpoint(path, {"weights": torch.zeros(1000)})
+    save_checkpoint(path, content(encoder={"weights": torch.zeros(1000)}))
     path.write_bytes(path.read_bytes()[:2000])
     with pytest.raises(UserError, match="truncated"):
         load_checkpoint(path)
@@ -56,6 +64,21 @@ def test_a_missing_or_foreign_or_future_file_is_refused(tmp_path: Path) -> None:
     torch.save({"format": FORMAT + 1}, tmp_path / "future.pt")
     with pytest.raises(UserError, match=f"format {FORMAT + 1}.*upgrade aurank"):
         load_checkpoint(tmp_path / "future.pt")
+
+
+@pytest.mark.parametrize("name", CONTENT)
+def test_a_checkpoint_that_lacks_a_part_or_holds_another_type_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "last.pt"
+    whole = content(format=FORMAT)
+    torch.save({key: value for key, value in whole.items() if key != name}, path)
+    with pytest.raises(UserError, match=rf"last\.pt is not a complete aurank checkpoint: '{name}' is missing"):
+        load_checkpoint(path)
+    torch.save({**whole, name: 3}, path)
+    with pytest.raises(UserError, match=f"'{name}' is of type int, expected"):
+        load_checkpoint(path)
+    torch.save({**whole, "format": "1"}, path)
+    with pytest.raises(UserError, match="no format number"):
+        load_checkpoint(path)
 
 
 def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
@@ -76,9 +99,10 @@ import resource, signal, sys
 from pathlib import Path
 import torch
 from aurank.errors import AurankError
-from aurank.training.checkpoint import save_checkpoint
+from aurank.training.checkpoint import CONTENT, save_checkpoint
 path = Path({str(tmp_path / "last.pt")!r})
-save_checkpoint(path, {{"weights": torch.ones(10)}})
+empty = {{name: kinds[0]() for name, kinds in CONTENT.items()}}
+save_checkpoint(path, {{**empty, "encoder": {{"weights": torch.ones(10)}}}})
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
@@ -91,7 +115,7 @@ except AurankError as error:
     assert done.stdout.startswith(f"cannot save {tmp_path / 'last.pt'}")
     assert "is untouched" in done.stdout
     assert done.stdout.count("\n") == 1
-    assert torch.equal(load_checkpoint(tmp_path / "last.pt")["weights"], torch.ones(10))
+    assert torch.equal(load_checkpoint(tmp_path / "last.pt")["encoder"]["weights"], torch.ones(10))
     assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
 
 

@@ -1,15 +1,21 @@
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import LoggerType
+from test_resume import assert_equal
 from tiny import tiny_config
 
 import aurank
 from aurank.data.decode import decode
 from aurank.errors import AurankError, UserError
-from aurank.evaluation.embed import Embedded, embed, embed_pixels
+from aurank.evaluation.embed import Embedded, embed
+from aurank.models import Encoder
 from aurank.training import rehearse
 from aurank.training.apply import embed_model, evaluate_model
 from aurank.training.build import build_dataset, build_encoder, build_splits
@@ -51,7 +57,15 @@ def test_best_is_the_step_of_the_highest_validation(trained: Path) -> None:
     assert best["best"]["mauprc"] == max(values.values())
 
 
-def test_the_loaded_model_gives_the_reported_numbers(trained: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_the_loaded_model_gives_the_reported_numbers(
+    request: pytest.FixtureRequest, tmp_path: Path, precision: str
+) -> None:
+    trained = tmp_path / "run"
+    if precision == "no":
+        trained = request.getfixturevalue("trained")
+    else:
+        aurank.train(tiny_config(train={"steps": 3, "mixed_precision": precision}), trained)
     report = aurank.Report.load(trained / "report.json")
     config = read_config(tiny_config())
     model, transform = aurank.load(trained / "best")
@@ -62,6 +76,9 @@ def test_the_loaded_model_gives_the_reported_numbers(trained: Path, tmp_path: Pa
         torch.testing.assert_close(model(images), torch.from_numpy(whole.embeddings[:8]), rtol=1e-4, atol=1e-5)
     again = evaluate_model(f"aurank:{trained}/best", tmp_path / "a")
     assert again.metrics == report.metrics
+    best = load_checkpoint(trained / "best.pt")["progress"]["best"]
+    validation = evaluate_model(f"aurank:{trained}/best", tmp_path / "validation", split="val")
+    assert best == {"step": best["step"], **validation.metrics}
     whole.save(tmp_path / "saved.npz")
     assert evaluate_model(f"embeddings:{tmp_path / 'saved.npz'}", tmp_path / "b").mauprc == report.mauprc
     assert aurank.Report.load(tmp_path / "b" / "report.json").mauprc == report.mauprc
@@ -124,28 +141,31 @@ def test_early_stopping_ends_the_run(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "out" / "last.pt")["progress"]["step"] == result.steps
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_weights_and_names_the_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_loss_that_is_not_finite_stops_the_run_names_the_images_and_keeps_the_state_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int
 ) -> None:
-    from aurank.losses import SmoothAPLoss
-
-    original = SmoothAPLoss.forward
+    """Broken images have reached batch norms, the loss's averages and the random numbers by the time it is seen."""
+    original = Encoder.forward
     calls = []
 
-    def poisoned(self: Any, *arguments: Any, **named: Any) -> torch.Tensor:
-        calls.append(1)
-        loss: torch.Tensor = original(self, *arguments, **named)
-        return loss * float("nan") if len(calls) == 3 else loss
+    def poisoned(self: Encoder, images: torch.Tensor) -> torch.Tensor:
+        calls.append(self.training)
+        return original(self, images * float("nan") if sum(calls) == 3 * accumulate else images)
 
-    monkeypatch.setattr(SmoothAPLoss, "forward", poisoned)
-    with pytest.raises(AurankError, match=r"the loss is nan at step 3 \(epoch 0, batch 2\).*optim\.lr") as caught:
-        aurank.train(tiny_config("smooth_ap"), tmp_path / "out")
+    monkeypatch.setattr(Encoder, "forward", poisoned)
+    config = tiny_config(train={"accumulate": accumulate, "checkpoint_every": 1, "validate_every": 100, "ema": 0.5})
+    place = f"epoch 0, batch {3 * accumulate - 1}"
+    with pytest.raises(AurankError, match=rf"the loss is nan at step 3 \({place}\).*optim\.lr") as caught:
+        aurank.train(config, tmp_path / "out")
     assert not isinstance(caught.value, UserError)
     record = json.loads((tmp_path / "out" / "diverged.json").read_text(encoding="utf-8"))
     assert record["step"] == 3
+    assert record["batch"] == 3 * accumulate - 1
     assert 8 <= len(record["paths"]) <= 16
-    state = load_checkpoint(tmp_path / "out" / "diverged.pt")
-    assert all(torch.isfinite(value).all() for value in state["encoder"].values() if value.is_floating_point())
+    state, before = (load_checkpoint(tmp_path / "out" / f"{name}.pt") for name in ("diverged", "last"))
+    assert before["progress"]["step"] == 2
+    assert_equal(state, before, ignore=("python",))
 
 
 def test_a_weight_average_is_what_is_measured_and_loaded(tmp_path: Path) -> None:
@@ -167,21 +187,6 @@ def test_a_run_starts_from_the_weights_of_another(trained: Path) -> None:
     assert encoder.head.weight.shape == (12, 512)
     with pytest.raises(UserError, match="does not fit this backbone"):
         build_encoder(config.model.model_copy(update={"backbone": "resnet18"}), channels=1)
-
-
-def test_a_miner_and_a_rehearsal_work_from_the_configuration() -> None:
-    rehearsal = rehearse(read_config({**tiny_config("smooth_ap"), "miner": {"name": "multi_similarity"}}))
-    assert rehearsal.images == {"train": 719, "validation": 180, "test": 898} or sum(rehearsal.images.values()) == 1797
-    assert rehearsal.parameters == rehearsal.trained_parameters > 1_000_000
-    assert rehearsal.memory["activations"] > rehearsal.batch * 16 * 16 * 4
-    assert "GiB" in str(rehearsal)
-
-
-def test_pixels_are_the_flattened_images() -> None:
-    config = read_config(tiny_config())
-    manifest = build_splits(config.data, seed=0).test.select(range(10))
-    data = build_dataset(config.data, manifest, train=False)
-    torch.testing.assert_close(torch.from_numpy(embed_pixels(data).embeddings[3]), data[3][0].flatten())
 
 
 def test_saved_embeddings_with_faults_are_refused(tmp_path: Path) -> None:
@@ -219,3 +224,76 @@ def test_collapse_shows_in_similarity_and_rank() -> None:
     spread = collapse_signs(torch.eye(4))
     assert spread["mean_similarity"] == pytest.approx(0.0, abs=1e-6)
     assert spread["effective_rank"] == pytest.approx(4.0, rel=1e-4)
+
+
+def test_early_stopping_without_a_validation_split_is_refused(tmp_path: Path) -> None:
+    config = tiny_config(data={"validation_fraction": 0}, train={"early_stopping": 1})
+    with pytest.raises(UserError, match=r"early_stopping=1 needs a validation split.*data\.validation_fraction"):
+        aurank.train(config, tmp_path / "out")
+
+
+def test_a_tracker_that_is_not_installed_is_refused_with_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aurank.training.run.get_available_trackers", lambda: [LoggerType.TENSORBOARD])
+    config = tiny_config(train={"trackers": ["tensorboard", "comet_ml", "wandb"]})
+    for work in (lambda: aurank.train(config, tmp_path / "out"), lambda: rehearse(read_config(config))):
+        with pytest.raises(UserError, match=r"train\.trackers: comet_ml, wandb .*pip install comet-ml wandb"):
+            work()
+
+
+def test_an_image_size_that_the_backbone_refuses_is_told_with_the_remedy(tmp_path: Path) -> None:
+    config = tiny_config(model={"backbone": "vit_tiny_patch16_224", "params": {}})
+    with pytest.raises(
+        UserError, match=r"vit_tiny_patch16_224 fails on .*image_size=16 .*image_size=224, .*img_size=16"
+    ):
+        aurank.train(config, tmp_path / "out")
+    config = tiny_config(model={"backbone": "vit_tiny_patch16_224", "params": {"img_size": 16}}, train={"steps": 3})
+    aurank.train(config, tmp_path / "other")
+
+
+def test_a_resumed_run_needs_no_first_weights(trained: Path, tmp_path: Path) -> None:
+    source = tmp_path / "first.pt"
+    shutil.copy(trained / "best.pt", source)
+    config = tiny_config("smooth_ap", model={"init_from": str(source)}, train={"steps": 3})
+    first = aurank.train(config, tmp_path / "out")
+    source.unlink()
+    again = aurank.train(config, tmp_path / "out", resume=True)
+    assert first.report is not None
+    assert again.report is not None
+    assert again.report.metrics == first.report.metrics
+    with pytest.raises(UserError, match="no checkpoint at"):
+        aurank.train(config, tmp_path / "new")
+
+
+def test_a_listener_is_told_the_loss_of_every_step(tmp_path: Path) -> None:
+    told = []
+    aurank.train(
+        tiny_config(train={"steps": 4}),
+        tmp_path / "out",
+        listener=lambda kind, values: told.append(values["loss"]) if kind == "step" else None,
+    )
+    assert told == [record["loss"] for record in records(tmp_path / "out", "train")]
+
+
+def test_a_log_that_cannot_be_written_ends_the_run_with_file_reason_and_remedy(tmp_path: Path) -> None:
+    """The limit on file size makes the kernel itself refuse a longer log."""
+    script = f"""
+import resource, signal
+from pathlib import Path
+from aurank.errors import AurankError
+from aurank.training.logs import MetricsFile
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+log = MetricsFile(Path({str(tmp_path / "metrics.jsonl")!r}))
+try:
+    log.write({{"text": "x" * 200}})
+except AurankError as error:
+    print(error)
+log.close()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"cannot write {tmp_path / 'metrics.jsonl'}: File too large; free some space, then --resume\n"
+    with pytest.raises(AurankError, match=r"cannot write .*Is a directory"):
+        MetricsFile(tmp_path)

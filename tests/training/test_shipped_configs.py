@@ -2,6 +2,7 @@
 
 import copy
 import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import yaml
 from data.data_trees import REAL_DATA
 
 from aurank import cli
-from aurank.config import shipped_configs
+from aurank.config import ConfigError, shipped_configs
 from aurank.training import read_config, rehearse
 
 SHIPPED = shipped_configs()
+EDITS = 10
 VALUES: list[Any] = [None, True, -1, 0, 1, 10**9, 0.5, -0.5, 1e300, "", "x", "1e-4", [], [1, "a"], {}, {"name": "x"}]
 
 
@@ -77,6 +79,56 @@ def test_random_edits_of_one_key_end_valid_or_with_exit_code_2(
         assert (code == 0) == (captured.err == ""), f"{done}: {captured.err}"
         codes[code] += 1
     assert min(codes.values()) >= 10, codes
+
+
+def test_valid_edits_of_one_key_pass_a_dry_run_or_end_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = yaml.safe_load(SHIPPED["digits/soprc"].read_text(encoding="utf-8"))
+    whole["data"]["image_size"] = 16
+    path = tmp_path / "edited.yaml"
+    path.write_text(yaml.safe_dump(whole), encoding="utf-8")
+    unchanged = read_config(path)
+    # Weights of their own need the network, which is none of an edit's faults.
+    monkeypatch.setattr(sys, "argv", ["aurank", "train", str(path), "--dry-run", "model.pretrained=false"])
+    chance = random.Random(1)
+    codes = {0: 0, 2: 0}
+    while sum(codes.values()) < EDITS:
+        tree = copy.deepcopy(whole)
+        done = edit_one_key(tree, chance)
+        path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+        try:
+            if read_config(path) == unchanged:
+                continue
+        except ConfigError:
+            continue
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        captured = capsys.readouterr()
+        assert code in codes, f"{done}: exit code {code}: {captured.err}"
+        assert (code == 0) == (captured.err == ""), f"{done}: {captured.err}"
+        assert captured.err.count("\n") <= 1, f"{done}: {captured.err}"
+        codes[code] += 1
+    assert codes[0] >= EDITS // 2, codes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["optim.name=sgd", "optim.params.momentum=0.0"], "optim.params.momentum"),
+        (["optim.name=adam", "optim.params.betas=[2.0, 0.9]"], "optim.params.betas"),
+        (["optim.params.eps=-1.0"], "optim.params.eps"),
+    ],
+)
+def test_an_argument_that_the_optimiser_refuses_is_a_mistake_of_the_configuration(
+    overrides: list[str], key: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{re.escape(key)}: got .*refused by"):
+        read_config("digits/soprc", overrides)
+    read_config("digits/soprc", ["optim.name=sgd", "optim.params.momentum=0.0", "optim.params.nesterov=false"])
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -1,0 +1,91 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aurank.errors import AurankError, UserError
+from aurank.files import replacing, require_writable, write_text
+
+
+def test_a_file_takes_its_place_only_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "file.txt"
+    write_text(path, "first")
+    with pytest.raises(TypeError), replacing(path) as file:
+        file.writelines([b"second", 3])  # type: ignore[list-item]
+    assert path.read_text(encoding="utf-8") == "first"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_a_killed_process_left_behind_goes_with_the_next_write_of_that_file(tmp_path: Path) -> None:
+    script = f"""
+import os, signal
+from pathlib import Path
+from aurank.files import replacing
+with replacing(Path({str(tmp_path / "last[1].pt")!r})) as file:
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
+    assert [path.name.startswith(".last[1].pt.") for path in tmp_path.iterdir()] == [True]
+    write_text(tmp_path / "other.pt", "other")
+    assert len(list(tmp_path.iterdir())) == 2
+    write_text(tmp_path / "last[1].pt", "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last[1].pt", "other.pt"]
+
+
+def test_of_two_writers_of_one_path_each_file_is_whole_and_the_one_that_is_outrun_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    with pytest.raises(AurankError, match="cannot save"), replacing(path) as first:  # noqa: PT012
+        first.write(b"first, begun before")
+        write_text(path, "second")
+        first.write(b" and ended after")
+    assert path.read_text(encoding="utf-8") == "second"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_told_with_file_and_reason_and_leaves_the_old_file(tmp_path: Path) -> None:
+    """The limit on file size makes the kernel itself refuse the second, larger file."""
+    path = tmp_path / "file.txt"
+    script = f"""
+import resource, signal
+from pathlib import Path
+from aurank.errors import AurankError
+from aurank.files import write_text
+path = Path({str(path)!r})
+write_text(path, "first")
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    write_text(path, "x" * 10_000)
+except AurankError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.stdout == f"cannot save {path}: File too large; what was there before is untouched\n", done.stderr
+    assert path.read_text(encoding="utf-8") == "first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("place", ["file/inside", "folder", "n" * 300])
+def test_a_place_where_no_file_can_be_is_told_before_and_when_writing(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("kept", encoding="utf-8")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="--out"):
+        require_writable(tmp_path / place)
+    with pytest.raises(AurankError, match="cannot save") as caught:
+        write_text(tmp_path / place, "text")
+    assert str(tmp_path / place) in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_a_folder_without_permission_is_told_and_a_new_one_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_writable(tmp_path / "new" / "deeper" / "file.npz")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(UserError, match=f"no permission in {tmp_path}"):
+        require_writable(tmp_path / "new" / "file.npz")

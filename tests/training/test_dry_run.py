@@ -1,0 +1,73 @@
+"""The rehearsal finds what a long run would fail at, and what it will need."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny import tiny_config
+
+import aurank
+from aurank.errors import UserError
+from aurank.training import read_config, rehearse
+
+
+def photos(root: Path, counts: dict[str, int]) -> None:
+    """So many images in each ``split/class``."""
+    for folder, count in counts.items():
+        for number in range(count):
+            path = root / folder / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng([number, len(folder)]).integers(0, 255, (20, 20, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path)
+
+
+def test_a_miner_and_a_rehearsal_work_from_the_configuration() -> None:
+    rehearsal = rehearse(read_config({**tiny_config("smooth_ap"), "miner": {"name": "multi_similarity"}}))
+    assert rehearsal.images == {"train": 718, "validation": 180, "test": 899}
+    assert rehearsal.classes == {"train": 8, "validation": 2, "test": 10}
+    assert rehearsal.parameters == rehearsal.trained_parameters == 4926160
+    assert (rehearsal.batch, rehearsal.batches_per_epoch) == (16, 46)
+    assert rehearsal.memory["activations"] > rehearsal.batch * 16 * 16 * 4
+    assert rehearsal.memory["images"] == 1797 * 16 * 16
+    assert rehearsal.memory["moving average"] == 0
+    assert "GiB" in str(rehearsal)
+
+
+def test_a_moving_average_needs_the_memory_of_the_weights() -> None:
+    memory = rehearse(read_config(tiny_config(train={"ema": 0.9}))).memory
+    assert memory["moving average"] == memory["weights"] > 0
+
+
+def test_a_bound_on_memory_that_is_too_low_to_measure_is_refused() -> None:
+    with pytest.raises(UserError, match="max_memory is 1000 bytes"):
+        rehearse(read_config(tiny_config(evaluate={"max_memory": "1KB"})))
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_a_split_in_which_no_query_has_a_positive_is_refused(tmp_path: Path, split: str) -> None:
+    counts = {f"{name}/{name}{label}": 4 for name in ("train", "val", "test") for label in "abcd"}
+    photos(tmp_path, {place: 1 if place.startswith(split) else count for place, count in counts.items()})
+    config = read_config(tiny_config(data={"name": "folder", "root": str(tmp_path)}))
+    name = {"val": "validation", "test": "test"}[split]
+    with pytest.raises(UserError, match=f"the {name} split of .* cannot be measured: none of its 4 queries"):
+        rehearse(config)
+
+
+@pytest.mark.parametrize("cache", ["0", "1GiB"])
+def test_unreadable_images_are_passed_over_where_they_are_skipped(tmp_path: Path, cache: str) -> None:
+    photos(tmp_path, {f"{name}/{name}{label}": 4 for name in ("train", "val", "test") for label in "abcd"})
+    for broken in tmp_path.glob("*/*/[012].png"):
+        if broken.parent.name[-1] in "ab" or broken.name == "0.png":
+            broken.write_bytes(b"broken")
+    sections = {"data": {"name": "folder", "root": str(tmp_path), "on_error": "skip", "cache": cache}}
+    assert rehearse(read_config(tiny_config(**sections))).images["test"] == 16
+    for broken in tmp_path.glob("train/*/*.png"):
+        broken.write_bytes(b"broken")
+    with pytest.raises(UserError, match=r"readable|can be read"):
+        rehearse(read_config(tiny_config(**sections)))
+
+
+def test_a_run_after_a_rehearsal_may_ask_for_another_precision(tmp_path: Path) -> None:
+    rehearse(read_config(tiny_config(train={"mixed_precision": "bf16"})))
+    aurank.train(tiny_config(train={"steps": 3}), tmp_path / "out")

@@ -1,0 +1,59 @@
+"""Unreadable images under data.on_error=skip: counted, told, and no batch fails for want of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_dry_run import photos
+from tiny import tiny_config
+
+import aurank
+from aurank.errors import UserError
+
+
+def broken_photos(root: Path) -> dict[str, Any]:
+    """A configuration whose data set has 4 classes of 4 images a split; half of the training images are broken."""
+    photos(root, {f"{name}/{name}{label}": 4 for name in ("train", "val", "test") for label in "abcd"})
+    for path in [*root.glob("train/*/[01].png"), root / "val/vala/0.png", root / "test/testb/3.png"]:
+        path.write_bytes(b"broken")
+    return tiny_config(
+        data={"name": "folder", "root": str(root), "on_error": "skip"},
+        sampler={"name": "shuffled", "batch": 4, "params": {}},
+        train={"steps": 12, "validate_every": 6},
+    )
+
+
+@pytest.mark.parametrize(("cache", "workers"), [("0", 0), ("0", 2), ("1GiB", 0)])
+def test_a_run_passes_over_batches_of_fewer_than_two_images_and_tells_what_it_skipped(
+    tmp_path: Path, cache: str, workers: int
+) -> None:
+    config = broken_photos(tmp_path / "photos")
+    config["data"] |= {"cache": cache, "workers": workers}
+    told: dict[str, int] = {}
+
+    def listen(kind: str, values: dict[str, Any]) -> None:
+        if "skipped" in values:
+            told[kind] = values["skipped"]
+
+    result = aurank.train(config, tmp_path / "out", listener=listen)
+    assert result.steps == 12
+    assert result.skipped == {"train": 8, "validation": 1, "test": 1}
+    assert told == {"step": 8, "validation": 1, "tested": 1}
+
+
+def test_what_is_passed_over_does_not_depend_on_workers_or_on_resuming(tmp_path: Path) -> None:
+    config = broken_photos(tmp_path / "photos")
+    logs = []
+    for name, data in {"a": {"cache": "0"}, "b": {"workers": 2, "cache": "0"}, "c": {}}.items():
+        aurank.train({**config, "data": {**config["data"], **data}}, tmp_path / name)
+        logs.append((tmp_path / name / "metrics.jsonl").read_bytes())
+    assert logs[0] == logs[1] == logs[2]
+
+
+def test_a_training_set_without_readable_images_ends_the_run(tmp_path: Path) -> None:
+    config = broken_photos(tmp_path / "photos")
+    config["data"]["cache"] = "0"
+    for path in (tmp_path / "photos" / "train").rglob("*.png"):
+        path.write_bytes(b"broken")
+    with pytest.raises(UserError, match=r"no batch of a whole epoch of photos has two readable images \(16 of 16"):
+        aurank.train(config, tmp_path / "out")
