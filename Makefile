@@ -27,6 +27,7 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python tools/bench_losses.py
+	$(BIN)/python tools/bench_evaluation.py --gallery --argsort --peers --scale 15000 30000 60502
 
 clean:
 	rm -rf runs build dist .mypy_cache .pytest_cache .ruff_cache

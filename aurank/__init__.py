@@ -8,19 +8,24 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
 if TYPE_CHECKING:
-    from aurank.evaluation import Report, evaluate
+    from aurank.evaluation import Report, compare, evaluate
     from aurank.training import TrainResult, load, train
 
 __version__ = "0.1.0"
-__all__ = ["Report", "TrainResult", "evaluate", "load", "train"]
+__all__ = ["Report", "TrainResult", "compare", "evaluate", "load", "train"]
 
 _HOMES = {
     "Report": "aurank.evaluation",
+    "compare": "aurank.evaluation",
     "evaluate": "aurank.evaluation",
     "TrainResult": "aurank.training",
     "load": "aurank.training",
     "train": "aurank.training",
 }
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

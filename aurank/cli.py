@@ -21,10 +21,13 @@ os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
 app = typer.Typer(
     name="aurank",
+    help="Train image-retrieval embeddings for average precision, and measure any embedding exactly.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+data_app = typer.Typer(help="Look after data sets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
 console = Console()
 complaints = Console(stderr=True, highlight=False)
 
@@ -32,19 +35,38 @@ ConfigFile = Annotated[str, typer.Argument(help="A YAML file, or the name of a s
 Overrides = Annotated[list[str] | None, typer.Argument(help="Dotted overrides, such as optim.lr=1e-4.")]
 DataOverrides = Annotated[list[str] | None, typer.Argument(help="Changes of the data section: data.workers=4.")]
 ModelOption = Annotated[
-    str, typer.Option("--model", help="aurank:DIR/best, or embeddings:FILE (.npz, or .npy with --labels).")
+    str,
+    typer.Option(
+        "--model",
+        help="aurank:DIR/best, timm:NAME[,pretrained=false], open_clip:, transformers:, onnx:FILE, "
+        "python:package.module:function, or embeddings:FILE (.npz, or .npy with --labels).",
+    ),
 ]
 DataOption = Annotated[
     str | None, typer.Option("--data", help="READER:PATH such as folder:photos; default: the data it was trained on.")
 ]
-SplitOption = Annotated[str | None, typer.Option(help="Which split to embed: train, val or test (default).")]
+SplitOption = Annotated[str | None, typer.Option(help="Which split to embed: train, val or test (the default).")]
+ProtocolOption = Annotated[
+    str | None, typer.Option(help="A named protocol, such as sop; --root says where its data is.")
+]
+RootOption = Annotated[Path | None, typer.Option(help="Folder of a protocol's data, or that table paths start from.")]
+QueryOption = Annotated[Path | None, typer.Option(help="Table (csv, parquet) of the queries; needs --gallery.")]
+GalleryOption = Annotated[Path | None, typer.Option(help="Table (csv, parquet) of the gallery.")]
+BatchOption = Annotated[int | None, typer.Option(min=1, help="Images embedded at once.")]
+DeviceOption = Annotated[str | None, typer.Option(help="Such as cuda:1 or cpu; default: CUDA where there is one.")]
+CacheOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the embedding cache; default $AURANK_CACHE, else ~/.cache/aurank/embeddings."),
+]
+NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Neither read nor keep embeddings.")]
+AllowCodeOption = Annotated[bool, typer.Option("--allow-code", help="Let --model python:… run that code.")]
 
 
 def _print_version(wanted: bool) -> bool:
     if wanted:
         console.print(f"aurank {__version__}", highlight=False)
         raise typer.Exit
-    return wanted
+    return wanted  # typer hands this on in place of what came
 
 
 @app.callback()
@@ -84,7 +106,7 @@ def train(
             complaints.print(f"stopped by a signal after step {result.steps}; everything is saved, go on with --resume")
         raise SystemExit(128 + result.stopped_by)
     if result.report is not None:
-        console.print(str(result.report), highlight=False)
+        console.print(str(result.report), highlight=False, markup=False, soft_wrap=True)
         console.print(f"written to {result.out}", highlight=False)
 
 
@@ -110,34 +132,67 @@ def demo(
 @app.command()
 def evaluate(
     model: ModelOption,
-    out: Annotated[Path, typer.Option(help="Folder for report.json.")],
+    out: Annotated[Path, typer.Option(help="Folder for report.json, per_query.parquet and pr_curve.png.")],
     data: DataOption = None,
     split: SplitOption = None,
+    protocol: ProtocolOption = None,
+    root: RootOption = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds of a protocol's draws, such as 0,1,2.")] = None,
+    query: QueryOption = None,
+    gallery: GalleryOption = None,
     labels: Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings.")] = None,
     recall_at: Annotated[str | None, typer.Option(help="The k of Recall@k and precision@k, such as 1,10,100.")] = None,
+    distance: Annotated[str | None, typer.Option(help="cosine, dot or euclidean.")] = None,
     ties: Annotated[str | None, typer.Option(help="threshold, optimistic or pessimistic.")] = None,
+    index: Annotated[str | None, typer.Option(help="Measure a faiss index too, such as IVF1024,Flat.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Which engine counts; auto chooses.")] = None,
+    intervals: Annotated[int | None, typer.Option(help="Bootstrap resamples for intervals, such as 1000.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     max_memory: Annotated[str | None, typer.Option(help="Bound on the engine's memory, such as 1GiB.")] = None,
+    batch: BatchOption = None,
+    device: DeviceOption = None,
+    cache: CacheOption = None,
+    no_cache: NoCacheOption = False,
+    allow_code: AllowCodeOption = False,
     overrides: DataOverrides = None,
 ) -> None:
-    """Measure a checkpoint on a data set, or saved embeddings, exactly; writes report.json."""
-    from aurank.training import evaluate_model
+    """Measure any model on any images, or saved embeddings, exactly."""
+    from aurank.evaluation.intervals import Resampling
+    from aurank.reporting import require_free, write_results
+    from aurank.training import Images, evaluate_model
 
     cuts = None if recall_at is None else _whole_numbers("--recall-at", recall_at)
-    options = {"recall_at": cuts, "ties": ties, "max_memory": max_memory}
-    with _counter("embedding") as on_batch:
-        report = evaluate_model(
-            model,
-            out,
-            data=data,
-            split=split,
-            labels=labels,
-            overrides=overrides or [],
-            on_batch=on_batch,
-            on_skipped=_report_skipped,
-            **{name: value for name, value in options.items() if value is not None},
-        )
-    console.print(str(report), highlight=False)
+    options: dict[str, Any] = {"recall_at": cuts, "distance": distance, "ties": ties, "index": index}
+    options |= {"backend": backend, "max_memory": max_memory}
+    options["resampling"] = None if intervals is None else Resampling(intervals, seed)
+    require_free(out)
+    drawn = None if seeds is None else _whole_numbers("--seeds", seeds)
+    images = Images(data, split, protocol, root, query, gallery, overrides or [], drawn)
+    with _running(batch, device, cache, no_cache, allow_code) as running:
+        given = {name: value for name, value in options.items() if value is not None}
+        report = evaluate_model(model, images, labels=labels, running=running, **given)
+    write_results(report, out)
+    console.print(str(report), highlight=False, markup=False, soft_wrap=True)
     console.print(f"written to {out / 'report.json'}", highlight=False)
+
+
+@app.command()
+def compare(
+    report_a: Annotated[Path, typer.Argument(help="A report.json, or the folder that holds it.")],
+    report_b: Annotated[Path, typer.Argument(help="Another, on the same queries.")],
+    metric: Annotated[str, typer.Option(help="Such as mauprc or recall@1.")] = "mauprc",
+    resamples: Annotated[int, typer.Option(help="Bootstrap resamples.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    most: Annotated[int, typer.Option(min=0, help="How many of the queries that changed most to list.")] = 10,
+    force: Annotated[bool, typer.Option("--force", help="Compare although protocols or distances differ.")] = False,
+) -> None:
+    """Say whether the second report is better than the first, and where."""
+    from aurank.evaluation import Report
+    from aurank.evaluation.compare import compare
+
+    first, second = (Report.load(path / "report.json" if path.is_dir() else path) for path in (report_a, report_b))
+    found = compare(first, second, metric=metric, resamples=resamples, seed=seed, most=most, force=force)
+    console.print(str(found), highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -146,25 +201,50 @@ def embed(
     out: Annotated[Path, typer.Option(help="The .npz file to write: embeddings, labels, ids, paths.")],
     data: DataOption = None,
     split: SplitOption = None,
+    protocol: ProtocolOption = None,
+    root: RootOption = None,
+    query: QueryOption = None,
+    gallery: GalleryOption = None,
+    batch: BatchOption = None,
+    device: DeviceOption = None,
+    cache: CacheOption = None,
+    no_cache: NoCacheOption = False,
+    allow_code: AllowCodeOption = False,
     overrides: DataOverrides = None,
 ) -> None:
     """Write the embeddings of a data set's split, with ids, paths and labels."""
     from aurank.files import require_writable
-    from aurank.training import embed_model
+    from aurank.training import Images, embed_model
 
-    require_writable(out)
-    with _counter("embedding") as on_batch:
-        embedded = embed_model(
-            model,
-            data=data,
-            split=split or "test",
-            overrides=overrides or [],
-            on_batch=on_batch,
-            on_skipped=_report_skipped,
-        )
+    require_writable(out, suffix=".npz")
+    images = Images(data, split, protocol, root, query, gallery, overrides or [])
+    with _running(batch, device, cache, no_cache, allow_code) as running:
+        embedded = embed_model(model, images, running=running)
     embedded.save(out)
     rows, width = embedded.embeddings.shape
     console.print(f"{rows} embeddings of {width} dimensions written to {out}", highlight=False)
+
+
+@data_app.command("check")
+def check_data(
+    name: Annotated[str, typer.Argument(help="sop, inaturalist2018 or vehicleid.")],
+    root: Annotated[Path | None, typer.Option(help="The data folder; default $AURANK_DATA, else ./data.")] = None,
+    checksums: Annotated[bool, typer.Option(help="Also compare the md5 of downloaded archives.")] = True,
+) -> None:
+    """Say whether a benchmark is there as published; exit code 2 if anything is missing or different."""
+    from aurank.data import check_benchmark
+
+    folder = root or Path(os.environ.get("AURANK_DATA") or "data").expanduser()
+    with _bar(None, "checksums") as (progress, task):
+        found = check_benchmark(
+            name,
+            folder,
+            checksums=checksums,
+            on_bytes=lambda done, total: progress.update(task, advance=done, total=total),
+        )
+    console.print(str(found), highlight=False, markup=False, soft_wrap=True)
+    if not found.complete:
+        raise SystemExit(2)
 
 
 @app.command()
@@ -183,7 +263,7 @@ def doctor(file: ConfigFile, overrides: Overrides = None) -> None:
 
     settings = read_config(file, overrides or [])
     report = build_manifest(settings.data, seed=settings.seed).doctor()
-    console.print(str(report), highlight=False, markup=False)
+    console.print(str(report), highlight=False, markup=False, soft_wrap=True)
     if report.errors:
         raise SystemExit(2)
 
@@ -218,12 +298,6 @@ def cp(
         raise UserError(f"no folder {target.parent}; create it first")
     shutil.copyfile(shipped[name], target)
     console.print(f"{name} copied to {target}", highlight=False)
-
-
-def _report_skipped(paths: list[str]) -> None:
-    more = f", and {len(paths) - 3} more" if len(paths) > 3 else ""
-    text = f"skipped, unreadable: {len(paths)} ({'; '.join(paths[:3])}{more})"
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _whole_numbers(option: str, text: str) -> tuple[int, ...]:
@@ -263,6 +337,8 @@ def _progress() -> Iterator[Callable[[str, dict[str, Any]], None]]:
                     f"Recall@1 {values['recall@1']:.4f}{mark}",
                     highlight=False,
                 )
+            elif kind == "notice":
+                progress.console.print(values["text"], highlight=False, markup=False, soft_wrap=True)
             elif kind == "testing":
                 progress.update(task, description=f"testing on {values['images']} images", note="")
 
@@ -270,9 +346,26 @@ def _progress() -> Iterator[Callable[[str, dict[str, Any]], None]]:
 
 
 @contextmanager
-def _counter(text: str) -> Iterator[Callable[[int, int], None]]:
-    with _bar(None, text) as (progress, task):
-        yield lambda done, total: progress.update(task, advance=done, total=total)
+def _running(batch: int | None, device: str | None, cache: Path | None, no_cache: bool, allow: bool) -> Iterator[Any]:
+    """How a model is run, drawn as one bar a stage on a terminal."""
+    from aurank.evaluation.cache import default_cache
+    from aurank.training import Running
+
+    if no_cache and cache is not None:
+        raise UserError(f"--cache {cache} and --no-cache exclude each other; give one of them")
+    with _bar(None, "preparing") as (progress, task):
+
+        def listen(stage: str, done: int, total: int) -> None:
+            progress.update(task, description=stage, completed=done, total=total)
+
+        yield Running(
+            batch=batch,
+            device=device,
+            cache=None if no_cache else cache or default_cache(),
+            allow_code=allow,
+            listener=listen,
+            say=lambda text: progress.console.print(text, highlight=False, markup=False, soft_wrap=True),
+        )
 
 
 def main() -> None:

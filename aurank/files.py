@@ -1,5 +1,6 @@
 """Files that are either whole or not there: written under a temporary name, then renamed."""
 
+import contextlib
 import glob
 import os
 import uuid
@@ -10,12 +11,15 @@ from typing import BinaryIO
 
 from aurank.errors import AurankError, UserError
 
+ABANDONED = 3600  # seconds without a byte after which a temporary file is a killed process's
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write that takes the place of ``path`` once it is complete and on disk.
 
-    On any error the temporary file is removed and what was at ``path`` stays as it was.
+    On any error the temporary file is removed and what was at ``path`` stays as it was. Of several processes that write
+    one path at once, the last to end is the one whose file stays.
 
     Raises:
         AurankError: a full disk, a missing permission, a folder in the way; names the file and the reason.
@@ -24,11 +28,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # What a killed process left behind; one that still writes the same path fails at its rename, and says so.
-        for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-            left.unlink(missing_ok=True)
         try:
             with temporary.open("wb") as file:
+                _remove_abandoned(path, temporary)
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -40,14 +42,27 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise AurankError(f"cannot save {path}: {reason}; what was there before is untouched") from error
 
 
-def require_writable(path: Path) -> None:
-    """Nothing; UserError unless a file can be written at ``path``: told before the work whose result goes there."""
+def _remove_abandoned(path: Path, temporary: Path) -> None:
+    """Remove what killed processes left of ``path``; never the file of one that still writes."""
+    # The clock of the disk: that of this machine may differ from it.
+    now = temporary.stat().st_mtime
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        # Gone already, or another user's: no reason to fail.
+        with contextlib.suppress(OSError):
+            if now - left.stat().st_mtime > ABANDONED:
+                left.unlink()
+
+
+def require_writable(path: Path, *, suffix: str = "") -> None:
+    """Nothing; UserError unless a file, of this ``suffix``, can be written: told before the work that it is to hold."""
     try:
         folder = next(parent for parent in path.absolute().parents if parent.exists())
         if path.is_dir():
             raise UserError(f"--out {path} is a folder; name a file in it")
     except OSError as error:
         raise UserError(f"cannot write --out {path}: {error.strerror}; name another place") from error
+    if suffix and path.suffix != suffix:
+        raise UserError(f"--out {path}: the file written is of type {suffix}; name it {path.with_suffix(suffix).name}")
     if not folder.is_dir():
         raise UserError(f"cannot write --out {path}: {folder} is a file; name another place")
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -18,8 +18,12 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def aurank(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def aurank(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory
+) -> Run:
     """Runs a command in this process; returns its exit code, output and complaints."""
+
+    monkeypatch.setenv("AURANK_CACHE", str(tmp_path_factory.mktemp("cache")))
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["aurank", *map(str, arguments)])
@@ -60,6 +64,10 @@ def test_train_evaluate_and_embed_from_the_command_line(aurank: Run, config: Pat
     report = json.loads((tmp_path / "measured" / "report.json").read_text(encoding="utf-8"))
     assert report["metrics"] == metrics
     assert (report["num_queries"], report["num_lone_queries"]) == (899, 0)
+    kept = (out / "report.json").read_bytes()
+    code, _, complaint = aurank("evaluate", "--model", f"aurank:{out}/best", "--out", out)
+    assert (code, (out / "report.json").read_bytes()) == (2, kept)
+    assert "holds a training run" in one_line(complaint)
 
     code, output, _ = aurank("embed", "--model", f"aurank:{out}/best", "--out", tmp_path / "test.npz")
     assert code == 0
@@ -114,16 +122,19 @@ def test_images_left_out_are_counted_and_named_in_what_is_printed(
         (tmp_path / "photos" / "ab"[number % 2] / f"{number}.png").write_bytes(b"no image")
     code, output, _ = aurank("evaluate", *common, "--out", tmp_path / "measured")
     assert code == 0
-    assert "skipped, unreadable: 5 (a/0.png; a/10.png; a/8.png, and 2 more)\n" in output
+    said = "skipped, unreadable: 5 of 12 images (a/0.png; a/10.png; a/8.png, and 2 more)\n"
+    assert said in output
     assert "7 queries; 7 gallery rows" in output
-    code, output, _ = aurank("embed", *common, "--out", tmp_path / "rows.npz")
+    code, output, complaint = aurank("embed", *common, "--out", tmp_path / "rows.npz")
     assert code == 0
-    assert "skipped, unreadable: 5 (a/0.png; a/10.png; a/8.png, and 2 more)\n7 embeddings of 8 dimensions" in output
+    assert said in complaint
+    assert "7 embeddings of 8 dimensions" in output
 
 
 def test_a_place_that_cannot_be_written_is_told_before_the_work(aurank: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept", encoding="utf-8")
-    for command, out in (("embed", tmp_path), ("embed", tmp_path / "file" / "x.npz"), ("evaluate", tmp_path / "file")):
+    for command, out in (("embed", tmp_path), ("embed", tmp_path / "file" / "x.npz"), ("evaluate", tmp_path / "file"),
+                         ("embed", tmp_path / "x.npy")):  # fmt: skip
         code, _, complaint = aurank(command, "--model", "aurank:none/best", "--out", out)
         assert code == 2
         assert "--out" in one_line(complaint)  # and not the checkpoint that there is none of
@@ -184,7 +195,7 @@ def test_shipped_configs_are_listed_and_copied(aurank: Run, tmp_path: Path, monk
     ("arguments", "message"),
     [
         (["train", "no-such.yaml"], "no-such.yaml"),
-        (["evaluate", "--model", "resnet18", "--out", "x"], "expected aurank:DIR/best or embeddings:FILE"),
+        (["evaluate", "--model", "resnet18", "--out", "x"], "expected aurank:DIR/best, embeddings:FILE"),
         (["evaluate", "--model", "aurank:none/best", "--out", "x"], "no checkpoint at none"),
         (["evaluate", "--model", "embeddings:none.npz", "--out", "x"], "no file none.npz"),
         (["evaluate", "--model", "embeddings:none.npz", "--out", "x", "optim.lr=1"], "optim.lr=1 has no use"),

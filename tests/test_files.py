@@ -1,12 +1,13 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from aurank.errors import AurankError, UserError
-from aurank.files import replacing, require_writable, write_text
+from aurank.files import ABANDONED, replacing, require_writable, write_text
 
 
 def test_a_file_takes_its_place_only_when_it_is_complete(tmp_path: Path) -> None:
@@ -18,7 +19,7 @@ def test_a_file_takes_its_place_only_when_it_is_complete(tmp_path: Path) -> None
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_a_killed_process_left_behind_goes_with_the_next_write_of_that_file(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_behind_goes_with_a_write_of_that_file_an_hour_later(tmp_path: Path) -> None:
     script = f"""
 import os, signal
 from pathlib import Path
@@ -30,19 +31,24 @@ with replacing(Path({str(tmp_path / "last[1].pt")!r})) as file:
 """
     subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
     assert [path.name.startswith(".last[1].pt.") for path in tmp_path.iterdir()] == [True]
+    (left,) = tmp_path.iterdir()
+    write_text(tmp_path / "last[1].pt", "whole")
+    assert left.exists()
+    os.utime(left, (time.time() - ABANDONED - 60,) * 2)
     write_text(tmp_path / "other.pt", "other")
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 3
     write_text(tmp_path / "last[1].pt", "whole")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last[1].pt", "other.pt"]
 
 
-def test_of_two_writers_of_one_path_each_file_is_whole_and_the_one_that_is_outrun_says_so(tmp_path: Path) -> None:
+def test_of_two_writers_of_one_path_each_file_is_whole_and_the_last_to_end_stays(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
-    with pytest.raises(AurankError, match="cannot save"), replacing(path) as first:  # noqa: PT012
+    with replacing(path) as first:
         first.write(b"first, begun before")
         write_text(path, "second")
+        assert path.read_text(encoding="utf-8") == "second"
         first.write(b" and ended after")
-    assert path.read_text(encoding="utf-8") == "second"
+    assert path.read_text(encoding="utf-8") == "first, begun before and ended after"
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -89,3 +95,10 @@ def test_a_folder_without_permission_is_told_and_a_new_one_is_not_made(
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(UserError, match=f"no permission in {tmp_path}"):
         require_writable(tmp_path / "new" / "file.npz")
+
+
+def test_a_file_of_another_type_is_told_before(tmp_path: Path) -> None:
+    require_writable(tmp_path / "rows.npz", suffix=".npz")
+    for name in ("rows.npy", "rows"):
+        with pytest.raises(UserError, match=rf"--out .*{name}: .* type \.npz; name it rows\.npz"):
+            require_writable(tmp_path / name, suffix=".npz")

@@ -9,15 +9,13 @@ process rose above what it held before its first step at full size, after the im
 """
 
 import argparse
-import contextlib
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from measuring import forget_peak, resident_megabytes, seconds
 from pytorch_metric_learning.losses import SmoothAPLoss as PMLSmoothAPLoss
 from torch import Tensor
 
@@ -29,26 +27,6 @@ LOSSES: dict[str, Callable[[int], Callable[[Tensor, Tensor], Tensor]]] = {
     "SOPRCLoss": lambda classes: SOPRCLoss(torch.full((classes,), 6)),
     "PML SmoothAPLoss": lambda classes: PMLSmoothAPLoss(),
 }
-
-
-def resident_megabytes(field: str) -> float:
-    """VmRSS (now) or VmHWM (most so far) of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f"no {field} in /proc/self/status")
-
-
-def forget_peak() -> None:
-    """Start the peak of resident memory anew."""
-    with contextlib.suppress(OSError):  # where it may not be written, the peak of the imports counts too
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def seconds(step: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
 
 
 def measure(name: str, batch: int, dim: int, per_class: int, rounds: int) -> dict[str, float]:

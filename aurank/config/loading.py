@@ -67,6 +67,7 @@ def _fill(tree: Tree) -> None:
         if isinstance(section, dict):
             if path in DEFAULT_NAMES:
                 section.setdefault("name", DEFAULT_NAMES[path])
+                section.setdefault("params", {})
             if "params" in section and section["params"] is None:
                 section["params"] = {}
 

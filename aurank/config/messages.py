@@ -1,12 +1,12 @@
 """How a mistake in a configuration is said: one line with the key, what came, what was expected, what was meant."""
 
-import difflib
 import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from aurank.errors import UserError
+from aurank.names import meant, nearest
 
 KeyPath = tuple[str | int, ...]
 
@@ -122,46 +122,32 @@ def one_line(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
 
 
-def nearest(word: str, options: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The option most like ``word``, whatever its case, or None when nothing is close."""
-    lowered = {option.lower(): option for option in options}
-    found = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=cutoff)
-    return lowered[found[0]] if found else None
-
-
-def meant(suggestion: str | None) -> str:
-    """``; did you mean '…'?``, or nothing."""
-    return f"; did you mean '{suggestion}'?" if suggestion else ""
-
-
 def one_of(options: Iterable[str]) -> str:
     """``one of a, b, c``."""
     return f"one of {', '.join(options)}"
 
 
-def suggest_key(path: KeyPath, known: Sequence[KeyPath]) -> str | None:
-    """The key that was probably meant by the unknown ``path``: the same word elsewhere, or a like word near or far."""
+def suggest_keys(path: KeyPath, known: Sequence[KeyPath]) -> list[str]:
+    """The keys that may be meant by the unknown ``path``: the same word elsewhere, or a like word near or far."""
     word = str(path[-1])
     elsewhere = [dotted(other) for other in known if other[-1] == word]
     if elsewhere and len(elsewhere) <= 3:
-        return "' or '".join(elsewhere)
+        return elsewhere
     synonym = _SYNONYMS.get(word.lower())
     if synonym is not None:
-        return synonym
+        return [synonym]
     siblings = {str(other[-1]): other for other in known if other[:-1] == path[:-1]}
-    near = nearest(word, siblings)
-    if near is not None:
-        return dotted(siblings[near])
+    if near := nearest(word, siblings):
+        return [dotted(siblings[near[0]])]
     others = {str(other[-1]): other for other in known if other[-1] not in ("name", "params")}
-    far = nearest(word, others, cutoff=0.75)
-    return None if far is None else dotted(others[far])
+    return [dotted(others[far]) for far in nearest(word, others, cutoff=0.75)]
 
 
 def unknown_key(path: KeyPath, value: Any, known: Sequence[KeyPath]) -> str:
     """What to say of a key that nothing reads."""
     siblings = [str(other[-1]) for other in known if other[:-1] == path[:-1]]
     expected = one_of(siblings) if siblings else "no key here"
-    return f"unknown key (got {show(value)}), expected {expected}{meant(suggest_key(path, known))}"
+    return f"unknown key (got {show(value)}), expected {expected}{meant(suggest_keys(path, known))}"
 
 
 def wrong_value(value: Any, expected: str, options: Sequence[Any] = ()) -> str:

@@ -16,8 +16,9 @@ from pydantic import BaseModel
 from yaml.composer import ComposerError
 from yaml.events import AliasEvent
 
-from aurank.config.messages import ConfigError, KeyPath, Problems, dotted, meant, nearest, one_line, show
+from aurank.config.messages import ConfigError, KeyPath, Problems, dotted, one_line, show
 from aurank.errors import UserError
+from aurank.names import meant, nearest
 
 Tree = dict[str, Any]
 
@@ -160,7 +161,7 @@ def _read_text(source: Path, shipped: Mapping[str, Path]) -> str:
     try:
         if source.is_dir():
             inside = sorted(path.name for path in source.glob("*.yaml"))
-            raise UserError(f"is a folder, expected a YAML file{meant(str(source / inside[0]) if inside else None)}")
+            raise UserError(f"is a folder, expected a YAML file{meant([str(source / name) for name in inside[:1]])}")
         if not source.exists():
             raise UserError(f"no such file{meant(_like_file(source, shipped))}")
         if not source.is_file():
@@ -175,16 +176,13 @@ def _read_text(source: Path, shipped: Mapping[str, Path]) -> str:
         raise UserError(f"cannot be read: {one_line(getattr(error, 'strerror', None) or str(error))}") from error
 
 
-def _like_file(source: Path, shipped: Mapping[str, Path]) -> str | None:
+def _like_file(source: Path, shipped: Mapping[str, Path]) -> list[str]:
     name = source.with_suffix("").as_posix().removeprefix("configs/")
     if name in shipped:
-        return str(shipped[name])
+        return [str(shipped[name])]
     beside = {path.name: path for path in source.parent.glob("*.yaml")} if source.parent.is_dir() else {}
-    near = nearest(source.name, beside)
-    if near is not None:
-        return str(beside[near])
-    far = nearest(name, shipped)
-    return None if far is None else str(shipped[far])
+    near = [beside[like] for like in nearest(source.name, beside)] or [shipped[like] for like in nearest(name, shipped)]
+    return [str(path) for path in near]
 
 
 def plain_tree(value: Any, path: KeyPath, problems: Problems) -> Any:

@@ -29,6 +29,9 @@ DEFAULT_NAMES = {
     "optim.schedule": "constant",
 }
 
+# Images of a class in a batch of the sampler "pk" where ``sampler.params`` leaves it out.
+PER_CLASS = 4
+
 # Known to Accelerate.
 TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
 
@@ -244,10 +247,19 @@ def contradictions(look: Callable[[str], Any]) -> list[tuple[str, str]]:
             if late:
                 text = f"got {late[0]}, expected steps less than train.steps = {steps}; lower it or raise train.steps"
                 found.append(("optim.schedule.params.milestones", text))
-    batch, per_class = _number(look("sampler.batch")), _number(look("sampler.params.per_class"))
-    if batch is not None and per_class is not None and batch < 2 * per_class:
-        text = f"got {batch}, expected at least 2 * sampler.params.per_class = {2 * per_class}: two classes in a batch"
-        found.append(("sampler.batch", text))
+    params = look("sampler.params")
+    default = PER_CLASS if look("sampler.name") == "pk" else None
+    batch = _number(look("sampler.batch"))
+    per_class = _number(params.get("per_class", default)) if isinstance(params, Mapping) else None
+    if batch is not None and per_class is not None and per_class > 0:
+        below = batch - batch % per_class
+        text = f"got {batch}, expected "
+        if batch < 2 * per_class:
+            text += f"at least 2 * sampler.params.per_class = {2 * per_class}: two classes in a batch"
+            found.append(("sampler.batch", text))
+        elif below < batch:
+            text += f"a multiple of sampler.params.per_class = {per_class}, such as {below} or {below + per_class}"
+            found.append(("sampler.batch", text))
     return found
 
 

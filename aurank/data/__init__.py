@@ -1,5 +1,7 @@
 """Images on disk to batches: manifest, readers, transforms, samplers, loaders."""
 
+from aurank.data.benchmarks import BENCHMARKS
+from aurank.data.completeness import Completeness, check_benchmark
 from aurank.data.dataset import Batch, ImageDataset, augmentation_seed, keys
 from aurank.data.doctor import DoctorReport, Finding
 from aurank.data.loaders import BatchLoader, evaluation_loader, loader
@@ -10,6 +12,7 @@ from aurank.data.sources import ArraySource, FolderSource, ImageSource, ZipSourc
 from aurank.data.transforms import TRANSFORMS, Pipeline
 
 __all__ = [
+    "BENCHMARKS",
     "READERS",
     "SAMPLERS",
     "SPLITS",
@@ -17,6 +20,7 @@ __all__ = [
     "ArraySource",
     "Batch",
     "BatchLoader",
+    "Completeness",
     "DoctorReport",
     "Finding",
     "FolderSource",
@@ -30,6 +34,7 @@ __all__ = [
     "ZipSource",
     "augmentation_seed",
     "build_manifest",
+    "check_benchmark",
     "evaluation_loader",
     "keys",
     "loader",

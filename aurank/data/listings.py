@@ -40,7 +40,7 @@ def table(root: Path, *, file: str, path: str = ".", images: str = "") -> Manife
             raise UserError(f"{where}: {'label' if line['path'] else 'path'} is empty")
     source = open_source(root / path, prefix=images)
     paths = [PurePosixPath(line["path"]).as_posix() for _, line in lines]
-    _check_listing(source, [where for where, _ in lines], paths, [line["label"] for _, line in lines])
+    check_listing(source, [where for where, _ in lines], paths, [line["label"] for _, line in lines])
     return build_manifest(
         PurePosixPath(file).stem,
         source,
@@ -75,7 +75,7 @@ def lists(root: Path, *, train: str, test: str, images: str, val: str | None = N
             rows += [(split, where, fields) for where, fields in _list_lines(archive, file)]
     paths = [fields[3] for _, _, fields in rows]
     labels = [fields[1] for _, _, fields in rows]
-    _check_listing(source, [where for _, where, _ in rows], paths, labels)
+    check_listing(source, [where for _, where, _ in rows], paths, labels)
     return build_manifest(
         PurePosixPath(path if path != "." else images).stem or "lists",
         source,
@@ -88,7 +88,7 @@ def lists(root: Path, *, train: str, test: str, images: str, val: str | None = N
 
 def _list_lines(source: ImageSource, file: str) -> Iterator[tuple[str, list[str]]]:
     """Returns, line by line, where it stands and its four fields."""
-    lines = _text(source, file).splitlines()
+    lines = read_text(source, file).splitlines()
     if not lines or lines[0].split() != _LIST_HEADER.split():
         raise UserError(f"{file}, line 1: expected the header {_LIST_HEADER!r}, got {lines[0] if lines else ''!r}")
     for number, line in enumerate(lines[1:], start=2):
@@ -109,7 +109,7 @@ def _table_lines(source: ImageSource, file: str) -> Iterator[Line]:
     if PurePosixPath(file).suffix.lower() in (".parquet", ".pq"):
         header, body = _parquet(source, file)
     else:
-        reader = csv.reader(io.StringIO(_text(source, file), newline=""))
+        reader = csv.reader(io.StringIO(read_text(source, file), newline=""))
         header = [name.strip() for name in next(reader, [])]
         body = ((reader.line_num, line) for line in reader)
     missing = [name for name in _TABLE_COLUMNS if name not in header]
@@ -145,7 +145,7 @@ def _parquet(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[
     return list(content.column_names), enumerate(map(list, zip(*columns, strict=True)), start=1)
 
 
-def _text(source: ImageSource, file: str) -> str:
+def read_text(source: ImageSource, file: str) -> str:
     if not source.exists(file):
         raise UserError(f"list file {file!r} is not in {source.where}")
     try:
@@ -154,7 +154,7 @@ def _text(source: ImageSource, file: str) -> str:
         raise UserError(f"{file}: not UTF-8 text ({error}); save it as UTF-8") from None
 
 
-def _check_listing(source: ImageSource, wheres: Sequence[str], paths: Sequence[str], labels: Sequence[str]) -> None:
+def check_listing(source: ImageSource, wheres: Sequence[str], paths: Sequence[str], labels: Sequence[str]) -> None:
     """Raises UserError where one image has two labels, or where none is found: the paths then start elsewhere."""
     seen: dict[str, int] = {}
     for row, path in enumerate(paths):

@@ -5,6 +5,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from aurank.data.benchmarks import inaturalist2018, sop, vehicleid
 from aurank.data.decode import IMAGE_SUFFIXES
 from aurank.data.listings import lists, table
 from aurank.data.manifest import SPLITS, Manifest, build_manifest, first_seen
@@ -101,7 +102,7 @@ def folder(root: Path, *, path: str = ".", test_fraction: int | float = 1.0, see
         labels = [_class_of(name, source, start=0) for name in names]
         test = _draw_classes(labels, fraction=test_fraction, seed=seed)
         splits = ["test" if label in test else "train" for label in labels]
-    return build_manifest(Path(source.where).stem, source, paths=names, labels=labels, splits=splits)
+    return build_manifest(Path(source.where).resolve().stem, source, paths=names, labels=labels, splits=splits)
 
 
 def _class_of(name: str, source: ImageSource, *, start: int) -> str:
@@ -146,4 +147,7 @@ READERS: Mapping[str, Callable[..., Manifest]] = {
     "table": table,
     "lists": lists,
     "digits": digits,
+    "sop": sop,
+    "inaturalist2018": inaturalist2018,
+    "vehicleid": vehicleid,
 }

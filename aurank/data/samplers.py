@@ -33,6 +33,11 @@ class Sampler(ABC):
         self.rank = rank
         self.world_size = world_size
 
+    @property
+    def largest_batch(self) -> int:
+        """The most rows that a batch can have, over all processes: fewer than `batch` where the data has no more."""
+        return min(self.batch, len(self.labels))
+
     @abstractmethod
     def global_batches(self, generator: np.random.Generator) -> list[Chunks]:
         """Returns one epoch's batches over all processes, each as the chunks that are dealt to ranks."""
@@ -108,6 +113,11 @@ class PKSampler(Sampler):
         self.per_class = per_class
         self.classes: list[Rows] = classes
 
+    @property
+    def largest_batch(self) -> int:
+        """The most rows that a batch can have: at most `per_class` of each class."""
+        return min(self.batch, sum(min(len(rows), self.per_class) for rows in self.classes))
+
     def global_batches(self, generator: np.random.Generator) -> list[Chunks]:
         """Returns the batches of one epoch, in random order, each as its chunks."""
         chunks = [cut(generator.permutation(rows), self.per_class) for rows in self.classes]
@@ -125,7 +135,7 @@ class PKSampler(Sampler):
     def _least_batches(self, chunks: Sequence[Chunks]) -> int:
         """Returns the least number of batches that could hold all chunks, or fewer, to keep each half full."""
         total = sum(len(rows) for rows in self.classes)
-        room = min(self.batch, sum(min(len(rows), self.per_class) for rows in self.classes))
+        room = self.largest_batch
         full = sum(len(rows) // self.per_class for rows in self.classes)
         number = max(-(-total // room), -(-full // (self.batch // self.per_class)))
         counts = np.array([len(pieces) for pieces in chunks])

@@ -1,7 +1,32 @@
 """Exact evaluation of embeddings over the full gallery: embeddings → ranks → metrics → report."""
 
+from aurank.evaluation.accuracy_calculator import AccuracyCalculator
+from aurank.evaluation.approximate import Approximation, approximate_report, faiss_ranks
+from aurank.evaluation.compare import Comparison, compare
+from aurank.evaluation.curves import Curve, precision_recall_curve
 from aurank.evaluation.evaluate import evaluate
+from aurank.evaluation.index import Index, Neighbours, neighbours
+from aurank.evaluation.intervals import Resampling
+from aurank.evaluation.lists import Sides
 from aurank.evaluation.ranks import Ranks, positive_ranks
 from aurank.evaluation.report import Report
 
-__all__ = ["Ranks", "Report", "evaluate", "positive_ranks"]
+__all__ = [
+    "AccuracyCalculator",
+    "Approximation",
+    "Comparison",
+    "Curve",
+    "Index",
+    "Neighbours",
+    "Ranks",
+    "Report",
+    "Resampling",
+    "Sides",
+    "approximate_report",
+    "compare",
+    "evaluate",
+    "faiss_ranks",
+    "neighbours",
+    "positive_ranks",
+    "precision_recall_curve",
+]

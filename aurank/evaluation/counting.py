@@ -1,275 +1,288 @@
-"""How many gallery rows score above, and how many tie with, each of a query's thresholds: the kernel of the ranks.
+"""How many negatives score above, and how many tie with, each positive: tiles of scores, counted in parallel.
 
-A query's *thresholds* are the exact scores of its positives. A score is turned into a *code*: twice the number of
-thresholds below it, plus one if it equals one. A histogram of codes per query holds all that the ranks need, and
-histograms of several blocks, shards or devices add up. Positives, and rows to be left out, get the score minus
-infinity, whose code 0 no threshold counts.
-
-A cheap product decides the code of a score that is farther from every threshold than the product's error bound. Around
-each threshold lies a zone as wide as the bound, and overlapping zones are one; a score in a zone gets an odd code, and
-is *undecided* until its exact score is taken. Where too many are undecided (a collapsed model), the whole block goes to
-the next tier: float64, then exact scores throughout. Hence the code never depends on how it was found.
+The exact score of a query with each of its positives is a *threshold*. A tile of products decides every score that is
+farther from each threshold than the product's error bound; the others are decided by exact scores. Where too many are
+close (a collapsed model), the tile goes to the next tier: float64, then exact scores throughout. Hence a count never
+depends on how it was found. Positives, and rows to be left out, are set to minus infinity, which nothing counts.
 """
 
 import math
-from collections.abc import Iterator
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64, Int32, Int64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from aurank.errors import UserError
+from aurank.evaluation.exact import ExactScores
 from aurank.evaluation.inputs import Vectors
-from aurank.evaluation.scores import exact_block, exact_pairs, product_error, tile_bytes
+from aurank.evaluation.kernels import Counted, FusedKernel, Lines, make_kernel
+from aurank.evaluation.matching import Matching
+from aurank.evaluation.plan import Plan, Round
+from aurank.evaluation.team import Team
 
-SCORE_BYTES = 48  # of working memory for each score of a block, at worst
-ROW_BYTES = 24  # for each number of a row: as it came in float64, divided by its length, rounded or transposed
-THRESHOLD_BYTES = 200  # for each threshold of a block: sorting, zones, histogram
-# Above this part of a block undecided, the next tier is cheaper than single exact scores: the ratio of their speeds.
-UNDECIDED = {torch.float32: 1 / 32, torch.float64: 1 / 8}
-DENSE = 4096  # pairs of one class from which exact_block beats exact_pairs
+Progress = Callable[[int, int], object]
 
-
-class Budget:
-    """How large blocks may be: memory for scores, rows, single pairs and tiles, each a stated part of `size` bytes."""
-
-    def __init__(self, size: int, *, dim: int, device: torch.device) -> None:
-        cuda = device.type == "cuda"
-        self.size = size
-        self.dim = dim
-        self.block = size // 3
-        self.rows = size // 4 // (2 * ROW_BYTES * dim)
-        if self.rows < 8:
-            least = 8 * 4 * 2 * ROW_BYTES * dim
-            raise UserError(f"max_memory is {size} bytes: embeddings of width {dim} need at least {least}")
-        square = math.isqrt(self.block // SCORE_BYTES)
-        self.columns = min(self.rows, max(64, 2 * square), 2**14 if cuda else 2**12)
-        self.queries = min(self.rows, 2**13 if cuda else 2**10)
-        self.pairs = max(1, min(size // 8 // ROW_BYTES, 2**24 if cuda else 2**20) // dim)
-        # On the CPU just below the 32,768 numbers from which torch divides an operation among threads: there are so
-        # many operations that on a busy machine the threads' waiting for each other took ten times the work.
-        self.tile = max(8, min(math.isqrt(size // 8 // tile_bytes(dim)), 2**12 if cuda else 181))
-
-    def holds(self, rows: int) -> bool:
-        """Whether the unit vectors of so many rows may be kept in float32."""
-        return rows * self.dim * 4 <= self.size // 8
-
-    def width(self, positives: int) -> int:
-        """Gallery rows in a block; more where a query has many thresholds, so that clearing histograms stays cheap."""
-        return min(self.rows, max(self.columns, positives))
-
-    def height(self, positives: Int64[np.ndarray, " query"]) -> int:
-        """Queries in the next block, given the number of positives of those that follow."""
-        most = np.maximum.accumulate(positives[: self.queries])
-        width = np.minimum(self.rows, np.maximum(self.columns, most))
-        cost = np.arange(1, len(most) + 1) * (width * SCORE_BYTES + most * THRESHOLD_BYTES)
-        if cost[0] > self.size:
-            raise UserError(
-                f"max_memory is {self.size} bytes: a query with {most[0]} positives needs at least {cost[0]}"
-            )
-        return max(1, int(np.searchsorted(cost, self.block, side="right")))
+# Where more than this part of a tile's pairs are close to a threshold, the next tier is cheaper than single scores.
+NEAR = {torch.float32: 1 / 32, torch.float64: 1 / 8}
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
-    """Two sides and, for each query, the gallery positions of its class and of the row to leave out."""
+class Thresholds:
+    """Exact scores of each line's positives, increasing, with the gallery position of each."""
 
+    scores: Float64[np.ndarray, " positive"]
+    columns: Int64[np.ndarray, " positive"]
+    offset: Int64[np.ndarray, " line_plus_one"]
+
+    @property
+    def at_least(self) -> Int64[np.ndarray, " positive"]:
+        """Positives of the line that score at least as high, each one included."""
+        line = np.repeat(np.arange(len(self.offset) - 1), np.diff(self.offset))
+        new = np.ones(len(line), bool)
+        new[1:] = (line[1:] != line[:-1]) | (self.scores[1:] != self.scores[:-1])
+        start = np.maximum.accumulate(np.where(new, np.arange(len(line)), 0))
+        return np.asarray(self.offset[line + 1] - start)
+
+
+def find_thresholds(matching: Matching, exact: ExactScores, team: Team) -> Thresholds:
+    """The Thresholds of a matching; of equal scores the one that stands first in the gallery comes last."""
+    line = np.repeat(np.arange(len(matching.queries)), matching.num_positives)
+    mine = team.part(len(line))
+    scores = team.gather(exact.pairs(line[mine], matching.columns[mine]))
+    order = np.lexsort((-matching.columns, scores, line))
+    return Thresholds(scores[order], matching.columns[order], matching.offset)
+
+
+def edges(
+    side: Vectors, scores: Float64[np.ndarray, " threshold"], dtype: torch.dtype
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper edges of thresholds, between which a product of `dtype` decides nothing."""
+    error, kind = side.distance.error(side.dim, dtype), torch.empty(0, dtype=dtype).numpy().dtype
+    middle = scores / side.distance.factor
+    return (middle - error).astype(kind), (middle + error).astype(kind)
+
+
+@dataclass(eq=False)
+class Task:
+    """All that a tile needs, and the sums that it adds to."""
+
+    matching: Matching
     queries: Vectors
     gallery: Vectors
-    first: Int64[np.ndarray, " query"]
-    last: Int64[np.ndarray, " query"]
-    skip: Int64[np.ndarray, " query"]  # -1: none
-    budget: Budget
-    scratch: dict[tuple[str, torch.dtype], Tensor] = field(default_factory=dict)
+    exact: ExactScores
+    thresholds: Thresholds
+    plan: Plan
+    backend: str
+    higher: Int64[np.ndarray, " positive"] = field(init=False)
+    tied: Int64[np.ndarray, " positive"] = field(init=False)
+    edges: tuple[np.ndarray, np.ndarray] = field(init=False)  # for float32 products
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    rechecked: Int64[np.ndarray, " one"] = field(default_factory=lambda: np.zeros(1, np.int64))
 
-    def workspace(self, name: str, dtype: torch.dtype, shape: tuple[int, int]) -> Tensor:
-        """Memory to write to, the same for every block: fresh pages cost more than the product."""
-        size = shape[0] * shape[1]
-        kept = self.scratch.get((name, dtype))
-        if kept is None or len(kept) < size:
-            kept = self.scratch[name, dtype] = torch.empty(size, dtype=dtype, device=self.gallery.device)
-        return kept[:size].view(shape)
+    def __post_init__(self) -> None:
+        self.higher, self.tied = (np.zeros(len(self.thresholds.scores), np.int64) for _ in range(2))
+        self.edges = edges(self.queries, self.thresholds.scores, torch.float32)
 
+    def lines(self, rows: slice, dtype: torch.dtype | None) -> Lines:
+        """Thresholds of these lines with edges around them for products of `dtype`; no room at all for None (exact)."""
+        offset = self.thresholds.offset[rows.start : rows.stop + 1]
+        scores = self.thresholds.scores[offset[0] : offset[-1]]
+        if dtype is None:
+            return Lines(offset - offset[0], scores, scores)
+        if dtype == torch.float32:
+            return Lines(offset - offset[0], *(edge[offset[0] : offset[-1]] for edge in self.edges))
+        return Lines(offset - offset[0], *edges(self.queries, scores, dtype))
 
-@dataclass(frozen=True, eq=False)
-class Block:
-    """Consecutive queries of a task with their thresholds, lowest first, minus infinity where a query has fewer."""
-
-    task: Task
-    rows: slice
-    thresholds: Float64[Tensor, "query positive"]
-    columns: Int64[Tensor, "query positive"]  # gallery position of each threshold
-
-
-def load_block(task: Task, rows: slice) -> Block:
-    """The block of these queries: exact scores of all their positives, sorted."""
-    device = task.gallery.device
-    first, last = task.first[rows], task.last[rows]
-    places = torch.arange(int((last - first).max()), device=device)
-    start = torch.from_numpy(first).to(device)[:, None]
-    columns = start + places
-    inside = columns < torch.from_numpy(last).to(device)[:, None]
-    scores = torch.full(columns.shape, -math.inf, dtype=torch.float64, device=device)
-    for top, bottom, left, right in class_runs(first, last):
-        if (bottom - top) * (right - left) >= DENSE:
-            inside[top:bottom] = False
-            here = slice(rows.start + top, rows.start + bottom)
-            scores[top:bottom, : right - left] = exact_rectangle(task, here, slice(left, right))
-    row, place = torch.nonzero(inside, as_tuple=True)
-    scores[row, place] = exact_scores(task, row + rows.start, columns[row, place])
-    scores[columns == torch.from_numpy(task.skip[rows]).to(device)[:, None]] = -math.inf
-    # Stable and from the best: equal positives stand in gallery order.
-    scores, order = scores.sort(dim=1, descending=True, stable=True)
-    return Block(task, rows, scores.flip(1).contiguous(), columns.gather(1, order.flip(1)))
+    def add(self, rows: slice, above: np.ndarray, tied: np.ndarray, rechecked: int) -> None:
+        """Adds what a tile has counted for these lines."""
+        here = slice(self.thresholds.offset[rows.start], self.thresholds.offset[rows.stop])
+        with self.lock:
+            self.higher[here] += above
+            self.tied[here] += tied
+            self.rechecked[0] += rechecked
 
 
-def class_runs(
-    first: Int64[np.ndarray, " query"], last: Int64[np.ndarray, " query"]
-) -> Iterator[tuple[int, int, int, int]]:
-    """Rectangles (top, bottom, left, right) of queries and gallery positions that share a class."""
-    edges = np.flatnonzero(np.diff(first)) + 1
-    for top, bottom in zip([0, *edges.tolist()], [*edges.tolist(), len(first)], strict=True):
-        yield top, bottom, int(first[top]), int(last[top])
+class Worker:
+    """One thread's device, kernel and memory."""
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self.task = task
+        self.device = device
+        self.kernel = make_kernel(task.backend)
+        self.memory = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def tile(self, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+        """Memory for scores of this shape, the same for every tile: fresh pages cost more than the product."""
+        size = shape[0] * shape[1] * dtype.itemsize
+        if len(self.memory) < size:
+            self.memory = torch.empty(size, dtype=torch.uint8, device=self.device)
+        return self.memory[:size].view(dtype).view(shape)
+
+    def count(self, rows: slice, columns: slice, left: Tensor, right: Tensor) -> None:
+        """Adds to the task what these lines and gallery positions, given by their float32 features, say."""
+        sides, matching = [False], self.task.matching
+        if matching.symmetric and rows != columns:
+            sides.append(True)  # the tile's columns are lines too
+        for dtype in (torch.float32, torch.float64, None):
+            if dtype is not None and math.isinf(self.task.queries.distance.error(self.task.queries.dim, dtype)):
+                continue
+            if dtype == torch.float32 and isinstance(self.kernel, FusedKernel) and not has_extra(matching, rows):
+                sides = self.fuse(self.kernel, rows, columns, left, right, sides)
+            else:
+                scores = self.scores(rows, columns, dtype, left, right)
+                leave_out(matching, rows, columns, scores)
+                sides = [side for side in sides if not self.read_off(rows, columns, scores, dtype, transposed=side)]
+            if not sides:
+                return
+
+    def fuse(
+        self, kernel: FusedKernel, rows: slice, columns: slice, left: Tensor, right: Tensor, sides: list[bool]
+    ) -> list[bool]:
+        """The sides that could not be counted by products that are never kept."""
+        matching, dtype = self.task.matching, torch.float32
+        edges = np.stack([matching.first[rows], matching.last[rows]]) - columns.start
+        left_out = np.clip(edges, 0, columns.stop - columns.start)
+        places = [(columns, rows) if side else (rows, columns) for side in sides]
+        lines = [self.task.lines(mine, dtype) for mine, _ in places]
+        room = int(len(left) * len(right) * NEAR[dtype])
+        found = kernel.multiply_and_count(left, right, left_out, lines, room=room)
+        for place, one, counted in zip(places, lines, found, strict=True):
+            if counted is not None:
+                self.task.add(place[0], counted.above, self.settle(*place, one, counted), len(counted.threshold))
+        return [side for side, counted in zip(sides, found, strict=True) if counted is None]
+
+    def scores(self, rows: slice, columns: slice, dtype: torch.dtype | None, left: Tensor, right: Tensor) -> Tensor:
+        """Products of features, or exact scores without a dtype."""
+        task, shape = self.task, (rows.stop - rows.start, columns.stop - columns.start)
+        if dtype == torch.float32:
+            return torch.mm(left, right.T, out=self.tile(shape, dtype))
+        if dtype is not None:
+            first = task.queries.features(rows, dtype, gallery=False).to(self.device)
+            second = task.gallery.features(columns, dtype, gallery=True).to(self.device)
+            return torch.mm(first, second.T, out=self.tile(shape, dtype))
+        scores = self.tile(shape, torch.float64)
+        task.exact.tile(rows, columns, scores)
+        return scores
+
+    def read_off(
+        self, rows: slice, columns: slice, scores: Tensor, dtype: torch.dtype | None, *, transposed: bool
+    ) -> bool:
+        """Whether the scores could be counted for one side of the tile: not if too many are close to a threshold."""
+        mine, others = (columns, rows) if transposed else (rows, columns)
+        lines = self.task.lines(mine, dtype)
+        if not len(lines.low):
+            return True
+        room = None if dtype is None else int(scores.numel() * NEAR[dtype])
+        counted = self.kernel.count(scores, lines, transposed=transposed, room=room)
+        if counted is None:
+            return False
+        if dtype is None:
+            self.task.add(mine, counted.above, counted.near, scores.numel())
+        else:
+            self.task.add(mine, counted.above, self.settle(mine, others, lines, counted), len(counted.threshold))
+        return True
+
+    def settle(self, mine: slice, others: slice, lines: Lines, counted: Counted) -> np.ndarray:
+        """Adds the near pairs that are above by their exact score; returns the number that tie with each threshold."""
+        at = counted.threshold
+        tied = np.zeros_like(counted.near)
+        if len(at):
+            line = np.searchsorted(lines.offset, at, side="right") - 1
+            exact = self.task.exact.pairs(line + mine.start, counted.other + others.start)
+            start = self.task.thresholds.offset[mine.start]
+            threshold = self.task.thresholds.scores[at + start]
+            np.add.at(counted.above, at[exact > threshold], 1)
+            np.add.at(tied, at[exact == threshold], 1)
+        return tied
 
 
-def exact_scores(task: Task, rows: Int64[Tensor, " pair"], columns: Int64[Tensor, " pair"]) -> Float64[Tensor, " pair"]:
-    """Exact scores of single pairs of query and gallery positions."""
-    scores = torch.empty(len(rows), dtype=torch.float64, device=rows.device)
-    for start in range(0, len(rows), task.budget.pairs):
-        row, column = rows[start : start + task.budget.pairs], columns[start : start + task.budget.pairs]
-        lengths = task.queries.lengths[row] * task.gallery.lengths[column]
-        scores[start : start + len(row)] = exact_pairs(task.queries.raw(row), task.gallery.raw(column), lengths)
-    return scores
+def has_extra(matching: Matching, rows: slice) -> bool:
+    """Whether these lines leave out more than a range of the gallery."""
+    return bool(matching.extra_offset[rows.start] < matching.extra_offset[rows.stop])
 
 
-def exact_rectangle(task: Task, rows: slice, columns: slice) -> Float64[Tensor, "row column"]:
-    """Exact scores of every query in `rows` with every gallery position in `columns`."""
-    scores = task.workspace("exact", torch.float64, (rows.stop - rows.start, columns.stop - columns.start))
-    queries, query_lengths = task.queries.raw(rows), task.queries.lengths[rows]
-    for left in range(columns.start, columns.stop, task.budget.rows):
-        here = slice(left, min(left + task.budget.rows, columns.stop))
-        exact_block(
-            queries,
-            task.gallery.raw(here),
-            query_lengths,
-            task.gallery.lengths[here],
-            tile=task.budget.tile,
-            out=scores[:, here.start - columns.start : here.stop - columns.start],
-        )
-    return scores
+def leave_out(matching: Matching, rows: slice, columns: slice, scores: Tensor) -> None:
+    """Sets to minus infinity the scores of positives and of whatever else a line does not compete with."""
+    first, last = matching.first[rows], matching.last[rows]
+    # Lines stand in the order of their classes, so a tile far from them is seen from its corners.
+    if first[0] < columns.stop and last[-1] > columns.start:
+        tile = scores if scores.is_cuda else scores.numpy()  # a view that costs less to write to
+        edges = np.flatnonzero(np.diff(first)) + 1
+        for top, bottom in zip([0, *edges.tolist()], [*edges.tolist(), len(first)], strict=True):
+            start, stop = max(int(first[top]) - columns.start, 0), max(int(last[top]) - columns.start, 0)
+            tile[top:bottom, start:stop] = -math.inf
+    offset = matching.extra_offset[rows.start : rows.stop + 1]
+    if offset[0] < offset[-1]:
+        place = matching.extra[offset[0] : offset[-1]]
+        line = np.repeat(np.arange(len(first)), np.diff(offset))
+        inside = (place >= columns.start) & (place < columns.stop)
+        where = [torch.from_numpy(index[inside]).to(scores.device) for index in (line, place - columns.start)]
+        scores[where[0], where[1]] = -math.inf
 
 
-def count_codes(block: Block, columns: slice) -> Int64[Tensor, "query code"]:
-    """Histogram of codes, for each query of the block, over the gallery positions in `columns`."""
-    codes = decide(block, columns)
-    bins = 2 * block.thresholds.shape[1] + 1
-    total = codes.shape[0] * bins
-    dtype = torch.int32 if total < 2**31 else torch.int64
-    offsets = torch.arange(0, total, bins, dtype=dtype, device=codes.device)
-    keys = block.task.workspace("keys", dtype, (codes.shape[0], codes.shape[1]))
-    torch.add(codes, offsets[:, None], out=keys)
-    return torch.bincount(keys.view(-1), minlength=total).view(-1, bins)
+def count_all(task: Task, team: Team, devices: list[torch.device], progress: Progress | None) -> None:
+    """Fills the task's sums: this member's part of the tiles of every round, then the sums of the whole team."""
+    slots: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    for slot in range(task.plan.workers):
+        slots.put(Worker(task, devices[slot % len(devices)]))
+    panels = Panels(task, devices)
+
+    def run(place: Round, tile: tuple[slice, slice]) -> None:
+        worker = slots.get()
+        try:
+            rows, columns = tile
+            left, right = panels.left[worker.device], panels.right[worker.device]
+            here = slice(rows.start - place.left.start, rows.stop - place.left.start)
+            there = slice(columns.start - place.right.start, columns.stop - place.right.start)
+            worker.count(rows, columns, left[here], right[there])
+        finally:
+            slots.put(worker)
+
+    done, threads = 0, torch.get_num_threads()  # the number is each thread's own, so the pool's have to be told
+    with ThreadPoolExecutor(task.plan.workers, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+        try:
+            for place in task.plan.rounds():
+                panels.load(place)
+                jobs = [pool.submit(run, place, tile) for tile in team.share(place.tiles)]
+                for job in jobs:
+                    job.result()
+                team.meet()
+                done += len(place.tiles)
+                if progress is not None:
+                    progress(done, task.plan.num_tiles)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    for counts in (task.higher, task.tied, task.rechecked):
+        team.add(counts)
 
 
-def decide(block: Block, columns: slice) -> Int32[Tensor, "query column"]:
-    """Code of each score of the block with the gallery positions in `columns`; odd where it ties with a threshold."""
-    task, shape = block.task, (len(block.thresholds), columns.stop - columns.start)
-    codes = task.workspace("codes", torch.int32, shape)
-    odd = task.workspace("odd", torch.int32, shape)
-    for dtype, most in UNDECIDED.items():
-        error = product_error(task.gallery.dim, dtype)
-        if math.isinf(error):
-            continue
-        scores = task.workspace("scores", dtype, shape)
-        torch.mm(task.queries.unit(block.rows, dtype), task.gallery.unit(columns, dtype).T, out=scores)
-        leave_out(block, columns, scores)
-        # One spacing more on each side than the bound, for rounding the edges themselves.
-        torch.searchsorted(
-            zones(block.thresholds, error + 2 * torch.finfo(dtype).eps, dtype), scores, out_int32=True, out=codes
-        )
-        torch.bitwise_and(codes, 1, out=odd)
-        undecided = int(torch.count_nonzero(odd))
-        if undecided <= most * codes.numel():
-            if undecided:
-                recheck(block, columns, codes, odd)
-            return codes
-    scores = exact_rectangle(task, block.rows, columns)
-    leave_out(block, columns, scores)
-    torch.searchsorted(exact_zones(block.thresholds), scores, out_int32=True, out=codes)
-    return codes
+class Panels:
+    """float32 features of a round's two sides on every device, kept while the rounds that follow need them."""
 
+    def __init__(self, task: Task, devices: list[torch.device]) -> None:
+        self.task = task
+        self.devices = set(devices)
+        self.left: dict[torch.device, Tensor] = {}
+        self.right: dict[torch.device, Tensor] = {}
+        self.places: tuple[slice, slice] | None = None
 
-def leave_out(block: Block, columns: slice, scores: Tensor) -> None:
-    """Sets to minus infinity the scores of positives and of the row that a query leaves out."""
-    task = block.task
-    first, last, skip = task.first[block.rows], task.last[block.rows], task.skip[block.rows]
-    for top, bottom, left, right in class_runs(first, last):
-        scores[top:bottom, max(left - columns.start, 0) : max(right - columns.start, 0)] = -math.inf
-    row = np.flatnonzero((skip >= columns.start) & (skip < columns.stop))
-    where = torch.from_numpy(row).to(scores.device)
-    scores[where, torch.from_numpy(skip[row] - columns.start).to(scores.device)] = -math.inf
+    def load(self, place: Round) -> None:
+        """Makes the features of this round's sides that are not there already."""
+        if self.places == (place.left, place.right):
+            return
+        self.right = {}  # let go of the old before the new is made
+        if self.places is None or self.places[0] != place.left:
+            self.left = {}
+            self.left = self._features(self.task.queries, place.left, gallery=False)
+        shared = self.task.matching.symmetric and place.left == place.right and self.task.queries.distance.shared
+        self.right = self.left if shared else self._features(self.task.gallery, place.right, gallery=True)
+        self.places = place.left, place.right
 
-
-def zones(thresholds: Float64[Tensor, "query positive"], error: float, dtype: torch.dtype) -> Tensor:
-    """Edges of the undecided zones: below, above, below, above, … from the lowest threshold; never decreasing.
-
-    A zone that would begin inside the one before it begins at that one's end instead. The even place between the two
-    is then empty, and a score equal to both edges, with an odd number of edges below it, is undecided as it must be.
-    """
-    below, above = thresholds - error, thresholds + error
-    below[:, 1:] = torch.maximum(below[:, 1:], above[:, :-1])
-    return torch.stack([below, above], dim=-1).view(len(thresholds), -1).to(dtype)
-
-
-def exact_zones(thresholds: Float64[Tensor, "query positive"]) -> Float64[Tensor, "query edge"]:
-    """Edges that leave only scores equal to a threshold in a zone."""
-    below = torch.nextafter(thresholds, torch.full_like(thresholds, -math.inf))
-    below[:, 1:] = torch.maximum(below[:, 1:], thresholds[:, :-1])
-    return torch.stack([below, thresholds], dim=-1).view(len(thresholds), -1)
-
-
-def recheck(block: Block, columns: slice, codes: Int32[Tensor, "query column"], odd: Tensor) -> None:
-    """Replaces each undecided code by the code of the exact score."""
-    flat = torch.nonzero(odd.view(-1)).view(-1)
-    row, column = flat // codes.shape[1], flat % codes.shape[1]
-    scores = exact_scores(block.task, row + block.rows.start, column + columns.start)
-    below, ties = find(block.thresholds, row, scores)
-    codes.view(-1)[flat] = (2 * below + ties).to(torch.int32)
-
-
-def find(
-    thresholds: Float64[Tensor, "query positive"], row: Int64[Tensor, " pair"], scores: Float64[Tensor, " pair"]
-) -> tuple[Int64[Tensor, " pair"], Bool[Tensor, " pair"]]:
-    """For each pair, the number of its query's thresholds below the score, and whether one equals it: bisection."""
-    low = torch.zeros_like(row)
-    high = torch.full_like(row, thresholds.shape[1])
-    for _ in range(thresholds.shape[1].bit_length()):
-        middle = (low + high) // 2
-        # A search that has ended stays: low == high, and a middle past the end is looked up one place early.
-        less = (thresholds[row, middle.clamp(max=thresholds.shape[1] - 1)] < scores) & (low < high)
-        low, high = torch.where(less, middle + 1, low), torch.where(less, high, middle)
-    return low, thresholds[row, low.clamp(max=thresholds.shape[1] - 1)] == scores
-
-
-@dataclass(frozen=True, eq=False)
-class Counts:
-    """What is known of each threshold of a block, the best first; rows are padded with rubbish to equal length."""
-
-    columns: Int64[Tensor, "query positive"]
-    higher: Int64[Tensor, "query positive"]
-    tied: Int64[Tensor, "query positive"]
-    at_least: Int64[Tensor, "query positive"]
-
-
-def read_off(block: Block, histogram: Int64[Tensor, "query code"]) -> Counts:
-    """Negatives above and level with each threshold, and positives at least as high, from the whole histogram."""
-    below = torch.searchsorted(block.thresholds, block.thresholds)
-    above = histogram.flip(1).cumsum(1).flip(1)  # above[code]: scores of this code or a higher one
-    return Counts(
-        columns=block.columns.flip(1),
-        higher=above.gather(1, 2 * below + 2).flip(1),
-        tied=histogram.gather(1, 2 * below + 1).flip(1),
-        at_least=(block.thresholds.shape[1] - below).flip(1),
-    )
+    def _features(self, side: Vectors, rows: slice, *, gallery: bool) -> dict[torch.device, Tensor]:
+        features = side.features(rows, torch.float32, gallery=gallery)
+        return {device: features.to(device) for device in self.devices}

@@ -1,24 +1,32 @@
 """Embeddings of a manifest's images, with the rows, labels and paths they belong to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 
-from aurank.data import ImageDataset, Manifest, evaluation_loader
+from aurank.data import Batch, ImageDataset, Manifest, Pipeline, loader
+from aurank.data.dataset import Key
+from aurank.data.decode import quiet_decoding
 from aurank.errors import UserError
+from aurank.evaluation.cache import EmbeddingCache, Piece
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.report import Report
 from aurank.files import replacing
+from aurank.models.adapters import ImageModel
 
 
 @dataclass(frozen=True, eq=False)
 class Embedded:
-    """Embeddings float32 [row, dim] with each row's label, id (row of the manifest), path and protocol flags."""
+    """Embeddings float32 [row, dim] with each row's label, id (row of the manifest), path, protocol flags and group.
+
+    Of a query's own label and group (a camera, −1 for none), nothing counts, neither as positive nor as negative.
+    """
 
     embeddings: np.ndarray
     labels: np.ndarray
@@ -26,12 +34,16 @@ class Embedded:
     paths: np.ndarray
     is_query: np.ndarray
     is_gallery: np.ndarray
+    groups: np.ndarray
 
     def evaluate(self, **options: Any) -> Report:
         """The exact ``Report`` under the manifest's query and gallery flags; ``options`` go to ``aurank.evaluate``."""
         if self.is_query.all() and self.is_gallery.all():
-            return evaluate(self.embeddings, self.labels, **options)
+            return evaluate(self.embeddings, self.labels, groups=self.groups, **options)
         query, gallery = self.is_query, self.is_gallery
+        for side, rows in (("query", query), ("gallery", gallery)):
+            if not rows.any():
+                raise UserError(f"none of the {len(rows)} images is a {side}: mark some as such")
         return evaluate(
             self.embeddings[query],
             self.labels[query],
@@ -39,6 +51,8 @@ class Embedded:
             self.labels[gallery],
             ids=self.ids[query],
             gallery_ids=self.ids[gallery],
+            groups=self.groups[query],
+            gallery_groups=self.groups[gallery],
             **options,
         )
 
@@ -51,6 +65,9 @@ class Embedded:
     def load(path: Path, labels: Path | None = None) -> "Embedded":
         """Embeddings from an ``.npz`` (``embeddings``, ``labels``, if wanted the rest), or an ``.npy`` with ``labels``.
 
+        An ``.npy`` of embeddings is mapped, not read. Without ``ids``, rows are counted; without flags, every row is
+        query and gallery; without ``groups`` there are none.
+
         Raises:
             UserError: missing file, pickled content, or arrays that are absent or differ in length.
         """
@@ -60,18 +77,17 @@ class Embedded:
         for name, remedy in (("embeddings", ""), ("labels", "; give them with --labels FILE.npy")):
             if name not in content:
                 raise UserError(f"{path} holds no array {name!r}, only {', '.join(content) or 'nothing'}{remedy}")
-        for name, values in content.items():
-            if name in Embedded.__dataclass_fields__ and values.ndim == 0:
-                raise UserError(f"{path}: {name} is a single value; expected an array with one row for each item")
-        count = len(content["embeddings"])
+        count = len(np.atleast_1d(content["embeddings"]))
         content.setdefault("ids", np.arange(count))
         content.setdefault("paths", np.array([""] * count))
         content.setdefault("is_query", np.ones(count, dtype=bool))
         content.setdefault("is_gallery", np.ones(count, dtype=bool))
+        content.setdefault("groups", np.full(count, -1))
         fields = {name: content[name] for name in Embedded.__dataclass_fields__}
         for name, values in fields.items():
-            if len(values) != count:
-                raise UserError(f"{path}: {name} has {len(values)} rows but embeddings has {count}; they must agree")
+            if values.ndim != (2 if name == "embeddings" else 1) or len(values) != count:
+                expected = "a matrix, one row an item" if name == "embeddings" else f"{count} values, one an embedding"
+                raise UserError(f"{path}: {name} has shape {values.shape}, expected {expected}; they must agree")
         for name in ("is_query", "is_gallery"):
             fields[name] = _flags(fields[name], f"{path}: {name}")
         return Embedded(**fields)
@@ -79,18 +95,26 @@ class Embedded:
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
-        raise UserError(f"no file {path}; expected saved embeddings, .npz or .npy")
+        raise UserError(f"no file {path}; expected saved arrays, .npz or .npy")
     try:
         with path.open("rb") as file:
-            if file.read(2) == b"PK":  # a zip archive; given its path, NumPy would leave a damaged one open
-                file.seek(0)
+            start = file.read(6)
+            file.seek(0)
+            if start.startswith(b"PK"):
                 with np.load(file, allow_pickle=False) as content:
                     return dict(content)
+        if start != b"\x93NUMPY":
+            raise UserError(f"{path} is neither .npz nor .npy; save arrays with numpy.savez or numpy.save")
         return {"embeddings": np.load(path, mmap_mode="r", allow_pickle=False)}
-    except MemoryError:
+    except (UserError, MemoryError):
         raise
     # A file that is cut short or damaged fails anywhere: in the archive, its compression, an array's header.
     except Exception as error:
+        if "pickle" in str(error) or "Python objects" in str(error):
+            raise UserError(
+                f"{path} holds pickled objects, which are refused because reading them can run code; save plain "
+                "arrays of numbers with numpy.save or numpy.savez"
+            ) from error
         raise UserError(f"{path} is no readable .npz or .npy of plain arrays: {error}") from error
 
 
@@ -110,6 +134,55 @@ def _flags(values: np.ndarray, name: str) -> np.ndarray:
     return values.astype(bool)
 
 
+class _AsDecoded(Pipeline):
+    """The decoded pixels: all that follows is another library's transform."""
+
+    def prepare(self, image: np.ndarray) -> np.ndarray:
+        return image
+
+    def augment(self, prepared: np.ndarray, seed: int | None) -> np.ndarray:
+        return prepared
+
+
+class ModelImages(ImageDataset):
+    """The images of a manifest as a model of another library wants them: under that model's own transform.
+
+    Args:
+        manifest, on_error: as for ``ImageDataset``.
+        model: its transform makes tensors of one shape.
+    """
+
+    def __init__(self, manifest: Manifest, model: ImageModel, *, on_error: str = "raise") -> None:
+        pipeline = _AsDecoded(1, model.channels)
+        super().__init__(manifest, pipeline, channels=model.channels, on_error=on_error, cache_bytes=0)
+        self.model = model
+
+    def __getitems__(self, keys: Sequence[Key]) -> Batch:
+        """Returns the batch of those rows, in their order, without the images that are skipped."""
+        rows: list[int] = []
+        images: list[torch.Tensor] = []
+        with quiet_decoding():
+            for key in keys:
+                row = int(key[0] if isinstance(key, tuple) else key)
+                pixels = self._prepared(row)
+                if pixels is not None:
+                    images.append(
+                        self.model.transform(Image.fromarray(pixels.squeeze(2) if self.channels == 1 else pixels))
+                    )
+                    rows.append(row)
+        shapes = sorted({tuple(image.shape) for image in images})
+        if len(shapes) > 1 or (shapes and len(shapes[0]) != 3):
+            raise UserError(
+                f"{self.model.name}: its transform gives tensors of shape {', '.join(map(str, shapes))}; expected "
+                "[channel, height, width], the same for every image"
+            )
+        return Batch(
+            image=torch.stack(images) if images else torch.empty(0, self.channels, 1, 1),
+            label=torch.from_numpy(self.manifest.labels[rows]),
+            id=torch.tensor(rows, dtype=torch.int64),
+        )
+
+
 @torch.inference_mode()
 def embed(
     model: nn.Module,
@@ -119,29 +192,39 @@ def embed(
     workers: int = 0,
     device: torch.device | None = None,
     on_batch: Callable[[int], None] | None = None,
+    cache: EmbeddingCache | None = None,
 ) -> Embedded:
     """Embeddings of every image of the data set, in row order; images it skips are left out.
 
     Args:
         model: maps float32 [batch, channel, height, width] to [batch, dim]; put in evaluation mode, then back.
-        on_batch: called with the number of images done in each batch.
+        on_batch: called with the number of images done in each batch, and once with those read from the cache.
+        cache: what it holds is not embedded again, and every batch is added to it. Skipped images are tried anew by
+            each run, so that a repaired one is found.
     """
+    if batch < 1:
+        raise UserError(f"batch must be at least 1, got {batch}")
     device = device or next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    pieces = [] if cache is None else cache.read(len(dataset))
+    if pieces and on_batch is not None:
+        on_batch(sum(len(piece.rows) for piece in pieces))
     training = model.training
     model.eval()
-    embeddings: list[np.ndarray] = []
-    rows: list[np.ndarray] = []
     try:
-        for images, _, ids in evaluation_loader(dataset, batch=batch, workers=workers):
-            embeddings.append(model(images.to(device, non_blocking=True)).float().cpu().numpy())
-            rows.append(ids.numpy())
+        for images, _, ids in loader(dataset, _batches(len(dataset), pieces, batch), workers=workers):
+            if not len(ids):
+                continue
+            piece = Piece(ids.numpy(), _embedding(model(images.to(device, non_blocking=True)), len(ids)))
+            pieces.append(piece)
+            if cache is not None:
+                cache.write(piece)
             if on_batch is not None:
                 on_batch(len(ids))
     finally:
         model.train(training)
-    if not rows:
+    if not pieces:
         raise UserError(f"no image of {dataset.manifest.name} could be read, so there is nothing to embed")
-    return _described(dataset.manifest, np.concatenate(embeddings), np.concatenate(rows))
+    return _described(dataset.manifest, *_in_order(pieces))
 
 
 def embed_pixels(dataset: ImageDataset, *, batch: int = 256, workers: int = 0) -> Embedded:
@@ -157,7 +240,37 @@ def embed_pixels(dataset: ImageDataset, *, batch: int = 256, workers: int = 0) -
     return replace(embedded, embeddings=np.where(constant, np.float32(1), centred))
 
 
-def _described(manifest: Manifest, embeddings: np.ndarray, rows: np.ndarray) -> Embedded:
+def _batches(count: int, pieces: Sequence[Piece], batch: int) -> list[list[Key]]:
+    """The rows that no piece holds, in order, ``batch`` at a time."""
+    missing = np.ones(count, dtype=np.bool_)
+    for piece in pieces:
+        missing[piece.rows] = False
+    rows: list[Key] = [*np.flatnonzero(missing).tolist()]
+    return [rows[start : start + batch] for start in range(0, len(rows), batch)]
+
+
+def _embedding(output: Any, count: int) -> np.ndarray:
+    """What a model returned as float32 [row, dim]; UserError unless it is a matrix with a row for each image."""
+    if not isinstance(output, torch.Tensor) or output.ndim != 2 or len(output) != count:
+        given = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise UserError(f"the model returned {given} for {count} images; expected a tensor [{count}, dim]")
+    return output.float().cpu().numpy()
+
+
+def _in_order(pieces: Sequence[Piece]) -> Piece:
+    """All pieces as one, by increasing row, in a single array: what is copied is copied once."""
+    counts = [len(piece.rows) for piece in pieces]
+    rows = np.concatenate([piece.rows for piece in pieces])
+    order = np.argsort(rows)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    embeddings = np.empty((len(rows), pieces[0].embeddings.shape[1]), dtype=np.float32)
+    for piece, end in zip(pieces, np.cumsum(counts).tolist(), strict=True):
+        embeddings[place[end - len(piece.rows) : end]] = piece.embeddings
+    return Piece(rows[order], embeddings)
+
+
+def _described(manifest: Manifest, rows: np.ndarray, embeddings: np.ndarray) -> Embedded:
     return Embedded(
         embeddings=embeddings,
         labels=manifest.labels[rows],
@@ -165,4 +278,5 @@ def _described(manifest: Manifest, embeddings: np.ndarray, rows: np.ndarray) -> 
         paths=np.array(manifest.paths)[rows],
         is_query=manifest.is_query[rows],
         is_gallery=manifest.is_gallery[rows],
+        groups=np.full(len(rows), -1) if manifest.groups is None else manifest.groups[rows],
     )

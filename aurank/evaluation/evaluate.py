@@ -1,113 +1,127 @@
 """One call from embeddings and labels to a Report."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 
-import numpy as np
 import torch
 
 from aurank.errors import UserError
-from aurank.evaluation import metrics
-from aurank.evaluation.inputs import Embeddings, Integers
-from aurank.evaluation.ranks import Progress, Ranks, positive_ranks
+from aurank.evaluation.approximate import approximate_report, faiss_ranks
+from aurank.evaluation.averages import MACRO
+from aurank.evaluation.counting import Progress
+from aurank.evaluation.index import Index
+from aurank.evaluation.inputs import Embeddings, Integers, choose_devices
+from aurank.evaluation.intervals import Resampling
+from aurank.evaluation.lists import Sides
+from aurank.evaluation.metrics import TIES, check_names, split_cut
+from aurank.evaluation.ranks import Ranks, positive_ranks
 from aurank.evaluation.report import Report
-
-BACKENDS = ("auto", "torch")
+from aurank.evaluation.summary import check_cuts, report_of
+from aurank.evaluation.team import make_team
 
 
 def evaluate(
     embeddings: Embeddings,
-    labels: Integers,
+    labels: Integers | None = None,
     gallery: Embeddings | None = None,
     gallery_labels: Integers | None = None,
     *,
     ids: Integers | None = None,
     gallery_ids: Integers | None = None,
+    groups: Integers | None = None,
+    gallery_groups: Integers | None = None,
+    positives: Integers | None = None,
+    ignore: Integers | None = None,
+    junk: Integers | None = None,
+    distance: str = "cosine",
     recall_at: Iterable[int] = (1, 10, 100, 1000),
+    metrics: Iterable[str] | None = None,
     ties: str = "threshold",
+    resampling: Resampling | None = None,
+    index: str | Index | None = None,
     backend: str = "auto",
-    device: torch.device | str | None = None,
+    device: torch.device | str | Sequence[torch.device | str] | None = None,
     max_memory: int | str = "1GiB",
+    distributed: bool | str | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Report of how well the embeddings retrieve items of the same label, by cosine, over the full gallery.
+    """Report of how well the embeddings retrieve the items that belong to them, over the full gallery.
 
     Every row of `embeddings` [query, dim] is a query; equal labels make a positive. Without a `gallery` the set is its
     own gallery, and each row is left out of its own result. With one, equal `ids` and `gallery_ids` leave the same item
     out. Queries without a positive are skipped and counted. Tensors or NumPy arrays of any real type, memory-mapped
-    too; labels and ids are integers.
+    too; labels and ids are integers. `groups`, `positives`, `ignore`, `junk`, `distance`, `device`, `max_memory`,
+    `distributed` and `progress`: as for `positive_ranks`.
 
-    `recall_at`: every k for recall@k and precision@k; k may exceed the gallery. `ties`: how average precision treats
-    equal scores, "threshold" as scikit-learn, or "optimistic" and "pessimistic", which bound it. `backend`: "auto" or
-    "torch", the same numbers. `device`, `max_memory` and `progress`: as for `positive_ranks`; none changes a digit,
-    and nothing is shown unless `progress(done, total)` shows it.
+    `recall_at`: every k for recall@k and precision@k; k may exceed the gallery. `metrics`: names of docs/metrics.md, in
+    place of the usual ones. `ties`: how average precision treats equal scores, "threshold" as scikit-learn, or
+    "optimistic" and "pessimistic", which bound it. `resampling` asks for bootstrap intervals by class.
+
+    `index`: a faiss factory string such as "IVF1024,Flat", or an Index that holds the gallery, to be measured beside
+    the exact numbers (`report.approximation`). `backend`: "auto", "numba", "torch" or "triton" count exactly, with the
+    same digits; "faiss" reads ranks from lists of a Flat index where these are long enough, whose float32 scores may
+    order near ties otherwise, as the report notes.
 
     Raises UserError (a ValueError) for what cannot be evaluated, no query with a positive included.
     """
-    if backend not in BACKENDS:
-        raise UserError(f"backend must be one of {', '.join(BACKENDS)}; got {backend!r}")
-    if ties not in metrics.TIES:
-        raise UserError(f"ties must be one of {', '.join(metrics.TIES)}; got {ties!r}")
+    if ties not in TIES:
+        raise UserError(f"ties must be one of {', '.join(TIES)}; got {ties!r}")
     cuts = check_cuts(recall_at)
-    ranks = positive_ranks(
-        embeddings,
-        labels,
-        gallery,
-        gallery_labels,
-        ids=ids,
-        gallery_ids=gallery_ids,
-        max_memory=max_memory,
-        device=device,
-        progress=progress,
+    names = None if metrics is None else check_names(metrics)
+    if labels is None and any(name.startswith(MACRO) for name in names or ()):
+        raise UserError(f"a metric with {MACRO} is a mean over classes: give the queries' labels")
+    if (index is not None or backend == "faiss") and make_team(distributed).size > 1:
+        raise UserError("faiss searches in one process: call evaluate on one rank, with distributed=False")
+    sides = Sides(
+        embeddings, labels, gallery, gallery_labels, ids, gallery_ids, groups, gallery_groups, positives, ignore, junk
     )
+    one_device = choose_devices(device, embeddings)[0]
+    notes: list[str] = []
+    if backend == "faiss":
+        ranks, notes = faiss_ranks(
+            sides, distance=distance, device=one_device, max_memory=max_memory, progress=progress
+        )
+    else:
+        ranks = positive_ranks(
+            embeddings,
+            labels,
+            gallery,
+            gallery_labels,
+            **sides.relations(),
+            distance=distance,
+            backend=backend,
+            device=device,
+            max_memory=max_memory,
+            distributed=distributed,
+            progress=progress,
+        )
+    _check_some(ranks, labelled=positives is None)
+    report = report_of(
+        ranks,
+        recall_at=cuts,
+        ties=ties,
+        distance=distance,
+        labels=None if labels is None else ranks.labels,
+        metrics=names,
+        notes=notes,
+        resampling=resampling,
+    )
+    if index is None:
+        return report
+    asked = tuple(sorted({k for name in names or () if (k := split_cut(name.removeprefix(MACRO))[1])})) or cuts
+    found = approximate_report(
+        sides, ranks, index=index, recall_at=asked, ties=ties, distance=distance, device=one_device, progress=progress
+    )
+    content = {**asdict(found), "neighbour_recall": {str(k): value for k, value in found.neighbour_recall.items()}}
+    return replace(report, approximation=content, notes=[*report.notes, str(found)])
+
+
+def _check_some(ranks: Ranks, *, labelled: bool) -> None:
     if not len(ranks.query):
+        remedy = "no other row there has a query's label; check that labels and embeddings belong together"
+        if not labelled:
+            remedy = "the pairs in positives are none, or all left out"
         raise UserError(
             f"none of the {ranks.num_queries} queries has a positive among the {ranks.num_gallery} gallery rows: "
-            "no other row there has a query's label; check that labels and embeddings belong together"
+            f"{remedy}"
         )
-    return report_of(ranks, recall_at=cuts, ties=ties)
-
-
-def check_cuts(recall_at: Iterable[int]) -> tuple[int, ...]:
-    """The cut-offs in increasing order, each once; UserError unless all are positive integers."""
-    try:
-        cuts = list(recall_at)
-    except TypeError:
-        raise UserError(f"recall_at must be a list of integers, such as (1, 10, 100); got {recall_at!r}") from None
-    wrong = [k for k in cuts if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1]
-    if wrong:
-        raise UserError(f"recall_at must hold integers of 1 or more, such as (1, 10, 100); got {wrong[0]!r}")
-    return tuple(sorted({int(k) for k in cuts}))
-
-
-def report_of(ranks: Ranks, *, recall_at: tuple[int, ...], ties: str) -> Report:
-    """The Report of ranks that hold at least one query."""
-    per_query = {
-        "query": ranks.query,
-        "num_positives": ranks.num_positives,
-        "num_negatives": ranks.num_negatives,
-        "first_rank": metrics.first_rank(ranks),
-        "last_rank": metrics.last_rank(ranks),
-        "ap": metrics.average_precision(ranks, ties=ties),
-        "map@r": metrics.map_at_r(ranks),
-        "r_precision": metrics.r_precision(ranks),
-        "ndcg": metrics.ndcg(ranks),
-        "auroc": metrics.auroc(ranks),
-    }
-    bounds = [metrics.mean(metrics.average_precision(ranks, ties=rule)) for rule in ("pessimistic", "optimistic")]
-    return Report(
-        metrics={
-            "mauprc": metrics.mean(per_query["ap"]),
-            **{f"recall@{k}": metrics.mean(metrics.recall_at(ranks, k)) for k in recall_at},
-            **{f"precision@{k}": metrics.mean(metrics.precision_at(ranks, k)) for k in recall_at},
-            **{name: metrics.mean(per_query[name]) for name in ("map@r", "r_precision", "ndcg")},
-            "mrr": metrics.mean(metrics.reciprocal_rank(ranks)),
-            "minp": metrics.mean(metrics.inverse_negative_penalty(ranks)),
-            "auroc": metrics.mean(per_query["auroc"]),
-        },
-        per_query=per_query,
-        num_queries=ranks.num_queries,
-        num_lone_queries=ranks.num_lone_queries,
-        num_gallery=ranks.num_gallery,
-        ties=ties,
-        tie_bounds=(bounds[0], bounds[1]),
-    )

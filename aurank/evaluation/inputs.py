@@ -5,11 +5,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int64, Shaped
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.evaluation.scores import tree_sum
+from aurank.evaluation.scores import Distance, tree_sum
 from aurank.sizes import size_in_bytes
 
 Embeddings: TypeAlias = Tensor | np.ndarray[Any, np.dtype[Any]]
@@ -31,10 +31,20 @@ def byte_count(max_memory: int | str) -> int:
     return size
 
 
-def choose_device(device: torch.device | str | None, queries: Embeddings) -> torch.device:
-    """Where to compute: `device`, else the CUDA device that holds the queries, else the CPU."""
+Device: TypeAlias = torch.device | str
+
+
+def choose_devices(device: Device | Sequence[Device] | None, queries: Embeddings) -> list[torch.device]:
+    """Where to compute: on each `device`, else on the CUDA device that holds the queries, else on the CPU."""
     if device is None:
-        return queries.device if isinstance(queries, Tensor) and queries.is_cuda else torch.device("cpu")
+        return [queries.device if isinstance(queries, Tensor) and queries.is_cuda else torch.device("cpu")]
+    devices = [_device(one) for one in ([device] if isinstance(device, str | torch.device) else device)]
+    if not devices or len({one.type for one in devices}) > 1:
+        raise UserError(f"device must name CUDA devices, or the CPU, not both or none; got {device!r}")
+    return devices
+
+
+def _device(device: Device) -> torch.device:
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
@@ -76,6 +86,11 @@ def integer_array(values: Integers, *, name: str, rows: int, side: str) -> Int64
     if array.ndim != 1 or len(array) != rows:
         given = f"{len(array)} entries" if array.ndim == 1 else f"shape {array.shape}"
         raise UserError(f"the {side} {name}s have {given} for {rows} {side} embeddings: give one {name} per row")
+    if array.dtype.kind in "USO":
+        raise UserError(
+            f"the {side} {name}s are {array.dtype}, not integers: number them, for example by "
+            f"np.unique({name}s, return_inverse=True)[1], over both sides together where there are two"
+        )
     if array.dtype.kind not in "iu":
         raise UserError(
             f"the {side} {name}s are {kind or array.dtype}: give integers, for example {name}s.astype('int64')"
@@ -98,6 +113,27 @@ def unique_ids(values: Integers, *, rows: int, side: str) -> Int64[np.ndarray, "
     return ids
 
 
+def pair_array(values: Integers, name: str, queries: int, gallery: int) -> Int64[np.ndarray, "pair 2"]:
+    """`values` as int64 pairs (query row, gallery row); UserError unless they are that and within both sides."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu().numpy()
+    array = np.asarray(values)
+    if array.size == 0:
+        return np.empty((0, 2), np.int64)
+    if array.ndim != 2 or array.shape[1] != 2 or array.dtype.kind not in "iu":
+        raise UserError(
+            f"{name} must be pairs (query row, gallery row) of integers, shape [pair, 2]; "
+            f"got shape {array.shape}, {array.dtype}"
+        )
+    for column, side, rows in ((0, "query", queries), (1, "gallery", gallery)):
+        wrong = np.flatnonzero((array[:, column] < 0) | (array[:, column] >= rows))
+        if len(wrong):
+            raise UserError(
+                f"{name}, pair {wrong[0]} names {side} row {array[wrong[0], column]}: there are rows 0 to {rows - 1}"
+            )
+    return array.astype(np.int64)
+
+
 def read(embeddings: Embeddings, index: Int64[Tensor, " row"]) -> Float64[Tensor, "row dim"]:
     """The rows at `index`, in float64, where the index lives; nothing else of `embeddings` is read."""
     if isinstance(embeddings, Tensor):
@@ -105,14 +141,35 @@ def read(embeddings: Embeddings, index: Int64[Tensor, " row"]) -> Float64[Tensor
     return torch.from_numpy(np.asarray(embeddings[index.numpy()], dtype=np.float64))
 
 
-def row_lengths(embeddings: Embeddings, *, side: str, device: torch.device) -> Float64[Tensor, " row"]:
-    """Euclidean length of every row, in the caller's order.
+def plain_array(embeddings: Embeddings) -> np.ndarray[Any, np.dtype[Any]] | None:
+    """The embeddings as compiled code reads them: a C-ordered array of float32 or float64; None if they are not."""
+    array = embeddings
+    if isinstance(array, Tensor):
+        if array.is_cuda or array.dtype not in (torch.float32, torch.float64):
+            return None
+        array = array.detach().numpy()
+    native = array.dtype in (np.float32, np.float64) and array.dtype.isnative
+    return np.asarray(array) if native and array.flags.c_contiguous else None
 
-    Raises UserError naming the first row that is not finite, all zeros, or too short or long for float64.
+
+def row_lengths(embeddings: Embeddings, *, side: str, distance: str, compiled: bool) -> Float64[Tensor, " row"]:
+    """Euclidean length of every row, in the caller's order, where the embeddings live.
+
+    Raises UserError naming the first row that is not finite, too long for float64, or under cosine zero or too short.
     """
-    pieces = [_lengths(embeddings, index, device) for index in _runs(embeddings)]
-    lengths = torch.cat(pieces)
-    usable = (lengths >= SHORTEST) & (lengths <= LONGEST)  # False for NaN as well
+    array = plain_array(embeddings) if compiled else None
+    if array is not None:
+        from aurank.evaluation.kernels.compiled import exact_lengths
+
+        lengths = torch.empty(len(array), dtype=torch.float64)
+        exact_lengths(array, lengths.numpy())
+    else:
+        squares = torch.cat([tree_sum(torch.square(read(embeddings, index))) for index in _runs(embeddings)])
+        # torch's square root on the CPU is a vector routine that may err in the last digit; NumPy's never does.
+        lengths = squares.sqrt() if squares.is_cuda else torch.from_numpy(np.sqrt(squares.numpy()))
+    usable = lengths <= LONGEST  # False for NaN as well
+    if distance == "cosine":
+        usable &= lengths >= SHORTEST
     if not bool(usable.all()):
         row = int(torch.argmin(usable.to(torch.int8)))
         raise UserError(_complaint(embeddings, row, float(lengths[row]), side))
@@ -124,11 +181,6 @@ def _runs(embeddings: Embeddings) -> Iterator[Int64[Tensor, " row"]]:
     rows, step = embeddings.shape[0], max(1, ELEMENTS // embeddings.shape[1])
     for start in range(0, rows, step):
         yield torch.arange(start, min(start + step, rows), device=where)
-
-
-def _lengths(embeddings: Embeddings, index: Tensor, device: torch.device) -> Float64[Tensor, " row"]:
-    rows = read(embeddings, index).to(device)
-    return tree_sum(rows * rows).sqrt()
 
 
 def _complaint(embeddings: Embeddings, row: int, length: float, side: str) -> str:
@@ -145,7 +197,7 @@ def _complaint(embeddings: Embeddings, row: int, length: float, side: str) -> st
 
 
 class Vectors:
-    """Rows of one side in a chosen order, given out in pieces as float64 or as unit vectors."""
+    """Rows of one side in a chosen order, given out in pieces: as they came, or as features for products."""
 
     def __init__(
         self,
@@ -153,30 +205,34 @@ class Vectors:
         lengths: Float64[Tensor, " row"],
         *,
         order: Int64[np.ndarray, " position"],
+        distance: Distance,
     ) -> None:
         self.embeddings = embeddings
-        where = embeddings.device if isinstance(embeddings, Tensor) else torch.device("cpu")
-        self.order = torch.from_numpy(order).to(where)
-        self.device = lengths.device
-        self.lengths = lengths[torch.from_numpy(order).to(lengths.device)]
+        self.distance = distance
+        self.order = torch.from_numpy(order).to(lengths.device)
+        self.lengths = lengths[self.order]
+        self.units = distance.units(self.lengths)
         self.dim = int(embeddings.shape[1])
-        self.ready: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the rows live."""
+        return self.lengths.device
+
     def raw(self, positions: slice | Int64[Tensor, " position"]) -> Float64[Tensor, "position dim"]:
         """The rows at these positions as they came, in float64."""
-        index = positions if isinstance(positions, slice) else positions.to(self.order.device)
-        return read(self.embeddings, self.order[index]).to(self.device)
+        return read(self.embeddings, self.order[positions])
 
-    def unit(self, positions: slice, dtype: torch.dtype) -> Tensor:
-        """The rows at these positions divided by their length in float64, then rounded to `dtype`."""
-        if self.ready is not None and dtype == self.ready.dtype:
-            return self.ready[positions]
-        return self.raw(positions).div_(self.lengths[positions, None]).to(dtype)
-
-    def prepare(self, step: int) -> None:
-        """Keeps all unit vectors in float32, made `step` rows at a time, so that no block makes them again."""
-        pieces = [self.unit(slice(start, start + step), torch.float32) for start in range(0, len(self), step)]
-        self.ready = torch.cat(pieces)
+    def features(self, positions: slice, dtype: torch.dtype, *, gallery: bool) -> Shaped[Tensor, "position width"]:
+        """Features of the rows at these positions, computed in float64 and rounded to `dtype`."""
+        width = self.distance.width(self.dim)
+        result = torch.empty((positions.stop - positions.start, width), dtype=dtype, device=self.device)
+        step = max(1, ELEMENTS // width)
+        for start in range(positions.start, positions.stop, step):
+            here = slice(start, min(start + step, positions.stop))
+            piece = self.distance.features(self.raw(here), self.lengths[here], gallery=gallery)
+            result[start - positions.start : here.stop - positions.start] = piece
+        return result

@@ -2,32 +2,29 @@
 
 In all of them but average precision a tied negative counts as ahead, and tied positives stand one after another. R is
 the number of a query's positives, rank_j the rank of its j-th positive in the full gallery, from 1. Sums within a
-query, and means over queries, are taken with `math.fsum`: rounded once, so the order of terms changes no digit.
+query are taken with `math.fsum`: rounded once, so the order of terms changes no digit. docs/metrics.md has the table.
 """
 
-import itertools
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 
 from aurank.errors import UserError
+from aurank.evaluation.averages import MACRO, segment_sums
 from aurank.evaluation.ranks import Ranks
+from aurank.names import meant, nearest
 
 Ties = Literal["threshold", "optimistic", "pessimistic"]
 TIES: tuple[str, ...] = get_args(Ties)
 
 
-def mean(values: Iterable[float] | Float64[np.ndarray, " query"]) -> float:
-    """Arithmetic mean of one value or more, its sum rounded once."""
-    listed = values.tolist() if isinstance(values, np.ndarray) else list(values)
-    return math.fsum(listed) / len(listed)
-
-
-def average_precision(ranks: Ranks, *, ties: str = "threshold") -> Float64[np.ndarray, " query"]:
-    """AP over the full gallery: mean over a query's positives of the precision where each is found.
+def precision_when_found(ranks: Ranks, *, ties: str = "threshold") -> Float64[np.ndarray, " positive"]:
+    """Precision of the list that ends where each positive is found, under a rule for ties.
 
     `ties` says what happens inside a group of equal scores:
 
@@ -35,14 +32,20 @@ def average_precision(ranks: Ranks, *, ties: str = "threshold") -> Float64[np.nd
       (as `sklearn.metrics.average_precision_score`). If everything ties, AP is the prevalence.
     - "optimistic": tied negatives count as behind; tied positives all get the precision after the last of them.
     - "pessimistic": tied negatives count as ahead; tied positives are found one after another.
-
-    The last two bound the first, and the AP of every order in which tied items could be listed.
     """
     if ties not in TIES:
         raise UserError(f"ties must be one of {', '.join(TIES)}; got {ties!r}")
     found = ranks.place if ties == "pessimistic" else ranks.at_least
     negatives = ranks.higher if ties == "optimistic" else ranks.higher + ranks.tied
-    return np.asarray(_query_sums(found / (found + negatives), ranks) / ranks.num_positives)
+    return np.asarray(found / (found + negatives))
+
+
+def average_precision(ranks: Ranks, *, ties: str = "threshold") -> Float64[np.ndarray, " query"]:
+    """AP over the full gallery: mean over a query's positives of `precision_when_found`.
+
+    The "optimistic" and the "pessimistic" AP bound the "threshold" AP, and that of every order of tied items.
+    """
+    return np.asarray(_query_sums(precision_when_found(ranks, ties=ties), ranks) / ranks.num_positives)
 
 
 def first_rank(ranks: Ranks) -> Int64[np.ndarray, " query"]:
@@ -57,12 +60,23 @@ def last_rank(ranks: Ranks) -> Int64[np.ndarray, " query"]:
 
 def recall_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
     """Recall@k as retrieval papers use it: 1 if a positive is among the first k (rank_1 <= k), else 0."""
-    return (first_rank(ranks) <= k).astype(np.float64)
+    return (first_rank(ranks) <= _cut(ranks, k)).astype(np.float64)
 
 
 def precision_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
     """Positives among the first k, divided by k, also where the gallery or R is smaller than k."""
-    return _count(ranks, ranks.rank <= k) / k
+    return np.asarray(_count(ranks, np.asarray(ranks.rank <= _cut(ranks, k))) / float(k))
+
+
+def map_at(ranks: Ranks, k: int, *, denominator: Literal["min", "r"]) -> Float64[np.ndarray, " query"]:
+    """MAP@k: sum of j / rank_j over the positives with rank_j <= k, divided by min(k, R) or by R.
+
+    By min(k, R) a perfect list scores 1 whatever k is; by R, what lies beyond k counts as never found.
+    """
+    cut = _cut(ranks, k)
+    found = np.where(ranks.rank <= cut, ranks.place / ranks.rank, 0.0)
+    possible = np.minimum(ranks.num_positives, cut) if denominator == "min" else ranks.num_positives
+    return np.asarray(_query_sums(found, ranks) / possible)
 
 
 def map_at_r(ranks: Ranks) -> Float64[np.ndarray, " query"]:
@@ -70,23 +84,27 @@ def map_at_r(ranks: Ranks) -> Float64[np.ndarray, " query"]:
 
     # Section 3.2 of Musgrave et al., A Metric Learning Reality Check (ECCV 2020).
     """
-    inside = ranks.rank <= np.repeat(ranks.num_positives, ranks.num_positives)
-    return np.asarray(_query_sums(np.where(inside, ranks.place / ranks.rank, 0.0), ranks) / ranks.num_positives)
+    found = np.where(_inside_r(ranks), ranks.place / ranks.rank, 0.0)
+    return np.asarray(_query_sums(found, ranks) / ranks.num_positives)
 
 
 def r_precision(ranks: Ranks) -> Float64[np.ndarray, " query"]:
     """Positives among the first R, divided by R."""
-    inside = ranks.rank <= np.repeat(ranks.num_positives, ranks.num_positives)
-    return np.asarray(_count(ranks, inside) / ranks.num_positives)
+    return np.asarray(_count(ranks, _inside_r(ranks)) / ranks.num_positives)
 
 
-def ndcg(ranks: Ranks) -> Float64[np.ndarray, " query"]:
-    """nDCG of binary relevance, uncut: sum of 1 / log2(1 + rank_j), divided by its value if all positives led."""
+def ndcg(ranks: Ranks, k: int | None = None) -> Float64[np.ndarray, " query"]:
+    """nDCG of binary relevance: sum of 1 / log2(1 + rank_j), divided by its value if all positives led.
+
+    Both sums run over ranks up to `k`, or over the whole gallery without one.
+    """
+    cut = _cut(ranks, ranks.num_gallery if k is None else k)
     # A table over ranks, since a vectorised logarithm may round differently at different places of an array.
-    gains = np.array([1 / math.log2(1 + rank) for rank in range(1, ranks.num_gallery + 1)])
-    best = {count: math.fsum(gains[:count].tolist()) for count in np.unique(ranks.num_positives).tolist()}
-    ideal = np.array([best[count] for count in ranks.num_positives.tolist()], dtype=np.float64)
-    return _query_sums(gains[ranks.rank - 1], ranks) / ideal
+    highest = min(cut, int(ranks.rank.max(initial=1)))
+    gains = np.array([0.0, *(1 / math.log2(1 + rank) for rank in range(1, highest + 1)), 0.0])
+    counts, place = np.unique(np.minimum(ranks.num_positives, cut), return_inverse=True)
+    best = np.array([math.fsum(gains[1 : count + 1].tolist()) for count in counts.tolist()], dtype=np.float64)
+    return np.asarray(_query_sums(gains[np.minimum(ranks.rank, highest + 1)], ranks) / best[place])
 
 
 def reciprocal_rank(ranks: Ranks) -> Float64[np.ndarray, " query"]:
@@ -111,11 +129,73 @@ def auroc(ranks: Ranks) -> Float64[np.ndarray, " query"]:
     return np.asarray(1 - lost / np.maximum(ranks.num_positives * ranks.num_negatives, 1))
 
 
-def _count(ranks: Ranks, positives: np.ndarray) -> Int64[np.ndarray, " query"]:
+WHOLE: dict[str, Callable[[Ranks], np.ndarray]] = {
+    "map@r": map_at_r,
+    "r_precision": r_precision,
+    "ndcg": ndcg,
+    "mrr": reciprocal_rank,
+    "minp": inverse_negative_penalty,
+    "auroc": auroc,
+}
+AT_K: dict[str, Callable[[Ranks, int], np.ndarray]] = {
+    "recall@{k}": recall_at,
+    "precision@{k}": precision_at,
+    "map@{k}(min)": partial(map_at, denominator="min"),
+    "map@{k}(r)": partial(map_at, denominator="r"),
+    "ndcg@{k}": ndcg,
+}
+NAMES = ("mauprc", *AT_K, *WHOLE)
+CUT = re.compile(r"([a-z]+@)([1-9][0-9]*)(\([a-z]+\))?")
+
+
+def query_values(ranks: Ranks, name: str, *, ties: str = "threshold") -> Float64[np.ndarray, " query"]:
+    """The values whose mean is the metric of this name; "mauprc" alone heeds `ties`."""
+    if name == "mauprc":
+        return average_precision(ranks, ties=ties)
+    if name in WHOLE:
+        return WHOLE[name](ranks)
+    template, k = split_cut(name)
+    return AT_K[template](ranks, k)
+
+
+def split_cut(name: str) -> tuple[str, int]:
+    """("recall@{k}", 10) of "recall@10"; ("", 0) of a name that is cut at no k."""
+    parts = CUT.fullmatch(name)
+    return (f"{parts[1]}{{k}}{parts[3] or ''}", int(parts[2])) if parts else ("", 0)
+
+
+def check_names(names: Iterable[str]) -> tuple[str, ...]:
+    """The metrics' names, each once, in their order; UserError for one that no metric has, with the nearest ones."""
+    if isinstance(names, str):
+        raise UserError(f'metrics must be a list of names; got the text {names!r}: write ["{names}"]')
+    listed = tuple(dict.fromkeys(names))
+    if not listed:
+        raise UserError("metrics is empty: name at least one, such as mauprc")
+    for name in listed:
+        base = name.removeprefix(MACRO)
+        if base != "mauprc" and base not in WHOLE and split_cut(base)[0] not in AT_K:
+            number = re.search(r"[1-9][0-9]*", base)
+            known = [metric.format(k=number[0] if number else 1) for metric in NAMES]
+            every = ", ".join(NAMES)
+            raise UserError(
+                f"unknown metric {name!r}, expected one of {every}, each also as {MACRO}NAME"
+                f"{meant(nearest(base, known, most=3))}"
+            )
+    return listed
+
+
+def _cut(ranks: Ranks, k: int) -> int:
+    # No rank is beyond the gallery; a k past 64 bits would not compare with one.
+    return min(k, ranks.num_gallery)
+
+
+def _inside_r(ranks: Ranks) -> Bool[np.ndarray, " positive"]:
+    return np.asarray(ranks.rank <= np.repeat(ranks.num_positives, ranks.num_positives))
+
+
+def _count(ranks: Ranks, positives: Bool[np.ndarray, " positive"]) -> Int64[np.ndarray, " query"]:
     return np.add.reduceat(positives.astype(np.int64), ranks.offset[:-1])
 
 
 def _query_sums(terms: Float64[np.ndarray, " positive"], ranks: Ranks) -> Float64[np.ndarray, " query"]:
-    listed, edges = terms.tolist(), ranks.offset.tolist()
-    sums = [math.fsum(listed[start:end]) for start, end in itertools.pairwise(edges)]
-    return np.array(sums, dtype=np.float64)
+    return segment_sums(terms, ranks.offset.tolist())

@@ -1,33 +1,29 @@
 """The engine: for each query, where each of its positives stands among all negatives of the gallery.
 
 These ranks are sufficient for every metric of retrieval. Both sides are sorted by label once, so that a class is a
-contiguous range of the gallery; blocks of queries and gallery rows are scored in bounded memory, and what they count
-adds up. The numbers are exact: they follow from scores whose value depends on the two rows alone (see `scores`).
+contiguous range of the gallery; tiles of queries and gallery rows are scored in bounded memory, and what they count
+adds up; where both sides are the same rows, half of the tiles are enough. The numbers are exact: they follow from
+scores whose value depends on the two rows alone (see `scores`).
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Int64
 
-from aurank.errors import UserError
-from aurank.evaluation.counting import Budget, Counts, Task, count_codes, load_block, read_off
-from aurank.evaluation.inputs import (
-    Embeddings,
-    Integers,
-    Vectors,
-    byte_count,
-    check_embeddings,
-    choose_device,
-    integer_array,
-    row_lengths,
-    unique_ids,
-)
-from aurank.evaluation.scores import full_precision
+from aurank.evaluation.counting import Progress, Task, count_all, find_thresholds
+from aurank.evaluation.exact import ExactScores
+from aurank.evaluation.inputs import Embeddings, Integers, Vectors, byte_count, choose_devices, row_lengths
+from aurank.evaluation.kernels import check_backend, importable
+from aurank.evaluation.matching import match_sides
+from aurank.evaluation.plan import Plan
+from aurank.evaluation.scores import full_precision, make_distance, one_thread_each
+from aurank.evaluation.team import agree, bring_together, make_team
 
-Progress = Callable[[int, int], object]
+# For each device, where torch or triton counts: while a GPU computes one tile, the next is made ready.
+WORKERS = {"cpu": 1, "cuda": 2}
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +35,7 @@ class Ranks:
     """
 
     query: Int64[np.ndarray, " query"]  # row of the query
+    labels: Int64[np.ndarray, " query"]  # its label; where only pairs were given, its row
     num_negatives: Int64[np.ndarray, " query"]  # gallery rows that are neither positive nor left out
     offset: Int64[np.ndarray, " query_plus_one"]
     positive: Int64[np.ndarray, " positive"]  # gallery row
@@ -47,6 +44,7 @@ class Ranks:
     at_least: Int64[np.ndarray, " positive"]  # the query's positives that score at least as high, this one included
     num_queries: int  # rows given, with a positive or without
     num_gallery: int
+    num_rechecked: int = 0  # scores so close to a positive's that they were taken again, exactly
 
     @property
     def num_positives(self) -> Int64[np.ndarray, " query"]:
@@ -70,170 +68,129 @@ class Ranks:
         return np.asarray(self.place + self.higher + self.tied)
 
 
-@dataclass(frozen=True, eq=False)
-class Matching:
-    """Who is positive for whom: both sides sorted by label, and for each query its class's range of the gallery."""
-
-    queries: Int64[np.ndarray, " query"]  # rows of the queries that have a positive, sorted by label
-    gallery: Int64[np.ndarray, " gallery"]  # rows of the gallery, sorted by label
-    first: Int64[np.ndarray, " query"]  # range of the class, as positions in `gallery`
-    last: Int64[np.ndarray, " query"]
-    skip: Int64[np.ndarray, " query"]  # position of the row to leave out, -1 for none
-    num_positives: Int64[np.ndarray, " query"]
-    num_negatives: Int64[np.ndarray, " query"]
-
-
 def positive_ranks(
     queries: Embeddings,
-    query_labels: Integers,
+    query_labels: Integers | None = None,
     gallery: Embeddings | None = None,
     gallery_labels: Integers | None = None,
     *,
     ids: Integers | None = None,
     gallery_ids: Integers | None = None,
+    groups: Integers | None = None,
+    gallery_groups: Integers | None = None,
+    positives: Integers | None = None,
+    ignore: Integers | None = None,
+    junk: Integers | None = None,
+    distance: str = "cosine",
+    backend: str = "auto",
+    device: torch.device | str | Sequence[torch.device | str] | None = None,
     max_memory: int | str = "1GiB",
-    device: torch.device | str | None = None,
+    distributed: bool | str | None = None,
     progress: Progress | None = None,
 ) -> Ranks:
-    """Ranks of every positive of every query in the full gallery, by cosine similarity.
+    """Ranks of every positive of every query in the full gallery.
 
     `queries` [query, dim] and `gallery` [gallery, dim] are tensors or NumPy arrays of any real type, memory-mapped ones
-    too, which are read in pieces. Labels are integers, one per row; equal labels make a positive. Without a gallery the
-    queries are the gallery, and each query's own row is left out by its index. With one, `ids` and `gallery_ids` name
-    the items of both sides, and a gallery row with the query's own id is left out.
+    too, which are read in pieces. Without a gallery the queries are the gallery, and each query's own row is left out
+    by its index. With one, `ids` and `gallery_ids` name the items of both sides, and a gallery row with the query's own
+    id is left out.
 
-    `max_memory` (bytes, or text such as "512MiB") bounds the working memory; the embeddings themselves, a few numbers
-    per row and the result come on top. `device` defaults to that of CUDA queries, else to the CPU. `progress(done,
-    total)` is called with a number of queries after each block; nothing is shown without it.
+    Equal labels make a positive; labels are integers, one per row. Or `positives` lists every pair (query row, gallery
+    row), as for captions of images, and labels are not needed. Left out, as neither positive nor negative, are:
+    gallery rows of the query's own label *and* group, if `groups` (cameras; -1 for none) are given; the pairs in
+    `ignore`; and for all queries the gallery rows in `junk` (rows, or one truth value for each).
 
-    The result does not depend on `max_memory`, `device`, threads or the order of rows. Raises UserError (a ValueError)
-    for input that cannot be evaluated, with what came and what to do.
+    `distance`: "cosine", "dot" or "euclidean". `backend`: "auto", "numba", "torch" or "triton", by which kernel counts.
+    `device` defaults to that of CUDA queries, else to the CPU; several CUDA devices share the work. `max_memory`
+    (bytes, or text such as "512MiB") bounds the working memory; the embeddings themselves, a few numbers per row and
+    per positive, and the result come on top. `progress(done, total)` is called now and then; nothing is shown without.
+
+    Under an initialised torch.distributed every rank calls this. A side of which all ranks hold the very same rows is
+    taken as it is; else each holds a shard of it, of any length, and they are put together in the order of ranks
+    (always so with `distributed="shards"`). Rows in `positives`, `ignore` and `junk` count over all shards. The work is
+    divided, and every rank gets the same result. `distributed=False`: this process by itself.
+
+    The result does not depend on `backend`, `max_memory`, `device`, threads, processes or the order of rows. Raises
+    UserError (a ValueError) for input that cannot be evaluated, with what came and what to do.
     """
-    matching = match_sides(queries, query_labels, gallery, gallery_labels, ids, gallery_ids)
-    where = choose_device(device, queries)
+    devices = choose_devices(device, queries)
+    backend = check_backend(backend, devices[0])
     size = byte_count(max_memory)
-    with full_precision(where):
-        lengths = row_lengths(queries, side="query", device=where)
-        target, target_lengths = queries, lengths
-        if gallery is not None:
-            target, target_lengths = gallery, row_lengths(gallery, side="gallery", device=where)
-        budget = Budget(size, dim=int(queries.shape[1]), device=where)
-        task = Task(
-            queries=Vectors(queries, lengths, order=matching.queries),
-            gallery=Vectors(target, target_lengths, order=matching.gallery),
-            first=matching.first,
-            last=matching.last,
-            skip=matching.skip,
-            budget=budget,
+    team = make_team(distributed)
+    threads, compiled = torch.get_num_threads(), backend == "numba"
+    if team.size > 1:
+        kind = devices[0].type
+        agree(team, distance=distance, backend=backend, device=kind, positives=positives, ignore=ignore, junk=junk)
+        sides = ((queries, query_labels, ids, groups), (gallery, gallery_labels, gallery_ids, gallery_groups))
+        (queries, query_labels, ids, groups), (gallery, gallery_labels, gallery_ids, gallery_groups) = bring_together(
+            team, sides, shards=distributed == "shards"
         )
-        if budget.holds(len(task.gallery)):
-            task.gallery.prepare(budget.rows)
-        return count_all(task, matching, num_queries=int(queries.shape[0]), progress=progress)
-
-
-def match_sides(
-    queries: Embeddings,
-    query_labels: Integers,
-    gallery: Embeddings | None,
-    gallery_labels: Integers | None,
-    ids: Integers | None,
-    gallery_ids: Integers | None,
-) -> Matching:
-    """The Matching of arguments that have been checked against each other; UserError where they do not fit."""
-    check_embeddings(queries, side="query")
-    rows = int(queries.shape[0])
-    labels = integer_array(query_labels, name="label", rows=rows, side="query")
-    own_ids = None if ids is None else unique_ids(ids, rows=rows, side="query")
-    if gallery is None:
-        if gallery_labels is not None or gallery_ids is not None:
-            given = "gallery_labels" if gallery_labels is not None else "gallery_ids"
-            raise UserError(f"{given} came without a gallery: give the gallery's embeddings too")
-        return match(labels, labels, np.arange(rows))
-    check_embeddings(gallery, side="gallery")
-    if gallery.shape[1] != queries.shape[1]:
-        raise UserError(
-            f"the query embeddings have width {queries.shape[1]} and the gallery's {gallery.shape[1]}: "
-            "embed both with the same model"
-        )
-    if gallery_labels is None:
-        raise UserError("a gallery came without gallery_labels: give one label per gallery row")
-    if (ids is None) != (gallery_ids is None):
-        raise UserError("ids and gallery_ids mark the same item on both sides: give both or neither")
-    there = int(gallery.shape[0])
-    others = integer_array(gallery_labels, name="label", rows=there, side="gallery")
-    if own_ids is None or gallery_ids is None:
-        return match(labels, others, np.full(rows, -1))
-    return match(labels, others, find_rows(own_ids, unique_ids(gallery_ids, rows=there, side="gallery")))
-
-
-def find_rows(ids: Int64[np.ndarray, " query"], among: Int64[np.ndarray, " gallery"]) -> Int64[np.ndarray, " query"]:
-    """Row of `among` that holds each id, -1 where none does."""
-    order = np.argsort(among, kind="stable")
-    place = np.minimum(np.searchsorted(among[order], ids), len(among) - 1)
-    return np.where(among[order][place] == ids, order[place], -1)
-
-
-def match(
-    labels: Int64[np.ndarray, " query"],
-    gallery_labels: Int64[np.ndarray, " gallery"],
-    own: Int64[np.ndarray, " query"],
-) -> Matching:
-    """The Matching by equal labels; `own` is the gallery row that a query leaves out, -1 for none."""
-    gallery = np.argsort(gallery_labels, kind="stable")
-    position = np.empty_like(gallery)
-    position[gallery] = np.arange(len(gallery))
-    queries = np.argsort(labels, kind="stable")
-    first = np.searchsorted(gallery_labels[gallery], labels[queries], side="left")
-    last = np.searchsorted(gallery_labels[gallery], labels[queries], side="right")
-    skip = np.where(own[queries] >= 0, position[own[queries]], -1)
-    inside = (skip >= first) & (skip < last)
-    positives = last - first - inside
-    negatives = len(gallery) - (last - first) - ((skip >= 0) & ~inside)
-    some = positives > 0
-    return Matching(queries[some], gallery, first[some], last[some], skip[some], positives[some], negatives[some])
-
-
-def count_all(task: Task, matching: Matching, *, num_queries: int, progress: Progress | None) -> Ranks:
-    """The Ranks of a task, block by block, put back into the caller's order."""
-    total = len(task.queries)
-    order = np.argsort(matching.queries)
-    offset = np.concatenate([[0], np.cumsum(matching.num_positives[order])])
-    starts = np.empty_like(order)
-    starts[order] = offset[:-1]
-    positive, higher, tied, at_least = (np.empty(offset[-1], dtype=np.int64) for _ in range(4))
-    done = 0
-    while done < total:
-        rows = slice(done, done + task.budget.height((task.last - task.first)[done:]))
-        counts = count_block(task, rows)
-        place = np.arange(counts.higher.shape[1])
-        filled = place < matching.num_positives[rows, None]
-        entry = (starts[rows, None] + place)[filled]
-        positive[entry] = matching.gallery[counts.columns.cpu().numpy()[filled]]
-        higher[entry] = counts.higher.cpu().numpy()[filled]
-        tied[entry] = counts.tied.cpu().numpy()[filled]
-        at_least[entry] = counts.at_least.cpu().numpy()[filled]
-        done = rows.stop
-        if progress is not None:
-            progress(done, total)
-    return Ranks(
-        query=matching.queries[order],
-        num_negatives=matching.num_negatives[order],
-        offset=offset,
-        positive=positive,
-        higher=higher,
-        tied=tied,
-        at_least=at_least,
-        num_queries=num_queries,
-        num_gallery=len(matching.gallery),
+        # All members have to cut the same tiles.
+        size, threads = min(team.exchange(size)), min(team.exchange(threads))
+        devices = devices[: min(team.exchange(len(devices)))]
+    matching = match_sides(
+        queries,
+        query_labels,
+        gallery,
+        gallery_labels,
+        ids=ids,
+        gallery_ids=gallery_ids,
+        groups=groups,
+        gallery_groups=gallery_groups,
+        positives=positives,
+        ignore=ignore,
+        junk=junk,
     )
+    with full_precision(), one_thread_each(compiled):
+        lengths = target_lengths = row_lengths(queries, side="query", distance=distance, compiled=compiled)
+        target = queries
+        if gallery is not None:
+            target = gallery
+            target_lengths = row_lengths(gallery, side="gallery", distance=distance, compiled=compiled)
+        measure = make_distance(distance, float(lengths.max()), float(target_lengths.max()))
+        left = Vectors(queries, lengths, order=matching.queries, distance=measure)
+        right = Vectors(target, target_lengths, order=matching.gallery, distance=measure)
+        exact = ExactScores(left, right, compiled=backend != "torch" and importable("numba"))
+        task = Task(
+            matching=matching,
+            queries=left,
+            gallery=right,
+            exact=exact,
+            thresholds=find_thresholds(matching, exact, team),
+            plan=Plan(
+                matching,
+                width=measure.width(left.dim),
+                shared=measure.shared,
+                size=size,
+                workers=threads if compiled else WORKERS[devices[0].type] * len(devices),
+                backend=backend,
+                device=devices[0].type,
+            ),
+            backend=backend,
+        )
+        count_all(task, team, devices, progress)
+    return _ranks(task, num_queries=int(queries.shape[0]))
 
 
-def count_block(task: Task, rows: slice) -> Counts:
-    """What the whole gallery says about the positives of these queries."""
-    block = load_block(task, rows)
-    width = task.budget.width(block.thresholds.shape[1])
-    starts = range(0, len(task.gallery), width)
-    histogram = count_codes(block, slice(0, min(width, len(task.gallery))))
-    for start in starts[1:]:
-        histogram += count_codes(block, slice(start, min(start + width, len(task.gallery))))
-    return read_off(block, histogram)
+def _ranks(task: Task, *, num_queries: int) -> Ranks:
+    """What was counted, queries in the caller's order and each one's positives from the best down."""
+    matching, thresholds = task.matching, task.thresholds
+    lines = np.flatnonzero(matching.num_positives)
+    lines = lines[np.argsort(matching.queries[lines])]
+    counts = matching.num_positives[lines]
+    offset = np.concatenate([[0], np.cumsum(counts)])
+    # Entry j of a query is its threshold number (count - 1 - j): thresholds increase.
+    entry = np.repeat(matching.offset[lines + 1] - 1 + offset[:-1], counts) - np.arange(offset[-1])
+    return Ranks(
+        query=matching.queries[lines],
+        labels=matching.labels[matching.queries[lines]],
+        num_negatives=matching.num_negatives[lines],
+        offset=offset,
+        positive=matching.gallery[thresholds.columns[entry]],
+        higher=task.higher[entry],
+        tied=task.tied[entry],
+        at_least=thresholds.at_least[entry],
+        num_queries=num_queries,
+        num_gallery=matching.num_gallery,
+        num_rechecked=int(task.rechecked[0]),
+    )

@@ -1,42 +1,59 @@
-"""What an evaluation found: numbers, values per query, a table to read and a file to keep."""
+"""What an evaluation found: numbers, values per query, a table to read and files to keep."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64, Int64
 
 from aurank.errors import UserError
-from aurank.files import write_text
+from aurank.evaluation.averages import MACRO, Classes, mean
+from aurank.evaluation.curves import Curve
+from aurank.evaluation.intervals import Intervals, Resampling, Units, resampled_means
+from aurank.files import replacing, write_text
+from aurank.names import meant, nearest
 
-FORMAT, VERSION = "aurank.report", 1
+FORMAT, VERSION = "aurank.report", 2
+Column = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """Metrics of one evaluation; all are means over the queries that have a positive, in [0, 1].
+    """Metrics of one evaluation, in [0, 1], over the queries that have a positive.
 
-    `metrics`: "mauprc" (mean AP over the full gallery), "recall@{k}", "precision@{k}", "map@r", "r_precision", "ndcg",
-    "mrr", "minp", "auroc", as `aurank.evaluation.metrics` defines them. `per_query`: arrays over the queries with a
-    positive, in the caller's order: "query" (its row), "ap", "first_rank", "last_rank", "num_positives",
-    "num_negatives", "map@r", "r_precision", "ndcg", "auroc". `num_queries` counts every query given,
-    `num_lone_queries` those among them without a positive. `tie_bounds`: mauprc under the pessimistic and the
-    optimistic reading of equal scores.
+    `metrics`: by the names of docs/metrics.md, means over queries, or over classes with the prefix "macro:".
+    `per_query`: arrays over the queries with a positive, in the caller's order: "query" (its row), "label" where there
+    are labels, "num_positives", "num_negatives", "first_rank", "last_rank", "ap" (the values of mauprc), and the values
+    of every other metric by its name. `num_queries` counts every query given, `num_lone_queries` those among them
+    without a positive. `tie_bounds`: mauprc under the pessimistic and the optimistic reading of equal scores.
+    `protocol`: at least "name" and "checksum" of the protocol that chose the queries and the gallery. `notes`: what a
+    reader of the numbers must know. `curve`: the mean precision-recall curve, interpolated, at 101 recalls.
+    `approximation`: the fields of an `Approximation`, where an index was measured beside the exact numbers. `distance`:
+    by which items were ranked.
     """
 
     metrics: dict[str, float]
-    per_query: dict[str, np.ndarray[Any, np.dtype[Any]]]
+    per_query: dict[str, Column]
     num_queries: int
     num_lone_queries: int
     num_gallery: int
     ties: str
     tie_bounds: tuple[float, float]
+    protocol: dict[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+    intervals: Intervals | None = None
+    curve: Curve | None = None
+    approximation: dict[str, Any] | None = None
+    distance: str = "cosine"
 
     @property
     def mauprc(self) -> float:
         """Mean over queries of the area under the precision-recall curve (= mean AP over the full gallery)."""
-        return self.metrics["mauprc"]
+        return self.metrics["mauprc"] if "mauprc" in self.metrics else mean(self.per_query["ap"])
 
     @property
     def recall(self) -> dict[int, float]:
@@ -44,15 +61,70 @@ class Report:
         marker = "recall@"
         return {int(name[len(marker) :]): value for name, value in self.metrics.items() if name.startswith(marker)}
 
+    def values(self, name: str) -> Float64[np.ndarray, " query"]:
+        """Values per query of a metric, with "macro:" before its name or without; UserError if the report lacks it."""
+        base = name.removeprefix(MACRO)
+        held = {"mauprc": "ap", **{metric: metric for metric in self._metric_names}}
+        if base not in held:
+            raise UserError(
+                f"the report holds no values per query of {name!r}, only of {', '.join(held)}: evaluate again with it "
+                f"among the metrics{meant(nearest(base, held, most=3))}"
+            )
+        return self.per_query[held[base]]
+
+    def with_intervals(self, *, resamples: int = 1000, seed: int = 0, level: float = 0.95) -> "Report":
+        """This report with a percentile bootstrap interval of every metric, by class (see docs/metrics.md)."""
+        resampling = Resampling(resamples, seed, level)
+        units = Units.of(self.per_query)
+        terms = np.stack([units.terms(name, self.values(name)) for name in self.metrics])
+        draws = resampled_means(terms, resamples=resamples, seed=seed)
+        bounds = {name: resampling.bounds(drawn) for name, drawn in zip(self.metrics, draws, strict=True)}
+        return replace(self, intervals=Intervals(bounds, resampling, units.name, len(units)))
+
+    def class_table(self) -> dict[str, Column]:
+        """Columns over classes, by increasing label: "label", "num_queries", and each metric's mean over the class."""
+        classes = Classes.of(self._labels("a table by class"))
+        return {"label": classes.label, "num_queries": classes.count, **self._means(classes)}
+
+    def frequency_table(
+        self, edges: Sequence[int], *, class_counts: Mapping[int, int] | None = None
+    ) -> dict[str, Column]:
+        """Columns over buckets of frequency, from rare to common: the long tail in numbers.
+
+        A query's frequency is its number of positives, or, given `class_counts` (say, images of each label in
+        training), the count of its label, 0 where that holds none. Edges (20, 100) make the buckets "0-19", "20-99" and
+        "100+". Columns: "bucket", "num_queries", and each metric's mean over the bucket's queries; a bucket without
+        queries has no row.
+        """
+        if not len(edges) or any(low >= high for low, high in pairwise([0, *edges])):
+            raise UserError(f"edges must be increasing integers of 1 or more, such as (20, 100); got {tuple(edges)}")
+        frequency = self.per_query["num_positives"]
+        if class_counts is not None:
+            labels = self._labels("a table by class_counts").tolist()
+            frequency = np.array([class_counts.get(label, 0) for label in labels], dtype=np.int64)
+        buckets = Classes.of(np.searchsorted(np.array(edges), frequency, side="right").astype(np.int64))
+        closed = [f"{low}-{high - 1}" if high - low > 1 else f"{low}" for low, high in pairwise([0, *edges])]
+        names = np.array([*closed, f"{edges[-1]}+"])
+        return {"bucket": names[buckets.label], "num_queries": buckets.count, **self._means(buckets)}
+
     def __str__(self) -> str:
-        """A table for people: one metric a line, then what was counted."""
+        """A table for people: one metric a line, its interval beside it, then what was counted."""
         width = max(len(name) for name in self.metrics)
-        lines = [f"{name:<{width}}  {value:.4f}" for name, value in self.metrics.items()]
+        lines = [f"{name:<{width}}  {value:.4f}{self._interval(name)}" for name, value in self.metrics.items()]
         low, high = self.tie_bounds
         if low != high:
-            lines[0] += f"  ({self.ties}; equal scores allow {low:.4f} to {high:.4f})"
+            allowed = f"equal scores allow {low:.4f} to {high:.4f}"
+            if "mauprc" in self.metrics:
+                lines[list(self.metrics).index("mauprc")] += f"  ({self.ties}; {allowed})"
+            else:
+                lines.append(f"{allowed} for mauprc")
         lone = f", {self.num_lone_queries:,} of them skipped: no positive" if self.num_lone_queries else ""
-        return "\n".join([*lines, f"{self.num_queries:,} queries{lone}; {self.num_gallery:,} gallery rows"])
+        lines.append(f"{self.num_queries:,} queries{lone}; {self.num_gallery:,} gallery rows")
+        if self.protocol:
+            lines.append(f"protocol {self.protocol.get('name')} ({self.protocol.get('checksum')})")
+        if self.distance != "cosine":
+            lines.append(f"distance {self.distance}")
+        return "\n".join([*lines, *([str(self.intervals)] if self.intervals else []), *self.notes])
 
     def save(self, path: Path | str) -> None:
         """Writes the report as one JSON file; a file that is there stays whole until the new one is."""
@@ -63,12 +135,27 @@ class Report:
             "num_queries": self.num_queries,
             "num_lone_queries": self.num_lone_queries,
             "num_gallery": self.num_gallery,
+            "distance": self.distance,
             "ties": self.ties,
             "tie_bounds": list(self.tie_bounds),
+            "protocol": self.protocol,
+            "notes": self.notes,
+            "intervals": None if self.intervals is None else _intervals_to_json(self.intervals),
+            "approximation": self.approximation,
         }
-        head = json.dumps(content, indent=2)[: -len("\n}")]
-        columns = [f"    {json.dumps(name)}: {json.dumps(values.tolist())}" for name, values in self.per_query.items()]
-        write_text(Path(path), head + ',\n  "per_query": {\n' + ",\n".join(columns) + "\n  }\n}\n")
+        text = json.dumps(content, indent=2)[: -len("\n}")]
+        if self.curve is not None:
+            text += ',\n  "curve": ' + _columns_to_json(vars(self.curve))
+        write_text(Path(path), text + ',\n  "per_query": ' + _columns_to_json(self.per_query) + "\n}\n")
+
+    def write_per_query(self, path: Path | str) -> None:
+        """Writes `per_query` as a Parquet table, one row per query; the file is there whole or not at all."""
+        import pyarrow
+        import pyarrow.parquet
+
+        table = pyarrow.table(dict(self.per_query))
+        with replacing(Path(path)) as file:
+            pyarrow.parquet.write_table(table, file)
 
     @classmethod
     def load(cls, path: Path | str) -> "Report":
@@ -81,25 +168,72 @@ class Report:
             raise UserError(f"{path} is not a report, or is cut short: {error}") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise UserError(f"{path} is not a report: expected a file that Report.save or `aurank evaluate` wrote")
-        if content.get("version") != VERSION:
+        if content.get("version") not in (1, VERSION):
             raise UserError(
-                f"{path} is a report of version {content.get('version')}, and this aurank reads version {VERSION}: "
-                "update aurank, or evaluate again"
+                f"{path} is a report of version {content.get('version')}, and this aurank reads versions 1 and "
+                f"{VERSION}: update aurank, or evaluate again"
             )
         try:
             return _from_json(content)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{path} is a damaged report ({type(error).__name__}: {error}): evaluate again") from error
 
+    @property
+    def _metric_names(self) -> list[str]:
+        """Names of the columns of `per_query` that are metrics, mauprc aside."""
+        facts = {"query", "label", "num_positives", "num_negatives", "first_rank", "last_rank", "ap"}
+        return [name for name in self.per_query if name not in facts]
+
+    def _means(self, classes: Classes) -> dict[str, Column]:
+        return {name: classes.means(self.values(name)) for name in ("mauprc", *self._metric_names)}
+
+    def _labels(self, purpose: str) -> Int64[np.ndarray, " query"]:
+        if "label" not in self.per_query:
+            raise UserError(f"{purpose} needs the queries' labels, and this report has none: evaluate with labels")
+        return self.per_query["label"]
+
+    def _interval(self, name: str) -> str:
+        if self.intervals is None or name not in self.intervals.bounds:
+            return ""
+        low, high = self.intervals.bounds[name]
+        return f"  [{low:.4f}, {high:.4f}]"
+
+
+def _columns_to_json(columns: Mapping[str, Column]) -> str:
+    """One line per column, so that a long report stays readable from its head."""
+    rows = [f"    {json.dumps(name)}: {json.dumps(values.tolist())}" for name, values in columns.items()]
+    return "{\n" + ",\n".join(rows) + "\n  }"
+
+
+def _intervals_to_json(intervals: Intervals) -> dict[str, Any]:
+    kept = {"unit": intervals.unit, "num_units": intervals.num_units}
+    return {**vars(intervals.resampling), **kept, "bounds": {name: [*pair] for name, pair in intervals.bounds.items()}}
+
+
+def _intervals_from_json(content: dict[str, Any]) -> Intervals:
+    return Intervals(
+        bounds={str(name): (float(low), float(high)) for name, (low, high) in content["bounds"].items()},
+        resampling=Resampling(int(content["resamples"]), int(content["seed"]), float(content["level"])),
+        unit=str(content["unit"]),
+        num_units=int(content["num_units"]),
+    )
+
 
 def _from_json(content: dict[str, Any]) -> Report:
     low, high = content["tie_bounds"]
+    protocol, intervals, curve = (content.get(name) for name in ("protocol", "intervals", "curve"))
     return Report(
         metrics={str(name): float(value) for name, value in content["metrics"].items()},
         per_query={str(name): np.asarray(values) for name, values in content["per_query"].items()},
         num_queries=int(content["num_queries"]),
         num_lone_queries=int(content["num_lone_queries"]),
         num_gallery=int(content["num_gallery"]),
+        distance=str(content.get("distance", "cosine")),
         ties=str(content["ties"]),
         tie_bounds=(float(low), float(high)),
+        protocol=None if protocol is None else dict(protocol),
+        notes=[str(note) for note in content.get("notes", [])],
+        intervals=None if intervals is None else _intervals_from_json(intervals),
+        curve=None if curve is None else Curve(np.array(curve["recall"]), np.array(curve["precision"])),
+        approximation=content.get("approximation"),
     )

@@ -1,19 +1,24 @@
-"""The score of two rows: exact in a stated sense, and cheap approximations of it with a rigorous bound.
+"""The score of two rows: exact in a stated sense, and products that come close to it with a rigorous bound.
 
-The score that decides is the cosine in float64, `tree_sum(x * y) / (|x| * |y|)`, of the rows as they came. Every
-step is a single rounded operation on elements in a fixed order, so its value depends on the two rows and on nothing
-else: not on the block they fall in, the number of threads, the device, or which of the two is the query. Equal rows
-therefore tie exactly. Matrix products are faster but none of that; they serve where the bound proves that the score
-must fall on the same side.
+The score that decides is taken in float64 from the rows as they came: `tree_sum(x * y) / (|x| * |y|)` for the cosine,
+`tree_sum(x * y)` for the dot product, `-tree_sum((x - y)²)` for the Euclidean distance. Every step is a single rounded
+operation on elements in a fixed order, so its value depends on the two rows and on nothing else: not on the tile they
+fall in, the number of threads, the device, or which of the two is the query. Equal rows therefore tie exactly. Matrix
+products are faster but none of that; they serve where the bound proves that the score must fall on the same side.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
+
+from aurank.errors import UserError
+
+DISTANCES = ("cosine", "dot", "euclidean")
 
 
 def tree_sum(terms: Float64[Tensor, "*shape dim"]) -> Float64[Tensor, "*shape"]:
@@ -29,73 +34,98 @@ def tree_sum(terms: Float64[Tensor, "*shape dim"]) -> Float64[Tensor, "*shape"]:
     return terms[..., 0]
 
 
-def exact_pairs(
-    first: Float64[Tensor, "pair dim"],
-    second: Float64[Tensor, "pair dim"],
-    lengths: Float64[Tensor, " pair"],
-) -> Float64[Tensor, " pair"]:
-    """Score of each pair of rows; `lengths` is the product of both lengths, and `first` is overwritten."""
-    return tree_sum(first.mul_(second)) / lengths
+@dataclass(frozen=True)
+class Distance:
+    """How two rows are scored, larger being closer, and how a matrix product can stand for that score.
 
-
-def exact_block(
-    first: Float64[Tensor, "row dim"],
-    second: Float64[Tensor, "column dim"],
-    first_lengths: Float64[Tensor, " row"],
-    second_lengths: Float64[Tensor, " column"],
-    *,
-    tile: int,
-    out: Float64[Tensor, "row column"],
-) -> None:
-    """Writes to `out` the score of every row with every column: the digits of `exact_pairs`, several times faster.
-
-    One coordinate at a time is multiplied for a whole tile of pairs, and added in the order of the same tree.
+    Products are taken of *features*: rows scaled to a length of at most 1, of which the Euclidean distance needs two
+    more, for |u - v|² = |u|² + |v|² - 2 u·v. A product times `factor` is the score, up to `error`.
     """
-    sizes = [first.shape[1]]
-    while sizes[-1] > 1:
-        sizes.append((sizes[-1] + 1) // 2)
-    rows, columns = first.T.contiguous(), second.T.contiguous()
-    for top in range(0, first.shape[0], tile):
-        for left in range(0, second.shape[0], tile):
-            here = (slice(top, top + tile), slice(left, left + tile))
-            total = _tile(rows[:, here[0], None], columns[:, None, here[1]], sizes, len(sizes) - 1, 0)
-            out[here] = total / (first_lengths[here[0], None] * second_lengths[here[1]])
+
+    name: str
+    query_scale: float = 1.0
+    gallery_scale: float = 1.0
+
+    @property
+    def squared(self) -> bool:
+        """Whether the score is a squared difference, not a product."""
+        return self.name == "euclidean"
+
+    @property
+    def shared(self) -> bool:
+        """Whether a row has the same features as a query and as part of the gallery, if both are one set."""
+        return not self.squared
+
+    @property
+    def factor(self) -> float:
+        """What a product of features has to be multiplied with to be a score."""
+        return (2.0 if self.squared else 1.0) * self.query_scale * self.gallery_scale
+
+    def width(self, dim: int) -> int:
+        """Numbers in a feature."""
+        return dim + 2 if self.squared else dim
+
+    def units(self, lengths: Float64[Tensor, " row"]) -> Float64[Tensor, " row"]:
+        """By what a row's exact sums are divided."""
+        return lengths if self.name == "cosine" else torch.ones_like(lengths)
+
+    def pairs(
+        self,
+        first: Float64[Tensor, "*pair dim"],
+        second: Float64[Tensor, "*#pair dim"],
+        units: Float64[Tensor, "*pair"],
+    ) -> Float64[Tensor, "*pair"]:
+        """Exact scores of pairs of rows; `units` is the product of both rows' units, and `first` is overwritten."""
+        if self.squared:
+            first.sub_(second)
+            return -tree_sum(first.mul_(first)) / units
+        return tree_sum(first.mul_(second)) / units
+
+    def features(
+        self, rows: Float64[Tensor, "row dim"], lengths: Float64[Tensor, " row"], *, gallery: bool
+    ) -> Float64[Tensor, "row width"]:
+        """Features of rows of one side; `rows` is overwritten."""
+        if self.name == "cosine":
+            return rows.div_(lengths[:, None])
+        scale = self.gallery_scale if gallery else self.query_scale
+        rows.div_(scale)
+        if not self.squared:
+            return rows
+        square = -((lengths / scale) ** 2 / 2)[:, None]
+        one = torch.ones_like(square)
+        return torch.cat([rows, one, square] if gallery else [rows, square, one], dim=1)
+
+    def error(self, dim: int, dtype: torch.dtype) -> float:
+        """Largest distance of a product of two `dtype` features from score / factor, whatever the order of summation.
+
+        A sum of n products errs by at most gamma(n) = n u / (1 - n u) times the sum of their sizes (Higham, Accuracy
+        and Stability of Numerical Algorithms, section 3.1). That sum is at most 1 by Cauchy-Schwarz, and 2 for the
+        Euclidean distance. float32: n products and two rounded inputs, and six roundings to spare, far more than the
+        steps in float64 and the rounding of a threshold's edges take. float64: product, score, lengths and divisions
+        each err by gamma(n) and a few u.
+        """
+        rounding = torch.finfo(dtype).eps / 2
+        width = self.width(dim)
+        count = width + 8 if dtype == torch.float32 else 4 * width + 32
+        if count * rounding > 0.01:
+            return float("inf")
+        return (4.08 if self.squared else 1.02) * count * rounding
 
 
-def _tile(rows: Tensor, columns: Tensor, sizes: list[int], level: int, place: int) -> Tensor:
-    """What `tree_sum` holds at `place` after `level` folds, for a tile of pairs."""
-    if level == 0:
-        return rows[place] * columns[place]
-    total = _tile(rows, columns, sizes, level - 1, place)
-    partner = place + sizes[level]
-    if partner < sizes[level - 1]:
-        total += _tile(rows, columns, sizes, level - 1, partner)
-    return total
-
-
-def tile_bytes(dim: int) -> int:
-    """Bytes that `exact_block` needs for each pair of a tile: one number per level of the tree, and two to spare."""
-    return 8 * (dim.bit_length() + 3)
-
-
-def product_error(dim: int, dtype: torch.dtype) -> float:
-    """Largest distance of a product of two `dtype` unit vectors from the score, whatever the order of summation.
-
-    A sum of n products errs by at most gamma(n) = n u / (1 - n u) times the sum of their sizes (Higham, Accuracy and
-    Stability of Numerical Algorithms, section 3.1), which for unit vectors is at most 1 by Cauchy-Schwarz.
-    float32: n products and two rounded inputs; the float64 steps before and the score's own error are far below
-    the six roundings to spare. float64: product, score, lengths and divisions each err by gamma(n) and a few u.
-    """
-    rounding = torch.finfo(dtype).eps / 2
-    count = dim + 8 if dtype == torch.float32 else 4 * dim + 32
-    if count * rounding > 0.01:
-        return float("inf")
-    return 1.02 * count * rounding
+def make_distance(name: str, longest_query: float, longest_gallery: float) -> Distance:
+    """The Distance for rows of at most these lengths; UserError for a name that is none."""
+    if name not in DISTANCES:
+        raise UserError(f"distance must be one of {', '.join(DISTANCES)}; got {name!r}")
+    if name == "cosine":
+        return Distance(name)
+    if name == "euclidean":
+        longest_query = longest_gallery = max(longest_query, longest_gallery)
+    return Distance(name, longest_query or 1.0, longest_gallery or 1.0)
 
 
 @contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """float32 products at full precision and no autocast inside; the caller's settings again afterwards."""
+def full_precision() -> Iterator[None]:
+    """float32 products at full precision and no graph inside; the caller's settings again afterwards."""
     if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
         mkldnn: Any = torch.backends.mkldnn
         switches = [torch.backends.cuda.matmul, mkldnn.matmul]
@@ -107,10 +137,25 @@ def full_precision(device: torch.device) -> Iterator[None]:
         precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
     try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        with torch.no_grad():
             yield
     finally:
         for switch, value in zip(switches, before, strict=True):
             switch.fp32_precision = value
         if not switches:
             torch.set_float32_matmul_precision(precision)
+
+
+@contextmanager
+def one_thread_each(wanted: bool) -> Iterator[None]:
+    """If wanted, every thread computes by itself inside: tiles are shared out among threads, not what is done to one.
+
+    Threads that wait for each other within many small operations took ten times the work on a busy machine.
+    """
+    before = torch.get_num_threads()
+    if wanted:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,6 +1,6 @@
 """SOPRC (Wen et al., NeurIPS 2022): the area under the precision-recall curve, at any sampling rate of positives."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -187,9 +187,15 @@ def last_of_label(labels: Int64[Tensor, " entry"], rows: Int64[Tensor, " entry"]
 
 def check_class_counts(class_counts: Tensor | Iterable[Any]) -> Int64[Tensor, " class"]:
     """The counts as an integer tensor on the host; UserError unless they are one non-negative number per class."""
-    counts = torch.as_tensor(class_counts if hasattr(class_counts, "__len__") else list(class_counts)).cpu()
+    expected = "class_counts must be one whole number per class, images of class 0, 1, …, such as np.bincount(labels)"
+    if isinstance(class_counts, Mapping) or not isinstance(class_counts, Tensor | Iterable):
+        raise UserError(f"{expected}; got {class_counts!r}")
+    try:
+        counts = torch.as_tensor(class_counts if hasattr(class_counts, "__len__") else list(class_counts)).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"{expected}; got {type(class_counts).__name__} ({error})") from error
     if counts.ndim != 1 or len(counts) == 0 or counts.is_floating_point() or counts.dtype == torch.bool:
-        raise UserError(f"class_counts must be one whole number per class, got {describe(counts)}")
+        raise UserError(f"{expected}; got {describe(counts)}")
     if int(counts.min()) < 0 or int(counts.max()) == 0:
         raise UserError(f"class_counts must be >= 0 and not all 0, got {int(counts.min())}..{int(counts.max())}")
     return counts.long().clone()

@@ -1,6 +1,5 @@
 """The embedding model: a timm backbone, pooling, a linear projection and L2 normalisation."""
 
-import difflib
 from typing import Any, Literal
 
 import timm
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from aurank.errors import UserError
+from aurank.names import meant, nearest
 
 Pooling = Literal["avg", "max", "gem"]
 POOLINGS: tuple[Pooling, ...] = ("avg", "max", "gem")
@@ -128,8 +128,7 @@ def _width(backbone: nn.Module) -> int:
 
 def _create_backbone(name: str, pretrained: bool, channels: int, pooling: Pooling, params: dict[str, Any]) -> Any:
     if not name.startswith(("hf-hub:", "hf_hub:", "local-dir:")) and not timm.is_model(name.split(".")[0]):
-        near = difflib.get_close_matches(name, timm.list_models(), n=3)
-        hint = f"; did you mean {', '.join(near)}?" if near else "; timm.list_models() names them all"
+        hint = meant(nearest(name, timm.list_models(), most=3)) or "; timm.list_models() names them all"
         raise UserError(f"model.backbone: timm has no model {name!r}{hint}")
     # Only timm's own pooling can be replaced by params.
     own: dict[str, Any] = {"global_pool": "" if pooling == "gem" else params.get("global_pool", pooling)}

@@ -1,13 +1,16 @@
 """Training from a configuration, and applying what was trained."""
 
-from aurank.training.apply import embed_model, evaluate_model
+from aurank.training.apply import Running, embed_model, evaluate_model
 from aurank.training.baselines import demo
 from aurank.training.build import build_manifest
 from aurank.training.components import read_config
 from aurank.training.dry_run import rehearse
 from aurank.training.run import TrainResult, load, train
+from aurank.training.selecting import Images
 
 __all__ = [
+    "Images",
+    "Running",
     "TrainResult",
     "build_manifest",
     "demo",

@@ -1,128 +1,248 @@
-"""Embedding and measuring with a trained model: what ``aurank embed`` and ``aurank evaluate`` call."""
+"""Embedding and measuring with any model: what ``aurank embed`` and ``aurank evaluate`` call."""
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 
-from aurank.config import Config
+from aurank.data import ImageDataset
 from aurank.errors import UserError
-from aurank.evaluation.embed import Embedded, embed
+from aurank.evaluation.cache import EmbeddingCache, data_sha256, weights_sha256
+from aurank.evaluation.embed import Embedded, ModelImages, embed
+from aurank.evaluation.index import Index
+from aurank.evaluation.inputs import byte_count
+from aurank.evaluation.protocols import Protocol
 from aurank.evaluation.report import Report
-from aurank.files import require_writable
-from aurank.training.build import build_dataset, build_encoder, build_manifest, model_weights
+from aurank.models.adapters import ADAPTERS, load_model
+from aurank.training.build import build_dataset, build_encoder, model_weights
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
-from aurank.training.components import read_config
 from aurank.training.loop import evaluation_options
+from aurank.training.selecting import Images, select
 
-Counter = Callable[[int, int], None]
-"""Told how many images are done and how many there are."""
+Listener = Callable[[str, int, int], None]
+"""Told a stage ("embedding" or "ranking"), how much of it is done and how much there is."""
 
-Skipped = Callable[[list[str]], None]
-"""Told the paths of the images that could not be read and were left out (``data.on_error=skip``), if there are any."""
+
+@dataclass(frozen=True)
+class Running:
+    """How a model is run; none of it is meant to change a number.
+
+    `batch`: images embedded at once (default: the configuration's 256). `device`: default CUDA where there is one.
+    `cache`: folder of the embedding cache, None for none. `allow_code`: whether ``python:`` models may run. `listener`
+    draws progress; `say` is given lines such as what was read from the cache.
+    """
+
+    batch: int | None = None
+    device: str | None = None
+    cache: Path | None = None
+    allow_code: bool = False
+    listener: Listener | None = None
+    say: Callable[[str], None] | None = None
 
 
 def evaluate_model(
     model: str,
-    out: Path,
+    images: Images | None = None,
     *,
-    data: str | None = None,
-    split: str | None = None,
     labels: Path | None = None,
-    overrides: Sequence[str] = (),
-    on_batch: Counter | None = None,
-    on_skipped: Skipped | None = None,
+    running: Running | None = None,
     **options: Any,
 ) -> Report:
-    """The exact report of a model or of saved embeddings; writes ``out/report.json``.
+    """The exact report of a model, or of saved embeddings, on the images chosen.
 
     Args:
-        model: ``aurank:DIR/best`` or ``embeddings:FILE``.
-        data: ``READER:PATH``, or None for the data the checkpoint was trained on.
-        split: of that data; None for the test split.
-        labels: file with the labels of saved embeddings that bring none.
-        overrides: dotted changes of the ``data`` section.
-        options: arguments of ``aurank.evaluate``; where absent, those of the checkpoint's configuration hold.
+        model: ``aurank:DIR/best``, a name as for ``aurank.models.adapters.load_model``, or ``embeddings:FILE``.
+        labels: for ``embeddings:FILE.npy``: the file of their labels.
+        images: with ``embeddings:FILE`` at most a protocol, whose data, read too, must be what was embedded.
+        options: arguments of ``aurank.evaluate``; where absent, those of a checkpoint's configuration hold.
+
+    Raises:
+        UserError: whatever is wrong with the options, before anything is embedded where that can be known.
     """
-    kind, path = _model(model)
-    require_writable(out / "report.json")
+    images, running = images or Images(), running or Running()
+    kind, what = _split(model)
+    images.check()
+    protocol = images.find_protocol()
+    device = choose_device(running.device)
+    options = {**options, "device": device}
     if kind == "embeddings":
-        unused = {"--data": data, "--split": split, "": " ".join(overrides) or None}
-        for option, value in unused.items():
-            if value is not None:
-                given = f"{option} {value}".strip()
-                raise UserError(f"{given} has no use with --model {model}: saved embeddings bring their own labels")
-        report = Embedded.load(path, labels).evaluate(**options)
+        if images.given and protocol is None:
+            raise UserError(
+                f"{images.given[0]} has no use with --model {model}: saved embeddings bring their own labels"
+            )
+        _check_options(options, protocol)
+        embedded = Embedded.load(Path(what), labels)
+        if protocol is not None:
+            protocol.require_same(embedded, select(images, None)[1])
+        notes = [f"model {model}"]
     else:
         if labels is not None:
-            raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with its data")
-        config = applied_config(load_checkpoint(resolve_checkpoint(path)), data, overrides)
-        embedded = embed_model(
-            model,
-            data=data,
-            split=split or "test",
-            overrides=overrides,
-            on_batch=on_batch,
-            on_skipped=on_skipped,
-        )
-        report = embedded.evaluate(**{**evaluation_options(config), **options})
-    report.save(out / "report.json")
-    return report
+            raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
+        prepared = _prepare(model, images, running)
+        inherited = {**prepared.options, **options}
+        if protocol is not None and "recall_at" not in options:
+            inherited.pop("recall_at", None)
+        options = inherited
+        _check_options(options, protocol)
+        embedded = _embed(prepared, device, running)
+        notes = [prepared.note, *_skipped(prepared.dataset, embedded)]
+    if running.listener is not None:
+        listener = running.listener
+        options["progress"] = lambda done, total: listener("ranking", done, total)
+    report = embedded.evaluate(**options) if protocol is None else protocol.evaluate(embedded, **options)
+    return dataclasses.replace(report, notes=[*report.notes, *notes])
 
 
-def embed_model(
-    model: str,
-    *,
-    data: str | None = None,
-    split: str = "test",
-    overrides: Sequence[str] = (),
-    on_batch: Counter | None = None,
-    on_skipped: Skipped | None = None,
-) -> Embedded:
-    """The embeddings of a split under a checkpoint's weights and evaluation transform; arguments as above."""
-    kind, path = _model(model)
-    if kind != "aurank":
-        raise UserError(f"--model {model}: only aurank:DIR/best can embed images")
-    checkpoint = load_checkpoint(resolve_checkpoint(path))
-    config = applied_config(checkpoint, data, overrides)
-    manifest = build_manifest(config.data, seed=config.seed).split(split)
-    encoder = build_encoder(config.model, channels=config.data.channels, load=False)
-    encoder.load_state_dict(model_weights(checkpoint))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dataset = build_dataset(config.data, manifest, train=False)
-    embedded = embed(
-        encoder.to(device),
-        dataset,
-        batch=config.evaluate.batch,
-        workers=config.data.workers,
-        on_batch=None if on_batch is None else lambda done: on_batch(done, len(manifest)),
-    )
-    if on_skipped is not None and dataset.skipped:
-        on_skipped(dataset.skipped)
+def embed_model(model: str, images: Images | None = None, *, running: Running | None = None) -> Embedded:
+    """The embeddings of the images chosen, under the model's own preprocessing; arguments as for `evaluate_model`."""
+    images, running = images or Images(), running or Running()
+    if _split(model)[0] == "embeddings":
+        raise UserError(f"--model {model}: these are embeddings already; name a model")
+    device = choose_device(running.device)
+    prepared = _prepare(model, images, running)
+    embedded = _embed(prepared, device, running)
+    if running.say is not None:
+        for line in _skipped(prepared.dataset, embedded):
+            running.say(line)
     return embedded
 
 
-def applied_config(checkpoint: dict[str, Any], data: str | None, overrides: Sequence[str]) -> Config:
-    """A checkpoint's configuration with another data set and changed ``data`` settings."""
-    for override in overrides:
-        if not override.startswith("data."):
-            raise UserError(f"{override!r}: only data.* can be changed for a trained model")
-    content = dict(checkpoint["config"])
-    if data is not None:
-        name, _, path = data.partition(":")
-        content["data"] = {**content["data"], "name": name, "params": {}}
-        if path:
-            # A file is named by its folder and its own name: `file` for a table, `path` for an archive of images.
-            target = Path(path)
-            content["data"]["root"] = str(target.parent if target.is_file() else target)
-            if target.is_file():
-                content["data"]["params"] = {"file" if name == "table" else "path": target.name}
-    return read_config(content, overrides)
+def choose_device(name: str | None) -> torch.device:
+    """The device of that name, tried out; by default CUDA where there is one, else the CPU."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        text = str(error).splitlines()[0]
+        raise UserError(f"--device {name!r} cannot be used here ({text}); cpu always can") from error
+    return device
 
 
-def _model(model: str) -> tuple[str, Path]:
-    kind, _, path = model.partition(":")
-    if kind not in ("aurank", "embeddings") or not path:
-        raise UserError(f"--model {model!r}: expected aurank:DIR/best or embeddings:FILE")
-    return kind, Path(path)
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """A model and the images as it wants them; `description` decides an embedding together with weights and images."""
+
+    name: str
+    module: nn.Module
+    dataset: ImageDataset
+    description: str
+    batch: int
+    workers: int
+    options: dict[str, Any]
+
+    @property
+    def note(self) -> str:
+        manifest = self.dataset.manifest
+        return f"model {self.name}; {len(manifest):,} images of {manifest.name}, manifest {manifest.sha256[:16]}"
+
+
+def _prepare(model: str, images: Images, running: Running) -> _Prepared:
+    kind, what = _split(model)
+    if kind != "aurank":
+        loaded = load_model(model, allow_code=running.allow_code)
+        config, manifest = select(images, None)
+        unusable = ("data.image_size", "data.channels", "data.test_transform", "data.train_transform", "data.cache")
+        for override in images.overrides:
+            if override.startswith(unusable):
+                raise UserError(f"{override} has no use with --model {model}, which brings its own preprocessing")
+        dataset: ImageDataset = ModelImages(manifest, loaded, on_error=config.data.on_error)
+        module, description, options = loaded.module, loaded.description, {}
+    else:
+        checkpoint = load_checkpoint(resolve_checkpoint(what))
+        config, manifest = select(images, checkpoint["config"])
+        module = build_encoder(config.model, channels=config.data.channels, load=False)
+        module.load_state_dict(model_weights(checkpoint))
+        dataset = build_dataset(config.data, manifest, train=False)
+        description = f"{config.model!r} {dataset.pipeline!r}"
+        options = evaluation_options(config)
+    batch = config.evaluate.batch if running.batch is None else running.batch
+    return _Prepared(model, module, dataset, description, batch, config.data.workers, options)
+
+
+def _embed(prepared: _Prepared, device: torch.device, running: Running) -> Embedded:
+    total = len(prepared.dataset)
+    cache = None
+    if running.cache is not None:
+        cache = EmbeddingCache(
+            running.cache,
+            weights=weights_sha256(prepared.module),
+            transform=prepared.description,
+            data=data_sha256(prepared.dataset.manifest),
+            about={"model": prepared.name, "images": total, "of": prepared.dataset.manifest.name},
+            say=running.say,
+        )
+    done = 0
+
+    def on_batch(count: int) -> None:
+        nonlocal done
+        done += count
+        if running.listener is not None:
+            running.listener("embedding", done, total)
+
+    return embed(
+        prepared.module.to(device),
+        prepared.dataset,
+        batch=prepared.batch,
+        workers=prepared.workers,
+        device=device,
+        on_batch=on_batch,
+        cache=cache,
+    )
+
+
+def _skipped(dataset: ImageDataset, embedded: Embedded) -> list[str]:
+    kept = set(embedded.ids.tolist())
+    paths = [path for row, path in enumerate(dataset.manifest.paths) if row not in kept]
+    if not paths:
+        return []
+    more = f", and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return [f"skipped, unreadable: {len(paths):,} of {len(dataset):,} images ({'; '.join(paths[:3])}{more})"]
+
+
+_TRIAL = Embedded(
+    embeddings=np.array([[1, 0], [1, 0.5], [0, 1], [0.5, 1]], dtype=np.float32),
+    labels=np.array([0, 0, 1, 1]),
+    ids=np.arange(4),
+    paths=np.array(["a", "b", "c", "d"]),
+    is_query=np.ones(4, dtype=np.bool_),
+    is_gallery=np.ones(4, dtype=np.bool_),
+    groups=np.full(4, -1),
+)
+
+
+def _check_options(options: dict[str, Any], protocol: Protocol | None) -> None:
+    """Raises UserError for options that cannot be met, by evaluating four rows: hours before they would be needed."""
+    byte_count(options.get("max_memory", "1GiB"))
+    if isinstance(index := options.get("index"), str):
+        _check_factory(index, options.get("distance", "cosine"), options["device"])
+    # An index has to be trained on more rows than these, and the memory that is needed grows with them.
+    tried = {name: value for name, value in options.items() if name not in ("index", "max_memory")}
+    _ = _TRIAL.evaluate(**tried) if protocol is None else protocol.evaluate(_TRIAL, **tried)
+
+
+def _check_factory(factory: str, distance: str, device: torch.device) -> None:
+    """Raises UserError for a text that makes no index, whatever the width of the embeddings."""
+    try:
+        Index(256, factory, distance=distance, device=device)
+    except UserError as error:
+        # Codes divide the width, which only the first embedding tells.
+        if "should be a multiple" not in str(error):
+            raise
+
+
+def _split(model: str) -> tuple[str, str]:
+    kind, _, what = model.partition(":")
+    known = ("aurank", "embeddings", *ADAPTERS)
+    if kind not in known or not what:
+        shapes = "aurank:DIR/best, embeddings:FILE, timm:NAME[,pretrained=false]"
+        raise UserError(
+            f"--model {model!r}: expected {shapes}, or one of {', '.join(f'{name}:…' for name in known[3:])}"
+        )
+    return kind, what

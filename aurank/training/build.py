@@ -44,7 +44,27 @@ def build_splits(config: DataConfig, *, seed: int) -> Splits:
     """The training, validation and test images."""
     whole = build_manifest(config, seed=seed)
     val = whole.split("val") if "val" in whole.split_sizes else None
-    return Splits(whole, whole.split("train"), val, whole.split("test"))
+    return Splits(whole, split_of(whole, config, "train"), val, split_of(whole, config, "test"))
+
+
+def split_of(whole: Manifest, config: DataConfig, name: str) -> Manifest:
+    """The images of one split; UserError where there are none, with what to do in the data set that was read."""
+    try:
+        return whole.split(name)
+    except UserError as error:
+        raise UserError(f"{error}{_split_remedy(config, name)}") from error
+
+
+def _split_remedy(config: DataConfig, name: str) -> str:
+    if config.name == "folder" and name in ("train", "test"):
+        bound = "below 1 (such as 0.5)" if name == "train" else "above 0"
+        return (
+            f"; add {name}/CLASS/IMAGE, or, where the folder is CLASS/IMAGE, set data.params.test_fraction {bound}, "
+            "the fraction of the classes that is for testing (default 1)"
+        )
+    if config.name == "table":
+        return f"; write {name} into the column split of {config.params['file']} for some of its classes"
+    return ""
 
 
 def build_transform(config: DataConfig, *, train: bool) -> Pipeline:

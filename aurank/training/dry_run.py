@@ -15,7 +15,7 @@ from aurank.evaluation.embed import embed
 from aurank.training.build import Splits, build_dataset, build_splits
 from aurank.training.checkpoint import seed_everything
 from aurank.training.loop import Parts, evaluation_options, too_few_readable
-from aurank.training.run import build_parts, own_settings
+from aurank.training.run import build_parts, own_settings, smaller_batch
 
 GIB = 2**30
 _OPTIMISER_COPIES = {"sgd": 1, "adam": 2, "adamw": 2}
@@ -26,7 +26,7 @@ MEASURED = 8
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Sizes, counts and an estimate of memory (bytes) and time (seconds a step, data included)."""
+    """Sizes, counts and an estimate of memory (bytes) and time (seconds a step, data included); notices to read."""
 
     images: dict[str, int]
     classes: dict[str, int]
@@ -37,6 +37,7 @@ class Rehearsal:
     seconds_per_step: float
     memory: dict[str, int]
     loss: float
+    notices: list[str]
 
     def __str__(self) -> str:
         rows = [f"{name:<12}{count:>9} images {self.classes[name]:>7} classes" for name, count in self.images.items()]
@@ -49,6 +50,7 @@ class Rehearsal:
                 f"step        {self.seconds_per_step:>9.3f} s on this machine (second of {BATCHES} batches)",
                 f"memory      {sum(self.memory.values()) / GIB:>9.2f} GiB a process, estimated: {memory}",
                 f"loss        {self.loss:>9.4f} on the second batch",
+                *self.notices,
             ]
         )
 
@@ -109,6 +111,7 @@ def _rehearse(config: Config, splits: Splits, parts: Parts) -> Rehearsal:
             "images": sum(images.cached_bytes for images in present.values()),
         },
         loss=loss,
+        notices=smaller_batch(parts),
     )
 
 

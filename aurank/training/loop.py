@@ -30,7 +30,8 @@ from aurank.training.signals import StopRequest
 Listener = Callable[[str, dict[str, Any]], None]
 """Told what happens: ("step", …), ("validation", …), ("saved", …), ("testing", …), ("tested", …), in the main process.
 
-``skipped`` in a step, a validation or a test counts the unreadable images left out so far (data.on_error=skip).
+("notice", {"text": …}) is to be shown. ``skipped`` in a step, a validation or a test counts the unreadable images left
+out so far (data.on_error=skip).
 """
 
 
@@ -343,4 +344,5 @@ def restore(parts: Parts, state: dict[str, Any]) -> Progress:
 def evaluation_options(config: Config) -> dict[str, Any]:
     """The arguments of ``aurank.evaluate`` that a configuration holds."""
     settings = config.evaluate
-    return {"recall_at": tuple(settings.recall_at), "ties": settings.ties, "max_memory": settings.max_memory}
+    options = {"recall_at": tuple(settings.recall_at), "ties": settings.ties, "max_memory": settings.max_memory}
+    return {**options, "distributed": False}  # the main process alone evaluates

@@ -2,9 +2,9 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ def train(
     out: Path | str,
     resume: bool = False,
     *,
+    overrides: Sequence[str] = (),
     listener: Listener | None = None,
 ) -> TrainResult:
     """Train an embedding as ``config`` says, into the folder ``out``.
@@ -73,19 +74,24 @@ def train(
     Writes config.yaml, metrics.jsonl, last.pt, best.pt, timing.json and, at the end, report.json.
 
     Args:
-        config: a ``Config``, the path of a YAML file, or a plain dict.
+        config: a ``Config``, the path of a YAML file, the name of a shipped configuration, or a plain dict.
         resume: go on from ``out/last.pt``; a run that is already finished is only measured again.
+        overrides: dotted changes of the configuration, ``["optim.lr=1e-4", "train.steps=600"]``.
         listener: called with an event name and its values, in the main process.
 
     Raises:
         UserError: a mistake in the configuration, the data or the folder, before any training.
         AurankError: the loss is not finite, or a checkpoint cannot be written.
     """
-    config = config if isinstance(config, Config) else read_config(config)
+    if isinstance(config, Config):
+        config = read_config(config.model_dump(mode="json"), overrides) if overrides else config
+    else:
+        config = read_config(config, overrides)
     out = Path(out)
     state = _prepare(config, out, resume)
+    notices = [f"--resume: {out} holds no checkpoint yet; the run starts anew"] if resume and state is None else []
     with own_settings():
-        return _train(config, out, state, listener)
+        return _train(config, out, state, listener, notices)
 
 
 @contextmanager
@@ -97,7 +103,9 @@ def own_settings() -> Iterator[None]:
         AcceleratorState._reset_state(reset_partial_state=False)
 
 
-def _train(config: Config, out: Path, state: dict[str, Any] | None, listener: Listener | None) -> TrainResult:
+def _train(
+    config: Config, out: Path, state: dict[str, Any] | None, listener: Listener | None, notices: Sequence[str]
+) -> TrainResult:
     started = time.perf_counter()
     seed_everything(config.seed)
     splits = build_splits(config.data, seed=config.seed)
@@ -111,6 +119,8 @@ def _train(config: Config, out: Path, state: dict[str, Any] | None, listener: Li
     if parts.accelerator.is_main_process:
         write_text(out / "config.yaml", dump_config(config))
     loop = Loop(parts, out, progress=progress, listener=listener)
+    for text in [*notices, *smaller_batch(parts)]:
+        loop.listen("notice", {"text": text})
     first_step = progress.step
     stopped_by = loop.run()
     training_seconds = time.perf_counter() - started
@@ -197,6 +207,18 @@ def build_parts(config: Config, splits: Splits, out: Path | None = None, *, load
     )
 
 
+def smaller_batch(parts: Parts) -> list[str]:
+    """What to say where no batch can be as large as ``sampler.batch``; empty where one can."""
+    asked, possible = parts.config.sampler.batch, parts.sampler.largest_batch
+    if possible >= asked:
+        return []
+    held = parts.train_data.manifest
+    return [
+        f"batches have {possible} images in place of sampler.batch={asked}: that is all that the sampler can draw from "
+        f"{len(held):,} training images of {len(held.classes):,} classes"
+    ]
+
+
 def _accelerator(config: Config, out: Path | None) -> Accelerator:
     available = {str(tracker) for tracker in get_available_trackers()}
     missing = [name for name in config.train.trackers if name not in available]
@@ -228,9 +250,16 @@ def _test(loop: Loop, splits: Splits, out: Path) -> tuple[Report, int]:
     """The report of the test split under the best weights, and how many of its images were skipped."""
     config = loop.parts.config
     loop.parts.average = None
-    loop.parts.module.load_state_dict(model_weights(load_checkpoint(out / "best.pt")))
+    best = load_checkpoint(out / "best.pt")
+    loop.parts.module.load_state_dict(model_weights(best))
     data = build_dataset(config.data, splits.test, train=False)
-    return loop.measure(data), len(data.skipped)
+    report = loop.measure(data)
+    # Nothing of this process's own course, such as what training skipped: a resumed run writes the same report.
+    notes = [
+        f"best weights, of step {best['progress']['step']}; {len(data):,} images of {data.manifest.name}, split test, "
+        f"manifest {data.manifest.sha256[:16]}, {len(data.skipped):,} of them skipped as unreadable"
+    ]
+    return replace(report, notes=[*report.notes, *notes]), len(data.skipped)
 
 
 def load(path: Path | str) -> tuple[nn.Module, Pipeline]:

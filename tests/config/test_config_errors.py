@@ -157,6 +157,15 @@ def test_contradictions_are_found_in_an_otherwise_right_configuration() -> None:
     ]
 
 
+@pytest.mark.parametrize("params", ["{per_class: 4}", "{}", "null"])
+def test_a_batch_that_is_no_multiple_of_the_images_of_a_class_is_refused(params: str) -> None:
+    expected = "expected a multiple of sampler.params.per_class = 4, such as 112 or 116"
+    assert errors_of(f"sampler: {{name: pk, batch: 113, params: {params}}}") == [f"sampler.batch: got 113, {expected}"]
+    assert errors_of(f"{{sampler: {{name: pk, batch: 113, params: {params}}}, optim: {{lr: fast}}}}")[1:] == [
+        f"sampler.batch: got 113, {expected}"
+    ]
+
+
 def test_a_default_takes_part_in_contradictions_beside_other_mistakes() -> None:
     source = {"data": {"name": "digits"}, "sampler": {"params": {"per_class": 60}}, "train": {"steps": 0}}
     with pytest.raises(ConfigError) as caught:

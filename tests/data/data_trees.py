@@ -11,8 +11,8 @@ from PIL import Image
 
 from aurank.data import ArraySource, Manifest, build_manifest
 
-# Real archives: $AURANK_DATA, else ../shared/data beside the checkout.
-REAL_DATA = Path(os.environ.get("AURANK_DATA") or Path(__file__).parents[3] / "shared" / "data")
+# Real archives lie where aurank itself looks: in $AURANK_DATA, else in ./data.
+REAL_DATA = Path(os.environ.get("AURANK_DATA") or "data").expanduser()
 
 
 def real_archive(name: str) -> Path:

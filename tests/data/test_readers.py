@@ -146,4 +146,4 @@ def test_digits_are_scikit_learns_pixels_on_the_whole_range():
 
 
 def test_readers_are_known_by_name():
-    assert set(READERS) == {"omniglot", "folder", "table", "lists", "digits"}
+    assert set(READERS) == {"omniglot", "folder", "table", "lists", "digits", "sop", "inaturalist2018", "vehicleid"}

@@ -1,3 +1,4 @@
+import inspect
 import itertools
 
 import numpy as np
@@ -5,6 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from aurank.config.schema import PER_CLASS
 from aurank.data import SAMPLERS, PKSampler, ShuffledSampler
 from aurank.data.samplers import cut, deal
 from aurank.errors import UserError
@@ -258,3 +260,16 @@ def test_what_pk_cannot_do_is_refused(sizes, batch, params, message):
 def test_what_shuffled_cannot_do_is_refused(count, batch):
     with pytest.raises(UserError, match="at least 2 images a batch are needed"):
         ShuffledSampler(np.zeros(count, dtype=np.int64), batch)
+
+
+def test_the_configuration_knows_the_default_of_per_class():
+    assert inspect.signature(PKSampler).parameters["per_class"].default == PER_CLASS
+
+
+@pytest.mark.parametrize(("counts", "most"), [([4, 4], 8), ([9, 9, 1], 9), ([4] * 10, 16)])
+def test_the_largest_batch_is_what_the_classes_can_fill(counts, most):
+    labels = np.repeat(np.arange(len(counts)), counts)
+    sampler = PKSampler(labels, 16)
+    assert sampler.largest_batch == most
+    assert max(len(rows) for rows in sampler.epoch(0)) <= most
+    assert ShuffledSampler(labels, 16).largest_batch == min(16, len(labels))

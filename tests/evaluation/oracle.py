@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import torch
 
 
 def exact_score(left: np.ndarray, right: np.ndarray) -> float:
@@ -87,3 +89,47 @@ def brute_force(
             rows.append(row)
             values.append(query_metrics(scores, positive, cuts, tolerance))
     return {name: math.fsum(value[name] for value in values) / len(values) for name in values[0]}, rows
+
+
+def rational_score(left: Sequence[Fraction], right: Sequence[Fraction], distance: str) -> Fraction:
+    """The score without any rounding; for the cosine its square with its sign, which orders the same."""
+    if distance == "euclidean":
+        return -sum(((a - b) ** 2 for a, b in zip(left, right, strict=True)), Fraction())
+    product = sum((a * b for a, b in zip(left, right, strict=True)), Fraction())
+    if distance == "dot":
+        return product
+    squares = sum(a * a for a in left) * sum(b * b for b in right)
+    return product * abs(product) / squares
+
+
+def exact_lists(
+    embeddings: Any,
+    labels: Sequence[int],
+    gallery: Any = None,
+    gallery_labels: Sequence[int] | None = None,
+    *,
+    ids: Sequence[int] | None = None,
+    gallery_ids: Sequence[int] | None = None,
+    distance: str = "cosine",
+) -> dict[int, list[tuple[int, bool]]]:
+    """For each query with a positive, by row: (score, positive) of what it is compared with, by exact order."""
+    own = gallery is None
+    left, right = ([*map(_rational, side)] for side in (embeddings, embeddings if own else gallery))
+    there_labels = labels if gallery_labels is None else gallery_labels
+    result = {}
+    for row, query in enumerate(left):
+        kept = [
+            place
+            for place in range(len(right))
+            if (place != row if own else ids is None or gallery_ids is None or ids[row] != gallery_ids[place])
+        ]
+        scores = [rational_score(query, right[place], distance) for place in kept]
+        number = {score: step for step, score in enumerate(sorted(set(scores)))}
+        positive = [there_labels[place] == labels[row] for place in kept]
+        if any(positive):
+            result[row] = [(number[score], wanted) for score, wanted in zip(scores, positive, strict=True)]
+    return result
+
+
+def _rational(row: Any) -> list[Fraction]:
+    return [Fraction(value) for value in torch.as_tensor(row).double().tolist()]

@@ -1,139 +1,204 @@
-"""Definitions worked by hand on ranks written down, ties among them, and what a report keeps of them."""
+"""Definitions worked by hand on ranks written down, and against the sorted list; ties among them."""
 
-import json
-import math
+import re
+from math import log2
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from listing import Item, expected, ranks_of, read, relevance
 from sklearn.metrics import average_precision_score
 
 from aurank.errors import UserError
-from aurank.evaluation import Ranks, Report, evaluate, metrics
+from aurank.evaluation import evaluate, metrics
+from aurank.evaluation.summary import default_metrics, report_of
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+ROW = re.compile(r"\| `([^`]+)` \| .* \| `([^`]+)` \|")
+TIED = read("- ++- ++ ---")  # the list of docs/metrics.md; ranks 3, 4, 5, 6
+ITEMS = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=12).filter(
+    lambda items: any(is_positive for _, is_positive in items)
+)
 
 
-def written_down(groups: list[tuple[int, int]], *, num_gallery: int) -> Ranks:
-    """Ranks of one query from groups of equal scores, best first: (positives, negatives) in each."""
-    higher, tied, at_least, ahead, found = [], [], [], 0, 0
-    for positives, negatives in groups:
-        found += positives
-        higher += [ahead] * positives
-        tied += [negatives] * positives
-        at_least += [found] * positives
-        ahead += negatives
-    return Ranks(
-        query=np.array([0]),
-        num_negatives=np.array([ahead]),
-        offset=np.array([0, found]),
-        positive=np.arange(found),
-        higher=np.array(higher),
-        tied=np.array(tied),
-        at_least=np.array(at_least),
-        num_queries=1,
-        num_gallery=num_gallery,
-    )
+def documented() -> dict[str, float]:
+    """The values worked out in docs/metrics.md, by name."""
+    rows = (ROW.fullmatch(line) for line in DOCS.read_text(encoding="utf-8").splitlines())
+    return {row[1]: float(eval(row[2], {"log2": log2})) for row in rows if row}
 
 
-# A negative; a group of 2 positives and 1 negative; 2 positives alone; 3 negatives. R = 4, ranks 3, 4, 5, 6.
-TIED = written_down([(0, 1), (2, 1), (2, 0), (0, 3)], num_gallery=9)
+def test_every_definition_has_its_worked_value_in_the_docs() -> None:
+    ranks, values = ranks_of([TIED]), documented()
+    assert ranks.rank.tolist() == [3, 4, 5, 6]
+    assert set(values) == {*metrics.NAMES, *metrics.TIES}
+    for name in metrics.NAMES:
+        assert metrics.query_values(ranks, name.format(k=3)) == pytest.approx([values[name]], abs=1e-15), name
+    for rule in metrics.TIES:
+        assert metrics.query_values(ranks, "mauprc", ties=rule) == pytest.approx([values[rule]], abs=1e-15), rule
 
 
-def test_average_precision_of_ties_by_each_rule() -> None:
-    (threshold,) = metrics.average_precision(TIED)
-    assert threshold == pytest.approx((2 / 4 + 2 / 4 + 4 / 6 + 4 / 6) / 4, abs=1e-15)
-    assert threshold == pytest.approx(average_precision_score([0, 1, 1, 0, 1, 1, 0, 0, 0], [4, 3, 3, 3, 2, 2, 1, 1, 1]))
-    (optimistic,) = metrics.average_precision(TIED, ties="optimistic")
-    assert optimistic == pytest.approx((2 / 3 + 2 / 3 + 4 / 6 + 4 / 6) / 4, abs=1e-15)
-    (pessimistic,) = metrics.average_precision(TIED, ties="pessimistic")
-    assert pessimistic == pytest.approx((1 / 3 + 2 / 4 + 3 / 5 + 4 / 6) / 4, abs=1e-15)
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("+ - + - -", "mauprc", (1 + 2 / 3) / 2),
+        ("+ - + - -", "map@1(min)", 1.0),
+        ("+ - + - -", "map@1(r)", 1 / 2),
+        ("+ - + - -", "map@3(min)", (1 + 2 / 3) / 2),
+        ("+ - + - -", "map@2(r)", 1 / 2),
+        ("+ - + - -", "ndcg@2", 1 / (1 + 1 / log2(3))),
+        ("+ - + - -", "ndcg@1", 1.0),
+        ("- + - + -", "ndcg@1", 0.0),
+        ("- + - + -", "map@1(min)", 0.0),
+        # k beyond R and beyond the gallery: nothing is left to find, and only precision divides by k itself
+        ("+ - + - -", "recall@100", 1.0),
+        ("+ - + - -", "precision@100", 2 / 100),
+        ("+ - + - -", "map@100(min)", (1 + 2 / 3) / 2),
+        ("+ - + - -", "map@100(r)", (1 + 2 / 3) / 2),
+        ("- + - -", "ndcg@100", 1 / log2(3)),
+        (f"+ - + {'-' * 7}", f"precision@{10**30}", 2 / 10**30),
+        (f"+ - + {'-' * 7}", f"map@{10**30}(min)", (1 + 2 / 3) / 2),
+        # a duplicate of a positive among the negatives ties with it, and stands ahead
+        ("+- +", "recall@1", 0.0),
+        ("+- +", "mrr", 1 / 2),
+        ("+- +", "auroc", 0.0),
+        ("++ -", "mauprc", 1.0),
+        # nothing but positives
+        ("+ ++", "auroc", 1.0),
+        ("+ ++", "minp", 1.0),
+    ],
+)
+def test_hand_computed_values(text: str, name: str, value: float) -> None:
+    assert metrics.query_values(ranks_of([read(text)]), name) == pytest.approx([value], abs=1e-15)
 
 
-def test_all_other_metrics_count_a_tied_negative_as_ahead() -> None:
-    assert TIED.rank.tolist() == [3, 4, 5, 6]
-    assert metrics.recall_at(TIED, 2) == [0.0]
-    assert metrics.recall_at(TIED, 3) == [1.0]
-    assert metrics.precision_at(TIED, 4) == [2 / 4]
-    assert metrics.precision_at(TIED, 100) == [4 / 100]
-    assert metrics.map_at_r(TIED) == pytest.approx([(1 / 3 + 2 / 4) / 4], abs=1e-15)
-    assert metrics.r_precision(TIED) == [2 / 4]
-    gains = [1 / math.log2(1 + rank) for rank in (3, 4, 5, 6)]
-    assert metrics.ndcg(TIED) == pytest.approx([sum(gains) / sum(1 / math.log2(1 + j) for j in (1, 2, 3, 4))])
-    assert metrics.reciprocal_rank(TIED) == [1 / 3]
-    assert metrics.inverse_negative_penalty(TIED) == [4 / 6]
-    assert metrics.auroc(TIED) == [1 - (2 + 2 + 2 + 2) / (4 * 5)]
+@settings(max_examples=150, deadline=None)
+@given(lists=st.lists(ITEMS, min_size=1, max_size=4), k=st.integers(1, 15))
+def test_all_metrics_equal_those_of_the_sorted_list(lists: list[list[Item]], k: int) -> None:
+    ranks = ranks_of(lists)
+    for name in metrics.NAMES:
+        values = [expected(items, name, k=k) for items in lists]
+        assert metrics.query_values(ranks, name.format(k=k)) == pytest.approx(values, abs=1e-12), name
+    for rule in metrics.TIES:
+        values = [expected(items, "mauprc", ties=rule) for items in lists]
+        assert metrics.query_values(ranks, "mauprc", ties=rule) == pytest.approx(values, abs=1e-12), rule
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_tie_rules_bound_the_threshold_and_every_order_of_tied_items(seed: int) -> None:
-    chance = np.random.default_rng(seed)
-    groups = [(int(p), int(n)) for p, n in chance.integers(0, 4, size=(5, 2))] + [(1, 1)]
-    ranks = written_down(groups, num_gallery=60)
+@settings(max_examples=100, deadline=None)
+@given(items=ITEMS)
+def test_average_precision_is_that_of_scikit_learn(items: list[Item]) -> None:
+    scores, positive = zip(*items, strict=True)
+    value = average_precision_score(np.array(positive, dtype=int), np.array(scores))
+    assert metrics.average_precision(ranks_of([items])) == pytest.approx([value], abs=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(items=ITEMS, seed=st.integers(0, 1000))
+def test_the_tie_rules_bound_the_threshold_and_every_order_of_tied_items(items: list[Item], seed: int) -> None:
+    ranks = ranks_of([items])
     low, middle, high = (
         float(metrics.average_precision(ranks, ties=rule)[0]) for rule in ("pessimistic", "threshold", "optimistic")
     )
     assert low <= middle <= high
-    for _ in range(10):
-        order = [chance.permutation([1] * positives + [0] * negatives) for positives, negatives in groups]
-        relevant = np.concatenate(order)
-        value = average_precision_score(relevant, -np.arange(len(relevant)))
-        assert low - 1e-12 <= value <= high + 1e-12
+    chance = np.random.default_rng(seed)
+    shuffled = sorted(items, key=lambda item: (-item[0], chance.random()))
+    value = average_precision_score([int(is_positive) for _, is_positive in shuffled], -np.arange(len(items)))
+    assert low - 1e-12 <= value <= high + 1e-12
 
 
-def test_a_query_whose_whole_gallery_is_positive_is_perfect() -> None:
-    report = evaluate(np.random.default_rng(0).normal(size=(6, 3)), [4] * 6, recall_at=(1, 10**9))
-    assert {name: value for name, value in report.metrics.items() if not name.startswith("precision")} == {
-        name: 1.0 for name in report.metrics if not name.startswith("precision")
-    }
-    assert report.metrics["precision@1000000000"] == pytest.approx(5 / 10**9)
+def test_only_average_precision_heeds_the_rule_for_ties() -> None:
+    ranks = ranks_of([TIED])
+    assert relevance(TIED)[:4] == [False, False, True, True]
+    for name in set(metrics.NAMES) - {"mauprc"}:
+        values = [metrics.query_values(ranks, name.format(k=3), ties=rule).tolist() for rule in metrics.TIES]
+        assert values[0] == values[1] == values[2]
 
 
-def test_the_report_names_its_metrics_in_order_and_prints_them() -> None:
-    labels = [1, 1, 1, 2, 2, 9]
-    report = evaluate(np.random.default_rng(0).normal(size=(6, 3)), labels, recall_at=[10, 1, 10])
-    assert list(report.metrics) == [
+def test_an_unknown_rule_for_ties_is_refused() -> None:
+    with pytest.raises(UserError, match=r"ties must be one of threshold, optimistic, pessimistic; got 'lucky'"):
+        metrics.average_precision(ranks_of([TIED]), ties="lucky")
+
+
+def test_lone_queries_are_in_no_mean() -> None:
+    report = report_of(ranks_of([read("+ -"), read("- -"), read("- +")]), recall_at=(1,))
+    assert (report.num_queries, report.num_lone_queries) == (3, 1)
+    assert report.per_query["query"].tolist() == [0, 2]
+    assert (report.mauprc, report.metrics["recall@1"], report.metrics["mrr"]) == (0.75, 0.5, 0.75)
+
+
+def test_duplicates_and_a_lone_query_from_embeddings_to_numbers() -> None:
+    # Rows 0 to 2 are one point: to query 0 its positive 1 ties with the negative 2. Row 4 alone has label 9.
+    angle = np.array([0.0, 0.0, 0.0, 0.4, 0.9])
+    report = evaluate(np.stack([np.cos(angle), np.sin(angle)], axis=1), [1, 1, 2, 2, 9], recall_at=(1, 10))
+    assert report.per_query["first_rank"].tolist() == [2, 2, 3, 3]
+    assert report.per_query["ap"].tolist() == [1 / 2, 1 / 2, 1 / 3, 1 / 3]
+    assert report.tie_bounds == ((1 / 2 + 1 / 2 + 1 / 3 + 1 / 3) / 4, (1 + 1 + 1 / 3 + 1) / 4)
+    assert (report.recall, report.num_lone_queries) == ({1: 0.0, 10: 1.0}, 1)
+
+
+def test_macro_is_the_mean_over_classes_of_class_means() -> None:
+    lists = [read("+ -"), read("- +"), read("+ -"), read("- - +")]
+    names = ["macro:mauprc", "mauprc", "macro:recall@1", "recall@1"]
+    report = report_of(ranks_of(lists), labels=np.array([7, 7, 7, -2]), metrics=names)
+    assert list(report.metrics) == names
+    assert report.metrics["mauprc"] == pytest.approx((1 + 1 / 2 + 1 + 1 / 3) / 4, abs=1e-15)
+    assert report.metrics["macro:mauprc"] == pytest.approx(((1 + 1 / 2 + 1) / 3 + 1 / 3) / 2, abs=1e-15)
+    assert report.metrics["recall@1"] == 2 / 4
+    assert report.metrics["macro:recall@1"] == (2 / 3 + 0) / 2
+
+
+def test_macro_without_labels_is_refused() -> None:
+    with pytest.raises(UserError, match="a mean over classes, and the queries came without labels"):
+        report_of(ranks_of([TIED]), metrics=["macro:mauprc"])
+
+
+def test_the_default_metrics_are_those_of_the_contract() -> None:
+    assert default_metrics((1, 10)) == (
         *("mauprc", "recall@1", "recall@10", "precision@1", "precision@10"),
         *("map@r", "r_precision", "ndcg", "mrr", "minp", "auroc"),
-    ]
-    assert report.per_query["query"].tolist() == [0, 1, 2, 3, 4]
-    assert report.per_query["num_positives"].tolist() == [2, 2, 2, 1, 1]
-    text = str(report)
-    assert all(name in text for name in report.metrics)
-    assert "6 queries, 1 of them skipped: no positive; 6 gallery rows" in text
-    assert "equal scores" not in text
+    )
+    assert tuple(report_of(ranks_of([TIED])).metrics) == default_metrics()
 
 
-def test_a_report_is_plain_json_and_replaces_the_old_one_whole(tmp_path: Path) -> None:
-    report = evaluate(np.eye(4)[[0, 0, 1, 1]], [1, 1, 2, 2])
-    path = tmp_path / "new" / "report.json"
-    report.save(path)
-    report.save(str(path))
-    content = json.loads(path.read_text(encoding="utf-8"))
-    assert content["metrics"]["mauprc"] == report.mauprc
-    assert (content["num_queries"], content["num_lone_queries"]) == (4, 0)
-    assert [entry.name for entry in path.parent.iterdir()] == ["report.json"]
-    loaded = Report.load(path)
-    assert (loaded.tie_bounds, loaded.ties, loaded.num_gallery) == (report.tie_bounds, "threshold", 4)
-    assert {name: array.dtype for name, array in loaded.per_query.items()} == {
-        name: array.dtype for name, array in report.per_query.items()
-    }
+def test_metrics_are_chosen_by_name_each_once() -> None:
+    names = ["ndcg@10", "map@5(r)", "ndcg@10", "minp"]
+    assert metrics.check_names(names) == ("ndcg@10", "map@5(r)", "minp")
+    report = report_of(ranks_of([TIED]), metrics=names)
+    assert list(report.metrics) == ["ndcg@10", "map@5(r)", "minp"]
+    assert report.mauprc == pytest.approx(documented()["mauprc"])
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("wrong", "message"),
     [
-        ("[1, 2]", "is not a report: expected a file that"),
-        ('{"metrics": {}}', "is not a report: expected a file that"),
-        ('{"format": "aurank.report", "version": 99}', "is a report of version 99, and this aurank reads version 1"),
-        ('{"format": "aurank.report", "version": 1, "metrics": {}}', "is a damaged report"),
-        ("\u0000\u0001", "is not a report, or is cut short"),
+        (["mauprc", "recal@20"], r"unknown metric 'recal@20', expected one of .*did you mean 'recall@20'"),
+        (["map@10"], r"unknown metric 'map@10',.* did you mean 'map@10\(r\)' or .*'map@10\(min\)'"),
+        (["macro:nDCG@5x"], r"unknown metric 'macro:nDCG@5x', .*did you mean 'ndcg@5'"),
+        (["recall@0"], r"unknown metric 'recall@0', .*did you mean 'recall@1'"),
+        (["recall"], r"did you mean 'recall@1'"),
+        (["mAP"], r"did you mean .*mauprc"),
+        (["fid"], r"unknown metric 'fid', expected one of mauprc, recall@\{k\}, .*auroc, each also as macro:NAME"),
+        ([], r"metrics is empty"),
+        ("mauprc", r"metrics must be a list of names; got the text 'mauprc': write \[\"mauprc\"\]"),
     ],
 )
-def test_what_is_no_report_is_refused(content: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "report.json").write_text(content, encoding="utf-8")
+def test_an_unknown_metric_is_refused_with_the_nearest_names(wrong: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Report.load(tmp_path / "report.json")
+        metrics.check_names(wrong)
 
 
-def test_a_missing_report_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot read the report .*nothing\.json: No such file"):
-        Report.load(tmp_path / "nothing.json")
+def test_the_order_of_queries_changes_no_digit_of_any_metric() -> None:
+    chance = np.random.default_rng(0)
+    scores, signs = chance.integers(0, 5, (40, 9)), chance.random((40, 9)) < 0.3
+    lists = [[*zip(scores[row].tolist(), signs[row].tolist(), strict=True), (1, True)] for row in range(40)]
+    labels = chance.integers(0, 9, 40)
+    names = [prefix + name.format(k=4) for prefix in ("", "macro:") for name in metrics.NAMES]
+    order = chance.permutation(40)
+    one = report_of(ranks_of(lists), labels=labels, metrics=names)
+    other = report_of(ranks_of([lists[row] for row in order]), labels=labels[order], metrics=names)
+    assert one.metrics == other.metrics
+    assert one.tie_bounds == other.tie_bounds
+    assert one.curve is not None
+    assert other.curve is not None
+    assert np.array_equal(one.curve.precision, other.curve.precision)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import aurank
 from aurank.errors import UserError
 from aurank.evaluation import Ranks, counting, positive_ranks
 
-ARRAYS = ("query", "num_negatives", "offset", "positive", "higher", "tied", "at_least")
+ARRAYS = ("query", "labels", "num_negatives", "offset", "positive", "higher", "tied", "at_least")
 
 
 def same(left: Ranks, right: Ranks) -> bool:
@@ -104,17 +105,18 @@ def test_a_gallery_with_shared_items_equals_integer_arithmetic(
         {torch.float32: 1.0, torch.float64: 1.0},  # float32, and all else one pair at a time
         {torch.float32: 0.0, torch.float64: 1.0},  # float64 as soon as anything is close
         {torch.float32: 0.0, torch.float64: 0.0},  # exact scores throughout as soon as anything is close
-        {},  # exact scores throughout
+        {torch.float32: -1.0, torch.float64: -1.0},  # exact scores throughout
     ],
 )
-@pytest.mark.parametrize("dense", [1, 10**9])
-def test_every_tier_finds_the_same_ranks(tiers: dict[Any, float], dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+def test_every_tier_finds_the_same_ranks(
+    tiers: dict[Any, float], backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     embeddings, labels = mixed()
     reference = positive_ranks(embeddings, labels)
-    monkeypatch.setattr(counting, "UNDECIDED", tiers)
-    monkeypatch.setattr(counting, "DENSE", dense)
-    assert same(positive_ranks(embeddings, labels), reference)
-    assert same(positive_ranks(embeddings, labels, max_memory="256KiB"), reference)
+    monkeypatch.setattr(counting, "NEAR", tiers)
+    assert same(positive_ranks(embeddings, labels, backend=backend), reference)
+    assert same(positive_ranks(embeddings, labels, backend=backend, max_memory="256KiB"), reference)
 
 
 def test_float64_and_float32_input_of_equal_values_have_the_same_ranks() -> None:
@@ -129,7 +131,9 @@ def test_float64_and_float32_input_of_equal_values_have_the_same_ranks() -> None
 def test_renamed_labels_have_the_same_ranks() -> None:
     embeddings, labels = mixed(seed=2)
     _, renamed = np.unique(labels, return_inverse=True)
-    assert same(positive_ranks(embeddings, -renamed * 2**50), positive_ranks(embeddings, labels))
+    left, right = positive_ranks(embeddings, -renamed * 2**50), positive_ranks(embeddings, labels)
+    assert (left.labels == (-renamed * 2**50)[left.query]).all()
+    assert same(replace(left, labels=right.labels), right)
 
 
 def test_a_gallery_equal_to_the_queries_with_ids_is_the_set_as_its_own_gallery() -> None:
@@ -139,24 +143,45 @@ def test_a_gallery_equal_to_the_queries_with_ids_is_the_set_as_its_own_gallery()
     assert same(split, positive_ranks(embeddings, labels))
 
 
-def test_a_class_of_thousands_fits_a_small_budget() -> None:
+def test_tiles_of_odd_sizes_pass_from_float32_to_float64() -> None:
+    # 109 queries of 150 positives make a tile of 109 x 297 scores; the queries that tie with everything come after it,
+    # in a smaller one.
+    chance = np.random.default_rng(0)
+    queries = np.concatenate([chance.normal(size=(109, 4)), np.zeros((50, 4))]).astype(np.float32)
+    queries[:, 3] = np.arange(159) >= 109
+    gallery = np.concatenate([chance.normal(size=(297, 3)), np.ones((297, 1))], axis=1).astype(np.float32)
+    sides = (queries, (np.arange(159) >= 109).astype(int), gallery, (np.arange(297) >= 150).astype(int))
+    reference = positive_ranks(*sides, distance="dot")
+    assert reference.tied.max() == 150
+    assert same(positive_ranks(*sides, distance="dot", max_memory="4MiB"), reference)
+
+
+def test_a_class_of_hundreds_fits_a_small_budget_and_too_small_a_budget_is_named() -> None:
     chance = np.random.default_rng(0)
     embeddings, labels = chance.normal(size=(500, 8)), np.arange(500) % 2
-    small = positive_ranks(embeddings, labels, max_memory="400KiB")
+    small = positive_ranks(embeddings, labels, max_memory="60KiB")
     assert same(small, positive_ranks(embeddings, labels))
-    with pytest.raises(UserError, match=r"a query with 250 positives needs at least \d+"):
-        positive_ranks(embeddings, labels, max_memory="30KiB")
+    with pytest.raises(UserError, match=r"max_memory is 5000 bytes: embeddings of this width need at least \d+") as why:
+        positive_ranks(embeddings, labels, max_memory=5000)
+    least = int(str(why.value).split()[-1])
+    assert same(positive_ranks(embeddings, labels, max_memory=least), small)
+    with pytest.raises(UserError, match="need at least"):
+        positive_ranks(embeddings, labels, max_memory=least - 1)
 
 
-def test_lone_queries_alone_leave_empty_ranks_and_progress_counts_queries() -> None:
+def test_lone_queries_alone_leave_empty_ranks() -> None:
+    ranks = positive_ranks(np.eye(3), [1, 2, 3])
+    assert (len(ranks.query), ranks.num_lone_queries, ranks.offset.tolist()) == (0, 3, [0])
+
+
+def test_progress_comes_to_its_end_in_steps() -> None:
     seen: list[tuple[int, int]] = []
-    ranks = positive_ranks(np.eye(3), [1, 2, 3], progress=lambda done, total: seen.append((done, total)))
-    assert (len(ranks.query), ranks.num_lone_queries, ranks.offset.tolist(), seen) == (0, 3, [0], [])
-    embeddings, labels = mixed()
-    some = len(positive_ranks(embeddings, labels, max_memory="256KiB", progress=lambda *at: seen.append(at)).query)
-    assert len(seen) > 3
-    assert seen[-1] == (some, some)
-    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    embeddings, labels = mixed(rows=900)
+    positive_ranks(embeddings, labels, max_memory="64KiB", progress=lambda *at: seen.append(at))
+    done = [at for at, _ in seen]
+    assert len(done) > 3
+    assert done == sorted(set(done))
+    assert {total for _, total in seen} == {done[-1]}
 
 
 def test_extreme_lengths_are_normalised_and_impossible_ones_named() -> None:
@@ -178,11 +203,11 @@ def test_extreme_lengths_are_normalised_and_impossible_ones_named() -> None:
     [
         (np.array([2**63, 1], dtype=np.uint64), "reach 9223372036854775808: give integers that fit in int64"),
         (np.array([True, False]), "are bool: give integers"),
-        (np.array(["a", "b"]), "give integers"),
+        (np.array(["a", "b"]), "are <U1, not integers: number them"),
         (torch.tensor([1.0, 2.0], dtype=torch.bfloat16), r"are torch\.bfloat16: give integers"),
         ([[1], [2, 3]], "are not a list of integers"),
         ([[1], [2]], r"have shape \(2, 1\) for 2 query embeddings"),
-        ([2**70, 1], "give integers"),
+        ([2**70, 1], "are object, not integers: number them"),
     ],
 )
 def test_labels_that_are_not_int64_are_refused(labels: Any, message: str) -> None:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from aurank.evaluation import positive_ranks
-from aurank.evaluation.scores import exact_block, exact_pairs, full_precision, product_error, tree_sum
-
-CPU = torch.device("cpu")
+from aurank.evaluation.exact import ExactScores
+from aurank.evaluation.inputs import Vectors, row_lengths
+from aurank.evaluation.scores import DISTANCES, Distance, full_precision, make_distance, tree_sum
 
 
 def rows(count: int, dim: int, seed: int = 0) -> Tensor:
@@ -21,25 +21,42 @@ def lengths(values: Tensor) -> Tensor:
     return tree_sum(values * values).sqrt()
 
 
-def block(first: Tensor, second: Tensor, tile: int) -> Tensor:
+def sides(first: Tensor, second: Tensor, name: str) -> tuple[Vectors, Vectors, Distance]:
+    distance = make_distance(name, float(lengths(first).max()), float(lengths(second).max()))
+    queries, gallery = (
+        Vectors(side, lengths(side), order=np.arange(len(side)), distance=distance) for side in (first, second)
+    )
+    return queries, gallery, distance
+
+
+def block(first: Tensor, second: Tensor, name: str = "cosine", *, compiled: bool = False) -> Tensor:
+    queries, gallery, _ = sides(first, second, name)
     out = torch.empty(len(first), len(second), dtype=torch.float64)
-    exact_block(first, second, lengths(first), lengths(second), tile=tile, out=out)
+    ExactScores(queries, gallery, compiled=compiled).tile(slice(0, len(first)), slice(0, len(second)), out)
     return out
 
 
-def pairs(first: Tensor, second: Tensor) -> Tensor:
-    return exact_pairs(first.clone(), second, lengths(first) * lengths(second))
+def pairs(first: Tensor, second: Tensor, name: str = "cosine", *, compiled: bool = False) -> Tensor:
+    queries, gallery, _ = sides(first, second, name)
+    every = np.arange(len(first))
+    return torch.from_numpy(ExactScores(queries, gallery, compiled=compiled).pairs(every, every))
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 5, 7, 64, 100, 129])
-def test_blocks_of_any_tile_give_the_digits_of_single_pairs(dim: int) -> None:
+@pytest.mark.parametrize("name", DISTANCES)
+def test_tiles_and_single_pairs_have_the_same_digits_compiled_or_not(dim: int, name: str) -> None:
     first, second = rows(9, dim), rows(13, dim, seed=1)
-    whole = block(first, second, tile=512)
-    assert torch.equal(block(first, second, tile=4), whole)
-    assert torch.equal(block(second, first, tile=8).T, whole)  # symmetric
+    whole = block(first, second, name)
+    assert torch.equal(block(first, second, name, compiled=True), whole)
+    assert torch.equal(block(second, first, name).T, whole)  # symmetric
     row, column = torch.meshgrid(torch.arange(9), torch.arange(13), indexing="ij")
-    assert torch.equal(pairs(first[row.flatten()], second[column.flatten()]).view(9, 13), whole)
-    assert torch.equal(pairs(first[2:3], second[5:6])[0], whole[2, 5])
+    for compiled in (False, True):
+        single = pairs(first[row.flatten()], second[column.flatten()], name, compiled=compiled)
+        assert torch.equal(single.view(9, 13), whole)
+    assert torch.equal(pairs(first[2:3], second[5:6], name)[0], whole[2, 5])
+    for values in (first, first.float()):
+        compiled_lengths = row_lengths(values, side="query", distance=name, compiled=True)
+        assert torch.equal(compiled_lengths, row_lengths(values, side="query", distance=name, compiled=False))
 
 
 def test_a_score_equals_the_float64_cosine_and_ignores_scaling_by_powers_of_two() -> None:
@@ -47,6 +64,12 @@ def test_a_score_equals_the_float64_cosine_and_ignores_scaling_by_powers_of_two(
     expected = torch.nn.functional.cosine_similarity(first, second, dim=1)
     torch.testing.assert_close(pairs(first, second), expected, rtol=0, atol=1e-15)
     assert torch.equal(pairs(first * 2.0**40, second * 2.0**-90), pairs(first, second))
+
+
+def test_dot_and_euclidean_scores_equal_their_definitions() -> None:
+    first, second = rows(20, 37), rows(20, 37, seed=1)
+    torch.testing.assert_close(pairs(first, second, "dot"), (first * second).sum(1))
+    torch.testing.assert_close(pairs(first, second, "euclidean"), -((first - second) ** 2).sum(1))
 
 
 HARD: dict[str, Callable[[int], Tensor]] = {
@@ -62,17 +85,22 @@ HARD: dict[str, Callable[[int], Tensor]] = {
 @pytest.mark.parametrize("kind", list(HARD))
 @pytest.mark.parametrize("dim", [2, 33, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_product_stays_within_its_bound_of_the_exact_score(kind: str, dim: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("name", DISTANCES)
+def test_a_product_stays_within_its_bound_of_the_exact_score(
+    kind: str, dim: int, dtype: torch.dtype, name: str
+) -> None:
     values = HARD[kind](dim)
-    unit = (values / lengths(values)[:, None]).to(dtype)
-    with full_precision(CPU):
-        strayed = (unit @ unit.T).double() - block(values, values, tile=512)
-    assert float(strayed.abs().max()) <= product_error(dim, dtype)
+    queries, gallery, distance = sides(values, values, name)
+    left = queries.features(slice(0, 60), dtype, gallery=False)
+    right = gallery.features(slice(0, 60), dtype, gallery=True)
+    with full_precision():
+        strayed = (left @ right.T).double() - block(values, values, name) / distance.factor
+    assert float(strayed.abs().max()) <= distance.error(dim, dtype)
 
 
 def test_a_width_beyond_what_the_bound_covers_is_left_to_the_next_tier() -> None:
-    assert product_error(10**6, torch.float32) == float("inf")
-    assert product_error(10**6, torch.float64) < 1e-8
+    assert Distance("cosine").error(10**6, torch.float32) == float("inf")
+    assert Distance("cosine").error(10**6, torch.float64) < 1e-8
 
 
 def test_the_callers_precision_settings_change_nothing_and_come_back() -> None:

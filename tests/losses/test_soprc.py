@@ -242,6 +242,11 @@ def test_the_loss_stays_below_one_where_the_ratio_is_huge() -> None:
         ({"semi_variance": (1.0, -1.0)}, "semi_variance weights must be >= 0"),
         ({"class_counts": []}, "class_counts must be one whole number per class"),
         ({"class_counts": torch.ones(3)}, "class_counts must be one whole number per class"),
+        (
+            {"class_counts": {0: 3}},
+            r"class_counts must be one whole number per class, .*np\.bincount\(labels\); got {0: 3}",
+        ),
+        ({"class_counts": "ab"}, "class_counts must be one whole number per class"),
         ({"class_counts": [3, -1]}, "class_counts must be >= 0"),
     ],
 )
@@ -263,6 +268,12 @@ def test_a_choice_that_there_is_not_is_refused_without_type_checks_too(
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
     with pytest.raises(UserError, match=message):
         SOPRCLoss([2, 2], **change)
+
+
+def test_a_number_of_classes_is_no_class_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(UserError, match=r"class_counts must be one whole number per class, .*; got 50"):
+        SOPRCLoss(50)  # type: ignore[arg-type]
 
 
 def test_the_choices_named_in_the_signature_are_those_there_are() -> None:

@@ -68,6 +68,36 @@ def test_unreadable_images_are_passed_over_where_they_are_skipped(tmp_path: Path
         rehearse(read_config(tiny_config(**sections)))
 
 
+def test_a_batch_that_the_classes_cannot_fill_is_told_by_rehearsal_and_run(tmp_path: Path) -> None:
+    photos(tmp_path / "photos", {f"{split}/{split}{label}": 4 for split in ("train", "test") for label in "ab"})
+    data = {"name": "folder", "root": str(tmp_path / "photos"), "validation_fraction": 0}
+    config = read_config(tiny_config(data=data, train={"steps": 3}))
+    said = "batches have 8 images in place of sampler.batch=16: that is all that the sampler can draw from 8 training"
+    assert said in str(rehearse(config))
+    notices: list[str] = []
+    aurank.train(config, tmp_path / "out", listener=lambda kind, values: notices.extend(
+        [values["text"]] if kind == "notice" else []))  # fmt: skip
+    assert len(notices) == 1
+    assert notices[0].startswith(said)
+    assert said not in str(rehearse(read_config(tiny_config())))
+
+
+def test_a_folder_that_holds_no_training_classes_is_met_with_the_remedy(tmp_path: Path) -> None:
+    photos(tmp_path, dict.fromkeys("abcd", 4))
+    data = {"name": "folder", "root": str(tmp_path), "validation_fraction": 0}
+    with pytest.raises(UserError, match=r"no images in split 'train'.*set data\.params\.test_fraction below 1"):
+        rehearse(read_config(tiny_config(data=data)))
+    with pytest.raises(UserError, match=r"no images in split 'test'.*set data\.params\.test_fraction above 0"):
+        rehearse(read_config(tiny_config(data={**data, "params": {"test_fraction": 0}})))
+    rows = [f"{label}/{number}.png,{label},train" for label in "abcd" for number in range(4)]
+    (tmp_path / "mine.csv").write_text("\n".join(["path,label,split", *rows]), encoding="utf-8")
+    table = {**data, "name": "table", "params": {"file": "mine.csv"}}
+    with pytest.raises(
+        UserError, match=r"'test'.*; write test into the column split of mine\.csv for some of its classes"
+    ):
+        rehearse(read_config(tiny_config(data=table)))
+
+
 def test_a_run_after_a_rehearsal_may_ask_for_another_precision(tmp_path: Path) -> None:
     rehearse(read_config(tiny_config(train={"mixed_precision": "bf16"})))
     aurank.train(tiny_config(train={"steps": 3}), tmp_path / "out")

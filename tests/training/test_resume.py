@@ -1,4 +1,4 @@
-"""A run that is killed and resumed ends with the bytes of one that never stopped."""
+"""A run that is killed and resumed ends with the weights, metrics and report of one that never stopped."""
 
 import json
 import os
@@ -16,6 +16,8 @@ from tiny import STEPS, tiny_config
 
 import aurank
 from aurank.errors import UserError
+from aurank.training import read_config
+from aurank.training.build import build_splits
 from aurank.training.checkpoint import load_checkpoint
 
 
@@ -100,6 +102,25 @@ def test_a_signal_saves_and_the_resumed_run_is_the_same(tmp_path: Path, number: 
     assert resumed.steps == STEPS
     # Checking types in this process draws from Python's own generator; nothing of the training does.
     assert_same_run(tmp_path / "whole", tmp_path / "stopped", ignore=("python",))
+
+
+def test_the_report_says_what_it_measured_and_resuming_nothing_is_told(tmp_path: Path) -> None:
+    notices: list[str] = []
+
+    def listen(kind: str, values: dict[str, object]) -> None:
+        if kind == "notice":
+            notices.append(str(values["text"]))
+
+    config = read_config(tiny_config())
+    result = aurank.train(config, tmp_path, True, overrides=["train.steps=3"], listener=listen)
+    assert notices == [f"--resume: {tmp_path} holds no checkpoint yet; the run starts anew"]
+    assert result.steps == 3
+    assert result.report is not None
+    test = build_splits(config.data, seed=config.seed).test
+    assert result.report.notes == [
+        f"best weights, of step 3; 899 images of digits, split test, manifest {test.sha256[:16]}, "
+        "0 of them skipped as unreadable"
+    ]
 
 
 def test_a_finished_run_resumes_to_the_same_report(tmp_path: Path) -> None:

@@ -1,0 +1,283 @@
+"""The exact counterpart of pytorch-metric-learning's AccuracyCalculator, for its testers and trainers."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from aurank.errors import UserError
+from aurank.evaluation import metrics
+from aurank.evaluation.averages import Classes, mean, segment_sums
+from aurank.evaluation.faiss_bridge import blocks, faiss_library
+from aurank.evaluation.inputs import Embeddings, Integers, integer_array, read
+from aurank.evaluation.ranks import Ranks, positive_ranks
+from aurank.names import meant, nearest
+
+Values = Float64[np.ndarray, " query"]
+WHOLE = (
+    "mauprc",
+    "mean_average_precision",
+    "mean_average_precision_at_r",
+    "mean_reciprocal_rank",
+    "r_precision",
+    "precision_at_1",
+)
+DEFAULT = (*WHOLE, "recall_at_1", "recall_at_10", "recall_at_100", "recall_at_1000")
+CLUSTERING = ("AMI", "NMI")
+AT_K = re.compile(r"(recall|precision)_at_([1-9][0-9]*)")
+
+
+class AccuracyCalculator:
+    """Drop-in for `pytorch_metric_learning.utils.accuracy_calculator.AccuracyCalculator`, with exact ranks.
+
+    Arguments mean what they mean there. Metrics: "precision_at_1", "r_precision", "mean_average_precision",
+    "mean_average_precision_at_r", "mean_reciprocal_rank"; besides "mauprc" (mean average precision over the whole
+    gallery, whatever `k`), "recall_at_{k}" (a positive among the first k) and "precision_at_{k}" for any k. "NMI" and
+    "AMI" cluster, by PML's code, and are computed only if they are named in `include`.
+
+    What differs: any `k` is fine, also beyond the gallery; a tie never helps (a collapsed model scores the prevalence);
+    labels are never rounded to float32; memory is bounded by `max_memory`. `knn_func` says no more than which distance
+    to rank by, Euclidean as in PML if it is left out. `per_query` holds the last call's values for each query that has
+    a positive: "query" (its row), "label", "num_positives" and each metric by its name.
+    """
+
+    def __init__(
+        self,
+        include: Iterable[str] = (),
+        exclude: Iterable[str] = (),
+        avg_of_avgs: bool = False,
+        return_per_class: bool = False,
+        k: int | str | None = None,
+        label_comparison_fn: Callable[..., Any] | None = None,
+        device: torch.device | str | None = None,
+        knn_func: Any = None,
+        kmeans_func: Callable[..., Any] | None = None,
+        *,
+        max_memory: int | str = "1GiB",
+    ) -> None:
+        if avg_of_avgs and return_per_class:
+            raise UserError("avg_of_avgs and return_per_class are mutually exclusive: set one of them")
+        if not (k is None or k == "max_bin_count" or (isinstance(k, int) and not isinstance(k, bool) and k > 0)):
+            raise UserError(f"k must be an integer greater than 0, or None, or 'max_bin_count'; got {k!r}")
+        if label_comparison_fn not in (None, torch.eq):
+            raise UserError(
+                "label_comparison_fn is given, and this calculator ranks by equal labels: leave it out, or call "
+                "aurank.evaluation.positive_ranks with the positives as a list of pairs, or keep PML's calculator"
+            )
+        self._refuse_own_metrics()
+        self.include = check_metrics(include, "include")
+        self.exclude = check_metrics(exclude, "exclude")
+        self.avg_of_avgs, self.return_per_class, self.k = avg_of_avgs, return_per_class, k
+        self.device, self.kmeans_func, self.max_memory = device, kmeans_func, max_memory
+        self.distance = distance_of(knn_func)
+        self.per_query: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
+        self._current = self._chosen()
+
+    def get_curr_metrics(self) -> list[str]:
+        """The names of the metrics that the last call computed, or that the next one will."""
+        return list(self._current)
+
+    def requires_clustering(self) -> list[str]:
+        """The metrics that cluster."""
+        return list(CLUSTERING)
+
+    def requires_knn(self) -> list[str]:
+        """The metrics that rank."""
+        return list(DEFAULT)
+
+    def description(self) -> str:
+        """What PML's record keeper adds to the names of its tables."""
+        return "avg_of_avgs" if self.avg_of_avgs else ""
+
+    def get_accuracy(
+        self,
+        query: Embeddings,
+        query_labels: Integers,
+        reference: Embeddings | None = None,
+        reference_labels: Integers | None = None,
+        ref_includes_query: bool = False,
+        include: Iterable[str] = (),
+        exclude: Iterable[str] = (),
+    ) -> dict[str, float | list[float]]:
+        """Each metric by its name: a mean over queries, over classes if `avg_of_avgs`, or a list over classes.
+
+        Queries without a positive are left out; if all are, values are NaN. With `ref_includes_query` the first rows of
+        the reference are the queries, and each query leaves out its own. Classes stand by increasing label.
+        """
+        self._current = self._chosen(check_metrics(include, "include"), check_metrics(exclude, "exclude"))
+        labels = whole_labels(query_labels, rows=len(query), side="query")
+        results: dict[str, float | list[float]] = {}
+        ranking = [name for name in self._current if name not in CLUSTERING]
+        if ranking:
+            sides = self._sides(query, labels, reference, reference_labels, ref_includes_query)
+            ranks = positive_ranks(
+                *sides[:4],
+                **sides[4],
+                distance=self.distance,
+                device=self.device,
+                max_memory=self.max_memory,
+            )
+            self.per_query = {"query": ranks.query, "label": ranks.labels, "num_positives": ranks.num_positives}
+            self.per_query |= {name: self._values(ranks, name) for name in ranking}
+            results |= {name: self._mean(self.per_query[name], ranks.labels, labels) for name in ranking}
+        return results | self._cluster(query, labels)
+
+    def _sides(
+        self,
+        query: Embeddings,
+        labels: Int64[np.ndarray, " query"],
+        reference: Embeddings | None,
+        reference_labels: Integers | None,
+        ref_includes_query: bool,
+    ) -> tuple[Embeddings, Any, Embeddings | None, Any, dict[str, Any]]:
+        """Queries, labels, gallery, its labels and ids, as `positive_ranks` takes them."""
+        if reference is None:
+            return query, labels, None, None, {}
+        if reference_labels is None:
+            raise UserError("reference came without reference_labels: give one label per reference row")
+        others = whole_labels(reference_labels, rows=len(reference), side="reference")
+        if not ref_includes_query:
+            return query, labels, reference, others, {}
+        size = len(query)
+        if not (size <= len(reference) and np.array_equal(labels, others[:size]) and _same(query, reference[:size])):
+            raise UserError(
+                "ref_includes_query is set, but the first rows of reference and reference_labels are not the queries "
+                "and their labels: put them there in the same order, or leave ref_includes_query out"
+            )
+        if size == len(reference):  # the engine needs half of the product where both sides are one
+            return query, labels, None, None, {}
+        return query, labels, reference, others, {"ids": np.arange(size), "gallery_ids": np.arange(len(reference))}
+
+    def _values(self, ranks: Ranks, name: str) -> Values:
+        if not len(ranks.query):
+            return np.empty(0)
+        if match := AT_K.fullmatch(name):
+            at_k = metrics.recall_at if match[1] == "recall" else metrics.precision_at
+            return at_k(ranks, int(match[2]))
+        depth = self._depth(ranks)
+        if name == "mauprc" or (name == "mean_average_precision" and depth >= ranks.num_gallery):
+            return metrics.average_precision(ranks)
+        if name == "mean_average_precision":
+            return metrics.map_at(ranks, depth, denominator="r")
+        if name == "mean_reciprocal_rank":
+            return np.where(metrics.first_rank(ranks) <= depth, metrics.reciprocal_rank(ranks), 0.0)
+        seen = np.minimum(ranks.num_positives, depth)
+        inside = ranks.rank <= np.repeat(seen, ranks.num_positives)
+        if name == "r_precision":
+            return np.asarray(np.add.reduceat(inside.astype(np.int64), ranks.offset[:-1]) / seen)
+        found = segment_sums(np.where(inside, ranks.place / ranks.rank, 0.0), ranks.offset.tolist())
+        return np.asarray(found / ranks.num_positives)
+
+    def _depth(self, ranks: Ranks) -> int:
+        """How many neighbours PML would look at."""
+        if self.k == "max_bin_count":
+            return int(ranks.num_positives.max())
+        return ranks.num_gallery if self.k is None else min(int(self.k), ranks.num_gallery)
+
+    def _mean(self, values: Values, labels: np.ndarray, every: np.ndarray) -> float | list[float]:
+        if not len(values):
+            return [float("nan")] * len(np.unique(every)) if self.return_per_class else float("nan")
+        if not (self.avg_of_avgs or self.return_per_class):
+            return mean(values)
+        means = Classes.of(labels).means(values)
+        return means.tolist() if self.return_per_class else mean(means)
+
+    def _cluster(self, query: Embeddings, labels: Int64[np.ndarray, " query"]) -> dict[str, float]:
+        names = [name for name in self._current if name in CLUSTERING]
+        if not names:
+            return {}
+        from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator as Original
+
+        device = self.device or (query.device if isinstance(query, Tensor) else "cpu")
+        original = Original(include=tuple(names), device=torch.device(device), kmeans_func=self.kmeans_func)
+        # Numbered from 0: PML turns labels into float32, which would merge large ones.
+        numbered = np.unique(labels, return_inverse=True)[1]
+        return dict(original.get_accuracy(query, torch.from_numpy(numbered)))
+
+    def _chosen(self, include: tuple[str, ...] = (), exclude: tuple[str, ...] = ()) -> tuple[str, ...]:
+        wanted = include or self.include or DEFAULT
+        return tuple(name for name in wanted if name not in (*self.exclude, *exclude))
+
+    def _refuse_own_metrics(self) -> None:
+        own = [name for name, _ in inspect.getmembers(type(self)) if name.startswith("calculate_")]
+        if own:
+            raise UserError(
+                f"{type(self).__name__}.{own[0]} would never be called: metrics here are read from exact ranks, not "
+                "from lists of neighbours; write it as a function of aurank.evaluation.positive_ranks"
+            )
+
+
+def check_metrics(names: Iterable[str], argument: str) -> tuple[str, ...]:
+    """The names, each once; UserError for text in place of a list, or a name that no metric has."""
+    if isinstance(names, str):
+        raise UserError(f'{argument} must be a list or tuple of names, got {names!r}: write ("{names}",)')
+    listed = tuple(dict.fromkeys(names))
+    for name in listed:
+        if name not in (*DEFAULT, *CLUSTERING) and not AT_K.fullmatch(name):
+            known = (*DEFAULT, *CLUSTERING)
+            raise UserError(
+                f"{argument} names an unknown metric {name!r}, expected one of {', '.join((*WHOLE, *CLUSTERING))}, "
+                f"recall_at_K and precision_at_K{meant(nearest(name, known, most=3))}"
+            )
+    return listed
+
+
+def whole_labels(labels: Integers, *, rows: int, side: str) -> Int64[np.ndarray, " row"]:
+    """Labels as int64; whole numbers in a float are taken, as one of PML's testers makes them, while they are exact."""
+    if isinstance(labels, Tensor) and labels.is_floating_point():
+        kind, limit = str(labels.dtype), 2 / torch.finfo(labels.dtype).eps
+        values = labels.detach().to("cpu", torch.float64).numpy()
+    elif isinstance(labels, np.ndarray) and labels.dtype.kind == "f":
+        kind, limit = str(labels.dtype), 2 / float(np.finfo(labels.dtype).eps)
+        values = labels.astype(np.float64)
+    else:
+        return integer_array(labels, name="label", rows=rows, side=side)
+    if not bool((np.abs(values) < limit).all() and (values == np.round(values)).all()):
+        raise UserError(
+            f"the {side} labels are {kind} and hold fractions, or numbers of {limit:.0f} and more, which that type may "
+            "have merged: give integers"
+        )
+    return integer_array(values.astype(np.int64), name="label", rows=rows, side=side)
+
+
+def distance_of(knn_func: Any) -> str:
+    """The distance by which one of PML's neighbour searches ranks; UserError for any other."""
+    if knn_func is None:
+        return "euclidean"
+    from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity, LpDistance
+    from pytorch_metric_learning.utils.inference import CustomKNN, FaissKNN
+
+    faiss = faiss_library()
+    if isinstance(knn_func, FaissKNN):
+        flat = {faiss.IndexFlatL2: "euclidean", faiss.IndexFlatIP: "dot"}
+        if knn_func.index_init_fn in flat:
+            return flat[knn_func.index_init_fn]
+    if isinstance(knn_func, CustomKNN):
+        distance = getattr(knn_func.distance, "distance", knn_func.distance)  # within a BatchedDistance
+        kinds = {CosineSimilarity: "cosine", DotProductSimilarity: "dot", LpDistance: "euclidean"}
+        if type(distance) in kinds and (distance.p, distance.power) == (2, 1):
+            return "cosine" if distance.normalize_embeddings else kinds[type(distance)]
+    raise UserError(
+        f"knn_func is {knn_func!r}; this calculator ranks by the Euclidean distance, the cosine or the dot product: "
+        "leave it out, or give FaissKNN with a flat index, or CustomKNN with LpDistance(p=2), CosineSimilarity or "
+        "DotProductSimilarity"
+    )
+
+
+def _same(left: Embeddings, right: Embeddings) -> bool:
+    """Whether two sets of rows are equal up to rounding; NaN equals NaN here, and is refused by its row later."""
+    if tuple(left.shape) != tuple(right.shape):
+        return False
+    for rows in blocks(len(left), 4096):
+        first, second = (
+            read(side, torch.arange(rows.start, rows.stop, device=side.device if isinstance(side, Tensor) else "cpu"))
+            for side in (left, right)
+        )
+        if not torch.allclose(first, second.to(first.device), equal_nan=True):
+            return False
+    return True

@@ -1,0 +1,186 @@
+"""Embeddings kept on disk in pieces that are each whole or not there: a broken run goes on, a second one reads."""
+
+import hashlib
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor, nn
+
+from aurank.data import FolderSource, Manifest, ZipSource
+from aurank.errors import AurankError, UserError
+from aurank.files import replacing, write_text
+
+FORMAT = 1  # raised when what is stored, or how pixels are made, changes: older pieces are then not found
+
+
+# What numpy and zipfile raise on reading a file with any byte changed, or cut short; the last for an .npy in its place.
+_DAMAGE = (
+    ValueError,
+    KeyError,
+    OSError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+    NotImplementedError,
+    RuntimeError,
+    SyntaxError,
+    AttributeError,
+)
+
+
+class Piece(NamedTuple):
+    """Embeddings of some rows of a manifest, in increasing order."""
+
+    rows: Int64[np.ndarray, " row"]
+    embeddings: Float32[np.ndarray, "row dim"]
+
+
+def default_cache() -> Path:
+    """``$AURANK_CACHE``, else ``~/.cache/aurank/embeddings`` (below ``$XDG_CACHE_HOME`` where that is set)."""
+    if given := os.environ.get("AURANK_CACHE"):
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "aurank" / "embeddings"
+
+
+class EmbeddingCache:
+    """Embeddings of one model on one data set, found again by weights, transform and images.
+
+    Args:
+        root: folder of all caches; this one is a folder in it, named by a digest of the other arguments.
+        weights: digest of the model's state, from ``weights_sha256``.
+        transform: words for all else that decides an embedding: architecture, options, preprocessing.
+        data: digest of the images, from ``data_sha256``.
+        about: words for people, written to ``about.json`` and not part of the name.
+        say: given a line on what was found, if anything was.
+
+    Raises:
+        UserError: the folder cannot be made; before anything is embedded.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        weights: str,
+        transform: str,
+        data: str,
+        about: Mapping[str, object],
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        keys = {"format": FORMAT, "weights": weights, "transform": transform, "data": data}
+        self.folder = root / hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:32]
+        self.say = say
+        try:
+            write_text(self.folder / "about.json", json.dumps({**about, **keys}, indent=1) + "\n")
+        except AurankError as error:
+            raise UserError(
+                f"the embedding cache: {error}; name another folder with --cache, or do without by --no-cache"
+            ) from error
+
+    def read(self, count: int) -> list[Piece]:
+        """The pieces that are whole, of a data set of ``count`` rows, no row twice; damaged ones are removed."""
+        done = np.zeros(count, dtype=np.bool_)
+        pieces: list[Piece] = []
+        damaged = 0
+        for path in sorted(self.folder.glob("*.npz")):
+            piece = _read_piece(path, count, dim=pieces[0].embeddings.shape[1] if pieces else None)
+            if piece is None:
+                path.unlink(missing_ok=True)
+                damaged += 1
+                continue
+            new = ~done[piece.rows]
+            if new.any():
+                pieces.append(piece if new.all() else Piece(piece.rows[new], piece.embeddings[new]))
+                done[piece.rows] = True
+        if self.say is not None and (pieces or damaged):
+            self.say(self._found(int(done.sum()), count, damaged))
+        return pieces
+
+    def _found(self, held: int, count: int, damaged: int) -> str:
+        part = f"{held:,}" if held == count else f"{held:,} of {count:,}"
+        again = f"; removed {damaged} damaged {'piece' if damaged == 1 else 'pieces'}" if damaged else ""
+        return f"read {part} embeddings from the cache {self.folder}{again}"
+
+    def write(self, piece: Piece) -> None:
+        """Keep a piece that holds at least one row."""
+        path = self.folder / f"{int(piece.rows[0]):010d}.npz"
+        try:
+            with replacing(path) as file:
+                np.savez(file, rows=piece.rows, embeddings=piece.embeddings)
+        except AurankError as error:
+            # Another run that shares the cache may have kept the same rows.
+            held = _read_piece(path, int(piece.rows[-1]) + 1, dim=piece.embeddings.shape[1])
+            if held is not None and np.array_equal(held.rows, piece.rows):
+                return
+            raise AurankError(
+                f"the embedding cache: {error}; free some space and give the same command again, or use --no-cache"
+            ) from error
+
+
+def _read_piece(path: Path, count: int, *, dim: int | None) -> Piece | None:
+    """The piece in a file, or None where it is damaged: a zip archive carries lengths and checksums of its members."""
+    try:
+        # Opened here: numpy leaves the file open when it is no zip archive.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
+            rows, embeddings = content["rows"], content["embeddings"]
+    except _DAMAGE:
+        return None
+    right = (
+        rows.dtype == np.int64
+        and rows.ndim == 1
+        and embeddings.dtype == np.float32
+        and embeddings.ndim == 2
+        and 0 < len(rows) == len(embeddings)
+        and dim in (None, embeddings.shape[1])
+        and rows[0] >= 0
+        and rows[-1] < count
+        and bool((np.diff(rows) > 0).all())
+    )
+    return Piece(rows, embeddings) if right else None
+
+
+def weights_sha256(module: nn.Module) -> str:
+    """Hexadecimal digest of a module's state: names, types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        if isinstance(value, Tensor):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        else:
+            digest.update(f"{name} {value!r}\n".encode())
+    return digest.hexdigest()
+
+
+def data_sha256(manifest: Manifest) -> str:
+    """Hexadecimal digest of a manifest and of its files: a zip's checksums, or each file's length and time of change.
+
+    A file that is missing counts as such, so it is looked for again once it is there.
+    """
+    source = manifest.source
+    if isinstance(source, ZipSource):
+        with zipfile.ZipFile(source.file) as archive:
+            members = {info.filename: (info.CRC, info.file_size) for info in archive.infolist()}
+        marks = [members.get(source.prefix + path) for path in manifest.paths]
+    elif isinstance(source, FolderSource):
+        marks = [_stamp(source.root / path) for path in manifest.paths]
+    else:
+        marks = [(zlib.crc32(data), len(data)) for data in map(source.read_bytes, manifest.paths)]
+    digest = hashlib.sha256(manifest.sha256.encode())
+    digest.update(json.dumps(marks).encode())
+    return digest.hexdigest()
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size

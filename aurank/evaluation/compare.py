@@ -1,0 +1,134 @@
+"""Is the second model better than the first? The paired answer, from two reports on the same queries."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from aurank.errors import UserError
+from aurank.evaluation.averages import MACRO, average
+from aurank.evaluation.intervals import Resampling, Units, resampled_means
+from aurank.evaluation.report import Column, Report
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The difference b − a of one metric over the same queries, and what chance could make of it.
+
+    `interval` is the percentile bootstrap interval of the difference; `p_value` the two-sided one: twice the part of
+    the resamples in which the difference is 0 or has the other sign, at least 2 / (resamples + 1). `changed` are the
+    queries that changed most, the largest change first: columns "query", "label" where there are labels, "a", "b",
+    "difference". `num_better` and `num_worse` count the queries for which b scores higher and lower than a.
+    """
+
+    metric: str
+    a: float
+    b: float
+    difference: float
+    interval: tuple[float, float]
+    p_value: float
+    num_queries: int
+    num_better: int
+    num_worse: int
+    changed: dict[str, Column]
+    how: str  # the interval was made, in words
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        equal = self.num_queries - self.num_better - self.num_worse
+        lines = [
+            f"{self.metric}  {self.a:.4f} → {self.b:.4f}  {self.difference:+.4f}  [{low:+.4f}, {high:+.4f}]  "
+            f"p = {self.p_value:.2g}",
+            f"{self.num_queries:,} queries: {self.num_better:,} better, {self.num_worse:,} worse, {equal:,} equal",
+            self.how,
+        ]
+        if len(self.changed["query"]):
+            lines.append("changed most:")
+        label = self.changed.get("label")
+        for place, query in enumerate(self.changed["query"].tolist()):
+            named = "" if label is None else f" (label {label[place]})"
+            a, b, difference = (self.changed[name][place] for name in ("a", "b", "difference"))
+            lines.append(f"  query {query}{named}  {a:.4f} → {b:.4f}  {difference:+.4f}")
+        return "\n".join(lines)
+
+
+def compare(
+    report_a: Report,
+    report_b: Report,
+    *,
+    metric: str = "mauprc",
+    resamples: int = 10_000,
+    seed: int = 0,
+    level: float = 0.95,
+    most: int = 10,
+    force: bool = False,
+) -> Comparison:
+    """The Comparison of two reports over the same queries, in the same order: b − a.
+
+    Paired bootstrap: both reports get the same draws, of whole classes where the reports have labels, else of single
+    queries. `most` limits the list of changed queries. Raises UserError where queries, labels, positives or galleries
+    of the reports differ, where the metric depends on a rule for ties and those differ, and, unless `force`, where the
+    protocols or the distances differ.
+    """
+    resampling = Resampling(resamples, seed, level)
+    _check_pair(report_a, report_b, metric, force)
+    a, b = report_a.values(metric), report_b.values(metric)
+    units = Units.of(report_a.per_query)
+    change = b - a
+    terms = units.terms(metric, change)
+    (draws,) = resampled_means(terms[None], resamples=resamples, seed=seed)
+    first, second = (average(metric, values, units.classes) for values in (a, b))
+    beyond = 1 + min(int((draws <= 0).sum()), int((draws >= 0).sum()))
+    # Among equal changes the first query comes first.
+    order = np.argsort(-np.abs(change), kind="stable")[: max(0, min(most, int((change != 0).sum())))]
+    facts = [name for name in ("query", "label") if name in report_a.per_query]
+    return Comparison(
+        metric=metric,
+        a=first,
+        b=second,
+        difference=second - first,
+        interval=resampling.bounds(draws),
+        p_value=min(1.0, 2 * beyond / (resamples + 1)),
+        num_queries=len(change),
+        num_better=int((change > 0).sum()),
+        num_worse=int((change < 0).sum()),
+        changed={
+            **{name: report_a.per_query[name][order] for name in facts},
+            "a": a[order],
+            "b": b[order],
+            "difference": change[order],
+        },
+        how=resampling.how(units.name, len(units)),
+    )
+
+
+def _check_pair(a: Report, b: Report, metric: str, force: bool) -> None:
+    """UserError unless the numbers of the two reports answer the same question."""
+    named = [(report.protocol or {}).get("name", "no protocol") for report in (a, b)]
+    checksums = [(report.protocol or {}).get("checksum") for report in (a, b)]
+    if checksums[0] != checksums[1] and not force:
+        raise UserError(
+            f"the reports follow different protocols: {named[0]} ({checksums[0]}) and {named[1]} ({checksums[1]}): "
+            "evaluate both under one, or pass force=True to compare them all the same"
+        )
+    if a.distance != b.distance and not force:
+        raise UserError(
+            f"the reports are of the distances {a.distance} and {b.distance}: evaluate both under one, or pass "
+            "force=True to compare them all the same"
+        )
+    remedy = "evaluate both models on the same lists, in the same order"
+    for name, what in (("query", "rows"), ("label", "labels"), ("num_positives", "numbers of positives")):
+        left, right = a.per_query.get(name), b.per_query.get(name)
+        if left is None and right is None:
+            continue
+        if left is None or right is None:
+            raise UserError(f"only one of the reports has the queries' {what}: {remedy}")
+        if len(left) != len(right):
+            raise UserError(f"the reports are about {len(left):,} and {len(right):,} queries with a positive: {remedy}")
+        if not np.array_equal(left, right):
+            place = int(np.flatnonzero(left != right)[0])
+            pair = f"{left[place]} and {right[place]} at place {place}"
+            raise UserError(f"the reports' queries differ in their {what}: {pair}; {remedy}")
+    if a.num_gallery != b.num_gallery:
+        raise UserError(f"the galleries have {a.num_gallery:,} and {b.num_gallery:,} rows: {remedy}")
+    if metric.removeprefix(MACRO) == "mauprc" and a.ties != b.ties:
+        raise UserError(f"the reports treat ties as {a.ties} and {b.ties}: evaluate both with one rule")

@@ -1,0 +1,70 @@
+"""The mean precision-recall curve over queries, from ranks."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64
+
+from aurank.errors import UserError
+from aurank.evaluation.metrics import precision_when_found
+from aurank.evaluation.ranks import Ranks
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Mean precision over queries at increasing recall.
+
+    An exact curve is a staircase: `precision[i]` holds for recall above `recall[i - 1]` and up to `recall[i]`.
+    """
+
+    recall: Float64[np.ndarray, " point"]
+    precision: Float64[np.ndarray, " point"]
+
+
+def precision_recall_curve(
+    ranks: Ranks, *, points: int | None = 101, interpolated: bool = True, ties: str = "threshold"
+) -> Curve:
+    """The mean over queries of precision at each recall.
+
+    A query's precision at recall r is that of the shortest list that holds at least r of its positives (one positive
+    for r = 0), as `precision_when_found` defines it; if `interpolated`, the highest precision of that list and of all
+    longer ones. `points` recalls lie evenly from 0 to 1: 11 or 101 are usual. With None the curve is exact: it has a
+    point wherever any query's precision may change, and if not `interpolated` its area is mAUPRC.
+    """
+    if points is not None and points < 2:
+        raise UserError(f"points must be 2 or more, such as 11 or 101, or None for the exact curve; got {points}")
+    precision = precision_when_found(ranks, ties=ties)
+    if interpolated:
+        precision = _highest_from_here(precision, ranks)
+    exact = _mean_staircase(precision, ranks)
+    if points is None:
+        return exact
+    # Equal fractions divide to equal floats, so that a recall of 3/10 finds the step that ends at 3 of 10 positives.
+    recall = np.arange(points) / (points - 1)
+    return Curve(recall, exact.precision[np.searchsorted(exact.recall, recall)])
+
+
+def _highest_from_here(values: Float64[np.ndarray, " positive"], ranks: Ranks) -> Float64[np.ndarray, " positive"]:
+    """Maximum of each positive's value and of those after it in its query."""
+    highest, left = values.copy(), np.repeat(ranks.num_positives, ranks.num_positives) - ranks.place
+    step = 1
+    while step <= left.max(initial=0):  # after each pass an entry covers twice as many of its followers
+        inside = np.flatnonzero(left >= step)
+        highest[inside] = np.maximum(highest[inside], highest[inside + step])
+        step *= 2
+    return highest
+
+
+def _mean_staircase(precision: Float64[np.ndarray, " positive"], ranks: Ranks) -> Curve:
+    """The exact mean of the queries' staircases; a query of R positives has steps that end at 1/R, 2/R, …, 1."""
+    count = len(ranks.query)
+    recall, step = np.unique(ranks.place / np.repeat(ranks.num_positives, ranks.num_positives), return_inverse=True)
+    # Precisions become integers, whose sums no order can change; `count` of them stay below 2⁶².
+    scale = 2 ** (62 - count.bit_length())
+    level = np.round(precision * scale).astype(np.int64)
+    rises = np.diff(level, append=0)  # what follows a query's last positive falls beyond recall 1, and is dropped
+    total = np.full(len(recall), level[ranks.offset[:-1]].sum())
+    changes = np.zeros(len(recall) + 1, dtype=np.int64)
+    np.add.at(changes, step + 1, rises)  # a rise counts from the step after the one where its positive is found
+    total += np.cumsum(changes[:-1])
+    return Curve(recall, total / scale / count)

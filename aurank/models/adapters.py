@@ -1,0 +1,327 @@
+"""Any image model with the preprocessing it expects: timm, open_clip, transformers, ONNX files, one's own code."""
+
+import contextlib
+import hashlib
+import importlib
+import json
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from PIL.Image import Image
+from torch import Tensor, nn
+
+from aurank.errors import UserError
+from aurank.names import meant, nearest
+
+Value = bool | int | float | str | None
+Options = dict[str, Any]  # of Value; Any, as other libraries' constructors judge them
+Transform = Callable[[Image], Tensor]
+_WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "none": None, "null": None}
+
+
+@dataclass(frozen=True, eq=False)
+class ImageModel:
+    """A model together with the preprocessing it expects.
+
+    `module` maps a stack of what `transform` returns to embeddings [batch, dim]; `transform` takes an upright 8-bit
+    image of `channels` channels. `description` holds all that decides an embedding beside the weights: what the model
+    is called, its options, the version of its library, the transform.
+    """
+
+    name: str
+    module: nn.Module
+    transform: Transform
+    description: str
+    channels: int = 3
+
+
+def load_model(name: str, *, allow_code: bool = False) -> ImageModel:
+    """Returns the model that `name` asks for, on the CPU, in evaluation mode.
+
+    `name` is KIND:WHAT[,option=value…]. Options go to the library's own constructor. Weights that are not loaded are
+    drawn from a fixed seed, so one name means one model.
+
+    - `timm:resnet18[,pretrained=false]`: options of `timm.create_model`; the transform is `timm.data`'s for the model.
+    - `open_clip:ViT-B-32[,pretrained=laion2b_s34b_b79k]`: the image tower.
+    - `transformers:facebook/dinov2-small`: a name of the hub, or a folder; `pretrained=false`: its architecture.
+    - `onnx:FILE[,size=224,margin=1.143,mean=0.5,std=0.5]`: an image [batch, channel, height, width] to [batch, dim];
+      shorter side to margin × size, the middle, then ImageNet's mean and deviation unless one number is given for each.
+    - `python:package.module:function[,option=value…]`: the function returns an `nn.Module`, or it and a transform. It
+      runs code of the caller's choice, so `allow_code` must be set.
+
+    Raises UserError for an unknown name, a package that is not installed, weights that cannot be had.
+    """
+    kind, _, rest = name.partition(":")
+    if kind not in ADAPTERS or not rest:
+        raise UserError(f"no model {name!r}; expected one of {', '.join(f'{known}:…' for known in ADAPTERS)}")
+    if kind == "python" and not allow_code:
+        raise UserError(f"{name} runs Python code of that module; if you trust it, add --allow-code")
+    what, options = _options(name, rest)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = ADAPTERS[kind](name, what, options)
+    model.module.eval()
+    return model
+
+
+def _options(name: str, text: str) -> tuple[str, Options]:
+    what, *pairs = text.split(",")
+    options: Options = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise UserError(f"{name}: {pair!r} is not option=value; options follow the model's name after commas")
+        options[key] = _value(value)
+    return what, options
+
+
+def _value(text: str) -> Value:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            return number(text)
+    return text
+
+
+def _timm(name: str, what: str, options: Options) -> ImageModel:
+    # Imported late: seconds that commands without a model need not spend.
+    timm: Any = importlib.import_module("timm")
+    if ":" not in what and not timm.is_model(what.split(".")[0]):
+        hint = meant(nearest(what, timm.list_models(), most=3)) or "; timm.list_models() names them all"
+        raise UserError(f"{name}: timm has no model {what!r}{hint}")
+    arguments = {"pretrained": True, "num_classes": 0, **options}
+    with _loading(name, pretrained=bool(arguments["pretrained"])):
+        module = timm.create_model(what, **arguments)
+    settings = timm.data.resolve_data_config({}, model=module)
+    channels, height, width = settings["input_size"]
+    if isinstance(size := options.get("img_size"), int):
+        height, width = size, size
+    if isinstance(given := options.get("in_chans"), int) and given != channels:
+        channels = given
+        # timm adds or repeats the first layer's weights; the colours' mean stands for each channel.
+        settings |= {key: (sum(settings[key]) / len(settings[key]),) * given for key in ("mean", "std")}
+    settings["input_size"] = (channels, height, width)
+    transform = timm.data.create_transform(**settings)
+    return ImageModel(name, module, transform, _describe(timm, what, arguments, transform), channels=channels)
+
+
+class _OpenClip(nn.Module):
+    """The image tower of an open_clip model."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
+        features: Tensor = self.model.encode_image(images)
+        return features
+
+
+def _open_clip(name: str, what: str, options: Options) -> ImageModel:
+    library = _library("open_clip", name, package="open_clip_torch")
+    tags = [tag for model, tag in library.list_pretrained() if model == what]
+    # The command line's other models are pretrained unless said otherwise; here weights go by tags.
+    if options.get("pretrained") is True or ("pretrained" not in options and tags):
+        raise UserError(
+            f"{name}: name the weights, as in pretrained={tags[0] if tags else 'FILE'}, or pretrained=false"
+        )
+    arguments = {**options, "pretrained": options.get("pretrained") or None}
+    with _loading(name, pretrained=arguments["pretrained"] is not None):
+        model, _, transform = library.create_model_and_transforms(what, **arguments)
+    return ImageModel(name, _OpenClip(model), transform, _describe(library, what, arguments, transform))
+
+
+class _Transformers(nn.Module):
+    """The image features of a transformers model: projected, else pooled, else the first token."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
+        project = getattr(self.model, "get_image_features", None)
+        found = self.model(pixel_values=images) if project is None else project(pixel_values=images)
+        if not isinstance(found, Tensor):
+            pooled = getattr(found, "pooler_output", None)
+            found = found.last_hidden_state[:, 0] if pooled is None else pooled
+        features: Tensor = found.flatten(1)
+        return features
+
+
+def _transformers(name: str, what: str, options: Options) -> ImageModel:
+    library = _library("transformers", name, package="transformers")
+    arguments = dict(options)
+    pretrained = bool(arguments.pop("pretrained", True))
+    with _loading(name, pretrained=pretrained):
+        processor = library.AutoImageProcessor.from_pretrained(what)
+        if pretrained:
+            model = library.AutoModel.from_pretrained(what, **arguments)
+        else:
+            model = library.AutoModel.from_config(library.AutoConfig.from_pretrained(what), **arguments)
+
+    def transform(image: Image) -> Tensor:
+        pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
+        return pixels
+
+    description = _describe(library, what, {**arguments, "pretrained": pretrained}, processor)
+    return ImageModel(name, _Transformers(model), transform, description)
+
+
+class _Onnx(nn.Module):
+    """An ONNX graph, run by onnxruntime on the CPU. The file's digest stands in the state for its weights."""
+
+    def __init__(self, session: Any, content: bytes) -> None:
+        super().__init__()
+        self.session = session
+        self.register_buffer("digest", torch.tensor(list(hashlib.sha256(content).digest()), dtype=torch.uint8))
+
+    def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
+        graph = self.session
+        found = graph.run([graph.get_outputs()[0].name], {graph.get_inputs()[0].name: images.cpu().numpy()})
+        return torch.from_numpy(found[0]).flatten(1)
+
+
+def _onnx(name: str, what: str, options: Options) -> ImageModel:
+    library = _library("onnxruntime", name, package="onnxruntime")
+    odd = sorted(options.keys() - {"size", "margin", "mean", "std"})
+    if odd:
+        raise UserError(f"{name}: unknown option {odd[0]!r}; expected size, margin, mean or std")
+    try:
+        content = Path(what).read_bytes()
+    except OSError as error:
+        raise UserError(f"{name}: cannot read the file {what}: {error.strerror}") from error
+    try:
+        session = library.InferenceSession(content, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise UserError(f"{name}: {what} is no ONNX model that can be run: {_first_line(error)}") from error
+    shape = session.get_inputs()[0].shape
+    if len(session.get_inputs()) != 1 or len(shape) != 4:
+        raise UserError(f"{name}: expected one input [batch, channel, height, width], got {shape}")
+    fixed = shape[-1] if isinstance(shape[-1], int) else None
+    channels = shape[1] if isinstance(shape[1], int) else 3
+    transform = _standard(name, channels=channels, **{"size": fixed or 224, **options})
+    return ImageModel(
+        name, _Onnx(session, content), transform, _describe(library, what, options, transform), channels=channels
+    )
+
+
+def _python(name: str, what: str, options: Options) -> ImageModel:
+    place, _, function = what.partition(":")
+    if not place or not function.isidentifier():
+        raise UserError(f"{name}: expected python:package.module:function")
+    # As `python -m` would: one's own module usually lies in the folder that the command is given in.
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(place)
+        found = getattr(module, function)(**options)
+    except Exception as error:
+        raise UserError(f"{name}: {type(error).__name__}: {_first_line(error)}") from error
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    model, transform = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    if not isinstance(model, nn.Module) or not (transform is None or callable(transform)):
+        raise UserError(f"{name}: expected an nn.Module, or one and a transform, got {type(found).__name__}")
+    transform = transform or _standard(name)
+    description = f"{_describe(torch, what, options, transform)} code {_code_sha256(module)}"
+    return ImageModel(name, model, transform, description)
+
+
+def _code_sha256(module: ModuleType) -> str:
+    """Returns a digest of the files of a module, and of every loaded one that is neither Python's nor installed.
+
+    Which of them the model uses cannot be known, so all count. Those of aurank do not: they differ between commands.
+    """
+    places = [*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()]
+    installed = [Path(place).resolve() for place in places]
+    files: dict[str, str] = {}
+    for name, loaded in list(sys.modules.items()):
+        file = getattr(loaded, "__file__", None)
+        if not file or (loaded is not module and name.partition(".")[0] in ("__main__", "aurank")):
+            continue
+        path = Path(file).resolve()
+        # A few modules of torch name a file that is not there.
+        if path.is_file() and not any(path.is_relative_to(place) for place in installed):
+            files[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
+
+
+def _standard(
+    name: str, *, size: Any = 224, margin: Any = 256 / 224, mean: Any = None, std: Any = None, channels: int = 3
+) -> Transform:
+    """Returns the usual evaluation transform, for models that bring none."""
+    timm_data: Any = importlib.import_module("timm.data")
+
+    if not isinstance(size, int) or size < 1 or not isinstance(margin, int | float) or margin < 1:
+        raise UserError(f"{name}: size must be a whole number above 0 and margin at least 1, got {size} and {margin}")
+    for key, value in (("mean", mean), ("std", std)):
+        if not (value is None or isinstance(value, int | float)) or (key == "std" and value is not None and value <= 0):
+            raise UserError(f"{name}: {key} must be one number, above 0 for std, got {value!r}")
+    usual = (
+        (timm_data.IMAGENET_DEFAULT_MEAN, timm_data.IMAGENET_DEFAULT_STD)
+        if channels == 3
+        else ((0.5,) * channels, (0.5,) * channels)
+    )
+    transform: Transform = timm_data.create_transform(
+        input_size=(channels, size, size),
+        mean=usual[0] if mean is None else (float(mean),) * channels,
+        std=usual[1] if std is None else (float(std),) * channels,
+        crop_pct=1 / margin,
+    )
+    return transform
+
+
+ADAPTERS: Mapping[str, Callable[[str, str, Options], ImageModel]] = {
+    "timm": _timm,
+    "open_clip": _open_clip,
+    "transformers": _transformers,
+    "onnx": _onnx,
+    "python": _python,
+}
+
+
+def _library(module: str, name: str, *, package: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"{name} needs {package}, which cannot be imported ({error}): pip install {package}") from error
+
+
+@contextlib.contextmanager
+def _loading(name: str, *, pretrained: bool) -> Iterator[None]:
+    """A context that turns what a library raises while it builds a model into one line."""
+    try:
+        yield
+    except (TypeError, AssertionError, ValueError, KeyError) as error:
+        raise UserError(f"{name}: cannot be built: {_first_line(error)}") from error
+    # Hubs and their clients raise errors of many kinds: no network, no such file, no permission, a damaged download.
+    except Exception as error:
+        if not pretrained:
+            raise UserError(f"{name}: {type(error).__name__}: {_first_line(error)}") from error
+        raise UserError(
+            f"{name}: the pretrained weights could not be had ({type(error).__name__}: {_first_line(error)}); connect "
+            "to the network once, or take random weights with pretrained=false"
+        ) from error
+
+
+def _describe(library: ModuleType, what: str, options: Mapping[str, Any], transform: object) -> str:
+    version = getattr(library, "__version__", "?")
+    return f"{library.__name__} {version} {what} {dict(sorted(options.items()))} {_stable(transform)}"
+
+
+def _stable(value: object) -> str:
+    """Returns the value's words without the addresses in memory, which differ from run to run."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,56 @@
+"""The precision-recall picture of a report."""
+
+import io
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from aurank.errors import UserError
+from aurank.evaluation.report import Report
+
+_INK, _MUTED, _LINE = "#1b1f24", "#8c959f", "#0550ae"
+
+
+def draw_curve(report: Report) -> bytes:
+    """Returns a PNG of the mean interpolated precision-recall curve, and of the precision of a random order.
+
+    Raises UserError for a report that holds no curve.
+    """
+    if report.curve is None:
+        raise UserError("the report holds no precision-recall curve; evaluate again with this version")
+    # A figure of its own: pyplot would keep it alive, and choose a backend that may want a screen.
+    figure = Figure(figsize=(6.4, 4.8), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.fill_between(report.curve.recall, report.curve.precision, color=_LINE, alpha=0.08, linewidth=0)
+    axes.plot(report.curve.recall, report.curve.precision, color=_LINE, linewidth=1.8, clip_on=False)
+    chance = _prevalence(report)
+    axes.axhline(chance, color=_MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    # At the left, where even a poor model's curve is far above the line.
+    axes.annotate(
+        f"random order, {chance:.3g}",
+        (0, chance),
+        xytext=(5, 3 if chance < 0.9 else -3),
+        textcoords="offset points",
+        va="bottom" if chance < 0.9 else "top",
+        color=_MUTED,
+        fontsize=9,
+    )
+    axes.set(xlim=(0, 1), ylim=(0, 1.005), xlabel="recall", ylabel="interpolated precision, mean over queries")
+    counted = f"{len(report.per_query['query']):,} queries, {report.num_gallery:,} gallery rows"
+    name = f"{report.protocol['name']}: " if report.protocol else ""
+    axes.set_title(f"{name}mAUPRC {report.mauprc:.4f}", loc="left", color=_INK, fontsize=12)
+    axes.set_title(counted, loc="right", color=_MUTED, fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_MUTED)
+    axes.tick_params(colors=_INK, labelsize=9)
+    axes.grid(color=_MUTED, alpha=0.18, linewidth=0.6)
+    image = io.BytesIO()
+    figure.savefig(image, format="png")
+    return image.getvalue()
+
+
+def _prevalence(report: Report) -> float:
+    """The mean over queries of the part of its list that is positive: the precision of a random order."""
+    positives, negatives = report.per_query["num_positives"], report.per_query["num_negatives"]
+    return float((positives / (positives + negatives)).mean())

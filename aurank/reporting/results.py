@@ -1,0 +1,48 @@
+"""The files of an evaluation: made whole beside their names, then renamed."""
+
+import os
+import shutil
+from pathlib import Path
+
+from aurank.errors import AurankError, UserError
+from aurank.evaluation.report import Report
+from aurank.files import replacing, require_writable
+from aurank.reporting.curves import draw_curve
+
+REPORT, PER_QUERY, CURVE = "report.json", "per_query.parquet", "pr_curve.png"
+
+
+def require_free(out: Path) -> None:
+    """Nothing; UserError where `out` cannot be written, or holds a training run, whose report.json is its own."""
+    for name in (REPORT, PER_QUERY, CURVE):
+        if (out / name).is_dir():
+            raise UserError(f"--out {out}: {name} is a folder there; move it away, or name another --out")
+    require_writable(out / REPORT)
+    if all((out / name).exists() for name in ("config.yaml", "metrics.jsonl")):
+        raise UserError(f"--out {out} holds a training run, and its {REPORT} would be overwritten; name another folder")
+
+
+def write_results(report: Report, out: Path) -> None:
+    """Writes report.json, per_query.parquet and pr_curve.png; until all three are whole, `out` stays as it is.
+
+    Those of an earlier evaluation are replaced, one after the other and report.json last; UserError where `out` holds a
+    training run or a folder of one of the names.
+    """
+    require_free(out)
+    # Beside the names they are given in the end, so that only renaming is left.
+    staging = out / f".{os.getpid()}.part"
+    try:
+        staging.mkdir(parents=True, exist_ok=True)
+        report.save(staging / REPORT)
+        report.write_per_query(staging / PER_QUERY)
+        with replacing(staging / CURVE) as file:
+            file.write(draw_curve(report))
+        for name in (PER_QUERY, CURVE, REPORT):
+            (staging / name).replace(out / name)
+    except (OSError, AurankError) as error:
+        raise AurankError(
+            f"cannot write to {out} ({error}); give the same command again once that is mended, or name another --out: "
+            "what the cache holds is not embedded again"
+        ) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)

@@ -1,0 +1,162 @@
+"""Which images are embedded: a split of a data set, the test images of a protocol, or a query and a gallery table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aurank.config import Config
+from aurank.data import READERS, Manifest, build_manifest, open_source
+from aurank.errors import UserError
+from aurank.evaluation.protocols import Protocol, find_protocol
+from aurank.training.build import build_manifest as read_manifest
+from aurank.training.build import data_root, split_of
+from aurank.training.components import read_config
+
+# What a model that was not trained here brings along: only the section of the data is ever looked at.
+_UNTRAINED: dict[str, Any] = {
+    "data": {"validation_fraction": 0.0},
+    "loss": {"name": "smooth_ap"},
+    "optim": {"lr": 1.0},
+    "train": {"steps": 1},
+}
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images to embed; nothing given: the test split of the data that the model was trained on.
+
+    `data`: READER:PATH, with `split` (default "test"). `protocol`: a name from `aurank.evaluation.protocols`, with the
+    folder of the data, `root`, and `seeds` for its draws. `query` and `gallery`: a table (csv, parquet) for each side,
+    whose paths start at `root` (default: the folder they lie in); an image of both sides is never its own
+    result. `overrides`: dotted changes of the `data` section.
+    """
+
+    data: str | None = None
+    split: str | None = None
+    protocol: str | None = None
+    root: Path | None = None
+    query: Path | None = None
+    gallery: Path | None = None
+    overrides: Sequence[str] = ()
+    seeds: Sequence[int] | None = None
+
+    @property
+    def given(self) -> list[str]:
+        """The options that say where images are, as typed."""
+        named = {name: getattr(self, name) for name in ("data", "split", "protocol", "root", "query", "gallery")}
+        return [f"--{name} {value}" for name, value in named.items() if value is not None] + list(self.overrides)
+
+    def check(self) -> None:
+        """Raises UserError where the options do not go together."""
+        tables = self.query is not None or self.gallery is not None
+        ways = [("--data", self.data is not None), ("--protocol", self.protocol is not None), ("--query", tables)]
+        chosen = [name for name, there in ways if there]
+        if len(chosen) > 1:
+            raise UserError(f"{chosen[0]} and {chosen[1]} both say which images to take; give one of them")
+        if tables and (self.query is None or self.gallery is None):
+            raise UserError("--query and --gallery go together: give a table for each side")
+        if self.split is not None and (tables or self.protocol is not None):
+            raise UserError(f"--split {self.split} has no use with {chosen[0]}, which says what is measured")
+        if self.seeds is not None and self.protocol is None:
+            raise UserError("--seeds goes with --protocol: they are of its draws")
+        if self.root is not None and not (tables or self.protocol is not None):
+            raise UserError(f"--root {self.root} goes with --protocol or --query; with --data, write READER:PATH")
+
+    def find_protocol(self) -> Protocol | None:
+        """The protocol named, or None."""
+        return None if self.protocol is None else find_protocol(self.protocol, seeds=self.seeds)
+
+
+def select(images: Images, trained: dict[str, Any] | None) -> tuple[Config, Manifest]:
+    """The configuration that applies, and the images to embed.
+
+    Args:
+        trained: the configuration a model was trained with, or None for a model from elsewhere.
+    """
+    images.check()
+    wrong = [override for override in images.overrides if not override.startswith("data.")]
+    if wrong:
+        raise UserError(f"{wrong[0]!r}: only data.* can be changed for a model that is measured")
+    content = dict(_UNTRAINED if trained is None else trained)
+    if images.query is not None and images.gallery is not None:
+        manifest = two_tables(images.query, images.gallery, root=images.root)
+        # The reader is named for form's sake: the rows are there already.
+        content["data"] = {**content["data"], "name": "table", "params": {"file": images.query.name}}
+        return read_config(content, images.overrides), manifest
+    protocol = images.find_protocol()
+    if protocol is not None:
+        root = None if images.root is None else str(images.root)
+        content["data"] = {**content["data"], "name": protocol.reader, "params": {}, "root": root}
+        config = read_config(content, images.overrides)
+        return config, protocol.manifest(data_root(config.data), **config.data.params)
+    if images.data is not None:
+        content["data"] = {**content["data"], **_located(images.data)}
+    elif trained is None:
+        raise UserError("say which images to embed: --data READER:PATH, --protocol NAME, or --query and --gallery")
+    config = read_config(content, images.overrides)
+    whole = read_manifest(config.data, seed=config.seed)
+    if images.split is None and "test" not in whole.split_sizes:
+        others = " or ".join(whole.split_sizes)
+        raise UserError(f"{whole.name} has no test images to measure; choose another split with --split {others}")
+    return config, split_of(whole, config.data, images.split or "test")
+
+
+def _located(data: str) -> dict[str, Any]:
+    """The keys of a ``data`` section that READER:PATH sets."""
+    name, _, path = data.partition(":")
+    if name not in READERS:
+        raise UserError(
+            f"--data {data}: expected READER:PATH, such as folder:{path or name}; the readers are {', '.join(READERS)}"
+        )
+    if not path:
+        return {"name": name, "params": {}}
+    target = Path(path)
+    if not target.exists():
+        start = "" if target.is_absolute() else f" in {Path.cwd()}"
+        raise UserError(f"--data {data}: there is no {target}{start}; correct the path")
+    if not target.is_file():
+        return {"name": name, "params": {}, "root": str(target)}
+    # A file is named by its folder and its own name: `file` for a table, `path` for an archive of images.
+    params = {"file" if name == "table" else "path": target.name}
+    return {"name": name, "params": params, "root": str(target.parent)}
+
+
+def two_tables(query: Path, gallery: Path, *, root: Path | None = None) -> Manifest:
+    """The images of both tables, each once, marked as query, gallery or both; every split of the tables counts.
+
+    Raises UserError for a table that cannot be read, an image that is twice on one side, or one that has another label
+    on the other side.
+    """
+    if root is None and query.resolve().parent != gallery.resolve().parent:
+        raise UserError(f"{query} and {gallery} lie in different folders; say where their paths start with --root")
+    base = (root or query.parent).resolve()
+    labels: dict[str, str] = {}
+    sides: dict[Path, set[str]] = {}
+    for file in (query, gallery):
+        if not file.is_file():
+            raise UserError(f"no table {file}; expected csv or parquet with the columns path,label,split")
+        table = READERS["table"](base, file=str(file.resolve()))
+        if table.groups is not None:
+            raise UserError(
+                f"{file} has a column group, which two tables cannot share; put both sides into one table with the "
+                "columns is_query and is_gallery, and give it with --data table:FILE"
+            )
+        sides[file] = set(table.paths)
+        if len(sides[file]) < len(table.paths):
+            twice = next(path for row, path in enumerate(table.paths) if path in table.paths[:row])
+            raise UserError(f"{file} lists image {twice!r} twice; list each image once")
+        for path, label in zip(table.paths, table.labels.tolist(), strict=True):
+            name = table.classes[label]
+            if labels.setdefault(path, name) != name:
+                raise UserError(f"image {path!r} has label {labels[path]!r} in {query} and {name!r} in {gallery}")
+    paths = list(labels)
+    return build_manifest(
+        f"{query.stem} in {gallery.stem}",
+        open_source(base),
+        paths=paths,
+        labels=list(labels.values()),
+        splits=["test"] * len(paths),
+        is_query=[path in sides[query] for path in paths],
+        is_gallery=[path in sides[gallery] for path in paths],
+    )

@@ -1,0 +1,96 @@
+"""Ranks of lists written down or made up, and every metric as one would compute it with the sorted list in hand."""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from aurank.evaluation import Ranks
+
+Item = tuple[int, bool]  # score, and whether the item is a positive
+
+
+def read(text: str) -> list[Item]:
+    """Items of a list such as "- ++- ++": best first, groups of equal scores between spaces."""
+    return [(-place, sign == "+") for place, group in enumerate(text.split()) for sign in group]
+
+
+def ranks_of(lists: Sequence[Sequence[Item]]) -> Ranks:
+    """Ranks by counting, one positive at a time; a list without a positive is a lone query. Labels are the rows."""
+    rows, higher, tied, at_least, positive, offset = [], [], [], [], [], [0]
+    for row, items in enumerate(lists):
+        own = sorted((-score, place) for place, (score, is_positive) in enumerate(items) if is_positive)
+        if not own:
+            continue
+        rows.append(row)
+        for negated, place in own:
+            positive.append(place)
+            higher.append(sum(score > -negated and not is_positive for score, is_positive in items))
+            tied.append(sum(score == -negated and not is_positive for score, is_positive in items))
+            at_least.append(sum(score >= -negated and is_positive for score, is_positive in items))
+        offset.append(len(positive))
+    content: dict[str, Sequence[int]] = {
+        "query": rows,
+        "num_negatives": [sum(not is_positive for _, is_positive in lists[row]) for row in rows],
+        "offset": offset,
+        "positive": positive,
+        "higher": higher,
+        "tied": tied,
+        "at_least": at_least,
+        "labels": rows,
+    }
+    arrays = {name: np.array(values, dtype=np.int64) for name, values in content.items()}
+    return Ranks(**arrays, num_queries=len(lists), num_gallery=max(len(items) for items in lists))
+
+
+def groups(items: Sequence[Item]) -> list[tuple[int, int]]:
+    """(positives, negatives) of each group of equal scores, best first."""
+    scores = sorted({score for score, _ in items}, reverse=True)
+    return [(sum(s == score and p for s, p in items), sum(s == score and not p for s, p in items)) for score in scores]
+
+
+def average_precision(items: Sequence[Item], ties: str) -> float:
+    """Walks down the groups."""
+    positives = negatives = 0
+    total = Fraction(0)
+    for more_positives, more_negatives in groups(items):
+        for place in range(1, more_positives + 1):
+            ahead = negatives + (0 if ties == "optimistic" else more_negatives)
+            found = positives + (place if ties == "pessimistic" else more_positives)
+            total += Fraction(found, found + ahead)
+        positives, negatives = positives + more_positives, negatives + more_negatives
+    return float(total / positives)
+
+
+def relevance(items: Sequence[Item]) -> list[bool]:
+    """The sorted list, negatives first among equal scores."""
+    return [is_positive for _, is_positive in sorted(items, key=lambda item: (-item[0], item[1]))]
+
+
+def expected(items: Sequence[Item], name: str, *, k: int = 0, ties: str = "threshold") -> float:
+    """The metric of one query, by going through its sorted list; `name` is written with {k}."""
+    found = relevance(items)
+    count = sum(found)
+    if name == "mauprc":
+        return average_precision(items, ties)
+    if name == "auroc":
+        pairs = [s > t for s, positive in items if positive for t, other in items if not other]
+        return sum(pairs) / len(pairs) if pairs else 1.0
+    ranks = [rank for rank, is_positive in enumerate(found, 1) if is_positive]
+    cut = {"map@r": count, "r_precision": count, "ndcg": len(items)}.get(name, k)
+    precisions = [sum(found[:rank]) / rank for rank in ranks if rank <= cut]
+    gain = [1 / math.log2(place + 2) for place in range(len(found))]
+    best = sorted(found, reverse=True)
+    return float(
+        {
+            "recall@{k}": lambda: any(found[:cut]),
+            "precision@{k}": lambda: sum(found[:cut]) / cut,
+            "map@{k}(min)": lambda: sum(precisions) / min(cut, count),
+            "map@{k}(r)": lambda: sum(precisions) / count,
+            "map@r": lambda: sum(precisions) / count,
+            "r_precision": lambda: sum(found[:cut]) / count,
+            "mrr": lambda: 1 / ranks[0],
+            "minp": lambda: count / ranks[-1],
+        }.get(name, lambda: np.dot(found[:cut], gain[:cut]) / np.dot(best[:cut], gain[:cut]))()
+    )

@@ -1,0 +1,303 @@
+"""The calculator equals PML's wherever PML's is right, stays right where it is not, and works inside PML's testers."""
+
+import warnings
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+import torch
+from pytorch_metric_learning import testers
+from pytorch_metric_learning.distances import (
+    BatchedDistance,
+    CosineSimilarity,
+    DotProductSimilarity,
+    LpDistance,
+    SNRDistance,
+)
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator as Original
+from pytorch_metric_learning.utils.inference import CustomKNN, FaissKNN
+from sklearn.metrics import average_precision_score
+
+from aurank.errors import UserError
+from aurank.evaluation import AccuracyCalculator
+
+SHARED = (
+    "precision_at_1",
+    "r_precision",
+    "mean_average_precision",
+    "mean_average_precision_at_r",
+    "mean_reciprocal_rank",
+)
+CPU = torch.device("cpu")
+
+
+def clusters(seed: int = 0, classes: int = 10, each: int = 6, dim: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of any length, some labels of one row alone, classes of different size."""
+    chance = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(classes), each)
+    embeddings = 2 * chance.normal(size=(classes, dim))[labels] + chance.normal(size=(len(labels), dim))
+    labels[::11] = 3
+    labels[:2] = [100, 101]
+    shuffled = chance.permutation(len(labels))
+    return torch.from_numpy(embeddings[shuffled].astype(np.float32)), torch.from_numpy(labels[shuffled])
+
+
+def calls() -> dict[str, tuple[Any, ...]]:
+    query, labels = clusters()
+    other, other_labels = clusters(1)
+    return {
+        "own": (query, labels),
+        "reference": (query, labels, other, other_labels),
+        "included": (query, labels, torch.cat([query, other]), torch.cat([labels, other_labels]), True),
+        "itself": (query, labels, query, labels, True),
+        "arrays": (query.numpy(), labels.numpy(), other.numpy(), other_labels.numpy()),
+    }
+
+
+@pytest.mark.parametrize("call", calls())
+@pytest.mark.parametrize(
+    "mode", [{}, {"avg_of_avgs": True}, {"return_per_class": True}], ids=["mean", "macro", "class"]
+)
+@pytest.mark.parametrize("k", [None, "max_bin_count", 1, 4, 20])
+def test_it_equals_pml_where_pml_is_right(k: Any, mode: dict[str, bool], call: str) -> None:
+    ours = AccuracyCalculator(include=SHARED, k=k, **mode).get_accuracy(*calls()[call])
+    theirs = Original(include=SHARED, k=k, device=CPU, **mode).get_accuracy(*calls()[call])
+    assert set(ours) == set(SHARED)
+    for name, value in theirs.items():
+        # PML takes reciprocal ranks in float32.
+        assert ours[name] == pytest.approx(value, abs=1e-7 if name == "mean_reciprocal_rank" else 1e-12), name
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        FaissKNN(),
+        FaissKNN(index_init_fn=faiss.IndexFlatIP),
+        CustomKNN(CosineSimilarity()),
+        CustomKNN(DotProductSimilarity(normalize_embeddings=False)),
+        CustomKNN(LpDistance(normalize_embeddings=False, p=2), batch_size=7),
+        CustomKNN(LpDistance()),
+    ],
+    ids=["faiss", "inner", "cosine", "dot", "batched", "normalised"],
+)
+def test_the_distance_of_pmls_search_is_kept(search: Any) -> None:
+    query, labels, other, other_labels = calls()["reference"]
+    if isinstance(search, CustomKNN):  # PML's search would fail for k = None
+        search_k: Any = 20
+    else:
+        search_k = None
+    ours = AccuracyCalculator(include=SHARED, knn_func=search, k=search_k)
+    theirs = Original(include=SHARED, knn_func=search, k=search_k, device=CPU)
+    expected = theirs.get_accuracy(query, labels, other, other_labels)
+    assert ours.get_accuracy(query, labels, other, other_labels) == pytest.approx(expected, abs=1e-7)
+
+
+def test_names_are_chosen_as_in_pml() -> None:
+    data = clusters()
+    calculator = AccuracyCalculator(exclude=("mauprc",))
+    assert "mauprc" not in calculator.get_curr_metrics()
+    assert set(SHARED) <= set(calculator.get_accuracy(*data))
+    assert "NMI" not in calculator.get_accuracy(*data)
+    assert set(calculator.get_accuracy(*data, include=("recall_at_7", "mauprc"))) == {"recall_at_7"}
+    assert calculator.get_curr_metrics() == ["recall_at_7"]
+    assert set(
+        AccuracyCalculator(include=("r_precision", "recall_at_1")).get_accuracy(*data, exclude=("r_precision",))
+    ) == {"recall_at_1"}
+    assert AccuracyCalculator(avg_of_avgs=True).description() == "avg_of_avgs"
+    assert AccuracyCalculator().description() == ""
+
+
+def test_recall_and_mauprc_equal_slow_counting() -> None:
+    query, labels = clusters()
+    names = ("mauprc", "recall_at_1", "recall_at_3", "recall_at_1000", "precision_at_3")
+    calculator = AccuracyCalculator(include=names, k=2)
+    found = calculator.get_accuracy(query, labels)
+    precision, hits, three = [], [], []
+    for row in range(len(query)):
+        keep = [other for other in range(len(query)) if other != row]
+        relevant = (labels[keep] == labels[row]).numpy()
+        if relevant.any():
+            scores = -((query[keep].double() - query[row].double()) ** 2).sum(dim=1).numpy()
+            precision.append(average_precision_score(relevant, scores))
+            nearest = relevant[np.argsort(-scores)]
+            hits.append([nearest[0], nearest[:3].any()])
+            three.append(nearest[:3].sum() / 3)
+    assert found["mauprc"] == pytest.approx(np.mean(precision), abs=1e-12)
+    assert [found["recall_at_1"], found["recall_at_3"]] == pytest.approx(np.mean(hits, axis=0).tolist())
+    assert found["recall_at_1000"] == 1.0
+    assert found["precision_at_3"] == pytest.approx(np.mean(three))
+    assert calculator.per_query["mauprc"] == pytest.approx(np.array(precision), abs=1e-12)
+    assert calculator.per_query["recall_at_1"].tolist() == [float(first) for first, _ in hits]
+    lone = {100, 101}
+    assert [row for row in range(len(labels)) if int(labels[row]) not in lone] == calculator.per_query["query"].tolist()
+    assert labels[calculator.per_query["query"]].tolist() == calculator.per_query["label"].tolist()
+
+
+def test_large_labels_do_not_collide_as_they_do_in_pml() -> None:
+    query, labels = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) // 6
+    small = AccuracyCalculator(include=SHARED).get_accuracy(query, labels)
+    large = AccuracyCalculator(include=SHARED).get_accuracy(query, labels + 2**30)
+    assert large == small
+    assert small["precision_at_1"] < 0.5
+    assert Original(include=("precision_at_1",), device=CPU).get_accuracy(query, labels + 2**30) == {
+        "precision_at_1": 1.0
+    }
+
+
+def test_a_collapsed_model_scores_the_prevalence() -> None:
+    found = AccuracyCalculator(include=(*SHARED, "mauprc")).get_accuracy(torch.ones(30, 4), torch.arange(30) // 10)
+    assert found["mauprc"] == found["mean_average_precision"] == pytest.approx(9 / 29)
+    assert found["precision_at_1"] == found["r_precision"] == 0.0
+
+
+def test_neighbours_beyond_the_reference_change_nothing() -> None:
+    data = clusters()
+    assert AccuracyCalculator(k=10**6, include=SHARED).get_accuracy(*data) == AccuracyCalculator(
+        include=SHARED
+    ).get_accuracy(*data)
+
+
+@pytest.mark.parametrize("mode", [{}, {"avg_of_avgs": True}, {"return_per_class": True}])
+def test_queries_without_any_positive_give_nan_as_in_pml(mode: dict[str, bool]) -> None:
+    query = clusters()[0][:4]
+    labels = torch.tensor([5, 6, 6, 7])
+    ours = AccuracyCalculator(include=SHARED, **mode)
+    found = ours.get_accuracy(query, labels, query, labels + 10)
+    theirs = Original(include=SHARED, device=CPU, **mode).get_accuracy(query, labels, query, labels + 10)
+    for name in SHARED:
+        assert np.array_equal(found[name], theirs[name], equal_nan=True), name
+    assert len(ours.per_query["query"]) == len(ours.per_query["r_precision"]) == 0
+
+
+def test_clustering_is_pmls_and_only_on_demand() -> None:
+    query, labels = clusters()
+    asked: list[int] = []
+
+    def halves(rows: torch.Tensor, clusters: int) -> torch.Tensor:
+        asked.append(clusters)
+        return (rows[:, 0] > 0).long()
+
+    ours = AccuracyCalculator(kmeans_func=halves)
+    ours.get_accuracy(query, labels)
+    assert asked == []
+    names = ("NMI", "AMI", "recall_at_1")
+    found = AccuracyCalculator(include=names, kmeans_func=halves).get_accuracy(query, labels + 2**30)
+    theirs = Original(include=("NMI", "AMI"), kmeans_func=halves, device=CPU).get_accuracy(query, labels)
+    assert {name: found[name] for name in theirs} == pytest.approx(theirs)
+    assert asked == [len(labels.unique())] * 2
+
+
+class Rows(torch.utils.data.Dataset[Any]):
+    """Embeddings as images, with one or more columns of labels."""
+
+    def __init__(self, embeddings: torch.Tensor, labels: torch.Tensor, *, streams: bool = False) -> None:
+        self.embeddings, self.labels, self.streams = embeddings, labels, streams
+
+    def __len__(self) -> int:
+        return len(self.embeddings)
+
+    def __getitem__(self, row: int) -> tuple[Any, ...]:
+        if self.streams:
+            return (
+                self.embeddings[row],
+                self.embeddings[row] + 0.5 * torch.sin(5 * self.embeddings[row]),
+                self.labels[row],
+            )
+        return self.embeddings[row], self.labels[row]
+
+
+def both(tester: Any, data: dict[str, Rows], **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a tester reports with our calculator and with PML's."""
+    results = []
+    for calculator in (AccuracyCalculator(include=SHARED), Original(include=SHARED, device=CPU)):
+        built = tester(accuracy_calculator=calculator, dataloader_num_workers=0, data_device=CPU, **options)
+        splits = [("train", ["train"]), ("test", ["test", "train"]), ("held", ["train"])] if "held" in data else None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what PML and its libraries warn of is not ours
+            results.append(built.test(data, 1, torch.nn.Identity(), splits_to_eval=splits))
+    return results[0], results[1]
+
+
+def test_a_pml_tester_reports_the_same_numbers() -> None:
+    data = {name: Rows(*clusters(seed)) for seed, name in enumerate(("train", "test", "held"))}
+    ours, theirs = both(testers.GlobalEmbeddingSpaceTester, data)
+    assert set(ours) == set(data)
+    for split in data:
+        assert set(ours[split]) == {"epoch", *(f"{name}_level0" for name in SHARED)}
+        assert ours[split] == pytest.approx(theirs[split], abs=1e-7)
+
+
+def test_hierarchies_and_two_streams_work_in_pml_testers() -> None:
+    embeddings, labels = clusters()
+    levels = {"test": Rows(embeddings, torch.stack([labels, labels % 3], dim=1))}
+    ours, theirs = both(testers.GlobalEmbeddingSpaceTester, levels, label_hierarchy_level="all")
+    assert ours["test"] == pytest.approx(theirs["test"], abs=1e-7)
+    assert "AVERAGE_r_precision" in ours["test"]
+    ours, theirs = both(testers.WithSameParentLabelTester, levels)
+    assert ours["test"] == pytest.approx(theirs["test"], abs=1e-7)
+    streams = {"test": Rows(embeddings, labels, streams=True)}  # this tester turns labels into float32
+    ours, theirs = both(testers.GlobalTwoStreamEmbeddingSpaceTester, streams)
+    assert ours["test"] == pytest.approx(theirs["test"], abs=1e-7)
+
+
+def test_a_hook_sees_the_values_of_each_query() -> None:
+    seen: list[int] = []
+    tester = testers.GlobalEmbeddingSpaceTester(
+        accuracy_calculator=AccuracyCalculator(include=("mauprc", "recall_at_5")),
+        dataloader_num_workers=0,
+        data_device=CPU,
+        end_of_testing_hook=lambda own: seen.append(len(own.accuracy_calculator.per_query["mauprc"])),
+    )
+    result = tester.test({"test": Rows(*clusters())}, 1, torch.nn.Identity())
+    assert seen == [58]
+    assert set(result["test"]) == {"epoch", "mauprc_level0", "recall_at_5_level0"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"include": ("recal_at_1",)}, r"include names an unknown metric 'recal_at_1', .*; did you mean 'recall_at_1'"),
+        ({"exclude": "NMI"}, "exclude must be a list or tuple of names"),
+        ({"avg_of_avgs": True, "return_per_class": True}, "mutually exclusive"),
+        ({"k": 0}, "k must be an integer greater than 0, or None, or 'max_bin_count'; got 0"),
+        ({"label_comparison_fn": torch.ne}, "ranks by equal labels: leave it out, or call .*positive_ranks with"),
+        ({"knn_func": CustomKNN(SNRDistance())}, "ranks by the Euclidean distance, the cosine or the dot product"),
+        ({"knn_func": CustomKNN(LpDistance(p=1))}, "ranks by the Euclidean distance"),
+        ({"knn_func": CustomKNN(BatchedDistance(LpDistance(power=2)))}, "ranks by the Euclidean distance"),
+        ({"knn_func": FaissKNN(index_init_fn=faiss.IndexLSH)}, "FaissKNN with a flat index"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        AccuracyCalculator(**options)
+
+
+def test_metrics_written_for_pml_are_not_ignored_in_silence() -> None:
+    class Own(AccuracyCalculator):
+        def calculate_twice(self, **kwargs: Any) -> float:
+            return 2.0
+
+    with pytest.raises(UserError, match=r"Own\.calculate_twice would never be called"):
+        Own()
+
+
+def test_bad_calls_are_refused() -> None:
+    calculator = AccuracyCalculator()
+    query, labels = clusters()
+    with pytest.raises(UserError, match="first rows of reference and reference_labels are not the queries"):
+        calculator.get_accuracy(query, labels, query.flip(0), labels.flip(0), True)
+    with pytest.raises(UserError, match="first rows of reference"):
+        calculator.get_accuracy(query, labels, query[:5], labels[:5], True)
+    with pytest.raises(UserError, match="reference came without reference_labels"):
+        calculator.get_accuracy(query, labels, query)
+    with pytest.raises(UserError, match=r"query labels are torch\.float32 and hold fractions, or numbers of 16777216"):
+        calculator.get_accuracy(query, labels.float() + 2**24)
+    with pytest.raises(UserError, match="hold fractions"):
+        calculator.get_accuracy(query, labels.numpy() + 0.5)
+    with pytest.raises(UserError, match="59 entries for 60 query embeddings"):
+        calculator.get_accuracy(query, labels[1:])
+    bad = query.clone()
+    bad[7, 1] = np.nan
+    with pytest.raises(UserError, match="row 7 of the query embeddings holds NaN"):
+        calculator.get_accuracy(bad, labels, torch.cat([bad, query]), torch.cat([labels, labels]), True)

@@ -1,0 +1,217 @@
+"""What is read from lists of neighbours equals slow counting, and exact ranks wherever lists say enough."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aurank.errors import UserError
+from aurank.evaluation import (
+    Index,
+    Ranks,
+    Sides,
+    approximate_report,
+    evaluate,
+    faiss_ranks,
+    metrics,
+    positive_ranks,
+)
+
+FIELDS = ("query", "labels", "num_negatives", "offset", "positive", "higher", "tied", "at_least")
+
+
+def clusters(seed: int = 0, classes: int = 12, each: int = 9, dim: int = 8) -> tuple[np.ndarray, np.ndarray]:
+    chance = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(classes), each)
+    centres = chance.normal(size=(classes, dim))
+    embeddings = centres[labels] + chance.normal(size=(len(labels), dim))
+    shuffled = chance.permutation(len(labels))
+    labels[:2] = [1000, 1001]  # lone
+    return embeddings[shuffled].astype(np.float32), labels[shuffled]
+
+
+def cases() -> dict[str, Sides]:
+    embeddings, labels = clusters()
+    other, other_labels = clusters(1)
+    pairs = np.array([[0, 3], [0, 50], [4, 7], [9, 90], [9, 3]])
+    own = Sides(embeddings, labels)
+    both = Sides(
+        embeddings, labels, np.concatenate([other, embeddings[:30]]), np.concatenate([other_labels, labels[:30]])
+    )
+    shared = {"ids": np.arange(108), "gallery_ids": np.concatenate([np.arange(500, 608), np.arange(30)])}
+    return {
+        "own": own,
+        "gallery": both,
+        "ids": replace(both, **shared),
+        "groups": replace(own, groups=np.arange(108) % 3),
+        "ignore": replace(own, ignore=pairs),
+        "junk": replace(own, junk=np.arange(0, 108, 5)),
+        "positives": Sides(embeddings, None, other, positives=pairs),
+        "everything": replace(
+            both,
+            **shared,
+            groups=np.arange(108) % 4,
+            gallery_groups=np.arange(138) % 4,
+            ignore=pairs,
+            junk=np.array([1, 2, 130]),
+        ),
+    }
+
+
+def exact(sides: Sides, **options: Any) -> Ranks:
+    given = {name: value for name, value in vars(sides).items() if name != "embeddings"}
+    labels, gallery, others = (given.pop(name) for name in ("labels", "gallery", "gallery_labels"))
+    return positive_ranks(sides.embeddings, labels, gallery, others, **given, **options)
+
+
+@pytest.mark.parametrize("depth", [5, 40, 2047])
+@pytest.mark.parametrize("case", cases())
+def test_ranks_by_faiss_equal_the_engines(case: str, depth: int) -> None:
+    sides = cases()[case]
+    expected = exact(sides)
+    ranks, notes = faiss_ranks(sides, depth=depth, device="cpu")
+    for name in FIELDS:
+        assert getattr(ranks, name).tolist() == getattr(expected, name).tolist(), name
+    assert (ranks.num_queries, ranks.num_gallery) == (expected.num_queries, expected.num_gallery)
+    assert "float32" in notes[0]
+    by_lists, total = (int(part.replace(",", "")) for part in (notes[0].split()[2], notes[0].split()[4]))
+    assert total == len(expected.query)
+    assert (by_lists == total) == (len(notes) == 1)
+    if depth == 2047:
+        assert by_lists == total
+    if depth == 5:
+        assert f"too short for {total - by_lists} queries, which the exact engine ranked" in notes[1]
+
+
+@pytest.mark.parametrize("distance", ["dot", "euclidean"])
+def test_other_distances_reach_lists_and_engine(distance: str) -> None:
+    sides = cases()["ids"]
+    expected = exact(sides, distance=distance)
+    assert expected.higher.tolist() != exact(sides).higher.tolist()
+    for depth in (10, 2047):
+        ranks, _ = faiss_ranks(sides, depth=depth, distance=distance, device="cpu")
+        assert ranks.higher.tolist() == expected.higher.tolist()
+
+
+def test_a_list_that_ends_within_a_tie_is_not_believed() -> None:
+    embeddings = np.zeros((30, 2), dtype=np.float32)
+    embeddings[:, 0] = 1  # one point: every list is a tie, and shows whatever rows it likes
+    sides = Sides(embeddings, np.repeat(np.arange(3), 10))
+    for depth in (25, 29):
+        ranks, notes = faiss_ranks(sides, depth=depth, device="cpu")
+        assert metrics.average_precision(ranks).tolist() == pytest.approx([9 / 29] * 30)
+        assert len(notes) == (2 if depth == 25 else 1)
+
+
+def test_an_exact_index_reports_the_exact_numbers() -> None:
+    for sides in cases().values():
+        result = approximate_report(sides, exact(sides), index="Flat", recall_at=(1, 5, 200), device="cpu")
+        assert result.metrics == pytest.approx(result.exact, abs=1e-12)
+        assert result.neighbour_recall == {1: 1.0, 5: 1.0, 200: 1.0}
+
+
+def test_the_cut_offs_are_those_of_the_metrics_that_were_asked_for() -> None:
+    rows, labels = np.random.default_rng(0).normal(size=(40, 4)), np.arange(40) % 4
+    for names, cuts in ((["macro:recall@5", "ndcg@3"], [3, 5]), (["mauprc"], [1, 10])):
+        report = evaluate(rows, labels, metrics=names, recall_at=(1, 10), index="Flat", device="cpu")
+        assert report.approximation is not None
+        assert list(report.approximation["metrics"]) == ["mauprc", *(f"recall@{k}" for k in cuts)]
+    assert evaluate(rows, labels, distance="dot").distance == "dot"
+
+
+@pytest.mark.parametrize("ties", ["threshold", "pessimistic"])
+@pytest.mark.parametrize("depth", [10, 30])
+def test_what_no_list_shows_was_never_retrieved(depth: int, ties: str) -> None:
+    embeddings, labels = clusters()
+    sides = Sides(embeddings, labels)
+    kind = "IVF6,Flat"
+    result = approximate_report(
+        sides, exact(sides), index=kind, depth=depth, recall_at=(1, 10), ties=ties, device="cpu", seed=3
+    )
+    found = Index.build(embeddings, kind, device="cpu", seed=3).search(embeddings, depth, leave_out=np.arange(108))
+    precision, hits = [], {1: [], 10: []}
+    for row, near in enumerate(found.row):
+        positives = int((labels == labels[row]).sum()) - 1
+        if not positives:
+            continue
+        hit = [other < 108 and labels[other] == labels[row] for other in near]
+        at = [sum(hit[: place + 1]) / (place + 1) for place in range(depth) if hit[place]]
+        precision.append(math.fsum(at) / positives)
+        for k in hits:
+            hits[k].append(any(hit[:k]))
+    assert len(precision) == 106
+    assert result.metrics["mauprc"] == pytest.approx(np.mean(precision), abs=1e-12)
+    assert result.metrics["recall@1"] == pytest.approx(np.mean(hits[1]))
+    assert result.metrics["recall@10"] == pytest.approx(np.mean(hits[10]))
+    assert (
+        result.metrics["mauprc"]
+        < result.exact["mauprc"]
+        == pytest.approx(np.mean(metrics.average_precision(exact(sides))))
+    )
+
+
+def test_neighbour_recall_is_the_part_of_the_true_neighbours_found() -> None:
+    embeddings, labels = clusters()
+    sides = Sides(embeddings, labels)
+    result = approximate_report(sides, exact(sides), index="IVF6,Flat", recall_at=(1, 10), device="cpu")
+    own = np.arange(108)
+    found = Index.build(embeddings, "IVF6,Flat", device="cpu").search(embeddings, 10, leave_out=own).row.tolist()
+    true = Index.build(embeddings, device="cpu").search(embeddings, 10, leave_out=own).row.tolist()
+    for k, value in result.neighbour_recall.items():
+        shares = [len({*a[:k]} & {*b[:k]}) / k for a, b in zip(found, true, strict=True)]
+        assert value == pytest.approx(np.mean(shares))
+        assert value < 1
+    assert result.neighbour_queries == 108
+
+
+def test_a_collapsed_model_scores_the_prevalence_by_any_index() -> None:
+    sides = Sides(np.ones((30, 4), dtype=np.float32), np.repeat(np.arange(3), 10))
+    result = approximate_report(sides, exact(sides), index="Flat", recall_at=(1, 29), device="cpu")
+    assert result.metrics == pytest.approx({"mauprc": 9 / 29, "recall@1": 0.0, "recall@29": 1.0})
+
+
+def test_equal_runs_are_equal_whatever_time_they_took() -> None:
+    sides = Sides(*clusters())
+    first, second = (
+        approximate_report(sides, exact(sides), index="IVF4,Flat; nprobe=2", recall_at=(1, 10), device="cpu")
+        for _ in range(2)
+    )
+    assert first == second
+    assert first.measured["queries_per_second"] > 0
+    assert replace(first, measured={}) == first
+    assert replace(first, depth=11) != first
+    text = str(first)
+    assert "measured once" in text
+    assert "IVF4,Flat; nprobe=2 on CPU" in text
+
+
+def test_an_index_at_hand_is_used_if_it_holds_the_gallery() -> None:
+    embeddings, labels = clusters()
+    sides = Sides(embeddings, labels)
+    ready = Index.build(embeddings, "IVF4,Flat", device="cpu")
+    given, built = (
+        approximate_report(sides, exact(sides), index=which, recall_at=(1, 10), device="cpu")
+        for which in (ready, "IVF4,Flat")
+    )
+    assert given == built
+    with pytest.raises(UserError, match=r"holds 50 rows of width 8 .* the gallery is 108 rows"):
+        approximate_report(sides, exact(sides), index=Index.build(embeddings[:50], device="cpu"), recall_at=(1,))
+    with pytest.raises(UserError, match=r"for the distance cosine, .* under dot"):
+        approximate_report(sides, exact(sides), index=ready, recall_at=(1,), distance="dot")
+
+
+def test_without_any_positive_there_is_nothing_to_measure() -> None:
+    embeddings, _ = clusters()
+    sides = Sides(embeddings, np.arange(108))
+    with pytest.raises(UserError, match="no query has a positive"):
+        approximate_report(sides, exact(sides), index="Flat", device="cpu")
+    ranks, notes = faiss_ranks(sides, device="cpu")
+    assert (len(ranks.query), ranks.num_lone_queries, len(notes)) == (0, 108, 1)
+
+
+def test_a_list_shorter_than_a_recall_is_refused() -> None:
+    sides = Sides(*clusters())
+    with pytest.raises(UserError, match=r"depth 20 is too short for recall@50"):
+        approximate_report(sides, exact(sides), index="Flat", depth=20, recall_at=(1, 50), device="cpu")

@@ -1,0 +1,152 @@
+"""Paired comparison: what changed, whether chance could do it, and pairs of reports that may not be compared."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from listing import ranks_of, read
+
+from aurank.errors import UserError
+from aurank.evaluation import Report
+from aurank.evaluation.compare import compare
+from aurank.evaluation.summary import report_of
+
+LISTS = ["+ - -", "- + -", "- - +", "+ - -", "- + -", "+ + -"]
+LABELS = np.array([4, 4, 5, 5, 6, 6])
+
+
+def report(lists: list[str] = LISTS, **options: Any) -> Report:
+    return report_of(ranks_of([read(text) for text in lists]), **{"labels": LABELS, "recall_at": (1,), **options})
+
+
+def noisy(seed: int, *, shift: float, classes: int = 400) -> tuple[Report, Report]:
+    """Two reports of 5 queries a class, whose values differ by noise that a class shares, and a shift."""
+    chance = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(classes), 5)
+    values = chance.random(len(labels))
+    change = shift + 0.05 * chance.normal(size=classes)[labels] + 0.02 * chance.normal(size=len(labels))
+    one = report_of(ranks_of([read("+ -")] * len(labels)), labels=labels, metrics=["mauprc"])
+    first, second = ({**one.per_query, "ap": column} for column in (values, values + change))
+    return replace(one, per_query=first), replace(one, per_query=second)
+
+
+def test_the_difference_and_the_queries_that_changed_most_by_hand() -> None:
+    better = [*LISTS]
+    better[2], better[3], better[4] = "+ - -", "- + -", "- - +"  # 1/3 → 1, 1 → 1/2, 1/2 → 1/3
+    result = compare(report(), report(better), most=2)
+    assert result.a == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 + 1 / 2 + 1) / 6)
+    assert result.difference == result.b - result.a == pytest.approx((2 / 3 - 1 / 2 - 1 / 6) / 6, abs=1e-15)
+    assert (result.num_queries, result.num_better, result.num_worse) == (6, 1, 2)
+    assert result.changed["query"].tolist() == [2, 3]
+    assert result.changed["label"].tolist() == [5, 5]
+    assert result.changed["difference"] == pytest.approx([2 / 3, -1 / 2])
+    assert "query 2 (label 5)  0.3333 → 1.0000  +0.6667" in str(result)
+    assert "6 queries: 1 better, 2 worse, 3 equal" in str(result)
+    macro = compare(report(), report(better), metric="macro:recall@1")
+    assert (macro.a, macro.b) == (pytest.approx((1 / 2 + 1 / 2 + 1 / 2) / 3), pytest.approx(1 / 2))
+    assert compare(report(), report(better), most=99).changed["query"].tolist() == [2, 3, 4]
+
+
+def test_equal_reports_do_not_differ() -> None:
+    result = compare(report(), report())
+    assert (result.difference, result.interval, result.p_value) == (0.0, (0.0, 0.0), 1.0)
+    assert len(result.changed["query"]) == 0
+    assert "changed most" not in str(result)
+
+
+def test_a_change_of_every_query_is_beyond_chance() -> None:
+    one, _ = noisy(0, shift=0.0)
+    other = replace(one, per_query={**one.per_query, "ap": one.per_query["ap"] + 0.25})
+    result = compare(one, other, resamples=999)
+    assert result.interval == pytest.approx((0.25, 0.25))
+    assert result.p_value == 2 / 1000
+
+
+def test_swapping_the_reports_mirrors_the_result() -> None:
+    one, other = noisy(1, shift=0.002)
+    there, back = compare(one, other), compare(other, one)
+    assert back.difference == -there.difference
+    assert back.num_better == there.num_worse
+    assert back.changed["query"].tolist() == there.changed["query"].tolist()
+    # Classes are sorted by what they hold, so the draws are others: equal up to the noise of 10,000 of them.
+    assert back.p_value == pytest.approx(there.p_value, abs=0.03)
+    assert [-bound for bound in back.interval[::-1]] == pytest.approx(there.interval, abs=5e-4)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.003, 0.006])
+def test_interval_and_p_value_are_those_of_theory_by_class(shift: float) -> None:
+    one, other = noisy(2, shift=shift)
+    result = compare(one, other)
+    by_class = (other.per_query["ap"] - one.per_query["ap"]).reshape(-1, 5).mean(axis=1)
+    deviation = by_class.std() / math.sqrt(len(by_class))
+    assert result.interval == pytest.approx(
+        (result.difference - 1.96 * deviation, result.difference + 1.96 * deviation), abs=0.15 * deviation
+    )
+    assert result.p_value == pytest.approx(math.erfc(abs(result.difference) / deviation / math.sqrt(2)), abs=0.03)
+
+
+def test_order_and_names_change_no_digit_and_seeds_do() -> None:
+    one, other = noisy(3, shift=0.002)
+    order = np.random.default_rng(0).permutation(2000)
+
+    def moved(given: Report) -> Report:
+        columns = {name: values[order] for name, values in given.per_query.items()}
+        return replace(given, per_query={**columns, "label": 10**9 - columns["label"] ** 2})
+
+    reference, result = compare(one, other), compare(moved(one), moved(other))
+    assert (result.difference, result.interval, result.p_value) == (
+        *(reference.difference, reference.interval, reference.p_value),
+    )
+    assert compare(one, other, seed=1).interval != reference.interval
+
+
+def test_reports_without_labels_are_compared_query_by_query() -> None:
+    plain = report(labels=None)
+    assert "of 6 queries" in compare(plain, plain).how
+    assert "of 3 classes" in compare(report(), report()).how
+
+
+PROTOCOL = {"name": "sop", "checksum": "12ab"}
+REFUSED: list[tuple[Report, str]] = [
+    (report(LISTS[:5], labels=LABELS[:5]), r"are about 6 and 5 queries with a positive: evaluate both models on the"),
+    (
+        report(labels=LABELS + 1),
+        r"queries differ in their labels: 4 and 5 at place 0; evaluate both models on the same",
+    ),
+    (report(labels=None), r"only one of the reports has the queries' labels"),
+    (report([*LISTS[:5], "+ - -"]), r"queries differ in their numbers of positives: 2 and 1 at place 5"),
+    (report([*LISTS[:5], "+ + - - -"]), r"the galleries have 3 and 5 rows"),
+    (report(distance="dot"), r"are of the distances cosine and dot: evaluate both under one, or pass force=True"),
+    (report(ties="optimistic"), r"the reports treat ties as threshold and optimistic"),
+    (report(protocol=PROTOCOL), r"follow different protocols: no protocol \(None\) and sop \(12ab\): .*force=True"),
+]
+
+
+@pytest.mark.parametrize(("other", "message"), REFUSED, ids=[message[:30] for _, message in REFUSED])
+def test_reports_that_answer_different_questions_are_refused(other: Report, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        compare(report(), other)
+
+
+def test_other_queries_of_the_same_labels_are_refused() -> None:
+    lone_first, lone_last = report(["- -", "+ -"], labels=LABELS[:1]), report(["+ -", "- -"], labels=LABELS[:1])
+    with pytest.raises(UserError, match=r"queries differ in their rows: 1 and 0 at place 0"):
+        compare(lone_first, lone_last)
+
+
+def test_force_compares_across_protocols_and_equal_ones_need_none() -> None:
+    assert compare(report(), report(protocol=PROTOCOL, distance="dot"), force=True).difference == 0
+    assert compare(report(protocol=PROTOCOL), report(protocol={**PROTOCOL, "root": "x"})).difference == 0
+
+
+def test_a_metric_that_heeds_no_ties_is_compared_across_rules() -> None:
+    assert compare(report(), report(ties="optimistic"), metric="recall@1").difference == 0
+
+
+def test_a_metric_that_the_report_lacks_is_refused_with_the_nearest() -> None:
+    with pytest.raises(
+        UserError, match=r"no values per query of 'recall@2'.*evaluate again with it.*; did you mean 'recall@1'"
+    ):
+        compare(report(), report(), metric="recall@2")

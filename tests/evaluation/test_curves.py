@@ -1,0 +1,88 @@
+"""The mean precision-recall curve: by hand, against the sorted list, and its area against mAUPRC."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from listing import Item, groups, ranks_of, read
+
+from aurank.errors import UserError
+from aurank.evaluation import metrics
+from aurank.evaluation.averages import mean
+from aurank.evaluation.curves import precision_recall_curve
+
+ITEMS = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=12).filter(
+    lambda items: any(is_positive for _, is_positive in items)
+)
+
+
+def precision_at_recall(items: list[Item], recall: Fraction, *, interpolated: bool) -> Fraction:
+    """Precision of the shortest list of whole groups that reaches the recall, or the best of all that reach it."""
+    positives = total = 0
+    count = sum(is_positive for _, is_positive in items)
+    reached = []
+    for more_positives, more_negatives in groups(items):
+        positives, total = positives + more_positives, total + more_positives + more_negatives
+        if more_positives and Fraction(positives, count) >= recall:
+            reached.append(Fraction(positives, total))
+    return max(reached) if interpolated else reached[0]
+
+
+def test_eleven_points_worked_by_hand() -> None:
+    # Precision 1 up to recall 1/2, then 2/3; and 1/2 throughout.
+    curve = precision_recall_curve(ranks_of([read("+ - + - -"), read("- + -")]), points=11)
+    assert curve.recall.tolist() == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
+    assert curve.precision == pytest.approx([3 / 4] * 6 + [7 / 12] * 5, abs=1e-12)
+
+
+def test_interpolation_takes_the_best_precision_from_here_on() -> None:
+    ranks = ranks_of([read("- + + + -")])
+    exact = precision_recall_curve(ranks, points=None)
+    assert exact.recall == pytest.approx([1 / 3, 2 / 3, 1])
+    assert exact.precision == pytest.approx([3 / 4] * 3, abs=1e-12)
+    assert precision_recall_curve(ranks, points=None, interpolated=False).precision == pytest.approx(
+        [1 / 2, 2 / 3, 3 / 4], abs=1e-12
+    )
+
+
+def test_a_recall_of_three_tenths_asks_for_three_of_ten_positives() -> None:
+    ranks = ranks_of([read("+ + + - " + "+ " * 7)])
+    for points in (11, 101):
+        curve = precision_recall_curve(ranks, points=points, interpolated=False)
+        first = int(np.argmax(curve.precision < 1))
+        assert first == 3 * (points - 1) // 10 + 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(lists=st.lists(ITEMS, min_size=1, max_size=4), interpolated=st.booleans())
+def test_the_curve_equals_that_of_the_sorted_lists(lists: list[list[Item]], interpolated: bool) -> None:
+    ranks = ranks_of(lists)
+    for points in (11, 101):
+        curve = precision_recall_curve(ranks, points=points, interpolated=interpolated)
+        for place, precision in enumerate(curve.precision):
+            recall = Fraction(place, points - 1)
+            values = [precision_at_recall(items, recall, interpolated=interpolated) for items in lists]
+            assert precision == pytest.approx(float(sum(values) / len(values)), abs=1e-12)
+    exact = precision_recall_curve(ranks, points=None, interpolated=interpolated)
+    for recall, precision in zip(exact.recall.tolist(), exact.precision, strict=True):
+        step = Fraction(recall).limit_denominator(100)
+        values = [precision_at_recall(items, step, interpolated=interpolated) for items in lists]
+        assert precision == pytest.approx(float(sum(values) / len(values)), abs=1e-12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(lists=st.lists(ITEMS, min_size=1, max_size=6))
+def test_the_area_of_the_exact_curve_is_mauprc_by_each_rule_for_ties(lists: list[list[Item]]) -> None:
+    ranks = ranks_of(lists)
+    for rule in metrics.TIES:
+        curve = precision_recall_curve(ranks, points=None, interpolated=False, ties=rule)
+        area = float(np.sum(np.diff(curve.recall, prepend=0.0) * curve.precision))
+        assert area == pytest.approx(mean(metrics.average_precision(ranks, ties=rule)), abs=1e-12)
+
+
+@pytest.mark.parametrize("points", [1, 0, -3])
+def test_fewer_than_two_points_are_refused(points: int) -> None:
+    with pytest.raises(UserError, match=rf"points must be 2 or more, .*; got {points}"):
+        precision_recall_curve(ranks_of([read("+ -")]), points=points)

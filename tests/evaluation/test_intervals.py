@@ -1,0 +1,139 @@
+"""Bootstrap by class: against a slow loop, against theory; the same digits whatever the order, names and threads."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from aurank.errors import UserError
+from aurank.evaluation import Report
+from aurank.evaluation.intervals import CELLS, Resampling, Units, resampled_means
+
+
+def report_with(values: np.ndarray, labels: np.ndarray | None, *, metrics: tuple[str, ...] = ("mauprc",)) -> Report:
+    """A report of one column of values."""
+    named = {} if labels is None else {"label": labels.astype(np.int64)}
+    return Report(
+        metrics=dict.fromkeys(metrics, float(values.mean())),
+        per_query={"query": np.arange(len(values)), **named, "ap": values},
+        num_queries=len(values),
+        num_lone_queries=0,
+        num_gallery=len(values),
+        ties="threshold",
+        tie_bounds=(0.0, 1.0),
+    )
+
+
+def data(seed: int, *, classes: int = 30) -> tuple[np.ndarray, np.ndarray]:
+    chance = np.random.default_rng(seed)
+    labels = chance.integers(0, classes, 10 * classes)
+    return np.clip(
+        0.5 + 0.2 * chance.normal(size=classes)[labels] + 0.1 * chance.normal(size=len(labels)), 0, 1
+    ), labels
+
+
+def interval(values: np.ndarray, labels: np.ndarray | None, **options: Any) -> tuple[float, float]:
+    intervals = report_with(values, labels).with_intervals(**options).intervals
+    assert intervals is not None
+    return intervals.bounds["mauprc"]
+
+
+@pytest.mark.parametrize("name", ["mauprc", "macro:mauprc"])
+def test_resampled_means_equal_those_of_a_slow_loop_that_draws_classes(name: str) -> None:
+    values, labels = data(0)
+    groups = [values[labels == label].tolist() for label in np.unique(labels)]
+    parts = [(math.fsum(g), float(len(g))) if name == "mauprc" else (math.fsum(g) / len(g), 1.0) for g in groups]
+    parts.sort(key=lambda part: (part[1], part[0]))
+    drawn = np.random.default_rng(5).integers(len(parts), size=(200, len(parts)))
+    slow = [sum(parts[i][0] for i in row) / sum(parts[i][1] for i in row) for row in drawn.tolist()]
+    terms = Units.of(report_with(values, labels).per_query).terms(name, values)
+    (fast,) = resampled_means(terms[None], resamples=200, seed=5)
+    assert fast == pytest.approx(slow, abs=1e-12)
+    low, high = Resampling(200, 5, 0.9).bounds(fast)
+    assert (low, high) == pytest.approx(np.percentile(slow, [5, 95]), abs=1e-12)
+
+
+def test_row_order_label_names_and_threads_change_no_digit() -> None:
+    values, labels = data(1, classes=300)
+    reference = interval(values, labels)
+    order = np.random.default_rng(9).permutation(len(values))
+    names = np.random.default_rng(8).permutation(300) * 1000 - 7
+    assert interval(values[order], names[labels][order]) == reference
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert interval(values, labels) == reference
+    finally:
+        torch.set_num_threads(threads)
+    assert interval(values, labels, seed=1) != reference
+
+
+def test_the_interval_of_a_metric_does_not_depend_on_the_other_metrics() -> None:
+    values, labels = data(2)
+    both = report_with(values, labels, metrics=("macro:mauprc", "mauprc")).with_intervals().intervals
+    assert both is not None
+    assert both.bounds["mauprc"] == interval(values, labels)
+    assert both.bounds["macro:mauprc"] != both.bounds["mauprc"]
+
+
+def test_intervals_have_the_width_of_theory() -> None:
+    values = np.random.default_rng(3).normal(0.5, 0.1, 2000)
+    low, high = interval(values, np.arange(2000), resamples=4000)
+    deviation = values.std() / math.sqrt(2000)
+    assert (values.mean() - low) / deviation == pytest.approx(1.96, abs=0.15)
+    assert (high - values.mean()) / deviation == pytest.approx(1.96, abs=0.15)
+    narrow = interval(values, np.arange(2000), resamples=4000, level=0.5)
+    assert (narrow[1] - narrow[0]) / deviation == pytest.approx(2 * 0.674, abs=0.1)
+
+
+def test_queries_that_fail_together_widen_the_interval_of_classes_only() -> None:
+    values, labels = data(4)
+    by_class, by_query = interval(values, labels), interval(values, None)
+    assert by_class[1] - by_class[0] > 2 * (by_query[1] - by_query[0])
+
+
+def test_equal_values_leave_no_doubt() -> None:
+    assert interval(np.full(12, 0.25), np.arange(12) % 3) == (0.25, 0.25)
+    assert interval(np.zeros(12), np.arange(12) % 3) == (0.0, 0.0)
+    # 0.1 has no end in binary: only exact addition gives every draw the same digits.
+    low, high = interval(np.full(999, 0.1), np.arange(999))
+    assert low == high == pytest.approx(0.1, abs=1e-12)
+
+
+def test_more_units_than_are_drawn_at_a_time_give_the_same_draws_in_one_row_each() -> None:
+    # One resample more than a piece holds: the pieces continue one stream of draws.
+    units = CELLS // 64
+    terms = np.stack([np.arange(units) % 7 / 7, np.ones(units)], axis=1)
+    (many,) = resampled_means(terms[None], resamples=65, seed=0)
+    (few,) = resampled_means(terms[None], resamples=64, seed=0)
+    assert np.array_equal(many[:64], few)
+    assert many[64] not in many[:64]
+
+
+def test_the_report_says_what_was_drawn() -> None:
+    values, labels = data(5)
+    assert "[95 % interval]: 1,000 resamples of 30 classes, seed 0" in str(report_with(values, labels).with_intervals())
+    text = str(report_with(values, None).with_intervals(resamples=200, seed=3, level=0.9))
+    assert "[90 % interval]: 200 resamples of 300 queries, seed 3" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"resamples": 99}, r"resamples must be 100 or more for an interval, such as 1000; got 99"),
+        ({"resamples": 1000, "level": 0.999}, r"level 0.999 needs 2000 resamples or more; got 1000"),
+        ({"level": 1.0}, r"level must lie between 0 and 1, such as 0.95; got 1.0"),
+        ({"level": 0.0}, r"level must lie between 0 and 1"),
+        ({"seed": -1}, r"seed must be an integer of 0 or more; got -1"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        interval(*data(6), **options)
+
+
+def test_a_single_class_is_refused() -> None:
+    with pytest.raises(UserError, match=r"needs queries of 2 classes or more to draw from; there is 1 class"):
+        interval(np.array([0.1, 0.9]), np.array([3, 3]))

@@ -1,0 +1,209 @@
+"""What a report says, keeps and gives back."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from listing import ranks_of, read
+
+from aurank.errors import AurankError, UserError
+from aurank.evaluation import Report
+from aurank.evaluation.intervals import Resampling
+from aurank.evaluation.summary import report_of
+
+LISTS = [read(text) for text in ("+ - -", "- +- +", "- - +", "- -", "+ + + +")]
+LABELS = np.array([2**53 + 1, -3, -3, 2**53 + 1])  # of the four queries that have a positive
+PROTOCOL = {"name": "sop", "checksum": "12ab"}
+
+
+def full() -> Report:
+    """A report with everything that one may hold."""
+    return report_of(
+        ranks_of(LISTS),
+        labels=LABELS,
+        metrics=["mauprc", "recall@1", "macro:mauprc", "ndcg@2"],
+        protocol=PROTOCOL,
+        notes=["gallery drawn with seed 3"],
+        distance="dot",
+        resampling=Resampling(200, 7, 0.9),
+    )
+
+
+def test_a_report_prints_its_metrics_intervals_ties_counts_protocol_and_notes() -> None:
+    report = full()
+    assert report.intervals is not None
+    low, high = report.intervals.bounds["recall@1"]
+    lines = str(report).splitlines()
+    assert lines[0].startswith(f"mauprc        {report.mauprc:.4f}  [")
+    assert lines[0].endswith("(threshold; equal scores allow 0.6875 to 0.7083)")
+    assert lines[1] == f"recall@1      0.5000  [{low:.4f}, {high:.4f}]"
+    assert [line.split()[0] for line in lines[:4]] == list(report.metrics)
+    assert lines[4:] == [
+        "5 queries, 1 of them skipped: no positive; 4 gallery rows",
+        "protocol sop (12ab)",
+        "distance dot",
+        "[90 % interval]: 200 resamples of 2 classes, seed 7",
+        "gallery drawn with seed 3",
+    ]
+
+
+def test_bounds_of_ties_are_printed_without_mauprc_too_and_not_without_ties() -> None:
+    assert "equal scores allow 0.6875 to 0.7083 for mauprc" in str(report_of(ranks_of(LISTS), metrics=["mrr"]))
+    assert "equal scores" not in str(report_of(ranks_of([read("+ -")])))
+
+
+def test_the_usual_distance_is_kept_and_not_printed() -> None:
+    report = report_of(ranks_of(LISTS))
+    assert report.distance == "cosine"
+    assert "cosine" not in str(report)
+
+
+def test_a_saved_report_loads_digit_for_digit(tmp_path: Path) -> None:
+    report = full()
+    path = tmp_path / "new" / "report.json"
+    report.save(path)
+    report.save(str(path))
+    assert [entry.name for entry in path.parent.iterdir()] == ["report.json"]
+    loaded = Report.load(path)
+    assert {name: values.tolist() for name, values in loaded.per_query.items()} == {
+        name: values.tolist() for name, values in report.per_query.items()
+    }
+    assert {name: values.dtype for name, values in loaded.per_query.items()} == {
+        name: values.dtype for name, values in report.per_query.items()
+    }
+    assert report.curve is not None
+    assert loaded.curve is not None
+    assert np.array_equal(loaded.curve.recall, report.curve.recall)
+    assert np.array_equal(loaded.curve.precision, report.curve.precision)
+    for name in set(vars(report)) - {"per_query", "curve"}:
+        assert getattr(loaded, name) == getattr(report, name), name
+    assert str(loaded) == str(report)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert (content["metrics"]["mauprc"], content["num_lone_queries"]) == (report.mauprc, 1)
+    assert content["intervals"]["bounds"].keys() == report.metrics.keys()
+
+
+def test_a_report_without_the_optional_parts_loads_too(tmp_path: Path) -> None:
+    report_of(ranks_of(LISTS)).save(tmp_path / "report.json")
+    loaded = Report.load(tmp_path / "report.json")
+    assert (loaded.protocol, loaded.notes, loaded.intervals) == (None, [], None)
+    assert "label" not in loaded.per_query
+
+
+VERSION_1 = {
+    "format": "aurank.report",
+    "version": 1,
+    "metrics": {"mauprc": 0.75, "recall@1": 0.5},
+    "num_queries": 3,
+    "num_lone_queries": 1,
+    "num_gallery": 9,
+    "ties": "threshold",
+    "tie_bounds": [0.75, 0.75],
+    "per_query": {"query": [0, 2], "num_positives": [1, 1], "ap": [1.0, 0.5], "ndcg": [1.0, 0.63]},
+}
+
+
+def test_a_report_of_version_1_still_loads(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(json.dumps(VERSION_1), encoding="utf-8")
+    report = Report.load(tmp_path / "report.json")
+    assert (report.mauprc, report.recall, report.num_lone_queries) == (0.75, {1: 0.5}, 1)
+    assert report.values("mauprc").tolist() == [1.0, 0.5]
+    assert (report.protocol, report.notes, report.intervals, report.curve) == (None, [], None, None)
+    assert report.distance == "cosine"
+    with pytest.raises(UserError, match=r"no values per query of 'recall@1', only of mauprc, ndcg: evaluate again"):
+        report.with_intervals()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1, 2]", "is not a report: expected a file that"),
+        ('{"metrics": {}}', "is not a report: expected a file that"),
+        ('{"format": "aurank.report", "version": 99}', "is a report of version 99, and this aurank reads versions 1 a"),
+        ('{"format": "aurank.report", "version": 2, "metrics": {}}', "is a damaged report"),
+        (json.dumps({**VERSION_1, "intervals": {"bounds": {"mauprc": [1]}}}), "is a damaged report"),
+        (json.dumps({**VERSION_1, "curve": {"recall": [1.0]}}), "is a damaged report"),
+        ("\u0000\u0001", "is not a report, or is cut short"),
+        ('{"metrics": ', "is not a report, or is cut short"),
+    ],
+)
+def test_what_is_no_report_is_refused(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        Report.load(tmp_path / "report.json")
+
+
+def test_a_missing_report_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read the report .*nothing\.json: No such file"):
+        Report.load(tmp_path / "nothing.json")
+
+
+def test_values_per_query_are_written_as_a_parquet_table(tmp_path: Path) -> None:
+    report = full()
+    report.write_per_query(tmp_path / "deep" / "per_query.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "deep" / "per_query.parquet")
+    assert table.column_names == list(report.per_query)
+    assert table.column("label").to_pylist() == LABELS.tolist()
+    assert table.column("query").to_pylist() == [0, 1, 2, 4]
+    assert table.column("ap").to_pylist() == report.per_query["ap"].tolist()
+
+
+def test_a_table_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "per_query.parquet"
+    full().write_per_query(path)
+    before = path.read_bytes()
+
+    def full_disk(table: object, file: object) -> None:
+        file.write(b"PAR1")  # type: ignore[attr-defined]
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(pyarrow.parquet, "write_table", full_disk)
+    with pytest.raises(AurankError, match="no space left"):
+        full().write_per_query(path)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["per_query.parquet"]
+
+
+def test_the_class_table_holds_the_means_of_each_class() -> None:
+    table = full().class_table()
+    assert list(table) == ["label", "num_queries", "mauprc", "recall@1", "ndcg@2"]
+    assert table["label"].tolist() == [-3, 2**53 + 1]
+    assert table["num_queries"].tolist() == [2, 2]
+    assert table["mauprc"] == pytest.approx([((1 / 3 + 2 / 4) / 2 + 1 / 3) / 2, 1.0])
+    assert table["recall@1"].tolist() == [0.0, 1.0]
+
+
+def test_the_frequency_table_counts_positives_or_training_images() -> None:
+    report = full()
+    by_positives = report.frequency_table((2, 3, 4))  # the queries have 1, 2, 1 and 4 positives
+    assert by_positives["bucket"].tolist() == ["0-1", "2", "4+"]
+    assert by_positives["num_queries"].tolist() == [2, 1, 1]
+    assert by_positives["mauprc"] == pytest.approx([(1 + 1 / 3) / 2, (1 / 3 + 2 / 4) / 2, 1.0])
+    by_counts = report.frequency_table([20, 100], class_counts={-3: 100})  # the other label was never seen
+    assert by_counts["bucket"].tolist() == ["0-19", "100+"]
+    assert by_counts["recall@1"].tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("edges", [(), (5, 5), (9, 2), (0, 3)])
+def test_edges_that_make_no_buckets_are_refused(edges: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match=r"edges must be increasing integers of 1 or more, such as \(20, 100\); got"):
+        full().frequency_table(edges)
+
+
+def test_tables_by_class_need_labels() -> None:
+    report = report_of(ranks_of(LISTS))
+    with pytest.raises(UserError, match="a table by class needs the queries' labels, and this report has none"):
+        report.class_table()
+    with pytest.raises(UserError, match="a table by class_counts needs the queries' labels"):
+        report.frequency_table((20,), class_counts={1: 5})
+
+
+def test_a_single_class_costs_the_intervals_and_not_the_report() -> None:
+    report = report_of(ranks_of(LISTS), labels=np.full(4, 8), resampling=Resampling())
+    assert report.intervals is None
+    assert report.notes == [
+        "no intervals: an interval needs queries of 2 classes or more to draw from; there is 1 class"
+    ]

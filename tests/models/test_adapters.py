@@ -1,0 +1,247 @@
+"""Models by name: what they compute, how they see images, and what is said where they cannot be had."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import nn
+
+from aurank.errors import UserError
+from aurank.models.adapters import load_model
+
+
+def picture(height: int = 40, width: int = 50) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder to start a command in, whose modules are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    before = set(sys.modules)
+    path = list(sys.path)
+    yield tmp_path
+    assert sys.path == path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def test_a_timm_model_embeds_as_timm_would_under_its_own_transform() -> None:
+    model = load_model("timm:resnet10t,pretrained=false")
+    reference = timm.create_model("resnet10t", pretrained=False, num_classes=0).eval()
+    reference.load_state_dict(model.module.state_dict())
+    settings: Any = timm.data.resolve_data_config({}, model=reference)
+    expected = timm.data.create_transform(**settings)(picture())
+    seen = model.transform(picture())
+    assert torch.equal(seen, expected)
+    assert seen.shape == settings["input_size"]
+    with torch.inference_mode():
+        assert torch.equal(model.module(seen[None]), reference(expected[None]))
+
+
+def test_random_weights_are_the_same_every_time_and_leave_the_global_generator_alone() -> None:
+    torch.manual_seed(5)
+    first = load_model("timm:resnet10t,pretrained=false").module.state_dict()
+    after = torch.rand(3)
+    torch.manual_seed(6)
+    second = load_model("timm:resnet10t,pretrained=false").module.state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(3), after)
+
+
+def test_options_reach_timm_and_the_description() -> None:
+    average = load_model("timm:resnet10t,pretrained=false")
+    largest = load_model("timm:resnet10t,pretrained=false,global_pool=max,in_chans=1")
+    assert (average.channels, largest.channels) == (3, 1)
+    assert average.description != largest.description
+    assert largest.module.global_pool.pool_type == "max"  # type: ignore[union-attr]
+
+
+def test_a_description_holds_no_addresses(modules: Path) -> None:
+    (modules / "mine_too.py").write_text(
+        "import torch\nclass T:\n    def __call__(self, image): return torch.zeros(3, 2, 2)\n"
+        "def build():\n    return torch.nn.Flatten(), T()\n"
+    )
+    assert "0x" not in load_model("python:mine_too:build", allow_code=True).description
+
+
+def test_weights_that_cannot_be_fetched_name_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no route to host\nand much more")
+
+    monkeypatch.setattr(timm, "create_model", fail)
+    with pytest.raises(UserError, match=r"timm:resnet18: .*no route to host\); connect .*pretrained=false") as caught:
+        load_model("timm:resnet18")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet18", r"no model 'resnet18'; expected one of timm:…"),
+        ("timm:", "no model 'timm:'"),
+        ("keras:vgg", "no model 'keras:vgg'"),
+        ("timm:resnet_18,pretrained=false", "did you mean .*resnet18"),
+        ("timm:resnet18,pretrained", "'pretrained' is not option=value"),
+        ("timm:resnet10t,pretrained=false,colour=red", "cannot be built: .*colour"),
+        ("python:os:getcwd", "--allow-code"),
+    ],
+)
+def test_a_wrong_name_is_told_in_one_line(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        load_model(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_ones_own_code_runs_only_when_allowed(modules: Path) -> None:
+    (modules / "mine.py").write_text(
+        "import pathlib, torch\npathlib.Path('ran').touch()\n"
+        "def build(width=4):\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 224 * 224, width))\n"
+        "def pair():\n    return torch.nn.Flatten(), lambda image: torch.full((1, 2, 2), float(image.width))\n"
+        "def wrong():\n    return 3\ndef broken():\n    raise KeyError('weights')\n"
+    )
+    with pytest.raises(UserError, match="if you trust it, add --allow-code"):
+        load_model("python:mine:build")
+    assert not (modules / "ran").exists()
+    model = load_model("python:mine:build,width=7", allow_code=True)
+    assert model.module(model.transform(picture())[None]).shape == (1, 7)
+    own = load_model("python:mine:pair", allow_code=True)
+    assert own.module(own.transform(picture(width=9))[None]).tolist() == [[9.0] * 4]
+    with pytest.raises(UserError, match=r"expected an nn.Module, or one and a transform, got int"):
+        load_model("python:mine:wrong", allow_code=True)
+    with pytest.raises(UserError, match="KeyError: 'weights'"):
+        load_model("python:mine:broken", allow_code=True)
+    with pytest.raises(UserError, match="no_such"):
+        load_model("python:no_such_module:build", allow_code=True)
+    (modules / "mine.py").write_text((modules / "mine.py").read_text() + "# changed\n")
+    del sys.modules["mine"]
+    assert load_model("python:mine:build,width=7", allow_code=True).description != model.description
+
+
+def test_ones_own_code_is_told_apart_by_the_modules_that_it_imports(modules: Path) -> None:
+    (modules / "pooling.py").write_text("def pool(images): return images.flatten(1)\n")
+    (modules / "pooled.py").write_text(
+        "import torch\nfrom pooling import pool\n"
+        "class Pooled(torch.nn.Module):\n    def forward(self, images): return pool(images)\n"
+    )
+
+    def description() -> str:
+        for name in ("pooling", "pooled"):
+            sys.modules.pop(name, None)
+        return load_model("python:pooled:Pooled", allow_code=True).description
+
+    first = description()
+    assert description() == first
+    (modules / "pooling.py").write_text("def pool(images): return images.mean((2, 3))  # another length\n")
+    assert description() != first
+
+
+@pytest.mark.parametrize("name", ["open_clip:ViT-B-32", "transformers:some/model", "onnx:model.onnx"])
+def test_a_missing_package_is_named_with_the_command_that_brings_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for library in ("open_clip", "transformers", "onnxruntime"):
+        monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(UserError, match=r"pip install (open_clip_torch|transformers|onnxruntime)"):
+        load_model(name)
+
+
+class Clip(nn.Module):
+    def encode_image(self, images: torch.Tensor) -> torch.Tensor:
+        return images.mean(dim=(2, 3))
+
+
+def test_open_clip_takes_weights_by_tag_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def create(model: str, **arguments: Any) -> tuple[nn.Module, None, Any]:
+        asked.append({"model": model, **arguments})
+        return Clip(), None, lambda image: torch.ones(3, 4, 4)
+
+    library = ModuleType("open_clip")
+    vars(library).update(create_model_and_transforms=create, list_pretrained=lambda: [("ViT-B-32", "laion2b")])
+    monkeypatch.setitem(sys.modules, "open_clip", library)
+    for name in ("open_clip:ViT-B-32", "open_clip:ViT-B-32,pretrained=true"):
+        with pytest.raises(UserError, match="pretrained=laion2b, or pretrained=false"):
+            load_model(name)
+    model = load_model("open_clip:ViT-B-32,pretrained=false")
+    load_model("open_clip:ViT-B-32,pretrained=laion2b")
+    assert [row["pretrained"] for row in asked] == [None, "laion2b"]
+    assert model.module(model.transform(picture())[None]).tolist() == [[1.0] * 3]
+
+
+class Tower(nn.Module):
+    def __init__(self, pooled: bool) -> None:
+        super().__init__()
+        self.pooled = pooled
+
+    def forward(self, pixel_values: torch.Tensor) -> SimpleNamespace:
+        tokens = pixel_values.flatten(2).mT  # [batch, token, channel]
+        return SimpleNamespace(pooler_output=tokens.mean(1) if self.pooled else None, last_hidden_state=tokens)
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_transformers_are_pooled_or_give_their_first_token(pooled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.arange(12.0).reshape(3, 2, 2)
+
+    def processor(images: Image.Image, return_tensors: str) -> dict[str, torch.Tensor]:
+        return {"pixel_values": values[None]}
+
+    library = ModuleType("transformers")
+    vars(library).update(
+        AutoImageProcessor=SimpleNamespace(from_pretrained=lambda what: processor),
+        AutoModel=SimpleNamespace(from_pretrained=lambda what: Tower(pooled)),
+    )
+    monkeypatch.setitem(sys.modules, "transformers", library)
+    model = load_model("transformers:some/model")
+    found = model.module(model.transform(picture())[None])
+    assert found.tolist() == [[1.5, 5.5, 9.5] if pooled else [0.0, 4.0, 8.0]]
+
+
+class Session:
+    """Stands for onnxruntime's: the mean of each channel."""
+
+    def __init__(self, content: bytes, providers: list[str]) -> None:
+        if content != b"graph":
+            raise RuntimeError("not a graph\nsecond line")
+
+    def get_inputs(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name="images", shape=["batch", 3, 8, 8])]
+
+    def get_outputs(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name="embeddings")]
+
+    def run(self, outputs: list[str], inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        assert outputs == ["embeddings"]
+        return [inputs["images"].mean((2, 3))]
+
+
+def test_an_onnx_file_says_its_image_size_and_takes_a_normalisation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = ModuleType("onnxruntime")
+    vars(library).update(InferenceSession=Session)
+    monkeypatch.setitem(sys.modules, "onnxruntime", library)
+    file = tmp_path / "model.onnx"
+    file.write_bytes(b"graph")
+    model = load_model(f"onnx:{file},mean=0.5,std=0.5,margin=1")
+    white = model.transform(Image.new("RGB", (30, 20), "white"))
+    assert white.shape == (3, 8, 8)
+    assert model.module(white[None]).tolist() == [[1.0, 1.0, 1.0]]
+    with pytest.raises(UserError, match="unknown option 'scale'"):
+        load_model(f"onnx:{file},scale=3")
+    with pytest.raises(UserError, match="std must be one number, above 0"):
+        load_model(f"onnx:{file},std=0")
+    with pytest.raises(UserError, match="cannot read the file"):
+        load_model(f"onnx:{tmp_path}/none.onnx")
+    file.write_bytes(b"other")
+    with pytest.raises(UserError, match=r"no ONNX model that can be run: not a graph$"):
+        load_model(f"onnx:{file}")

@@ -1,0 +1,91 @@
+"""The files of an evaluation: whole, together, and as the report says."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from aurank.errors import AurankError, UserError
+from aurank.evaluation import Report, evaluate
+from aurank.reporting import draw_curve, require_free, results, write_results
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    rows = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
+    return evaluate(rows, np.arange(30) % 3)
+
+
+def test_all_three_files_are_written_and_agree_with_the_report(report: Report, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "folder"
+    write_results(report, out)
+    assert sorted(path.name for path in out.iterdir()) == ["per_query.parquet", "pr_curve.png", "report.json"]
+    assert Report.load(out / "report.json").metrics == report.metrics
+    table = pyarrow.parquet.read_table(out / "per_query.parquet")
+    assert np.array_equal(table["ap"].to_numpy(), report.per_query["ap"])
+    with Image.open(out / "pr_curve.png") as picture:
+        assert picture.size == (960, 720)
+
+
+def test_a_failure_leaves_the_earlier_files_as_they_were(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_results(report, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(results, "draw_curve", full)
+    with pytest.raises(AurankError, match=r"cannot write to .*No space left on device"):
+        write_results(replace(report, metrics={**report.metrics, "mauprc": 0.0}), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_training_runs_report_is_not_overwritten(report: Report, tmp_path: Path) -> None:
+    names = ("config.yaml", "metrics.jsonl", "report.json")
+    for name in names:
+        (tmp_path / name).write_text("the run's", encoding="utf-8")
+    for act in (require_free, lambda out: write_results(report, out)):
+        with pytest.raises(
+            UserError, match=r"holds a training run, and its report\.json would be overwritten; name another"
+        ):
+            act(tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(names, "the run's")
+    (tmp_path / "metrics.jsonl").unlink()  # any other folder, an earlier evaluation's too, is written to
+    for _ in range(2):
+        write_results(report, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["report.json", "per_query.parquet", "pr_curve.png"])
+def test_a_folder_in_the_way_is_told_before_anything_is_replaced(report: Report, tmp_path: Path, name: str) -> None:
+    write_results(report, tmp_path)
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    before = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
+    for act in (require_free, lambda out: write_results(report, out)):
+        with pytest.raises(UserError, match=f"{name} is a folder there; move it away"):
+            act(tmp_path)
+    assert {path.name: path.stat().st_ino for path in tmp_path.iterdir()} == before
+
+
+def ink(report: Report) -> np.ndarray:
+    """The pixels of the picture that have the colour of the curve."""
+    pixels = np.asarray(Image.open(io.BytesIO(draw_curve(report))).convert("RGB")).astype(int)
+    return np.argwhere(np.abs(pixels - (0x05, 0x50, 0xAE)).sum(axis=2) < 30)
+
+
+def test_the_picture_shows_the_curve(report: Report) -> None:
+    assert report.curve is not None
+    perfect = replace(report, curve=replace(report.curve, precision=np.ones_like(report.curve.precision)))
+    half = replace(report, curve=replace(report.curve, precision=np.full_like(report.curve.precision, 0.5)))
+    high, low = ink(perfect), ink(half)
+    assert np.ptp(high[:, 0]) < 10  # a flat line …
+    assert np.ptp(high[:, 1]) > 700  # … across the axes
+    assert np.median(low[:, 0]) - np.median(high[:, 0]) > 250  # precision grows upwards
+    with pytest.raises(UserError, match="holds no precision-recall curve"):
+        draw_curve(replace(report, curve=None))

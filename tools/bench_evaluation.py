@@ -1,0 +1,235 @@
+"""Time and memory of exact evaluation beside the product that it rests on and what others offer.
+
+    python tools/bench_evaluation.py [--rows 12000 20000] [--gallery] [--peers] [--scale 15000 30000 60502]
+
+Data: unit vectors float32 [row, 512] around random centres, 5 per class, shuffled; everything on the same rows.
+
+- side by side (`--rows`): aurank's ranks of every positive (checks, lengths, thresholds, sorting and rechecks
+  included), the plain product in blocks of 1,024 rows, and argsort of 1,000-row blocks as the SOPRC authors evaluate,
+  in turns in one process; medians of `--repeats` turns, and their ratio to the product. With `--gallery` also half of
+  the rows against the other half.
+- peers: PML's AccuracyCalculator with k=None, torchmetrics and open-metric-learning where installed, each in a process
+  of its own under `--limit` gigabytes; a failure is printed as such.
+- scale: aurank on memory-mapped rows with `--max-memory`, in a process of its own: time, peak of resident memory beyond
+  what the process held with its inputs read once, and the ratio to the product. With `--device cuda` on a GPU.
+"""
+
+import argparse
+import importlib.util
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from measuring import forget_peak, resident_megabytes, seconds
+from torch import Tensor
+
+DIM, PER_CLASS = 512, 5
+
+
+def data(rows: int, *, spread: float = 2.0) -> tuple[Tensor, Tensor]:
+    """Unit vectors and labels, shuffled."""
+    chance = torch.Generator().manual_seed(0)
+    labels = torch.arange(rows) // PER_CLASS
+    centres = torch.randn(int(labels[-1]) + 1, DIM, generator=chance)
+    order = torch.randperm(rows, generator=chance)
+    noise = torch.randn(rows, DIM, generator=chance)
+    return torch.nn.functional.normalize(centres[labels[order]] + spread * noise), labels[order]
+
+
+def product(queries: Tensor, gallery: Tensor, block: int = 1024) -> None:
+    """The full matrix of products, block by block, and nothing else."""
+    out = torch.empty(block, len(gallery), device=queries.device)
+    for start in range(0, len(queries), block):
+        here = queries[start : start + block]
+        torch.mm(here, gallery.T, out=out[: len(here)])
+    if queries.is_cuda:
+        torch.cuda.synchronize()
+
+
+def argsort_map(queries: Tensor, labels: Tensor, block: int = 1000) -> float:
+    """Mean AP by sorting each query's whole list, its first entry dropped as the query itself."""
+    total = 0.0
+    for start in range(0, len(queries), block):
+        order = (queries[start : start + block] @ queries.T).argsort(dim=1, descending=True)[:, 1:]
+        hit = (labels[order] == labels[start : start + block, None]).double()
+        precision = hit.cumsum(1) / torch.arange(1, hit.shape[1] + 1)
+        total += float(((precision * hit).sum(1) / hit.sum(1)).sum())
+    return total / len(queries)
+
+
+def turns(steps: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Median seconds of each step, taken in turns after one turn that does not count."""
+    times = [[seconds(step) for step in steps.values()] for _ in range(repeats + 1)][1:]
+    return dict(zip(steps, map(statistics.median, zip(*times, strict=True)), strict=True))
+
+
+def side_by_side(rows: int, given: argparse.Namespace) -> None:
+    """Prints one block of lines for a set that is its own gallery."""
+    from aurank.evaluation import positive_ranks
+    from aurank.evaluation.averages import mean
+    from aurank.evaluation.metrics import average_precision
+
+    vectors, labels = (part.to(given.device) for part in data(rows))
+    found = {}
+
+    def aurank() -> None:
+        found["aurank"] = positive_ranks(vectors, labels, max_memory=given.max_memory)
+
+    steps: dict[str, Callable[[], object]] = {"product": lambda: product(vectors, vectors), "aurank": aurank}
+    if given.argsort:
+        steps["argsort"] = lambda: found.update(argsort=argsort_map(vectors, labels))
+    result = turns(steps, given.repeats)
+    print(f"{rows:,} rows, the set its own gallery")
+    for name, value in result.items():
+        print(f"  {name:24}{value:9.3f} s{value / result['product']:9.2f} x product", flush=True)
+    ranks = found["aurank"]
+    said = f"  mAUPRC {mean(average_precision(ranks)):.6f}; {ranks.num_rechecked:,} scores rechecked"
+    print(said + (f"; by argsort {found['argsort']:.6f}" if given.argsort else ""), flush=True)
+    if given.gallery:
+        half = rows // 2
+        split: dict[str, Callable[[], object]] = {
+            "product": lambda: product(vectors[:half], vectors[half:]),
+            "aurank": lambda: positive_ranks(
+                vectors[:half], labels[:half], vectors[half:], labels[half:], max_memory=given.max_memory
+            ),
+        }
+        result = turns(split, given.repeats)
+        print(f"{half:,} queries, a gallery of {rows - half:,} others")
+        for name, value in result.items():
+            print(f"  {name:24}{value:9.3f} s{value / result['product']:9.2f} x product", flush=True)
+
+
+def pml(vectors: Tensor, labels: Tensor) -> float:
+    """PML's calculator, over the whole list."""
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+
+    calculator = AccuracyCalculator(include=("mean_average_precision",), k=None, device=torch.device("cpu"))
+    return float(calculator.get_accuracy(vectors, labels)["mean_average_precision"])
+
+
+def torchmetrics(vectors: Tensor, labels: Tensor) -> float:
+    """torchmetrics, mean AP over every pair; scores are shifted, for it takes those of 0 or less as misses."""
+    from torchmetrics.retrieval import RetrievalMAP
+
+    metric = RetrievalMAP()
+    for start in range(0, len(vectors), 1000):
+        rows = torch.arange(start, min(start + 1000, len(vectors)))
+        scores = vectors[rows] @ vectors.T + 2
+        keep = torch.ones_like(scores, dtype=torch.bool)
+        keep[torch.arange(len(rows)), rows] = False
+        same = labels[rows, None] == labels
+        metric.update(scores[keep], same[keep], indexes=rows[:, None].expand_as(scores)[keep])
+    return float(metric.compute())
+
+
+def oml(vectors: Tensor, labels: Tensor) -> float:
+    """open-metric-learning's MAP@k at the largest k it takes."""
+    from oml.functional.metrics import calc_retrieval_metrics
+    from oml.retrieval.retrieval_results import RetrievalResults
+
+    results = RetrievalResults.from_embeddings(vectors, labels, n_items=len(vectors) - 1)
+    same = [(labels == label).nonzero().flatten() for label in labels]
+    found = calc_retrieval_metrics(results.retrieved_ids, same, map_top_k=(len(vectors) - 1,))
+    return float(next(iter(found["map"].values())).mean())
+
+
+PEERS = {"pytorch_metric_learning": pml, "torchmetrics": torchmetrics, "oml": oml}
+
+
+def one_peer(name: str, rows: int, limit: float) -> dict[str, float]:
+    """Seconds and value of a peer, in this process under a memory limit."""
+    vectors, labels = data(rows)
+    PEERS[name](*data(200))  # imports, threads
+    resource.setrlimit(resource.RLIMIT_DATA, (int(limit * 2**30), int(limit * 2**30)))
+    value: dict[str, float] = {}
+    value["seconds"] = seconds(lambda: value.update(result=PEERS[name](vectors, labels)))
+    return value
+
+
+def one_scale(rows: int, given: argparse.Namespace) -> dict[str, float]:
+    """Seconds, megabytes and ratio of aurank on a memory-mapped file, in this process."""
+    from aurank.evaluation import positive_ranks
+
+    with tempfile.TemporaryDirectory() as folder:
+        vectors, labels = data(rows)
+        np.save(Path(folder) / "rows.npy", vectors.numpy())
+        del vectors
+        mapped = np.load(Path(folder) / "rows.npy", mmap_mode="r")
+        positive_ranks(mapped[:200], labels[:200].numpy(), device=given.device)  # imports, compiled code
+        float(mapped.sum())  # the file's own pages
+        forget_peak()
+        before = resident_megabytes("VmRSS")
+        taken = seconds(
+            lambda: positive_ranks(mapped, labels.numpy(), device=given.device, max_memory=given.max_memory)
+        )
+        growth = resident_megabytes("VmHWM") - before
+        whole = torch.from_numpy(np.array(mapped)).to(given.device)
+        product(whole[:2048], whole)
+        return {"seconds": taken, "growth": growth, "product": seconds(lambda: product(whole, whole))}
+
+
+def alone(words: list[str], given: argparse.Namespace) -> tuple[dict[str, float] | None, str]:
+    """What a new process of this tool measured, or how it failed."""
+    command = [sys.executable, __file__, *words, "--max-memory", given.max_memory, "--device", given.device]
+    command += ["--limit", str(given.limit), "--threads", str(given.threads)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        return None, f"failed, exit {done.returncode}: {lines[-1][:150] if lines else 'killed'}"
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result, ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="*", default=[12_000, 20_000])
+    parser.add_argument("--gallery", action="store_true", help="half of the rows against the other half, too")
+    parser.add_argument("--argsort", action="store_true", help="argsort of blocks, too")
+    parser.add_argument("--peers", type=int, nargs="?", const=12_000, help="other libraries, at so many rows")
+    parser.add_argument("--scale", type=int, nargs="*", default=[])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--max-memory", default="1GiB")
+    parser.add_argument("--limit", type=float, default=20.0, help="gigabytes that a peer may take")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    if given.one:
+        kind, rows = given.one.split(":")
+        peer = kind in PEERS
+        print(json.dumps(one_peer(kind, int(rows), given.limit) if peer else one_scale(int(rows), given)))
+        return
+    print(f"torch {torch.__version__}, {given.device}, {given.threads} threads, {DIM} wide, {PER_CLASS} per class")
+    for rows in given.rows:
+        side_by_side(rows, given)
+    if given.peers:
+        print(f"others at {given.peers:,} rows, at most {given.limit:g} GB each")
+        for name in PEERS:
+            if importlib.util.find_spec(name) is None:
+                print(f"  {name:24} not installed", flush=True)
+                continue
+            found, failure = alone(["--one", f"{name}:{given.peers}"], given)
+            text = failure if found is None else f"{found['seconds']:9.3f} s   mAP {found['result']:.6f}"
+            print(f"  {name:24}{text}", flush=True)
+    if given.scale:
+        print(f"memory-mapped rows, max_memory {given.max_memory}")
+        for rows in given.scale:
+            found, failure = alone(["--one", f"scale:{rows}"], given)
+            if found is None:
+                print(f"  {rows:8,} rows {failure}", flush=True)
+                continue
+            ratio = found["seconds"] / found["product"]
+            line = f"{found['seconds']:9.2f} s{ratio:8.2f} x product{found['growth']:8.0f} MB beyond the inputs"
+            print(f"  {rows:8,} rows{line}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
