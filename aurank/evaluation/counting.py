@@ -270,6 +270,7 @@ class Panels:
         self.left: dict[torch.device, Tensor] = {}
         self.right: dict[torch.device, Tensor] = {}
         self.places: tuple[slice, slice] | None = None
+        self.buffers: dict[bool, Tensor] = {}  # by side; panels made anew would leave holes in the heap
 
     def load(self, place: Round) -> None:
         """Makes the features of this round's sides that are not there already."""
@@ -284,5 +285,9 @@ class Panels:
         self.places = place.left, place.right
 
     def _features(self, side: Vectors, rows: slice, *, gallery: bool) -> dict[torch.device, Tensor]:
-        features = side.features(rows, torch.float32, gallery=gallery)
+        count, width = rows.stop - rows.start, side.distance.width(side.dim)
+        kept = self.buffers.get(gallery)
+        if kept is None or len(kept) < count:
+            kept = self.buffers[gallery] = torch.empty((count, width), dtype=torch.float32, device=side.device)
+        features = side.features(rows, torch.float32, gallery=gallery, out=kept[:count])
         return {device: features.to(device) for device in self.devices}

@@ -226,13 +226,21 @@ class Vectors:
         """The rows at these positions as they came, in float64."""
         return read(self.embeddings, self.order[positions])
 
-    def features(self, positions: slice, dtype: torch.dtype, *, gallery: bool) -> Shaped[Tensor, "position width"]:
-        """Features of the rows at these positions, computed in float64 and rounded to `dtype`."""
-        width = self.distance.width(self.dim)
-        result = torch.empty((positions.stop - positions.start, width), dtype=dtype, device=self.device)
-        step = max(1, ELEMENTS // width)
+    def features(
+        self,
+        positions: slice,
+        dtype: torch.dtype,
+        *,
+        gallery: bool,
+        out: Shaped[Tensor, "position width"] | None = None,
+    ) -> Shaped[Tensor, "position width"]:
+        """Features of the rows at these positions, computed in float64 and rounded to `dtype`; in `out` if given."""
+        if out is None:
+            shape = positions.stop - positions.start, self.distance.width(self.dim)
+            out = torch.empty(shape, dtype=dtype, device=self.device)
+        step = max(1, ELEMENTS // out.shape[1])
         for start in range(positions.start, positions.stop, step):
             here = slice(start, min(start + step, positions.stop))
             piece = self.distance.features(self.raw(here), self.lengths[here], gallery=gallery)
-            result[start - positions.start : here.stop - positions.start] = piece
-        return result
+            out[start - positions.start : here.stop - positions.start] = piece
+        return out

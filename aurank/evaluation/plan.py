@@ -9,7 +9,7 @@ from jaxtyping import Int64
 from aurank.errors import UserError
 from aurank.evaluation.matching import Matching
 
-SIDES = {"cpu": 512, "cuda": 8192}  # of a tile: on the CPU its scores stay in the second-level cache
+SIDES = {"cpu": 768, "cuda": 8192}  # of a tile: on the CPU it is counted while in cache
 SMALLEST = 16
 PANELS = {"cpu": 2**26, "cuda": 2**40}  # bytes of features at once: more would save the CPU next to nothing
 # A whole round is done before the next begins, so rounds are long; but after each the team meets and progress shows.
