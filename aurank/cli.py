@@ -181,7 +181,7 @@ def compare(
     report_a: Annotated[Path, typer.Argument(help="A report.json, or the folder that holds it.")],
     report_b: Annotated[Path, typer.Argument(help="Another, on the same queries.")],
     metric: Annotated[str, typer.Option(help="Such as mauprc or recall@1.")] = "mauprc",
-    resamples: Annotated[int, typer.Option(help="Bootstrap resamples.")] = 1000,
+    resamples: Annotated[int, typer.Option(help="Bootstrap resamples.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     most: Annotated[int, typer.Option(min=0, help="How many of the queries that changed most to list.")] = 10,
     force: Annotated[bool, typer.Option("--force", help="Compare although protocols or distances differ.")] = False,

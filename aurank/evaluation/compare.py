@@ -69,6 +69,9 @@ def compare(
     of the reports differ, where the metric depends on a rule for ties and those differ, and, unless `force`, where the
     protocols or the distances differ.
     """
+    for report in (report_a, report_b):
+        if not isinstance(report, Report):
+            raise UserError(f"compare takes reports, got {type(report).__name__}; read a file with Report.load(path)")
     resampling = Resampling(resamples, seed, level)
     _check_pair(report_a, report_b, metric, force)
     a, b = report_a.values(metric), report_b.values(metric)

@@ -19,6 +19,7 @@ from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.report import Report
 from aurank.files import replacing
 from aurank.models.adapters import ImageModel
+from aurank.names import meant, nearest
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,13 +73,25 @@ class Embedded:
             UserError: missing file, pickled content, or arrays that are absent or differ in length.
         """
         content = _read_arrays(path)
+        for name in content:
+            if name not in Embedded.__dataclass_fields__:
+                likely = meant(nearest(name, Embedded.__dataclass_fields__))
+                known = ", ".join(Embedded.__dataclass_fields__)
+                raise UserError(f"{path} holds an array {name!r}, which means nothing here{likely}; known are {known}")
         if labels is not None:
+            if "labels" in content:
+                raise UserError(f"{path} holds labels of its own: leave out --labels {labels}, or the array")
             content["labels"] = _read_labels(labels)
         for name, remedy in (("embeddings", ""), ("labels", "; give them with --labels FILE.npy")):
             if name not in content:
                 raise UserError(f"{path} holds no array {name!r}, only {', '.join(content) or 'nothing'}{remedy}")
         count = len(np.atleast_1d(content["embeddings"]))
-        content.setdefault("ids", np.arange(count))
+        ids, places = np.unique(content.setdefault("ids", np.arange(count)), return_index=True)
+        if len(ids) < len(content["ids"]):
+            again = np.setdiff1d(np.arange(len(content["ids"])), places)[0]
+            raise UserError(
+                f"{path}: ids name an item twice, {content['ids'].flat[again]!r}; give each item its own id"
+            )
         content.setdefault("paths", np.array([""] * count))
         content.setdefault("is_query", np.ones(count, dtype=bool))
         content.setdefault("is_gallery", np.ones(count, dtype=bool))

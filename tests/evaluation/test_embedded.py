@@ -107,3 +107,19 @@ def test_a_file_of_labels_holds_one_array_or_names_it(tmp_path: Path) -> None:
     np.save(tmp_path / "labels.npy", np.array(3))
     with pytest.raises(UserError, match=r"labels has shape \(\), expected 4 values"):
         Embedded.load(tmp_path / "rows.npy", tmp_path / "labels.npy")
+
+
+def test_arrays_that_would_be_passed_over_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.npz"
+    np.savez(path, embeddings=ROWS, labels=LABELS, is_querry=HALF)
+    with pytest.raises(
+        UserError, match=r"holds an array 'is_querry', which means nothing here; did you mean 'is_query'"
+    ):
+        Embedded.load(path)
+    np.savez(path, embeddings=ROWS, labels=LABELS)
+    np.save(tmp_path / "labels.npy", LABELS)
+    with pytest.raises(UserError, match=r"holds labels of its own: leave out --labels"):
+        Embedded.load(path, tmp_path / "labels.npy")
+    np.savez(path, embeddings=ROWS, labels=LABELS, ids=np.array([4, 7, 4, 1]))
+    with pytest.raises(UserError, match=r"ids name an item twice, .*4"):
+        Embedded.load(path)
