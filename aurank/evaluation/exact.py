@@ -7,7 +7,7 @@ from torch import Tensor
 
 from aurank.evaluation.inputs import ELEMENTS, Vectors, plain_array
 
-CUDA_ELEMENTS = 2**23  # at once on a GPU, where a call costs as much as a million numbers
+CUDA_ELEMENTS = 2**23  # at once on a GPU, where every call has a price of its own
 Positions = Int64[np.ndarray, " pair"]
 
 

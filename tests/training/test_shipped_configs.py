@@ -45,6 +45,15 @@ def edit_one_key(tree: dict[str, Any], chance: random.Random) -> str:
     return f"{kind} {'.'.join(map(str, [*parents, last]))} {value!r}"
 
 
+def exit_code() -> int:
+    """Run the command in sys.argv; returns what it exits with."""
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_configuration_is_valid_and_its_header_says_what_to_expect(name: str) -> None:
     read_config(SHIPPED[name])
@@ -68,11 +77,7 @@ def test_random_edits_of_one_key_end_valid_or_with_exit_code_2(
         tree = copy.deepcopy(whole)
         done = edit_one_key(tree, chance)
         path.write_text(yaml.safe_dump(tree), encoding="utf-8")
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
+        code = exit_code()
         captured = capsys.readouterr()
         assert code in codes, f"{done}: exit code {code}"
         assert "Traceback" not in captured.err, done
@@ -102,11 +107,7 @@ def test_valid_edits_of_one_key_pass_a_dry_run_or_end_in_one_line(
                 continue
         except ConfigError:
             continue
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
+        code = exit_code()
         captured = capsys.readouterr()
         assert code in codes, f"{done}: exit code {code}: {captured.err}"
         assert (code == 0) == (captured.err == ""), f"{done}: {captured.err}"

@@ -8,10 +8,10 @@ import numpy as np
 Function = TypeVar("Function")
 
 # Up to this number of thresholds a line is compared with each in turn, which vectorises; beyond it, scores are looked
-# up in a table of cells. Both took the same time at about twenty.
+# up in a table of cells, whose cost hardly grows with their number.
 DIRECT = 20
 STRIP = 16  # columns copied at a time, so that a column is read as a line
-CELLS = 2**12  # of the table at most; finer would leave the first-level cache
+CELLS = 2**12  # of the table at most; finer would not fit in the first-level cache
 
 
 def compiled(function: Function) -> Function:
