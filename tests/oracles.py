@@ -18,7 +18,8 @@ def cosine(embeddings: Tensor, references: Tensor | None = None) -> Tensor:
     references = embeddings if references is None else references
     rows = []
     for query in embeddings:
-        rows.append(torch.stack([query @ other / (query.norm() * other.norm()) for other in references]))
+        # a product summed, and not query @ other, whose rounding depends on which of the two comes first
+        rows.append(torch.stack([(query * other).sum() / (query.norm() * other.norm()) for other in references]))
     return torch.stack(rows)
 
 
@@ -127,7 +128,7 @@ def semi_variance(similarity: Tensor, positive: Mask, negative: Mask, *, weights
         score = similarity[row]
         positive_mean = sum(score[j] for j in positives) / len(positives)
         negative_mean = sum(score[j] for j in negatives) / len(negatives)
-        none = score.new_zeros(())
+        none = score.sum() * 0  # with a gradient, though no score be below the mean or above
         below = sum(((score[j] - positive_mean) ** 2 for j in positives if score[j] < positive_mean), none)
         above = sum(((score[j] - negative_mean) ** 2 for j in negatives if score[j] > negative_mean), none)
         losses[row] = weights[0] * below / len(positives) + weights[1] * above / len(negatives)
@@ -230,3 +231,164 @@ def soprc_first_batch(
     )
     extra = semi_variance(similarity, positive, negative, weights=(1.0, 5.0))
     return {"loss": ranking, "semi_variance": extra}
+
+
+def bin_shares(
+    similarity: Tensor, positive: Mask, negative: Mask, *, number: int, limits=(-1.0, 1.0), include_self: bool = False
+) -> dict[int, tuple[list[int], dict[int, Tensor]]]:
+    """Per valid query its positives, and by reference the share in each bin, from the greatest similarity on.
+
+    A share is the height of a triangle that falls to 0 one step to either side of the bin's centre.
+    """
+    step = (limits[1] - limits[0]) / (number - 1)
+    centres = torch.tensor([limits[1] - m * step for m in range(number)], dtype=torch.float64)
+    chosen = {}
+    for row, (positives, negatives) in sides(positive, negative).items():
+        ranked = [*positives, row] if include_self else positives
+        score = similarity[row].clamp(*limits)
+        chosen[row] = ranked, {j: (1 - (score[j] - centres).abs() / step).clamp(min=0) for j in [*ranked, *negatives]}
+    return chosen
+
+
+def binned_ap(similarity: Tensor, positive: Mask, negative: Mask, *, number: int, **bins: object) -> PerQuery:
+    """1 - sum over bins of precision up to the bin times the recall gained in it: FastAP's and DIR's definition."""
+    losses = {}
+    for row, (ranked, shares) in bin_shares(similarity, positive, negative, number=number, **bins).items():
+        found = seen = total = similarity.new_zeros(())
+        for m in range(number):
+            gained = sum(shares[j][m] for j in ranked)
+            found, seen = found + gained, seen + sum(shares[j][m] for j in shares)
+            if gained > 0:
+                total = total + found / seen * gained / len(ranked)
+        losses[row] = 1 - total
+    return losses
+
+
+def tie_aware_ap(similarity: Tensor, positive: Mask, negative: Mask, *, number: int, **bins: object) -> PerQuery:
+    """1 - mean over positives of their expected precision over the orders within a bin, others counting by share."""
+    losses = {}
+    for row, (ranked, shares) in bin_shares(similarity, positive, negative, number=number, **bins).items():
+        none = total = similarity.new_zeros(())
+        for i, m in ((i, m) for i in ranked for m in range(number) if shares[i][m] > 0):
+            ahead = sum((shares[j][:m].sum() for j in shares if j != i), none)
+            tied = sum((shares[j][m] for j in shares if j != i), none)
+            positives_ahead = sum((shares[j][:m].sum() for j in ranked if j != i), none)
+            positives_tied = sum((shares[j][m] for j in ranked if j != i), none)
+            inverses = torch.digamma(ahead + tied + 2) - torch.digamma(ahead + 1)
+            share_of_positives = positives_tied / tied if tied > 0 else none
+            precisions = (1 + positives_ahead) * inverses
+            precisions = precisions + share_of_positives * (tied + 1 - (1 + ahead) * inverses)
+            total = total + shares[i][m] * precisions / (tied + 1)
+        losses[row] = 1 - total / len(ranked)
+    return losses
+
+
+def auroc(
+    similarity: Tensor,
+    positive: Mask,
+    negative: Mask,
+    *,
+    surrogate: str,
+    temperature: float,
+    include_self: bool = False,
+) -> PerQuery:
+    def of(x: Tensor) -> Tensor:  # x = (s+ - s-) / temperature, the authors' way round
+        if surrogate == "huber":
+            return 1 - 2 * x if x < 0 else (x - 1) ** 2 if x < 1 else x * 0
+        return torch.log2(1 + torch.exp(-x)) if surrogate == "logistic" else 1 / (1 + torch.exp(x))
+
+    losses = {}
+    for row, (positives, negatives) in sides(positive, negative).items():
+        score = similarity[row]
+        ranked = [*positives, row] if include_self else positives
+        values = [of((score[i] - score[j]) / temperature) for i in ranked for j in negatives]
+        losses[row] = sum(values) / len(values)
+    return losses
+
+
+def recall_at_k(
+    similarity: Tensor,
+    positive: Mask,
+    negative: Mask,
+    *,
+    cuts: Sequence[int],
+    temperature: float,
+    rank_temperature: float,
+    official: bool = False,
+) -> PerQuery:
+    """The paper's; `official`: the query itself ranked, rank_temperature · k, at most k positives of min(k, P)."""
+    losses = {}
+    for row, (positives, negatives) in sides(positive, negative).items():
+        score = similarity[row]
+        ranked = [*positives, *negatives, *([row] if official else [])]
+        total = score.new_zeros(())
+        for k in cuts:
+            hits = score.new_zeros(())
+            for i in positives:
+                rank = 1 + sum(1 / (1 + torch.exp((score[i] - score[j]) / temperature)) for j in ranked if j != i)
+                hits = hits + 1 / (1 + torch.exp((rank - k) / (rank_temperature * (k if official else 1))))
+            if official:
+                total = total + torch.minimum(hits, torch.tensor(float(k))) / min(k, len(positives))
+            else:
+                total = total + hits / len(positives)
+        losses[row] = 1 - total / len(cuts)
+    return losses
+
+
+def mixed_up(embeddings: Tensor, labels: Sequence[int], shares: Sequence[float]) -> tuple[Tensor, list[int]]:
+    """Rows of unit length followed by a mixture of each two of a class, and the labels of all; see RecallAtKLoss."""
+    rows = [row / row.norm() for row in embeddings]
+    pairs = [(i, j) for i in range(len(labels)) for j in range(i + 1, len(labels)) if labels[i] == labels[j]]
+    for (i, j), share in zip(pairs, shares, strict=True):
+        rows.append(share * rows[i] + (1 - share) * rows[j])
+    return torch.stack(rows), [*labels, *(labels[i] for i, _ in pairs)]
+
+
+def blackbox_list(scores: list[Tensor], hits: list[bool], *, lambda_: float, weight: float, share: float) -> Tensor:
+    """weight · (1 − AP) of one list; its gradient is the published finite difference, put in as a linear term.
+
+    Published: the ranker's backward gets the gradient of the whole loss, here share · weight · (1 − AP), with respect
+    to ranks divided by the length, moves the scores by lambda times that, and returns the change of rank / lambda.
+    """
+    values = [float(score.detach()) for score in scores]
+    number, count = len(values), sum(hits)
+
+    def ranks(of: list[float]) -> list[float]:
+        return [sum(other >= value for other in of) / number for value in of]
+
+    rank = ranks(values)
+    precision, gradient = 0.0, [0.0] * number
+    for i in range(number):
+        if hits[i]:
+            within = sum(hits[j] and values[j] >= values[i] for j in range(number)) / number
+            precision += within / rank[i] / count
+            gradient[i] = share * weight * within / rank[i] ** 2 / count
+    moved = ranks([value + lambda_ * step for value, step in zip(values, gradient, strict=True)])
+    slopes = [-(before - after) / lambda_ / share for before, after in zip(rank, moved, strict=True)]
+    linear = sum(slope * (score - score.detach()) for slope, score in zip(slopes, scores, strict=True))
+    return weight * (1 - precision) + linear
+
+
+def blackbox_ap(
+    similarity: Tensor,
+    positive: Mask,
+    negative: Mask,
+    *,
+    lambda_: float = 5.0,
+    flat_weight: float = 0.9,
+    official: bool = False,
+) -> dict[str, PerQuery | Tensor]:
+    """BlackBox AP without a margin: a list per query, and one list of all."""
+    chosen = sides(positive, negative)
+    every: list[Tensor] = []
+    every_hit: list[bool] = []
+    losses = {}
+    for row, (positives, negatives) in chosen.items():
+        ranked = [*positives, *([row] if official else [])]
+        scores = [similarity[row, j] for j in [*ranked, *negatives]]
+        hits = [True] * len(ranked) + [False] * len(negatives)
+        losses[row] = blackbox_list(scores, hits, lambda_=lambda_, weight=1 - flat_weight, share=1 / len(chosen))
+        every += scores
+        every_hit += hits
+    flat = blackbox_list(every, every_hit, lambda_=lambda_, weight=flat_weight, share=1.0)
+    return {"loss": losses, "flat": flat}

@@ -29,7 +29,7 @@ DEFAULT_NAMES = {
     "optim.schedule": "constant",
 }
 
-# Images of a class in a batch of the sampler "pk" where ``sampler.params`` leaves it out.
+# Images of a class in a batch of the samplers "pk" and "hard_negative" where ``sampler.params`` leaves it out.
 PER_CLASS = 4
 
 # Known to Accelerate.
@@ -166,6 +166,12 @@ class TrainConfig(Strict):
 
     steps: int = Field(ge=1, le=10**9, description="Updates of the weights.")
     accumulate: int = Field(default=1, ge=1, le=10**6, description="Batches whose gradients make one update.")
+    micro_batch: int | None = Field(
+        default=None,
+        ge=2,
+        le=10**6,
+        description="Images of a process that the encoder sees at a time, its gradients cached; null: all of a batch.",
+    )
     mixed_precision: Literal["no", "fp16", "bf16"] = Field(default="no", description="Precision of the encoder.")
     validate_every: int = Field(
         default=500, ge=1, le=10**9, description="Steps between validations; there is one after the last step too."
@@ -181,6 +187,13 @@ class TrainConfig(Strict):
         default=500, ge=1, le=10**9, description="Steps between checkpoints; there is one after the last step too."
     )
     trackers: list[Tracker] = Field(default_factory=list, description="Where else to log, such as tensorboard.")
+
+
+class MemoryConfig(Strict):
+    """References kept from earlier batches (XBM)."""
+
+    size: int = Field(ge=1, le=10**9, description="Embeddings that a batch is compared with, its own included.")
+    start_at: int = Field(default=0, ge=0, le=10**9, description="Steps before the memory is used.")
 
 
 class EvaluateConfig(Strict):
@@ -202,6 +215,9 @@ class Config(Strict):
     sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="Which images make a batch.")
     model: ModelConfig = Field(default_factory=ModelConfig, description="The encoder.")
     loss: Component = Field(description="The loss.")
+    memory: MemoryConfig | None = Field(
+        default=None, description="References kept from earlier batches (XBM); null: none."
+    )
     miner: Component | None = Field(default=None, description="Which pairs of a batch count; null: all.")
     optim: OptimConfig = Field(description="How a gradient moves the weights.")
     train: TrainConfig = Field(description="How long, how precise, what is written when.")
@@ -212,7 +228,7 @@ class Config(Strict):
         def look(path: str) -> Any:
             value: Any = self
             for key in path.split("."):
-                value = value.get(key) if isinstance(value, dict) else getattr(value, key)
+                value = value.get(key) if isinstance(value, dict) else getattr(value, key, None)
             return value
 
         found = [
@@ -247,8 +263,12 @@ def contradictions(look: Callable[[str], Any]) -> list[tuple[str, str]]:
             if late:
                 text = f"got {late[0]}, expected steps less than train.steps = {steps}; lower it or raise train.steps"
                 found.append(("optim.schedule.params.milestones", text))
+        start_at = _number(look("memory.start_at"))
+        if start_at is not None and start_at >= steps:
+            text = f"got {start_at}, expected less than train.steps = {steps}; lower it or raise train.steps"
+            found.append(("memory.start_at", text))
     params = look("sampler.params")
-    default = PER_CLASS if look("sampler.name") == "pk" else None
+    default = PER_CLASS if look("sampler.name") in ("pk", "hard_negative") else None
     batch = _number(look("sampler.batch"))
     per_class = _number(params.get("per_class", default)) if isinstance(params, Mapping) else None
     if batch is not None and per_class is not None and per_class > 0:
@@ -260,6 +280,12 @@ def contradictions(look: Callable[[str], Any]) -> list[tuple[str, str]]:
         elif below < batch:
             text += f"a multiple of sampler.params.per_class = {per_class}, such as {below} or {below + per_class}"
             found.append(("sampler.batch", text))
+    micro_batch, memory_size = _number(look("train.micro_batch")), _number(look("memory.size"))
+    if batch is not None and micro_batch is not None and micro_batch > batch:
+        found.append(("train.micro_batch", f"got {micro_batch}, expected at most sampler.batch = {batch}, or null"))
+    if batch is not None and memory_size is not None and memory_size <= batch:
+        text = f"got {memory_size}, expected more than sampler.batch = {batch}: a batch is part of the memory"
+        found.append(("memory.size", text))
     return found
 
 

@@ -4,12 +4,19 @@ from aurank.data.benchmarks import BENCHMARKS
 from aurank.data.completeness import Completeness, check_benchmark
 from aurank.data.dataset import Batch, ImageDataset, augmentation_seed, keys
 from aurank.data.doctor import DoctorReport, Finding
+from aurank.data.hard_negatives import HardNegativeSampler
 from aurank.data.loaders import BatchLoader, evaluation_loader, loader
 from aurank.data.manifest import SPLITS, Manifest, build_manifest
 from aurank.data.readers import READERS
-from aurank.data.samplers import SAMPLERS, PKSampler, Sampler, ShuffledSampler
+from aurank.data.samplers import PKSampler, Sampler, ShuffledSampler
 from aurank.data.sources import ArraySource, FolderSource, ImageSource, ZipSource, open_source
 from aurank.data.transforms import TRANSFORMS, Pipeline
+
+SAMPLERS: dict[str, type[Sampler]] = {
+    "pk": PKSampler,
+    "hard_negative": HardNegativeSampler,
+    "shuffled": ShuffledSampler,
+}
 
 __all__ = [
     "BENCHMARKS",
@@ -24,6 +31,7 @@ __all__ = [
     "DoctorReport",
     "Finding",
     "FolderSource",
+    "HardNegativeSampler",
     "ImageDataset",
     "ImageSource",
     "Manifest",

@@ -1,7 +1,8 @@
-"""Which rows make each batch: P classes × M images, or plain shuffled. Pure functions of (seed, epoch)."""
+"""Which rows make each batch: P classes × M images, or plain shuffled."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -15,10 +16,15 @@ Chunks = list[Rows]  # pieces of one batch that a rank gets whole
 class Sampler(ABC):
     """Batches of the rows 0 … len(labels) − 1, over all processes and as one process's part of them.
 
-    Batch k of epoch e is a function of (labels, seed, e, k), so any position can be returned to. With several processes
-    each batch is dealt out: the union over the ranks is the batch that one process would have. `batch` is the number of
-    rows over all processes, and the most that a batch has.
+    Batch k of epoch e is a function of (labels, seed, e, k) and, where a sampler has one, of its state, so any position
+    can be returned to. With several processes each batch is dealt out: the union over the ranks is the batch that one
+    process would have. `batch` is the number of rows over all processes, and the most that a batch has.
+
+    A sampler whose `refresh_every` is not None wants `refresh` to be called before steps 0, `refresh_every`, twice that
+    and so on, in all processes; the batches from that position on may then be others.
     """
+
+    refresh_every: int | None = None
 
     def __init__(
         self, labels: Int64[np.ndarray, " image"], batch: int, *, seed: int = 0, rank: int = 0, world_size: int = 1
@@ -39,13 +45,26 @@ class Sampler(ABC):
         return min(self.batch, len(self.labels))
 
     @abstractmethod
-    def global_batches(self, generator: np.random.Generator) -> list[Chunks]:
+    def global_batches(self, epoch: int) -> list[Chunks]:
         """Returns one epoch's batches over all processes, each as the chunks that are dealt to ranks."""
 
     def epoch(self, epoch: int) -> list[Rows]:
         """Returns this rank's part of each batch of one epoch; all ranks have the same number of batches."""
-        generator = np.random.default_rng([self.seed, epoch])
-        return [np.concatenate(deal(chunks, self.world_size)[self.rank]) for chunks in self.global_batches(generator)]
+        return [np.concatenate(deal(chunks, self.world_size)[self.rank]) for chunks in self.global_batches(epoch)]
+
+    def generator(self, epoch: int, *more: int) -> np.random.Generator:
+        """Returns a generator for one epoch; `more` numbers give others, independent of it."""
+        return np.random.default_rng([self.seed, epoch, *more])
+
+    def refresh(self, epoch: int, batch: int) -> None:  # noqa: B027 (most samplers have nothing to do)
+        """Nothing; takes a new look at the data, before that batch of that epoch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what batches depend on beside the arguments, in plain types and tensors."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Nothing; takes over the state of another sampler of the same arguments."""
 
     def iterate(self, epoch: int = 0, batch: int = 0) -> Iterator[tuple[int, int, Rows]]:
         """Returns (epoch, batch, rows) without end, from a position on: `batch` counts inside of `epoch`."""
@@ -118,10 +137,11 @@ class PKSampler(Sampler):
         """The most rows that a batch can have: at most `per_class` of each class."""
         return min(self.batch, sum(min(len(rows), self.per_class) for rows in self.classes))
 
-    def global_batches(self, generator: np.random.Generator) -> list[Chunks]:
+    def global_batches(self, epoch: int) -> list[Chunks]:
         """Returns the batches of one epoch, in random order, each as its chunks."""
+        generator = self.generator(epoch)
         chunks = [cut(generator.permutation(rows), self.per_class) for rows in self.classes]
-        number = self._least_batches(chunks)
+        number = self.least_batches(chunks)
         while True:
             batches = _pack([pieces[:number] for pieces in chunks], number, generator)
             if max(sum(len(chunk) for chunk in pieces) for pieces in batches) <= self.batch:
@@ -132,7 +152,7 @@ class PKSampler(Sampler):
         batches = [pieces for pieces in batches if len(pieces) >= least]
         return [batches[index] for index in generator.permutation(len(batches))]
 
-    def _least_batches(self, chunks: Sequence[Chunks]) -> int:
+    def least_batches(self, chunks: Sequence[Chunks]) -> int:
         """Returns the least number of batches that could hold all chunks, or fewer, to keep each half full."""
         total = sum(len(rows) for rows in self.classes)
         room = self.largest_batch
@@ -162,9 +182,9 @@ class ShuffledSampler(Sampler):
                 f"at least {2 * world_size} images a batch are needed, got batch={batch} and {len(labels)} images"
             )
 
-    def global_batches(self, generator: np.random.Generator) -> list[Chunks]:
+    def global_batches(self, epoch: int) -> list[Chunks]:
         """Returns the batches of one epoch, each cut into one piece for each process."""
-        rows = generator.permutation(len(self.labels)).astype(np.int64)
+        rows = self.generator(epoch).permutation(len(self.labels)).astype(np.int64)
         number = -(-len(rows) // self.batch)
         return [np.array_split(batch, self.world_size) for batch in np.array_split(rows, number)]
 
@@ -224,6 +244,3 @@ def _emptiest(fill: np.ndarray, count: int, generator: np.random.Generator) -> l
     chosen = np.argpartition(keys, count - 1)[:count]
     # Sorted first: the order inside of a partition differs between processors.
     return [int(index) for index in generator.permutation(np.sort(chosen))]
-
-
-SAMPLERS: Mapping[str, type[Sampler]] = {"pk": PKSampler, "shuffled": ShuffledSampler}

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.losses.checks import Number
+from aurank.losses.distributed import Distributed, Gather
+from aurank.losses.inputs import Mined, read_inputs
 from aurank.losses.pairs import Pairs, make_pairs, without_autocast
 
 
@@ -24,6 +26,9 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]  # PML ships no ty
     gives exactly 0 with zero gradient. Numbers are float32 inside autocast too, float64 for float64 embeddings.
 
     A subclass that has extra terms names them in `extra_names`, since PML makes one reducer per term when constructed.
+
+    distributed: "auto" makes the loss that of all processes' batches together, where torch.distributed joins several:
+        the gradient is that of one process with the whole batch. None (default) keeps to the process's own batch.
     """
 
     def __init__(
@@ -34,17 +39,19 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]  # PML ships no ty
         reducer: BaseReducer | None = None,
         embedding_regularizer: BaseRegularizer | None = None,
         embedding_reg_weight: Number = 1.0,
+        distributed: Distributed = None,
     ) -> None:
+        self._extra_names = tuple(extra_names)  # before super(), which asks for the names to make the reducers
         require_kind("distance", distance, BaseDistance)
         require_kind("reducer", reducer, BaseReducer)
         require_kind("embedding_regularizer", embedding_regularizer, BaseRegularizer)
-        self._extra_names = tuple(extra_names)  # before super(), which asks for the names to make the reducers
         super().__init__(
             distance=distance,
             reducer=reducer,
             embedding_regularizer=embedding_regularizer,
             embedding_reg_weight=embedding_reg_weight,
         )
+        self.gather = Gather(distributed)
 
     @abstractmethod
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
@@ -59,7 +66,7 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]  # PML ships no ty
         self,
         embeddings: Tensor,
         labels: Tensor | None = None,
-        indices_tuple: Sequence[Tensor] | None = None,
+        indices_tuple: Mined = None,
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
         *,
@@ -68,22 +75,17 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]  # PML ships no ty
     ) -> Any:
         """The loss of a batch, a scalar (whatever the reducer returns, where one is given).
 
-        embeddings [batch, dim]; labels [batch], integers; indices_tuple pairs or triplets from a PML miner; ref_emb and
-        ref_labels the references to rank, else the batch itself without each query; ids and ref_ids rows of the data
-        set: they key state per sample, and leave a query out of references that hold it. Labels on the host spare
-        the host from waiting for a GPU. Errors: UserError on input that does not fit.
+        embeddings [batch, dim]; labels [batch], integers; indices_tuple pairs or triplets from a PML miner, or the
+        miner itself, which is then asked about what the loss sees; ref_emb and ref_labels the references to rank, else
+        the batch itself without each query; ids and ref_ids rows of the data set: they key state per sample, and leave
+        a query out of references that hold it. Labels on the host spare the host from waiting for a GPU. Errors:
+        UserError on input that does not fit.
         """
         self.reset_stats()
-        pairs = make_pairs(
-            embeddings,
-            labels,
-            distance=self.distance,
-            indices_tuple=indices_tuple,
-            ref_emb=ref_emb,
-            ref_labels=ref_labels,
-            ids=ids,
-            ref_ids=ref_ids,
+        inputs = self.gather(
+            read_inputs(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids)
         )
+        pairs = make_pairs(inputs, distance=self.distance)
         with without_autocast(pairs.query.device):
             # computed though no query may be valid: under torch.distributed the other ranks wait for this one's state
             terms = {"loss": self.per_query(pairs), **self.extra_terms(pairs)}

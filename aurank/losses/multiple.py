@@ -1,19 +1,23 @@
 """Several losses as one: a weighted sum that passes data-set ids on, which PML's own wrapper drops."""
 
-import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from aurank.errors import UserError
+from aurank.losses.distributed import Distributed, Gather, refuse_gathering
+from aurank.losses.inputs import Mined, read_inputs
+from aurank.losses.pml import call_loss
 
 
 class MultipleLosses(nn.Module):
     """Σ weight · loss over a list or a dict of losses, PML's and aurank's mixed.
 
     losses, miners and weights are lists of one length, or dicts (miners then for some of the keys only). With miners,
-    each loss gets its own miner's tuple (None: no miner) and the caller gives none.
+    each loss gets its own miner's tuple (None: no miner) and the caller gives none. distributed: as in `PairLoss`, in
+    place of the losses' own.
     """
 
     def __init__(
@@ -21,11 +25,17 @@ class MultipleLosses(nn.Module):
         losses: Sequence[nn.Module] | Mapping[str, nn.Module],
         miners: Sequence[nn.Module | None] | Mapping[str, nn.Module] | None = None,
         weights: Sequence[float | int] | Mapping[str, float | int] | None = None,
+        *,
+        distributed: Distributed = None,
     ) -> None:
         super().__init__()
+        self.gather = Gather(distributed)
         if not losses:
             raise UserError(f"losses must hold at least one loss, got {losses!r}")
         named = by_name("losses", losses, losses)
+        if distributed is not None:
+            for loss in named.values():
+                refuse_gathering("MultipleLosses", loss)
         self.losses = nn.ModuleDict(named)
         self.weights = dict.fromkeys(named, 1.0) if weights is None else by_name("weights", weights, losses)
         if set(self.weights) != set(named):
@@ -38,8 +48,8 @@ class MultipleLosses(nn.Module):
     def forward(
         self,
         embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: Sequence[Tensor] | None = None,
+        labels: Tensor | None = None,
+        indices_tuple: Mined = None,
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
         *,
@@ -50,18 +60,13 @@ class MultipleLosses(nn.Module):
         if indices_tuple is not None and len(self.miners):
             raise UserError("indices_tuple was given, but MultipleLosses has its own miners: leave one of them out")
         total: Any = 0
+        inputs = self.gather.batch(
+            read_inputs(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids)
+        )
         for name, loss in self.losses.items():
-            mined = indices_tuple
-            if name in self.miners:
-                mined = self.miners[name](embeddings, labels, ref_emb, ref_labels)
-            named = {"ids": ids, "ref_ids": ref_ids} if takes_ids(loss) else {}
-            total = total + self.weights[name] * loss(embeddings, labels, mined, ref_emb, ref_labels, **named)
+            own = replace(inputs, indices_tuple=self.miners[name]) if name in self.miners else inputs
+            total = total + self.weights[name] * call_loss(loss, self.gather.mine(own))
         return total  # type: ignore[no-any-return]
-
-
-def takes_ids(loss: nn.Module) -> bool:
-    """True if the loss's forward has an argument `ids`."""
-    return "ids" in inspect.signature(loss.forward).parameters
 
 
 def by_name(argument: str, values: Any, losses: Any) -> dict[str, Any]:

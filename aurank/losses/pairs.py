@@ -5,18 +5,34 @@ queries count, is worked out from the labels where they live. Labels on the acce
 miner's tuple two more, because its indices are checked, and only the narrowed masks know what is left.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
-from torch import Tensor
+from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.checks import check_embeddings, check_integers, describe
+from aurank.losses.checks import describe
+from aurank.losses.inputs import Inputs
+
+Value = TypeVar("Value")
+
+
+class cached_property(Generic[Value]):  # noqa: N801
+    """A property computed once, as that of functools without its lock, which compilers of graphs do not know."""
+
+    def __init__(self, compute: Callable[[Any], Value]) -> None:
+        self.compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> Value:
+        value = self.compute(instance)
+        instance.__dict__[self.compute.__name__] = value  # where it is found from now on
+        return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,31 +120,21 @@ class Pairs:
             return Positives(index, mask & wanted.gather(1, index), self.similarity.gather(1, index))
 
 
-def make_pairs(
-    embeddings: Tensor,
-    labels: Tensor | None,
-    *,
-    distance: BaseDistance,
-    indices_tuple: Sequence[Tensor] | None = None,
-    ref_emb: Tensor | None = None,
-    ref_labels: Tensor | None = None,
-    ids: Tensor | None = None,
-    ref_ids: Tensor | None = None,
-) -> Pairs:
+def make_pairs(inputs: Inputs, *, distance: BaseDistance) -> Pairs:
     """The pairs of a batch, in float32 (float64 if the embeddings are), whatever autocast says.
 
     Positives share the query's label, negatives do not. Without `ref_emb` a row is never its own pair; with it, a
     reference of the query's id is left out of both when `ids` and `ref_ids` are given. A miner's `indices_tuple`
     (pairs or triplets, indices into the batch and the references) only narrows both masks. Errors: UserError on
-    shapes or types that do not fit.
+    references or mined indices that do not fit.
     """
-    check_batch(embeddings, labels, ref_emb, ref_labels, ids, ref_ids)
-    assert labels is not None
-    is_self_set = ref_emb is None or ref_emb is embeddings
-    query, reference = in_common_precision(embeddings, embeddings if is_self_set or ref_emb is None else ref_emb)
-    host_labels = labels.detach().cpu().long()
-    host_ref_labels = host_labels if is_self_set or ref_labels is None else ref_labels.detach().cpu().long()
-    if ref_labels is not None and is_self_set and not torch.equal(host_labels, ref_labels.detach().cpu().long()):
+    inputs = inputs.mined()
+    ids, ref_ids, is_self_set, mined = inputs.ids, inputs.ref_ids, inputs.is_self_set, inputs.indices_tuple
+    references = inputs.embeddings if inputs.ref_emb is None else inputs.ref_emb
+    query, reference = in_common_precision(inputs.embeddings, references)
+    host_labels = inputs.labels.detach().cpu().long()
+    host_ref_labels = host_labels if inputs.ref_labels is None else inputs.ref_labels.detach().cpu().long()
+    if is_self_set and not torch.equal(host_labels, host_ref_labels):
         raise UserError("ref_labels differ from labels though ref_emb is embeddings: leave out ref_emb and ref_labels")
 
     with without_autocast(query.device):
@@ -149,14 +155,15 @@ def make_pairs(
         other = query_ids[:, None] != reference_ids
         positive, negative = positive & other, negative & other
 
-    if indices_tuple is not None:
-        positive, negative = narrow(positive, negative, indices_tuple)
+    if mined is not None:
+        assert not isinstance(mined, nn.Module)
+        positive, negative = narrow(positive, negative, mined)
         valid = (positive.any(dim=1) & negative.any(dim=1)).cpu()
     elif is_self_set:
         valid = count_pairs(host_labels, host_ref_labels, without_self_row=True)
     else:
         valid = count_pairs(host_labels, host_ref_labels, ids, ref_ids)
-    return Pairs(
+    pairs = Pairs(
         query=query,
         reference=reference,
         similarity=similarity,
@@ -172,31 +179,8 @@ def make_pairs(
         is_self_set=is_self_set,
         bounds=(-1.0, 1.0) if isinstance(distance, CosineSimilarity) else (-torch.inf, torch.inf),
     )
-
-
-def check_batch(
-    embeddings: Tensor,
-    labels: Tensor | None,
-    ref_emb: Tensor | None,
-    ref_labels: Tensor | None,
-    ids: Tensor | None,
-    ref_ids: Tensor | None,
-) -> None:
-    """Nothing; UserError when what a loss was called with does not fit together."""
-    check_embeddings("embeddings", embeddings, "labels", labels)
-    if ids is not None:
-        check_integers("ids", ids, "embeddings", len(embeddings))
-    if ref_emb is None:
-        if ref_labels is not None or ref_ids is not None:
-            raise UserError("ref_labels and ref_ids describe ref_emb, which was not given")
-        return
-    if ref_labels is None and ref_emb is embeddings:
-        return
-    check_embeddings("ref_emb", ref_emb, "ref_labels", ref_labels)
-    if ref_emb.shape[1] != embeddings.shape[1]:
-        raise UserError(f"ref_emb must be as wide as embeddings, {embeddings.shape[1]}, got {ref_emb.shape[1]}")
-    if ref_ids is not None:
-        check_integers("ref_ids", ref_ids, "ref_emb", len(ref_emb))
+    _ = pairs.positives  # gathered here, by the host's labels, so that `per_query` can be compiled as one graph
+    return pairs
 
 
 def same_label_index(
@@ -256,17 +240,20 @@ def narrow(
 
     Which negative a triplet paired with which positive is not kept: a list-wise loss ranks all of a query's at once.
     """
-    if len(mined) == 3:
-        anchor, positives, negatives = mined
-        mined = (anchor, positives, anchor, negatives)
-    if len(mined) != 4:
-        raise UserError(f"indices_tuple must hold 3 (triplets) or 4 (pairs) tensors, got {len(mined)}")
+    mined = as_pairs(mined)
     check_mined(mined, positive.shape)
     kept = [torch.zeros_like(positive), torch.zeros_like(negative)]
     for mask, rows, columns in zip(kept, mined[::2], mined[1::2], strict=True):
         place = (to_device_of(mask, rows.long()), to_device_of(mask, columns.long()))
         mask.index_put_(place, mask.new_ones(()))
     return positive & kept[0], negative & kept[1]
+
+
+def as_pairs(mined: Sequence[Tensor]) -> Sequence[Tensor]:
+    """(anchor, positive, anchor, negative), of pairs or triplets; UserError unless there are 4 or 3 tensors."""
+    if len(mined) not in (3, 4):
+        raise UserError(f"indices_tuple must hold 3 (triplets) or 4 (pairs) tensors, got {len(mined)}")
+    return mined if len(mined) == 4 else (*mined[:2], mined[0], mined[2])
 
 
 def check_mined(mined: Sequence[Tensor], shape: Sequence[int]) -> None:

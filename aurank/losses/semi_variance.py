@@ -1,8 +1,18 @@
 """Semi-variance of scores (Wen et al., NeurIPS 2022, Eq. 9): positives below their mean, negatives above theirs."""
 
+from collections.abc import Sequence
+
+import torch
 from jaxtyping import Bool, Float
+from pytorch_metric_learning.distances import BaseDistance
+from pytorch_metric_learning.reducers import BaseReducer
+from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor
 
+from aurank.errors import UserError
+from aurank.losses.base import PairLoss
+from aurank.losses.checks import Number, as_number
+from aurank.losses.distributed import Distributed
 from aurank.losses.pairs import Pairs
 
 
@@ -37,3 +47,49 @@ def semi_variance_pooled(pairs: Pairs, *, weights: tuple[float, float]) -> Float
 def masked_mean(values: Float[Tensor, "query reference"], mask: Bool[Tensor, "query reference"]) -> Float[Tensor, ""]:
     """The mean of the values where the mask is True; 0 if it nowhere is."""
     return values.masked_fill(~mask, 0).sum() / mask.sum().clamp(min=1)
+
+
+class SemiVarianceLoss(PairLoss):
+    """λ1 · semi-variance of each query's positive scores below their mean + λ2 · that of its negatives above theirs.
+
+    Eq. 9 alone, to be combined with another loss by `MultipleLosses`: by itself it is least where all scores are equal.
+
+    weights: λ1 and λ2.
+    official: True does as the authors' code: one mean for the scores of all queries, and each sum divided by the number
+        of scores that are on its side of the mean. That is one value for the batch, given to every query.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[Number] = (1.0, 5.0),
+        official: bool = False,
+        *,
+        distance: BaseDistance | None = None,
+        reducer: BaseReducer | None = None,
+        embedding_regularizer: BaseRegularizer | None = None,
+        embedding_reg_weight: Number = 1.0,
+        distributed: Distributed = None,
+    ) -> None:
+        super().__init__(
+            distance=distance,
+            reducer=reducer,
+            embedding_regularizer=embedding_regularizer,
+            embedding_reg_weight=embedding_reg_weight,
+            distributed=distributed,
+        )
+        self.weights = check_weights("weights", weights)
+        self.official = official
+
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """The weighted semi-variances, of each query or of the batch."""
+        if self.official:
+            return semi_variance_pooled(pairs, weights=self.weights).expand(len(pairs.query))
+        return semi_variance_per_query(pairs, weights=self.weights)
+
+
+def check_weights(name: str, weights: Sequence[Number]) -> tuple[float, float]:
+    """The two weights; UserError unless they are two finite numbers >= 0."""
+    pair = tuple(map(as_number, weights)) if isinstance(weights, Sequence) else ()
+    if len(pair) != 2 or not all(0 <= weight < torch.inf for weight in pair):
+        raise UserError(f"{name} must be two numbers >= 0, as (1.0, 5.0), got {weights!r}")
+    return pair[0], pair[1]

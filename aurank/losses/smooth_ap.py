@@ -7,9 +7,12 @@ from pytorch_metric_learning.reducers import BaseReducer
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor
 
+from aurank.errors import UserError
 from aurank.losses.base import PairLoss
 from aurank.losses.checks import Number, require_positive
+from aurank.losses.distributed import Distributed
 from aurank.losses.pairs import Pairs
+from aurank.losses.ranking_sums import ranking_sums
 
 
 def smooth_average_precision(
@@ -18,18 +21,14 @@ def smooth_average_precision(
     """The smoothed average precision of each query, in [0, 1]; 0 for a query without a positive.
 
     Eq. 5-6 of the paper: AP = mean over positives i of (1 + positives ahead of i) / (1 + references ahead of i), where
-    j is ahead of i by sigmoid((s_j - s_i) / temperature). Time and memory are O(queries · positives · references).
+    j is ahead of i by sigmoid((s_j - s_i) / temperature). Time is O(queries · positives · references), memory that of
+    the similarity and a block.
     """
     positives = pairs.positives_and_self if include_self else pairs.positives
-    scaled = positives.similarity / temperature
-    # a query's positives among themselves are few; without j = i, whose sigmoid(0) is no rank
-    others = positives.mask[:, None, :] & ~torch.eye(scaled.shape[1], dtype=torch.bool, device=scaled.device)
-    positives_ahead = (scaled[:, None, :] - scaled[:, :, None]).sigmoid().masked_fill(~others, 0).sum(dim=2)
-    # The one large tensor. No mask, since a reference at minus infinity is ahead of nobody;
-    # a sum, since the backward of a difference negates a copy of it.
-    negatives = pairs.negative_similarity / temperature
-    negatives_ahead = (negatives[:, None, :] + (-scaled)[:, :, None]).sigmoid_().sum(dim=2)
-    rank_among_positives = 1 + positives_ahead
+    scores, among = positives.similarity, positives.similarity.masked_fill(~positives.mask, -torch.inf)
+    # a positive is counted ahead of itself by sigmoid(0) = ½
+    rank_among_positives = 0.5 + ranking_sums(scores, among, surrogate="sigmoid", temperature=temperature)
+    negatives_ahead = ranking_sums(scores, pairs.negative_similarity, surrogate="sigmoid", temperature=temperature)
     return positives.mean(rank_among_positives / (rank_among_positives + negatives_ahead))
 
 
@@ -40,26 +39,32 @@ class SmoothAPLoss(PairLoss):
     include_self: False (default) leaves the query out of its own ranking, as retrieval is evaluated. True ranks it, its
         own first positive, as the authors' code does for the published numbers: with 4 images per class that free hit
         is about a quarter of the average precision.
+    official: True does as the authors' code, which is include_self=True.
     """
 
     def __init__(
         self,
         temperature: Number = 0.01,
-        include_self: bool = False,
+        include_self: bool | None = None,
         *,
+        official: bool = False,
         distance: BaseDistance | None = None,
         reducer: BaseReducer | None = None,
         embedding_regularizer: BaseRegularizer | None = None,
         embedding_reg_weight: Number = 1.0,
+        distributed: Distributed = None,
     ) -> None:
         super().__init__(
             distance=distance,
             reducer=reducer,
             embedding_regularizer=embedding_regularizer,
             embedding_reg_weight=embedding_reg_weight,
+            distributed=distributed,
         )
         self.temperature = require_positive("temperature", temperature)
-        self.include_self = include_self
+        if official and include_self is False:
+            raise UserError("include_self=False contradicts official=True, which ranks the query itself")
+        self.include_self = official if include_self is None else include_self
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """1 − smoothed average precision."""

@@ -9,7 +9,6 @@ from pytorch_metric_learning.distances import BaseDistance
 from pytorch_metric_learning.reducers import BaseReducer
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor
-from torch.nn.functional import smooth_l1_loss
 
 from aurank.errors import UserError
 from aurank.losses.base import PairLoss
@@ -21,9 +20,11 @@ from aurank.losses.checks import (
     require_fraction,
     require_positive,
 )
+from aurank.losses.distributed import Distributed
 from aurank.losses.interpolation import INTERPOLATIONS
 from aurank.losses.pairs import Pairs
-from aurank.losses.semi_variance import semi_variance_per_query, semi_variance_pooled
+from aurank.losses.ranking_sums import ranking_sums
+from aurank.losses.semi_variance import check_weights, semi_variance_per_query, semi_variance_pooled
 from aurank.losses.state import RowTable
 
 Prior = Literal["scaled", "frequency", "batch"]
@@ -34,14 +35,10 @@ def false_positive_rate(pairs: Pairs, *, tau1: float) -> Float[Tensor, "query wi
     """For each gathered positive the mean over the query's negatives of ℓ1(s⁺ − s⁻), at least the true rate. Eq. 7.
 
     ℓ1(x) = (1 − x/τ1)² up to x = τ1, 0 beyond, and 1 − 2x/τ1 for x < 0. The paper prints −2x/τ1, which jumps at 0 and
-    bounds nothing; the authors' code has the 1. Time and memory are O(queries · positives · references).
+    bounds nothing; the authors' code has the 1. Time and memory are those of `ranking_sums`.
     """
-    # The one large tensor, 1 − x/τ1 where that is positive. No mask, since a reference at minus infinity adds 0; a sum,
-    # since the backward of a difference negates a copy of it.
-    offset = 1 - pairs.positives.similarity / tau1
-    excess = ((pairs.negative_similarity / tau1)[:, None, :] + offset[:, :, None]).relu_()
-    penalty = smooth_l1_loss(excess, torch.zeros_like(excess[:1, :1, :1]).expand_as(excess), reduction="none")
-    return 2 * penalty.sum(dim=2) / pairs.negative_count.clamp(min=1)[:, None]
+    sums = ranking_sums(pairs.positives.similarity, pairs.negative_similarity, surrogate="huber", temperature=tau1)
+    return sums / pairs.negative_count.clamp(min=1)[:, None]
 
 
 def true_positive_rate(
@@ -51,8 +48,7 @@ def true_positive_rate(
 
     ℓ2(x) = tanh(−x / 2τ2) for x < 0, else 0: Eq. 7 without its overflow. The added 1, the score itself, is the code's.
     """
-    higher = ((quantiles[:, None, :] - scores[:, :, None]) / (2 * tau2)).relu().tanh()
-    return (1 + higher.sum(dim=2)) / (quantiles.shape[1] + 1)
+    return (1 + ranking_sums(scores, quantiles, surrogate="tanh", temperature=tau2)) / (quantiles.shape[1] + 1)
 
 
 class SOPRCLoss(PairLoss):
@@ -100,6 +96,7 @@ class SOPRCLoss(PairLoss):
         reducer: BaseReducer | None = None,
         embedding_regularizer: BaseRegularizer | None = None,
         embedding_reg_weight: Number = 1.0,
+        distributed: Distributed = None,
     ) -> None:
         super().__init__(
             extra_names=() if semi_variance is None else ("semi_variance",),
@@ -107,6 +104,7 @@ class SOPRCLoss(PairLoss):
             reducer=reducer,
             embedding_regularizer=embedding_regularizer,
             embedding_reg_weight=embedding_reg_weight,
+            distributed=distributed,
         )
         self.tau1 = require_positive("tau1", tau1)
         self.tau2 = require_positive("tau2", tau2)
@@ -115,7 +113,7 @@ class SOPRCLoss(PairLoss):
         self.prior_max = require_fraction("prior_max", prior_max)
         self.interpolation = require_choice("interpolation", interpolation, INTERPOLATIONS)
         self.tpr_gradient = tpr_gradient
-        self.semi_variance = None if semi_variance is None else check_weights(semi_variance)
+        self.semi_variance = None if semi_variance is None else check_weights("semi_variance", semi_variance)
         self.moving_average = moving_average
         self.official = official
         if official:
@@ -137,7 +135,8 @@ class SOPRCLoss(PairLoss):
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """Eq. 8. σ(r) is taken as numerator / (numerator + denominator): r itself reaches 4e5."""
-        check_labels_in_range(pairs.host_query_labels, self.num_classes)
+        if not torch.compiler.is_compiling():  # a graph cannot depend on a value; it raises torch's own IndexError
+            check_labels_in_range(pairs.host_query_labels, self.num_classes)
         with torch.no_grad():
             quantiles = self.class_quantiles(pairs)
         with torch.set_grad_enabled(self.tpr_gradient and torch.is_grad_enabled()):
@@ -199,14 +198,3 @@ def check_class_counts(class_counts: Tensor | Iterable[Any]) -> Int64[Tensor, " 
     if int(counts.min()) < 0 or int(counts.max()) == 0:
         raise UserError(f"class_counts must be >= 0 and not all 0, got {int(counts.min())}..{int(counts.max())}")
     return counts.long().clone()
-
-
-def check_weights(weights: Sequence[Number]) -> tuple[float, float]:
-    """The two weights; UserError unless they are two finite numbers >= 0."""
-    try:
-        positive, negative = (float(weight) for weight in weights)
-    except (TypeError, ValueError):
-        raise UserError(f"semi_variance must be two weights, as (1.0, 5.0), or None, got {weights!r}") from None
-    if not (0 <= positive < torch.inf and 0 <= negative < torch.inf):
-        raise UserError(f"semi_variance weights must be >= 0, got {weights!r}")
-    return positive, negative

@@ -6,8 +6,23 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor, distributed, nn
 
+from aurank.losses.distributed import gather_rows, world_size
 
-class RowTable(nn.Module):
+
+class FullPrecision(nn.Module):
+    """A module whose buffers stay float32 after `.half()` or `.bfloat16()`, which would swallow small steps."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FullPrecision":
+        # .half() and .bfloat16() come through here as well as .to(device): the move is kept, the rounding is not
+        before = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, value in self.named_buffers(recurse=False):
+            if value.dtype in (torch.float16, torch.bfloat16):
+                setattr(self, name, before[name].to(value.device))
+        return self
+
+
+class RowTable(FullPrecision):
     """A table of moving averages, one row per class or sample; a row's first value is copied, not averaged.
 
     Buffers: `rows` [row, width] and `seen` [row], False until a row is first written. Rows are float32, also after
@@ -43,14 +58,6 @@ class RowTable(nn.Module):
         new = torch.where(seen[:, None], old.lerp(mean, rate), mean)
         self.rows[index] = torch.where(finite[:, None], new, old)
         self.seen[index] = seen | finite
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RowTable":
-        # .half() and .bfloat16() come through here as well as .to(device): the move is kept, the rounding is not
-        before = self.rows
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.rows.dtype in (torch.float16, torch.bfloat16):
-            self.rows = before.to(self.rows.device)
-        return self
 
 
 def mean_by_row(
@@ -93,20 +100,10 @@ def gather_entries(
 
     Ranks may bring different numbers of entries: the numbers are exchanged first, which the host waits for.
     """
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+    if world_size() == 1:
         return index, values
     own = torch.tensor([len(index)], device=index.device)
-    sizes = [torch.zeros_like(own) for _ in range(distributed.get_world_size())]
+    sizes = [torch.zeros_like(own) for _ in range(world_size())]
     distributed.all_gather(sizes, own)
     lengths = torch.cat(sizes).tolist()
-    if max(lengths) == 0:
-        return index, values
-    return _gather_padded(index, lengths), _gather_padded(values, lengths)
-
-
-def _gather_padded(local: Tensor, lengths: list[int]) -> Tensor:
-    padded = local.new_zeros(max(lengths), *local.shape[1:])
-    padded[: len(local)] = local
-    everyone = [torch.zeros_like(padded) for _ in lengths]
-    distributed.all_gather(everyone, padded)
-    return torch.cat([rank[:length] for rank, length in zip(everyone, lengths, strict=True)])
+    return gather_rows(index, lengths), gather_rows(values, lengths)

@@ -5,10 +5,12 @@ from aurank.training.baselines import demo
 from aurank.training.build import build_manifest
 from aurank.training.components import read_config
 from aurank.training.dry_run import rehearse
+from aurank.training.gradient_cache import GradientCache
 from aurank.training.run import TrainResult, load, train
 from aurank.training.selecting import Images
 
 __all__ = [
+    "GradientCache",
     "Images",
     "Running",
     "TrainResult",

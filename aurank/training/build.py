@@ -13,7 +13,7 @@ from torch import nn
 from aurank.config import Component, Config, DataConfig, ModelConfig
 from aurank.data import READERS, SAMPLERS, TRANSFORMS, ImageDataset, Manifest, Pipeline, Sampler
 from aurank.errors import UserError
-from aurank.losses import LOSSES, MINERS, PairLoss
+from aurank.losses import LOSSES, MINERS, CrossBatchMemory
 from aurank.models import Encoder
 from aurank.training.checkpoint import first_line, load_checkpoint, resolve_checkpoint
 from aurank.training.optim import SCHEDULES, Schedule
@@ -88,12 +88,20 @@ def build_dataset(config: DataConfig, manifest: Manifest, *, train: bool, seed: 
     )
 
 
-def build_sampler(config: Config, train: Manifest, *, rank: int, world_size: int) -> Sampler:
-    """The batch sampler over the training rows."""
+def build_sampler(
+    config: Config, train: Manifest, *, rank: int, world_size: int, neighbours: Callable[[int], Any]
+) -> Sampler:
+    """The batch sampler over the training rows; ``neighbours`` finds the nearest images, for one that asks for them."""
     component = config.sampler
-    sampler: Sampler = SAMPLERS[component.name](
-        train.labels, component.batch, seed=config.seed, rank=rank, world_size=world_size, **component.params
-    )
+    offered = {
+        "labels": train.labels,
+        "batch": component.batch,
+        "seed": config.seed,
+        "rank": rank,
+        "world_size": world_size,
+        "neighbours": neighbours,
+    }
+    sampler: Sampler = _call(SAMPLERS[component.name], offered, component.params)
     return sampler
 
 
@@ -160,11 +168,17 @@ def model_weights(checkpoint: dict[str, Any]) -> dict[str, torch.Tensor]:
     return weights
 
 
-def build_loss(component: Component, *, train: Manifest, dim: int) -> PairLoss:
-    """The loss, its sizes filled in from the data and the encoder."""
+def build_loss(config: Config, train: Manifest) -> nn.Module:
+    """The loss over all processes, its sizes filled in from the data and the encoder, with its memory if it has one."""
+    dim, memory = config.model.dim, config.memory
     sizes = {"class_counts": train.class_counts, "num_samples": len(train), "embedding_dim": dim}
-    loss: PairLoss = _call(LOSSES[component.name], sizes, component.params)
-    return loss
+    # Who sees the whole batch gathers it: the memory, where there is one.
+    offered = {**sizes, "distributed": "auto" if memory is None else None}
+    loss: nn.Module = _call(LOSSES[config.loss.name], offered, config.loss.params)
+    if memory is None:
+        return loss
+    start_at = memory.start_at * config.train.accumulate  # counted in batches there
+    return CrossBatchMemory(loss, embedding_dim=dim, memory_size=memory.size, start_at=start_at, distributed="auto")
 
 
 def build_miner(component: Component | None) -> nn.Module | None:

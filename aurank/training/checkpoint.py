@@ -20,6 +20,7 @@ CONTENT: dict[str, tuple[type, ...]] = {
     "optimiser": (dict,),
     "scaler": (dict, type(None)),
     "average": (dict, type(None)),
+    "sampler": (dict,),
     "random": (list,),
 }
 """What a checkpoint holds beside its format number, and of which types."""
@@ -64,6 +65,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} has checkpoint format {content['format']}, this aurank reads up to {FORMAT}; upgrade aurank"
         )
+    content.setdefault("sampler", {})  # written before samplers had a state
     for name, types in CONTENT.items():
         if not isinstance(content.get(name, ...), types):
             came = f"is of type {type(content[name]).__name__}" if name in content else "is missing"

@@ -18,10 +18,12 @@ CHOICES = {
     "data": Choices(READERS, filled=frozenset({"root"}), trial=None),
     "data.train_transform": _TRANSFORMS,
     "data.test_transform": _TRANSFORMS,
-    "sampler": Choices(SAMPLERS, filled=frozenset({"labels", "batch", "seed", "rank", "world_size"}), trial=None),
+    "sampler": Choices(
+        SAMPLERS, filled=frozenset({"labels", "batch", "seed", "rank", "world_size", "neighbours"}), trial=None
+    ),
     "loss": Choices(
         LOSSES,
-        filled=frozenset({"class_counts", "num_samples", "embedding_dim"}),
+        filled=frozenset({"class_counts", "num_samples", "embedding_dim", "distributed"}),
         trial={"class_counts": np.array([4, 4]), "num_samples": 8, "embedding_dim": 8},
     ),
     "miner": Choices(MINERS, filled=frozenset(), trial={}),

@@ -15,7 +15,7 @@ from aurank.evaluation.embed import embed
 from aurank.training.build import Splits, build_dataset, build_splits
 from aurank.training.checkpoint import seed_everything
 from aurank.training.loop import Parts, evaluation_options, too_few_readable
-from aurank.training.run import build_parts, own_settings, smaller_batch
+from aurank.training.run import build_parts, own_settings, remarks
 
 GIB = 2**30
 _OPTIMISER_COPIES = {"sgd": 1, "adam": 2, "adamw": 2}
@@ -111,17 +111,15 @@ def _rehearse(config: Config, splits: Splits, parts: Parts) -> Rehearsal:
             "images": sum(images.cached_bytes for images in present.values()),
         },
         loss=loss,
-        notices=smaller_batch(parts),
+        notices=remarks(parts),
     )
 
 
 def _step(parts: Parts, batch: Batch, saved: "_SavedBytes") -> float:
     saved.reset()
     with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
-        embeddings = parts.encoder(batch.image.to(parts.accelerator.device))
-        indices = None if parts.miner is None else parts.miner(embeddings, batch.label)
-        loss = parts.loss(embeddings, batch.label, indices, ids=batch.id)
-        parts.accelerator.backward(loss)
+        loss = parts.loss(parts.embed(batch.image), batch.label, parts.miner, ids=batch.id)
+        parts.backward(loss)
     parts.optimiser.zero_grad()
     return float(loss.detach())
 

@@ -5,7 +5,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ from aurank.errors import AurankError, UserError
 from aurank.evaluation.embed import embed
 from aurank.evaluation.report import Report
 from aurank.files import write_text
-from aurank.losses import PairLoss
 from aurank.models import Encoder
 from aurank.training.checkpoint import random_state, restore_random_state, save_checkpoint
+from aurank.training.gradient_cache import GradientCache
 from aurank.training.logs import MetricsFile, collapse_signs
 from aurank.training.optim import Schedule, WeightAverage, set_learning_rate
 from aurank.training.signals import StopRequest
+from aurank.training.state import Before, Progress
 
 Listener = Callable[[str, dict[str, Any]], None]
 """Told what happens: ("step", …), ("validation", …), ("saved", …), ("testing", …), ("tested", …), in the main process.
@@ -42,7 +43,7 @@ class Parts:
     config: Config
     accelerator: Accelerator
     encoder: nn.Module
-    loss: PairLoss
+    loss: nn.Module
     miner: nn.Module | None
     optimiser: Optimizer
     schedule: Schedule
@@ -51,6 +52,7 @@ class Parts:
     val_data: ImageDataset | None
     manifest_hash: str
     average: WeightAverage | None = None
+    cache: GradientCache | None = None
 
     @property
     def module(self) -> Encoder:
@@ -58,42 +60,20 @@ class Parts:
         module: Encoder = self.accelerator.unwrap_model(self.encoder)[0]
         return module
 
+    def embed(self, images: Tensor) -> Tensor:
+        """The embeddings of a batch, for the loss."""
+        if self.cache is not None:
+            return self.cache.embed(images)
+        embeddings: Tensor = self.encoder(images.to(self.accelerator.device, non_blocking=True))
+        return embeddings
 
-@dataclass
-class Progress:
-    """Where a run stands. ``epoch`` and ``batch`` name the next batch to consume; all of it is in the checkpoint."""
-
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
-    loss_sum: float = 0.0
-    loss_count: int = 0
-    best: dict[str, float] = field(default_factory=dict)
-    without_improvement: int = 0
-    metrics_bytes: int = 0
-
-
-class Before:
-    """The state before a step, as far as a step changes it before its loss is known to be finite.
-
-    A forward pass writes to buffers (statistics of batch norms, averages that a loss keeps), draws random numbers, and
-    the position in the data moves on; weights and optimiser change after the loss has been checked.
-    """
-
-    def __init__(self, parts: Parts, progress: Progress) -> None:
-        self.buffers = [
-            (module, {name: value.clone() for name, value in module.named_buffers()})
-            for module in (parts.module, parts.loss)
-        ]
-        self.random = random_state()
-        self.progress = replace(progress)
-
-    def restore(self, progress: Progress) -> None:
-        """Put all of it back."""
-        for module, values in self.buffers:
-            module.load_state_dict(values, strict=False)
-        restore_random_state(self.random)
-        vars(progress).update(vars(self.progress))
+    def backward(self, loss: Tensor) -> None:
+        """Nothing; adds the gradient of the weights, given the loss of the embeddings."""
+        if self.cache is None:
+            self.accelerator.backward(loss)
+        else:
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.cache.backward(self.accelerator.backward)
 
 
 class Loop:
@@ -115,8 +95,10 @@ class Loop:
             with StopRequest() as stop:
                 if self.progress.step == 0:
                     self.save("last")
-                batches = self._batches()
+                batches: Iterator[tuple[Batch, int, int]] | None = None
                 while self.progress.step < self.settings.steps and not self._stopped_early():
+                    if self._refreshed() or batches is None:
+                        batches = self._batches()
                     self._step(batches)
                     # A signal reaches the processes in different steps, or one of them only; they have to stop at one.
                     received: list[int] = [number for number in gather_object([stop.received]) if number is not None]
@@ -130,12 +112,22 @@ class Loop:
 
     # -- one step -----------------------------------------------------------------------------------------------
 
+    def _refreshed(self) -> bool:
+        """Whether the sampler has taken a new look at the data: batches that were read ahead are then others."""
+        every = self.parts.sampler.refresh_every
+        due = every is not None and self.progress.step % every == 0
+        if due:
+            self.parts.sampler.refresh(self.progress.epoch, self.progress.batch)
+        return due
+
     def _batches(self) -> Iterator[tuple[Batch, int, int]]:
-        """Batches with their epoch and place in it, from the position consumed so far to the end of the run."""
+        """Batches with their epoch and place in it, from what was consumed so far to the next refresh or the end."""
         progress, sampler = self.progress, self.parts.sampler
+        every = sampler.refresh_every or self.settings.steps
+        last = min(self.settings.steps, progress.step - progress.step % every + every)
         skips = self.parts.config.data.on_error == "skip"
         # How many are wanted is not known where some may be passed over.
-        count = None if skips else (self.settings.steps - progress.step) * self.settings.accumulate
+        count = None if skips else (last - progress.step) * self.settings.accumulate
         positions, batches = itertools.tee(itertools.islice(sampler.iterate(progress.epoch, progress.batch), count))
         wanted = (keys(rows, epoch) for epoch, _, rows in batches)
         data = loader(self.parts.train_data, wanted, workers=self.parts.config.data.workers)
@@ -159,7 +151,8 @@ class Loop:
         started = time.perf_counter()
         rate = parts.config.optim.lr * parts.schedule(progress.step)
         set_learning_rate(parts.optimiser, rate)
-        self.before = Before(parts, progress)
+        rows = parts.sampler.batch * self.settings.accumulate
+        self.before = Before(parts.module, parts.loss, progress, rows=rows)
         images = 0
         for _ in range(self.settings.accumulate):
             batch, epoch, index = next(batches)
@@ -190,12 +183,11 @@ class Loop:
 
     def _backward(self, batch: Batch, epoch: int, index: int) -> Tensor:
         parts = self.parts
-        embeddings: Tensor = parts.encoder(batch.image.to(parts.accelerator.device, non_blocking=True))
-        indices = None if parts.miner is None else parts.miner(embeddings, batch.label)
-        loss = parts.loss(embeddings, batch.label, indices, ids=batch.id)
+        embeddings = parts.embed(batch.image)
+        loss = parts.loss(embeddings, batch.label, parts.miner, ids=batch.id)
         value = float(loss.detach())
         self._check_finite(value, batch, epoch, index)
-        parts.accelerator.backward(loss)
+        parts.backward(loss)
         if parts.config.optim.clip_norm is not None and parts.accelerator.sync_gradients:
             parts.accelerator.clip_grad_norm_(parts.encoder.parameters(), parts.config.optim.clip_norm)
         parts.optimiser.step()
@@ -304,6 +296,7 @@ class Loop:
                 "optimiser": parts.optimiser.state_dict(),
                 "scaler": None if scaler is None else scaler.state_dict(),
                 "average": None if parts.average is None else parts.average.state_dict(),
+                "sampler": parts.sampler.state_dict(),
                 "random": random_states,
             },
         )
@@ -337,6 +330,7 @@ def restore(parts: Parts, state: dict[str, Any]) -> Progress:
         parts.accelerator.scaler.load_state_dict(state["scaler"])
     if parts.average is not None:
         parts.average.load_state_dict(state["average"])
+    parts.sampler.load_state_dict(state["sampler"])
     restore_random_state(state["random"][parts.accelerator.process_index])
     return Progress(**state["progress"])
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from accelerate.utils import gather_object
 from torch import nn
 
 from aurank.config import Config, config_difference, dump_config
-from aurank.data import Pipeline
+from aurank.data import Pipeline, Sampler
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.files import write_text
@@ -35,8 +36,11 @@ from aurank.training.build import (
 )
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint, seed_everything
 from aurank.training.components import read_config
-from aurank.training.loop import Listener, Loop, Parts, Progress, restore
+from aurank.training.gradient_cache import GradientCache
+from aurank.training.loop import Listener, Loop, Parts, restore
+from aurank.training.mining import NearestImages
 from aurank.training.optim import OPTIMISERS, WeightAverage
+from aurank.training.state import Progress
 
 MAY_CHANGE = ("data.workers", "data.root", "data.cache", "train.trackers")
 """Settings a resumed run may change, because they cannot change a result."""
@@ -119,7 +123,7 @@ def _train(
     if parts.accelerator.is_main_process:
         write_text(out / "config.yaml", dump_config(config))
     loop = Loop(parts, out, progress=progress, listener=listener)
-    for text in [*notices, *smaller_batch(parts)]:
+    for text in [*notices, *remarks(parts)]:
         loop.listen("notice", {"text": text})
     first_step = progress.step
     stopped_by = loop.run()
@@ -184,8 +188,19 @@ def build_parts(config: Config, splits: Splits, out: Path | None = None, *, load
         encoder, weight_decay=config.optim.weight_decay, head_lr_multiplier=config.optim.head_lr_multiplier
     )
     optimiser = OPTIMISERS[config.optim.name](groups, lr=config.optim.lr, **config.optim.params)
-    loss = build_loss(config.loss, train=splits.train, dim=encoder.dim).to(accelerator.device)
-    sampler = build_sampler(config, splits.train, rank=accelerator.process_index, world_size=accelerator.num_processes)
+    loss = build_loss(config, splits.train).to(accelerator.device)
+    nearest = NearestImages(
+        encoder,
+        partial(build_dataset, config.data, splits.train, train=False),
+        len(splits.train),
+        accelerator=accelerator,
+        batch=config.evaluate.batch,
+        workers=config.data.workers,
+    )
+    processes = accelerator.num_processes
+    sampler = build_sampler(
+        config, splits.train, rank=accelerator.process_index, world_size=processes, neighbours=nearest
+    )
     train_data = build_dataset(config.data, splits.train, train=True, seed=config.seed)
     val_data = None if splits.val is None else build_dataset(config.data, splits.val, train=False)
     # Accelerate puts autocast into the forward of what it is given; the encoder inside stays as it is, to be measured.
@@ -204,19 +219,33 @@ def build_parts(config: Config, splits: Splits, out: Path | None = None, *, load
         val_data=val_data,
         manifest_hash=splits.whole.sha256,
         average=None if config.train.ema is None else WeightAverage(encoder, config.train.ema),
+        cache=_gradient_cache(config, model, sampler),
     )
 
 
-def smaller_batch(parts: Parts) -> list[str]:
-    """What to say where no batch can be as large as ``sampler.batch``; empty where one can."""
-    asked, possible = parts.config.sampler.batch, parts.sampler.largest_batch
-    if possible >= asked:
-        return []
-    held = parts.train_data.manifest
-    return [
-        f"batches have {possible} images in place of sampler.batch={asked}: that is all that the sampler can draw from "
-        f"{len(held):,} training images of {len(held.classes):,} classes"
-    ]
+def _gradient_cache(config: Config, encoder: nn.Module, sampler: Sampler) -> GradientCache | None:
+    micro_batch = config.train.micro_batch
+    if micro_batch is None or micro_batch * sampler.world_size >= sampler.largest_batch:
+        return None
+    return GradientCache(encoder, micro_batch)
+
+
+def remarks(parts: Parts) -> list[str]:
+    """What to say of settings that have another effect, or less of one, than their values promise."""
+    asked, possible, held = parts.config.sampler.batch, parts.sampler.largest_batch, parts.train_data.manifest
+    micro_batch, processes = parts.config.train.micro_batch, parts.sampler.world_size
+    found = []
+    if possible < asked:
+        found.append(
+            f"batches have {possible} images in place of sampler.batch={asked}: that is all that the sampler can draw "
+            f"from {len(held):,} training images of {len(held.classes):,} classes"
+        )
+    if micro_batch is not None and parts.cache is None:
+        found.append(
+            f"train.micro_batch={micro_batch} has no effect: batches of {possible} images over {processes} process(es) "
+            "are no larger"
+        )
+    return found
 
 
 def _accelerator(config: Config, out: Path | None) -> Accelerator:

@@ -1,29 +1,114 @@
-"""Two processes over gloo: the state is the same on both, and that of all entries together."""
+"""Several processes over gloo: one loss, one gradient and one state, those of a single process with the whole batch."""
 
 import os
 from pathlib import Path
 
+import pytest
 import torch
 from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
-from torch import distributed, multiprocessing
+from torch import Tensor, distributed, multiprocessing, nn
 
-from aurank.losses import RowTable, SOPRCLoss
+from aurank.errors import UserError
+from aurank.losses import LOSSES, MINERS, CrossBatchMemory, MultipleLosses, PMLLoss, RowTable, SmoothAPLoss, SOPRCLoss
+
+COUNTS = [9, 4, 20, 7, 6]
+STEPS = 3
 
 
-def entries(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+def entries(rank: int) -> tuple[Tensor, Tensor]:
     """Different numbers of entries on the ranks, some rows on both."""
     random = torch.Generator().manual_seed(rank)
     number = 5 + 4 * rank
     return torch.randint(6, (number,), generator=random), torch.randn(number, 3, generator=random)
 
 
-def batch(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    random = torch.Generator().manual_seed(10 + rank)
-    embeddings = torch.randn(8, 4, generator=random, dtype=torch.float64)
-    return embeddings, torch.tensor([[0, 0, 1, 1, 1, 2, 2, 0], [1, 1, 2, 2, 3, 3, 1, 4]][rank])
+def rows(step: int, number: int = 30) -> dict[str, Tensor]:
+    random = torch.Generator().manual_seed(step)
+    return {
+        "embeddings": torch.randn(number, 5, generator=random, dtype=torch.float64),
+        "labels": torch.randint(len(COUNTS), (number,), generator=random),
+        "ids": torch.randperm(100, generator=random)[:number],
+    }
 
 
-def work(rank: int, folder: str) -> None:
+def part(values: Tensor, rank: int, world: int) -> Tensor:
+    """One process's share; the shares differ in size."""
+    lengths = [len(values) // world + (1 if place % 2 else -1) for place in range(world)]
+    lengths[-1] = len(values) - sum(lengths[:-1])
+    return torch.split(values, lengths)[rank] if world > 1 else values
+
+
+def make(name: str, **given: object) -> nn.Module:
+    return SOPRCLoss(COUNTS, **given) if name == "soprc" else LOSSES[name](**given)
+
+
+def run(loss: nn.Module, way: str, rank: int, world: int) -> list[Tensor]:
+    """Values, and gradients of this process's rows as data-parallel training averages them, over a few steps."""
+    results = []
+    loss = loss.double()
+    for step in range(STEPS):
+        mine = {name: part(values, rank, world) for name, values in rows(step).items()}
+        queries = mine.pop("embeddings").requires_grad_()
+        given = dict(mine)
+        if way == "references":
+            others = {name: part(values, rank, world) for name, values in rows(10 + step, 41).items()}
+            given |= {
+                "ref_emb": others["embeddings"].requires_grad_(),
+                "ref_labels": others["labels"],
+                "ref_ids": others["ids"],
+            }
+        if way == "miner":
+            torch.manual_seed(step + 100 * rank)  # drawn differently everywhere: the first process's draw counts
+            given["indices_tuple"] = MINERS["distance_weighted"](cutoff=0.1, nonzero_loss_cutoff=3.0)
+        value = loss(queries, **given)
+        leaves = [queries, given["ref_emb"]] if way == "references" else [queries]
+        gradients = torch.autograd.grad(value, leaves)
+        results += [value.detach(), *(gradient / world for gradient in gradients)]
+    return results
+
+
+def cases() -> dict[str, tuple[nn.Module, str]]:
+    """Every loss in every way of calling it, made anew."""
+    ways = ("plain", "references", "miner")
+    found = {f"{name} {way}": (make(name, distributed="auto"), way) for name in LOSSES for way in ways}
+    for name in LOSSES:
+        memory = CrossBatchMemory(make(name), embedding_dim=5, memory_size=50, start_at=1, distributed="auto")
+        found[f"{name} memory"] = (memory, "plain")
+    several = [SmoothAPLoss(), make("soprc"), make("contrastive")]
+    found["several"] = (MultipleLosses(several, distributed="auto"), "references")
+    return found
+
+
+def work(rank: int, world: int, folder: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    found = {}
+    for name, (loss, way) in cases().items():
+        found[name] = (run(loss, way, rank, world), {key: str(value) for key, value in loss.state_dict().items()})
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_get_value_gradient_and_state_of_one_with_the_whole_batch(world: int, tmp_path: Path) -> None:
+    multiprocessing.spawn(work, args=(world, str(tmp_path)), nprocs=world)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(world)]
+    for name, (loss, way) in cases().items():
+        expected = run(loss, way, 0, 1)
+        width = 3 if way == "references" else 2
+        for place, wanted in enumerate(expected):
+            parts = [rank[name][0][place] for rank in ranks]
+            if place % width == 0:
+                assert all(each.equal(parts[0]) for each in parts), name
+            else:
+                parts = [torch.cat(parts)]
+            torch.testing.assert_close(parts[0], wanted, rtol=1e-6, atol=1e-10, msg=lambda text, name=name: name + text)
+        assert all(rank[name][1] == ranks[0][name][1] for rank in ranks), name
+
+
+def work_of_state(rank: int, folder: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
@@ -34,20 +119,40 @@ def work(rank: int, folder: str) -> None:
     table.update(*(nothing if rank else entries(0)), rate=0.3)
     table.update(*nothing, rate=0.3)
 
-    loss = SOPRCLoss([4, 6, 4, 2, 1]).double()
-    loss(*batch(rank))
-    loss(
-        batch(rank)[0], torch.arange(5).repeat(2)[:8] if rank else torch.zeros(8, dtype=torch.int64)
-    )  # none valid on 0
-    wrapped = SOPRCLoss([4, 6, 4, 2, 1]).double()
-    value = DistributedLossWrapper(wrapped)(*batch(rank)) / 2
-    torch.save((table.state_dict(), loss.state_dict(), wrapped.state_dict(), value), Path(folder) / f"{rank}.pt")
+    # without gathering: each its own loss, but one state of all; then a batch without a valid query on the first only
+    loss = SOPRCLoss(COUNTS).double()
+    mine = {name: part(values, rank, 2) for name, values in rows(0).items()}
+    loss(mine["embeddings"], mine["labels"])
+    loss(mine["embeddings"], mine["labels"] if rank else torch.zeros_like(mine["labels"]))
+    wrapped = SOPRCLoss(COUNTS).double()
+    halves = (torch.split(rows(0)[name], 15)[rank] for name in ("embeddings", "labels"))  # PML wants equal parts
+    value = DistributedLossWrapper(wrapped)(*halves) / 2
+
+    # mined pairs of each process's own rows, and what is refused in all processes alike
+    mined = MINERS["pair_margin"]()(mine["embeddings"], mine["labels"])
+    narrowed = SmoothAPLoss(distributed="auto").double()(mine["embeddings"], mine["labels"], mined)
+    mined = tuple(index + rank * len(part(rows(0)["labels"], 0, 2)) for index in mined)
+    messages = []
+    for calls in (
+        lambda: SmoothAPLoss(distributed="auto")(rows(0)["embeddings"], rows(0)["labels"]),
+        lambda: SmoothAPLoss(distributed="auto")(
+            mine["embeddings"], mine["labels"], ref_emb=rows(1)["embeddings"], ref_labels=rows(1)["labels"]
+        ),
+        lambda: SmoothAPLoss(distributed="auto")(mine["embeddings"], mine["labels"], ids=mine["ids"] if rank else None),
+    ):
+        try:
+            calls()
+            messages.append("")
+        except UserError as error:
+            messages.append(str(error))
+    found = (table.state_dict(), loss.state_dict(), wrapped.state_dict(), value, narrowed, mined, messages)
+    torch.save(found, Path(folder) / f"{rank}.pt")
     distributed.barrier()
     distributed.destroy_process_group()
 
 
-def test_two_processes_keep_the_same_state_which_is_that_of_all_entries(tmp_path: Path) -> None:
-    multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=2)
+def test_state_mined_pairs_and_refusals_are_the_same_in_both_processes(tmp_path: Path) -> None:
+    multiprocessing.spawn(work_of_state, args=(str(tmp_path),), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     for one, other in zip(first[:3], second[:3], strict=True):
         assert all(value.equal(other[name]) for name, value in one.items())
@@ -58,7 +163,25 @@ def test_two_processes_keep_the_same_state_which_is_that_of_all_entries(tmp_path
         alone.update(index, values, rate=0.3)
     assert all(value.equal(first[0][name]) for name, value in alone.state_dict().items())
 
-    single = SOPRCLoss([4, 6, 4, 2, 1]).double()
-    together = single(*(torch.cat(parts) for parts in zip(batch(0), batch(1), strict=True)))
+    single = SOPRCLoss(COUNTS).double()
+    together = single(rows(0)["embeddings"], rows(0)["labels"])
     torch.testing.assert_close(first[3], together, rtol=0, atol=1e-12)
     torch.testing.assert_close(first[2]["table.rows"], single.v, rtol=0, atol=1e-12)
+
+    mined = tuple(torch.cat(parts) for parts in zip(first[5], second[5], strict=True))
+    whole = SmoothAPLoss().double()(rows(0)["embeddings"], rows(0)["labels"], mined)
+    assert whole > 0
+    assert first[4] == second[4]
+    torch.testing.assert_close(first[4], whole, rtol=0, atol=1e-12)
+
+    for messages in (first[6], second[6]):
+        assert "all 2 processes passed the same embeddings" in messages[0]
+        assert "all 2 processes passed the same ref_emb" in messages[1]
+        assert "disagree on ids" in messages[2]
+
+
+def test_one_process_is_left_as_it_is() -> None:
+    given = rows(0)
+    queries = given.pop("embeddings")
+    assert SmoothAPLoss(distributed="auto").double()(queries, **given) == SmoothAPLoss().double()(queries, **given)
+    assert PMLLoss(nn.Identity(), distributed="auto").gather.alone

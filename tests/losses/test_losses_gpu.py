@@ -6,13 +6,30 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from aurank.losses import PairLoss, SmoothAPLoss, SOPRCLoss
+from aurank.losses import (
+    AUROCLoss,
+    BlackBoxAPLoss,
+    FastAPLoss,
+    ListwiseAPLoss,
+    PairLoss,
+    RecallAtKLoss,
+    SemiVarianceLoss,
+    SmoothAPLoss,
+    SOPRCLoss,
+)
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 MAKERS = {
+    "fast_ap": FastAPLoss,
+    "listwise_ap": ListwiseAPLoss,
+    "tie_aware": lambda: ListwiseAPLoss(tie_aware=True),
+    "auroc": AUROCLoss,
+    "blackbox_ap": BlackBoxAPLoss,
+    "recall_at_k": RecallAtKLoss,
+    "semi_variance": SemiVarianceLoss,
     "smooth_ap": SmoothAPLoss,
     "soprc": lambda: SOPRCLoss([6] * 32),
     "official": lambda: SOPRCLoss([6] * 32, official=True),

@@ -4,9 +4,16 @@ import torch
 from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity, LpDistance
 
 from aurank.errors import UserError
-from aurank.losses import make_pairs
+from aurank.losses import Pairs
+from aurank.losses import make_pairs as pairs_of_inputs
+from aurank.losses.inputs import read_inputs
 
 LABELS = torch.tensor([3, -7, 3, 2**40, -7, 3, 5, -7, 3, 11])  # unequal classes, two singletons, odd numbers, shuffled
+
+
+
+def make_pairs(embeddings: torch.Tensor, labels: torch.Tensor | None, *, distance: object, **given: object) -> Pairs:
+    return pairs_of_inputs(read_inputs(embeddings, labels, **given), distance=distance)
 
 
 def embed(rows: int, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:

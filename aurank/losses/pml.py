@@ -1,0 +1,190 @@
+"""PML's own losses with what aurank's have: data-set ids, float32 under autocast, the batches of all processes."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+import torch
+from pytorch_metric_learning import losses as pml
+from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
+from pytorch_metric_learning.reducers import BaseReducer, SumReducer
+from pytorch_metric_learning.regularizers import BaseRegularizer
+from torch import Tensor, nn
+
+from aurank.losses.base import require_kind
+from aurank.losses.checks import Number, require_choice
+from aurank.losses.distributed import Distributed, Gather
+from aurank.losses.inputs import Inputs, Mined, read_inputs
+from aurank.losses.pairs import as_pairs, check_mined, in_common_precision, to_device_of, without_autocast
+
+Reduction = Literal["sum", "batch", "pml"]
+
+
+class PMLLoss(nn.Module):
+    """Any PML loss, called as aurank's losses are.
+
+    It adds to PML's: `ids` and `ref_ids`, which leave a query out of references that hold it; a miner in place of its
+    tuple; float32 inside of autocast; and distributed="auto", the loss of all processes' batches together, references
+    too, with the gradient of one process.
+    """
+
+    def __init__(self, loss: nn.Module, *, distributed: Distributed = None) -> None:
+        super().__init__()
+        self.loss = loss
+        self.gather = Gather(distributed)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: Mined = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+    ) -> Any:
+        """The loss of a batch; arguments as in `PairLoss.forward`."""
+        inputs = read_inputs(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids)
+        return call_loss(self.loss, self.gather(inputs))
+
+
+def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
+    """What the loss says of the inputs: with their ids if it takes them, else as PML's losses are called.
+
+    A loss that takes no ids gets its pairs without those of equal ids, and float32 or float64 embeddings.
+    """
+    if "ids" in inspect.signature(loss.forward).parameters:
+        return loss(*inputs.five, ids=inputs.ids, ref_ids=inputs.ref_ids)
+    inputs = inputs.mined()
+    if inputs.is_self_set:
+        query, _ = in_common_precision(inputs.embeddings, inputs.embeddings)
+        inputs = replace(inputs, embeddings=query, ref_emb=None, ref_labels=None)
+    else:
+        assert inputs.ref_emb is not None
+        query, reference = in_common_precision(inputs.embeddings, inputs.ref_emb)
+        inputs = replace(inputs, embeddings=query, ref_emb=reference, indices_tuple=without_equal_ids(inputs))
+    with without_autocast(query.device):
+        return loss(*inputs.five)
+
+
+def without_equal_ids(inputs: Inputs) -> Sequence[Tensor] | None:
+    """The mined pairs or triplets, or all pairs where nothing was mined, less those of a query and its own id."""
+    mined = inputs.indices_tuple
+    assert not isinstance(mined, nn.Module)
+    if inputs.ids is None or inputs.ref_ids is None:
+        return mined
+    ids, ref_ids = (to_device_of(inputs.embeddings, each.long()) for each in (inputs.ids, inputs.ref_ids))
+    if mined is None:
+        return all_pairs(inputs, ids[:, None] != ref_ids)
+    mined = [to_device_of(ids, part) for part in mined]
+    check_mined(as_pairs(mined), (len(ids), len(ref_ids)))
+    if len(mined) == 3:
+        anchor, positive, negative = mined
+        kept = (ids[anchor] != ref_ids[positive]) & (ids[anchor] != ref_ids[negative])
+        return anchor[kept], positive[kept], negative[kept]
+    plus, minus = (ids[mined[side]] != ref_ids[mined[side + 1]] for side in (0, 2))
+    return mined[0][plus], mined[1][plus], mined[2][minus], mined[3][minus]
+
+
+def all_pairs(inputs: Inputs, wanted: Tensor) -> tuple[Tensor, ...]:
+    """(anchor, positive, anchor, negative) of every pair of the batch with its references that is wanted."""
+    assert inputs.ref_labels is not None
+    labels, ref_labels = (to_device_of(wanted, each.long()) for each in (inputs.labels, inputs.ref_labels))
+    same = labels[:, None] == ref_labels
+    return *torch.nonzero(same & wanted, as_tuple=True), *torch.nonzero(~same & wanted, as_tuple=True)
+
+
+class SumPerQueryReducer(SumReducer):  # type: ignore[misc]  # PML ships no types
+    """The sum of all pairs' or triplets' losses, divided by the number of embeddings in the batch."""
+
+    def element_reduction(self, losses: Tensor, indices: Any, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The sum over the batch size."""
+        return losses.sum() / len(embeddings)
+
+    def pos_pair_reduction(self, losses: Tensor, indices: Any, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The sum over the batch size."""
+        return self.element_reduction(losses, indices, embeddings, labels)
+
+    neg_pair_reduction = pos_pair_reduction
+    triplet_reduction = pos_pair_reduction
+
+
+REDUCERS: dict[str, Callable[[], BaseReducer | None]] = {
+    "sum": SumReducer,
+    "batch": SumPerQueryReducer,
+    "pml": lambda: None,
+}
+
+
+def contrastive(
+    pos_margin: Number = 1.0,
+    neg_margin: Number = 0.5,
+    *,
+    reduction: Reduction = "sum",
+    distance: BaseDistance | None = None,
+    reducer: BaseReducer | None = None,
+    embedding_regularizer: BaseRegularizer | None = None,
+    embedding_reg_weight: Number = 1.0,
+    distributed: Distributed = None,
+) -> PMLLoss:
+    """PML's ContrastiveLoss on cosine similarity: Σ (pos_margin − s⁺)₊ + Σ (s⁻ − neg_margin)₊ over ordered pairs.
+
+    reduction: "sum" (default), as the SOPRC repository; "batch", the sum divided by the batch size, as its
+        cross-batch memory has it; "pml", PML's own mean over the pairs that are not 0. A PML `reducer` overrides it.
+    """
+    return _wrap(pml.ContrastiveLoss, locals(), pos_margin=pos_margin, neg_margin=neg_margin)
+
+
+def triplet(
+    margin: Number = 0.1,
+    *,
+    reduction: Reduction = "batch",
+    distance: BaseDistance | None = None,
+    reducer: BaseReducer | None = None,
+    embedding_regularizer: BaseRegularizer | None = None,
+    embedding_reg_weight: Number = 1.0,
+    distributed: Distributed = None,
+) -> PMLLoss:
+    """PML's TripletMarginLoss on cosine similarity: Σ (s⁻ − s⁺ + margin)₊ over all triplets, divided by the batch size.
+
+    reduction: "batch" (default), the mean over anchors of their sums, as the SOPRC repository; "sum"; "pml", PML's own
+        mean over the triplets that are not 0. A PML `reducer` overrides it.
+    """
+    return _wrap(pml.TripletMarginLoss, locals(), margin=margin)
+
+
+def multi_similarity(
+    alpha: Number = 2.0,
+    beta: Number = 40.0,
+    base: Number = 0.5,
+    *,
+    distance: BaseDistance | None = None,
+    reducer: BaseReducer | None = None,
+    embedding_regularizer: BaseRegularizer | None = None,
+    embedding_reg_weight: Number = 1.0,
+    distributed: Distributed = None,
+) -> PMLLoss:
+    """PML's MultiSimilarityLoss (Wang et al., CVPR 2019) without mining, its mean over the batch.
+
+    beta is 40, as in the SOPRC repository; PML's default is 50, and the paper also mines pairs, which
+    `miner: {name: multi_similarity}` does.
+    """
+    return _wrap(pml.MultiSimilarityLoss, {"reduction": "pml", **locals()}, alpha=alpha, beta=beta, base=base)
+
+
+def _wrap(loss: type[nn.Module], given: dict[str, Any], **own: Number) -> PMLLoss:
+    """The PML loss with its options, wrapped."""
+    require_choice("reduction", given["reduction"], get_args(Reduction))
+    require_kind("distance", given["distance"], BaseDistance)
+    require_kind("reducer", given["reducer"], BaseReducer)
+    require_kind("embedding_regularizer", given["embedding_regularizer"], BaseRegularizer)
+    made = loss(
+        **own,
+        distance=given["distance"] or CosineSimilarity(),
+        reducer=given["reducer"] or REDUCERS[given["reduction"]](),
+        embedding_regularizer=given["embedding_regularizer"],
+        embedding_reg_weight=given["embedding_reg_weight"],
+    )
+    return PMLLoss(made, distributed=given["distributed"])

@@ -1,0 +1,61 @@
+"""Where a run stands, and what a step changes before its loss is known to be finite, to take it back."""
+
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aurank.losses import CrossBatchMemory
+from aurank.training.checkpoint import random_state, restore_random_state
+
+
+@dataclass
+class Progress:
+    """Where a run stands. ``epoch`` and ``batch`` name the next batch to consume; all of it is in the checkpoint."""
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    best: dict[str, float] = field(default_factory=dict)
+    without_improvement: int = 0
+    metrics_bytes: int = 0
+
+
+class Before:
+    """The state before a step, as far as a step changes it before its loss is known to be finite.
+
+    A forward pass writes to buffers (statistics of batch norms, averages that a loss keeps, a memory), draws random
+    numbers, and the position in the data moves on; weights and optimiser change after the loss has been checked.
+
+    Args:
+        rows: most rows, over all processes, that the step writes to a loss's memory: no others are kept of one.
+    """
+
+    def __init__(self, encoder: nn.Module, loss: nn.Module, progress: Progress, *, rows: int) -> None:
+        self.encoder, self.loss = encoder, loss
+        self.buffers = [value.clone() for value in encoder.buffers()]
+        self.memory: dict[str, Tensor] = {}
+        if isinstance(loss, CrossBatchMemory):
+            next_rows = torch.arange(min(rows, loss.memory_size)) + loss.position
+            self.rows = (next_rows % loss.memory_size).to(loss.embeddings.device)
+            self.memory = {name: value[self.rows] for name, value in loss.named_buffers(recurse=False)}
+        self.state: dict[str, Any] = {
+            name: deepcopy(value) for name, value in loss.state_dict().items() if name not in self.memory
+        }
+        self.random = random_state()
+        self.progress = replace(progress)
+
+    @torch.no_grad()
+    def restore(self, progress: Progress) -> None:
+        """Put all of it back."""
+        for buffer, value in zip(self.encoder.buffers(), self.buffers, strict=True):
+            buffer.copy_(value)
+        for name, value in self.memory.items():
+            self.loss.get_buffer(name)[self.rows] = value
+        self.loss.load_state_dict(self.state, strict=False)
+        restore_random_state(self.random)
+        vars(progress).update(vars(self.progress))

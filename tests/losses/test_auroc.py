@@ -1,0 +1,97 @@
+import oracles
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from aurank.errors import UserError
+from aurank.losses import AUROCLoss
+
+SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
+SURROGATES = ["huber", "logistic", "sigmoid"]
+
+
+def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=random)
+    embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
+    return embeddings.requires_grad_(), torch.tensor(labels)[order]
+
+
+def exact(embeddings: torch.Tensor, labels: torch.Tensor) -> float:
+    similarity = oracles.cosine(embeddings.detach()).numpy()
+    values = []
+    for row, (positives, negatives) in oracles.sides(*oracles.masks(labels.tolist())).items():
+        truth = [1] * len(positives) + [0] * len(negatives)
+        values.append(1 - roc_auc_score(truth, similarity[row, [*positives, *negatives]]))
+    return sum(values) / len(values)
+
+
+@pytest.mark.parametrize("official", [False, True])
+@pytest.mark.parametrize("temperature", [0.1, 1.0])
+@pytest.mark.parametrize("surrogate", SURROGATES)
+def test_value_and_gradient_equal_the_loop(surrogate: str, temperature: float, official: bool) -> None:
+    embeddings, labels = batch()
+    loss = AUROCLoss(surrogate, temperature, official=official)(embeddings, labels)
+    expected = oracles.mean(
+        oracles.auroc(
+            oracles.cosine(embeddings),
+            *oracles.masks(labels.tolist()),
+            surrogate=surrogate,
+            temperature=1.0 if official and surrogate == "logistic" else temperature,
+            include_self=official,
+        )
+    )
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
+    gradient, wanted = (torch.autograd.grad(each, embeddings)[0] for each in (loss, expected))
+    torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("surrogate", SURROGATES)
+def test_gradient_is_that_of_finite_differences(surrogate: str) -> None:
+    embeddings, labels = batch([0, 0, 0, 1, 1, 2])
+    loss = AUROCLoss(surrogate, 0.3)
+    assert torch.autograd.gradcheck(lambda rows: loss(rows, labels), (embeddings,))
+
+
+def test_sigmoid_tends_to_one_minus_auroc_as_temperature_falls() -> None:
+    embeddings, labels = batch()
+    assert AUROCLoss("sigmoid", 1e-6)(embeddings, labels).item() == pytest.approx(exact(embeddings, labels), abs=1e-9)
+
+
+@pytest.mark.parametrize("surrogate", ["huber", "logistic"])
+def test_huber_and_logistic_bound_one_minus_auroc_from_above(surrogate: str) -> None:
+    for seed in range(3):
+        embeddings, labels = batch(seed=seed)
+        assert AUROCLoss(surrogate)(embeddings, labels) > exact(embeddings, labels)
+
+
+def test_values_by_hand() -> None:
+    labels = torch.tensor([0, 0, 1, 1])
+    rows = torch.eye(2, dtype=torch.float64)[labels]  # s+ = 1, s- = 0
+    assert AUROCLoss("huber", 2.0)(rows, labels).item() == pytest.approx((1 - 1 / 2) ** 2)
+    assert AUROCLoss("logistic", 1.0)(rows, labels).item() == pytest.approx(torch.tensor(-1.0).exp().log1p() / 0.693147)
+    assert AUROCLoss("huber")(torch.ones(4, 2), labels) == 1  # all equal
+
+
+def test_any_order_of_rows_and_any_names_of_labels_give_the_same_loss() -> None:
+    embeddings, labels = batch()
+    loss = AUROCLoss()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(loss(embeddings[order], labels[order]), loss(embeddings, labels), rtol=0, atol=1e-12)
+    torch.testing.assert_close(loss(embeddings, labels * -7 + 2**40), loss(embeddings, labels), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("surrogate", SURROGATES)
+def test_float32_at_a_small_temperature_stays_finite(surrogate: str) -> None:
+    embeddings, labels = batch()
+    rows = embeddings.detach().float().requires_grad_()
+    loss = AUROCLoss(surrogate, 1e-3)(rows, labels)
+    loss.backward()
+    assert loss.isfinite()
+    assert rows.grad is not None
+    assert rows.grad.isfinite().all()
+
+
+def test_an_impossible_temperature_is_refused() -> None:
+    with pytest.raises(UserError, match="temperature must be > 0, got 0"):
+        AUROCLoss(temperature=0)

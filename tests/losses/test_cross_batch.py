@@ -1,0 +1,223 @@
+"""CrossBatchMemory: any loss against the batch and what earlier batches left."""
+
+import copy
+import io
+
+import oracles
+import pytest
+import torch
+from pytorch_metric_learning import losses as pml
+from pytorch_metric_learning import miners
+from pytorch_metric_learning.distances import CosineSimilarity
+from torch import Tensor
+
+from aurank.errors import UserError
+from aurank.losses import CrossBatchMemory, MultipleLosses, PairLoss, SmoothAPLoss, SOPRCLoss, contrastive, triplet
+
+MAKERS = {
+    "smooth_ap": SmoothAPLoss,
+    "soprc": lambda: SOPRCLoss([9, 9, 9, 9]),
+    "contrastive": contrastive,
+    "triplet": triplet,
+    "pml": lambda: pml.ContrastiveLoss(1, 0.5, distance=CosineSimilarity()),
+    "several": lambda: MultipleLosses([SmoothAPLoss(), contrastive()], weights=[1, 0.1]),
+}
+EACH = pytest.mark.parametrize("name", MAKERS)
+SIZE = 12
+
+
+def batch(seed: int = 0, number: int = SIZE) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    embeddings = torch.randn(number, 5, generator=random, dtype=torch.float64)
+    return embeddings.requires_grad_(), torch.randint(4, (number,), generator=random)
+
+
+def memory_of(name: str, size: int = 40, **given: object) -> CrossBatchMemory:
+    return CrossBatchMemory(MAKERS[name](), embedding_dim=5, memory_size=size, **given).double()
+
+
+@EACH
+def test_a_memory_of_the_batch_gives_the_loss_and_gradient_within_the_batch(name: str) -> None:
+    embeddings, labels = batch()
+    memory = memory_of(name, size=SIZE)
+    memory(*batch(5))
+    plain = MAKERS[name]().double()
+    if name == "soprc":
+        plain(*batch(5))
+    value, expected = memory(embeddings, labels), plain(embeddings, labels)
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+    gradients = [torch.autograd.grad(each, embeddings)[0] for each in (value, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-10)
+
+
+def test_references_are_the_batch_and_the_newest_earlier_rows() -> None:
+    embeddings, labels = batch(4)
+    memory = memory_of("smooth_ap", size=30)
+    earlier = [batch(seed) for seed in range(4)]
+    for each in earlier:
+        memory(*each)
+    kept, kept_labels = (torch.cat(parts)[-18:].detach() for parts in zip(*earlier, strict=True))
+    references, ref_labels = torch.cat([embeddings, kept]), torch.cat([labels, kept_labels])
+    ids = torch.arange(SIZE).tolist()
+    sides = oracles.masks(labels.tolist(), ref_labels.tolist(), ids=ids, ref_ids=[*ids, *[-1] * 18])
+    expected = oracles.mean(oracles.smooth_ap(oracles.cosine(embeddings, references), *sides, temperature=0.01))
+    value = memory(embeddings, labels)
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-10)
+    gradients = [torch.autograd.grad(each, embeddings)[0] for each in (value, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("sizes", [[5, 5, 5, 5, 5], [12, 3, 12, 1, 20], [2, 30, 2]])
+def test_the_memory_holds_the_newest_rows_in_order_whatever_the_batches(sizes: list[int]) -> None:
+    memory = memory_of("smooth_ap", size=13)
+    rows: list[Tensor] = []
+    for seed, number in enumerate(sizes):
+        embeddings, labels = batch(seed, number)
+        memory(embeddings, labels)
+        rows += embeddings.detach()
+        stored = memory._stored(memory.embeddings, 0)
+        assert stored.equal(torch.stack(rows[-13:]))
+
+
+def test_official_gives_the_batch_s_rows_no_gradient_as_references() -> None:
+    embeddings, labels = batch()
+    value = memory_of("contrastive", size=SIZE, official=True)(embeddings, labels)
+    assert value.item() == pytest.approx(contrastive()(embeddings, labels).item())
+    (gradient,) = torch.autograd.grad(value, embeddings)
+    (both,) = torch.autograd.grad(contrastive()(embeddings, labels), embeddings)
+    torch.testing.assert_close(2 * gradient, both)  # each pair counts twice, once from either side
+
+
+def test_the_memory_is_used_from_start_at_on_and_is_full_by_then() -> None:
+    memory, plain = memory_of("contrastive", start_at=2), contrastive()
+    for seed in range(2):
+        assert memory(*batch(seed)) == plain(*batch(seed))
+    assert memory(*batch(2)) > plain(*batch(2))
+    assert memory.filled == 36
+
+
+def test_ids_leave_out_older_embeddings_of_the_same_image() -> None:
+    embeddings, labels = batch()
+    ids = torch.arange(SIZE)
+    memory = memory_of("contrastive")
+    memory(embeddings.flip(1), labels, ids=ids)
+    assert memory(embeddings, labels, ids=ids) < memory_of_two(embeddings, labels)
+    references = torch.cat([embeddings, embeddings.flip(1)])
+    expected = contrastive()(embeddings, labels, None, references, labels.repeat(2), ids=ids, ref_ids=ids.repeat(2))
+    memory = memory_of("contrastive")
+    memory(embeddings.flip(1), labels, ids=ids)
+    assert memory(embeddings, labels, ids=ids) == expected
+
+
+def memory_of_two(embeddings: Tensor, labels: Tensor) -> Tensor:
+    memory = memory_of("contrastive")
+    memory(embeddings.flip(1), labels)
+    return memory(embeddings, labels)
+
+
+@EACH
+def test_a_restored_memory_goes_on_to_the_last_bit(name: str) -> None:
+    def step(memory: CrossBatchMemory, seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return memory(*batch(seed))
+
+    memory, restored = memory_of(name, size=30, start_at=1), memory_of(name, size=30, start_at=1)
+    for seed in range(4):
+        step(memory, seed)
+    copied = copy.deepcopy(memory)
+    file = io.BytesIO()
+    torch.save(memory.state_dict(), file)
+    file.seek(0)
+    restored.load_state_dict(torch.load(file, weights_only=True))
+    for seed in range(4, 7):
+        assert step(memory, seed) == step(copied, seed) == step(restored, seed)
+    assert str(memory.state_dict()) == str(restored.state_dict())
+
+
+@EACH
+def test_evaluation_mode_uses_the_memory_and_leaves_it_alone(name: str) -> None:
+    memory = memory_of(name)
+    memory(*batch(1))
+    before = copy.deepcopy(memory.state_dict())
+    value = memory.eval()(*batch(2))
+    assert str(memory.state_dict()) == str(before)
+    fresh = memory_of(name).eval()
+    assert value != fresh(*batch(2))
+
+
+def test_a_miner_is_asked_about_batch_and_memory() -> None:
+    seen = []
+
+    class Watching(miners.MultiSimilarityMiner):
+        def forward(self, *given: Tensor | None) -> tuple[Tensor, ...]:
+            seen.append(given)
+            return super().forward(*given)
+
+    memory = memory_of("contrastive", miner=Watching())
+    first, second = batch(1), batch(2)
+    memory(*first)
+    value = memory(*second)
+    assert seen[1][2].equal(torch.cat([second[0], first[0]]))
+    everything = torch.cat([second[0], first[0].detach()])
+    labels = torch.cat([second[1], first[1]])
+    mined = miners.MultiSimilarityMiner()(*second, everything, labels)
+    ids = torch.arange(24)
+    assert value == contrastive()(*second, mined, everything, labels, ids=ids[:12], ref_ids=ids)
+    other = memory_of("contrastive")
+    other(*first, Watching())
+    assert other(*second, Watching()) == value
+
+
+@pytest.mark.parametrize("triplets", [False, True])
+def test_mined_indices_narrow_the_batch_and_take_all_pairs_with_the_memory(triplets: bool) -> None:
+    embeddings, labels = batch(2)
+    same = labels[:, None] == labels
+    row = int((same.sum(dim=1) > 1).nonzero()[0])
+    friend = int((same[row] & (torch.arange(SIZE) != row)).nonzero()[0])
+    stranger = int((~same[row]).nonzero()[0])
+    parts = (row, friend, stranger) if triplets else (row, friend, row, stranger)
+    memory = memory_of("contrastive")
+    memory(*batch(1))
+    value = memory(embeddings, labels, tuple(torch.tensor([part]) for part in parts))
+    score = oracles.cosine(embeddings)[row]
+    within = (1 - score[friend]) + (score[stranger] - 0.5).relu()
+    expected = within + contrastive()(embeddings, labels, None, *(each.detach() for each in batch(1)))
+    torch.testing.assert_close(value, expected)
+
+
+def test_half_precision_leaves_the_memory_in_float32() -> None:
+    memory = CrossBatchMemory(SmoothAPLoss(), embedding_dim=5, memory_size=20)
+    assert memory.half().embeddings.dtype == torch.float32
+    rows, labels = batch()
+    memory(rows.detach().half(), labels)
+    value = memory(rows.detach().half().requires_grad_(), labels)
+    assert value.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"memory_size": 0}, "memory_size"),
+        ({"start_at": -1}, "start_at"),
+        ({"embedding_dim": True}, "embedding_dim"),
+        ({"loss": contrastive(distributed="auto")}, "distributed"),
+        ({"loss": MultipleLosses([contrastive(distributed="auto")])}, "distributed"),
+    ],
+)
+def test_bad_arguments_are_named(given: dict[str, object], word: str) -> None:
+    loss: PairLoss = given.pop("loss", SmoothAPLoss())
+    with pytest.raises((ValueError, TypeError), match=word):
+        CrossBatchMemory(loss, **{"embedding_dim": 5, **given})
+
+
+def test_bad_calls_are_named() -> None:
+    memory = memory_of("contrastive", miner=miners.MultiSimilarityMiner())
+    rows, labels = batch()
+    with pytest.raises(UserError, match="its own references"):
+        memory(rows, labels, None, rows, labels)
+    with pytest.raises(UserError, match="its own miner"):
+        memory(rows, labels, miners.MultiSimilarityMiner())
+    with pytest.raises(UserError, match="embedding_dim=5"):
+        memory(rows[:, :3], labels)
+    with pytest.raises(UserError, match="labels are required"):
+        memory(rows)

@@ -1,0 +1,134 @@
+import itertools
+
+import oracles
+import pytest
+import torch
+from pytorch_metric_learning import distances, losses, reducers
+from torch import Tensor
+
+from aurank.errors import UserError
+from aurank.losses import FastAPLoss, ListwiseAPLoss, MultipleLosses
+
+SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
+
+
+def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=random)
+    embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
+    return embeddings.requires_grad_(), torch.tensor(labels)[order]
+
+
+def check_equal(loss: Tensor, expected: Tensor, *leaves: Tensor) -> None:
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
+    for gradient, wanted in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-10)
+
+
+def gradient_of(loss: torch.nn.Module, embeddings: Tensor, labels: Tensor) -> Tensor:
+    return torch.autograd.grad(loss(embeddings, labels), embeddings)[0]
+
+
+@pytest.mark.parametrize("num_bins", [1, 10, 37])
+def test_value_and_gradient_equal_the_loop(num_bins: int) -> None:
+    embeddings, labels = batch()
+    sides = oracles.masks(labels.tolist())
+    expected = oracles.mean(oracles.binned_ap(oracles.cosine(embeddings), *sides, number=num_bins + 1))
+    check_equal(FastAPLoss(num_bins)(embeddings, labels), expected, embeddings)
+
+
+def test_references_and_mined_pairs_equal_the_loop() -> None:
+    (embeddings, labels), (references, ref_labels) = batch(), batch(seed=1)
+    kept = torch.rand(19, 19, generator=torch.Generator().manual_seed(2)) < 0.6
+    same = labels[:, None] == ref_labels
+    mined = (*(same & kept).nonzero().T, *(~same & kept).nonzero().T)
+    sides = oracles.masks(labels.tolist(), ref_labels.tolist(), mined=mined)
+    expected = oracles.mean(oracles.binned_ap(oracles.cosine(embeddings, references), *sides, number=11))
+    check_equal(FastAPLoss()(embeddings, labels, mined, references, ref_labels), expected, embeddings, references)
+
+
+@pytest.mark.parametrize("num_bins", [1, 10, 25])
+def test_value_and_gradient_are_those_of_pml_s_loss_by_either_distance(num_bins: int) -> None:
+    embeddings, labels = batch()
+    theirs = losses.FastAPLoss(num_bins)(embeddings, labels)
+    check_equal(FastAPLoss(num_bins)(embeddings, labels), theirs, embeddings)
+    theirs = losses.FastAPLoss(num_bins)(embeddings, labels)
+    check_equal(FastAPLoss(num_bins, distance=distances.LpDistance(power=2))(embeddings, labels), theirs, embeddings)
+
+
+def test_bins_of_squared_distance_are_dir_s_bins_of_similarity() -> None:
+    embeddings, labels = batch()
+    check_equal(FastAPLoss(10)(embeddings, labels), ListwiseAPLoss(11)(embeddings, labels), embeddings)
+
+
+def test_gradient_is_that_of_finite_differences() -> None:
+    embeddings, labels = batch([0, 0, 0, 1, 1, 2])
+    assert torch.autograd.gradcheck(lambda rows: FastAPLoss()(rows, labels), (embeddings,))
+
+
+def test_any_order_of_rows_and_any_names_of_labels_give_the_same_loss() -> None:
+    embeddings, labels = batch()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
+    loss = FastAPLoss()
+    value, gradient = loss(embeddings, labels), gradient_of(loss, embeddings, labels)
+    torch.testing.assert_close(loss(embeddings[order], labels[order]), value, rtol=0, atol=1e-12)
+    torch.testing.assert_close(loss(embeddings, labels * -7 + 2**40), value, rtol=0, atol=0)
+    moved = gradient_of(loss, embeddings.detach()[order].requires_grad_(), labels[order])
+    torch.testing.assert_close(moved, gradient[order], rtol=0, atol=1e-12)
+
+
+def test_scores_at_the_centres_one_to_a_bin_give_the_exact_average_precision() -> None:
+    angles = torch.acos(torch.tensor([0.8, 0.4, 0.0, -0.4, -0.8], dtype=torch.float64))
+    rows = torch.stack([angles.cos(), angles.sin()], dim=1)
+    query = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    for relevant in itertools.product([0, 1], repeat=5):
+        if 0 < sum(relevant) < 5:
+            loss = FastAPLoss()(query, torch.tensor([1]), ref_emb=rows, ref_labels=torch.tensor(relevant))
+            hits = [rank for rank, hit in enumerate(relevant, start=1) if hit]
+            exact = sum((found + 1) / rank for found, rank in enumerate(hits)) / len(hits)
+            assert loss.item() == pytest.approx(1 - exact, abs=1e-12)
+
+
+def test_a_perfect_ranking_has_no_loss_and_equal_embeddings_score_the_prevalence() -> None:
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    assert FastAPLoss()(torch.eye(2)[labels], labels) == pytest.approx(0, abs=1e-6)
+    assert FastAPLoss()(torch.ones(6, 4), labels) == pytest.approx(1 - 2 / 5, abs=1e-6)
+
+
+def test_official_keeps_the_value_and_makes_the_gradient_that_of_half_the_sum() -> None:
+    embeddings, labels = batch()
+    official, plain = FastAPLoss(official=True), FastAPLoss()
+    assert official(embeddings, labels).equal(plain(embeddings, labels))
+    gradient = gradient_of(plain, embeddings, labels)
+    queries = 17  # two have no positive
+    torch.testing.assert_close(gradient_of(official, embeddings, labels), gradient * queries / 2)
+    summed = FastAPLoss(reducer=reducers.SumReducer())
+    torch.testing.assert_close(gradient_of(official, embeddings, labels), gradient_of(summed, embeddings, labels) / 2)
+    weighted = MultipleLosses([official], weights=[7])  # the authors' backward would ignore the 7
+    torch.testing.assert_close(gradient_of(weighted, embeddings, labels), gradient * 7 * queries / 2)
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e20])
+def test_extreme_embeddings_and_unbounded_distances_stay_finite(scale: float) -> None:
+    embeddings, labels = batch()
+    for distance in (
+        None,
+        distances.LpDistance(normalize_embeddings=False),
+        distances.DotProductSimilarity(normalize_embeddings=False),
+    ):
+        rows = (embeddings.detach() * scale).float().requires_grad_()
+        loss = FastAPLoss(1000, distance=distance)(rows, labels)
+        assert 0 <= loss <= 1
+        assert torch.autograd.grad(loss, rows)[0].isfinite().all()
+
+
+def test_nothing_is_kept_in_the_state() -> None:
+    assert not FastAPLoss().state_dict()
+    assert not list(FastAPLoss().parameters())
+
+
+def test_impossible_bins_are_refused() -> None:
+    with pytest.raises(UserError, match="num_bins must be a whole number >= 1, got 0"):
+        FastAPLoss(0)
+    with pytest.raises(UserError, match="range must be"):
+        FastAPLoss(range=(1, 0))

@@ -1,0 +1,187 @@
+import itertools
+
+import oracles
+import pytest
+import torch
+from pytorch_metric_learning import distances
+from sklearn.metrics import average_precision_score
+from torch import Tensor
+
+from aurank.errors import UserError
+from aurank.losses import ListwiseAPLoss
+
+SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
+BOTH = pytest.mark.parametrize("tie_aware", [False, True])
+
+
+def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=random)
+    embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
+    return embeddings.requires_grad_(), torch.tensor(labels)[order]
+
+
+def oracle(tie_aware: bool):
+    return oracles.tie_aware_ap if tie_aware else oracles.binned_ap
+
+
+def check_equal(loss: Tensor, expected: Tensor, *leaves: Tensor) -> None:
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
+    for gradient, wanted in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-9)
+
+
+def ranking(scores: list[float], relevant: list[int], **given: object) -> float:
+    """The loss of one query whose references have these similarities."""
+    angles = torch.acos(torch.tensor(scores, dtype=torch.float64))
+    references = torch.stack([angles.cos(), angles.sin()], dim=1)
+    query = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    loss = ListwiseAPLoss(**given)
+    return loss(query, torch.tensor([1]), ref_emb=references, ref_labels=torch.tensor(relevant)).item()
+
+
+def exact(relevant: list[int]) -> float:
+    hits = [rank for rank, hit in enumerate(relevant, start=1) if hit]
+    return sum((found + 1) / rank for found, rank in enumerate(hits)) / len(hits)
+
+
+@BOTH
+@pytest.mark.parametrize("official", [False, True])
+@pytest.mark.parametrize("given", [{}, {"num_bins": 2}, {"num_bins": 25, "range": (0, 1)}])
+def test_value_and_gradient_equal_the_loop(given: dict[str, object], official: bool, tie_aware: bool) -> None:
+    embeddings, labels = batch()
+    value = oracle(tie_aware)(
+        oracles.cosine(embeddings),
+        *oracles.masks(labels.tolist()),
+        number=given.get("num_bins", 20),
+        limits=given.get("range", (-1, 1)),
+        include_self=official,
+    )
+    loss = ListwiseAPLoss(tie_aware=tie_aware, official=official, **given)
+    check_equal(loss(embeddings, labels), oracles.mean(value), embeddings)
+
+
+@BOTH
+def test_references_and_mined_pairs_equal_the_loop(tie_aware: bool) -> None:
+    (embeddings, labels), (references, ref_labels) = batch(), batch(seed=1)
+    kept = torch.rand(19, 19, generator=torch.Generator().manual_seed(2)) < 0.6
+    same = labels[:, None] == ref_labels
+    mined = (*(same & kept).nonzero().T, *(~same & kept).nonzero().T)
+    sides = oracles.masks(labels.tolist(), ref_labels.tolist(), mined=mined)
+    expected = oracles.mean(oracle(tie_aware)(oracles.cosine(embeddings, references), *sides, number=20))
+    loss = ListwiseAPLoss(tie_aware=tie_aware)
+    check_equal(loss(embeddings, labels, mined, references, ref_labels), expected, embeddings, references)
+
+
+@BOTH
+def test_gradient_is_that_of_finite_differences(tie_aware: bool) -> None:
+    embeddings, labels = batch([0, 0, 0, 1, 1, 2])
+    loss = ListwiseAPLoss(tie_aware=tie_aware)
+    assert torch.autograd.gradcheck(lambda rows: loss(rows, labels), (embeddings,))
+
+
+@BOTH
+def test_any_order_of_rows_and_any_names_of_labels_give_the_same_loss(tie_aware: bool) -> None:
+    embeddings, labels = batch()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
+    loss = ListwiseAPLoss(tie_aware=tie_aware)
+    value = loss(embeddings, labels)
+    (gradient,) = torch.autograd.grad(value, embeddings)
+    torch.testing.assert_close(loss(embeddings, labels * -7 + 2**40), value, rtol=0, atol=0)
+    moved = embeddings.detach()[order].requires_grad_()
+    other = loss(moved, labels[order])
+    torch.testing.assert_close(other, value, rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.autograd.grad(other, moved)[0], gradient[order], rtol=0, atol=1e-12)
+
+
+CENTRES = [1.0, 0.5, 0.5, 0.5, 0.0, -0.5, -0.5]  # ties of three and two, whole in one of five bins
+
+
+@pytest.mark.parametrize("relevant", [r for r in itertools.product([0, 1], repeat=7) if 0 < sum(r) < 7])
+def test_of_whole_ties_the_default_counts_negatives_first_and_tie_aware_averages_all_orders(
+    relevant: tuple[int, ...],
+) -> None:
+    given = {"num_bins": 5}
+    threshold = average_precision_score(relevant, CENTRES)
+    assert ranking(CENTRES, list(relevant), **given) == pytest.approx(1 - threshold, abs=1e-12)
+    first, tied, middle, last = relevant[:1], relevant[1:4], relevant[4:5], relevant[5:]
+    orders = [
+        exact([*first, *upper, *middle, *lower])
+        for upper in itertools.permutations(tied)
+        for lower in itertools.permutations(last)
+    ]
+    expected = 1 - sum(orders) / len(orders)
+    assert ranking(CENTRES, list(relevant), tie_aware=True, **given) == pytest.approx(expected, abs=1e-7)
+
+
+def test_with_ever_more_bins_tie_aware_tends_to_the_exact_average_precision_and_the_default_stays_below() -> None:
+    embeddings, labels = batch()
+    similarity = oracles.cosine(embeddings.detach()).numpy()
+    precisions = []
+    for row, label in enumerate(labels.tolist()):
+        others = [j for j in range(len(labels)) if j != row]
+        if (labels == label).sum() > 1:
+            precisions.append(average_precision_score((labels[others] == label).numpy(), similarity[row, others]))
+    wanted = 1 - sum(precisions) / len(precisions)
+    errors = [abs(ListwiseAPLoss(n, tie_aware=True)(embeddings, labels).item() - wanted) for n in (5, 50, 10**5)]
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 1e-12
+    assert wanted < ListwiseAPLoss(10**5)(embeddings, labels).item() < wanted + 0.2
+
+
+@BOTH
+def test_a_perfect_ranking_has_no_loss_wherever_its_scores_lie(tie_aware: bool) -> None:
+    scores = torch.rand(50, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for row in scores.tolist():
+        loss = ranking([*(0.2 + 0.7 * s for s in row[:3]), -0.4, -0.7], [1, 1, 1, 0, 0], tie_aware=tie_aware)
+        assert loss == pytest.approx(0, abs=1e-12)
+
+
+def test_equal_embeddings_score_the_prevalence_or_the_mean_over_orders() -> None:
+    labels, rows = torch.tensor([0, 0, 0, 1, 1, 1]), torch.ones(6, 4)
+    assert ListwiseAPLoss()(rows, labels) == pytest.approx(1 - 2 / 5, abs=1e-5)
+    orders = [exact(order) for order in itertools.permutations([1, 1, 0, 0, 0])]
+    assert ListwiseAPLoss(tie_aware=True)(rows, labels) == pytest.approx(1 - sum(orders) / len(orders), abs=1e-5)
+
+
+def test_official_ranks_the_query_itself_as_a_free_hit() -> None:
+    labels = torch.arange(8).repeat_interleave(4)
+    embeddings = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+    assert ListwiseAPLoss(official=True)(embeddings, labels) < ListwiseAPLoss()(embeddings, labels) - 0.15
+
+
+@BOTH
+@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e20])
+def test_extreme_embeddings_and_unbounded_distances_stay_finite(scale: float, tie_aware: bool) -> None:
+    embeddings, labels = batch()
+    for distance in (
+        None,
+        distances.LpDistance(normalize_embeddings=False),
+        distances.DotProductSimilarity(normalize_embeddings=False),
+    ):
+        rows = (embeddings.detach() * scale).float().requires_grad_()
+        loss = ListwiseAPLoss(2000, tie_aware=tie_aware, distance=distance)(rows, labels)
+        assert 0 <= loss <= 1
+        assert torch.autograd.grad(loss, rows)[0].isfinite().all()
+
+
+@BOTH
+def test_float32_agrees_with_float64(tie_aware: bool) -> None:
+    embeddings, labels = batch([c for c in range(40) for _ in range(5)])
+    loss = ListwiseAPLoss(tie_aware=tie_aware)
+    rows = embeddings.detach().float().requires_grad_()
+    torch.testing.assert_close(loss(rows, labels).double(), loss(embeddings, labels), rtol=0, atol=1e-5)
+    gradient, wanted = (torch.autograd.grad(loss(each, labels), each)[0] for each in (rows, embeddings))
+    torch.testing.assert_close(gradient.double(), wanted, rtol=0, atol=1e-5)
+
+
+def test_nothing_is_kept_in_the_state() -> None:
+    assert not ListwiseAPLoss().state_dict()
+    assert not list(ListwiseAPLoss().parameters())
+
+
+def test_impossible_bins_are_refused() -> None:
+    with pytest.raises(UserError, match="num_bins must be a whole number >= 2, got 1"):
+        ListwiseAPLoss(1)
+    with pytest.raises(UserError, match="range must be"):
+        ListwiseAPLoss(range=(1, -1))

@@ -1,0 +1,157 @@
+import copy
+
+import oracles
+import pytest
+import torch
+from pytorch_metric_learning.miners import BatchHardMiner
+
+from aurank.errors import UserError
+from aurank.losses import RecallAtKLoss
+
+SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
+SMALL = [0, 0, 0, 1, 1, 2, 2, 3]
+
+
+def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=random)
+    embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
+    return embeddings.requires_grad_(), torch.tensor(labels)[order]
+
+
+@pytest.mark.parametrize("official", [False, True])
+@pytest.mark.parametrize(("temperature", "rank_temperature"), [(0.01, 1.0), (0.1, 0.5)])
+def test_value_and_gradient_equal_the_loop(temperature: float, rank_temperature: float, official: bool) -> None:
+    embeddings, labels = batch()
+    loss = RecallAtKLoss((1, 2, 5, 40), temperature, rank_temperature=rank_temperature, official=official)
+    value = loss(embeddings, labels)
+    expected = oracles.mean(
+        oracles.recall_at_k(
+            oracles.cosine(embeddings),
+            *oracles.masks(labels.tolist()),
+            cuts=(1, 2, 5, 40),
+            temperature=temperature,
+            rank_temperature=rank_temperature,
+            official=official,
+        )
+    )
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-10)
+    gradient, wanted = (torch.autograd.grad(each, embeddings)[0] for each in (value, expected))
+    torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-10)
+
+
+def test_gradient_is_that_of_finite_differences() -> None:
+    embeddings, labels = batch([0, 0, 0, 1, 1, 2])
+    loss = RecallAtKLoss((1, 2), temperature=0.1)
+    assert torch.autograd.gradcheck(lambda rows: loss(rows, labels), (embeddings,))
+
+
+@pytest.mark.parametrize("k", [1, 3, 6])
+def test_small_temperatures_give_recall_with_rank_k_itself_counted_half(k: int) -> None:
+    embeddings, labels = batch()
+    similarity = oracles.cosine(embeddings.detach())
+    recalls = []
+    for row, (positives, negatives) in oracles.sides(*oracles.masks(labels.tolist())).items():
+        ranks = [sum(bool(similarity[row, j] >= similarity[row, i]) for j in positives + negatives) for i in positives]
+        recalls.append(sum(1.0 if rank < k else 0.5 * (rank == k) for rank in ranks) / len(positives))
+    loss = RecallAtKLoss((k,), temperature=1e-6, rank_temperature=1e-3)(embeddings, labels)
+    assert loss.item() == pytest.approx(1 - sum(recalls) / len(recalls), abs=1e-9)
+
+
+def test_official_ranks_the_query_itself_ahead_and_divides_by_at_most_k() -> None:
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    rows = torch.eye(2, dtype=torch.float64)[labels] + torch.tensor([[0.0, 0.0], [0.2, 0.1], [0.4, 0.9]]).repeat(2, 1)
+    plain = RecallAtKLoss((1,), 1e-4, rank_temperature=1e-2)
+    code = RecallAtKLoss((1,), 1e-4, rank_temperature=1e-2, official=True)
+    rows = torch.eye(2, dtype=torch.float64)[labels]
+    rows[[2, 5]] = torch.tensor([[1.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
+    # queries 0 and 1 rank each other first, with 2 behind; query 2 ranks both alike, at 1½: all before the others
+    assert plain(rows, labels).item() == pytest.approx(1 - (0.25 + 0.25 + 0) / 3, abs=1e-6)
+    # the query is the first, so no positive is at rank 1
+    assert code(rows, labels).item() == pytest.approx(1, abs=1e-6)
+
+
+def mixed_oracle(embeddings: torch.Tensor, labels: torch.Tensor, shares: list[float], official: bool) -> torch.Tensor:
+    rows, all_labels = oracles.mixed_up(embeddings, labels.tolist(), shares)
+    similarity = torch.stack([torch.stack([row @ other for other in rows]) for row in rows])
+    given = {"cuts": (1, 4), "temperature": 0.05, "rank_temperature": 1.0, "official": official}
+    return oracles.mean(oracles.recall_at_k(similarity, *oracles.masks(all_labels), **given))
+
+
+@pytest.mark.parametrize("official", [False, True])
+def test_mixup_of_similarities_is_that_of_embeddings_averaged_over_true_and_virtual_queries(official: bool) -> None:
+    embeddings, labels = batch(SMALL)
+    shares = torch.rand(5, generator=torch.Generator().manual_seed(3)).double()  # 3 + 1 + 1 pairs within classes
+    loss = RecallAtKLoss((1, 4), 0.05, similarity_mixup=True, seed=3, official=official)
+    value, expected = loss(embeddings, labels), mixed_oracle(embeddings, labels, shares.tolist(), official)
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-10)
+    gradient, wanted = (torch.autograd.grad(each, embeddings)[0] for each in (value, expected))
+    torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-10)
+
+
+def test_mixup_draws_anew_at_each_step_and_rests_in_evaluation_mode() -> None:
+    embeddings, labels = batch()
+    loss, plain = RecallAtKLoss(similarity_mixup=True), RecallAtKLoss()
+    assert len({loss(embeddings, labels).item() for _ in range(4)}) == 4
+    before = loss.state_dict()["shares._extra_state"].clone()
+    assert loss.eval()(embeddings, labels) == plain(embeddings, labels)
+    loss.train()(embeddings[:3].detach(), torch.tensor([0, 1, 2]))  # no valid query
+    assert loss.state_dict()["shares._extra_state"].equal(before)
+
+
+def test_copies_and_restored_states_mix_the_same() -> None:
+    loss, restored = RecallAtKLoss(similarity_mixup=True), RecallAtKLoss(similarity_mixup=True, seed=5)
+    loss(*batch(seed=1))
+    copied = copy.deepcopy(loss)
+    restored.load_state_dict(loss.state_dict())
+    assert loss(*batch(seed=2)) == copied(*batch(seed=2)) == restored(*batch(seed=2))
+
+
+def test_mixup_needs_no_value_of_the_device() -> None:
+    embeddings, labels = batch()
+    rows = embeddings.detach().to("meta").requires_grad_()
+    RecallAtKLoss(similarity_mixup=True).to("meta")(rows, labels).backward()
+    assert rows.grad is not None
+
+
+def test_mixup_refuses_references_and_miners_in_training_mode_only() -> None:
+    (embeddings, labels), (references, ref_labels) = batch(), batch(seed=1)
+    mined = BatchHardMiner()(embeddings, labels)
+    loss = RecallAtKLoss(similarity_mixup=True)
+    with pytest.raises(UserError, match="so ref_emb cannot be given with it"):
+        loss(embeddings, labels, ref_emb=references, ref_labels=ref_labels)
+    with pytest.raises(UserError, match="so indices_tuple cannot be given with it"):
+        loss(embeddings, labels, mined)
+    given = {"ref_emb": references, "ref_labels": ref_labels}
+    assert loss.eval()(embeddings, labels, mined) == RecallAtKLoss()(embeddings, labels, mined)
+    assert loss(embeddings, labels, **given) == RecallAtKLoss()(embeddings, labels, **given)
+
+
+def test_any_order_of_rows_and_any_names_of_labels_give_the_same_loss() -> None:
+    embeddings, labels = batch()
+    loss = RecallAtKLoss()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(loss(embeddings[order], labels[order]), loss(embeddings, labels), rtol=0, atol=1e-12)
+    torch.testing.assert_close(loss(embeddings, labels * -7 + 2**40), loss(embeddings, labels), rtol=0, atol=0)
+
+
+def test_float32_at_a_small_temperature_stays_finite() -> None:
+    embeddings, labels = batch()
+    rows = embeddings.detach().float().requires_grad_()
+    loss = RecallAtKLoss(temperature=1e-3, rank_temperature=1e-3, similarity_mixup=True)(rows, labels)
+    loss.backward()
+    assert loss.isfinite()
+    assert rows.grad is not None
+    assert rows.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("k", [(), (0,), (1.5,), [True], 3])
+def test_impossible_cuts_are_refused(k: object) -> None:
+    with pytest.raises((UserError, TypeError), match="k"):
+        RecallAtKLoss(k)
+
+
+def test_impossible_temperatures_are_refused() -> None:
+    for name in ("temperature", "rank_temperature"):
+        with pytest.raises(UserError, match=f"{name} must be > 0, got -1"):
+            RecallAtKLoss(**{name: -1})

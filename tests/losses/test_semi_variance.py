@@ -1,0 +1,72 @@
+import oracles
+import pytest
+import torch
+
+from aurank.errors import UserError
+from aurank.losses import MultipleLosses, SemiVarianceLoss, SOPRCLoss
+
+SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
+
+
+def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=random)
+    embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
+    return embeddings.requires_grad_(), torch.tensor(labels)[order]
+
+
+@pytest.mark.parametrize("official", [False, True])
+@pytest.mark.parametrize("weights", [(1.0, 5.0), (2, 0)])
+def test_value_and_gradient_equal_the_loop(weights: tuple[float, float], official: bool) -> None:
+    embeddings, labels = batch()
+    value = SemiVarianceLoss(weights, official)(embeddings, labels)
+    given = (oracles.cosine(embeddings), *oracles.masks(labels.tolist()))
+    if official:
+        expected = oracles.pooled_semi_variance(*given, weights=weights)
+    else:
+        expected = oracles.mean(oracles.semi_variance(*given, weights=weights))
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-10)
+    gradient, wanted = (torch.autograd.grad(each, embeddings)[0] for each in (value, expected))
+    torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("official", [False, True])
+def test_gradient_is_that_of_finite_differences(official: bool) -> None:
+    embeddings, labels = batch([0, 0, 0, 1, 1, 2])
+    loss = SemiVarianceLoss(official=official)
+    assert torch.autograd.gradcheck(lambda rows: loss(rows, labels), (embeddings,))
+
+
+def test_value_by_hand() -> None:
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    rows = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
+    # query 0: positives 1 and 0, negatives 0, so ½ · ¼; query 2: positives alike, negatives alike; query 3: positives
+    # alike, negatives 0, 0, 1, so 1/3 · (2/3)²
+    expected = (2 * (2 * 0.125) + 3 * (3 * (2 / 3) ** 2 / 3)) / 6
+    assert SemiVarianceLoss((2.0, 3.0))(rows, labels).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("official", [False, True])
+def test_added_to_soprc_without_its_own_it_is_soprc(official: bool) -> None:
+    embeddings, labels = batch()
+    counts = [5, 2, 7, 1, 3, 1]
+    plain = SOPRCLoss(counts, semi_variance=None, official=official).double()
+    whole = SOPRCLoss(counts, semi_variance=(1.0, 5.0), official=official).double()
+    both = MultipleLosses([plain, SemiVarianceLoss(official=official)])
+    torch.testing.assert_close(both(embeddings, labels), whole(embeddings, labels), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("official", [False, True])
+def test_equal_scores_and_any_order_or_names(official: bool) -> None:
+    embeddings, labels = batch()
+    loss = SemiVarianceLoss(official=official)
+    assert loss(torch.ones_like(embeddings), labels).item() == pytest.approx(0, abs=1e-15)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(loss(embeddings[order], labels[order]), loss(embeddings, labels), rtol=0, atol=1e-12)
+    torch.testing.assert_close(loss(embeddings, labels * -7 + 2**40), loss(embeddings, labels), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("weights", [(1.0,), (1, -1), (1, float("nan")), (1, 2, 3)])
+def test_impossible_weights_are_refused(weights: tuple[float, ...]) -> None:
+    with pytest.raises(UserError, match="weights must be two numbers >= 0"):
+        SemiVarianceLoss(weights)

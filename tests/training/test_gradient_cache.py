@@ -1,0 +1,280 @@
+"""The gradient cache: the gradients of a plain step, in the memory of one chunk."""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pytorch_metric_learning.miners import MultiSimilarityMiner
+from test_resume import assert_equal
+from torch import Tensor, nn
+
+from aurank.errors import UserError
+from aurank.losses import SmoothAPLoss
+from aurank.training import GradientCache
+from aurank.training.checkpoint import random_state
+
+LABELS = torch.arange(6).repeat_interleave(4)
+
+
+class Encoder(nn.Module):
+    """Layers that act on each image alone; ``stateful`` adds those that draw, look at the batch, or keep state."""
+
+    def __init__(self, *, stateful: bool) -> None:
+        super().__init__()
+        more = [nn.BatchNorm2d(5), nn.Dropout(0.3)] if stateful else []
+        last = nn.Linear(5 * 9, 4)
+        self.layers = nn.Sequential(
+            nn.Conv2d(2, 5, 3), nn.GroupNorm(1, 5), *more, nn.Tanh(), nn.Flatten(),
+            nn.utils.parametrizations.spectral_norm(last) if stateful else last,
+        )  # fmt: skip
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training:
+            images = images + 0.01 * np.random.rand()  # noqa: NPY002
+        return nn.functional.normalize(self.layers(images), dim=1)
+
+
+def make_encoder(*, stateful: bool, dtype: torch.dtype = torch.float64) -> Encoder:
+    torch.manual_seed(0)
+    return Encoder(stateful=stateful).to(dtype)
+
+
+def images(dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(len(LABELS), 2, 5, 5, dtype=dtype, generator=torch.Generator().manual_seed(1))
+
+
+def seed_all() -> None:
+    np.random.seed(5)  # noqa: NPY002
+    torch.manual_seed(5)
+
+
+def ranking_loss(embeddings: Tensor) -> Tensor:
+    loss: Tensor = SmoothAPLoss(temperature=0.1)(embeddings, LABELS, MultiSimilarityMiner())
+    return loss * (1 + torch.rand(()))  # a loss may draw as well
+
+
+def plain(encoder: nn.Module, batch: Tensor, chunks: int, loss: Callable[[Tensor], Tensor] = ranking_loss) -> Tensor:
+    """The embeddings of a plain step, whose gradients are added to the encoder's."""
+    embeddings = torch.cat([encoder(chunk) for chunk in batch.tensor_split(chunks)])
+    loss(embeddings).backward()
+    return embeddings.detach()
+
+
+def cached(encoder: nn.Module, batch: Tensor, micro_batch: int, **options: Any) -> Tensor:
+    cache = GradientCache(encoder, micro_batch)
+    embeddings = cache.embed(batch)
+    ranking_loss(embeddings).backward()
+    cache.backward(**options)
+    return embeddings.detach()
+
+
+def assert_same_gradients(encoder: nn.Module, other: nn.Module, tolerance: float) -> None:
+    for (name, left), (_, right) in zip(encoder.named_parameters(), other.named_parameters(), strict=True):
+        assert left.grad is not None, name
+        assert right.grad is not None, name
+        assert (left.grad - right.grad).abs().max() <= tolerance * right.grad.abs().max(), name
+
+
+@pytest.mark.parametrize("micro_batch", [2, 5, 8, 24, 99])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-6)])
+def test_gradients_are_those_of_a_plain_step_of_the_whole_batch(
+    micro_batch: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    encoder, other = (make_encoder(stateful=False, dtype=dtype).eval() for _ in range(2))
+    seed_all()
+    found = cached(encoder, images(dtype), micro_batch)
+    seed_all()
+    expected = plain(other, images(dtype), 1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=10 * torch.finfo(dtype).eps)
+    assert_same_gradients(encoder, other, tolerance)
+
+
+def test_dropout_batch_norm_and_power_iterations_are_as_in_one_plain_pass_of_the_same_chunks() -> None:
+    encoder, other = (make_encoder(stateful=True) for _ in range(2))
+    for step in range(3):
+        seed_all()
+        found = cached(encoder, images() + step, micro_batch=6)
+        after = random_state()
+        seed_all()
+        expected = plain(other, images() + step, 4)
+        assert torch.equal(found, expected)
+        assert_same_gradients(encoder, other, 1e-12)
+        for (name, left), (_, right) in zip(encoder.named_buffers(), other.named_buffers(), strict=True):
+            assert torch.equal(left, right), name
+        # Checking types in this process draws from Python's own generator; nothing of the cache does.
+        assert_equal(after, random_state(), ignore=("python",))
+    assert encoder.layers[2].num_batches_tracked == 3 * 4
+
+
+@pytest.mark.parametrize("around_all", [True, False])
+def test_autocast_is_repeated_in_the_second_pass(around_all: bool) -> None:
+    """A weight rounded without a graph, which autocast keeps, would leave the second pass without its gradient."""
+    encoder, other = (make_encoder(stateful=False, dtype=torch.float32) for _ in range(2))
+    autocast = torch.autocast("cpu", torch.bfloat16)
+    seed_all()
+    with autocast if around_all else contextlib.nullcontext():
+        cache = GradientCache(encoder, 6)
+        with autocast:
+            embeddings = cache.embed(images(torch.float32))
+        assert embeddings.dtype == torch.float32
+        ranking_loss(embeddings).backward()
+        cache.backward()
+    seed_all()
+    with autocast:
+        embeddings = torch.cat([other(chunk) for chunk in images(torch.float32).tensor_split(4)])
+    ranking_loss(embeddings.float()).backward()
+    assert_same_gradients(encoder, other, 1e-2)
+    assert any((value.grad != value.grad.bfloat16().float()).any() for value in encoder.parameters())
+
+
+def test_a_gradient_scaler_scales_the_second_pass_and_not_the_loss() -> None:
+    encoder, other = (make_encoder(stateful=False).eval() for _ in range(2))
+    seen: list[float] = []
+
+    class Recorded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: Tensor) -> Tensor:
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            seen.append(float(gradient))
+            return gradient
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    cache = GradientCache(encoder, 6)
+    seed_all()
+    Recorded.apply(ranking_loss(cache.embed(images()))).backward()
+    cache.backward(lambda value: scaler.scale(value).backward())
+    scaler.unscale_(torch.optim.SGD(encoder.parameters(), lr=1.0))
+    seed_all()
+    plain(other, images(), 1)
+    assert seen == [1.0]
+    assert_same_gradients(encoder, other, 1e-12)
+
+
+def test_gradients_add_up_over_several_batches() -> None:
+    encoder, other = (make_encoder(stateful=False).eval() for _ in range(2))
+    for step in range(2):
+        seed_all()
+        cached(encoder, images() * (1 + step), 6)
+        seed_all()
+        plain(other, images() * (1 + step), 1)
+    assert_same_gradients(encoder, other, 1e-12)
+
+
+def test_processes_exchange_gradients_with_the_last_chunk_only() -> None:
+    told: list[str] = []
+
+    class Parallel(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+            self.synchronised = True
+
+        @contextlib.contextmanager
+        def no_sync(self) -> Iterator[None]:
+            self.synchronised = False
+            yield
+            self.synchronised = True
+
+        def forward(self, batch: Tensor) -> Tensor:
+            if torch.is_grad_enabled():
+                told.append("forward, exchanged" if self.synchronised else "forward")
+            return self.module(batch)
+
+    def backward(value: Tensor) -> None:
+        told.append("backward, exchanged" if encoder.synchronised else "backward")
+        value.backward()
+
+    encoder = Parallel(make_encoder(stateful=False))
+    cached(encoder, images(), 8, backward=backward)
+    assert told == ["forward", "backward"] * 2 + ["forward, exchanged", "backward, exchanged"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro_batch", "sizes"),
+    [(24, 8, [8, 8, 8]), (10, 4, [4, 3, 3]), (9, 8, [5, 4]), (7, 2, [3, 2, 2]), (3, 2, [3]), (1, 2, [1]), (5, 8, [5])],
+)
+def test_chunks_are_nearly_equal_and_never_of_a_single_image(batch: int, micro_batch: int, sizes: list[int]) -> None:
+    seen: list[int] = []
+    encoder = nn.Linear(3, 2)
+    encoder.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
+    cache = GradientCache(encoder, micro_batch)
+    cache.embed(torch.randn(batch, 3)).square().sum().backward()
+    cache.backward()
+    assert seen == sizes * 2
+
+
+def test_what_cannot_be_done_is_refused() -> None:
+    cache = GradientCache(nn.Linear(3, 2), 2)
+    with pytest.raises(UserError, match="micro_batch must be at least 2, got 1"):
+        GradientCache(nn.Linear(3, 2), 1)
+    with pytest.raises(UserError, match="the batch has no images"):
+        cache.embed(torch.zeros(0, 3))
+    with pytest.raises(UserError, match="no gradient of the embeddings: call embed"):
+        cache.backward()
+    embeddings = cache.embed(torch.randn(4, 3))
+    with pytest.raises(UserError, match="no gradient of the embeddings"):
+        cache.backward()
+    cache.embed(torch.randn(4, 3)).sum().backward()
+    assert embeddings.grad is None
+    cache.backward()
+    with pytest.raises(UserError, match="no gradient of the embeddings"):
+        cache.backward()
+
+
+PEAK = """
+import sys
+from pathlib import Path
+import torch
+from aurank.losses import SmoothAPLoss
+from aurank.training.gradient_cache import GradientCache
+
+def kibibytes(name):  # ru_maxrss would begin at the parent's
+    return int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0])
+
+torch.set_num_threads(1)
+batch, cached = int(sys.argv[1]), sys.argv[2] == "cached"
+layers = [torch.nn.Conv2d(1, 32, 3, padding=1), torch.nn.BatchNorm2d(32), *(torch.nn.Tanh() for _ in range(50))]
+encoder = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(32, 16))
+images, labels = torch.randn(batch, 1, 32, 32), torch.arange(batch // 4).repeat_interleave(4)
+
+def step(count):
+    loss = SmoothAPLoss()
+    if cached:
+        cache = GradientCache(encoder, 64)
+        loss(cache.embed(images[:count]), labels[:count]).backward()
+        cache.backward()
+    else:
+        loss(encoder(images[:count]), labels[:count]).backward()
+
+step(8)  # what torch sets aside once
+before = kibibytes("VmHWM")
+step(batch)
+print(kibibytes("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_a_batch_of_1024_in_chunks_of_64_needs_hardly_more_memory_than_a_batch_of_64() -> None:
+    """Peak growth of resident memory in one step, in kilobytes, each in a process of its own."""
+
+    def growth(batch: int, kind: str) -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", PEAK, str(batch), kind], capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    small, large = growth(64, "plain"), growth(1024, "cached")
+    print(f"plain 64: {small} kB; 1,024 in chunks of 64: {large} kB")
+    assert small > 200_000
+    assert large < 1.1 * small
