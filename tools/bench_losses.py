@@ -1,101 +1,198 @@
-"""Time and memory of each loss, forward and backward, beside the plain similarity product and PML's SmoothAPLoss.
+"""Time and memory of each loss, forward and backward, beside the similarity product and what others offer.
 
-    python tools/bench_losses.py [--batch 896] [--dim 512] [--per-class 4] [--pml-batch 448]
+    python tools/bench_losses.py [--batch 224 896 4096] [--dim 512] [--per-class 4] [--only smooth_ap …] [--json FILE]
 
 Each line is measured in a process of its own. Time: the least of several rounds, in which the products and the loss
 take turns, so that another load on the machine hits all of them. `/ product`: divided by E @ E.T, forward only, of the
 same embeddings; `/ product f+b`: divided by E @ E.T with its backward. Growth: how far the resident memory of the
-process rose above what it held before its first step at full size, after the imports and one small step.
+process rose above what it held before its first step at full size, after the imports and one small step. What does not
+fit into `--limit` gigabytes is said not to.
+
+`/ ResNet-50 step`: divided by forward and backward of timm's resnet50 on a batch of so many images of 224 x 224,
+measured on 8 images and scaled linearly (`--images 0` leaves it out). With `--references` the loss ranks so many other
+rows, as those of a memory, and the products are E @ R.T.
+
+Peers: the losses of pytorch-metric-learning (PML), and SmoothAP on the tensor of all [batch, batch, batch] differences.
 """
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 from measuring import forget_peak, resident_megabytes, seconds
-from pytorch_metric_learning.losses import SmoothAPLoss as PMLSmoothAPLoss
+from pytorch_metric_learning import losses as pml
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from aurank.losses import SmoothAPLoss, SOPRCLoss
+from aurank.losses import LOSSES
 
-LOSSES: dict[str, Callable[[int], Callable[[Tensor, Tensor], Tensor]]] = {
-    "E @ E.T": lambda classes: lambda embeddings, labels: (embeddings @ embeddings.T).sum(),
-    "SmoothAPLoss": lambda classes: SmoothAPLoss(),
-    "SOPRCLoss": lambda classes: SOPRCLoss(torch.full((classes,), 6)),
-    "PML SmoothAPLoss": lambda classes: PMLSmoothAPLoss(),
+Loss = Callable[..., Tensor]
+Result = dict[str, Any]
+PRODUCT, STEP = "E @ E.T", "ResNet-50 step"
+SIDE, IMAGES = 224, 8
+PATIENCE = 8.0  # seconds of rounds for a line
+
+
+def product(embeddings: Tensor, labels: Tensor, *, ref_emb: Tensor | None = None, **_: Tensor) -> Tensor:
+    """The sum of all inner products: what every loss starts from."""
+    return (embeddings @ (embeddings if ref_emb is None else ref_emb).T).sum()
+
+
+def pair_tensor_smooth_ap(embeddings: Tensor, labels: Tensor, *, temperature: float = 0.01) -> Tensor:
+    """SmoothAP as first published: the difference of every two scores of every query."""
+    rows = normalize(embeddings)
+    similarity = rows @ rows.T
+    itself = torch.eye(len(rows), dtype=torch.bool)
+    positive = (labels[:, None] == labels) & ~itself
+    ahead = ((similarity[:, None, :] - similarity[:, :, None]) / temperature).sigmoid()
+    ahead = ahead.masked_fill(itself | itself[:, None, :], 0)  # neither by itself nor by the query
+    rank, among = 1 + ahead.sum(dim=2), 1 + (ahead * positive[:, None, :]).sum(dim=2)
+    return 1 - ((among / rank) * positive).sum(dim=1).div(positive.sum(dim=1).clamp(min=1)).mean()
+
+
+PEERS: dict[str, Callable[[], Loss]] = {
+    "PML SmoothAP": pml.SmoothAPLoss,
+    "PML FastAP": pml.FastAPLoss,
+    "PML Contrastive": pml.ContrastiveLoss,
+    "PML Triplet": pml.TripletMarginLoss,
+    "PML MultiSimilarity": pml.MultiSimilarityLoss,
+    "SmoothAP, pair tensor": lambda: pair_tensor_smooth_ap,
 }
+NAMES = [PRODUCT, *LOSSES, *PEERS]
 
 
-def measure(name: str, batch: int, dim: int, per_class: int, rounds: int) -> dict[str, float]:
+def make(name: str, classes: int) -> Loss:
+    """The loss or peer of that name."""
+    if name == PRODUCT:
+        return product
+    if name in PEERS:
+        return PEERS[name]()
+    sizes = {"class_counts": torch.full((classes,), 6)} if name == "soprc" else {}
+    loss: Loss = LOSSES[name](**sizes)
+    return loss
+
+
+def measure(name: str, given: argparse.Namespace) -> Result:
     """Seconds and megabytes of one loss on a shuffled batch of random embeddings."""
+    batch, per_class = given.batch[0], given.per_class
     random = torch.Generator().manual_seed(0)
-    embeddings = torch.randn(batch, dim, generator=random, requires_grad=True)
+    rows = given.references or batch
+    classes = max(1, rows // per_class)
+    embeddings = torch.randn(batch, given.dim, generator=random, requires_grad=True)
     labels = (torch.arange(batch) // per_class)[torch.randperm(batch, generator=random)]
-    if name.startswith("PML"):
+    if name == "PML SmoothAP":
         labels = labels.sort().values  # it needs blocks
-    loss = LOSSES[name](batch // per_class + 1)
-    small = (torch.arange(32) // per_class).clamp(max=batch // per_class)
-    loss(embeddings[: len(small)], small).backward()  # loads kernels, starts threads
+    others: dict[str, Tensor] = {}
+    if given.references:
+        others["ref_emb"] = torch.randn(rows, given.dim, generator=random)
+        others["ref_labels"] = torch.arange(rows) % classes
+    loss = make(name, classes + 1)
+    small = torch.arange(32) // min(per_class, 16)
+    torch.autograd.backward(loss(embeddings[:32], small % (classes + 1)))  # loads kernels, starts threads
     embeddings.grad = torch.zeros_like(embeddings)
 
     def step() -> None:
-        loss(embeddings, labels).backward()
+        torch.autograd.backward(loss(embeddings, labels, **others))
 
-    def product() -> None:
+    def only_product() -> None:
         with torch.no_grad():
-            embeddings @ embeddings.T
+            product(embeddings, labels, **others)
 
     def product_and_backward() -> None:
-        (embeddings @ embeddings.T).sum().backward()
+        torch.autograd.backward(product(embeddings, labels, **others))
 
     forget_peak()
     before = resident_megabytes("VmRSS")
-    first = seconds(step)
+    times = [(seconds(step), float("inf"), float("inf"))]
     growth = resident_megabytes("VmHWM") - before
-    times: list[tuple[float, float, float]] = [(first, float("inf"), float("inf"))]
-    for _ in range(rounds if first < 2 else 1):
-        times.append((seconds(step), seconds(product), seconds(product_and_backward)))
+    spent = times[0][0]
+    while len(times) == 1 or (len(times) <= given.rounds and spent < PATIENCE):
+        times.append((seconds(step), seconds(only_product), seconds(product_and_backward)))
+        spent += sum(times[-1])
     best = [min(column) for column in zip(*times, strict=True)]
     return {"seconds": best[0], "product": best[1], "product_and_backward": best[2], "growth": growth}
 
 
+def measure_step(rounds: int) -> Result:
+    """Seconds per image of forward and backward of a ResNet-50."""
+    import timm
+
+    network = timm.create_model("resnet50", num_classes=0)
+    images = torch.randn(IMAGES, 3, SIDE, SIDE)
+
+    def step() -> None:
+        torch.autograd.backward(network(images).sum())
+
+    step()
+    return {"seconds": min(seconds(step) for _ in range(min(3, rounds))) / IMAGES}
+
+
+def run_alone(name: str, batch: int, given: argparse.Namespace) -> Result:
+    """The measurement made in a new process, or how it failed."""
+    options = {"one": name, "batch": batch, "dim": given.dim, "per-class": given.per_class, "limit": given.limit}
+    options |= {"rounds": given.rounds, "threads": given.threads, "references": given.references}
+    words = [word for option, value in options.items() for word in (f"--{option}", str(value))]
+    done = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        memory = "allocate memory" in done.stderr or "MemoryError" in done.stderr
+        return {"failure": f"needs more than {given.limit:g} GB" if memory else (lines or ["killed"])[-1][:120]}
+    result: Result = json.loads(done.stdout)
+    return result
+
+
+def line(name: str, batch: int, result: Result, image: float | None) -> str:
+    """One line of the table."""
+    if "failure" in result:
+        return f"{name:22}{batch:6}   {result['failure']}"
+    columns = f"{result['seconds'] * 1e3:10.1f}{result['seconds'] / result['product']:11.1f}"
+    columns += f"{result['seconds'] / result['product_and_backward']:15.2f}{result['growth']:12.0f}"
+    share = "" if image is None else f"{result['seconds'] / (image * batch):18.3%}"
+    return f"{name:22}{batch:6}{columns}{share}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=896)
+    parser.add_argument("--batch", type=int, nargs="+", default=[224, 896, 4096])
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--per-class", type=int, default=4)
-    parser.add_argument("--pml-batch", type=int, default=448, help="PML's loss takes 15 GB and 44 s at 896")
+    parser.add_argument("--references", type=int, default=0, help="rank so many other rows")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--images", type=int, default=IMAGES, choices=(0, IMAGES), help="0: no ResNet-50 step")
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--limit", type=float, default=8.0, help="gigabytes that a line may take")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path, help="write what was measured there")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     if given.one:
-        print(json.dumps(measure(given.one, given.batch, given.dim, given.per_class, given.rounds)))
+        resource.setrlimit(resource.RLIMIT_DATA, (int(given.limit * 2**30),) * 2)
+        print(json.dumps(measure_step(given.rounds) if given.one == STEP else measure(given.one, given)))
         return
-    print(f"torch {torch.__version__}, {given.threads} threads, dim {given.dim}, {given.per_class} per class, float32")
-    print(f"{'':18}{'batch':>6}{'ms':>10}{'/ product':>11}{'/ product f+b':>15}{'growth, MB':>12}")
-    for name in LOSSES:
-        batch = min(given.pml_batch, given.batch) if name.startswith("PML") else given.batch
-        result = run_alone(name, batch, given)
-        print(
-            f"{name:18}{batch:6}{result['seconds'] * 1e3:10.1f}{result['seconds'] / result['product']:11.1f}"
-            f"{result['seconds'] / result['product_and_backward']:15.1f}{result['growth']:12.0f}",
-            flush=True,
-        )
-
-
-def run_alone(name: str, batch: int, given: argparse.Namespace) -> dict[str, float]:
-    """The measurement made in a new process."""
-    options = {"one": name, "batch": batch, "dim": given.dim, "per-class": given.per_class}
-    options |= {"rounds": given.rounds, "threads": given.threads}
-    words = [word for option, value in options.items() for word in (f"--{option}", str(value))]
-    done = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True, check=True)
-    result: dict[str, float] = json.loads(done.stdout)
-    return result
+    kind = f"torch {torch.__version__}, {given.threads} threads, dim {given.dim}, {given.per_class} per class, float32"
+    print(kind + (f", {given.references:,} references" if given.references else ""))
+    found: list[Result] = []
+    image = None
+    if given.images:
+        found.append({"name": STEP, "batch": 1, **run_alone(STEP, IMAGES, given)})
+        image = found[0]["seconds"]
+        print(f"{STEP}: {image:.3f} s per image, forward and backward of {IMAGES} images of {SIDE} x {SIDE}")
+    print(f"{'':22}{'batch':>6}{'ms':>10}{'/ product':>11}{'/ product f+b':>15}{'growth, MB':>12}{'/ ' + STEP:>18}")
+    for batch in given.batch:
+        for name in given.only:
+            result = run_alone(name, batch, given)
+            found.append({"name": name, "batch": batch, **result})
+            print(line(name, batch, result, image), flush=True)
+    if given.json:
+        about = {"torch": torch.__version__, "threads": given.threads, "dim": given.dim, "per_class": given.per_class}
+        given.json.write_text(json.dumps({**about, "references": given.references, "lines": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,10 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
-from aurank.data.samplers import Chunks, PKSampler, cut
+from aurank.data.samplers import Chunks, PKSampler, Rows, cut
 from aurank.errors import UserError
+
+TRIES = 10  # numbers of batches that are tried
 
 
 class HardNegativeSampler(PKSampler):
@@ -20,8 +22,9 @@ class HardNegativeSampler(PKSampler):
     - Images are cut into chunks as by PKSampler, and the number of batches is the same. A batch starts with a class
       drawn at random, each as often as it has chunks left; then come its nearest classes, the nearest first, one chunk
       each; where too few of them have chunks left or fit, another class is drawn, and its nearest follow.
-    - Before all of them come classes with as many chunks left as there are batches left. So every image is seen exactly
-      once an epoch, with PKSampler's exceptions. Chunks of several sizes may take a few batches more.
+    - Before all of them come classes with as many chunks left as there are batches left. What is left in the end, of
+      fewer than two classes (or than there are processes), goes where there is room, and where there is none the epoch
+      gets more batches. So every image is seen exactly once an epoch, with PKSampler's exceptions.
     - A refresh inside of an epoch rearranges what the epoch has not shown yet. Before the first one no class is near
       another, so classes meet at random.
 
@@ -66,49 +69,64 @@ class HardNegativeSampler(PKSampler):
         """Returns the batches of one epoch: those shown before the last refresh, then as the neighbours want them."""
         generator = self.generator(epoch)
         chunks = [cut(generator.permutation(rows), self.per_class) for rows in self.classes]
-        number = self.least_batches(chunks)
-        batches = list(self._shown) if epoch == self._epoch else []
-        seen = {int(chunk[0]) for pieces in batches for chunk in pieces}
-        left = [[chunk for chunk in pieces[:number] if int(chunk[0]) not in seen] for pieces in chunks]
-        rows_left = sum(len(chunk) for pieces in left for chunk in pieces)
-        generator = self.generator(epoch, len(batches))
-        while True:
-            pieces = self._take(left, rows_left, max(1, number - len(batches)), generator)
-            if len(pieces) < max(2, self.world_size):
-                return batches
-            batches.append(pieces)
-            rows_left -= sum(map(len, pieces))
+        least = self.least_batches(chunks)
+        shown = self._shown if epoch == self._epoch else []
+        seen = {int(chunk[0]) for pieces in shown for chunk in pieces}
+        # Chunks of several sizes do not always fill a batch to its last row: the least number may be too few.
+        for number in range(least, least + TRIES * max(1, least // 100), max(1, least // 100)):
+            left = _Left([[chunk for chunk in pieces[:number] if int(chunk[0]) not in seen] for pieces in chunks])
+            batches, rest = self._arrange(left, number - len(shown), self.generator(epoch, len(shown)))
+            if not rest:
+                break
+        return [*shown, *batches]
 
-    def _take(self, left: list[Chunks], rows_left: int, batches_left: int, generator: np.random.Generator) -> Chunks:
-        """Returns the chunks of the next batch, taken out of those left of each class."""
-        size = {label: len(chunks[0]) for label, chunks in enumerate(left) if chunks}
-        smallest = min(size.values(), default=0)
-        counts = np.array([len(chunks) for chunks in left])
-        # An equal share of what is left, but at least a negative, and something for each rank.
-        share, least = min(self.batch, -(-rows_left // batches_left)), max(2, self.world_size)
-        pieces: Chunks = []
-        rows = 0
+    def _arrange(self, left: "_Left", number: int, generator: np.random.Generator) -> tuple[list[Chunks], Chunks]:
+        """Returns batches, about so many, and the chunks that found no place in any."""
+        batches: list[Chunks] = []
+        while left.rows:
+            batches.append(self._take(left, max(1, number - len(batches)), generator))
+            if len(batches[-1]) < max(2, self.world_size):
+                last = [*batches.pop(), *(chunk for pieces in left.chunks for chunk in pieces)]
+                return batches, [chunk for chunk in last if not self._place(chunk, batches)]
+        return batches, []
+
+    def _place(self, chunk: Rows, batches: list[Chunks]) -> bool:
+        """Whether a batch has room for the chunk and not its class; the smallest such one then holds it."""
+        label = self.labels[chunk[0]]
+        for pieces in sorted(batches, key=lambda pieces: sum(map(len, pieces))):
+            if sum(map(len, pieces)) + len(chunk) > self.batch:
+                break
+            if all(self.labels[other[0]] != label for other in pieces):
+                pieces.append(chunk)
+                return True
+        return False
+
+    def _take(self, left: "_Left", batches_left: int, generator: np.random.Generator) -> Chunks:
+        """Returns the chunks of the next batch, taken out of those that are left."""
+        # An equal share, but at least a negative, and something for each rank.
+        share, least = min(self.batch, -(-left.rows // batches_left)), max(2, self.world_size)
+        smallest = int(min(left.sizes[left.sizes > 0], default=0))
+        batch: dict[int, Rows] = {}  # by class
 
         def room() -> int:
-            return (self.batch if len(pieces) < least else share) - rows
+            return (share if len(batch) >= least else self.batch) - sum(map(len, batch.values()))
 
         def take(label: int) -> bool:
-            nonlocal rows
-            if size.get(label, room() + 1) > room():
-                return False
-            rows += size.pop(label)  # so that a class comes once
-            pieces.append(left[label].pop(0))
-            return True
+            fits = label >= 0 and label not in batch and 0 < int(left.sizes[label]) <= room()
+            if fits:
+                batch[label] = left.take(label)
+            return fits
 
+        counts = left.counts.copy()
         for label in np.flatnonzero(counts >= batches_left).tolist():
             take(label)
-        for label in generator.permutation(np.repeat(np.arange(len(left)), counts)).tolist():
+        for label in generator.permutation(np.repeat(np.arange(len(counts)), counts)).tolist():
             if room() < smallest:
                 break
             if take(label):
                 for near in self._nearest[label].tolist():
                     take(near)
-        return pieces
+        return list(batch.values())
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the nearest classes, and what the epoch of the last refresh had shown by then."""
@@ -122,6 +140,24 @@ class HardNegativeSampler(PKSampler):
         self._shown = [[np.array(chunk, dtype=np.int64) for chunk in pieces] for pieces in state["shown"]]
 
 
+class _Left:
+    """The chunks of an epoch that are in no batch yet: of each class how many, and the size of the next one."""
+
+    def __init__(self, chunks: list[Chunks]) -> None:
+        self.chunks = chunks
+        self.counts = np.array([len(pieces) for pieces in chunks])
+        self.sizes = np.array([len(pieces[0]) if pieces else 0 for pieces in chunks])
+        self.rows = sum(len(chunk) for pieces in chunks for chunk in pieces)
+
+    def take(self, label: int) -> Rows:
+        """Returns the next chunk of a class."""
+        chunk = self.chunks[label].pop(0)
+        self.counts[label] -= 1
+        self.sizes[label] = len(self.chunks[label][0]) if self.chunks[label] else 0
+        self.rows -= len(chunk)
+        return chunk
+
+
 def nearest_classes(
     labels: Int64[np.ndarray, " image"], neighbours: Int64[np.ndarray, "image k"], most: int
 ) -> Int64[np.ndarray, "class most"]:
@@ -130,11 +166,9 @@ def nearest_classes(
     Two classes are as near as there are images of either one among the neighbours of the other's; among equally near
     ones the lower label comes first. `neighbours` are rows, or −1.
     """
-    if len(neighbours) != len(labels) or not (neighbours.min() >= -1 and neighbours.max() < len(labels)):
-        raise UserError(
-            f"neighbours must be {len(labels)} lists of rows below {len(labels)}, or -1; got {neighbours.shape} from "
-            f"{neighbours.min()} to {neighbours.max()}"
-        )
+    if neighbours.min() < -1 or neighbours.max() >= len(labels):
+        came = f"some from {neighbours.min()} to {neighbours.max()}"
+        raise UserError(f"neighbours must be rows from 0 to {len(labels) - 1}, or -1; got {came}")
     names, label = np.unique(labels, return_inverse=True)
     own, other = np.repeat(label, neighbours.shape[1]), label[neighbours.ravel()]
     wanted = (neighbours.ravel() >= 0) & (own != other)

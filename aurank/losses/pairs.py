@@ -22,7 +22,7 @@ from aurank.losses.inputs import Inputs
 Value = TypeVar("Value")
 
 
-class cached_property(Generic[Value]):  # noqa: N801
+class cached_property(Generic[Value]):
     """A property computed once, as that of functools without its lock, which compilers of graphs do not know."""
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:

@@ -106,7 +106,7 @@ def _rehearse(config: Config, splits: Splits, parts: Parts) -> Rehearsal:
             "gradients": sum(_size(parameter) for parameter in trained),
             "optimiser": _OPTIMISER_COPIES[config.optim.name] * sum(_size(parameter) for parameter in trained),
             "activations": saved.total,
-            "loss state": sum(_size(value) for value in parts.loss.state_dict().values()),
+            "loss state": sum(_size(value) for value in parts.loss.buffers()),
             "moving average": 0 if parts.average is None else weights,
             "images": sum(images.cached_bytes for images in present.values()),
         },
@@ -117,7 +117,8 @@ def _rehearse(config: Config, splits: Splits, parts: Parts) -> Rehearsal:
 
 def _step(parts: Parts, batch: Batch, saved: "_SavedBytes") -> float:
     saved.reset()
-    with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
+    chunks = parts.module.register_forward_pre_hook(saved.next_pass)
+    with chunks, torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
         loss = parts.loss(parts.embed(batch.image), batch.label, parts.miner, ids=batch.id)
         parts.backward(loss)
     parts.optimiser.zero_grad()
@@ -157,17 +158,23 @@ def _rows_to_measure(data: ImageDataset, name: str) -> list[int]:
 
 
 class _SavedBytes:
-    """Bytes that autograd keeps for the backward pass, each storage counted once."""
+    """Bytes that autograd keeps for the backward pass, each storage counted once, in the largest pass of a step."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self._storages: dict[int, int] = {}
+        self._before = 0
+
+    def next_pass(self, *_: object) -> None:
+        """Nothing; with cached gradients, what was kept for a chunk is gone when the next one comes."""
+        self._before = self.total
+        self._storages.clear()
 
     @property
     def total(self) -> int:
-        return sum(self._storages.values())
+        return max(self._before, sum(self._storages.values()))
 
     def pack(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()

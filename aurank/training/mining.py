@@ -49,7 +49,9 @@ class NearestImages:
             if self._built is None:
                 self._built = self.data()
             embedded = embed(self.encoder, self._built, batch=self.batch, workers=self.workers)
-            found = neighbours(embedded.embeddings, count, device=self.accelerator.device).row
+            device = self.accelerator.device
+            place = device if device.type == "cuda" else "cpu"  # what faiss knows
+            found = neighbours(embedded.embeddings, count, device=place).row
             # An entry that an index did not find names a row behind the last one.
             table[embedded.ids, : found.shape[1]] = np.append(embedded.ids, -1)[found]
         shared = broadcast(torch.from_numpy(table).to(self.accelerator.device))

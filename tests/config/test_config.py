@@ -131,6 +131,7 @@ def test_differences_are_listed_by_dotted_path(tmp_path: Path) -> None:
         "optim.weight_decay=-1e-4", "optim.head_lr_multiplier=0", "optim.warmup_steps=-1", "optim.clip_norm=0",
         "train.steps=0", "train.steps=1.0", "train.steps=true", "train.accumulate=0", "train.validate_every=0",
         "train.early_stopping=0", "train.ema=1", "train.ema=0", "train.log_every=0", "train.checkpoint_every=0",
+        "train.micro_batch=1", "memory.size=0",
         "train.trackers=tensorboard", "train.trackers=[paper]", "evaluate.recall_at=[]", "evaluate.recall_at=[0]",
         "evaluate.recall_at=[1, 1]", "evaluate.ties=any",
         "evaluate.max_memory=0", "evaluate.max_memory=0.1B", "evaluate.max_memory=1K", "evaluate.batch=0",

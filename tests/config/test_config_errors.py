@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import yaml
-from config_tables import CHOICES, VALID
+from config_tables import CHOICES, MINIMAL, VALID
 
 from aurank.config import ConfigError, load_config
 
@@ -155,6 +155,25 @@ def test_contradictions_are_found_in_an_otherwise_right_configuration() -> None:
         "optim.schedule.params.milestones: got 100, expected steps less than train.steps = 100; "
         "lower it or raise train.steps",
     ]
+
+
+LARGE = {
+    "{train: {micro_batch: 17}}": "train.micro_batch: got 17, expected at most sampler.batch = 16, or null",
+    "{memory: {size: 16}}": "memory.size: got 16, expected more than sampler.batch = 16: a batch is part of the memory",
+    "{memory: {size: 17, start_at: 100}}": "memory.start_at: got 100, expected less than train.steps = 100; "
+    "lower it or raise train.steps",
+}
+
+
+@pytest.mark.parametrize("edits", LARGE)
+def test_what_makes_batches_larger_must_fit_them(edits: str) -> None:
+    assert errors_of(edits) == [LARGE[edits]]
+    assert errors_of(edits, ["seed=-1"])[1:] == [LARGE[edits]]
+    assert load_config(MINIMAL, ["train.micro_batch=112", "memory.size=113", "memory.start_at=99"], choices=CHOICES)
+
+
+def test_a_memory_needs_its_size() -> None:
+    assert errors_of("{memory: {start_at: 3}}") == ["memory.size: missing, expected a whole number >= 1"]
 
 
 @pytest.mark.parametrize("params", ["{per_class: 4}", "{}", "null"])

@@ -10,6 +10,7 @@ from sklearn.metrics import average_precision_score
 from aurank.errors import UserError
 from aurank.losses import SmoothAPLoss, SOPRCLoss
 from aurank.losses.interpolation import INTERPOLATIONS
+from aurank.losses.kernels.intervals import LEAST_WIDTH
 from aurank.losses.soprc import Interpolation, true_positive_rate
 
 SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
@@ -290,3 +291,25 @@ def test_a_label_outside_class_counts_is_named_with_the_remedy(label: int) -> No
 def test_class_counts_may_be_an_array_a_tensor_a_list_or_an_iterator() -> None:
     for counts in (np.array([2, 3]), torch.tensor([2, 3]), [2, 3], (2, 3), iter([2, 3])):
         assert SOPRCLoss(counts).class_counts.tolist() == [2, 3]
+
+
+def test_many_positives_are_counted_by_intervals_to_the_same_loss_and_gradient() -> None:
+    # from a certain number of positives on the false positive rate takes another path
+    random = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, generator=random, dtype=torch.float64).requires_grad_()
+    references = torch.randn(108, 4, generator=random, dtype=torch.float64).requires_grad_()
+    ref_labels = torch.tensor([0] * 100 + [1] * 8)
+    labels = torch.tensor([0, 1])
+    assert LEAST_WIDTH <= 100
+    given = {"ref_emb": references, "ref_labels": ref_labels}
+    loss = SOPRCLoss([100, 8], semi_variance=None).double()(query, labels, **given)
+    similarity, sides = oracles.cosine(query, references), oracles.masks([0, 1], ref_labels.tolist())
+    terms = oracles.soprc_first_batch(similarity, *sides, [0, 1], class_counts=[100, 8])
+    expected = oracles.mean(terms["loss"])
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
+    for gradient, wanted in zip(
+        torch.autograd.grad(loss, (query, references)),
+        torch.autograd.grad(expected, (query, references)),
+        strict=True,
+    ):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-10)

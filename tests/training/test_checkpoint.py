@@ -66,7 +66,13 @@ def test_a_missing_or_foreign_or_future_file_is_refused(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "future.pt")
 
 
-@pytest.mark.parametrize("name", CONTENT)
+def test_a_checkpoint_of_before_samplers_had_a_state_is_read(tmp_path: Path) -> None:
+    whole = content(format=FORMAT)
+    torch.save({key: value for key, value in whole.items() if key != "sampler"}, tmp_path / "last.pt")
+    assert load_checkpoint(tmp_path / "last.pt") == whole
+
+
+@pytest.mark.parametrize("name", [name for name in CONTENT if name != "sampler"])
 def test_a_checkpoint_that_lacks_a_part_or_holds_another_type_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "last.pt"
     whole = content(format=FORMAT)

@@ -140,9 +140,9 @@ def test_early_stopping_ends_the_run(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "out" / "last.pt")["progress"]["step"] == result.steps
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("accumulate", "memory"), [(1, None), (2, None), (2, {"size": 40}), (1, {"size": 1000})])
 def test_a_loss_that_is_not_finite_stops_the_run_names_the_images_and_keeps_the_state_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int, memory: dict[str, int] | None
 ) -> None:
     """Broken images have reached batch norms, the loss's averages and the random numbers by the time it is seen."""
     original = Encoder.forward
@@ -154,6 +154,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_names_the_images_and_keeps_the_
 
     monkeypatch.setattr(Encoder, "forward", poisoned)
     config = tiny_config(train={"accumulate": accumulate, "checkpoint_every": 1, "validate_every": 100, "ema": 0.5})
+    config["memory"] = memory
     place = f"epoch 0, batch {3 * accumulate - 1}"
     with pytest.raises(AurankError, match=rf"the loss is nan at step 3 \({place}\).*optim\.lr") as caught:
         aurank.train(config, tmp_path / "out")

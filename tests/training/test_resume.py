@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,11 +71,20 @@ def assert_equal(left: object, right: object, ignore: tuple[str, ...], path: str
         assert left == right, path
 
 
+LARGE = {
+    "sampler": {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 7, "num_neighbours": 5}},
+    "memory": {"size": 50, "start_at": 2},
+    "train": {"micro_batch": 6, "checkpoint_every": 3},
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["soprc", "smooth_ap"])
-def test_killed_runs_resume_bit_for_bit_with_any_number_of_workers(tmp_path: Path, loss: str) -> None:
+@pytest.mark.parametrize(("loss", "sections"), [("soprc", {}), ("smooth_ap", {}), ("blackbox_ap", LARGE)])
+def test_killed_runs_resume_bit_for_bit_with_any_number_of_workers(
+    tmp_path: Path, loss: str, sections: dict[str, dict[str, Any]]
+) -> None:
     config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(tiny_config(loss)), encoding="utf-8")
+    config.write_text(yaml.safe_dump(tiny_config(loss, **sections)), encoding="utf-8")
     run(command(config, tmp_path / "whole", 0))
     seed = int.from_bytes(os.urandom(4), "little")
     print("random kill points from seed", seed)

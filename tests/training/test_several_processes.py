@@ -7,8 +7,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
 from tiny import tiny_config
 
@@ -82,3 +84,42 @@ def test_only_the_main_process_prints_and_writes(tmp_path: Path) -> None:
     assert results[1][1] == ""
     assert "validation" not in results[1][2]
     assert load_checkpoint(tmp_path / "out" / "last.pt")["progress"]["step"] == 3
+
+
+LARGE = {
+    "sampler": {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 3, "num_neighbours": 5}},
+    # Larger than all batches together: which rows stay in a smaller one depends on their order within a batch.
+    "memory": {"size": 100, "start_at": 1},
+    "miner": {"name": "multi_similarity"},
+    "loss": {"name": "soprc", "params": {}},
+    "train": {"micro_batch": 3, "accumulate": 2},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sections", [{}, LARGE], ids=["plain", "all at once"])
+def test_two_processes_train_the_weights_of_one(tmp_path: Path, sections: dict[str, dict[str, Any]]) -> None:
+    exact = {
+        "loss": {"name": "smooth_ap", "params": {"temperature": 0.1}},
+        "model": {"params": {}, "freeze_batch_norm": True},
+        "optim": {"name": "sgd", "lr": 0.05, "clip_norm": 0.5, "warmup_steps": 0},
+        **sections,
+        "train": {"steps": 3, "validate_every": 100, **sections.get("train", {})},
+    }
+    content = {name: {**tiny_config().get(name, {}), **values} for name, values in exact.items()}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({**tiny_config(), **content}), encoding="utf-8")
+    states = []
+    for ranks in (1, 2):
+        results = ended(start(config, tmp_path / str(ranks), ranks))
+        assert [code for code, _, _ in results] == [0] * ranks, results
+        states.append(load_checkpoint(tmp_path / str(ranks) / "last.pt"))
+    first, last = (state["encoder"] for state in states)
+    assert len(states[1]["random"]) == 2
+    for name, value in first.items():
+        torch.testing.assert_close(last[name], value, rtol=1e-5, atol=1e-6, msg=name)
+    if "memory" in sections:
+        assert states[1]["loss"]["_extra_state"] == states[0]["loss"]["_extra_state"]
+        for name, value in states[0]["loss"].items():
+            if name.startswith("loss."):  # what the loss keeps of each class
+                torch.testing.assert_close(states[1]["loss"][name], value, rtol=1e-4, atol=1e-5, msg=name)

@@ -106,7 +106,7 @@ def sums(
 
 def exact_losses(positives: Tensor, negatives: Tensor) -> dict[str, float]:
     """Of the whole data set in float64 by sorting: 1 − AUPRC (Eq. 3), and the objective with ℓ1 in FPR (Eq. 4)."""
-    ahead = positives.argsort(descending=True).argsort() + 1
+    ahead = 1.0 + positives.argsort(descending=True).argsort().double()
     true_positive = PRIOR * ahead / len(positives)
     ordered = negatives.sort().values
     above = len(negatives) - torch.searchsorted(ordered, positives)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 ADAM = (1e-3, 3e-4)
 SGD = (1.0, 0.3)
-STEPS = 300
+STEPS = 200
 SEEDS = (0, 1, 2)
 
 

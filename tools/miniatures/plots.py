@@ -132,7 +132,8 @@ def stability(found: Mapping[str, Any]) -> Figure:
         each.grid(axis="y", visible=False)
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()
-    axes[1].legend(frameon=False, fontsize=8)
+    axes[1].margins(x=0.3)  # room for the legend
+    axes[1].legend(frameon=False, fontsize=8, loc="center right")
     return figure
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from scipy.stats import t as student_t  # type: ignore[import-untyped]  # scikit-learn brings it
 
 from aurank.files import write_text
-from miniatures.methods import METHODS, Run, grid
+from miniatures.methods import METHODS, SEEDS, Run, grid
 
 Line = dict[str, Any]
 KEYS = ("method", "config", "overrides")
@@ -24,6 +24,11 @@ class Results:
         self.path = path
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         self.lines: list[Line] = [json.loads(line) for line in text.splitlines()]
+
+    @property
+    def seeds(self) -> list[int]:
+        """Those of the default, which choose the learning rates, and all others there are runs of."""
+        return [*SEEDS, *sorted({line["seed"] for line in self.lines} - set(SEEDS))]
 
     def find(self, run: Run) -> Line | None:
         """The line of a run, by its method and all its changes of the configuration."""

@@ -70,7 +70,7 @@ def proposition_claims(found: Found) -> Iterator[Claim]:
     text = f"largest difference over 100 quantiles {worst:.1f} standard errors, β = {', '.join(arange)}"
     yield Claim("Prop. 1, mean", "E v = E φ + (1 − β)^T (v₁ − E φ)", text, judged(worst < 4))
     ratios = ", ".join(f"{each['variance']:.2f}" for each in arange.values())
-    also = ", ".join(f"{each['variance']:.3g}" for each in copied.values())
+    also = ", ".join(f"{each['variance']:,.2f}" for each in copied.values())
     text = f"divided by the bound: {ratios} for v₁ fixed; {also} where v₁ is the first batch, which varies itself"
     bounded = [max(each["variance"] for each in start.values()) < 1.05 for start in (arange, copied)]
     yield Claim("Prop. 1, variance", "Var v ≤ Var φ · β / (2 − β)", text, judged(*bounded))

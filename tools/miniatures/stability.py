@@ -81,7 +81,8 @@ def change(batch: int, *, seed: int, trials: int = TRIALS) -> dict[str, dict[str
         for _ in range(WARM_UP):  # v follows the scores before it is measured
             inputs = draw()
             for loss in compared.values():
-                loss(inputs @ weight, labels)
+                if isinstance(loss, SOPRCLoss):
+                    loss(inputs @ weight, labels)
     for _ in range(trials):
         inputs, other = draw(), draw()
         rows = {"positive": 1, "negative": int(torch.randint(PER_CLASS, batch, (1,), generator=chance))}

@@ -5,6 +5,7 @@ infinite. With x = (other − score) / temperature it returns Σ_j ℓ(x) for ea
 sums, the gradients of `scores` and `others`. None of them keeps a tensor of query · width · reference entries.
 """
 
+from functools import cache
 from typing import Literal, Protocol, runtime_checkable
 
 from jaxtyping import Float
@@ -45,20 +46,20 @@ class Kernel(Protocol):
 
 def choose_kernel(scores: Tensor, others: Tensor, surrogate: str) -> Kernel:
     """The fastest kernel there is for such tensors."""
-    if scores.is_cuda and importable("triton"):
-        from aurank.losses.kernels import gpu  # triton is not to be had everywhere
-
-        return gpu
-    # Its sums over intervals would be atomic additions on a GPU, in an order that changes from run to run.
-    if surrogate == "huber" and not scores.is_cuda and scores.shape[1] >= intervals.LEAST_WIDTH:
+    fused = triton_kernel() if scores.is_cuda else None
+    if fused is not None:
+        return fused
+    # On a GPU its sums would be atomic additions, in an order that changes from run to run.
+    if surrogate == "huber" and scores.device.type == "cpu" and scores.shape[1] >= intervals.LEAST_WIDTH:
         return intervals
     return plain
 
 
-def importable(name: str) -> bool:
-    """Whether an optional package is there and whole."""
+@cache
+def triton_kernel() -> Kernel | None:
+    """The kernel in triton; None where that is not to be had."""
     try:
-        __import__(name)
+        from aurank.losses.kernels import gpu
     except ImportError:
-        return False
-    return True
+        return None
+    return gpu

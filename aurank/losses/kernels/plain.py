@@ -60,8 +60,8 @@ def blocks(scores: Tensor, others: Tensor) -> Iterator[tuple[slice, slice]]:
 def differences(
     scores: Float[Tensor, "query width"], others: Float[Tensor, "query reference"], temperature: float
 ) -> Float[Tensor, "query width reference"]:
-    """x: subtracted first, since quotients by a small temperature are large and rounded."""
-    return (others[:, None, :] - scores[:, :, None]).div_(temperature)
+    """x: subtracted first, since scores divided by a small temperature are large, and their rounding too."""
+    return (others[:, None, :] - scores[:, :, None]).mul_(1 / temperature)
 
 
 # What follows may overwrite its argument.

@@ -1,0 +1,91 @@
+"""Hard negatives in the loop: mined from the weights as they stand, in checkpoints, whatever the workers."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_dry_run import photos
+from test_resume import assert_same_run
+from tiny import STEPS, tiny_config
+
+import aurank
+from aurank.data import HardNegativeSampler
+from aurank.training import read_config, rehearse
+from aurank.training.build import build_dataset, build_splits
+from aurank.training.checkpoint import load_checkpoint
+from aurank.training.run import build_parts, own_settings
+
+HARD = {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 5, "num_neighbours": 7}}
+
+
+def test_nearest_images_are_those_of_all_others_under_the_evaluation_transform(tmp_path: Path) -> None:
+    photos(tmp_path, {f"{split}/{split}{label}": 4 for split in ("train", "val", "test") for label in "abcd"})
+    (tmp_path / "train" / "trainb" / "1.png").write_bytes(b"broken")
+    data = {"name": "folder", "root": str(tmp_path), "on_error": "skip", "channels": 3}
+    config = read_config(tiny_config(data=data, sampler=HARD))
+    data_set = build_dataset(config.data, build_splits(config.data, seed=3).train, train=False)
+    with own_settings():
+        parts = build_parts(config, build_splits(config.data, seed=3))
+        assert isinstance(parts.sampler, HardNegativeSampler)
+        found = parts.sampler.neighbours(20)
+    assert parts.module.training
+    rows = [row for row in range(16) if row != 5]
+    with torch.no_grad():
+        embeddings = parts.module.eval()(data_set.__getitems__(rows).image)
+    similarity = (embeddings @ embeddings.T).fill_diagonal_(-2)
+    nearest = torch.from_numpy(np.searchsorted(rows, found[rows][:, :14]))
+    # Compared by similarity, since copies of an image are equally near.
+    expected = similarity.sort(dim=1, descending=True).values[:, :-1]
+    torch.testing.assert_close(similarity.gather(1, nearest), expected, rtol=0, atol=1e-5)
+    assert nearest.sort(dim=1).values.diff(dim=1).min() >= 1
+    assert (found[5] == -1).all()
+    assert (found[:, 14:] == -1).all()
+
+
+def test_neighbours_are_mined_anew_every_so_many_steps_from_the_weights_of_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mined: list[tuple[int, int, np.ndarray]] = []
+    original = HardNegativeSampler.refresh
+
+    def refresh(self: HardNegativeSampler, epoch: int, batch: int) -> None:
+        original(self, epoch, batch)
+        mined.append((epoch, batch, self.state_dict()["nearest"].numpy()))
+
+    monkeypatch.setattr(HardNegativeSampler, "refresh", refresh)
+    config = tiny_config(sampler=HARD, train={"accumulate": 2, "steps": 13, "validate_every": 100})
+    aurank.train(config, tmp_path / "out")
+    assert [place[:2] for place in mined] == [(0, 0), (0, 10), (0, 20)]
+    assert not np.array_equal(mined[0][2], mined[1][2])
+    state = load_checkpoint(tmp_path / "out" / "last.pt")["sampler"]
+    np.testing.assert_array_equal(state["nearest"].numpy(), mined[-1][2])
+    assert len(state["shown"]) == 20
+
+
+@pytest.mark.slow
+def test_a_run_stopped_between_two_refreshes_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+    """With everything that a step can keep, and with workers that read ahead, which the whole run had not."""
+    config = tiny_config(
+        sampler=HARD,
+        memory={"size": 60, "start_at": 3},
+        train={"accumulate": 2, "micro_batch": 6, "checkpoint_every": 100, "ema": 0.9},
+    )
+    aurank.train(config, tmp_path / "whole")
+
+    def interrupt(kind: str, values: dict[str, object]) -> None:
+        if kind == "step" and values["step"] in (7, 15):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    config["data"]["workers"] = 2
+    for steps in (7, 15, STEPS):
+        result = aurank.train(config, tmp_path / "stopped", resume=True, listener=interrupt)
+        assert result.steps == steps
+    # Checking types in this process draws from Python's own generator; nothing of the training does.
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped", ignore=("python", "workers"))
+
+
+def test_a_rehearsal_needs_no_neighbours() -> None:
+    assert rehearse(read_config(tiny_config(sampler=HARD))).batch == 16

@@ -1,0 +1,65 @@
+"""What a step changed before its loss turned out not to be finite can be taken back."""
+
+import pytest
+import torch
+from test_resume import assert_equal
+from torch import Tensor, nn
+
+from aurank.losses import CrossBatchMemory, SOPRCLoss
+from aurank.training.checkpoint import random_state
+from aurank.training.state import Before, Progress
+
+
+class Drawing(SOPRCLoss):
+    """A loss that keeps a generator's state beside its buffers."""
+
+    def __init__(self) -> None:
+        super().__init__(class_counts=torch.tensor([8, 8, 8]).numpy())
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, *given: object, **named: object) -> Tensor:
+        value: Tensor = super().forward(*given, **named)
+        return value * (1 + torch.rand((), generator=self.generator))
+
+    def get_extra_state(self) -> dict[str, Tensor]:
+        return {"generator": self.generator.get_state()}
+
+    def set_extra_state(self, state: dict[str, Tensor]) -> None:
+        self.generator.set_state(state["generator"])
+
+
+def state_of(*modules: nn.Module) -> list[dict[str, object]]:
+    return [
+        {name: torch.clone(v) if isinstance(v, Tensor) else v for name, v in m.state_dict().items()} for m in modules
+    ]
+
+
+@pytest.mark.parametrize("memory", [None, 5, 13, 100])
+def test_a_step_of_several_batches_is_taken_back_whole(memory: int | None) -> None:
+    encoder, loss = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout()), Drawing()
+    whole: nn.Module = loss if memory is None else CrossBatchMemory(loss, embedding_dim=3, memory_size=memory)
+    labels, progress = torch.tensor([0, 0, 1, 1, 2, 2]), Progress(step=3, epoch=1, batch=2)
+
+    def step() -> None:
+        for _ in range(2):
+            whole(encoder(torch.randn(6, 4)), labels)
+        progress.batch += 2
+
+    for _ in range(3):
+        before = Before(encoder, whole, progress, rows=12)
+        modules, random, position = state_of(encoder, whole), random_state(), vars(progress).copy()
+        step()
+        after = state_of(encoder, whole)
+        before.restore(progress)
+        assert_equal(state_of(encoder, whole), modules, ignore=())
+        assert_equal(random_state(), random, ignore=("python",))
+        assert vars(progress) == position
+        step()  # and the same step again does the same
+        assert_equal(state_of(encoder, whole), after, ignore=())
+
+
+def test_of_a_memory_only_the_rows_to_be_written_are_kept() -> None:
+    memory = CrossBatchMemory(SOPRCLoss(class_counts=torch.tensor([8]).numpy()), embedding_dim=3, memory_size=10_000)
+    before = Before(nn.Linear(2, 3), memory, Progress(), rows=12)
+    kept = [value for value in [*before.memory.values(), *before.state.values()] if isinstance(value, Tensor)]
+    assert max(len(value) for value in kept if value.ndim) == 12
