@@ -233,54 +233,20 @@ def soprc_first_batch(
     return {"loss": ranking, "semi_variance": extra}
 
 
-def bin_shares(
-    similarity: Tensor, positive: Mask, negative: Mask, *, number: int, limits=(-1.0, 1.0), include_self: bool = False
-) -> dict[int, tuple[list[int], dict[int, Tensor]]]:
-    """Per valid query its positives, and by reference the share in each bin, from the greatest similarity on.
-
-    A share is the height of a triangle that falls to 0 one step to either side of the bin's centre.
-    """
-    step = (limits[1] - limits[0]) / (number - 1)
-    centres = torch.tensor([limits[1] - m * step for m in range(number)], dtype=torch.float64)
-    chosen = {}
-    for row, (positives, negatives) in sides(positive, negative).items():
-        ranked = [*positives, row] if include_self else positives
-        score = similarity[row].clamp(*limits)
-        chosen[row] = ranked, {j: (1 - (score[j] - centres).abs() / step).clamp(min=0) for j in [*ranked, *negatives]}
-    return chosen
-
-
-def binned_ap(similarity: Tensor, positive: Mask, negative: Mask, *, number: int, **bins: object) -> PerQuery:
-    """1 - sum over bins of precision up to the bin times the recall gained in it: FastAP's and DIR's definition."""
-    losses = {}
-    for row, (ranked, shares) in bin_shares(similarity, positive, negative, number=number, **bins).items():
-        found = seen = total = similarity.new_zeros(())
-        for m in range(number):
-            gained = sum(shares[j][m] for j in ranked)
-            found, seen = found + gained, seen + sum(shares[j][m] for j in shares)
-            if gained > 0:
-                total = total + found / seen * gained / len(ranked)
-        losses[row] = 1 - total
-    return losses
-
-
-def tie_aware_ap(similarity: Tensor, positive: Mask, negative: Mask, *, number: int, **bins: object) -> PerQuery:
-    """1 - mean over positives of their expected precision over the orders within a bin, others counting by share."""
-    losses = {}
-    for row, (ranked, shares) in bin_shares(similarity, positive, negative, number=number, **bins).items():
-        none = total = similarity.new_zeros(())
-        for i, m in ((i, m) for i in ranked for m in range(number) if shares[i][m] > 0):
-            ahead = sum((shares[j][:m].sum() for j in shares if j != i), none)
-            tied = sum((shares[j][m] for j in shares if j != i), none)
-            positives_ahead = sum((shares[j][:m].sum() for j in ranked if j != i), none)
-            positives_tied = sum((shares[j][m] for j in ranked if j != i), none)
-            inverses = torch.digamma(ahead + tied + 2) - torch.digamma(ahead + 1)
-            share_of_positives = positives_tied / tied if tied > 0 else none
-            precisions = (1 + positives_ahead) * inverses
-            precisions = precisions + share_of_positives * (tied + 1 - (1 + ahead) * inverses)
-            total = total + shares[i][m] * precisions / (tied + 1)
-        losses[row] = 1 - total / len(ranked)
-    return losses
+def official_soprc_first_batch(
+    similarity: Tensor, positive: Mask, negative: Mask, labels: Sequence[int], *, class_counts: Sequence[int]
+) -> dict[str, PerQuery | Tensor]:
+    """The authors' code on its first batch: v from 0, 0.01 ... 0.99, moved by 0.1 towards a class's last query's."""
+    chosen, quantiles = sides(positive, negative), {}
+    start = torch.tensor([k / 100 for k in range(100)], dtype=torch.float32).tolist()  # a state is float32 at first
+    for row in chosen:
+        last = max(mate for mate in chosen if labels[mate] == labels[row])
+        scores = official_scores([float(similarity[last, j].detach()) for j in chosen[last][0]], 100)
+        quantiles[row] = [0.9 * before + 0.1 * score for before, score in zip(start, scores, strict=True)]
+    prior = {row: 0.1 * class_counts[label] / max(class_counts) for row, label in enumerate(labels)}
+    ranking = soprc(similarity, positive, negative, quantiles=quantiles, prior=prior)
+    extra = pooled_semi_variance(similarity, positive, negative, weights=(1.0, 5.0))
+    return {"loss": ranking, "semi_variance": extra}
 
 
 def auroc(
@@ -315,17 +281,24 @@ def recall_at_k(
     temperature: float,
     rank_temperature: float,
     official: bool = False,
+    include_self: bool = True,
 ) -> PerQuery:
-    """The paper's; `official`: the query itself ranked, rank_temperature · k, at most k positives of min(k, P)."""
+    """The paper's; `official`: the query itself ranked, rank_temperature · k, at most k positives of min(k, P).
+
+    `include_self`: False where `official`'s query is not among its references.
+    """
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
         score = similarity[row]
-        ranked = [*positives, *negatives, *([row] if official else [])]
+        ranked = [*positives, *negatives, *([row] if official and include_self else [])]
+        ranks = [
+            1 + sum(1 / (1 + torch.exp((score[i] - score[j]) / temperature)) for j in ranked if j != i)
+            for i in positives
+        ]
         total = score.new_zeros(())
         for k in cuts:
             hits = score.new_zeros(())
-            for i in positives:
-                rank = 1 + sum(1 / (1 + torch.exp((score[i] - score[j]) / temperature)) for j in ranked if j != i)
+            for rank in ranks:
                 hits = hits + 1 / (1 + torch.exp((rank - k) / (rank_temperature * (k if official else 1))))
             if official:
                 total = total + torch.minimum(hits, torch.tensor(float(k))) / min(k, len(positives))

@@ -10,7 +10,7 @@ fit into `--limit` gigabytes is said not to.
 
 `/ ResNet-50 step`: divided by forward and backward of timm's resnet50 on a batch of so many images of 224 x 224,
 measured on 8 images and scaled linearly (`--images 0` leaves it out). With `--references` the loss ranks so many other
-rows, as those of a memory, and the products are E @ R.T.
+rows, as those of a memory, and the products are E @ R.T. `xbm` has a full memory of its own, of 8,192 rows.
 
 Peers: the losses of pytorch-metric-learning (PML), and SmoothAP on the tensor of all [batch, batch, batch] differences.
 """
@@ -30,7 +30,8 @@ from pytorch_metric_learning import losses as pml
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from aurank.losses import LOSSES
+from aurank.losses import LOSSES, CrossBatchMemory, ListwiseAPLoss, RecallAtKLoss, contrastive
+from aurank.losses.inputs import read_inputs
 
 Loss = Callable[..., Tensor]
 Result = dict[str, Any]
@@ -64,15 +65,25 @@ PEERS: dict[str, Callable[[], Loss]] = {
     "PML MultiSimilarity": pml.MultiSimilarityLoss,
     "SmoothAP, pair tensor": lambda: pair_tensor_smooth_ap,
 }
-NAMES = [PRODUCT, *LOSSES, *PEERS]
+XBM, MEMORY = "xbm", 8192
+VARIANTS: dict[str, Callable[[], Loss]] = {
+    "listwise_ap, tie-aware": lambda: ListwiseAPLoss(tie_aware=True),
+    "recall_at_k, mixup": lambda: RecallAtKLoss(similarity_mixup=True),
+}
+NAMES = [PRODUCT, *LOSSES, *VARIANTS, XBM, *PEERS]
 
 
-def make(name: str, classes: int) -> Loss:
-    """The loss or peer of that name."""
+def make(name: str, classes: int, memory: tuple[Tensor, Tensor] | None) -> Loss:
+    """The loss or peer of that name; a memory, embeddings and labels, is what cross-batch memory is filled with."""
     if name == PRODUCT:
         return product
-    if name in PEERS:
-        return PEERS[name]()
+    if memory is not None:
+        rows, labels = memory
+        xbm = CrossBatchMemory(contrastive(reduction="batch"), embedding_dim=rows.shape[1], memory_size=len(rows))
+        xbm.write(read_inputs(rows, labels))
+        return xbm
+    if name in VARIANTS | PEERS:
+        return (VARIANTS | PEERS)[name]()
     sizes = {"class_counts": torch.full((classes,), 6)} if name == "soprc" else {}
     loss: Loss = LOSSES[name](**sizes)
     return loss
@@ -82,23 +93,25 @@ def measure(name: str, given: argparse.Namespace) -> Result:
     """Seconds and megabytes of one loss on a shuffled batch of random embeddings."""
     batch, per_class = given.batch[0], given.per_class
     random = torch.Generator().manual_seed(0)
-    rows = given.references or batch
+    rows = MEMORY if name == XBM else given.references or batch
     classes = max(1, rows // per_class)
     embeddings = torch.randn(batch, given.dim, generator=random, requires_grad=True)
     labels = (torch.arange(batch) // per_class)[torch.randperm(batch, generator=random)]
     if name == "PML SmoothAP":
         labels = labels.sort().values  # it needs blocks
     others: dict[str, Tensor] = {}
-    if given.references:
+    if given.references or name == XBM:
         others["ref_emb"] = torch.randn(rows, given.dim, generator=random)
         others["ref_labels"] = torch.arange(rows) % classes
-    loss = make(name, classes + 1)
+    memory = (others["ref_emb"], others["ref_labels"]) if name == XBM else None
+    loss = make(name, classes + 1, memory)
+    own = others if memory is None else {}  # a memory brings its references itself
     small = torch.arange(32) // min(per_class, 16)
     torch.autograd.backward(loss(embeddings[:32], small % (classes + 1)))  # loads kernels, starts threads
     embeddings.grad = torch.zeros_like(embeddings)
 
     def step() -> None:
-        torch.autograd.backward(loss(embeddings, labels, **others))
+        torch.autograd.backward(loss(embeddings, labels, **own))
 
     def only_product() -> None:
         with torch.no_grad():

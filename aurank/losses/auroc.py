@@ -8,11 +8,14 @@ from pytorch_metric_learning.reducers import BaseReducer
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor
 
+from aurank.errors import UserError
 from aurank.losses.base import PairLoss
 from aurank.losses.checks import Number, require_choice, require_positive
 from aurank.losses.distributed import Distributed
 from aurank.losses.pairs import Pairs
 from aurank.losses.ranking_sums import Surrogate, ranking_sums
+
+DEFAULT_TEMPERATURE = 0.1
 
 
 def auroc_surrogate(
@@ -34,14 +37,14 @@ class AUROCLoss(PairLoss):
         temperature falls.
     temperature: how far apart two similarities count as ordered.
     official: True does as the SOPRC authors' code: the query stays in its own ranking as a positive, and "logistic"
-        takes no temperature. That code averages over all triplets of equal classes at once; here, over each query's,
-        then over the queries, which is the same for equal classes.
+        takes no temperature: any but 1 and the default is refused. That code averages over all triplets of equal
+        classes at once; here, over each query's, then over the queries, which is the same for equal classes.
     """
 
     def __init__(
         self,
         surrogate: Surrogate = "huber",
-        temperature: Number = 0.1,
+        temperature: Number = DEFAULT_TEMPERATURE,
         *,
         official: bool = False,
         distance: BaseDistance | None = None,
@@ -58,6 +61,11 @@ class AUROCLoss(PairLoss):
             distributed=distributed,
         )
         require_choice("surrogate", surrogate, get_args(Surrogate))
+        if official and surrogate == "logistic" and temperature not in (DEFAULT_TEMPERATURE, 1):
+            raise UserError(
+                f'temperature={temperature!r} would be ignored: the authors\' "logistic" has none, which is a '
+                "temperature of 1. Leave it out, or set official=False"
+            )
         self.surrogate: Surrogate = surrogate
         self.temperature = require_positive("temperature", temperature)
         self.official = official

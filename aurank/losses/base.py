@@ -12,13 +12,14 @@ from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.checks import Number
+from aurank.losses.checks import Number, check_device
 from aurank.losses.distributed import Distributed, Gather
-from aurank.losses.inputs import Mined, read_inputs
-from aurank.losses.pairs import Pairs, make_pairs, without_autocast
+from aurank.losses.inputs import Inputs, TakesInputs
+from aurank.losses.pairs import Pairs, make_pairs
+from aurank.losses.precision import without_autocast
 
 
-class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]  # PML ships no types
+class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PML ships no types
     """A PML loss that is one method, `per_query`, and optionally `extra_terms`, of the pairs of a batch.
 
     The loss is the mean over queries with at least one positive and one negative, or what a PML reducer makes of those
@@ -62,30 +63,11 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]  # PML ships no ty
         """Further terms by name: one value per query, reduced as the loss is, or one value for the batch."""
         return {}
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None = None,
-        indices_tuple: Mined = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        *,
-        ids: Tensor | None = None,
-        ref_ids: Tensor | None = None,
-    ) -> Any:
-        """The loss of a batch, a scalar (whatever the reducer returns, where one is given).
-
-        embeddings [batch, dim]; labels [batch], integers; indices_tuple pairs or triplets from a PML miner, or the
-        miner itself, which is then asked about what the loss sees; ref_emb and ref_labels the references to rank, else
-        the batch itself without each query; ids and ref_ids rows of the data set: they key state per sample, and leave
-        a query out of references that hold it. Labels on the host spare the host from waiting for a GPU. Errors:
-        UserError on input that does not fit.
-        """
+    def of_inputs(self, inputs: Inputs) -> Any:
+        """The loss of arguments that were read before."""
         self.reset_stats()
-        inputs = self.gather(
-            read_inputs(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids)
-        )
-        pairs = make_pairs(inputs, distance=self.distance)
+        check_device(self, inputs.embeddings)
+        pairs = make_pairs(self.gather(inputs), distance=self.distance)
         with without_autocast(pairs.query.device):
             # computed though no query may be valid: under torch.distributed the other ranks wait for this one's state
             terms = {"loss": self.per_query(pairs), **self.extra_terms(pairs)}

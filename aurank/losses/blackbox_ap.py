@@ -15,7 +15,8 @@ from aurank.errors import UserError
 from aurank.losses.base import PairLoss
 from aurank.losses.checks import Number, as_number, require_positive
 from aurank.losses.distributed import Distributed
-from aurank.losses.pairs import Pairs, to_device_of
+from aurank.losses.pairs import Pairs
+from aurank.losses.precision import to_device_of
 from aurank.losses.randomness import SavedGenerator
 
 
@@ -55,7 +56,8 @@ class _AveragePrecision(torch.autograd.Function):
         slope = precision / rank * (length / count)[:, None]
         ctx.step = step
         ctx.save_for_backward(scores, ascending, hit, is_hit, hits, slope, length)
-        return precision.sum(dim=1) / count
+        # a negative that is not a number has a rank, above all others: without this it would go unnoticed
+        return (precision.sum(dim=1) / count).masked_fill(ascending[:, -1].isnan(), torch.nan)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from numbers import Real
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from aurank.errors import UserError
 
@@ -49,6 +49,16 @@ def check_embeddings(name: str, embeddings: Tensor, labels_name: str, labels: Te
     if len(embeddings) == 0:
         raise UserError(f"{name} are empty, got {describe(embeddings)}: skip the batch")
     check_integers(labels_name, labels, name, len(embeddings))
+
+
+def check_device(loss: nn.Module, embeddings: Tensor) -> None:
+    """Nothing; UserError if what the loss keeps is not where the embeddings are."""
+    for state in loss.buffers():
+        if state.device != embeddings.device:
+            raise UserError(
+                f"{type(loss).__name__} is on {state.device} and the embeddings are on {embeddings.device}: "
+                f"move it there, loss.to({str(embeddings.device)!r})"
+            )
 
 
 def check_integers(name: str, values: Tensor, per: str, length: int) -> None:

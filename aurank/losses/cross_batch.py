@@ -7,26 +7,27 @@ import torch
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.distributed import Distributed, Gather, refuse_gathering
-from aurank.losses.inputs import Inputs, Mined, read_inputs
-from aurank.losses.pairs import as_pairs, in_common_precision, to_device_of
+from aurank.losses.checks import check_device
+from aurank.losses.distributed import Distributed, Gather
+from aurank.losses.inputs import Inputs, TakesInputs
+from aurank.losses.pairs import as_pairs
 from aurank.losses.pml import all_pairs, call_loss
+from aurank.losses.precision import in_common_precision, to_device_of
 from aurank.losses.state import FullPrecision
 
-COUNTERS = ("position", "filled", "calls", "rows_seen")
+COUNTERS = ("position", "filled", "calls")
+UNKNOWN = -1  # the id of a row that came without one
 
 
-class CrossBatchMemory(FullPrecision):
+class CrossBatchMemory(TakesInputs, FullPrecision):
     """Any loss of aurank or PML against the batch and, from a certain step on, the newest rows of earlier batches.
 
     The references are the batch followed by the memory, `memory_size` rows in all, a query never among its own. The
     batch's rows keep their gradient as references, so that a memory no larger than the batch gives the loss within the
-    batch; the memory's rows have none. In evaluation mode the memory is used but not written.
+    batch; the memory's rows have none. In evaluation mode the memory is used but not written. With `ids`, earlier
+    embeddings of a query's own image are left out of its references.
 
-    With `ids`, references of a query's id are left out, so neither the other view of an image in the batch nor its
-    older embedding is a positive. Without ids only the row itself is left out.
-
-    loss: a loss of aurank or PML, or MultipleLosses of them. With `distributed`, its own must be None.
+    loss: a loss of aurank or PML, or MultipleLosses of them, that takes references. Only this memory can gather.
     embedding_dim: width of the embeddings.
     memory_size: rows of the memory, the batch included.
     start_at: calls in training mode before the memory is used; the batch alone is used until then. Embeddings change
@@ -36,12 +37,10 @@ class CrossBatchMemory(FullPrecision):
     official: True does as the authors' code and PML: the batch's rows too are references without gradient.
     distributed: as in `PairLoss`; every process then keeps the same memory, of all batches.
 
-    State: the rows with their labels and ids as buffers; position, filling and calls as extra state.
+    State: the embeddings as a buffer; their labels and ids, on the host, and where the memory stands as extra state.
     """
 
     embeddings: Tensor
-    labels: Tensor
-    ids: Tensor
 
     def __init__(
         self,
@@ -62,7 +61,14 @@ class CrossBatchMemory(FullPrecision):
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UserError(f"{name} must be a whole number >= {least}, got {value!r}")
-        refuse_gathering("CrossBatchMemory", loss)
+        for part in loss.modules():
+            if not getattr(part, "takes_references", True):
+                raise UserError(f"{type(part).__name__} takes no references as it is (similarity_mixup), so no memory")
+            if distributed is None and isinstance(gather := getattr(part, "gather", None), Gather) and gather.mode:
+                raise UserError(
+                    'the loss in CrossBatchMemory has distributed="auto", but the memory must be filled from all '
+                    'processes: give distributed="auto" to CrossBatchMemory'
+                )
         self.loss = loss
         self.start_at = start_at
         self.miner = miner
@@ -71,61 +77,49 @@ class CrossBatchMemory(FullPrecision):
         self.position = 0  # where the next row goes
         self.filled = 0
         self.calls = 0
-        self.rows_seen = 0
+        self.labels = torch.zeros(memory_size, dtype=torch.int64)  # on the host, where losses look at labels
+        self.ids = torch.full((memory_size,), UNKNOWN)
         self.register_buffer("embeddings", torch.zeros(memory_size, embedding_dim))
-        self.register_buffer("labels", torch.zeros(memory_size, dtype=torch.int64))
-        self.register_buffer("ids", torch.zeros(memory_size, dtype=torch.int64))
 
     @property
     def memory_size(self) -> int:
         """Rows of the memory."""
         return len(self.embeddings)
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None = None,
-        indices_tuple: Mined = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        *,
-        ids: Tensor | None = None,
-        ref_ids: Tensor | None = None,
-    ) -> Any:
-        """The loss of a batch; arguments as in `PairLoss.forward`, without references of their own."""
-        if ref_emb is not None or ref_labels is not None or ref_ids is not None:
+    def of_inputs(self, inputs: Inputs) -> Any:
+        """The loss of arguments that were read before; they bring no references of their own."""
+        if inputs.ref_emb is not None:
             raise UserError("CrossBatchMemory brings its own references: leave out ref_emb, ref_labels and ref_ids")
-        if self.miner is not None and indices_tuple is not None:
+        if self.miner is not None and inputs.indices_tuple is not None:
             raise UserError("indices_tuple was given, but CrossBatchMemory has its own miner: leave one of them out")
-        inputs = read_inputs(embeddings, labels, self.miner if indices_tuple is None else indices_tuple, ids=ids)
-        if embeddings.shape[1] != self.embeddings.shape[1]:
+        if inputs.embeddings.shape[1] != self.embeddings.shape[1]:
             width = self.embeddings.shape[1]
-            raise UserError(f"embeddings must be as wide as embedding_dim={width}, got {embeddings.shape[1]}")
-        miner = inputs.indices_tuple if isinstance(inputs.indices_tuple, nn.Module) else None
-        inputs = self.gather.batch(inputs if miner is None else replace(inputs, indices_tuple=None))
+            raise UserError(f"embeddings must be as wide as embedding_dim={width}, got {inputs.embeddings.shape[1]}")
+        check_device(self, inputs.embeddings)
+        mined = self.miner if inputs.indices_tuple is None else inputs.indices_tuple
+        inputs = self.gather.batch(replace(inputs, indices_tuple=mined))
         own = inputs if self.calls < self.start_at else self.with_memory(inputs)
-        value = call_loss(self.loss, own if miner is None else self.gather.mine(replace(own, indices_tuple=miner)))
+        value = call_loss(self.loss, self.gather.mine(own))
         if self.training:
             self.write(inputs)
         return value
 
     def with_memory(self, inputs: Inputs) -> Inputs:
         """The inputs with the batch and what of the memory stays beside it as references."""
-        batch, memory = in_common_precision(inputs.embeddings, self._stored(self.embeddings, len(inputs.labels)))
-        labels, ids = to_device_of(batch, inputs.labels.long()), to_device_of(batch, self._ids(inputs))
+        size, mined = len(inputs.labels), inputs.indices_tuple
+        batch, memory = in_common_precision(inputs.embeddings, self._stored(self.embeddings, size))
         whole = replace(
             inputs,
-            indices_tuple=None,
             ref_emb=torch.cat([batch.detach() if self.official else batch, memory]),
-            ref_labels=torch.cat([labels, self._stored(self.labels, len(labels))]),
-            ids=ids,
-            ref_ids=torch.cat([ids, self._stored(self.ids, len(labels))]),
+            ref_labels=torch.cat([inputs.labels.long().cpu(), self._stored(self.labels, size)]),
+            ref_ids=None if inputs.ids is None else torch.cat([inputs.ids.long().cpu(), self._stored(self.ids, size)]),
+            batch_leads=True,
         )
-        mined = inputs.indices_tuple
         if mined is None or isinstance(mined, nn.Module):
             return whole
-        outside = torch.arange(len(labels) + len(memory), device=batch.device) >= len(labels)
-        with_memory = all_pairs(whole, outside.expand(len(labels), -1))
+        itself, outside = whole.itself(), torch.arange(size + len(memory), device=batch.device) >= size
+        assert itself is not None
+        with_memory = all_pairs(whole, outside & ~itself)
         pairs = zip((to_device_of(batch, part) for part in as_pairs(mined)), with_memory, strict=True)
         return replace(whole, indices_tuple=tuple(torch.cat(both) for both in pairs))
 
@@ -133,29 +127,25 @@ class CrossBatchMemory(FullPrecision):
     def write(self, inputs: Inputs) -> None:
         """Nothing; the batch takes the place of the oldest rows."""
         self.calls += 1
-        ids = self._ids(inputs)
-        self.rows_seen += len(ids)
-        number = min(len(ids), self.memory_size)
+        size = len(inputs.labels)
+        number = min(size, self.memory_size)
+        ids = inputs.labels.new_full((size,), UNKNOWN) if inputs.ids is None else inputs.ids
         for place, rows in self._ring(self.position, number):
             for memory, values in ((self.embeddings, inputs.embeddings), (self.labels, inputs.labels), (self.ids, ids)):
-                memory[place] = values[len(ids) - number :][rows].to(memory.device, memory.dtype)
+                memory[place] = values[size - number :][rows].to(memory.device, memory.dtype)
         self.position = (self.position + number) % self.memory_size
         self.filled = min(self.filled + number, self.memory_size)
 
-    def get_extra_state(self) -> dict[str, int]:
-        """Where the memory stands."""
-        return {name: getattr(self, name) for name in COUNTERS}
+    def get_extra_state(self) -> dict[str, Any]:
+        """Labels, ids, and where the memory stands."""
+        counters = {name: getattr(self, name) for name in COUNTERS}
+        return {"labels": self.labels.clone(), "ids": self.ids.clone(), **counters}
 
-    def set_extra_state(self, state: dict[str, int]) -> None:
+    def set_extra_state(self, state: dict[str, Any]) -> None:
         """Nothing; takes over where another memory stood."""
+        self.labels, self.ids = state["labels"].cpu().clone(), state["ids"].cpu().clone()
         for name in COUNTERS:
             setattr(self, name, int(state[name]))
-
-    def _ids(self, inputs: Inputs) -> Tensor:
-        """The batch's ids; without any, numbers below 0 that no other row has."""
-        if inputs.ids is not None:
-            return inputs.ids.long()
-        return -1 - self.rows_seen - torch.arange(len(inputs.labels))
 
     def _stored(self, memory: Tensor, batch: int) -> Tensor:
         """The newest rows of the memory, oldest first, as many as fit beside a batch of this size."""

@@ -26,7 +26,8 @@ class Gather:
     multiplied by the number of processes, since data-parallel training averages the gradients of the weights: W
     processes with batch B / W get the gradient that one with batch B has. A miner is asked in the first process.
 
-    distributed: None leaves inputs as they are; "auto" gathers where torch.distributed joins several processes.
+    mode: None leaves inputs as they are; "auto" gathers where torch.distributed joins several processes, unless a
+    wrapper around the loss did so before.
     """
 
     def __init__(self, mode: Distributed) -> None:
@@ -40,13 +41,8 @@ class Gather:
         return self.mine(self.batch(inputs))
 
     def mine(self, inputs: Inputs) -> Inputs:
-        """The inputs, which all processes have, a miner among them replaced by what it finds."""
-        return inputs.mined() if self.alone else mined_in_first(inputs)
-
-    @property
-    def alone(self) -> bool:
-        """True if there is nothing to gather."""
-        return self.mode is None or world_size() == 1
+        """The inputs, a miner among them replaced by what it finds: in the first process, where all have the same."""
+        return mined_in_first(inputs) if inputs.shared else inputs.mined()
 
     def batch(self, inputs: Inputs) -> Inputs:
         """The inputs of all processes in the order of their ranks; a miner stays as it is.
@@ -54,7 +50,7 @@ class Gather:
         Errors: UserError when the processes disagree on what they pass and, in the first call, when all of them pass
         the same rows, which somebody must have gathered before.
         """
-        if self.alone:
+        if self.mode is None or inputs.shared or world_size() == 1:
             return inputs
         lengths = exchange_lengths(inputs)
         device = inputs.embeddings.device
@@ -80,6 +76,7 @@ class Gather:
             ref_labels=integers(inputs.ref_labels, 1),
             ids=integers(inputs.ids, 0),
             ref_ids=integers(inputs.ref_ids, 1),
+            shared=True,
         )
         if not self.checked:
             for name, rows, column in (("embeddings", embeddings, 0), ("ref_emb", ref_emb, 1)):
@@ -117,16 +114,6 @@ def exchange_lengths(inputs: Inputs) -> list[list[int]]:
         if len({row[place] for row in rows}) > 1:
             raise UserError(f"the processes disagree on {name}: pass it in all of them or in none")
     return [row[: len(own)] for row in rows]
-
-
-def refuse_gathering(wrapper: str, loss: nn.Module) -> None:
-    """Nothing; UserError if a loss inside of a wrapper gathers by itself what the wrapper has to gather."""
-    gathers = [getattr(part, "gather", None) for part in loss.modules()]
-    if any(isinstance(gather, Gather) and gather.mode is not None for gather in gathers):
-        raise UserError(
-            f'a loss in {wrapper} has distributed="auto": give it to {wrapper}, which gathers for all that is in it, '
-            "and leave it out of the loss"
-        )
 
 
 def gather_mined(inputs: Inputs, lengths: list[list[int]]) -> Mined:

@@ -7,17 +7,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.distributed import Distributed, Gather, refuse_gathering
-from aurank.losses.inputs import Mined, read_inputs
+from aurank.losses.distributed import Distributed, Gather
+from aurank.losses.inputs import Inputs, TakesInputs
 from aurank.losses.pml import call_loss
 
 
-class MultipleLosses(nn.Module):
+class MultipleLosses(TakesInputs, nn.Module):
     """Σ weight · loss over a list or a dict of losses, PML's and aurank's mixed.
 
     losses, miners and weights are lists of one length, or dicts (miners then for some of the keys only). With miners,
-    each loss gets its own miner's tuple (None: no miner) and the caller gives none. distributed: as in `PairLoss`, in
-    place of the losses' own.
+    each loss gets its own miner's tuple (None: no miner) and the caller gives none. distributed: as in `PairLoss`, for
+    all of them at once.
     """
 
     def __init__(
@@ -33,9 +33,6 @@ class MultipleLosses(nn.Module):
         if not losses:
             raise UserError(f"losses must hold at least one loss, got {losses!r}")
         named = by_name("losses", losses, losses)
-        if distributed is not None:
-            for loss in named.values():
-                refuse_gathering("MultipleLosses", loss)
         self.losses = nn.ModuleDict(named)
         self.weights = dict.fromkeys(named, 1.0) if weights is None else by_name("weights", weights, losses)
         if set(self.weights) != set(named):
@@ -45,24 +42,12 @@ class MultipleLosses(nn.Module):
             raise UserError(f"miners must be for losses among {', '.join(named)}, got {', '.join(given)}")
         self.miners = nn.ModuleDict({name: miner for name, miner in given.items() if miner is not None})
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None = None,
-        indices_tuple: Mined = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        *,
-        ids: Tensor | None = None,
-        ref_ids: Tensor | None = None,
-    ) -> Tensor:
-        """The weighted sum, a scalar; arguments as in `PairLoss.forward`."""
-        if indices_tuple is not None and len(self.miners):
+    def of_inputs(self, inputs: Inputs) -> Tensor:
+        """The weighted sum, a scalar, of arguments that were read before."""
+        if inputs.indices_tuple is not None and len(self.miners):
             raise UserError("indices_tuple was given, but MultipleLosses has its own miners: leave one of them out")
         total: Any = 0
-        inputs = self.gather.batch(
-            read_inputs(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids)
-        )
+        inputs = self.gather.batch(inputs)
         for name, loss in self.losses.items():
             own = replace(inputs, indices_tuple=self.miners[name]) if name in self.miners else inputs
             total = total + self.weights[name] * call_loss(loss, self.gather.mine(own))

@@ -6,7 +6,6 @@ miner's tuple two more, because its indices are checked, and only the narrowed m
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from aurank.errors import UserError
 from aurank.losses.checks import describe
 from aurank.losses.inputs import Inputs
+from aurank.losses.precision import in_common_precision, to_device_of, without_autocast
 
 Value = TypeVar("Value")
 
@@ -74,16 +74,16 @@ class Pairs:
     host_reference_labels: Int64[Tensor, " reference"]
     valid_rows: Int64[Tensor, " valid"]  # queries with at least one positive and one negative
     is_self_set: bool  # the references are the queries, row by row
+    is_shared: bool  # every process has these same pairs
     bounds: tuple[float, float]
+    own_references: Bool[Tensor, "query reference"] | None  # True where one is the query itself; None in a self set
 
     @cached_property
     def itself(self) -> Bool[Tensor, "query reference"]:
         """True where the reference is the query itself: same row, or same id among references of their own."""
         if self.is_self_set:
             return torch.eye(len(self.query), dtype=torch.bool, device=self.query.device)
-        if self.query_ids is None or self.reference_ids is None:
-            return torch.zeros_like(self.positive)
-        return self.query_ids[:, None] == self.reference_ids
+        return torch.zeros_like(self.positive) if self.own_references is None else self.own_references
 
     @cached_property
     def valid(self) -> Bool[Tensor, " query"]:
@@ -147,22 +147,19 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance) -> Pairs:
     query_ids = None if ids is None else to_device_of(query, ids.long())
     reference_ids = query_ids if is_self_set else None if ref_ids is None else to_device_of(query, ref_ids.long())
 
-    positive = query_labels[:, None] == reference_labels
+    positive, itself = query_labels[:, None] == reference_labels, None
     negative = ~positive
     if is_self_set:
         positive.fill_diagonal_(False)
-    elif query_ids is not None and reference_ids is not None:
-        other = query_ids[:, None] != reference_ids
-        positive, negative = positive & other, negative & other
+    elif (itself := inputs.itself()) is not None:
+        positive, negative = positive & ~itself, negative & ~itself
 
     if mined is not None:
         assert not isinstance(mined, nn.Module)
         positive, negative = narrow(positive, negative, mined)
         valid = (positive.any(dim=1) & negative.any(dim=1)).cpu()
-    elif is_self_set:
-        valid = count_pairs(host_labels, host_ref_labels, without_self_row=True)
     else:
-        valid = count_pairs(host_labels, host_ref_labels, ids, ref_ids)
+        valid = torch.stack(count_pairs(inputs, host_labels, host_ref_labels)).all(dim=0)
     pairs = Pairs(
         query=query,
         reference=reference,
@@ -177,7 +174,9 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance) -> Pairs:
         host_reference_labels=host_ref_labels,
         valid_rows=to_device_of(query, valid.nonzero().squeeze(1)),
         is_self_set=is_self_set,
+        is_shared=inputs.shared,
         bounds=(-1.0, 1.0) if isinstance(distance, CosineSimilarity) else (-torch.inf, torch.inf),
+        own_references=itself,
     )
     _ = pairs.positives  # gathered here, by the host's labels, so that `per_query` can be compiled as one graph
     return pairs
@@ -211,26 +210,21 @@ def count_equal(
 
 
 def count_pairs(
-    labels: Int64[Tensor, " query"],
-    ref_labels: Int64[Tensor, " reference"],
-    ids: Tensor | None = None,
-    ref_ids: Tensor | None = None,
-    *,
-    without_self_row: bool = False,
-) -> Bool[Tensor, " query"]:
-    """True for each query that has a positive and a negative, counted on the host by sorting, not pair by pair."""
+    inputs: Inputs, labels: Int64[Tensor, " query"], ref_labels: Int64[Tensor, " reference"]
+) -> tuple[Int64[Tensor, " query"], Int64[Tensor, " query"]]:
+    """How many positives and negatives each query has, counted on the host by sorting, not pair by pair."""
+    own = len(labels) if inputs.is_self_set or inputs.batch_leads else 0  # references that are the batch, row by row
     positives = count_equal(labels, ref_labels.sort().values)[1]
     negatives = len(ref_labels) - positives
-    if without_self_row:
-        positives = positives - 1
-    elif ids is not None and ref_ids is not None:
-        codes = torch.unique(torch.cat([ids.cpu().long(), ref_ids.cpu().long()]), return_inverse=True)[1]
-        classes = torch.unique(torch.cat([labels, ref_labels]), return_inverse=True)[1]
+    if inputs.ids is not None and inputs.ref_ids is not None and not inputs.is_self_set:
+        ids, ref_ids = inputs.ids.cpu().long(), inputs.ref_ids.cpu().long()[own:]
+        codes = torch.unique(torch.cat([ids, ref_ids]), return_inverse=True)[1]
+        classes = torch.unique(torch.cat([labels, ref_labels[own:]]), return_inverse=True)[1]
         both = codes * len(classes) + classes  # one number per (id, label)
         same_id = count_equal(codes[: len(labels)], codes[len(labels) :].sort().values)[1]
         itself = count_equal(both[: len(labels)], both[len(labels) :].sort().values)[1]
         positives, negatives = positives - itself, negatives - (same_id - itself)
-    return (positives > 0) & (negatives > 0)
+    return positives - int(own > 0), negatives
 
 
 def narrow(
@@ -273,22 +267,3 @@ def check_mined(mined: Sequence[Tensor], shape: Sequence[int]) -> None:
                 f"indices_tuple holds {int(values[wrong][0])}, outside the {size} {name} (0..{size - 1}): "
                 "mine in the batch and the references that the loss is given"
             )
-
-
-def in_common_precision(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in float64 if either is, else in float32; the same tensor stays the same tensor."""
-    dtype = torch.float64 if torch.float64 in (left.dtype, right.dtype) else torch.float32
-    converted = left.to(dtype)
-    return converted, converted if right is left else right.to(dtype)
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which autocast is off for the device: half precision cannot tell close similarities apart."""
-    if torch.amp.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
-
-
-def to_device_of(like: Tensor, values: Tensor) -> Tensor:
-    """The values on the other tensor's device, sent without waiting for it."""
-    return values.to(like.device, non_blocking=True)

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from aurank.losses.base import require_kind
 from aurank.losses.checks import Number, require_choice
 from aurank.losses.distributed import Distributed, Gather
-from aurank.losses.inputs import Inputs, Mined, read_inputs
-from aurank.losses.pairs import as_pairs, check_mined, in_common_precision, to_device_of, without_autocast
+from aurank.losses.inputs import Inputs, TakesInputs
+from aurank.losses.pairs import as_pairs, check_mined
+from aurank.losses.precision import in_common_precision, to_device_of, without_autocast
 
 Reduction = Literal["sum", "batch", "pml"]
 
 
-class PMLLoss(nn.Module):
+class PMLLoss(TakesInputs, nn.Module):
     """Any PML loss, called as aurank's losses are.
 
     It adds to PML's: `ids` and `ref_ids`, which leave a query out of references that hold it; a miner in place of its
@@ -34,57 +35,48 @@ class PMLLoss(nn.Module):
         self.loss = loss
         self.gather = Gather(distributed)
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None = None,
-        indices_tuple: Mined = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        *,
-        ids: Tensor | None = None,
-        ref_ids: Tensor | None = None,
-    ) -> Any:
-        """The loss of a batch; arguments as in `PairLoss.forward`."""
-        inputs = read_inputs(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids)
+    def of_inputs(self, inputs: Inputs) -> Any:
+        """The loss of arguments that were read before."""
         return call_loss(self.loss, self.gather(inputs))
 
 
 def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
-    """What the loss says of the inputs: with their ids if it takes them, else as PML's losses are called.
+    """What any loss says of the inputs, whose miner was asked; aurank's takes them whole.
 
-    A loss that takes no ids gets its pairs without those of equal ids, and float32 or float64 embeddings.
+    One of PML's gets its five arguments in float32 or float64, and the pairs without those of a query and itself.
     """
+    if isinstance(loss, TakesInputs):
+        return loss.of_inputs(inputs)
     if "ids" in inspect.signature(loss.forward).parameters:
         return loss(*inputs.five, ids=inputs.ids, ref_ids=inputs.ref_ids)
-    inputs = inputs.mined()
     if inputs.is_self_set:
         query, _ = in_common_precision(inputs.embeddings, inputs.embeddings)
         inputs = replace(inputs, embeddings=query, ref_emb=None, ref_labels=None)
     else:
         assert inputs.ref_emb is not None
         query, reference = in_common_precision(inputs.embeddings, inputs.ref_emb)
-        inputs = replace(inputs, embeddings=query, ref_emb=reference, indices_tuple=without_equal_ids(inputs))
+        inputs = replace(inputs, embeddings=query, ref_emb=reference, indices_tuple=without_itself(inputs))
+        if inputs.ref_labels is inputs.labels:  # one tensor for two sets: PML would take row i of either for the same
+            inputs = replace(inputs, ref_labels=inputs.labels.clone())
     with without_autocast(query.device):
         return loss(*inputs.five)
 
 
-def without_equal_ids(inputs: Inputs) -> Sequence[Tensor] | None:
-    """The mined pairs or triplets, or all pairs where nothing was mined, less those of a query and its own id."""
-    mined = inputs.indices_tuple
+def without_itself(inputs: Inputs) -> Sequence[Tensor] | None:
+    """The mined pairs or triplets, or all pairs where nothing was mined, less those of a query and itself."""
+    mined, itself = inputs.indices_tuple, inputs.itself()
     assert not isinstance(mined, nn.Module)
-    if inputs.ids is None or inputs.ref_ids is None:
+    if itself is None:
         return mined
-    ids, ref_ids = (to_device_of(inputs.embeddings, each.long()) for each in (inputs.ids, inputs.ref_ids))
     if mined is None:
-        return all_pairs(inputs, ids[:, None] != ref_ids)
-    mined = [to_device_of(ids, part) for part in mined]
-    check_mined(as_pairs(mined), (len(ids), len(ref_ids)))
+        return all_pairs(inputs, ~itself)
+    mined = [to_device_of(itself, part) for part in mined]
+    check_mined(as_pairs(mined), itself.shape)
     if len(mined) == 3:
         anchor, positive, negative = mined
-        kept = (ids[anchor] != ref_ids[positive]) & (ids[anchor] != ref_ids[negative])
+        kept = ~(itself[anchor, positive] | itself[anchor, negative])
         return anchor[kept], positive[kept], negative[kept]
-    plus, minus = (ids[mined[side]] != ref_ids[mined[side + 1]] for side in (0, 2))
+    plus, minus = (~itself[mined[side], mined[side + 1]] for side in (0, 2))
     return mined[0][plus], mined[1][plus], mined[2][minus], mined[3][minus]
 
 

@@ -72,12 +72,12 @@ def gradient_operator(
 
 @sum_operator.register_fake
 def _(scores: Tensor, others: Tensor, surrogate: str, temperature: float) -> Tensor:
-    return torch.empty_like(scores, memory_format=torch.contiguous_format)
+    return scores.new_empty(scores.shape)
 
 
 @gradient_operator.register_fake
 def _(gradient: Tensor, scores: Tensor, others: Tensor, surrogate: str, temperature: float) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(scores), torch.empty_like(others)
+    return scores.new_empty(scores.shape), others.new_empty(others.shape)
 
 
 def remember(ctx: Any, inputs: tuple[Tensor, Tensor, str, float], output: Tensor) -> None:

@@ -14,8 +14,9 @@ from aurank.errors import UserError
 from aurank.losses.base import PairLoss
 from aurank.losses.checks import Number, require_positive
 from aurank.losses.distributed import Distributed
-from aurank.losses.inputs import Mined
-from aurank.losses.pairs import Pairs, Positives, same_label_index, to_device_of
+from aurank.losses.inputs import Inputs
+from aurank.losses.pairs import Pairs, Positives, same_label_index
+from aurank.losses.precision import to_device_of
 from aurank.losses.randomness import SavedGenerator
 from aurank.losses.ranking_sums import ranking_sums
 
@@ -117,26 +118,20 @@ class RecallAtKLoss(PairLoss):
         self.official = official
         self.shares = SavedGenerator(seed, generator) if similarity_mixup else None
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None = None,
-        indices_tuple: Mined = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        *,
-        ids: Tensor | None = None,
-        ref_ids: Tensor | None = None,
-    ) -> Any:
-        """As `PairLoss.forward`; UserError on references or a miner with similarity_mixup in training mode."""
-        others = ref_emb is not None and ref_emb is not embeddings
-        if self.similarity_mixup and self.training and (others or indices_tuple is not None):
-            given = "ref_emb" if others else "indices_tuple"
+    @property
+    def takes_references(self) -> bool:
+        """False with similarity_mixup, which knows the batch only."""
+        return not self.similarity_mixup
+
+    def of_inputs(self, inputs: Inputs) -> Any:
+        """As `PairLoss.of_inputs`; UserError on references or a miner with similarity_mixup in training mode."""
+        if self.similarity_mixup and self.training and not (inputs.is_self_set and inputs.indices_tuple is None):
+            given = "indices_tuple" if inputs.is_self_set else "ref_emb"
             raise UserError(
                 f"similarity_mixup mixes the samples of the batch itself, so {given} cannot be given with it: leave "
                 "that out, or set similarity_mixup=False"
             )
-        return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids)
+        return super().of_inputs(inputs)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """1 − the mean over k of the smoothed recall@k."""

@@ -39,8 +39,9 @@ def semi_variance_pooled(pairs: Pairs, *, weights: tuple[float, float]) -> Float
     negative = pairs.negative & pairs.valid[:, None]
     below = (masked_mean(pairs.similarity, positive) - pairs.similarity).relu()
     above = (pairs.similarity - masked_mean(pairs.similarity, negative)).relu()
-    return weights[0] * masked_mean(below.square(), positive & (below > 0)) + weights[1] * masked_mean(
-        above.square(), negative & (above > 0)
+    # "not <= 0" selects what is not a number too, so that it shows in the loss
+    return weights[0] * masked_mean(below.square(), positive & ~(below <= 0)) + weights[1] * masked_mean(
+        above.square(), negative & ~(above <= 0)
     )
 
 

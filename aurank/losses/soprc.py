@@ -135,7 +135,8 @@ class SOPRCLoss(PairLoss):
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """Eq. 8. σ(r) is taken as numerator / (numerator + denominator): r itself reaches 4e5."""
-        if not torch.compiler.is_compiling():  # a graph cannot depend on a value; it raises torch's own IndexError
+        # A graph cannot depend on a value. There, torch refuses labels too large, and takes -1 for the last class.
+        if not torch.compiler.is_compiling():
             check_labels_in_range(pairs.host_query_labels, self.num_classes)
         with torch.no_grad():
             quantiles = self.class_quantiles(pairs)
@@ -164,7 +165,7 @@ class SOPRCLoss(PairLoss):
         if self.training:
             rows = pairs.valid_rows
             values = own[last_of_label(pairs.query_labels[rows], rows)] if self.official else own[rows]
-            self.table.update(pairs.query_labels[rows], values, rate=self.beta)
+            self.table.update(pairs.query_labels[rows], values, rate=self.beta, is_shared=pairs.is_shared)
         stored, seen = self.table.read(pairs.query_labels)
         return torch.where(seen[:, None], stored.to(own.dtype), own)
 

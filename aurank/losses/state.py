@@ -44,13 +44,23 @@ class RowTable(FullPrecision):
         return self.rows[index], self.seen[index]
 
     @torch.no_grad()
-    def update(self, index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"], *, rate: float) -> None:
+    def update(
+        self,
+        index: Int64[Tensor, " entry"],
+        values: Float[Tensor, "entry width"],
+        *,
+        rate: float,
+        is_shared: bool = False,
+    ) -> None:
         """Nothing; row ← (1 − rate)·row + rate·value, or the value itself for a row not seen before.
 
         Several entries for one row are averaged first, to the same bits in any order. With torch.distributed, the
-        entries of all ranks count, and every rank must call, if only with none. Values not finite are left out.
+        entries of all ranks count, and every rank must call, if only with none; `is_shared` says that each rank has
+        them all already. Values not finite are left out.
         """
-        index, values = gather_entries(index, values.detach().to(self.rows.dtype))
+        values = values.detach().to(self.rows.dtype)
+        if not is_shared:
+            index, values = gather_entries(index, values)
         if len(index) == 0:
             return
         mean, finite = mean_by_row(index, values)

@@ -12,6 +12,7 @@ from aurank.config import Config
 from aurank.data import Batch, ImageDataset, Manifest, keys
 from aurank.errors import UserError
 from aurank.evaluation.embed import embed
+from aurank.losses import CrossBatchMemory
 from aurank.training.build import Splits, build_dataset, build_splits
 from aurank.training.checkpoint import seed_everything
 from aurank.training.loop import Parts, evaluation_options, too_few_readable
@@ -69,6 +70,10 @@ def rehearse(config: Config) -> Rehearsal:
 
 def _rehearse(config: Config, splits: Splits, parts: Parts) -> Rehearsal:
     saved = _SavedBytes()
+    if isinstance(parts.loss, CrossBatchMemory):
+        parts.loss.start_at = min(
+            parts.loss.start_at, 1
+        )  # the second batch meets the memory, as batches of a long run do
     seconds, loss, batch, done = 0.0, 0.0, 0, 0
     batches_per_epoch = len(parts.sampler.epoch(0))
     for epoch, _, rows in itertools.islice(parts.sampler.iterate(0, 0), batches_per_epoch + BATCHES):

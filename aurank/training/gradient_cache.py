@@ -127,7 +127,7 @@ class GradientCache:
 def encode(encoder: nn.Module, chunk: Tensor, device: torch.device, autocast: dict[str, Any]) -> Tensor:
     """The embeddings of a chunk, computed under these settings of autocast."""
     with torch.autocast(**autocast):
-        # A weight that a pass without a graph rounded would be kept, without a graph, while an outer autocast lasts.
+        # Older torch (its issue 65766) keeps a weight that was rounded without a graph while an outer autocast lasts.
         torch.clear_autocast_cache()
         embeddings: Tensor = encoder(chunk.to(device, non_blocking=True))
         return embeddings

@@ -24,8 +24,8 @@ DEFINITIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tens
         lambda x: soft_step(x) / math.log(2),
     ),
     "tanh": (
-        lambda x: torch.where(x > 0, torch.tanh(x / 2), 0),
-        lambda x: torch.where(x > 0, 2 * soft_step(x) * soft_step(-x), 0),
+        lambda x: torch.where(x <= 0, 0, torch.tanh(x / 2)),
+        lambda x: torch.where(x <= 0, 0, 2 * soft_step(x) * soft_step(-x)),
     ),
 }
 
@@ -68,3 +68,20 @@ def compare(kernel: Any, gradient: Tensor, scores: Tensor, others: Tensor, **nam
         size = max(1.0, float(wanted.abs().amax()) if wanted.numel() else 0.0)
         tolerance = {torch.float32: 1e-5, torch.float64: 1e-10}[each.dtype]
         torch.testing.assert_close(each.double(), wanted, rtol=tolerance, atol=tolerance * size)
+    compare_not_a_number(kernel, gradient, scores, others, **named)
+
+
+def compare_not_a_number(kernel: Any, gradient: Tensor, scores: Tensor, others: Tensor, **named: Any) -> None:
+    """Nothing; raises unless what is made of a score or other that is not a number is none, in its query alone."""
+    for left, right in ((spoilt(scores), others), (scores, spoilt(others))):
+        found = (kernel.sums(left, right, **named), *kernel.gradients(gradient, left, right, **named))
+        for each, wanted in zip(found, defined(gradient, left, right, **named), strict=True):
+            assert each[wanted.isnan()].isnan().all()
+            assert not each[1:].isnan().any()
+
+
+def spoilt(values: Tensor) -> Tensor:
+    """The values with one of the first query's, where it has any, that is not a number."""
+    values = values.clone()
+    values[:1, -1:] = torch.nan
+    return values

@@ -1,66 +1,24 @@
-"""What every loss promises to a pytorch-metric-learning pipeline. A new loss joins by one line of TABLE."""
+"""What every loss promises to a pytorch-metric-learning pipeline. A new loss joins by a line of TABLE in cases.py."""
 
 import copy
 import io
 from collections.abc import Callable
-from typing import NamedTuple
 
 import oracles
 import pytest
 import torch
+from cases import COUNTS, TABLE, Case
 from pytorch_metric_learning import distances, reducers, regularizers
 from pytorch_metric_learning import losses as pml_losses
+from states import same_state
 from torch import Tensor
 
-from aurank.losses import (
-    LOSSES,
-    MINERS,
-    AUROCLoss,
-    BlackBoxAPLoss,
-    FastAPLoss,
-    ListwiseAPLoss,
-    MultipleLosses,
-    PairLoss,
-    RecallAtKLoss,
-    SemiVarianceLoss,
-    SmoothAPLoss,
-    SOPRCLoss,
-)
+from aurank.losses import LOSSES, MINERS, MultipleLosses, PairLoss
 
-COUNTS = [9, 4, 20, 1, 6, 3]
 SHUFFLED = [0] * 5 + [1] * 2 + [2] * 6 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
 
-
-class Case(NamedTuple):
-    make: Callable[..., PairLoss]  # takes the keyword arguments of PML
-    # (similarity, positive, negative, labels) -> terms of a new loss, a tensor where a term is one value for the batch
-    oracle: Callable[..., dict[str, oracles.PerQuery | Tensor]]
-
-
-TABLE = {
-    "auroc": Case(AUROCLoss, lambda s, p, n, y: {"loss": oracles.auroc(s, p, n, surrogate="huber", temperature=0.1)}),
-    "blackbox_ap": Case(
-        lambda **given: BlackBoxAPLoss(margin=0, **given),  # a margin is random
-        lambda s, p, n, y: oracles.blackbox_ap(s, p, n),
-    ),
-    "fast_ap": Case(FastAPLoss, lambda s, p, n, y: {"loss": oracles.binned_ap(s, p, n, number=11)}),
-    "listwise_ap": Case(ListwiseAPLoss, lambda s, p, n, y: {"loss": oracles.binned_ap(s, p, n, number=20)}),
-    "recall_at_k": Case(
-        RecallAtKLoss,
-        lambda s, p, n, y: {
-            "loss": oracles.recall_at_k(s, p, n, cuts=(1, 2, 4, 8, 16), temperature=0.01, rank_temperature=1.0)
-        },
-    ),
-    "semi_variance": Case(
-        SemiVarianceLoss, lambda s, p, n, y: {"loss": oracles.semi_variance(s, p, n, weights=(1.0, 5.0))}
-    ),
-    "smooth_ap": Case(SmoothAPLoss, lambda s, p, n, y: {"loss": oracles.smooth_ap(s, p, n, temperature=0.01)}),
-    "soprc": Case(
-        lambda **given: SOPRCLoss(COUNTS, **given),
-        lambda s, p, n, y: oracles.soprc_first_batch(s, p, n, y, class_counts=COUNTS),
-    ),
-}
 EACH = pytest.mark.parametrize("case", TABLE.values(), ids=TABLE.keys())
+TOLD_BY_PAIRS = {name: case for name, case in TABLE.items() if not case.ranks_itself}
 
 
 def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -70,10 +28,16 @@ def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[Tensor, Tenso
     return embeddings.requires_grad_(), torch.tensor(labels)[order]
 
 
-def expect(case: Case, embeddings: Tensor, labels: Tensor, references: Tensor | None = None, **given: object) -> Tensor:
-    sides = oracles.masks(labels.tolist(), **given)
-    terms = case.oracle(oracles.cosine(embeddings, references), *sides, labels.tolist())
-    return reduce_terms(terms, oracles.mean)
+def expect(case: Case, *given: Tensor, **masks: object) -> Tensor:
+    return reduce_terms(terms_of(case, *given, **masks), oracles.mean)
+
+
+def terms_of(
+    case: Case, embeddings: Tensor, labels: Tensor, references: Tensor | None = None, **masks: object
+) -> dict[str, oracles.PerQuery | Tensor]:
+    sides = oracles.masks(labels.tolist(), **masks)
+    itself = {"include_self": references is None} if case.ranks_itself else {}
+    return case.oracle(oracles.cosine(embeddings, references), *sides, labels.tolist(), **itself)
 
 
 def reduce_terms(terms: dict[str, oracles.PerQuery | Tensor], reduce: Callable[[oracles.PerQuery], Tensor]) -> Tensor:
@@ -88,7 +52,8 @@ def check_equal(loss: Tensor, expected: Tensor, *leaves: Tensor) -> None:
 
 
 def test_every_loss_is_in_the_table() -> None:
-    assert set(LOSSES) == set(TABLE) | {"contrastive", "triplet", "multi_similarity"}  # PML's: test_pml_losses.py
+    of_pml = {"contrastive", "triplet", "multi_similarity"}  # test_pml_losses.py
+    assert set(LOSSES) == {name.split()[0] for name in TABLE} | of_pml
 
 
 @EACH
@@ -137,18 +102,21 @@ def test_references_equal_the_concatenated_batch_with_self_removed(case: Case, s
     with_ids = loss(embeddings, labels, ref_emb=everything, ref_labels=all_labels, ids=ids, ref_ids=all_ids)
     positive = (labels[:, None] == all_labels) & (ids[:, None] != all_ids)
     pairs = (*positive.nonzero().T, *(labels[:, None] != all_labels).nonzero().T)
-    with_tuple = loss(embeddings, labels, pairs, everything, all_labels)
+    found = [with_ids]
+    if not case.ranks_itself:  # pairs alone do not tell which reference is the query itself
+        found.append(loss(embeddings, labels, pairs, everything, all_labels))
     for name, term in whole.items():
         if term["indices"] is None:  # one value for the batch, and the whole is another batch
-            torch.testing.assert_close(with_ids[name]["losses"], with_tuple[name]["losses"], rtol=0, atol=1e-12)
+            values = [each[name]["losses"] for each in found]
+            torch.testing.assert_close(values[0], values[-1], rtol=0, atol=1e-12)
             continue
         mine = term["indices"] < len(labels)
-        for other in (with_ids[name], with_tuple[name]):
+        for other in (each[name] for each in found):
             assert other["indices"].equal(term["indices"][mine])
             torch.testing.assert_close(other["losses"], term["losses"][mine], rtol=0, atol=1e-12)
 
 
-@EACH
+@pytest.mark.parametrize("case", TOLD_BY_PAIRS.values(), ids=TOLD_BY_PAIRS.keys())  # the memory has no ids
 def test_pml_s_cross_batch_memory_gives_the_loss_against_its_memory(case: Case) -> None:
     class AnyLoss(pml_losses.CrossBatchMemory):
         @staticmethod
@@ -170,7 +138,7 @@ def test_pml_s_cross_batch_memory_gives_the_loss_against_its_memory(case: Case) 
 @EACH
 def test_reducers_get_the_losses_of_the_valid_queries(case: Case) -> None:
     embeddings, labels = batch()
-    terms = case.oracle(oracles.cosine(embeddings), *oracles.masks(labels.tolist()), labels.tolist())
+    terms = terms_of(case, embeddings, labels)
     weights = torch.linspace(1, 2, len(COUNTS), dtype=torch.float64)
     ways = {
         reducers.MeanReducer(): oracles.mean,
@@ -278,7 +246,7 @@ def test_a_copy_and_a_restored_state_go_on_as_the_original_to_the_last_bit(case:
     values = [each(embeddings.float(), labels) for each in (loss, copied, restored)]
     assert values[0] == values[1] == values[2]
     for other in (copied, restored):
-        assert all(a.equal(b) for a, b in zip(loss.buffers(), other.buffers(), strict=True))
+        assert same_state(loss.state_dict(), other.state_dict())
 
 
 @EACH
@@ -287,7 +255,7 @@ def test_evaluation_mode_leaves_the_state_alone(case: Case) -> None:
     loss(*batch(seed=1))
     before = copy.deepcopy(loss.state_dict())
     loss.eval()(*batch(seed=2))
-    assert all(value.equal(before[name]) for name, value in loss.state_dict().items())
+    assert same_state(loss.state_dict(), before)
 
 
 @EACH
@@ -301,7 +269,7 @@ def test_no_valid_query_gives_exactly_zero_with_zero_gradient(case: Case, labels
     assert value == 0
     assert embeddings.grad is not None
     assert not embeddings.grad.any()
-    assert all(state.equal(before[name]) for name, state in loss.state_dict().items())
+    assert same_state(loss.state_dict(), before)
 
 
 @EACH
@@ -310,6 +278,26 @@ def test_a_query_left_out_adds_nothing_to_the_gradient(case: Case) -> None:
     gradient = torch.autograd.grad(case.make().double()(embeddings, labels), embeddings)[0]
     assert gradient.isfinite().all()
     assert gradient[labels == 3].any()  # it has no positive, but it is a negative of others
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_embeddings_that_are_not_a_number_give_a_loss_that_is_not(name: str) -> None:
+    # training stops at such a loss; a finite one would let the gradient spoil the weights
+    make = TABLE[name].make if name in TABLE else LOSSES[name]
+    embeddings, labels = batch()
+    for row in (*range(len(labels)), slice(None)):  # each as query, positive, negative
+        spoilt = embeddings.detach().clone()
+        spoilt[row] = torch.nan
+        assert make().double()(spoilt, labels).isnan()
+
+
+@EACH
+def test_references_that_are_not_a_number_give_a_loss_that_is_not(case: Case) -> None:
+    (embeddings, labels), (references, ref_labels) = batch(), batch(seed=1)
+    for row in range(len(ref_labels)):
+        spoilt = references.detach().clone()
+        spoilt[row] = torch.nan
+        assert case.make().double()(embeddings, labels, ref_emb=spoilt, ref_labels=ref_labels).isnan()
 
 
 @EACH

@@ -9,10 +9,21 @@ import torch
 from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning import miners
 from pytorch_metric_learning.distances import CosineSimilarity
+from states import same_state
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses import CrossBatchMemory, MultipleLosses, PairLoss, SmoothAPLoss, SOPRCLoss, contrastive, triplet
+from aurank.losses import (
+    CrossBatchMemory,
+    MultipleLosses,
+    PairLoss,
+    Pairs,
+    RecallAtKLoss,
+    SmoothAPLoss,
+    SOPRCLoss,
+    contrastive,
+    triplet,
+)
 
 MAKERS = {
     "smooth_ap": SmoothAPLoss,
@@ -96,23 +107,61 @@ def test_the_memory_is_used_from_start_at_on_and_is_full_by_then() -> None:
     assert memory.filled == 36
 
 
-def test_ids_leave_out_older_embeddings_of_the_same_image() -> None:
+def test_ids_leave_out_older_embeddings_of_the_same_image_but_not_another_view_in_the_batch() -> None:
     embeddings, labels = batch()
-    ids = torch.arange(SIZE)
+    ids = torch.arange(SIZE) // 2  # two views of each image
+    labels = labels[ids]
     memory = memory_of("contrastive")
     memory(embeddings.flip(1), labels, ids=ids)
-    assert memory(embeddings, labels, ids=ids) < memory_of_two(embeddings, labels)
+    value = memory(embeddings, labels, ids=ids)
     references = torch.cat([embeddings, embeddings.flip(1)])
-    expected = contrastive()(embeddings, labels, None, references, labels.repeat(2), ids=ids, ref_ids=ids.repeat(2))
-    memory = memory_of("contrastive")
+    same = labels[:, None] == labels.repeat(2)
+    kept = torch.cat([~torch.eye(SIZE, dtype=torch.bool), ids[:, None] != ids], dim=1)
+    pairs = (*(same & kept).nonzero().T, *(~same & kept).nonzero().T)
+    expected = contrastive()(embeddings, labels, pairs, references, labels.repeat(2))
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+
+    # a list-wise loss sees the same, whose queries without a positive are told without looking at the accelerator
+    memory = memory_of("smooth_ap")
     memory(embeddings.flip(1), labels, ids=ids)
-    assert memory(embeddings, labels, ids=ids) == expected
+    expected = SmoothAPLoss().double()(embeddings, labels, pairs, references, labels.repeat(2))
+    torch.testing.assert_close(memory(embeddings, labels, ids=ids), expected, rtol=0, atol=1e-12)
 
 
-def memory_of_two(embeddings: Tensor, labels: Tensor) -> Tensor:
-    memory = memory_of("contrastive")
-    memory(embeddings.flip(1), labels)
-    return memory(embeddings, labels)
+def test_losses_get_the_ids_that_were_given_and_no_others() -> None:
+    seen = []
+
+    class Watching(SmoothAPLoss):
+        def per_query(self, pairs: Pairs) -> Tensor:
+            seen.append((pairs.query_ids, pairs.reference_ids))
+            return super().per_query(pairs)
+
+    memory = CrossBatchMemory(Watching(), embedding_dim=5, memory_size=40).double()
+    memory(*batch(0))
+    memory(*batch(1))
+    memory(*batch(2), ids=torch.arange(SIZE))
+    assert seen[0] == seen[1] == (None, None)
+    assert seen[2][1].tolist() == [*range(SIZE), *[-1] * (2 * SIZE)]
+
+
+def test_what_takes_no_references_gets_no_memory() -> None:
+    with pytest.raises(UserError, match="RecallAtKLoss takes no references"):
+        CrossBatchMemory(MultipleLosses([RecallAtKLoss(similarity_mixup=True)]), embedding_dim=5)
+
+
+@pytest.mark.parametrize("official", [False, True])
+def test_labels_on_the_host_never_make_it_wait_for_the_device(official: bool) -> None:
+    memory = CrossBatchMemory(SmoothAPLoss(), embedding_dim=5, memory_size=20, official=official).to("meta")
+    for _ in range(3):
+        rows = torch.empty(SIZE, 5, device="meta", requires_grad=True)
+        memory(rows, torch.arange(SIZE) // 3, ids=torch.arange(SIZE)).backward()
+        assert rows.grad is not None
+
+
+def test_a_memory_elsewhere_than_the_embeddings_is_refused() -> None:
+    memory = CrossBatchMemory(SmoothAPLoss(), embedding_dim=5)
+    with pytest.raises(UserError, match=r"CrossBatchMemory is on cpu .* on meta: move it there"):
+        memory(torch.empty(SIZE, 5, device="meta"), torch.arange(SIZE) // 3)
 
 
 @EACH
@@ -131,7 +180,8 @@ def test_a_restored_memory_goes_on_to_the_last_bit(name: str) -> None:
     restored.load_state_dict(torch.load(file, weights_only=True))
     for seed in range(4, 7):
         assert step(memory, seed) == step(copied, seed) == step(restored, seed)
-    assert str(memory.state_dict()) == str(restored.state_dict())
+    assert same_state(memory.state_dict(), restored.state_dict())
+    assert same_state(memory.state_dict(), copied.state_dict())
 
 
 @EACH
@@ -140,7 +190,7 @@ def test_evaluation_mode_uses_the_memory_and_leaves_it_alone(name: str) -> None:
     memory(*batch(1))
     before = copy.deepcopy(memory.state_dict())
     value = memory.eval()(*batch(2))
-    assert str(memory.state_dict()) == str(before)
+    assert same_state(memory.state_dict(), before)
     fresh = memory_of(name).eval()
     assert value != fresh(*batch(2))
 

@@ -1,6 +1,7 @@
 import itertools
 
 import oracles
+import oracles_binned
 import pytest
 import torch
 from pytorch_metric_learning import distances, losses, reducers
@@ -33,7 +34,7 @@ def gradient_of(loss: torch.nn.Module, embeddings: Tensor, labels: Tensor) -> Te
 def test_value_and_gradient_equal_the_loop(num_bins: int) -> None:
     embeddings, labels = batch()
     sides = oracles.masks(labels.tolist())
-    expected = oracles.mean(oracles.binned_ap(oracles.cosine(embeddings), *sides, number=num_bins + 1))
+    expected = oracles.mean(oracles_binned.binned_ap(oracles.cosine(embeddings), *sides, number=num_bins + 1))
     check_equal(FastAPLoss(num_bins)(embeddings, labels), expected, embeddings)
 
 
@@ -43,7 +44,7 @@ def test_references_and_mined_pairs_equal_the_loop() -> None:
     same = labels[:, None] == ref_labels
     mined = (*(same & kept).nonzero().T, *(~same & kept).nonzero().T)
     sides = oracles.masks(labels.tolist(), ref_labels.tolist(), mined=mined)
-    expected = oracles.mean(oracles.binned_ap(oracles.cosine(embeddings, references), *sides, number=11))
+    expected = oracles.mean(oracles_binned.binned_ap(oracles.cosine(embeddings, references), *sides, number=11))
     check_equal(FastAPLoss()(embeddings, labels, mined, references, ref_labels), expected, embeddings, references)
 
 

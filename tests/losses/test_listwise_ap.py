@@ -1,6 +1,7 @@
 import itertools
 
 import oracles
+import oracles_binned
 import pytest
 import torch
 from pytorch_metric_learning import distances
@@ -22,7 +23,7 @@ def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[Tensor, Tenso
 
 
 def oracle(tie_aware: bool):
-    return oracles.tie_aware_ap if tie_aware else oracles.binned_ap
+    return oracles_binned.tie_aware_ap if tie_aware else oracles_binned.binned_ap
 
 
 def check_equal(loss: Tensor, expected: Tensor, *leaves: Tensor) -> None:

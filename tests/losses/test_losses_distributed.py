@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
+from states import same_state
 from torch import Tensor, distributed, multiprocessing, nn
 
 from aurank.errors import UserError
-from aurank.losses import LOSSES, MINERS, CrossBatchMemory, MultipleLosses, PMLLoss, RowTable, SmoothAPLoss, SOPRCLoss
+from aurank.losses import LOSSES, MINERS, CrossBatchMemory, MultipleLosses, RowTable, SmoothAPLoss, SOPRCLoss
 
 COUNTS = [9, 4, 20, 7, 6]
 STEPS = 3
@@ -57,8 +58,8 @@ def run(loss: nn.Module, way: str, rank: int, world: int) -> list[Tensor]:
                 "ref_labels": others["labels"],
                 "ref_ids": others["ids"],
             }
+        torch.manual_seed(step + 100 * rank)  # miners draw differently everywhere: the first process's draw counts
         if way == "miner":
-            torch.manual_seed(step + 100 * rank)  # drawn differently everywhere: the first process's draw counts
             given["indices_tuple"] = MINERS["distance_weighted"](cutoff=0.1, nonzero_loss_cutoff=3.0)
         value = loss(queries, **given)
         leaves = [queries, given["ref_emb"]] if way == "references" else [queries]
@@ -74,6 +75,8 @@ def cases() -> dict[str, tuple[nn.Module, str]]:
     for name in LOSSES:
         memory = CrossBatchMemory(make(name), embedding_dim=5, memory_size=50, start_at=1, distributed="auto")
         found[f"{name} memory"] = (memory, "plain")
+    inner = MultipleLosses([SmoothAPLoss()], miners=[MINERS["distance_weighted"](cutoff=0.1, nonzero_loss_cutoff=3.0)])
+    found["miner inside"] = (CrossBatchMemory(inner, embedding_dim=5, memory_size=50, distributed="auto"), "random")
     several = [SmoothAPLoss(), make("soprc"), make("contrastive")]
     found["several"] = (MultipleLosses(several, distributed="auto"), "references")
     return found
@@ -85,7 +88,7 @@ def work(rank: int, world: int, folder: str) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     found = {}
     for name, (loss, way) in cases().items():
-        found[name] = (run(loss, way, rank, world), {key: str(value) for key, value in loss.state_dict().items()})
+        found[name] = (run(loss, way, rank, world), loss.state_dict())
     torch.save(found, Path(folder) / f"{rank}.pt")
     distributed.barrier()
     distributed.destroy_process_group()
@@ -105,7 +108,11 @@ def test_processes_get_value_gradient_and_state_of_one_with_the_whole_batch(worl
             else:
                 parts = [torch.cat(parts)]
             torch.testing.assert_close(parts[0], wanted, rtol=1e-6, atol=1e-10, msg=lambda text, name=name: name + text)
-        assert all(rank[name][1] == ranks[0][name][1] for rank in ranks), name
+        states = [rank[name][1] for rank in ranks]
+        assert all(same_state(each, states[0]) for each in states), name
+        torch.testing.assert_close(
+            states[0], loss.state_dict(), rtol=1e-6, atol=1e-10, msg=lambda text, name=name: name + text
+        )
 
 
 def work_of_state(rank: int, folder: str) -> None:
@@ -184,4 +191,3 @@ def test_one_process_is_left_as_it_is() -> None:
     given = rows(0)
     queries = given.pop("embeddings")
     assert SmoothAPLoss(distributed="auto").double()(queries, **given) == SmoothAPLoss().double()(queries, **given)
-    assert PMLLoss(nn.Identity(), distributed="auto").gather.alone

@@ -11,7 +11,6 @@ from aurank.losses.inputs import read_inputs
 LABELS = torch.tensor([3, -7, 3, 2**40, -7, 3, 5, -7, 3, 11])  # unequal classes, two singletons, odd numbers, shuffled
 
 
-
 def make_pairs(embeddings: torch.Tensor, labels: torch.Tensor | None, *, distance: object, **given: object) -> Pairs:
     return pairs_of_inputs(read_inputs(embeddings, labels, **given), distance=distance)
 

@@ -72,7 +72,30 @@ def test_multi_similarity_is_its_definition() -> None:
             torch.log(sum((torch.exp(-2 * (score - 0.5)) for score in plus), one)) / 2
             + torch.log(sum((torch.exp(40 * (score - 0.5)) for score in minus), one)) / 40
         )
-    torch.testing.assert_close(multi_similarity()(embeddings, labels), torch.stack(values).mean(), rtol=0, atol=1e-10)
+    value, wanted = multi_similarity()(embeddings, labels), torch.stack(values).mean()
+    torch.testing.assert_close(value, wanted, rtol=0, atol=1e-10)
+    gradients = [torch.autograd.grad(each, embeddings)[0] for each in (value, wanted)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-8)
+
+
+def test_multi_similarity_s_gradient_is_that_of_finite_differences() -> None:
+    embeddings, labels = batch()
+    loss = multi_similarity()
+    assert torch.autograd.gradcheck(lambda rows: loss(rows, labels), (embeddings,))
+
+
+@EACH
+def test_any_order_of_rows_and_any_names_of_labels_give_the_same_loss(name: str) -> None:
+    embeddings, labels = batch()
+    loss = LOSSES[name]()
+    value = loss(embeddings, labels)
+    (gradient,) = torch.autograd.grad(value, embeddings)
+    assert loss(embeddings, labels * -7 + 2**40) == value
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
+    moved = embeddings.detach()[order].requires_grad_()
+    other = loss(moved, labels[order])
+    torch.testing.assert_close(other, value, rtol=0, atol=1e-10)
+    torch.testing.assert_close(torch.autograd.grad(other, moved)[0], gradient[order], rtol=0, atol=1e-10)
 
 
 def test_pml_reduction_is_pml_s_own() -> None:
@@ -100,6 +123,13 @@ def test_a_miner_or_its_tuple_gives_pml_s_loss_of_what_was_mined(name: str, mine
         assert LOSSES[name]()(embeddings, labels, mined, *references) == expected
         torch.manual_seed(0)
         assert LOSSES[name]()(embeddings, labels, MINERS[miner](), *references) == expected
+
+
+@EACH
+def test_one_tensor_of_labels_for_batch_and_references_loses_no_positive(name: str) -> None:
+    (embeddings, labels), (references, _) = batch(), batch(1)
+    expected = plain(name, embeddings, labels, None, references, labels.clone())
+    assert LOSSES[name]()(embeddings, labels, None, references, labels) == expected
 
 
 @EACH
@@ -136,6 +166,15 @@ def test_autocast_leaves_numbers_in_float32(name: str) -> None:
     value.backward()
     assert rows.grad is not None
     assert rows.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", [*NAMES, "smooth_ap"])
+def test_autocast_leaves_miners_in_float32(name: str) -> None:
+    embeddings, labels = batch()
+    rows = embeddings.detach().float()
+    expected = LOSSES[name]()(rows, labels, MINERS["multi_similarity"](epsilon=0.01))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert LOSSES[name]()(rows, labels, MINERS["multi_similarity"](epsilon=0.01)) == expected
 
 
 @EACH

@@ -13,7 +13,7 @@ from ranking import compare, defined, sides
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aurank.losses.kernels import Surrogate, choose_kernel, intervals, plain
-from aurank.losses.ranking_sums import ranking_sums
+from aurank.losses.ranking_sums import gradient_operator, ranking_sums, sum_operator
 
 EACH = pytest.mark.parametrize("surrogate", get_args(Surrogate))
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -62,6 +62,24 @@ def test_intervals_count_copies_and_references_left_out_altogether() -> None:
     scores[0], others[0] = scores[0, 0], scores[0, 0]  # a collapsed model
     others[1] = -torch.inf
     compare(intervals, gradient, scores, others, surrogate="huber", temperature=0.1)
+
+
+@EACH_KERNEL
+def test_strides_make_no_difference(kernel: ModuleType, surrogate: str) -> None:
+    gradient, scores, others = (each.T.contiguous().T for each in sides(3, 5, 30, dtype=torch.float64))
+    compare(kernel, gradient, scores, others, surrogate=surrogate, temperature=0.1)
+
+
+@EACH
+@pytest.mark.parametrize("width", [3, intervals.LEAST_WIDTH])
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck's own copies are no leaves
+def test_the_operators_are_what_they_tell_compilers(surrogate: str, width: int, strided: bool) -> None:
+    given = sides(2, width, 9, dtype=torch.float64)
+    gradient, scores, others = (each.T.contiguous().T for each in given) if strided else given
+    torch.library.opcheck(gradient_operator, (gradient, scores, others, surrogate, 0.1))
+    leaves = (scores.requires_grad_(), others.requires_grad_())
+    torch.library.opcheck(sum_operator, (*leaves, surrogate, 0.1))
 
 
 @EACH

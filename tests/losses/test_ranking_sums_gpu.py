@@ -35,7 +35,8 @@ def test_everything_that_follows_holds_in_tritons_interpreter() -> None:
 
 @pytest.mark.parametrize(
     ("surrogate", "capability", "kind"),
-    [(name, 80, "*fp32") for name in get_args(Surrogate)] + [("sigmoid", 90, "*fp32"), ("logistic", 90, "*fp64")],
+    [(name, 80, "*fp32") for name in get_args(Surrogate)]
+    + [("sigmoid", 90, "*fp32"), ("logistic", 90, "*fp64"), ("huber", 90, "*fp64")],
 )
 def test_the_kernels_compile_for_a_device_without_one(
     surrogate: str, capability: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -60,7 +60,6 @@ def test_small_temperatures_give_recall_with_rank_k_itself_counted_half(k: int) 
 
 def test_official_ranks_the_query_itself_ahead_and_divides_by_at_most_k() -> None:
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
-    rows = torch.eye(2, dtype=torch.float64)[labels] + torch.tensor([[0.0, 0.0], [0.2, 0.1], [0.4, 0.9]]).repeat(2, 1)
     plain = RecallAtKLoss((1,), 1e-4, rank_temperature=1e-2)
     code = RecallAtKLoss((1,), 1e-4, rank_temperature=1e-2, official=True)
     rows = torch.eye(2, dtype=torch.float64)[labels]

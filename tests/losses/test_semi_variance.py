@@ -37,6 +37,15 @@ def test_gradient_is_that_of_finite_differences(official: bool) -> None:
     assert torch.autograd.gradcheck(lambda rows: loss(rows, labels), (embeddings,))
 
 
+@pytest.mark.parametrize("official", [False, True])
+@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0)])
+def test_scores_that_are_not_a_number_count_in_either_term(weights: tuple[float, float], official: bool) -> None:
+    embeddings, labels = batch()
+    rows = embeddings.detach().clone()
+    rows[labels == 2] = torch.nan
+    assert SemiVarianceLoss(weights, official)(rows, labels).isnan()
+
+
 def test_value_by_hand() -> None:
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
     rows = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])

@@ -71,5 +71,5 @@ def test_a_micro_batch_no_smaller_than_the_batch_is_told_to_have_no_effect() -> 
 
 def test_the_memory_is_part_of_the_estimate() -> None:
     config = tiny_config("smooth_ap", memory={"size": 1000})
-    assert rehearse(read_config(config)).memory["loss state"] >= 1000 * (8 * 4 + 8)
+    assert rehearse(read_config(config)).memory["loss state"] >= 1000 * 8 * 4
     assert rehearse(read_config(tiny_config("smooth_ap"))).memory["loss state"] == 0

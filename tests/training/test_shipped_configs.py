@@ -17,6 +17,14 @@ from aurank.training import read_config, rehearse
 
 SHIPPED = shipped_configs()
 EDITS = 10
+THOROUGHLY = (
+    "digits/soprc",
+    "grocery/recall_at_k",
+    "inaturalist/soprc",
+    "omniglot/xbm",
+    "sop/soprc",
+    "vehicleid/auroc",
+)
 VALUES: list[Any] = [None, True, -1, 0, 1, 10**9, 0.5, -0.5, 1e300, "", "x", "1e-4", [], [1, "a"], {}, {"name": "x"}]
 
 
@@ -73,7 +81,8 @@ def test_random_edits_of_one_key_end_valid_or_with_exit_code_2(
     monkeypatch.setattr(sys, "argv", ["aurank", "config", str(path)])
     chance = random.Random(name)
     codes = {0: 0, 2: 0}
-    for _ in range(300):
+    number = 300 if name in THOROUGHLY else 20
+    for _ in range(number):
         tree = copy.deepcopy(whole)
         done = edit_one_key(tree, chance)
         path.write_text(yaml.safe_dump(tree), encoding="utf-8")
@@ -83,7 +92,7 @@ def test_random_edits_of_one_key_end_valid_or_with_exit_code_2(
         assert "Traceback" not in captured.err, done
         assert (code == 0) == (captured.err == ""), f"{done}: {captured.err}"
         codes[code] += 1
-    assert min(codes.values()) >= 10, codes
+    assert min(codes.values()) >= number // 30, codes
 
 
 def test_valid_edits_of_one_key_pass_a_dry_run_or_end_in_one_line(
@@ -154,7 +163,7 @@ def test_a_dry_run_works_where_the_data_is_and_else_says_what_is_missing(
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.skipif(not (REAL_DATA / "omniglot_full.zip").is_file(), reason="no archives")
-@pytest.mark.parametrize(("name", "test_images"), [("omniglot/smooth_ap", 13180), ("grocery/soprc", 2943)])
+@pytest.mark.parametrize(("name", "test_images"), [("omniglot/xbm", 13180), ("grocery/soprc", 2943)])
 def test_a_dry_run_on_the_real_archives_counts_their_images(name: str, test_images: int) -> None:
     rehearsal = rehearse(read_config(name, [f"data.root={REAL_DATA}"]))
     assert rehearsal.images["test"] == test_images

@@ -2,7 +2,8 @@
 
 A kernel takes `scores` [query, width] and `others` [query, reference] of one type and device, no entry of `scores`
 infinite. With x = (other − score) / temperature it returns Σ_j ℓ(x) for each score and, from the gradient of those
-sums, the gradients of `scores` and `others`. None of them keeps a tensor of query · width · reference entries.
+sums, the gradients of `scores` and `others`, all contiguous, as compilers are told. What is made of a score or other
+that is not a number is none. None of them keeps a tensor of query · width · reference entries.
 """
 
 from functools import cache

@@ -37,16 +37,16 @@ def decay(x):
 @jitted
 @no_type_check
 def value(x, SURROGATE: tl.constexpr):
-    """ℓ(x)."""
+    """ℓ(x); what is not a number stays so, as in the other kernels."""
     if SURROGATE == "huber":
-        above = tl.maximum(1 + x, 0)
+        above = tl.maximum(1 + x, 0, propagate_nan=tl.PropagateNan.ALL)
         least = tl.minimum(above, 1)
         return least * (2 * above - least)
     small = decay(x)
     if SURROGATE == "sigmoid":
         return tl.where(x >= 0, 1, small) / (1 + small)
     if SURROGATE == "tanh":
-        return tl.where(x > 0, (1 - small) / (1 + small), 0)
+        return tl.where(x <= 0, 0, (1 - small) / (1 + small))
     # log(1 + small) to the last digit: what 1 + small loses by rounding is put back as a factor
     rounded = 1 + small
     lost = rounded - 1
@@ -57,15 +57,15 @@ def value(x, SURROGATE: tl.constexpr):
 @jitted
 @no_type_check
 def slope(x, SURROGATE: tl.constexpr):
-    """ℓ'(x)."""
+    """ℓ'(x); what is not a number stays so."""
     if SURROGATE == "huber":
-        return 2 * tl.minimum(tl.maximum(1 + x, 0), 1)
+        return 2 * tl.clamp(1 + x, 0.0, 1.0, propagate_nan=tl.PropagateNan.ALL)
     small = decay(x)
     both = 1 + small
     if SURROGATE == "sigmoid":
         return small / (both * both)
     if SURROGATE == "tanh":
-        return tl.where(x > 0, 2 * small / (both * both), 0)
+        return tl.where(x <= 0, 0, 2 * small / (both * both))
     return tl.where(x >= 0, 1, small) / both * LOG2E
 
 
@@ -143,7 +143,7 @@ def gradients(
     blocks = triton.cdiv(references, OTHERS)
     scaled = (gradient / temperature).contiguous()
     partial = scores.new_empty(queries, blocks, width)
-    of_others = torch.empty_like(others, memory_format=torch.contiguous_format)
+    of_others = others.new_empty(others.shape)
     if of_others.numel():
         with torch.cuda.device(scores.get_device()):
             add_slopes[queries, blocks](

@@ -32,7 +32,8 @@ def cut(scores: Tensor, others: Tensor, temperature: float) -> Cut:
     centre = centred.amax(dim=1, keepdim=True)
     centred = centred - centre
     edges, order = torch.cat([centred - temperature, centred], dim=1).sort(dim=1)
-    values = (others.double() - centre).maximum(edges[:, :1])
+    contiguous = others.double().contiguous()  # what searchsorted wants
+    values = (contiguous - centre).maximum(edges[:, :1])
     return Cut(edges, order, values, torch.searchsorted(edges, values))
 
 
@@ -44,7 +45,7 @@ def sums(
     temperature: float,
 ) -> Float[Tensor, "query width"]:
     """Σ_j ℓ((other_j − score) / temperature) for each score."""
-    found = torch.empty_like(scores)
+    found = scores.new_empty(scores.shape)
     for rows in blocks(others):
         edges, order, values, interval = cut(scores[rows], others[rows], temperature)
         ones = torch.ones_like(values[:1, :1]).expand_as(values)
@@ -64,7 +65,7 @@ def gradients(
     temperature: float,
 ) -> tuple[Float[Tensor, "query width"], Float[Tensor, "query reference"]]:
     """The gradients of scores and others, given that of the sums."""
-    of_scores, of_others = torch.empty_like(scores), torch.empty_like(others)
+    of_scores, of_others = scores.new_empty(scores.shape), others.new_empty(others.shape)
     scaled = gradient.double() * (2 / temperature**2)
     for rows in blocks(others):
         edges, order, values, interval = cut(scores[rows], others[rows], temperature)

@@ -22,7 +22,7 @@ def sums(
     temperature: float,
 ) -> Float[Tensor, "query width"]:
     """Σ_j ℓ((other_j − score) / temperature) for each score."""
-    found = torch.empty_like(scores)
+    found = scores.new_empty(scores.shape)
     for rows, columns in blocks(scores, others):
         x = differences(scores[rows, columns], others[rows], temperature)
         found[rows, columns] = VALUES[surrogate](x).sum(dim=2)
@@ -38,7 +38,7 @@ def gradients(
     temperature: float,
 ) -> tuple[Float[Tensor, "query width"], Float[Tensor, "query reference"]]:
     """The gradients of scores and others, given that of the sums."""
-    of_scores, of_others = torch.zeros_like(scores), torch.zeros_like(others)
+    of_scores, of_others = scores.new_zeros(scores.shape), others.new_zeros(others.shape)
     scaled = gradient / temperature
     for rows, columns in blocks(scores, others):
         slope = SLOPES[surrogate](differences(scores[rows, columns], others[rows], temperature))
