@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import threading
 import warnings
 from collections.abc import Iterator
 
@@ -14,6 +15,8 @@ from aurank.errors import UserError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".npy")
 _NPY_MAGIC = b"\x93NUMPY"
+# NumPy parses the header as Python code, which in threads at once can fail with a SystemError under Python 3.11.
+_NPY_HEADER = threading.Lock()
 _ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
 _GREY_MODES = ("1", "L", "I", "I;16", "I;16L", "I;16B", "I;16N")
 _COLOURS = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -56,7 +59,8 @@ def quiet_decoding() -> Iterator[None]:
 
 
 def _from_npy(data: bytes) -> UInt8[np.ndarray, "height width channel"]:
-    array = np.load(io.BytesIO(data), allow_pickle=False)
+    with _NPY_HEADER:
+        array = np.load(io.BytesIO(data), allow_pickle=False)
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or 0 in array.shape:
         raise UserError(f"expected a uint8 array [height, width(, channel)], got {array.dtype} {array.shape}")
     return np.ascontiguousarray(array if array.ndim == 3 else array[:, :, None])
