@@ -51,6 +51,12 @@ def check_embeddings(name: str, embeddings: Tensor, labels_name: str, labels: Te
     check_integers(labels_name, labels, name, len(embeddings))
 
 
+def require_module(name: str, value: object) -> None:
+    """Nothing; UserError unless the value is a loss that was made, not its class or its name."""
+    if not isinstance(value, nn.Module):
+        raise UserError(f"{name} must be a loss, as SmoothAPLoss(), got {value!r}")
+
+
 def check_device(loss: nn.Module, embeddings: Tensor) -> None:
     """Nothing; UserError if what the loss keeps is not where the embeddings are."""
     for state in loss.buffers():

@@ -4,10 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from pytorch_metric_learning import losses as pml
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.checks import check_device
+from aurank.losses.checks import check_device, require_module
 from aurank.losses.distributed import Distributed, Gather
 from aurank.losses.inputs import Inputs, TakesInputs
 from aurank.losses.pairs import as_pairs
@@ -17,6 +18,7 @@ from aurank.losses.state import FullPrecision
 
 COUNTERS = ("position", "filled", "calls")
 UNKNOWN = -1  # the id of a row that came without one
+TAKEN_BY_PML = {*pml.CrossBatchMemory.supported_losses(), "MultipleLosses"}  # losses of PML that know references
 
 
 class CrossBatchMemory(TakesInputs, FullPrecision):
@@ -61,7 +63,10 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UserError(f"{name} must be a whole number >= {least}, got {value!r}")
+        require_module("loss", loss)
         for part in loss.modules():
+            if type(part).__module__.startswith(pml.__name__) and type(part).__name__ not in TAKEN_BY_PML:
+                raise UserError(f"{type(part).__name__} of pytorch-metric-learning takes no references, so no memory")
             if not getattr(part, "takes_references", True):
                 raise UserError(f"{type(part).__name__} takes no references as it is (similarity_mixup), so no memory")
             if distributed is None and isinstance(gather := getattr(part, "gather", None), Gather) and gather.mode:
@@ -97,6 +102,11 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
             raise UserError(f"embeddings must be as wide as embedding_dim={width}, got {inputs.embeddings.shape[1]}")
         check_device(self, inputs.embeddings)
         mined = self.miner if inputs.indices_tuple is None else inputs.indices_tuple
+        if getattr(mined, "pos_strategy", None) == "easy":
+            raise UserError(
+                "the miner takes the easiest positive, which among references is the query itself: give it "
+                'pos_strategy="hard" or "all", or leave out the memory'
+            )
         inputs = self.gather.batch(replace(inputs, indices_tuple=mined))
         own = inputs if self.calls < self.start_at else self.with_memory(inputs)
         value = call_loss(self.loss, self.gather.mine(own))

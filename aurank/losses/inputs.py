@@ -117,6 +117,9 @@ def read_inputs(
     """The arguments as one; UserError when what a loss was called with does not fit together."""
     check_embeddings("embeddings", embeddings, "labels", labels)
     assert labels is not None
+    tensors = isinstance(indices_tuple, Sequence) and all(isinstance(part, Tensor) for part in indices_tuple)
+    if indices_tuple is not None and not isinstance(indices_tuple, nn.Module) and not tensors:
+        raise UserError(f"indices_tuple must be a miner's tuple of tensors, or a miner, got {indices_tuple!r}")
     inputs = Inputs(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids, ref_ids)
     if ids is not None:
         check_integers("ids", ids, "embeddings", len(embeddings))
@@ -131,4 +134,6 @@ def read_inputs(
         raise UserError(f"ref_emb must be as wide as embeddings, {embeddings.shape[1]}, got {ref_emb.shape[1]}")
     if ref_ids is not None:
         check_integers("ref_ids", ref_ids, "ref_emb", len(ref_emb))
+        if ids is None:
+            raise UserError("ref_ids were given without ids: a reference is left out where it has the id of the query")
     return inputs

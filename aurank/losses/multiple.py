@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aurank.errors import UserError
+from aurank.losses.checks import require_module
 from aurank.losses.distributed import Distributed, Gather
 from aurank.losses.inputs import Inputs, TakesInputs
 from aurank.losses.pml import call_loss
@@ -32,7 +33,11 @@ class MultipleLosses(TakesInputs, nn.Module):
         self.gather = Gather(distributed)
         if not losses:
             raise UserError(f"losses must hold at least one loss, got {losses!r}")
+        if not isinstance(losses, Sequence | Mapping):
+            raise UserError(f"losses must be a list or a dict of losses, got {type(losses).__name__}")
         named = by_name("losses", losses, losses)
+        for name, loss in named.items():
+            require_module(f"losses[{name!r}]", loss)
         self.losses = nn.ModuleDict(named)
         self.weights = dict.fromkeys(named, 1.0) if weights is None else by_name("weights", weights, losses)
         if set(self.weights) != set(named):

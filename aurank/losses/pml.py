@@ -13,7 +13,7 @@ from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 
 from aurank.losses.base import require_kind
-from aurank.losses.checks import Number, require_choice
+from aurank.losses.checks import Number, require_choice, require_module
 from aurank.losses.distributed import Distributed, Gather
 from aurank.losses.inputs import Inputs, TakesInputs
 from aurank.losses.pairs import as_pairs, check_mined
@@ -32,6 +32,7 @@ class PMLLoss(TakesInputs, nn.Module):
 
     def __init__(self, loss: nn.Module, *, distributed: Distributed = None) -> None:
         super().__init__()
+        require_module("loss", loss)
         self.loss = loss
         self.gather = Gather(distributed)
 

@@ -43,6 +43,8 @@ class GradientCache:
         >>> cache.backward()
         >>> optimiser.step()
 
+    Several batches may be embedded before, as two views of the same images; `backward` goes through all of them.
+
     The result is that of a plain step through the same chunks: the second pass repeats the first one's random numbers
     (dropout), buffers (running statistics, power iterations) and autocast, and both together leave random generators
     and buffers as one pass does. So it is that of a plain step of the whole batch unless a layer looks at several
@@ -64,7 +66,7 @@ class GradientCache:
             raise UserError(f"micro_batch must be at least 2, got {micro_batch}")
         self.encoder = encoder
         self.micro_batch = micro_batch
-        self._first: FirstPass | None = None
+        self._passes: list[FirstPass] = []
 
     def embed(self, images: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch dim"]:
         """The embeddings of all images, in float32 at least, as a leaf that collects the loss's gradient."""
@@ -83,7 +85,7 @@ class GradientCache:
             embeddings = torch.cat(parts)
         if embeddings.dtype in (torch.float16, torch.bfloat16):
             embeddings = embeddings.float()
-        self._first = FirstPass(chunks, random, buffers, device, autocast, embeddings.requires_grad_())
+        self._passes.append(FirstPass(chunks, random, buffers, device, autocast, embeddings.requires_grad_()))
         return embeddings
 
     def backward(self, backward: Callable[[Tensor], object] = Tensor.backward) -> None:
@@ -92,15 +94,20 @@ class GradientCache:
         Args:
             backward: takes the backward pass from a scalar, once for each chunk.
         """
-        first, self._first = self._first, None
-        if first is None or first.embeddings.grad is None:
+        passes, self._passes = [one for one in self._passes if one.embeddings.grad is not None], []
+        if not passes:
             raise UserError(
                 "there is no gradient of the embeddings: call embed, the loss and its backward() before, each time"
             )
+        for first in passes:
+            self._repeat(first, backward, is_last=first is passes[-1])
+
+    def _repeat(self, first: FirstPass, backward: Callable[[Tensor], object], *, is_last: bool) -> None:
+        assert first.embeddings.grad is not None
         gradients = torch.split(first.embeddings.grad, [len(chunk) for chunk in first.chunks])
         with self._repeating(first):
             for place, (chunk, gradient) in enumerate(zip(first.chunks, gradients, strict=True)):
-                last = place == len(first.chunks) - 1
+                last = is_last and place == len(first.chunks) - 1
                 with nullcontext() if last else getattr(self.encoder, "no_sync", nullcontext)():
                     restore_random_state(first.random[place])
                     embeddings = encode(self.encoder, chunk, first.device, first.autocast)

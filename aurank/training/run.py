@@ -1,6 +1,7 @@
 """``train``: from a configuration to a trained, measured and saved embedding."""
 
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
@@ -258,8 +260,10 @@ def _accelerator(config: Config, out: Path | None) -> Accelerator:
             f"pip install {packages}, or leave it out"
         )
     trackers = list(config.train.trackers) if out is not None else []
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
     try:
         accelerator = Accelerator(
+            cpu=launched > 1 and not torch.cuda.is_available(),  # else it would not join processes without GPUs
             mixed_precision=config.train.mixed_precision,
             gradient_accumulation_steps=config.train.accumulate,
             log_with=trackers or None,
@@ -272,6 +276,11 @@ def _accelerator(config: Config, out: Path | None) -> Accelerator:
             f"train.mixed_precision={config.train.mixed_precision}, train.trackers={trackers}: {error}; "
             "fp16 needs a GPU, trackers need their package (pip install 'aurank[trackers]')"
         ) from error
+    if accelerator.num_processes != launched:
+        raise UserError(
+            f"{launched} processes were launched and Accelerate joins {accelerator.num_processes}: launch with "
+            "torchrun or accelerate launch, one process for each GPU"
+        )
     return accelerator
 
 

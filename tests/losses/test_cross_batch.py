@@ -144,7 +144,20 @@ def test_losses_get_the_ids_that_were_given_and_no_others() -> None:
     assert seen[2][1].tolist() == [*range(SIZE), *[-1] * (2 * SIZE)]
 
 
+def test_a_miner_that_would_choose_the_query_itself_is_refused() -> None:
+    with pytest.raises(UserError, match="query itself"):
+        memory_of("smooth_ap", miner=miners.BatchEasyHardMiner())(*batch())
+    memory = memory_of("smooth_ap", miner=miners.BatchEasyHardMiner(pos_strategy="hard"))
+    memory(*batch(0))
+    assert memory(*batch(1)) > 0
+
+
 def test_what_takes_no_references_gets_no_memory() -> None:
+    with pytest.raises(UserError, match="ArcFaceLoss"):
+        CrossBatchMemory(pml.ArcFaceLoss(4, 5), embedding_dim=5)
+    for wrong in ("smooth_ap", SmoothAPLoss):
+        with pytest.raises((ValueError, TypeError), match="loss"):
+            CrossBatchMemory(wrong, embedding_dim=5)
     with pytest.raises(UserError, match="RecallAtKLoss takes no references"):
         CrossBatchMemory(MultipleLosses([RecallAtKLoss(similarity_mixup=True)]), embedding_dim=5)
 

@@ -23,7 +23,7 @@ def start(config: Path, out: Path, ranks: int) -> list[subprocess.Popen[str]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-    shared |= {"ACCELERATE_USE_CPU": "true", "GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": str(ranks)}
+    shared |= {"GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": str(ranks)}
     return [
         subprocess.Popen(
             [sys.executable, "-m", "aurank", "train", str(config), "--out", str(out)],

@@ -43,8 +43,8 @@ TABLE_1 = {
     }.items()
 }
 
-# As in the shipped configuration, the memory joins after a sixth of the steps.
-TABLE_1["xbm"] = replace(TABLE_1["xbm"], changes=(f"memory.start_at={STEPS // 6}",))
+# The memory joins after a quarter of the steps; in the shipped configuration, which is longer, after a sixth.
+TABLE_1["xbm"] = replace(TABLE_1["xbm"], changes=("memory.start_at=50",))
 
 TABLE_2 = {
     "ablation_1": Method("1: none", "omniglot/ablation_1", rates=SGD),
