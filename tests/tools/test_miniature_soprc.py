@@ -17,7 +17,7 @@ from miniatures.tables import replaced, write_tables
 from aurank.errors import AurankError, UserError
 
 DOCS = Path(__file__).parents[2] / "docs"
-SEEDS, STEPS = (0, 1, 2), 300
+SEEDS, STEPS = (0, 1, 2), methods.STEPS
 
 
 def line(run: Run, mauprc: float, **more: Any) -> dict[str, Any]:
