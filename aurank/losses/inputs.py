@@ -60,9 +60,9 @@ class Inputs:
         """These, a miner among them replaced by what it finds in the batch and the references, outside of autocast."""
         if not isinstance(self.indices_tuple, nn.Module):
             return self
-        rows, references = self.embeddings.detach(), () if self.ref_emb is None else (self.ref_emb.detach(),)
-        rows, *others = in_common_precision(rows, references[0] if references else rows)
-        given = (None, None) if self.is_self_set else (others[0], self.ref_labels)
+        other = self.embeddings if self.ref_emb is None else self.ref_emb
+        rows, references = in_common_precision(self.embeddings.detach(), other.detach())
+        given = (None, None) if self.is_self_set else (references, self.ref_labels)
         with torch.no_grad(), without_autocast(rows.device):
             found = self.indices_tuple(rows, self.labels, *given)
         return replace(self, indices_tuple=found)

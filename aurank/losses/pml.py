@@ -96,13 +96,6 @@ class SumPerQueryReducer(SumReducer):  # type: ignore[misc]  # PML ships no type
         """The sum over the batch size."""
         return losses.sum() / len(embeddings)
 
-    def pos_pair_reduction(self, losses: Tensor, indices: Any, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The sum over the batch size."""
-        return self.element_reduction(losses, indices, embeddings, labels)
-
-    neg_pair_reduction = pos_pair_reduction
-    triplet_reduction = pos_pair_reduction
-
 
 REDUCERS: dict[str, Callable[[], BaseReducer | None]] = {
     "sum": SumReducer,

@@ -71,9 +71,7 @@ def rehearse(config: Config) -> Rehearsal:
 def _rehearse(config: Config, splits: Splits, parts: Parts) -> Rehearsal:
     saved = _SavedBytes()
     if isinstance(parts.loss, CrossBatchMemory):
-        parts.loss.start_at = min(
-            parts.loss.start_at, 1
-        )  # the second batch meets the memory, as batches of a long run do
+        parts.loss.start_at = min(parts.loss.start_at, 1)  # so that the second batch meets the memory
     seconds, loss, batch, done = 0.0, 0.0, 0, 0
     batches_per_epoch = len(parts.sampler.epoch(0))
     for epoch, _, rows in itertools.islice(parts.sampler.iterate(0, 0), batches_per_epoch + BATCHES):
