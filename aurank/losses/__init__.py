@@ -17,6 +17,7 @@ from aurank.losses.pml import PMLLoss, contrastive, multi_similarity, triplet
 from aurank.losses.recall_at_k import RecallAtKLoss
 from aurank.losses.semi_variance import SemiVarianceLoss
 from aurank.losses.smooth_ap import SmoothAPLoss
+from aurank.losses.sogclr import SogCLRLoss
 from aurank.losses.soprc import SOPRCLoss
 from aurank.losses.state import RowTable
 
@@ -30,6 +31,7 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
     "recall_at_k": RecallAtKLoss,
     "semi_variance": SemiVarianceLoss,
     "smooth_ap": SmoothAPLoss,
+    "sogclr": SogCLRLoss,
     "soprc": SOPRCLoss,
     "triplet": triplet,
 }
@@ -52,6 +54,7 @@ __all__ = [
     "SOPRCLoss",
     "SemiVarianceLoss",
     "SmoothAPLoss",
+    "SogCLRLoss",
     "contrastive",
     "make_pairs",
     "multi_similarity",

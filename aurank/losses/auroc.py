@@ -1,17 +1,13 @@
 """AUROC by a surrogate (Gao and Zhou, IJCAI 2015): how often a negative scores above a positive, made smooth."""
 
-from typing import get_args
+from typing import Unpack, get_args
 
 from jaxtyping import Float
-from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.reducers import BaseReducer
-from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.base import PairLoss
+from aurank.losses.base import PairLoss, PairLossOptions
 from aurank.losses.checks import Number, require_choice, require_positive
-from aurank.losses.distributed import Distributed
 from aurank.losses.pairs import Pairs
 from aurank.losses.ranking_sums import Surrogate, ranking_sums
 
@@ -47,19 +43,9 @@ class AUROCLoss(PairLoss):
         temperature: Number = DEFAULT_TEMPERATURE,
         *,
         official: bool = False,
-        distance: BaseDistance | None = None,
-        reducer: BaseReducer | None = None,
-        embedding_regularizer: BaseRegularizer | None = None,
-        embedding_reg_weight: Number = 1.0,
-        distributed: Distributed = None,
+        **options: Unpack[PairLossOptions],
     ) -> None:
-        super().__init__(
-            distance=distance,
-            reducer=reducer,
-            embedding_regularizer=embedding_regularizer,
-            embedding_reg_weight=embedding_reg_weight,
-            distributed=distributed,
-        )
+        super().__init__(**options)
         require_choice("surrogate", surrogate, get_args(Surrogate))
         if official and surrogate == "logistic" and temperature not in (DEFAULT_TEMPERATURE, 1):
             raise UserError(

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from jaxtyping import Float
 from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
@@ -19,6 +19,16 @@ from aurank.losses.pairs import Pairs, make_pairs
 from aurank.losses.precision import without_autocast
 
 
+class PairLossOptions(TypedDict, total=False):
+    """What every loss takes beside its own arguments, and passes on to `PairLoss`."""
+
+    distance: BaseDistance | None
+    reducer: BaseReducer | None
+    embedding_regularizer: BaseRegularizer | None
+    embedding_reg_weight: Number
+    distributed: Distributed
+
+
 class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PML ships no types
     """A PML loss that is one method, `per_query`, and optionally `extra_terms`, of the pairs of a batch.
 
@@ -28,9 +38,14 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
 
     A subclass that has extra terms names them in `extra_names`, since PML makes one reducer per term when constructed.
 
+    A subclass with `two_way` True is given the references as another modality of the same data, and asked for both
+    directions: `per_query` again with the references as queries (`pairs.side` is 1); the loss is the sum of both.
+
     distributed: "auto" makes the loss that of all processes' batches together, where torch.distributed joins several:
         the gradient is that of one process with the whole batch. None (default) keeps to the process's own batch.
     """
+
+    two_way = False
 
     def __init__(
         self,
@@ -67,13 +82,28 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         """The loss of arguments that were read before."""
         self.reset_stats()
         check_device(self, inputs.embeddings)
-        pairs = make_pairs(self.gather(inputs), distance=self.distance)
+        if self.two_way and inputs.is_self_set:
+            raise UserError(
+                f"{type(self).__name__} with two_way=True contrasts two modalities: pass the other one, "
+                "loss(images, labels, ref_emb=texts, ref_labels=labels)"
+            )
+        pairs = make_pairs(self.prepared(self.gather(inputs)), distance=self.distance, two_way=self.two_way)
         with without_autocast(pairs.query.device):
-            # computed though no query may be valid: under torch.distributed the other ranks wait for this one's state
-            terms = {"loss": self.per_query(pairs), **self.extra_terms(pairs)}
-            loss_dict = {name: self._for_reducer(values, pairs) for name, values in terms.items()}
-            self.add_embedding_regularization_to_loss_dict(loss_dict, pairs.query)
-            return self.reducer(loss_dict, pairs.query, pairs.query_labels)
+            found = [self._reduced(side) for side in ((pairs, pairs.other_way()) if self.two_way else (pairs,))]
+        if isinstance(found[0], dict):  # of a reducer that reduces nothing
+            return found[0] if len(found) == 1 else dict(zip(("loss", "other_way"), found, strict=True))
+        return sum(found[1:], found[0])
+
+    def prepared(self, inputs: Inputs) -> Inputs:
+        """The inputs of all processes as the pairs are made of them: where a loss completes or refuses them."""
+        return inputs
+
+    def _reduced(self, pairs: Pairs) -> Any:
+        # computed though no query may be valid: under torch.distributed the other ranks wait for this one's state
+        terms = {"loss": self.per_query(pairs), **self.extra_terms(pairs)}
+        loss_dict = {name: self._for_reducer(values, pairs) for name, values in terms.items()}
+        self.add_embedding_regularization_to_loss_dict(loss_dict, pairs.query)
+        return self.reducer(loss_dict, pairs.query, pairs.query_labels)
 
     def get_default_distance(self) -> BaseDistance:
         """Cosine similarity."""

@@ -1,20 +1,16 @@
 """BlackBox AP (Rolinek et al., CVPR 2020; Vlastelica et al., ICLR 2020): exact ranks, a finite difference backward."""
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int32, Int64
-from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.reducers import BaseReducer
-from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from aurank.errors import UserError
-from aurank.losses.base import PairLoss
+from aurank.losses.base import PairLoss, PairLossOptions
 from aurank.losses.checks import Number, as_number, require_positive
-from aurank.losses.distributed import Distributed
 from aurank.losses.pairs import Pairs
 from aurank.losses.precision import to_device_of
 from aurank.losses.randomness import SavedGenerator
@@ -159,21 +155,13 @@ class BlackBoxAPLoss(PairLoss):
         generator: torch.Generator | None = None,
         official: bool = False,
         batch_memory: int | None = None,
-        distance: BaseDistance | None = None,
-        reducer: BaseReducer | None = None,
-        embedding_regularizer: BaseRegularizer | None = None,
-        embedding_reg_weight: Number = 1.0,
-        distributed: Distributed = None,
+        **options: Unpack[PairLossOptions],
     ) -> None:
         if not 0 <= as_number(flat_weight) < 1:
             raise UserError(f"flat_weight must be >= 0 and < 1, got {flat_weight!r}")
         super().__init__(
             extra_names=("flat",) if flat_weight else (),
-            distance=distance,
-            reducer=reducer,
-            embedding_regularizer=embedding_regularizer,
-            embedding_reg_weight=embedding_reg_weight,
-            distributed=distributed,
+            **options,
         )
         self.lambda_ = require_positive("lambda_", lambda_)
         if not 0 <= as_number(margin) < torch.inf:

@@ -28,6 +28,13 @@ def require_fraction(name: str, value: object, *, one: bool = False) -> float:
     return number
 
 
+def require_whole(name: str, value: object, *, least: int = 1) -> int:
+    """The value; UserError unless it is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{name} must be a whole number >= {least}, got {value!r}")
+    return value
+
+
 def as_number(value: object) -> float:
     """The value as a float; not a number for anything else, True and False included."""
     return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)

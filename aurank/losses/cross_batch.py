@@ -8,7 +8,7 @@ from pytorch_metric_learning import losses as pml
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.checks import check_device, require_module
+from aurank.losses.checks import check_device, require_module, require_whole
 from aurank.losses.distributed import Distributed, Gather
 from aurank.losses.inputs import Inputs, TakesInputs
 from aurank.losses.pairs import as_pairs
@@ -61,14 +61,15 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
             ("memory_size", memory_size, 1),
             ("start_at", start_at, 0),
         ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UserError(f"{name} must be a whole number >= {least}, got {value!r}")
+            require_whole(name, value, least=least)
         require_module("loss", loss)
         for part in loss.modules():
             if type(part).__module__.startswith(pml.__name__) and type(part).__name__ not in TAKEN_BY_PML:
                 raise UserError(f"{type(part).__name__} of pytorch-metric-learning takes no references, so no memory")
             if not getattr(part, "takes_references", True):
                 raise UserError(f"{type(part).__name__} takes no references as it is (similarity_mixup), so no memory")
+            if getattr(part, "two_way", False):
+                raise UserError(f"{type(part).__name__} has two_way=True, so its references are the other modality")
             if distributed is None and isinstance(gather := getattr(part, "gather", None), Gather) and gather.mode:
                 raise UserError(
                     'the loss in CrossBatchMemory has distributed="auto", but the memory must be filled from all '

@@ -1,16 +1,13 @@
 """FastAP (Cakir et al., CVPR 2019): average precision of a soft histogram of distances."""
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from jaxtyping import Float
-from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.reducers import BaseReducer
-from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor
 
-from aurank.losses.base import PairLoss
+from aurank.losses.base import PairLoss, PairLossOptions
 from aurank.losses.checks import Number
-from aurank.losses.distributed import Distributed
 from aurank.losses.pairs import Pairs
 from aurank.losses.soft_histogram import (
     Limits,
@@ -56,19 +53,9 @@ class FastAPLoss(PairLoss):
         range: Sequence[Number] | None = None,
         *,
         official: bool = False,
-        distance: BaseDistance | None = None,
-        reducer: BaseReducer | None = None,
-        embedding_regularizer: BaseRegularizer | None = None,
-        embedding_reg_weight: Number = 1.0,
-        distributed: Distributed = None,
+        **options: Unpack[PairLossOptions],
     ) -> None:
-        super().__init__(
-            distance=distance,
-            reducer=reducer,
-            embedding_regularizer=embedding_regularizer,
-            embedding_reg_weight=embedding_reg_weight,
-            distributed=distributed,
-        )
+        super().__init__(**options)
         self.num_bins = require_bins(num_bins, least=1)
         self.limits = limits_of_unit_vectors(self.distance) if range is None else require_limits(range)
         self.official = official

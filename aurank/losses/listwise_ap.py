@@ -1,17 +1,14 @@
 """List-wise average precision (Revaud et al., ICCV 2019; "DIR"): precision and recall of soft bins of similarity."""
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from jaxtyping import Float, Float64, Int64
-from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.reducers import BaseReducer
-from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor
 
-from aurank.losses.base import PairLoss
+from aurank.losses.base import PairLoss, PairLossOptions
 from aurank.losses.checks import Number
-from aurank.losses.distributed import Distributed
 from aurank.losses.pairs import Pairs, Positives
 from aurank.losses.soft_histogram import (
     Limits,
@@ -110,19 +107,9 @@ class ListwiseAPLoss(PairLoss):
         tie_aware: bool = False,
         *,
         official: bool = False,
-        distance: BaseDistance | None = None,
-        reducer: BaseReducer | None = None,
-        embedding_regularizer: BaseRegularizer | None = None,
-        embedding_reg_weight: Number = 1.0,
-        distributed: Distributed = None,
+        **options: Unpack[PairLossOptions],
     ) -> None:
-        super().__init__(
-            distance=distance,
-            reducer=reducer,
-            embedding_regularizer=embedding_regularizer,
-            embedding_reg_weight=embedding_reg_weight,
-            distributed=distributed,
-        )
+        super().__init__(**options)
         self.num_bins = require_bins(num_bins, least=2)
         self.limits = require_limits(range)
         self.tie_aware = tie_aware

@@ -6,7 +6,7 @@ miner's tuple two more, because its indices are checked, and only the narrowed m
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -77,6 +77,8 @@ class Pairs:
     is_shared: bool  # every process has these same pairs
     bounds: tuple[float, float]
     own_references: Bool[Tensor, "query reference"] | None  # True where one is the query itself; None in a self set
+    valid_references: Int64[Tensor, " valid_reference"] | None = None  # valid_rows of the other way, if any
+    side: int = 0  # 1 where these are the references' pairs with the queries
 
     @cached_property
     def itself(self) -> Bool[Tensor, "query reference"]:
@@ -111,6 +113,29 @@ class Pairs:
         """How many negatives each query has."""
         return self.negative.sum(dim=1)
 
+    def other_way(self) -> "Pairs":
+        """The references' pairs with the queries: the other direction of a two-way loss."""
+        assert self.valid_references is not None
+        other = replace(
+            self,
+            query=self.reference,
+            reference=self.query,
+            similarity=self.similarity.T,
+            positive=self.positive.T,
+            negative=self.negative.T,
+            query_labels=self.reference_labels,
+            reference_labels=self.query_labels,
+            query_ids=self.reference_ids,
+            reference_ids=self.query_ids,
+            host_query_labels=self.host_reference_labels,
+            host_reference_labels=self.host_query_labels,
+            valid_rows=self.valid_references,
+            valid_references=self.valid_rows,
+            side=1 - self.side,
+        )
+        _ = other.positives
+        return other
+
     def _gather(self, wanted: Bool[Tensor, "query reference"], *, without_self: bool) -> Positives:
         index, mask = same_label_index(
             self.host_query_labels, self.host_reference_labels, without_self_row=without_self
@@ -120,13 +145,14 @@ class Pairs:
             return Positives(index, mask & wanted.gather(1, index), self.similarity.gather(1, index))
 
 
-def make_pairs(inputs: Inputs, *, distance: BaseDistance) -> Pairs:
+def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False) -> Pairs:
     """The pairs of a batch, in float32 (float64 if the embeddings are), whatever autocast says.
 
     Positives share the query's label, negatives do not. Without `ref_emb` a row is never its own pair; with it, a
     reference of the query's id is left out of both when `ids` and `ref_ids` are given. A miner's `indices_tuple`
-    (pairs or triplets, indices into the batch and the references) only narrows both masks. Errors: UserError on
-    references or mined indices that do not fit.
+    (pairs or triplets, indices into the batch and the references) only narrows both masks. With `two_way` the
+    references are another modality of the same data, so one of the query's id is no copy of it, but what it belongs
+    to. Errors: UserError on references or mined indices that do not fit.
     """
     inputs = inputs.mined()
     ids, ref_ids, is_self_set, mined = inputs.ids, inputs.ref_ids, inputs.is_self_set, inputs.indices_tuple
@@ -151,15 +177,25 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance) -> Pairs:
     negative = ~positive
     if is_self_set:
         positive.fill_diagonal_(False)
-    elif (itself := inputs.itself()) is not None:
+    elif not two_way and (itself := inputs.itself()) is not None:
         positive, negative = positive & ~itself, negative & ~itself
 
     if mined is not None:
         assert not isinstance(mined, nn.Module)
         positive, negative = narrow(positive, negative, mined)
-        valid = (positive.any(dim=1) & negative.any(dim=1)).cpu()
-    else:
-        valid = torch.stack(count_pairs(inputs, host_labels, host_ref_labels)).all(dim=0)
+
+    def valid_along(dim: int) -> Int64[Tensor, " valid"]:
+        """The rows along a dimension with both a positive and a negative, worked out on the host where it can be."""
+        if mined is not None:
+            both = (positive.any(dim=1 - dim) & negative.any(dim=1 - dim)).cpu()
+        elif two_way:
+            sides = (host_labels, host_ref_labels) if dim == 0 else (host_ref_labels, host_labels)
+            same = count_equal(sides[0], sides[1].sort().values)[1]
+            both = (same > 0) & (same < len(sides[1]))
+        else:
+            both = torch.stack(count_pairs(inputs, host_labels, host_ref_labels)).all(dim=0)
+        return to_device_of(query, both.nonzero().squeeze(1))
+
     pairs = Pairs(
         query=query,
         reference=reference,
@@ -172,7 +208,8 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance) -> Pairs:
         reference_ids=reference_ids,
         host_query_labels=host_labels,
         host_reference_labels=host_ref_labels,
-        valid_rows=to_device_of(query, valid.nonzero().squeeze(1)),
+        valid_rows=valid_along(0),
+        valid_references=valid_along(1) if two_way else None,
         is_self_set=is_self_set,
         is_shared=inputs.shared,
         bounds=(-1.0, 1.0) if isinstance(distance, CosineSimilarity) else (-torch.inf, torch.inf),

@@ -1,19 +1,15 @@
 """Recall@k by two sigmoids, with similarity mixup (Patel, Tolias, Matas, CVPR 2022)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float, Int64
-from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.reducers import BaseReducer
-from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.base import PairLoss
+from aurank.losses.base import PairLoss, PairLossOptions
 from aurank.losses.checks import Number, require_positive
-from aurank.losses.distributed import Distributed
 from aurank.losses.inputs import Inputs
 from aurank.losses.pairs import Pairs, Positives, same_label_index
 from aurank.losses.precision import to_device_of
@@ -98,19 +94,9 @@ class RecallAtKLoss(PairLoss):
         seed: int = 0,
         generator: torch.Generator | None = None,
         official: bool = False,
-        distance: BaseDistance | None = None,
-        reducer: BaseReducer | None = None,
-        embedding_regularizer: BaseRegularizer | None = None,
-        embedding_reg_weight: Number = 1.0,
-        distributed: Distributed = None,
+        **options: Unpack[PairLossOptions],
     ) -> None:
-        super().__init__(
-            distance=distance,
-            reducer=reducer,
-            embedding_regularizer=embedding_regularizer,
-            embedding_reg_weight=embedding_reg_weight,
-            distributed=distributed,
-        )
+        super().__init__(**options)
         self.k = check_cuts(k)
         self.temperature = require_positive("temperature", temperature)
         self.rank_temperature = require_positive("rank_temperature", rank_temperature)

@@ -1,18 +1,15 @@
 """Semi-variance of scores (Wen et al., NeurIPS 2022, Eq. 9): positives below their mean, negatives above theirs."""
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from jaxtyping import Bool, Float
-from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.reducers import BaseReducer
-from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.base import PairLoss
+from aurank.losses.base import PairLoss, PairLossOptions
 from aurank.losses.checks import Number, as_number
-from aurank.losses.distributed import Distributed
 from aurank.losses.pairs import Pairs
 
 
@@ -64,20 +61,9 @@ class SemiVarianceLoss(PairLoss):
         self,
         weights: Sequence[Number] = (1.0, 5.0),
         official: bool = False,
-        *,
-        distance: BaseDistance | None = None,
-        reducer: BaseReducer | None = None,
-        embedding_regularizer: BaseRegularizer | None = None,
-        embedding_reg_weight: Number = 1.0,
-        distributed: Distributed = None,
+        **options: Unpack[PairLossOptions],
     ) -> None:
-        super().__init__(
-            distance=distance,
-            reducer=reducer,
-            embedding_regularizer=embedding_regularizer,
-            embedding_reg_weight=embedding_reg_weight,
-            distributed=distributed,
-        )
+        super().__init__(**options)
         self.weights = check_weights("weights", weights)
         self.official = official
 

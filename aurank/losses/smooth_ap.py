@@ -1,16 +1,14 @@
 """SmoothAP (Brown et al., ECCV 2020): average precision with ranks counted by sigmoids."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
-from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.reducers import BaseReducer
-from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.base import PairLoss
+from aurank.losses.base import PairLoss, PairLossOptions
 from aurank.losses.checks import Number, require_positive
-from aurank.losses.distributed import Distributed
 from aurank.losses.pairs import Pairs
 from aurank.losses.ranking_sums import ranking_sums
 
@@ -48,19 +46,9 @@ class SmoothAPLoss(PairLoss):
         include_self: bool | None = None,
         *,
         official: bool = False,
-        distance: BaseDistance | None = None,
-        reducer: BaseReducer | None = None,
-        embedding_regularizer: BaseRegularizer | None = None,
-        embedding_reg_weight: Number = 1.0,
-        distributed: Distributed = None,
+        **options: Unpack[PairLossOptions],
     ) -> None:
-        super().__init__(
-            distance=distance,
-            reducer=reducer,
-            embedding_regularizer=embedding_regularizer,
-            embedding_reg_weight=embedding_reg_weight,
-            distributed=distributed,
-        )
+        super().__init__(**options)
         self.temperature = require_positive("temperature", temperature)
         if official and include_self is False:
             raise UserError("include_self=False contradicts official=True, which ranks the query itself")

@@ -1,17 +1,14 @@
 """SOPRC (Wen et al., NeurIPS 2022): the area under the precision-recall curve, at any sampling rate of positives."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Float, Int64
-from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.reducers import BaseReducer
-from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.base import PairLoss
+from aurank.losses.base import PairLoss, PairLossOptions
 from aurank.losses.checks import (
     Number,
     check_labels_in_range,
@@ -19,8 +16,8 @@ from aurank.losses.checks import (
     require_choice,
     require_fraction,
     require_positive,
+    require_whole,
 )
-from aurank.losses.distributed import Distributed
 from aurank.losses.interpolation import INTERPOLATIONS
 from aurank.losses.pairs import Pairs
 from aurank.losses.ranking_sums import ranking_sums
@@ -92,19 +89,11 @@ class SOPRCLoss(PairLoss):
         semi_variance: Sequence[Number] | None = (1.0, 5.0),
         moving_average: bool = True,
         official: bool = False,
-        distance: BaseDistance | None = None,
-        reducer: BaseReducer | None = None,
-        embedding_regularizer: BaseRegularizer | None = None,
-        embedding_reg_weight: Number = 1.0,
-        distributed: Distributed = None,
+        **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(
             extra_names=() if semi_variance is None else ("semi_variance",),
-            distance=distance,
-            reducer=reducer,
-            embedding_regularizer=embedding_regularizer,
-            embedding_reg_weight=embedding_reg_weight,
-            distributed=distributed,
+            **options,
         )
         self.tau1 = require_positive("tau1", tau1)
         self.tau2 = require_positive("tau2", tau2)
@@ -120,8 +109,7 @@ class SOPRCLoss(PairLoss):
             if interpolation == "paper":
                 raise UserError('interpolation="paper" contradicts official=True, which interpolates as the code does')
             self.interpolation = "official"
-        if not isinstance(num_quantiles, int) or num_quantiles < 1:
-            raise UserError(f"num_quantiles must be a whole number > 0, got {num_quantiles!r}")
+        require_whole("num_quantiles", num_quantiles)
         counts = check_class_counts(class_counts)
         self.num_classes = len(counts)
         self.register_buffer("class_counts", counts)

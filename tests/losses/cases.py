@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import oracles
 import oracles_binned
+import oracles_contrastive
 from torch import Tensor
 
 from aurank.losses import (
@@ -20,6 +21,7 @@ from aurank.losses import (
     RecallAtKLoss,
     SemiVarianceLoss,
     SmoothAPLoss,
+    SogCLRLoss,
     SOPRCLoss,
 )
 
@@ -47,6 +49,18 @@ def recall_at_k(official: bool) -> Case:
         lambda **given: RecallAtKLoss(official=official, **given),
         lambda s, p, n, y, **itself: {"loss": oracles.recall_at_k(s, p, n, **cuts, **itself)},
         ranks_itself=official,
+    )
+
+
+SAMPLES = 40  # rows of the data set; classes may stand in for them, so a label may occur as often
+
+
+def sogclr(positives: bool = False, **own: object) -> Case:
+    """On its first batch, when a sample's normaliser is the batch's own."""
+    denominator = {"temperature": 0.1, "positive_in_denominator": positives}
+    return Case(
+        lambda **given: SogCLRLoss(SAMPLES, views=SAMPLES, positive_in_denominator=positives, **own, **given),
+        lambda s, p, n, y: {"loss": oracles_contrastive.decoupled(s, p, n, **denominator)},
     )
 
 
@@ -84,6 +98,9 @@ TABLE = {
         lambda s, p, n, y, **itself: {"loss": oracles.smooth_ap(s, p, n, temperature=0.01, **itself)},
         ranks_itself=True,
     ),
+    "sogclr": sogclr(),
+    "sogclr previous": sogclr(previous_normalizer=True),
+    "sogclr with positive": sogclr(positives=True),
     "soprc": Case(
         lambda **given: SOPRCLoss(COUNTS, **given),
         lambda s, p, n, y: oracles.soprc_first_batch(s, p, n, y, class_counts=COUNTS),

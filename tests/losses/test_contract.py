@@ -96,15 +96,15 @@ def test_references_equal_the_concatenated_batch_with_self_removed(case: Case, s
     ids, all_ids = torch.arange(len(labels)), torch.arange(len(all_labels))
     loss = case.make(reducer=reducers.DoNothingReducer()).double()
     if seen:
-        loss(*batch(seed=2))
+        loss(*batch(seed=2), ids=ids)
     loss.eval()  # the same state for both
-    whole = loss(everything, all_labels)
+    whole = loss(everything, all_labels, ids=all_ids)
     with_ids = loss(embeddings, labels, ref_emb=everything, ref_labels=all_labels, ids=ids, ref_ids=all_ids)
     positive = (labels[:, None] == all_labels) & (ids[:, None] != all_ids)
     pairs = (*positive.nonzero().T, *(labels[:, None] != all_labels).nonzero().T)
     found = [with_ids]
     if not case.ranks_itself:  # pairs alone do not tell which reference is the query itself
-        found.append(loss(embeddings, labels, pairs, everything, all_labels))
+        found.append(loss(embeddings, labels, pairs, everything, all_labels, ids=ids))
     for name, term in whole.items():
         if term["indices"] is None:  # one value for the batch, and the whole is another batch
             values = [each[name]["losses"] for each in found]

@@ -9,6 +9,7 @@ from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from states import same_state
 from torch import Tensor, distributed, multiprocessing, nn
 
+from aurank.config.components import signature
 from aurank.errors import UserError
 from aurank.losses import LOSSES, MINERS, CrossBatchMemory, MultipleLosses, RowTable, SmoothAPLoss, SOPRCLoss
 
@@ -40,7 +41,9 @@ def part(values: Tensor, rank: int, world: int) -> Tensor:
 
 
 def make(name: str, **given: object) -> nn.Module:
-    return SOPRCLoss(COUNTS, **given) if name == "soprc" else LOSSES[name](**given)
+    wanted, _ = signature(LOSSES[name])
+    sizes = {"class_counts": COUNTS, "num_samples": 100, "embedding_dim": 5}
+    return LOSSES[name](**{size: value for size, value in sizes.items() if size in wanted}, **given)
 
 
 def run(loss: nn.Module, way: str, rank: int, world: int) -> list[Tensor]:

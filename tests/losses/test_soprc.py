@@ -238,7 +238,7 @@ def test_the_loss_stays_below_one_where_the_ratio_is_huge() -> None:
         ({"beta": 1.5}, "beta must be > 0 and <= 1, got 1.5"),
         ({"prior_max": 1}, "prior_max must be > 0 and < 1, got 1"),
         ({"interpolation": "paper", "official": True}, "contradicts official=True"),
-        ({"num_quantiles": 0}, "num_quantiles must be a whole number > 0, got 0"),
+        ({"num_quantiles": 0}, "num_quantiles must be a whole number >= 1, got 0"),
         ({"semi_variance": (1.0,)}, r"semi_variance must be two numbers >= 0, as \(1.0, 5.0\), got \(1.0,\)"),
         ({"semi_variance": (1.0, -1.0)}, "semi_variance must be two numbers >= 0"),
         ({"class_counts": []}, "class_counts must be one whole number per class"),
