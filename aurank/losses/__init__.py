@@ -19,7 +19,7 @@ from aurank.losses.semi_variance import SemiVarianceLoss
 from aurank.losses.smooth_ap import SmoothAPLoss
 from aurank.losses.sogclr import SogCLRLoss
 from aurank.losses.soprc import SOPRCLoss
-from aurank.losses.state import RowTable
+from aurank.losses.state import RowTable, Undoable
 
 LOSSES: dict[str, Callable[..., nn.Module]] = {
     "auroc": AUROCLoss,
@@ -55,6 +55,7 @@ __all__ = [
     "SemiVarianceLoss",
     "SmoothAPLoss",
     "SogCLRLoss",
+    "Undoable",
     "contrastive",
     "make_pairs",
     "multi_similarity",

@@ -66,12 +66,15 @@ def require_module(name: str, value: object) -> None:
 
 def check_device(loss: nn.Module, embeddings: Tensor) -> None:
     """Nothing; UserError if what the loss keeps is not where the embeddings are."""
-    for state in loss.buffers():
-        if state.device != embeddings.device:
-            raise UserError(
-                f"{type(loss).__name__} is on {state.device} and the embeddings are on {embeddings.device}: "
-                f"move it there, loss.to({str(embeddings.device)!r})"
-            )
+    for part in loss.modules():
+        if getattr(part, "on_host", False):  # a table that is meant to stay there
+            continue
+        for state in part.buffers(recurse=False):
+            if state.device != embeddings.device:
+                raise UserError(
+                    f"{type(loss).__name__} is on {state.device} and the embeddings are on {embeddings.device}: "
+                    f"move it there, loss.to({str(embeddings.device)!r})"
+                )
 
 
 def check_integers(name: str, values: Tensor, per: str, length: int) -> None:

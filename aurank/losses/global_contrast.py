@@ -65,6 +65,9 @@ def normalizer_tables(num_samples: int, *, two_way: bool) -> nn.ModuleList:
 
 def stacked(tables: nn.ModuleList, column: int = 0) -> Float[Tensor, "direction sample"]:
     """One column of the tables of all directions."""
+    for table in tables:
+        assert isinstance(table, RowTable)
+        table.settle()
     return torch.stack([table.get_buffer("rows")[:, column] for table in tables])
 
 

@@ -1,7 +1,8 @@
 """KeyedLoss: losses that keep state per sample, and how a batch says which sample each row is."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Unpack
+from typing import Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Int64
@@ -9,9 +10,19 @@ from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.losses.base import PairLoss, PairLossOptions
-from aurank.losses.checks import require_whole
+from aurank.losses.checks import require_choice, require_whole
 from aurank.losses.inputs import Inputs
 from aurank.losses.pairs import Pairs
+from aurank.losses.state import RowTable
+
+Residence = Literal["device", "host"]
+
+
+class KeyedLossOptions(PairLossOptions, total=False):
+    """What every loss with state per sample takes beside its own arguments, and passes on to `KeyedLoss`."""
+
+    views: int
+    state_on: Residence
 
 
 class KeyedLoss(PairLoss):
@@ -23,12 +34,21 @@ class KeyedLoss(PairLoss):
     num_samples: rows of the data set.
     views: most rows of one label in a batch that comes without ids.
     two_way: the references are another modality, whose rows are named by `ref_ids` and have a state of their own.
+    state_on: "device" (default) moves the state with the loss; "host" leaves it in host memory, where there is more of
+        it: a batch's rows are fetched before and written back after, without waiting.
     """
 
     def __init__(
-        self, num_samples: int, *, views: int = 2, two_way: bool = False, **options: Unpack[PairLossOptions]
+        self,
+        num_samples: int,
+        *,
+        views: int = 2,
+        two_way: bool = False,
+        state_on: Residence = "device",
+        **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(**options)
+        self.state_on = require_choice("state_on", state_on, get_args(Residence))
         self.num_samples = require_whole("num_samples", num_samples)
         self.views = require_whole("views", views)
         self.two_way = two_way
@@ -47,6 +67,7 @@ class KeyedLoss(PairLoss):
                 )
         self.check_range("ids" if inputs.ids is not None else "labels, taken for ids,", host_ids)
         if not self.two_way:
+            self.fetch(host_ids, inputs.embeddings.device)
             return replace(inputs, ids=host_ids)
         if inputs.ids is not None and inputs.ref_ids is None:
             raise UserError(f"{name} with two_way=True keys the state of both sides: pass ref_ids beside ids")
@@ -54,7 +75,21 @@ class KeyedLoss(PairLoss):
         assert ref_ids is not None
         host_ref_ids = ref_ids.detach().cpu().long()
         self.check_range("ref_ids", host_ref_ids)
+        self.fetch(torch.cat([host_ids, host_ref_ids]), inputs.embeddings.device)
         return replace(inputs, ids=host_ids, ref_ids=host_ref_ids)
+
+    def fetch(self, ids: Int64[Tensor, " row"], device: torch.device) -> None:
+        """Nothing; sends for the state of these samples, where it is kept on the host."""
+        for part in self.modules():
+            if isinstance(part, RowTable):
+                part.prefetch(ids, device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "KeyedLoss":
+        for part in self.modules():
+            if isinstance(part, RowTable):
+                part.on_host = self.state_on == "host"
+        super()._apply(fn, recurse)
+        return self
 
     def check_range(self, name: str, ids: Int64[Tensor, " row"]) -> None:
         """Nothing; UserError naming the first id outside 0..num_samples-1."""

@@ -5,7 +5,6 @@ from typing import Literal, Unpack, get_args
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.base import PairLossOptions
 from aurank.losses.checks import Number, require_choice, require_positive
 from aurank.losses.gamma import Every, Gamma, Schedule
 from aurank.losses.global_contrast import (
@@ -16,7 +15,7 @@ from aurank.losses.global_contrast import (
     normalizer_tables,
     stacked,
 )
-from aurank.losses.keyed import KeyedLoss
+from aurank.losses.keyed import KeyedLoss, KeyedLossOptions
 from aurank.losses.pairs import Pairs
 
 Normalizer = Literal["view", "shared"]
@@ -57,10 +56,9 @@ class SogCLRLoss(KeyedLoss):
         positive_in_denominator: bool = False,
         previous_normalizer: bool = False,
         two_way: bool = False,
-        views: int = 2,
-        **options: Unpack[PairLossOptions],
+        **options: Unpack[KeyedLossOptions],
     ) -> None:
-        super().__init__(num_samples, views=views, two_way=two_way, **options)
+        super().__init__(num_samples, two_way=two_way, **options)
         self.temperature = require_positive("temperature", temperature)
         self.gamma = Gamma(gamma, gamma_schedule, every=gamma_every, decay=gamma_decay)
         self.normalizer = require_choice("normalizer", normalizer, get_args(Normalizer))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64
@@ -10,10 +10,11 @@ from torch import Tensor, distributed, nn
 
 from aurank.errors import UserError
 from aurank.losses.distributed import gather_rows, world_size
+from aurank.losses.staging import Staging
 
 
 class FullPrecision(nn.Module):
-    """A module whose buffers and parameters stay float32 after `.half()` or `.bfloat16()`, which would swallow small steps."""
+    """A module whose own numbers stay float32 after `.half()` or `.bfloat16()`, which would swallow small steps."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FullPrecision":
         # .half() and .bfloat16() come through here as well as .to(device): the move is kept, the rounding is not
@@ -29,11 +30,25 @@ class FullPrecision(nn.Module):
         return self
 
 
+@runtime_checkable
+class Undoable(Protocol):
+    """State too large to be copied before each step, which remembers what it overwrites."""
+
+    def mark(self) -> None:
+        """Nothing; from here on, what is overwritten is remembered for `take_back`, until the next mark."""
+
+    def take_back(self) -> None:
+        """Nothing; the state is again as it was at the mark."""
+
+
 class RowTable(FullPrecision):
     """A table of moving averages, one row per class or sample; a row's first value is copied, not averaged.
 
     Buffers: `rows` [row, width] and `seen` [row], False until a row is first written. Rows are float32, also after
     `.half()` or `.bfloat16()`, which would swallow small steps, and float64 after `.double()`.
+
+    A table with `on_host` True stays in host memory when its module moves. A batch's rows are then fetched by
+    `prefetch` before they are read, kept where the batch is, and written back behind it; `settle` waits for the last.
     """
 
     rows: Tensor
@@ -48,6 +63,8 @@ class RowTable(FullPrecision):
         """
         super().__init__()
         self.logarithms = logarithms
+        self.on_host = False
+        self._staging: Staging | None = None
         self._before: list[tuple[Tensor, Tensor, Tensor]] | None = None
         rows = torch.zeros(num_rows, width) if start is None else start.to(torch.float32).repeat(num_rows, 1)
         self.register_buffer("rows", rows)
@@ -55,7 +72,24 @@ class RowTable(FullPrecision):
 
     def read(self, index: Int64[Tensor, " entry"]) -> tuple[Float[Tensor, "entry width"], Bool[Tensor, " entry"]]:
         """The rows asked for, and whether each has ever been written."""
-        return self.rows[index], self.seen[index]
+        if self._staging is None:
+            return self.rows[index], self.seen[index]
+        places = self._staging.places(index)
+        return self._staging.rows[places], self._staging.seen[places]
+
+    def prefetch(self, ids: Int64[Tensor, " entry"], device: torch.device) -> None:
+        """Nothing; fetches rows (ids on the host) that a batch on the device will use, if the table is on the host."""
+        if self.on_host:
+            self.settle()
+            self._staging = Staging(self.rows, self.seen, ids, device)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Nothing; what batches wrote is in `rows` and `seen`, as it always is in a table that is not `on_host`."""
+        staging, self._staging = self._staging, None
+        returned = None if staging is None else staging.returned()
+        if staging is not None and returned is not None:
+            self._put(staging.host_ids, *returned)
 
     @torch.no_grad()
     def blended(
@@ -88,6 +122,8 @@ class RowTable(FullPrecision):
         values = values.detach().to(self.rows.dtype)
         if not is_shared:
             index, values = gather_entries(index, values)
+            if self.on_host and world_size() > 1:
+                self.prefetch(index.cpu(), index.device)  # rows of other processes' batches too
         if len(index) == 0:
             return
         mean, finite = self.mean(index, values)
@@ -105,21 +141,44 @@ class RowTable(FullPrecision):
     ) -> None:
         """Nothing; puts values into rows where wanted. Entries of one row must be equal."""
         old, seen = self.read(index)
+        new = torch.where(wanted[:, None], values, old), seen | wanted
+        if self._staging is None:
+            self._put(index, *new)
+            return
+        places = self._staging.places(index)
+        self._staging.rows[places], self._staging.seen[places] = new
+        self._staging.send_back()
+
+    def _put(self, index: Tensor, rows: Tensor, seen: Tensor) -> None:
         if self._before is not None:
-            self._before.append((index, old, seen))
-        self.rows[index] = torch.where(wanted[:, None], values, old)
-        self.seen[index] = seen | wanted
+            self._before.append((index, self.rows[index], self.seen[index]))
+        self.rows[index], self.seen[index] = rows, seen
 
     def mark(self) -> None:
         """Nothing; from here on, what is overwritten is remembered for `take_back`, until the next mark."""
+        self.settle()
         self._before = []
 
     @torch.no_grad()
     def take_back(self) -> None:
         """Nothing; the table is again as it was at the mark."""
+        self.settle()
         while self._before:
             index, rows, seen = self._before.pop()
             self.rows[index], self.seen[index] = rows, seen
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RowTable":
+        if not self.on_host:
+            super()._apply(fn, recurse)
+            return self
+        self.settle()
+        dtype = fn(self.rows[:0]).dtype  # the move is not made, .double() is
+        self.rows = self.rows.to(dtype if dtype in (torch.float32, torch.float64) else self.rows.dtype)
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        self.settle()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         rows, seen = state_dict.get(f"{prefix}rows"), state_dict.get(f"{prefix}seen")
@@ -131,6 +190,7 @@ class RowTable(FullPrecision):
                     f"the saved state {prefix}rows is not finite in {int(wrong.sum())} rows, first in row {row}, "
                     f"{rows[row].tolist()}: take an earlier checkpoint"
                 )
+        self.settle()
         super()._load_from_state_dict(state_dict, prefix, *others)
 
 

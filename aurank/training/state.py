@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aurank.losses import CrossBatchMemory
+from aurank.losses import CrossBatchMemory, Undoable
 from aurank.training.checkpoint import random_state, restore_random_state
 
 
@@ -43,8 +43,15 @@ class Before:
             next_rows = torch.arange(min(rows, loss.memory_size)) + loss.position
             self.rows = (next_rows % loss.memory_size).to(loss.embeddings.device)
             self.memory = {name: value[self.rows] for name, value in loss.named_buffers(recurse=False)}
+        # a table of a row for each sample remembers by itself which ones it overwrites
+        self.tables = {name: part for name, part in loss.named_modules() if isinstance(part, Undoable)}
+        for table in self.tables.values():
+            table.mark()
+        own = tuple(f"{name}." if name else "" for name in self.tables)
         self.state: dict[str, Any] = {
-            name: deepcopy(value) for name, value in loss.state_dict().items() if name not in self.memory
+            name: deepcopy(value)
+            for name, value in loss.state_dict().items()
+            if name not in self.memory and not name.startswith(own)
         }
         self.random = random_state()
         self.progress = replace(progress)
@@ -56,6 +63,8 @@ class Before:
             buffer.copy_(value)
         for name, value in self.memory.items():
             self.loss.get_buffer(name)[self.rows] = value
+        for table in self.tables.values():
+            table.take_back()
         self.loss.load_state_dict(self.state, strict=False)
         restore_random_state(self.random)
         vars(progress).update(vars(self.progress))

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import oracles
 import pytest
 import torch
@@ -170,3 +172,30 @@ def test_what_is_first_read_without_gradients_still_has_them() -> None:
     with torch.no_grad():
         pairs = make_pairs(embeddings, LABELS, distance=CosineSimilarity())
         assert not pairs.positives.similarity.requires_grad
+
+
+def test_two_way_pairs_keep_the_partner_and_turn_round_whole() -> None:
+    random = torch.Generator().manual_seed(0)
+    images, texts = (torch.randn(number, 4, generator=random) for number in (5, 3))
+    labels, ref_labels = torch.tensor([2, 0, 1, 0, 9]), torch.tensor([0, 2, 7])
+    given = read_inputs(
+        images, labels, ref_emb=texts, ref_labels=ref_labels, ids=torch.arange(5), ref_ids=torch.tensor([1, 0, 6])
+    )
+    pairs = pairs_of_inputs(given, distance=CosineSimilarity(), two_way=True)
+    other = pairs.other_way()
+    assert pairs.positive.equal(labels[:, None] == ref_labels)  # those of the query's id too
+    assert pairs.negative.equal(labels[:, None] != ref_labels)
+    assert pairs.valid_rows.tolist() == [0, 1, 3]
+    assert other.valid_rows.tolist() == [0, 1]
+    assert (pairs.side, other.side, other.other_way().side) == (0, 1, 0)
+    turned = pairs_of_inputs(
+        read_inputs(texts, ref_labels, ref_emb=images, ref_labels=labels), distance=CosineSimilarity(), two_way=True
+    )
+    for name in ("query", "reference", "similarity", "positive", "negative", "query_labels", "valid_rows"):
+        torch.testing.assert_close(getattr(other, name), getattr(turned, name))
+    assert other.query_ids is not None
+    assert other.query_ids.tolist() == [1, 0, 6]
+    mined = (torch.tensor([0, 1]), torch.tensor([1, 0]), torch.tensor([0, 1]), torch.tensor([0, 2]))
+    narrowed = pairs_of_inputs(replace(given, indices_tuple=mined), distance=CosineSimilarity(), two_way=True)
+    assert narrowed.valid_rows.tolist() == [0, 1]
+    assert narrowed.other_way().valid_rows.tolist() == [0]

@@ -4,6 +4,7 @@ import io
 import pytest
 import torch
 
+from aurank.errors import UserError
 from aurank.losses import RowTable
 from aurank.losses.state import mean_by_row
 
@@ -114,3 +115,97 @@ def test_means_are_right_for_zeros_and_for_large_counts() -> None:
     values = torch.randn(20_000, 1, dtype=torch.float64)
     mean, _ = mean_by_row(torch.zeros(20_000, dtype=torch.int64), values)
     torch.testing.assert_close(mean[0], values.mean(dim=0), rtol=1e-12, atol=1e-15)
+
+
+def test_logarithms_average_what_they_are_logarithms_of() -> None:
+    index, values = entries(number=30)
+    plain, logs = RowTable(7, 5).double(), RowTable(7, 5, logarithms=True).double()
+    for seed in range(3):
+        given = values.double().abs() * (1 + seed) + 0.1
+        plain.update(index, given, rate=0.3)
+        logs.update(index, given.log(), rate=0.3)
+        plain.update(index[:4], given[:4], rate=1.0)
+        logs.update(index[:4], given[:4].log(), rate=1.0)
+    torch.testing.assert_close(logs.rows[logs.seen].exp(), plain.rows[plain.seen], rtol=1e-13, atol=0)
+    assert logs.seen.equal(plain.seen)
+
+
+def test_logarithms_far_beyond_what_exp_can_hold_are_averaged_right() -> None:
+    table = RowTable(2, 1, logarithms=True)
+    table.update(torch.tensor([0, 0, 1]), torch.tensor([[900.0], [900.0], [-900.0]]), rate=0.5)
+    assert table.rows.tolist() == [[900], [-900]]
+    table.update(torch.tensor([0, 1, 1]), torch.tensor([[-900.0], [torch.nan], [-torch.inf]]), rate=0.5)
+    torch.testing.assert_close(table.rows, torch.tensor([[900 - torch.log(torch.tensor(2.0))], [-900.0]]))
+
+
+@pytest.mark.parametrize("logarithms", [False, True])
+def test_the_order_of_logarithms_never_changes_a_bit(logarithms: bool) -> None:
+    index, values = entries(300)
+    tables = []
+    for seed in range(3):
+        order = torch.randperm(300, generator=torch.Generator().manual_seed(seed))
+        table = RowTable(7, 5, logarithms=logarithms)
+        table.update(index[order], 50 * values[order], rate=0.3)
+        tables.append(table.rows)
+    assert all(rows.equal(tables[0]) for rows in tables)
+
+
+def hosted(*given: object, **named: object) -> RowTable:
+    table = RowTable(*given, **named)
+    table.on_host = True
+    return table
+
+
+def test_a_table_on_the_host_fetches_and_writes_back_what_one_on_the_device_holds() -> None:
+    near, far = RowTable(50, 5), hosted(50, 5)
+    for seed in range(4):
+        index, values = entries(rows=50, seed=seed)
+        far.prefetch(torch.cat([index, torch.tensor([3, 3, 49])]), torch.device("cpu"))
+        for found, wanted in zip(far.read(index), near.read(index), strict=True):
+            assert found.equal(wanted)
+        for table in (near, far):
+            table.update(index, values, rate=0.3)
+        assert far.read(index)[0].equal(near.read(index)[0])
+        assert not far.rows.equal(near.rows)  # on its way
+        if seed % 2:
+            far.settle()
+            assert far.rows.equal(near.rows)
+    saved = far.state_dict()
+    assert all(value.equal(saved[name]) for name, value in near.state_dict().items())
+
+
+def test_a_table_on_the_host_stays_there_and_is_widened_there() -> None:
+    table = hosted(4, 2)
+    table.update(torch.tensor([1]), torch.ones(1, 2), rate=0.5)
+    assert table.to("meta").rows.device.type == "cpu"
+    assert table.half().rows.dtype == torch.float32
+    assert table.double().rows.dtype == torch.float64
+    assert table.rows[1].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("make", [RowTable, hosted])
+def test_what_was_written_since_the_mark_is_taken_back(make: type[RowTable]) -> None:
+    table = make(50, 5)
+    for number in range(2):
+        index, values = entries(rows=50, seed=number)
+        table.prefetch(index, torch.device("cpu"))
+        table.update(index, values, rate=0.3)
+        if number == 0:
+            before = {name: value.clone() for name, value in table.state_dict().items()}
+            table.mark()
+    index, values = entries(rows=50, seed=3)
+    table.prefetch(index, torch.device("cpu"))
+    table.update(index, values, rate=0.3)
+    table.take_back()
+    assert all(value.equal(before[name]) for name, value in table.state_dict().items())
+    table.take_back()  # nothing is left to be taken back
+    assert all(value.equal(before[name]) for name, value in table.state_dict().items())
+
+
+def test_a_saved_state_that_is_not_finite_is_refused() -> None:
+    table = RowTable(7, 5)
+    table.update(*entries(), rate=0.1)
+    state = table.state_dict()
+    state["rows"][4, 2] = torch.nan
+    with pytest.raises(UserError, match=r"not finite in 1 rows, first in row 4, .*earlier checkpoint"):
+        RowTable(7, 5).load_state_dict(state)

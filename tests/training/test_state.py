@@ -5,7 +5,7 @@ import torch
 from test_resume import assert_equal
 from torch import Tensor, nn
 
-from aurank.losses import CrossBatchMemory, SOPRCLoss
+from aurank.losses import CrossBatchMemory, SogCLRLoss, SOPRCLoss
 from aurank.training.checkpoint import random_state
 from aurank.training.state import Before, Progress
 
@@ -63,3 +63,17 @@ def test_of_a_memory_only_the_rows_to_be_written_are_kept() -> None:
     before = Before(nn.Linear(2, 3), memory, Progress(), rows=12)
     kept = [value for value in [*before.memory.values(), *before.state.values()] if isinstance(value, Tensor)]
     assert max(len(value) for value in kept if value.ndim) == 12
+
+
+def test_of_a_table_of_samples_only_what_a_step_overwrites_is_kept() -> None:
+    loss, ids = SogCLRLoss(num_samples=10_000), torch.tensor([7, 7, 9_999, 3, 3, 0])
+    labels = torch.tensor([0, 0, 1, 1, 2, 2])
+    loss(torch.randn(6, 4), labels, ids=ids)
+    before = Before(nn.Linear(2, 3), loss, Progress(), rows=12)
+    assert all(value.numel() < 100 for value in before.state.values() if isinstance(value, Tensor))
+    whole = state_of(loss)
+    for _ in range(2):  # as under train.accumulate
+        loss(torch.randn(6, 4), labels, ids=ids.flip(0) + 1 - (ids.flip(0) == 9_999).long())
+        assert not loss.log_u.equal(whole[0]["tables.0.rows"].T)
+    before.restore(Progress())
+    assert_equal(state_of(loss), whole, ignore=())
