@@ -1,5 +1,9 @@
 """Slow, obvious references of the contrastive losses, as those in oracles.py: loops over float64 scalars."""
 
+import math
+from collections.abc import Callable, Sequence
+
+import torch
 from oracles import Mask, PerQuery, sides
 from torch import Tensor
 
@@ -22,4 +26,137 @@ def decoupled(
         below = negatives + positives if positive_in_denominator else negatives
         pull = sum(row[reference] for reference in positives) / len(positives)
         found[query] = temperature * mean_exp(row, below, temperature=temperature).log() - pull
+    return found
+
+
+def per_positive(
+    similarity: Tensor, positive: Mask, negative: Mask, value: Callable[[Tensor, Tensor, Tensor], Tensor]
+) -> PerQuery:
+    """The mean over each query's positives of value(s⁺, all s⁻, all s⁺)."""
+    found = {}
+    for query, (positives, negatives) in sides(positive, negative).items():
+        row = similarity[query]
+        above, below = (torch.stack([row[reference] for reference in side]) for side in (positives, negatives))
+        found[query] = sum((value(one, below, above) for one in above), row.new_zeros(())) / len(positives)
+    return found
+
+
+def info_nce(similarity: Tensor, positive: Mask, negative: Mask, *, temperature: float) -> PerQuery:
+    """−log of the positive's share of exp(s/τ) among itself and the negatives."""
+
+    def value(one: Tensor, below: Tensor, _: Tensor) -> Tensor:
+        return -((one / temperature).exp() / ((one / temperature).exp() + (below / temperature).exp().sum())).log()
+
+    return per_positive(similarity, positive, negative, value)
+
+
+def sup_con(similarity: Tensor, positive: Mask, negative: Mask, *, temperature: float) -> PerQuery:
+    """−log of the positive's share of exp(s/τ) among all positives and negatives."""
+
+    def value(one: Tensor, below: Tensor, above: Tensor) -> Tensor:
+        return -((one / temperature).exp() / (torch.cat([below, above]) / temperature).exp().sum()).log()
+
+    return per_positive(similarity, positive, negative, value)
+
+
+def dcl(
+    similarity: Tensor, positive: Mask, negative: Mask, *, temperature: float, weight_sigma: float | None = None
+) -> PerQuery:
+    """−w·s⁺/τ + log Σ exp(s⁻/τ), w = 2 − exp(s⁺/σ) over its mean, of positives in a query and then of queries."""
+    mean = 1.0
+    if weight_sigma is not None:
+        scores = per_positive(similarity, positive, negative, lambda one, *_: (one.detach() / weight_sigma).exp())
+        mean = float(sum(scores.values()) / len(scores))
+
+    def value(one: Tensor, below: Tensor, _: Tensor) -> Tensor:
+        weight = 1.0 if weight_sigma is None else 2 - (one.detach() / weight_sigma).exp() / mean
+        return (below / temperature).exp().sum().log() - weight * one / temperature
+
+    return per_positive(similarity, positive, negative, value)
+
+
+def flat_nce(similarity: Tensor, positive: Mask, negative: Mask, *, temperature: float) -> PerQuery:
+    """F over F held constant, F = Σ exp((s⁻ − s⁺)/τ); its value, 1, replaced by InfoNCE's."""
+
+    def value(one: Tensor, below: Tensor, _: Tensor) -> Tensor:
+        total = ((below - one) / temperature).exp().sum()
+        return total / total.detach() - 1
+
+    watched = info_nce(similarity, positive, negative, temperature=temperature)
+    flat = per_positive(similarity, positive, negative, value)
+    return {query: watched[query].detach() + flat[query] for query in flat}
+
+
+def simo(similarity: Tensor, positive: Mask, negative: Mask, *, temperature: float, alpha: float) -> PerQuery:
+    """InfoNCE with the margin τ·log(α/K) taken off the positive, K negatives being seen."""
+
+    def value(one: Tensor, below: Tensor, _: Tensor) -> Tensor:
+        margin = temperature * math.log(alpha / len(below))
+        own = ((one - margin) / temperature).exp()
+        return -(own / (own + (below / temperature).exp().sum())).log()
+
+    return per_positive(similarity, positive, negative, value)
+
+
+def spectral(similarity: Tensor, positive: Mask, negative: Mask, *, mu: float) -> PerQuery:
+    """−2·s⁺ + μ·mean (s⁻)²."""
+
+    def value(one: Tensor, below: Tensor, _: Tensor) -> Tensor:
+        return mu * (below**2).mean() - 2 * one
+
+    return per_positive(similarity, positive, negative, value)
+
+
+def simco(
+    similarity: Tensor, positive: Mask, negative: Mask, *, temperature: float, inter_temperature: float
+) -> PerQuery:
+    """(1 − p′)/(1 − p) held constant, times −log p, of the positive's shares p and p′ at the two temperatures."""
+
+    def value(one: Tensor, below: Tensor, _: Tensor) -> Tensor:
+        share, other = (
+            (one / tau).exp() / ((one / tau).exp() + (below / tau).exp().sum())
+            for tau in (temperature, inter_temperature)
+        )
+        return ((1 - other) / (1 - share)).detach() * -share.log()
+
+    return per_positive(similarity, positive, negative, value)
+
+
+def sogclr(
+    similarity: Tensor,
+    positive: Mask,
+    negative: Mask,
+    ids: Sequence[int],
+    table: dict[int, float],
+    *,
+    temperature: float,
+    gamma: float,
+    shared: bool = False,
+    previous: bool = False,
+) -> PerQuery:
+    """−s⁺ + τ·log u with the gradient −∇s⁺ + (τ/u)·∇ḡ of each query; the table, u by id, moves on.
+
+    u is the blend of the table with the query's own ḡ or, shared, with the mean over all queries of the id.
+    """
+    both = sides(positive, negative)
+    own = {query: mean_exp(similarity[query], below, temperature=temperature) for query, (_, below) in both.items()}
+    means = {
+        one: float(sum(own[query].detach() for query in own if ids[query] == one))
+        / [ids[query] for query in own].count(one)
+        for one in {ids[query] for query in own}
+    }
+
+    def blend(one: int, new: float) -> float:
+        return (1 - gamma) * table[one] + gamma * new if one in table else new
+
+    found = {}
+    for query, (above, _) in both.items():
+        one = ids[query]
+        normalizer = blend(one, means[one] if shared else float(own[query].detach()))
+        if previous and one in table:
+            normalizer = table[one]
+        pull = sum(similarity[query, reference] for reference in above) / len(above)
+        slope = temperature / normalizer * (own[query] - own[query].detach())
+        found[query] = temperature * math.log(normalizer) + slope - pull
+    table.update({one: blend(one, new) for one, new in means.items()})
     return found

@@ -1,4 +1,4 @@
-"""`aurank evaluate`, `compare` and `data check` as typed, with models and images from elsewhere."""
+"""`aurank evaluate`, `probe`, `compare` and `data check` as typed, with models and images from elsewhere."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from aurank import __version__, cli
-from aurank.evaluation import Report
+from aurank.evaluation import ProbeResult, Report
 
 
 @pytest.fixture
@@ -165,3 +165,127 @@ def test_distance_and_index_reach_the_engine(place: Path, aurank: Shell, option:
     code, _, complaint = aurank(*TIMM, "--out", "x", f"--{option}", value)
     assert code == 0, complaint
     assert 0 < Report.load(place / "x" / "report.json").mauprc <= 1
+
+
+PROBE = ("probe", "--model", "timm:test_resnet,pretrained=false")
+
+
+def test_a_probe_within_the_test_split_reads_what_evaluate_embedded(place: Path, aurank: Shell) -> None:
+    assert aurank(*TIMM, "--out", "one")[0] == 0
+    code, output, said = aurank(*PROBE, "--data", "folder:photos", "--out", "probed", "--seeds", "4,5")
+    assert code == 0, said
+    assert said.startswith("read 8 embeddings from the cache")
+    assert sorted(path.name for path in (place / "probed").iterdir()) == ["knn.json", "linear_probe.json"]
+    for name in ("knn", "linear_probe"):
+        found = ProbeResult.load(place / "probed" / f"{name}.json")
+        assert str(found) in output
+        assert (found.protocol, found.design, found.seeds) == (name, "halves", [4, 5])
+        assert (found.num_train, found.num_test, found.num_classes) == (4, 4, 2)
+        assert found.notes[-1].startswith("model timm:test_resnet,pretrained=false; 8 images of photos, manifest ")
+
+
+def split_photos(place: Path, train: str, test: str) -> None:
+    """The photos once more, those of each class divided between the splits as said: "ab" puts both classes there."""
+    for split, classes, rows in (("train", train, (0, 1, 2)), ("test", test, (3,))):
+        for name in classes:
+            for row in rows:
+                file = place / "split" / split / name / f"{row}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                photo = place / "photos" / ("b" if name == "b" else "a") / f"{row + 4 * (name == 'b')}.png"
+                file.write_bytes(photo.read_bytes())
+
+
+def test_a_probe_trains_on_the_training_split_where_it_has_the_classes(place: Path, aurank: Shell) -> None:
+    split_photos(place, train="abc", test="bc")
+    code, _, said = aurank(*PROBE, "--data", "folder:split", "--out", "probed", "--k", "3")
+    assert (code, said) == (0, "")
+    for name in ("knn", "linear_probe"):
+        found = ProbeResult.load(place / "probed" / f"{name}.json")
+        assert (found.design, found.num_train, found.num_test, found.num_classes) == ("closed set", 9, 2, 3)
+        assert [note.split(":")[0] for note in found.notes[-2:]] == ["training", "test"]
+    code, _, said = aurank(*PROBE, "--data", "folder:split", "--out", "probed", "--protocol", "linear_probe")
+    assert said.count("embeddings from the cache") == 2
+
+
+def test_the_classes_of_both_splits_are_told_apart_by_name(place: Path, aurank: Shell) -> None:
+    split_photos(place, train="cb", test="bd")
+    saved = {}
+    for split, rows in (("train", 6), ("test", 2)):
+        command = ("embed", "--model", PROBE[2], "--data", "folder:split", "--split", split, "--out", f"{split}.npz")
+        assert aurank(*command)[0] == 0
+        with np.load(place / f"{split}.npz") as content:
+            saved[split] = content["embeddings"]
+            assert len(content["labels"]) == rows
+    code, _, complaint = aurank(*PROBE, "--data", "folder:split", "--out", "probed", "--k", 1, "--protocol", "knn")
+    assert code == 0, complaint
+    found = ProbeResult.load(place / "probed" / "knn.json")
+    # Photos by folder name: b, c in training, b, d in the test split; d has no training row.
+    assert (found.num_test, found.num_left_out) == (1, 1)
+    unit = {split: rows / np.linalg.norm(rows, axis=1, keepdims=True) for split, rows in saved.items()}
+    nearest = np.argmax(unit["train"] @ unit["test"][0])
+    assert found.metrics["1nn"] == float(nearest < 3)
+
+
+def test_saved_embeddings_are_probed_by_halves(place: Path, aurank: Shell) -> None:
+    rows = np.random.default_rng(0).normal(size=(30, 4))
+    np.save(place / "rows.npy", rows)
+    np.save(place / "labels.npy", np.arange(30) % 3)
+    code, output, complaint = aurank(
+        "probe", "--model", "embeddings:rows.npy", "--labels", "labels.npy", "--out", "x", "--protocol", "knn"
+    )
+    assert code == 0, complaint
+    assert output.startswith("knn\ntop1")
+    assert ProbeResult.load(place / "x" / "knn.json").seeds == [0, 1, 2]
+    np.savez(place / "texts.npz", embeddings=rows, labels=np.array(["a", "b", "c"] * 10))
+    code, _, complaint = aurank("probe", "--model", "embeddings:texts.npz", "--out", "y")
+    assert (code, complaint.count("\n")) == (2, 1)
+    assert "not integers" in complaint
+    code, _, complaint = aurank("probe", "--model", "embeddings:rows.npy", "--out", "y")
+    assert code == 2
+    assert "holds no array 'labels'" in complaint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--k", 5], "k must be from 1 to the number of training rows, 4; got 5"),
+        (["--protocol", "kn"], "expected knn or linear_probe, each once; got kn"),
+        (["--protocol", "knn", "--protocol", "knn"], "each once; got knn, knn"),
+        (["--protocol", "linear_probe", "--k", 2], "--k 2 goes with --protocol knn"),
+        (["--seeds", "1,1"], "seeds must be different whole numbers"),
+        (["--labels", "x.npy"], "the labels come with the images"),
+        (["--split", "val"], "no images in split 'val'"),
+    ],
+)
+def test_a_probe_that_cannot_be_is_told_before_anything_is_embedded(
+    place: Path, aurank: Shell, arguments: list[object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("embedded")
+
+    monkeypatch.setattr("aurank.training.apply.embed", never)
+    code, output, complaint = aurank(*PROBE, "--data", "folder:photos", "--out", "x", *arguments)
+    assert (code, output) == (2, "")
+    assert message in complaint
+    assert complaint.count("\n") == 1
+    assert not (place / "x").exists()
+
+
+def test_a_probe_without_two_classes_or_with_one_image_twice_is_refused(place: Path, aurank: Shell) -> None:
+    lines = ["path,label,split", *(f"photos/a/{row}.png,a,test" for row in range(4))]
+    (place / "one.csv").write_text("\n".join(lines) + "\n")
+    (place / "twice.csv").write_text("\n".join([*lines, "photos/a/0.png,a,test"]) + "\n")
+    for table, message in (("one", "there are 1, among 1 class"), ("twice", "lists image 'photos/a/0.png' twice")):
+        code, _, complaint = aurank(*PROBE, "--data", f"table:{table}.csv", "--out", "x")
+        assert code == 2
+        assert message in complaint
+
+
+def test_seeds_have_no_use_for_knn_on_two_splits(place: Path, aurank: Shell) -> None:
+    split_photos(place, train="ab", test="ab")
+    command = (*PROBE, "--data", "folder:split", "--out", "x", "--seeds", "1")
+    code, _, complaint = aurank(*command, "--protocol", "knn")
+    assert code == 2
+    assert "k-NN draws nothing" in complaint
+    assert aurank(*command)[0] == 0
+    assert ProbeResult.load(place / "x" / "linear_probe.json").seeds == [1]

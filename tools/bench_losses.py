@@ -12,6 +12,10 @@ fit into `--limit` gigabytes is said not to.
 measured on 8 images and scaled linearly (`--images 0` leaves it out). With `--references` the loss ranks so many other
 rows, as those of a memory, and the products are E @ R.T. `xbm` has a full memory of its own, of 8,192 rows.
 
+The contrastive losses get two views of each image in place of `--per-class` images of a class, so that a batch of 512
+is one of 256 images; two-way ones as many texts as images, and E @ R.T as product. State per sample is that of
+100,000 samples. `/ sogclr`: the multiple of the product, divided by SogCLR's.
+
 Peers: the losses of pytorch-metric-learning (PML), and SmoothAP on the tensor of all [batch, batch, batch] differences.
 """
 
@@ -30,6 +34,7 @@ from pytorch_metric_learning import losses as pml
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from aurank.config.components import signature
 from aurank.losses import LOSSES, CrossBatchMemory, ListwiseAPLoss, RecallAtKLoss, contrastive
 from aurank.losses.inputs import read_inputs
 
@@ -63,6 +68,8 @@ PEERS: dict[str, Callable[[], Loss]] = {
     "PML Contrastive": pml.ContrastiveLoss,
     "PML Triplet": pml.TripletMarginLoss,
     "PML MultiSimilarity": pml.MultiSimilarityLoss,
+    "PML NTXent": pml.NTXentLoss,
+    "PML SupCon": pml.SupConLoss,
     "SmoothAP, pair tensor": lambda: pair_tensor_smooth_ap,
 }
 XBM, MEMORY = "xbm", 8192
@@ -70,10 +77,17 @@ VARIANTS: dict[str, Callable[[], Loss]] = {
     "listwise_ap, tie-aware": lambda: ListwiseAPLoss(tie_aware=True),
     "recall_at_k, mixup": lambda: RecallAtKLoss(similarity_mixup=True),
 }
-NAMES = [PRODUCT, *LOSSES, *VARIANTS, XBM, *PEERS]
+ASKED_FOR = "lightly"  # takes the name of a loss: barlow_twins and vicreg are its own
+NAMES = [PRODUCT, *(name for name in LOSSES if name != ASKED_FOR), *VARIANTS, XBM, *PEERS]
+OF_CLASSES = {
+    *("auroc", "blackbox_ap", "contrastive", "fast_ap", "listwise_ap", "multi_similarity", "recall_at_k"),
+    *("semi_variance", "smooth_ap", "soprc", "triplet", PRODUCT, *VARIANTS, XBM, *PEERS),
+} - {"PML NTXent", "PML SupCon"}  # all others are contrastive
+SAMPLES = 100_000
+BASELINE = "sogclr"
 
 
-def make(name: str, classes: int, memory: tuple[Tensor, Tensor] | None) -> Loss:
+def make(name: str, classes: int, dim: int, memory: tuple[Tensor, Tensor] | None) -> Loss:
     """The loss or peer of that name; a memory, embeddings and labels, is what cross-batch memory is filled with."""
     if name == PRODUCT:
         return product
@@ -84,30 +98,39 @@ def make(name: str, classes: int, memory: tuple[Tensor, Tensor] | None) -> Loss:
         return xbm
     if name in VARIANTS | PEERS:
         return (VARIANTS | PEERS)[name]()
-    sizes = {"class_counts": torch.full((classes,), 6)} if name == "soprc" else {}
-    loss: Loss = LOSSES[name](**sizes)
+    wanted, _ = signature(LOSSES[name])
+    sizes = {"class_counts": torch.full((classes,), 6), "num_samples": SAMPLES, "embedding_dim": dim}
+    loss: Loss = LOSSES[name](**{size: value for size, value in sizes.items() if size in wanted})
     return loss
 
 
 def measure(name: str, given: argparse.Namespace) -> Result:
     """Seconds and megabytes of one loss on a shuffled batch of random embeddings."""
-    batch, per_class = given.batch[0], given.per_class
+    batch = given.batch[0]
     random = torch.Generator().manual_seed(0)
     rows = MEMORY if name == XBM else given.references or batch
-    classes = max(1, rows // per_class)
+    classes = max(1, rows // given.per_class)
     embeddings = torch.randn(batch, given.dim, generator=random, requires_grad=True)
-    labels = (torch.arange(batch) // per_class)[torch.randperm(batch, generator=random)]
-    if name == "PML SmoothAP":
-        labels = labels.sort().values  # it needs blocks
     others: dict[str, Tensor] = {}
     if given.references or name == XBM:
         others["ref_emb"] = torch.randn(rows, given.dim, generator=random)
         others["ref_labels"] = torch.arange(rows) % classes
     memory = (others["ref_emb"], others["ref_labels"]) if name == XBM else None
-    loss = make(name, classes + 1, memory)
+    loss = make(name, classes + 1, given.dim, memory)
+    both_ways = getattr(loss, "two_way", False)
+    per_class = given.per_class if name in OF_CLASSES else 1 if both_ways else 2
+    labels = (torch.arange(batch) // per_class)[torch.randperm(batch, generator=random)]
+    if name == "PML SmoothAP":
+        labels = labels.sort().values  # it needs blocks
+    small = torch.arange(32) // min(per_class, 16) % (classes + 1 if name in OF_CLASSES else SAMPLES)
+    few: dict[str, Tensor] = {}
+    if both_ways:
+        texts = torch.randn(batch, given.dim, generator=random, requires_grad=True)
+        texts.grad = torch.zeros_like(texts)
+        others = {"ref_emb": texts, "ref_labels": labels, "ids": labels, "ref_ids": labels}
+        few = {"ref_emb": texts[:32], "ref_labels": small, "ids": small, "ref_ids": small}
     own = others if memory is None else {}  # a memory brings its references itself
-    small = torch.arange(32) // min(per_class, 16)
-    torch.autograd.backward(loss(embeddings[:32], small % (classes + 1)))  # loads kernels, starts threads
+    torch.autograd.backward(loss(embeddings[:32], small, **few))  # loads kernels, starts threads
     embeddings.grad = torch.zeros_like(embeddings)
 
     def step() -> None:
@@ -160,14 +183,21 @@ def run_alone(name: str, batch: int, given: argparse.Namespace) -> Result:
     return result
 
 
-def line(name: str, batch: int, result: Result, image: float | None) -> str:
+def line(name: str, batch: int, result: Result, image: float | None, baseline: float | None) -> str:
     """One line of the table."""
     if "failure" in result:
         return f"{name:22}{batch:6}   {result['failure']}"
-    columns = f"{result['seconds'] * 1e3:10.1f}{result['seconds'] / result['product']:11.1f}"
+    columns = f"{result['seconds'] * 1e3:10.1f}{multiple(result):11.1f}"
+    columns += f"{'' if baseline is None else f'{multiple(result) / baseline:.2f}':>10}"
     columns += f"{result['seconds'] / result['product_and_backward']:15.2f}{result['growth']:12.0f}"
     share = "" if image is None else f"{result['seconds'] / (image * batch):18.3%}"
     return f"{name:22}{batch:6}{columns}{share}"
+
+
+def multiple(result: Result) -> float:
+    """The time in products, of the same rounds: another load on the machine hits both."""
+    found: float = result["seconds"] / result["product"]
+    return found
 
 
 def main() -> None:
@@ -197,12 +227,15 @@ def main() -> None:
         found.append({"name": STEP, "batch": 1, **run_alone(STEP, IMAGES, given)})
         image = found[0]["seconds"]
         print(f"{STEP}: {image:.3f} s per image, forward and backward of {IMAGES} images of {SIDE} x {SIDE}")
-    print(f"{'':22}{'batch':>6}{'ms':>10}{'/ product':>11}{'/ product f+b':>15}{'growth, MB':>12}{'/ ' + STEP:>18}")
+    titles = f"{'/ product':>11}{'/ ' + BASELINE:>10}{'/ product f+b':>15}{'growth, MB':>12}{'/ ' + STEP:>18}"
+    print(f"{'':22}{'batch':>6}{'ms':>10}{titles}")
     for batch in given.batch:
-        for name in given.only:
+        baseline = None
+        for name in sorted(given.only, key=lambda name: name != BASELINE):  # first, for the others to be compared with
             result = run_alone(name, batch, given)
+            baseline = multiple(result) if name == BASELINE and "seconds" in result else baseline
             found.append({"name": name, "batch": batch, **result})
-            print(line(name, batch, result, image), flush=True)
+            print(line(name, batch, result, image, baseline), flush=True)
     if given.json:
         about = {"torch": torch.__version__, "threads": given.threads, "dim": given.dim, "per_class": given.per_class}
         given.json.write_text(json.dumps({**about, "references": given.references, "lines": found}, indent=1) + "\n")

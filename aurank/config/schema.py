@@ -110,6 +110,10 @@ class DataConfig(Strict):
     test_transform: Component = Field(
         default_factory=_component("data.test_transform"), description="Transform for validation and test."
     )
+    views: int = Field(default=1, ge=1, le=16, description="Augmented views of each image in a training batch.")
+    train_labels: Literal["class", "image"] = Field(
+        default="class", description="Training images of a class are positives, or only the views of one image are."
+    )
     validation_fraction: float = Field(
         default=0.1, ge=0, le=0.5, description="Share of the training classes held out where the data has no split."
     )
@@ -129,7 +133,7 @@ class SamplerConfig(Strict):
     """Which images make a batch."""
 
     name: str = Field(default=DEFAULT_NAMES["sampler"], description="Sampler of the batches.")
-    batch: int = Field(default=112, ge=2, le=10**6, description="Images in a batch, over all processes.")
+    batch: int = Field(default=112, ge=2, le=10**6, description="Images drawn for a batch, over all processes.")
     params: dict[str, Any] = Field(default_factory=dict, description="Arguments of the sampler.")
 
 
@@ -138,7 +142,14 @@ class ModelConfig(Strict):
 
     backbone: str = Field(default="resnet18", min_length=1, description="Name of a timm model.")
     pretrained: bool = Field(default=True, description="Start from timm's weights (fetched once) or at random.")
-    dim: int = Field(default=512, ge=1, le=65536, description="Length of an embedding.")
+    dim: int = Field(default=512, ge=1, le=65536, description="Length of an embedding, as the loss sees it.")
+    head_layers: int = Field(default=1, ge=1, le=4, description="Layers of the projection; 1 is linear.")
+    head_width: int | None = Field(
+        default=None, ge=1, le=65536, description="Width between the projection's layers; null: the backbone's."
+    )
+    discard_head: bool = Field(
+        default=False, description="Evaluate what the backbone gives, the projection being for the loss alone."
+    )
     pooling: Literal["avg", "max", "gem"] = Field(default="avg", description="How a feature map becomes a vector.")
     freeze_batch_norm: bool = Field(default=False, description="Keep batch-norm statistics and weights as they are.")
     channels_last: bool = Field(default=False, description="Memory format that is faster for convolutions on a GPU.")
@@ -152,6 +163,12 @@ class OptimConfig(Strict):
     name: str = Field(default=DEFAULT_NAMES["optim"], description="Optimiser.")
     lr: float = Field(gt=0, le=1000, description="Learning rate after the warm-up.")
     weight_decay: float = Field(default=4e-4, ge=0, le=1000, description="Decay of weights, not of norms and biases.")
+    batch_rule: Literal["none", "linear", "sqrt"] = Field(
+        default="none", description="The rate is lr, lr * batch / 256 or lr * sqrt(batch), images of an update counted."
+    )
+    temperature_lr: float | None = Field(
+        default=None, gt=0, le=1000, description="Learning rate of the loss's own parameters; null: lr."
+    )
     head_lr_multiplier: float = Field(default=1.0, gt=0, le=1e6, description="The projection learns at lr times this.")
     params: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the optimiser.")
     schedule: Component = Field(
@@ -280,12 +297,30 @@ def contradictions(look: Callable[[str], Any]) -> list[tuple[str, str]]:
         elif below < batch:
             text += f"a multiple of sampler.params.per_class = {per_class}, such as {below} or {below + per_class}"
             found.append(("sampler.batch", text))
+    found += _of_views(look)
+    return found
+
+
+def _of_views(look: Callable[[str], Any]) -> list[tuple[str, str]]:
+    """What does not fit the number of images that the encoder sees, or labels of images in place of classes."""
+    found = []
+    batch, views = _number(look("sampler.batch")), _number(look("data.views"))
     micro_batch, memory_size = _number(look("train.micro_batch")), _number(look("memory.size"))
-    if batch is not None and micro_batch is not None and micro_batch > batch:
-        found.append(("train.micro_batch", f"got {micro_batch}, expected at most sampler.batch = {batch}, or null"))
-    if batch is not None and memory_size is not None and memory_size <= batch:
-        text = f"got {memory_size}, expected more than sampler.batch = {batch}: a batch is part of the memory"
-        found.append(("memory.size", text))
+    if batch is not None and views is not None:
+        seen = f"sampler.batch = {batch}" if views == 1 else f"sampler.batch * data.views = {batch * views}"
+        if micro_batch is not None and micro_batch > batch * views:
+            found.append(("train.micro_batch", f"got {micro_batch}, expected at most {seen}, or null"))
+        if memory_size is not None and memory_size <= batch * views:
+            text = f"got {memory_size}, expected more than {seen}: a batch is part of the memory"
+            found.append(("memory.size", text))
+    if look("data.train_labels") == "image":
+        sampler = look("sampler.name")
+        if sampler in ("pk", "hard_negative"):
+            text = f"got '{sampler}', which draws images of one class, but data.train_labels=image gives each a label "
+            found.append(("sampler.name", text + "of its own; set sampler.name=shuffled"))
+        if views == 1:
+            text = "got 1, expected at least 2: with data.train_labels=image the views of an image are its positives"
+            found.append(("data.views", text))
     return found
 
 

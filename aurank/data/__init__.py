@@ -1,5 +1,6 @@
 """Images on disk to batches: manifest, readers, transforms, samplers, loaders."""
 
+from aurank.data.augmentations import MultiCrop, SimCLR
 from aurank.data.benchmarks import BENCHMARKS
 from aurank.data.completeness import Completeness, check_benchmark
 from aurank.data.dataset import Batch, ImageDataset, augmentation_seed, keys
@@ -10,12 +11,22 @@ from aurank.data.manifest import SPLITS, Manifest, build_manifest
 from aurank.data.readers import READERS
 from aurank.data.samplers import PKSampler, Sampler, ShuffledSampler
 from aurank.data.sources import ArraySource, FolderSource, ImageSource, ZipSource, open_source
-from aurank.data.transforms import TRANSFORMS, Pipeline
+from aurank.data.transforms import Affine, Center, CropFlip, Pipeline, RandomCrop, Resize
 
 SAMPLERS: dict[str, type[Sampler]] = {
     "pk": PKSampler,
     "hard_negative": HardNegativeSampler,
     "shuffled": ShuffledSampler,
+}
+
+TRANSFORMS: dict[str, type[Pipeline]] = {
+    "crop_flip": CropFlip,
+    "random_crop": RandomCrop,
+    "affine": Affine,
+    "simclr": SimCLR,
+    "multi_crop": MultiCrop,
+    "center": Center,
+    "resize": Resize,
 }
 
 __all__ = [
@@ -35,10 +46,12 @@ __all__ = [
     "ImageDataset",
     "ImageSource",
     "Manifest",
+    "MultiCrop",
     "PKSampler",
     "Pipeline",
     "Sampler",
     "ShuffledSampler",
+    "SimCLR",
     "ZipSource",
     "augmentation_seed",
     "build_manifest",

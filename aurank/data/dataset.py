@@ -1,6 +1,9 @@
 """The images of a manifest, decoded once where they fit in memory, to batches."""
 
+import dataclasses
+import itertools
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -24,9 +27,12 @@ _ROWS_PER_TASK = 64
 
 
 class Batch(NamedTuple):
-    """Images with their labels and ids; an id is a row of the manifest."""
+    """Images with their labels and ids; an id is a row of the manifest.
 
-    image: Float[Tensor, "batch channel height width"]
+    Images that follow each other in several sizes, as large and small crops do, are a tensor for each size.
+    """
+
+    image: Float[Tensor, "batch channel height width"] | tuple[Float[Tensor, "_ channel _ _"], ...]
     label: Int64[Tensor, " batch"]
     id: Int64[Tensor, " batch"]
 
@@ -36,9 +42,15 @@ def augmentation_seed(seed: int, row: int, epoch: int, view: int) -> int:
     return int(np.random.SeedSequence([seed, row, epoch, view]).generate_state(1, np.uint64)[0])
 
 
-def keys(rows: Iterable[int] | np.ndarray, epoch: int) -> list[Key]:
-    """Returns the keys that ask for one augmented image, view 0, of each row."""
-    return [(int(row), epoch, 0) for row in rows]
+def keys(rows: Iterable[int] | np.ndarray, epoch: int, views: int = 1) -> list[Key]:
+    """Returns the keys that ask for so many augmented views of each row: view 0 of all rows, then view 1, and so on."""
+    listed = [int(row) for row in rows]
+    return [(row, epoch, view) for view in range(views) for row in listed]
+
+
+def with_own_labels(manifest: Manifest) -> Manifest:
+    """Returns the manifest with a label for each image, which is its row: only views of one image share a label."""
+    return dataclasses.replace(manifest, labels=np.arange(len(manifest)), classes=manifest.paths)
 
 
 class ImageDataset(Dataset[Sample]):
@@ -108,24 +120,35 @@ class ImageDataset(Dataset[Sample]):
         return batch.image[0], int(batch.label[0]), int(batch.id[0])
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
-        """Returns the batch of those keys, in their order, without the images that are skipped."""
-        size = self.pipeline.image_size
-        images = np.empty((len(keys), size, size, self.channels), dtype=np.uint8)
-        rows: list[int] = []
+        """Returns the batch of those keys, in their order, without the images that are skipped, in any view."""
+        parsed = [_parse(key) for key in keys]
+        places: dict[int, list[int]] = defaultdict(list)
+        for place, (row, _, _) in enumerate(parsed):
+            places[row].append(place)
+        squares: dict[int, Pixels] = {}
         with quiet_decoding():
-            for key in keys:
-                row, epoch, view = _parse(key)
-                prepared = self._prepared(row)
-                if prepared is None:
-                    continue
-                seed = None if epoch is None else augmentation_seed(self.seed, row, epoch, view)
-                images[len(rows)] = self.pipeline.augment(prepared, seed)
-                rows.append(row)
+            for row, wanted in places.items():
+                prepared = self._prepared(row)  # once for all of its views
+                if prepared is not None:
+                    squares |= {place: self._augmented(prepared, *parsed[place]) for place in wanted}
+        kept = sorted(squares)
+        rows = [parsed[place][0] for place in kept]
+        sizes = [
+            self.pipeline.normalise(np.stack(list(same)))
+            for _, same in itertools.groupby((squares[place] for place in kept), key=len)
+        ]
         return Batch(
-            image=self.pipeline.normalise(images[: len(rows)]),
+            image=sizes[0] if len(sizes) == 1 else tuple(sizes) if sizes else self._no_images(),
             label=torch.from_numpy(self.manifest.labels[rows]),
             id=torch.tensor(rows, dtype=torch.int64),
         )
+
+    def _augmented(self, prepared: Pixels, row: int, epoch: int | None, view: int) -> Pixels:
+        seed = None if epoch is None else augmentation_seed(self.seed, row, epoch, view)
+        return self.pipeline.of_view(view).augment(prepared, seed)
+
+    def _no_images(self) -> Float[Tensor, "0 channel height width"]:
+        return torch.empty(0, self.channels, self.pipeline.image_size, self.pipeline.image_size)
 
     def _prepared(self, row: int) -> Pixels | None:
         """Returns one prepared image, or None if it is skipped."""

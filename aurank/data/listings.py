@@ -5,11 +5,12 @@ import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
+from aurank.data.captions import tidied
 from aurank.data.manifest import SPLITS, Manifest, build_manifest, first_seen
 from aurank.data.sources import FolderSource, ImageSource, open_source
 from aurank.errors import UserError
 
-_TABLE_COLUMNS = ("path", "label", "split")
+_TABLE_COLUMNS = ("path", "label", "text", "split")
 _TABLE_OPTIONAL = ("is_query", "is_gallery", "group", "super_label")
 _LIST_HEADER = "image_id class_id super_class_id path"
 _FLAGS = {"1": True, "true": True, "yes": True, "": True, "0": False, "false": False, "no": False}
@@ -20,7 +21,8 @@ Line = tuple[str, dict[str, str]]  # where it stands ("FILE, line 7"), and its v
 def table(root: Path, *, file: str, path: str = ".", images: str = "") -> Manifest:
     """Returns the rows of a csv or parquet table.
 
-    Columns: `path,label,split[,is_query,is_gallery,group,super_label]`.
+    Columns: `path,label,split[,is_query,is_gallery,group,super_label]`, or with a text of each image
+    `path,text,split[,label,…]`.
 
     Args:
         root: the data folder.
@@ -29,28 +31,34 @@ def table(root: Path, *, file: str, path: str = ".", images: str = "") -> Manife
         images: the folder in `path` that the column `path` starts from.
 
     Labels, groups and super-labels are any text; an empty group or super-label means none (−1), an empty flag true.
-    Splits are train, val and test. Other columns are passed over. Raises UserError naming the line that is wrong.
+    Splits are train, val and test. Other columns are passed over. Texts are kept as `tidied` leaves them. Where they
+    stand without labels, equal texts are one class, which the text names, and an image may have rows with different
+    texts. Raises UserError naming the line that is wrong.
     """
     archive = open_source(root / path)
     lines = list(_table_lines(archive if archive.exists(file) else FolderSource(root), file))
     for where, line in lines:
         if line["split"] not in SPLITS:
             raise UserError(f"{where}: split {line['split']!r} is not one of {', '.join(SPLITS)}")
-        if not line["path"] or not line["label"]:
-            raise UserError(f"{where}: {'label' if line['path'] else 'path'} is empty")
+        empty = [name for name in _TABLE_COLUMNS if not line.get(name, "?")]
+        if empty:
+            raise UserError(f"{where}: {empty[0]} is empty")
+    texts = [tidied(line["text"]) for _, line in lines] if lines and "text" in lines[0][1] else None
+    labels = texts if texts is not None and "label" not in lines[0][1] else [line["label"] for _, line in lines]
     source = open_source(root / path, prefix=images)
     paths = [PurePosixPath(line["path"]).as_posix() for _, line in lines]
-    check_listing(source, [where for where, _ in lines], paths, [line["label"] for _, line in lines])
+    check_listing(source, [where for where, _ in lines], paths, labels, one_label=labels is not texts)
     return build_manifest(
         PurePosixPath(file).stem,
         source,
         paths=paths,
-        labels=[line["label"] for _, line in lines],
+        labels=labels,
         splits=[line["split"] for _, line in lines],
         is_query=_flags(lines, "is_query"),
         is_gallery=_flags(lines, "is_gallery"),
         groups=_numbers(lines, "group"),
         super_labels=_numbers(lines, "super_label"),
+        texts=texts,
     )
 
 
@@ -112,10 +120,13 @@ def _table_lines(source: ImageSource, file: str) -> Iterator[Line]:
         reader = csv.reader(io.StringIO(read_text(source, file), newline=""))
         header = [name.strip() for name in next(reader, [])]
         body = ((reader.line_num, line) for line in reader)
-    missing = [name for name in _TABLE_COLUMNS if name not in header]
+    what = "text" if "text" in header and "label" not in header else "label"
+    missing = [name for name in ("path", what, "split") if name not in header]
     if missing:
+        either = "columns 'label' and 'text' are both" if missing[0] == "label" else f"column {missing[0]!r} is"
         raise UserError(
-            f"{file}: column {missing[0]!r} is missing; expected {','.join(_TABLE_COLUMNS)}, got {','.join(header)}"
+            f"{file}: {either} missing; expected path,{what},split"
+            f"{' or path,text,split' if missing[0] == 'label' else ''}, got {','.join(header)}"
         )
     known = [name for name in header if name in _TABLE_COLUMNS + _TABLE_OPTIONAL]
     if len(known) > len(set(known)):
@@ -154,10 +165,15 @@ def read_text(source: ImageSource, file: str) -> str:
         raise UserError(f"{file}: not UTF-8 text ({error}); save it as UTF-8") from None
 
 
-def check_listing(source: ImageSource, wheres: Sequence[str], paths: Sequence[str], labels: Sequence[str]) -> None:
-    """Raises UserError where one image has two labels, or where none is found: the paths then start elsewhere."""
+def check_listing(
+    source: ImageSource, wheres: Sequence[str], paths: Sequence[str], labels: Sequence[str], *, one_label: bool = True
+) -> None:
+    """Raises UserError where one image has two labels, or where none is found: the paths then start elsewhere.
+
+    `one_label=False`: an image may have several.
+    """
     seen: dict[str, int] = {}
-    for row, path in enumerate(paths):
+    for row, path in enumerate(paths if one_label else ()):
         before = seen.setdefault(path, row)
         if labels[before] != labels[row]:
             raise UserError(

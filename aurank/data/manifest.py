@@ -1,4 +1,4 @@
-"""What a data set holds: one row an image, with its path, label, split and role in the evaluation."""
+"""What a data set holds: one row an image, with its path, label, split, role in the evaluation and perhaps a text."""
 
 import dataclasses
 import functools
@@ -22,7 +22,8 @@ class Manifest:
     """The rows of a data set; row i is image i, and i is the id of that image. Arrays are read-only.
 
     `labels` are contiguous, 0 … C − 1, and `classes[label]` is the class's original name, so the mapping is reversible.
-    `groups` (a camera, −1 for none) and `super_labels` are None where a data set has none.
+    `groups` (a camera, −1 for none), `super_labels` and `texts` (a caption of each row) are None where a data set has
+    none. With texts one image may stand in several rows, each with a caption of its own.
     `source` says where the bytes come from and is not part of the content: a moved data set keeps its `sha256`.
     Raises UserError where the columns do not fit together.
     """
@@ -37,6 +38,7 @@ class Manifest:
     is_gallery: Bool[np.ndarray, " image"]
     groups: Int64[np.ndarray, " image"] | None = None
     super_labels: Int64[np.ndarray, " image"] | None = None
+    texts: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -47,6 +49,8 @@ class Manifest:
                 column = column.copy()  # the caller's array stays writable
                 column.setflags(write=False)
                 object.__setattr__(self, field.name, column)
+        if self.texts is not None and len(self.texts) != len(self.paths):
+            raise UserError(f"{self.name}: {len(self.texts)} texts for {len(self.paths)} images; expected one for each")
         if not np.array_equal(np.unique(self.labels), np.arange(len(self.classes))):
             raise UserError(f"{self.name}: labels must be 0 … {len(self.classes) - 1}, each used by at least one image")
         odd = sorted(set(np.unique(self.splits).tolist()) - set(SPLITS))
@@ -73,12 +77,14 @@ class Manifest:
 
     @functools.cached_property
     def sha256(self) -> str:
-        """Hexadecimal digest of the content: paths, labels and their names, splits, flags, groups, super-labels."""
+        """Hexadecimal digest of the content: paths, labels and names, splits, flags, groups, super-labels, texts."""
         digest = hashlib.sha256()
         for words in (self.paths, self.classes, self.splits.tolist()):
             digest.update(json.dumps(words).encode() + b"\n")
         for column in (self.labels, self.is_query, self.is_gallery, self.groups, self.super_labels):
             digest.update(b"none\n" if column is None else column.astype("<i8").tobytes() + b"\n")
+        if self.texts is not None:  # nothing is added without: runs of before there were texts can be resumed
+            digest.update(json.dumps(self.texts).encode() + b"\n")
         return digest.hexdigest()
 
     def select(self, rows: Bool[np.ndarray, " image"] | Integer[np.ndarray, " row"] | Sequence[int]) -> "Manifest":
@@ -98,6 +104,7 @@ class Manifest:
             is_gallery=self.is_gallery[indices],
             groups=None if self.groups is None else self.groups[indices],
             super_labels=None if self.super_labels is None else self.super_labels[indices],
+            texts=None if self.texts is None else tuple(self.texts[row] for row in indices.tolist()),
         )
 
     def split(self, name: str) -> "Manifest":
@@ -112,14 +119,16 @@ class Manifest:
 
         At least two classes are taken: one alone has no negatives. Unchanged if there is a "val" split, if `fraction`
         is 0, or without training images. Only training rows move, so a class that training and test share stays in
-        test. Raises UserError with fewer than four training classes.
+        test. Classes that share an image, by its several texts, move together and count as one: no image is in both.
+        Raises UserError with fewer than four training classes.
         """
         if not 0 <= fraction < 1:
             raise UserError(f"the validation fraction must be at least 0 and below 1, got {fraction}")
         training = self.splits == "train"
         if fraction == 0 or "val" in self.split_sizes or not training.any():
             return self
-        classes = np.unique(self.labels[training])
+        labels = self.labels if self.texts is None else _joined_by_images(self.paths, self.labels, training)
+        classes = np.unique(labels[training])
         if len(classes) < 4:
             raise UserError(
                 f"{self.name} has {len(classes)} training classes, too few to keep some for validation "
@@ -128,7 +137,7 @@ class Manifest:
         number = min(max(2, round(fraction * len(classes))), len(classes) - 2)
         chosen = np.random.default_rng([seed, len(classes)]).choice(classes, size=number, replace=False)
         splits = self.splits.copy()
-        splits[training & np.isin(self.labels, chosen)] = "val"
+        splits[training & np.isin(labels, chosen)] = "val"
         return dataclasses.replace(self, splits=splits)
 
     def doctor(self, *, contents: bool = True) -> DoctorReport:
@@ -150,6 +159,7 @@ def build_manifest(
     is_gallery: Sequence[bool] | None = None,
     groups: Sequence[int] | None = None,
     super_labels: Sequence[int] | None = None,
+    texts: Sequence[str] | None = None,
 ) -> Manifest:
     """Returns a manifest whose labels count the class names `labels` in the order they are first met.
 
@@ -169,7 +179,25 @@ def build_manifest(
         is_gallery=np.ones(len(paths), dtype=np.bool_) if is_gallery is None else np.array(is_gallery, dtype=np.bool_),
         groups=None if groups is None else np.array(groups, dtype=np.int64),
         super_labels=None if super_labels is None else np.array(super_labels, dtype=np.int64),
+        texts=None if texts is None else tuple(texts),
     )
+
+
+def _joined_by_images(
+    paths: Sequence[str], labels: Int64[np.ndarray, " image"], among: Bool[np.ndarray, " image"]
+) -> Int64[np.ndarray, " image"]:
+    """Returns for each row the lowest of all labels that images among some rows tie to its own, by steps or at once."""
+    numbers = first_seen(paths)
+    images = np.array([numbers[path] for path in paths], dtype=np.int64)
+    lowest = np.arange(int(labels.max()) + 1)
+    while True:
+        of_image = np.full(len(numbers), len(lowest), dtype=np.int64)
+        np.minimum.at(of_image, images[among], lowest[labels[among]])
+        lower = lowest.copy()
+        np.minimum.at(lower, labels[among], of_image[images[among]])
+        if np.array_equal(lower, lowest):
+            return np.asarray(lowest[labels])
+        lowest = lower
 
 
 def first_seen(names: Iterable[str]) -> dict[str, int]:

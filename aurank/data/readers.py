@@ -119,6 +119,22 @@ def _draw_classes(labels: list[str], *, fraction: int | float, seed: int) -> set
     return set(np.random.default_rng(seed).permutation(classes)[: round(fraction * len(classes))].tolist())
 
 
+def unlabelled(root: Path, *, path: str = ".") -> Manifest:
+    """Returns the images of a folder, or zip, at any depth, all "train", each with a label of its own: its path.
+
+    For training with data.train_labels=image, by the views of each image alone. Files that are no images are passed
+    over.
+
+    Args:
+        root: the data folder.
+        path: the folder or zip below it.
+    """
+    source = open_source(root / path)
+    names = [name for name in source.names() if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES]
+    name = Path(source.where).resolve().stem
+    return build_manifest(name, source, paths=names, labels=names, splits=["train"] * len(names))
+
+
 def digits(root: Path | None = None) -> Manifest:
     """Returns scikit-learn's 1,797 handwritten digits, 8 × 8 grey, embedded: nothing is fetched and `root` is not read.
 
@@ -144,6 +160,7 @@ def digits(root: Path | None = None) -> Manifest:
 READERS: Mapping[str, Callable[..., Manifest]] = {
     "omniglot": omniglot,
     "folder": folder,
+    "unlabelled": unlabelled,
     "table": table,
     "lists": lists,
     "digits": digits,

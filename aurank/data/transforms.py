@@ -3,7 +3,7 @@
 import os
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import cv2
@@ -75,6 +75,10 @@ class Pipeline(ABC):
         mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (self.mean, self.std))
         return tensor.sub_(255 * mean).div_(255 * std)
 
+    def of_view(self, view: int) -> "Pipeline":
+        """Returns the pipeline that augments this view of an image prepared here; only the sizes may differ."""
+        return self
+
     def get_ready(self) -> None:
         """Does now what the first image would have to wait for, so that each forked worker need not."""
         return
@@ -116,7 +120,7 @@ class RandomPipeline(Pipeline):
 
     def get_ready(self) -> None:
         if self._compose is None:
-            self._compose = _albumentations().Compose(self.random_transforms())
+            self._compose = load_albumentations().Compose(self.random_transforms())
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_compose"}
@@ -148,7 +152,7 @@ class Center(Pipeline):
         std: Sequence[Number] | None = None,
     ) -> None:
         super().__init__(image_size, channels, mean=mean, std=std)
-        self.margin = _checked_margin(margin)
+        self.margin = checked_margin(margin)
 
     def prepare(self, image: Pixels) -> Prepared:
         return centre_crop(resize_shorter(image, round(self.margin * self.image_size)), self.image_size)
@@ -176,8 +180,8 @@ class RandomCrop(RandomPipeline):
         std: Sequence[Number] | None = None,
     ) -> None:
         super().__init__(image_size, channels, mean=mean, std=std)
-        self.margin = _checked_margin(margin)
-        self.flip = _checked_probability("flip", flip)
+        self.margin = checked_margin(margin)
+        self.flip = checked_probability("flip", flip)
 
     def prepare(self, image: Pixels) -> Prepared:
         return resize_shorter(image, round(self.margin * self.image_size))
@@ -186,7 +190,7 @@ class RandomCrop(RandomPipeline):
         return centre_crop(prepared, self.image_size)
 
     def random_transforms(self) -> list[Any]:
-        albumentations = _albumentations()
+        albumentations = load_albumentations()
         return [
             albumentations.RandomCrop(self.image_size, self.image_size, p=1.0),
             albumentations.HorizontalFlip(p=self.flip),
@@ -217,10 +221,10 @@ class CropFlip(RandomPipeline):
         std: Sequence[Number] | None = None,
     ) -> None:
         super().__init__(image_size, channels, mean=mean, std=std)
-        self.margin = None if margin is None else _checked_margin(margin)
-        self.scale = _checked_range("scale", scale, low=0, high=1)
-        self.ratio = _checked_range("ratio", ratio, low=0)
-        self.flip = _checked_probability("flip", flip)
+        self.margin = None if margin is None else checked_margin(margin)
+        self.scale = checked_range("scale", scale, low=0, high=1)
+        self.ratio = checked_range("ratio", ratio, low=0)
+        self.flip = checked_probability("flip", flip)
 
     def prepare(self, image: Pixels) -> Prepared:
         return image if self.margin is None else resize_shorter(image, round(self.margin * self.image_size))
@@ -230,7 +234,7 @@ class CropFlip(RandomPipeline):
         return centre_crop(resize_shorter(prepared, round(margin * self.image_size)), self.image_size)
 
     def random_transforms(self) -> list[Any]:
-        albumentations = _albumentations()
+        albumentations = load_albumentations()
         size = (self.image_size, self.image_size)
         # By area, as `resize`: parts of a whole photo are reduced several times over.
         area = "image" if self.margin is None else None
@@ -277,7 +281,7 @@ class Affine(RandomPipeline):
             raise UserError(f"oversample must be at least 1, got {oversample}")
         self.rotate = rotate
         self.translate = translate
-        self.scale = _checked_range("scale", scale, low=0)
+        self.scale = checked_range("scale", scale, low=0)
         self.shear = shear
         self.fill = fill
         self.oversample = oversample
@@ -291,7 +295,7 @@ class Affine(RandomPipeline):
         return resize(prepared, self.image_size, self.image_size)
 
     def random_transforms(self) -> list[Any]:
-        albumentations = _albumentations()
+        albumentations = load_albumentations()
         return [
             albumentations.Affine(
                 rotate=(-self.rotate, self.rotate),
@@ -336,7 +340,8 @@ def _with_channels(image: UInt8[np.ndarray, "height width ..."]) -> Pixels:
     return image if image.ndim == 3 else image[:, :, None]
 
 
-def _albumentations() -> Any:
+def load_albumentations() -> Any:
+    """Returns the library."""
     # Imported late: it would otherwise ask the network for its version, and costs half a second that commands which
     # only read a config need not spend.
     os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
@@ -345,31 +350,25 @@ def _albumentations() -> Any:
     return albumentations
 
 
-def _checked_margin(margin: Number) -> Number:
+def checked_margin(margin: Number) -> Number:
+    """Returns the margin; UserError unless it leaves room for a crop."""
     if margin < 1:
         raise UserError(f"margin must be at least 1 (the shorter side before the crop, by image_size), got {margin}")
     return margin
 
 
-def _checked_probability(name: str, value: Number) -> Number:
+def checked_probability(name: str, value: Number) -> Number:
+    """Returns the value; UserError unless it is a probability."""
     if not 0 <= value <= 1:
         raise UserError(f"{name} must be a probability, between 0 and 1, got {value}")
     return value
 
 
-def _checked_range(
+def checked_range(
     name: str, values: Sequence[Number], *, low: Number, high: Number | None = None
 ) -> tuple[float, float]:
+    """Returns both values; UserError unless they are a range above `low` and up to `high`."""
     if len(values) != 2 or not low < values[0] <= values[1] or (high is not None and values[1] > high):
         limits = f"above {low}" + ("" if high is None else f" and at most {high}")
         raise UserError(f"{name} must be two numbers, smaller one first, {limits}, got {list(values)}")
     return float(values[0]), float(values[1])
-
-
-TRANSFORMS: Mapping[str, type[Pipeline]] = {
-    "crop_flip": CropFlip,
-    "random_crop": RandomCrop,
-    "affine": Affine,
-    "center": Center,
-    "resize": Resize,
-}

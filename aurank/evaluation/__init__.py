@@ -8,6 +8,9 @@ from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.index import Index, Neighbours, neighbours
 from aurank.evaluation.intervals import Resampling
 from aurank.evaluation.lists import Sides
+from aurank.evaluation.probe_knn import knn
+from aurank.evaluation.probe_linear import linear_probe
+from aurank.evaluation.probe_result import ProbeResult
 from aurank.evaluation.ranks import Ranks, positive_ranks
 from aurank.evaluation.report import Report
 
@@ -18,6 +21,7 @@ __all__ = [
     "Curve",
     "Index",
     "Neighbours",
+    "ProbeResult",
     "Ranks",
     "Report",
     "Resampling",
@@ -26,6 +30,8 @@ __all__ = [
     "compare",
     "evaluate",
     "faiss_ranks",
+    "knn",
+    "linear_probe",
     "neighbours",
     "positive_ranks",
     "precision_recall_curve",

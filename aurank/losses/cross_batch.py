@@ -67,7 +67,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
             if type(part).__module__.startswith(pml.__name__) and type(part).__name__ not in TAKEN_BY_PML:
                 raise UserError(f"{type(part).__name__} of pytorch-metric-learning takes no references, so no memory")
             if not getattr(part, "takes_references", True):
-                raise UserError(f"{type(part).__name__} takes no references as it is (similarity_mixup), so no memory")
+                raise UserError(f"{type(part).__name__} takes no references as it was made, so no memory")
             if getattr(part, "two_way", False):
                 raise UserError(f"{type(part).__name__} has two_way=True, so its references are the other modality")
             if distributed is None and isinstance(gather := getattr(part, "gather", None), Gather) and gather.mode:

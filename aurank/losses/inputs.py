@@ -1,5 +1,6 @@
 """What a loss is called with, in one piece: it travels through wrappers, memories and the gathering of processes."""
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -63,8 +64,10 @@ class Inputs:
         other = self.embeddings if self.ref_emb is None else self.ref_emb
         rows, references = in_common_precision(self.embeddings.detach(), other.detach())
         given = (None, None) if self.is_self_set else (references, self.ref_labels)
+        taken = inspect.signature(self.indices_tuple.forward).parameters  # PML's miners know of no ids
+        ids = {name: getattr(self, name) for name in ("ids", "ref_ids") if name in taken}
         with torch.no_grad(), without_autocast(rows.device):
-            found = self.indices_tuple(rows, self.labels, *given)
+            found = self.indices_tuple(rows, self.labels, *given, **ids)
         return replace(self, indices_tuple=found)
 
     @property

@@ -63,7 +63,8 @@ class KeyedLoss(PairLoss):
                 raise UserError(
                     f"label {int(values[counts.argmax()])} occurs {int(counts.max())} times, more than "
                     f"views={self.views}: without ids, {name} takes labels for the rows of the data set that key its "
-                    "state; say which row each is, loss(embeddings, labels, ids=batch.id), or set views"
+                    "state; say which row each is, loss(embeddings, labels, ids=batch.id), or set views (wrappers of "
+                    "pytorch-metric-learning drop ids: use MultipleLosses and CrossBatchMemory of aurank.losses)"
                 )
         self.check_range("ids" if inputs.ids is not None else "labels, taken for ids,", host_ids)
         if not self.two_way:

@@ -34,6 +34,21 @@ class SavedGenerator(nn.Module):
         """Numbers from [0, 1) with the other tensor's type, on its device."""
         return self._draw(torch.rand, shape, like)
 
+    def on_device(self, device: torch.device) -> torch.Generator | None:
+        """A generator on the device for draws too many to send there, the same one each time until `advance`.
+
+        It is seeded by this one's next number. None on the meta device, where nothing is drawn.
+        """
+        if device.type == "meta":
+            return None
+        ahead = torch.Generator()
+        ahead.set_state(self.generator.get_state())
+        return torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=ahead)))
+
+    def advance(self) -> None:
+        """Nothing; `on_device` goes on to the next number."""
+        torch.randint(2**62, (), generator=self.generator)
+
     def _draw(self, source: Callable[..., Tensor], shape: Sequence[int], like: Tensor) -> Tensor:
         numbers = source(*shape, generator=self.generator, dtype=torch.float32, device="cpu")
         return to_device_of(like, numbers).to(like.dtype)

@@ -1,14 +1,12 @@
 """Any image model with the preprocessing it expects: timm, open_clip, transformers, ONNX files, one's own code."""
 
-import contextlib
 import hashlib
 import importlib
 import json
-import re
 import site
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -20,12 +18,18 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from aurank.errors import UserError
+from aurank.models.loading import (
+    Options,
+    describe,
+    first_line,
+    library_of,
+    loading,
+    open_clip_arguments,
+    parse_options,
+)
 from aurank.names import meant, nearest
 
-Value = bool | int | float | str | None
-Options = dict[str, Any]  # of Value; Any, as other libraries' constructors judge them
 Transform = Callable[[Image], Tensor]
-_WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "none": None, "null": None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,32 +69,12 @@ def load_model(name: str, *, allow_code: bool = False) -> ImageModel:
         raise UserError(f"no model {name!r}; expected one of {', '.join(f'{known}:…' for known in ADAPTERS)}")
     if kind == "python" and not allow_code:
         raise UserError(f"{name} runs Python code of that module; if you trust it, add --allow-code")
-    what, options = _options(name, rest)
+    what, options = parse_options(name, rest)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = ADAPTERS[kind](name, what, options)
     model.module.eval()
     return model
-
-
-def _options(name: str, text: str) -> tuple[str, Options]:
-    what, *pairs = text.split(",")
-    options: Options = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key.isidentifier():
-            raise UserError(f"{name}: {pair!r} is not option=value; options follow the model's name after commas")
-        options[key] = _value(value)
-    return what, options
-
-
-def _value(text: str) -> Value:
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    for number in (int, float):
-        with contextlib.suppress(ValueError):
-            return number(text)
-    return text
 
 
 def _timm(name: str, what: str, options: Options) -> ImageModel:
@@ -100,7 +84,7 @@ def _timm(name: str, what: str, options: Options) -> ImageModel:
         hint = meant(nearest(what, timm.list_models(), most=3)) or "; timm.list_models() names them all"
         raise UserError(f"{name}: timm has no model {what!r}{hint}")
     arguments = {"pretrained": True, "num_classes": 0, **options}
-    with _loading(name, pretrained=bool(arguments["pretrained"])):
+    with loading(name, pretrained=bool(arguments["pretrained"])):
         module = timm.create_model(what, **arguments)
     settings = timm.data.resolve_data_config({}, model=module)
     channels, height, width = settings["input_size"]
@@ -112,7 +96,7 @@ def _timm(name: str, what: str, options: Options) -> ImageModel:
         settings |= {key: (sum(settings[key]) / len(settings[key]),) * given for key in ("mean", "std")}
     settings["input_size"] = (channels, height, width)
     transform = timm.data.create_transform(**settings)
-    return ImageModel(name, module, transform, _describe(timm, what, arguments, transform), channels=channels)
+    return ImageModel(name, module, transform, describe(timm, what, arguments, transform), channels=channels)
 
 
 class _OpenClip(nn.Module):
@@ -128,17 +112,11 @@ class _OpenClip(nn.Module):
 
 
 def _open_clip(name: str, what: str, options: Options) -> ImageModel:
-    library = _library("open_clip", name, package="open_clip_torch")
-    tags = [tag for model, tag in library.list_pretrained() if model == what]
-    # The command line's other models are pretrained unless said otherwise; here weights go by tags.
-    if options.get("pretrained") is True or ("pretrained" not in options and tags):
-        raise UserError(
-            f"{name}: name the weights, as in pretrained={tags[0] if tags else 'FILE'}, or pretrained=false"
-        )
-    arguments = {**options, "pretrained": options.get("pretrained") or None}
-    with _loading(name, pretrained=arguments["pretrained"] is not None):
+    library = library_of("open_clip", name, package="open_clip_torch")
+    arguments = open_clip_arguments(library, name, what, options)
+    with loading(name, pretrained=arguments["pretrained"] is not None):
         model, _, transform = library.create_model_and_transforms(what, **arguments)
-    return ImageModel(name, _OpenClip(model), transform, _describe(library, what, arguments, transform))
+    return ImageModel(name, _OpenClip(model), transform, describe(library, what, arguments, transform))
 
 
 class _Transformers(nn.Module):
@@ -159,10 +137,10 @@ class _Transformers(nn.Module):
 
 
 def _transformers(name: str, what: str, options: Options) -> ImageModel:
-    library = _library("transformers", name, package="transformers")
+    library = library_of("transformers", name, package="transformers")
     arguments = dict(options)
     pretrained = bool(arguments.pop("pretrained", True))
-    with _loading(name, pretrained=pretrained):
+    with loading(name, pretrained=pretrained):
         processor = library.AutoImageProcessor.from_pretrained(what)
         if pretrained:
             model = library.AutoModel.from_pretrained(what, **arguments)
@@ -173,7 +151,7 @@ def _transformers(name: str, what: str, options: Options) -> ImageModel:
         pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
         return pixels
 
-    description = _describe(library, what, {**arguments, "pretrained": pretrained}, processor)
+    description = describe(library, what, {**arguments, "pretrained": pretrained}, processor)
     return ImageModel(name, _Transformers(model), transform, description)
 
 
@@ -192,7 +170,7 @@ class _Onnx(nn.Module):
 
 
 def _onnx(name: str, what: str, options: Options) -> ImageModel:
-    library = _library("onnxruntime", name, package="onnxruntime")
+    library = library_of("onnxruntime", name, package="onnxruntime")
     odd = sorted(options.keys() - {"size", "margin", "mean", "std"})
     if odd:
         raise UserError(f"{name}: unknown option {odd[0]!r}; expected size, margin, mean or std")
@@ -203,7 +181,7 @@ def _onnx(name: str, what: str, options: Options) -> ImageModel:
     try:
         session = library.InferenceSession(content, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise UserError(f"{name}: {what} is no ONNX model that can be run: {_first_line(error)}") from error
+        raise UserError(f"{name}: {what} is no ONNX model that can be run: {first_line(error)}") from error
     shape = session.get_inputs()[0].shape
     if len(session.get_inputs()) != 1 or len(shape) != 4:
         raise UserError(f"{name}: expected one input [batch, channel, height, width], got {shape}")
@@ -211,7 +189,7 @@ def _onnx(name: str, what: str, options: Options) -> ImageModel:
     channels = shape[1] if isinstance(shape[1], int) else 3
     transform = _standard(name, channels=channels, **{"size": fixed or 224, **options})
     return ImageModel(
-        name, _Onnx(session, content), transform, _describe(library, what, options, transform), channels=channels
+        name, _Onnx(session, content), transform, describe(library, what, options, transform), channels=channels
     )
 
 
@@ -225,14 +203,14 @@ def _python(name: str, what: str, options: Options) -> ImageModel:
         module = importlib.import_module(place)
         found = getattr(module, function)(**options)
     except Exception as error:
-        raise UserError(f"{name}: {type(error).__name__}: {_first_line(error)}") from error
+        raise UserError(f"{name}: {type(error).__name__}: {first_line(error)}") from error
     finally:
         sys.path.remove(str(Path.cwd()))
     model, transform = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(model, nn.Module) or not (transform is None or callable(transform)):
         raise UserError(f"{name}: expected an nn.Module, or one and a transform, got {type(found).__name__}")
     transform = transform or _standard(name)
-    description = f"{_describe(torch, what, options, transform)} code {_code_sha256(module)}"
+    description = f"{describe(torch, what, options, transform)} code {_code_sha256(module)}"
     return ImageModel(name, model, transform, description)
 
 
@@ -287,41 +265,3 @@ ADAPTERS: Mapping[str, Callable[[str, str, Options], ImageModel]] = {
     "onnx": _onnx,
     "python": _python,
 }
-
-
-def _library(module: str, name: str, *, package: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UserError(f"{name} needs {package}, which cannot be imported ({error}): pip install {package}") from error
-
-
-@contextlib.contextmanager
-def _loading(name: str, *, pretrained: bool) -> Iterator[None]:
-    """A context that turns what a library raises while it builds a model into one line."""
-    try:
-        yield
-    except (TypeError, AssertionError, ValueError, KeyError) as error:
-        raise UserError(f"{name}: cannot be built: {_first_line(error)}") from error
-    # Hubs and their clients raise errors of many kinds: no network, no such file, no permission, a damaged download.
-    except Exception as error:
-        if not pretrained:
-            raise UserError(f"{name}: {type(error).__name__}: {_first_line(error)}") from error
-        raise UserError(
-            f"{name}: the pretrained weights could not be had ({type(error).__name__}: {_first_line(error)}); connect "
-            "to the network once, or take random weights with pretrained=false"
-        ) from error
-
-
-def _describe(library: ModuleType, what: str, options: Mapping[str, Any], transform: object) -> str:
-    version = getattr(library, "__version__", "?")
-    return f"{library.__name__} {version} {what} {dict(sorted(options.items()))} {_stable(transform)}"
-
-
-def _stable(value: object) -> str:
-    """Returns the value's words without the addresses in memory, which differ from run to run."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

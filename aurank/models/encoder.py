@@ -1,5 +1,6 @@
-"""The embedding model: a timm backbone, pooling, a linear projection and L2 normalisation."""
+"""The embedding model: a timm backbone, pooling, a projection and L2 normalisation."""
 
+from itertools import pairwise
 from typing import Any, Literal
 
 import timm
@@ -39,8 +40,13 @@ class Encoder(nn.Module):
         channels: image channels; timm adapts pretrained weights of the first layer to any number.
         pretrained: load timm's published weights (needs the network or timm's cache).
         pooling: ``"avg"``, ``"max"`` or ``"gem"``; ``"gem"`` needs a backbone with a feature map.
-        freeze_batch_norm: batch-norm layers keep their running statistics and are not trained, as all the
-            experiments of the SOPRC paper do with pretrained backbones.
+        head_layers: layers of the projection: 1 is linear; between more there are batch norm and ReLU, as in SimCLR
+            (Chen et al., ICML 2020), which has 2.
+        head_width: width between those layers; None is the backbone's.
+        discard_head: in evaluation mode an embedding is what the backbone gives, pooled and at unit length, and is as
+            wide; the projection, and ``dim``, are for training alone.
+        freeze_batch_norm: the backbone's batch-norm layers keep their running statistics and are not trained, as in all
+            experiments of the SOPRC paper with pretrained backbones.
         channels_last: memory format of the convolutions; faster on recent GPUs.
         params: further arguments of ``timm.create_model``; ``global_pool`` among them takes the place of ``pooling``.
 
@@ -55,6 +61,9 @@ class Encoder(nn.Module):
         backbone: str = "resnet18",
         *,
         dim: int = 512,
+        head_layers: int = 1,
+        head_width: int | None = None,
+        discard_head: bool = False,
         channels: int = 3,
         pretrained: bool = True,
         pooling: Pooling = "avg",
@@ -64,10 +73,11 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.dim = dim
+        self.discard_head = discard_head
         self.freeze_batch_norm = freeze_batch_norm
         self.backbone = _create_backbone(backbone, pretrained, channels, pooling, params or {})
         self.pool: nn.Module = GeneralisedMean() if pooling == "gem" else nn.Identity()
-        self.head = nn.Linear(_width(self.backbone), dim)
+        self.head = projection(_width(self.backbone), dim, layers=head_layers, hidden=head_width)
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
         if channels_last:
             self.to(memory_format=torch.channels_last)
@@ -80,7 +90,9 @@ class Encoder(nn.Module):
         features = self.backbone(images.contiguous(memory_format=self._memory_format))
         # Half precision has two or three digits: similarities would be rounded far above the differences that rank.
         with torch.autocast(images.device.type, enabled=False):
-            return functional.normalize(self.head(self.pool(features.to(self.head.weight.dtype))), dim=-1)
+            pooled = self.pool(features.to(next(self.head.parameters()).dtype))
+            wanted = pooled if self.discard_head and not self.training else self.head(pooled)
+            return functional.normalize(wanted, dim=-1)
 
     @property
     def image_size(self) -> int | None:
@@ -98,6 +110,27 @@ class Encoder(nn.Module):
 
     def _batch_norms(self) -> list[nn.Module]:
         return [module for module in self.backbone.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+
+class EachSize(nn.Sequential):
+    """An encoder, called once for images of several sizes: a tuple of tensors, whose embeddings are one matrix."""
+
+    def forward(self, images: Tensor | tuple[Tensor, ...]) -> Float[Tensor, "batch dim"]:
+        sizes = images if isinstance(images, tuple) else (images,)
+        parts = [self[0](same) for same in sizes]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def projection(width: int, dim: int, *, layers: int = 1, hidden: int | None = None) -> nn.Module:
+    """A linear layer from one width to another, or several with batch norm and ReLU between them."""
+    if layers == 1:
+        return nn.Linear(width, dim)
+    widths = [width, *[hidden or width] * (layers - 1)]
+    inner: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        # Its bias would be taken off again by the batch norm.
+        inner += [nn.Linear(before, after, bias=False), nn.BatchNorm1d(after), nn.ReLU(inplace=True)]
+    return nn.Sequential(*inner, nn.Linear(widths[-1], dim))
 
 
 class _FeatureMap(nn.Module):

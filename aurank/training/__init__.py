@@ -6,6 +6,7 @@ from aurank.training.build import build_manifest
 from aurank.training.components import read_config
 from aurank.training.dry_run import rehearse
 from aurank.training.gradient_cache import GradientCache
+from aurank.training.probing import probe_model
 from aurank.training.run import TrainResult, load, train
 from aurank.training.selecting import Images
 
@@ -19,6 +20,7 @@ __all__ = [
     "embed_model",
     "evaluate_model",
     "load",
+    "probe_model",
     "read_config",
     "rehearse",
     "train",

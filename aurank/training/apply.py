@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from aurank.data import ImageDataset
+from aurank.config import Config
+from aurank.data import ImageDataset, Manifest
 from aurank.errors import UserError
 from aurank.evaluation.cache import EmbeddingCache, data_sha256, weights_sha256
 from aurank.evaluation.embed import Embedded, ModelImages, embed
@@ -19,7 +20,7 @@ from aurank.evaluation.inputs import byte_count
 from aurank.evaluation.protocols import Protocol
 from aurank.evaluation.report import Report
 from aurank.models.adapters import ADAPTERS, load_model
-from aurank.training.build import build_dataset, build_encoder, model_weights
+from aurank.training.build import build_dataset, build_encoder, build_transform, model_weights
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.training.loop import evaluation_options
 from aurank.training.selecting import Images, select
@@ -65,7 +66,7 @@ def evaluate_model(
         UserError: whatever is wrong with the options, before anything is embedded where that can be known.
     """
     images, running = images or Images(), running or Running()
-    kind, what = _split(model)
+    kind, what = split_name(model)
     images.check()
     protocol = images.find_protocol()
     device = choose_device(running.device)
@@ -83,14 +84,14 @@ def evaluate_model(
     else:
         if labels is not None:
             raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
-        prepared = _prepare(model, images, running)
+        prepared = prepare(model, images, running)
         inherited = {**prepared.options, **options}
         if protocol is not None and "recall_at" not in options:
             inherited.pop("recall_at", None)
         options = inherited
         _check_options(options, protocol)
-        embedded = _embed(prepared, device, running)
-        notes = [prepared.note, *_skipped(prepared.dataset, embedded)]
+        embedded = embed_prepared(prepared, device, running)
+        notes = [prepared.note, *skipped(prepared.dataset, embedded)]
     if running.listener is not None:
         listener = running.listener
         options["progress"] = lambda done, total: listener("ranking", done, total)
@@ -101,13 +102,13 @@ def evaluate_model(
 def embed_model(model: str, images: Images | None = None, *, running: Running | None = None) -> Embedded:
     """The embeddings of the images chosen, under the model's own preprocessing; arguments as for `evaluate_model`."""
     images, running = images or Images(), running or Running()
-    if _split(model)[0] == "embeddings":
+    if split_name(model)[0] == "embeddings":
         raise UserError(f"--model {model}: these are embeddings already; name a model")
     device = choose_device(running.device)
-    prepared = _prepare(model, images, running)
-    embedded = _embed(prepared, device, running)
+    prepared = prepare(model, images, running)
+    embedded = embed_prepared(prepared, device, running)
     if running.say is not None:
-        for line in _skipped(prepared.dataset, embedded):
+        for line in skipped(prepared.dataset, embedded):
             running.say(line)
     return embedded
 
@@ -126,7 +127,7 @@ def choose_device(name: str | None) -> torch.device:
 
 
 @dataclass(frozen=True, eq=False)
-class _Prepared:
+class Prepared:
     """A model and the images as it wants them; `description` decides an embedding together with weights and images."""
 
     name: str
@@ -136,6 +137,8 @@ class _Prepared:
     batch: int
     workers: int
     options: dict[str, Any]
+    config: Config
+    dataset_of: Callable[[Manifest], ImageDataset]  # other images for the same model
 
     @property
     def note(self) -> str:
@@ -143,8 +146,9 @@ class _Prepared:
         return f"model {self.name}; {len(manifest):,} images of {manifest.name}, manifest {manifest.sha256[:16]}"
 
 
-def _prepare(model: str, images: Images, running: Running) -> _Prepared:
-    kind, what = _split(model)
+def prepare(model: str, images: Images, running: Running) -> Prepared:
+    """The model, which is not run yet, and the images chosen; UserError for either."""
+    kind, what = split_name(model)
     if kind != "aurank":
         loaded = load_model(model, allow_code=running.allow_code)
         config, manifest = select(images, None)
@@ -152,21 +156,31 @@ def _prepare(model: str, images: Images, running: Running) -> _Prepared:
         for override in images.overrides:
             if override.startswith(unusable):
                 raise UserError(f"{override} has no use with --model {model}, which brings its own preprocessing")
-        dataset: ImageDataset = ModelImages(manifest, loaded, on_error=config.data.on_error)
+        on_error = config.data.on_error
+
+        def dataset_of(manifest: Manifest) -> ImageDataset:
+            return ModelImages(manifest, loaded, on_error=on_error)
+
         module, description, options = loaded.module, loaded.description, {}
     else:
         checkpoint = load_checkpoint(resolve_checkpoint(what))
         config, manifest = select(images, checkpoint["config"])
         module = build_encoder(config.model, channels=config.data.channels, load=False)
         module.load_state_dict(model_weights(checkpoint))
-        dataset = build_dataset(config.data, manifest, train=False)
-        description = f"{config.model!r} {dataset.pipeline!r}"
+        data = config.data
+        description = f"{config.model!r} {build_transform(data, train=False)!r}"
+
+        def dataset_of(manifest: Manifest) -> ImageDataset:
+            return build_dataset(data, manifest, train=False)
+
         options = evaluation_options(config)
     batch = config.evaluate.batch if running.batch is None else running.batch
-    return _Prepared(model, module, dataset, description, batch, config.data.workers, options)
+    dataset = dataset_of(manifest)
+    return Prepared(model, module, dataset, description, batch, config.data.workers, options, config, dataset_of)
 
 
-def _embed(prepared: _Prepared, device: torch.device, running: Running) -> Embedded:
+def embed_prepared(prepared: Prepared, device: torch.device, running: Running) -> Embedded:
+    """The embeddings of the images of ``prepared``, from the cache as far as it holds them."""
     total = len(prepared.dataset)
     cache = None
     if running.cache is not None:
@@ -197,7 +211,8 @@ def _embed(prepared: _Prepared, device: torch.device, running: Running) -> Embed
     )
 
 
-def _skipped(dataset: ImageDataset, embedded: Embedded) -> list[str]:
+def skipped(dataset: ImageDataset, embedded: Embedded) -> list[str]:
+    """A line on the images that were left out, if any were."""
     kept = set(embedded.ids.tolist())
     paths = [path for row, path in enumerate(dataset.manifest.paths) if row not in kept]
     if not paths:
@@ -237,7 +252,8 @@ def _check_factory(factory: str, distance: str, device: torch.device) -> None:
             raise
 
 
-def _split(model: str) -> tuple[str, str]:
+def split_name(model: str) -> tuple[str, str]:
+    """The kind of a model, "aurank", "embeddings" or an adapter's, and what follows the colon; UserError for others."""
     kind, _, what = model.partition(":")
     known = ("aurank", "embeddings", *ADAPTERS)
     if kind not in known or not what:

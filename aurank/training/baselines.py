@@ -20,6 +20,8 @@ CONFIG = "digits/soprc"
 def baselines(config: Config) -> dict[str, Report]:
     """What training has to beat on the test split: the untrained network, and the pixels themselves as embeddings."""
     splits = build_splits(config.data, seed=config.seed)
+    if splits.test is None:
+        raise UserError(f"{splits.whole.name} has no test split to measure a baseline on; choose data that has one")
     data = build_dataset(config.data, splits.test, train=False)
     seed_everything(config.seed)
     untrained = build_encoder(config.model, channels=config.data.channels)

@@ -1,32 +1,38 @@
 """From a configuration to the objects of a run."""
 
-import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from aurank.config import Component, Config, DataConfig, ModelConfig
+from aurank.config.components import signature
 from aurank.data import READERS, SAMPLERS, TRANSFORMS, ImageDataset, Manifest, Pipeline, Sampler
+from aurank.data.dataset import with_own_labels
 from aurank.errors import UserError
 from aurank.losses import LOSSES, MINERS, CrossBatchMemory
-from aurank.models import Encoder
+from aurank.models import Encoder, parameter_groups
 from aurank.training.checkpoint import first_line, load_checkpoint, resolve_checkpoint
-from aurank.training.optim import SCHEDULES, Schedule
+from aurank.training.optim import BATCH_RULES, OPTIMISERS, SCHEDULES, Schedule, loss_group
 
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """The data of a run: ``whole`` as read, and its parts; ``val`` is None when nothing is held out."""
+    """The data of a run: ``whole`` as read, and its parts; ``val`` is None when nothing is held out.
+
+    ``test`` is None where data without labels, trained on with data.train_labels=image, have no such split.
+    """
 
     whole: Manifest
     train: Manifest
     val: Manifest | None
-    test: Manifest
+    test: Manifest | None
 
 
 def data_root(config: DataConfig) -> Path:
@@ -35,8 +41,13 @@ def data_root(config: DataConfig) -> Path:
 
 
 def build_manifest(config: DataConfig, *, seed: int) -> Manifest:
-    """Every image of the data set with its split, validation (class-disjoint from training, seeded) included."""
+    """Every image of the data set with its split, validation (class-disjoint from training, seeded) included.
+
+    From images that each are a class of their own none are held out: nothing could be measured with them.
+    """
     manifest = READERS[config.name](data_root(config), **config.params)
+    if config.train_labels == "image" and np.bincount(manifest.labels[manifest.splits == "train"]).max(initial=0) < 2:
+        return manifest
     return manifest.split_validation(config.validation_fraction, seed=seed)
 
 
@@ -44,7 +55,11 @@ def build_splits(config: DataConfig, *, seed: int) -> Splits:
     """The training, validation and test images."""
     whole = build_manifest(config, seed=seed)
     val = whole.split("val") if "val" in whole.split_sizes else None
-    return Splits(whole, split_of(whole, config, "train"), val, split_of(whole, config, "test"))
+    train = split_of(whole, config, "train")
+    if config.train_labels == "class":
+        return Splits(whole, train, val, split_of(whole, config, "test"))
+    test = whole.split("test") if "test" in whole.split_sizes else None
+    return Splits(whole, with_own_labels(train), val, test)
 
 
 def split_of(whole: Manifest, config: DataConfig, name: str) -> Manifest:
@@ -64,6 +79,8 @@ def _split_remedy(config: DataConfig, name: str) -> str:
         )
     if config.name == "table":
         return f"; write {name} into the column split of {config.params['file']} for some of its classes"
+    if config.name == "unlabelled" and name == "test":
+        return "; set data.train_labels=image, data.views=2 and sampler.name=shuffled to train without labels"
     return ""
 
 
@@ -110,6 +127,9 @@ def build_encoder(config: ModelConfig, *, channels: int, load: bool = True) -> E
     encoder = Encoder(
         config.backbone,
         dim=config.dim,
+        head_layers=config.head_layers,
+        head_width=config.head_width,
+        discard_head=config.discard_head,
         channels=channels,
         pretrained=config.pretrained and load and config.init_from is None,
         pooling=config.pooling,
@@ -123,13 +143,22 @@ def build_encoder(config: ModelConfig, *, channels: int, load: bool = True) -> E
 
 
 def check_image_size(encoder: Encoder, config: Config, device: torch.device) -> None:
-    """Nothing; UserError where the encoder cannot take images of ``data.image_size``. One image goes through it.
+    """Nothing; UserError where the encoder cannot take images of every size that is trained on or measured.
 
-    In evaluation mode and of zeros: neither the encoder nor a random generator changes.
+    One image of each goes through it, of zeros and in evaluation mode: neither it nor a random generator changes.
     """
-    size = config.data.image_size
+    augmented = build_transform(config.data, train=True)
+    sizes = {augmented.of_view(view).image_size for view in range(config.data.views)} | {config.data.image_size}
     training = encoder.training
     encoder.eval()
+    try:
+        for size in sorted(sizes, reverse=True):
+            _check_size(encoder, config, size, device, others=len(sizes) > 1)
+    finally:
+        encoder.train(training)
+
+
+def _check_size(encoder: Encoder, config: Config, size: int, device: torch.device, *, others: bool) -> None:
     try:
         with torch.no_grad():
             encoder(torch.zeros(1, config.data.channels, size, size, device=device))
@@ -137,18 +166,19 @@ def check_image_size(encoder: Encoder, config: Config, device: torch.device) -> 
         raise
     # A backbone refuses an image in its own way: by an assertion, a shape that does not fit, a missing attribute.
     except Exception as error:
+        key = "data.image_size" if size == config.data.image_size else "data.train_transform.params.local_size"
         own = encoder.image_size
-        sizes = "a larger data.image_size" if own is None else f"data.image_size={own}, which it was made for"
+        sizes = f"a larger {key}" if own is None else f"{key}={own}, which it was made for"
+        remedy = f"use {sizes}, or give model.params.img_size={size} to a transformer"
+        if others:
+            remedy = f"use {sizes}, or give model.params.dynamic_img_size=true to a transformer, for several sizes"
         raise UserError(
-            f"model.backbone={config.model.backbone} fails on an image of data.image_size={size} "
-            f"({first_line(error)}); use {sizes}, or give model.params.img_size={size} to a transformer"
+            f"model.backbone={config.model.backbone} fails on an image of {key}={size} ({first_line(error)}); {remedy}"
         ) from error
-    finally:
-        encoder.train(training)
 
 
 def _initialise(encoder: Encoder, source: str) -> None:
-    """Copy a checkpoint's weights; a projection of another width starts afresh, a backbone that differs is refused."""
+    """Copy a checkpoint's weights; a projection of another shape starts afresh, a backbone that differs is refused."""
     saved = model_weights(load_checkpoint(resolve_checkpoint(source)))
     own = encoder.state_dict()
     fits = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
@@ -158,6 +188,8 @@ def _initialise(encoder: Encoder, source: str) -> None:
             f"model.init_from: {source} does not fit this backbone: {len(lacking)} tensors are missing or of another "
             f"shape, the first {lacking[0]}; use the backbone, channels and pooling it was trained with"
         )
+    if any(name not in fits for name in own):
+        fits = {name: value for name, value in fits.items() if not name.startswith("head.")}  # all of it or nothing
     encoder.load_state_dict(fits, strict=False)
 
 
@@ -181,9 +213,25 @@ def build_loss(config: Config, train: Manifest) -> nn.Module:
     return CrossBatchMemory(loss, embedding_dim=dim, memory_size=memory.size, start_at=start_at, distributed="auto")
 
 
-def build_miner(component: Component | None) -> nn.Module | None:
-    """The miner, or None."""
-    return None if component is None else MINERS[component.name](**component.params)
+def build_miner(component: Component | None, train: Manifest) -> nn.Module | None:
+    """The miner, its sizes filled in from the data, or None."""
+    if component is None:
+        return None
+    miner: nn.Module = _call(MINERS[component.name], {"num_samples": len(train)}, component.params)
+    return miner
+
+
+def learning_rate(config: Config) -> float:
+    """The learning rate of the backbone after the warm-up, by the rule for the images of an update."""
+    return config.optim.lr * BATCH_RULES[config.optim.batch_rule](config.sampler.batch * config.train.accumulate)
+
+
+def build_optimiser(config: Config, encoder: Encoder, loss: nn.Module) -> Optimizer:
+    """The optimiser of the encoder's weights and of the loss's own parameters."""
+    optim, rate = config.optim, learning_rate(config)
+    groups = parameter_groups(encoder, weight_decay=optim.weight_decay, head_lr_multiplier=optim.head_lr_multiplier)
+    groups += loss_group(loss, lr_multiplier=(optim.temperature_lr or optim.lr) / rate)
+    return OPTIMISERS[optim.name](groups, lr=rate, **optim.params)
 
 
 def build_schedule(config: Config) -> Schedule:
@@ -195,5 +243,5 @@ def build_schedule(config: Config) -> Schedule:
 
 
 def _call(factory: Callable[..., Any], offered: dict[str, Any], params: dict[str, Any]) -> Any:
-    wanted = inspect.signature(factory).parameters
+    wanted, _ = signature(factory)
     return factory(**{name: value for name, value in offered.items() if name in wanted}, **params)

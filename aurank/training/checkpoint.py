@@ -17,6 +17,7 @@ CONTENT: dict[str, tuple[type, ...]] = {
     "progress": (dict,),
     "encoder": (dict,),
     "loss": (dict,),
+    "miner": (dict,),
     "optimiser": (dict,),
     "scaler": (dict, type(None)),
     "average": (dict, type(None)),
@@ -65,7 +66,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} has checkpoint format {content['format']}, this aurank reads up to {FORMAT}; upgrade aurank"
         )
-    content.setdefault("sampler", {})  # written before samplers had a state
+    for name in ("sampler", "miner"):  # written before these had a state
+        content.setdefault(name, {})
     for name, types in CONTENT.items():
         if not isinstance(content.get(name, ...), types):
             came = f"is of type {type(content[name]).__name__}" if name in content else "is missing"

@@ -26,7 +26,7 @@ CHOICES = {
         filled=frozenset({"class_counts", "num_samples", "embedding_dim", "distributed"}),
         trial={"class_counts": np.array([4, 4]), "num_samples": 8, "embedding_dim": 8},
     ),
-    "miner": Choices(MINERS, filled=frozenset(), trial={}),
+    "miner": Choices(MINERS, filled=frozenset({"num_samples"}), trial={"num_samples": 8}),
     "optim": Choices(
         OPTIMISERS,
         filled=frozenset({"params", "lr"}),

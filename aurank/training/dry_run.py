@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +16,12 @@ from aurank.evaluation.embed import embed
 from aurank.losses import CrossBatchMemory
 from aurank.training.build import Splits, build_dataset, build_splits
 from aurank.training.checkpoint import seed_everything
-from aurank.training.loop import Parts, evaluation_options, too_few_readable
+from aurank.training.loop import evaluation_options, too_few_readable
+from aurank.training.parts import Parts
 from aurank.training.run import build_parts, own_settings, remarks
 
 GIB = 2**30
-_OPTIMISER_COPIES = {"sgd": 1, "adam": 2, "adamw": 2}
+_OPTIMISER_COPIES = {"sgd": 1, "adam": 2, "adamw": 2, "lars": 1}
 BATCHES = 2
 MEASURED = 8
 """Images of each split that are embedded and measured."""
@@ -27,13 +29,17 @@ MEASURED = 8
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Sizes, counts and an estimate of memory (bytes) and time (seconds a step, data included); notices to read."""
+    """Sizes, counts and an estimate of memory (bytes) and time (seconds a step, data included); notices to read.
+
+    ``batch`` counts the images drawn, each of which the encoder sees in ``views`` views.
+    """
 
     images: dict[str, int]
     classes: dict[str, int]
     parameters: int
     trained_parameters: int
     batch: int
+    views: int
     batches_per_epoch: int
     seconds_per_step: float
     memory: dict[str, int]
@@ -42,12 +48,13 @@ class Rehearsal:
 
     def __str__(self) -> str:
         rows = [f"{name:<12}{count:>9} images {self.classes[name]:>7} classes" for name, count in self.images.items()]
+        views = f" in {self.views} views each" if self.views > 1 else ""
         memory = ", ".join(f"{name} {size / GIB:.2f}" for name, size in self.memory.items())
         return "\n".join(
             [
                 *rows,
                 f"parameters  {self.parameters:>9} ({self.trained_parameters} trained)",
-                f"batch       {self.batch:>9} images, {self.batches_per_epoch} batches an epoch",
+                f"batch       {self.batch:>9} images{views}, {self.batches_per_epoch} batches an epoch",
                 f"step        {self.seconds_per_step:>9.3f} s on this machine (second of {BATCHES} batches)",
                 f"memory      {sum(self.memory.values()) / GIB:>9.2f} GiB a process, estimated: {memory}",
                 f"loss        {self.loss:>9.4f} on the second batch",
@@ -76,10 +83,11 @@ def _rehearse(config: Config, splits: Splits, parts: Parts) -> Rehearsal:
     batches_per_epoch = len(parts.sampler.epoch(0))
     for epoch, _, rows in itertools.islice(parts.sampler.iterate(0, 0), batches_per_epoch + BATCHES):
         started = time.perf_counter()
-        images = parts.train_data.__getitems__(keys(rows, epoch))
-        if len(images.id) < 2:
+        images = parts.train_data.__getitems__(keys(rows, epoch, parts.views))
+        if len(images.id) < 2 * parts.views:
             continue
-        loss, batch, done = _step(parts, images, saved), len(images.id), done + 1
+        parts.tell_progress(done, epoch)
+        loss, batch, done = _step(parts, images, saved), len(images.id) // parts.views, done + 1
         seconds = time.perf_counter() - started
         if done == BATCHES:
             break
@@ -88,7 +96,7 @@ def _rehearse(config: Config, splits: Splits, parts: Parts) -> Rehearsal:
     data = {
         "train": parts.train_data,
         "validation": parts.val_data,
-        "test": build_dataset(config.data, splits.test, train=False),
+        "test": None if splits.test is None else build_dataset(config.data, splits.test, train=False),
     }
     present = {name: images for name, images in data.items() if images is not None}
     for name in present:
@@ -102,6 +110,7 @@ def _rehearse(config: Config, splits: Splits, parts: Parts) -> Rehearsal:
         parameters=sum(parameter.numel() for parameter in parts.module.parameters()),
         trained_parameters=sum(parameter.numel() for parameter in trained),
         batch=batch,
+        views=parts.views,
         batches_per_epoch=batches_per_epoch,
         seconds_per_step=seconds,
         memory={
@@ -109,18 +118,18 @@ def _rehearse(config: Config, splits: Splits, parts: Parts) -> Rehearsal:
             "gradients": sum(_size(parameter) for parameter in trained),
             "optimiser": _OPTIMISER_COPIES[config.optim.name] * sum(_size(parameter) for parameter in trained),
             "activations": saved.total,
-            "loss state": sum(_size(value) for value in parts.loss.buffers()),
+            "loss state": sum(_size(value) for value in [*parts.loss.buffers(), *parts.loss.parameters()]),
             "moving average": 0 if parts.average is None else weights,
             "images": sum(images.cached_bytes for images in present.values()),
         },
         loss=loss,
-        notices=remarks(parts),
+        notices=remarks(parts, splits),
     )
 
 
 def _step(parts: Parts, batch: Batch, saved: "_SavedBytes") -> float:
     saved.reset()
-    chunks = parts.module.register_forward_pre_hook(saved.next_pass)
+    chunks = nullcontext() if parts.cache is None else parts.module.register_forward_pre_hook(saved.next_pass)
     with chunks, torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
         loss = parts.loss(parts.embed(batch.image), batch.label, parts.miner, ids=batch.id)
         parts.backward(loss)

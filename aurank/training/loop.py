@@ -5,26 +5,24 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
 from accelerate.utils import gather_object
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from aurank.config import Config
-from aurank.data import Batch, ImageDataset, Sampler, keys, loader
+from aurank.data import Batch, ImageDataset, keys, loader
 from aurank.errors import AurankError, UserError
 from aurank.evaluation.embed import embed
 from aurank.evaluation.report import Report
 from aurank.files import write_text
-from aurank.models import Encoder
+from aurank.training.build import learning_rate
 from aurank.training.checkpoint import random_state, restore_random_state, save_checkpoint
-from aurank.training.gradient_cache import GradientCache
 from aurank.training.logs import MetricsFile, collapse_signs
-from aurank.training.optim import Schedule, WeightAverage, set_learning_rate
+from aurank.training.optim import set_learning_rate
+from aurank.training.parts import Parts
 from aurank.training.signals import StopRequest
 from aurank.training.state import Before, Progress
 
@@ -34,46 +32,6 @@ Listener = Callable[[str, dict[str, Any]], None]
 ("notice", {"text": …}) is to be shown. ``skipped`` in a step, a validation or a test counts the unreadable images left
 out so far (data.on_error=skip).
 """
-
-
-@dataclass(eq=False)
-class Parts:
-    """What the loop drives; built by ``aurank.training.run`` from a configuration."""
-
-    config: Config
-    accelerator: Accelerator
-    encoder: nn.Module
-    loss: nn.Module
-    miner: nn.Module | None
-    optimiser: Optimizer
-    schedule: Schedule
-    sampler: Sampler
-    train_data: ImageDataset
-    val_data: ImageDataset | None
-    manifest_hash: str
-    average: WeightAverage | None = None
-    cache: GradientCache | None = None
-
-    @property
-    def module(self) -> Encoder:
-        """The encoder without the wrappers of distributed training and of mixed precision."""
-        module: Encoder = self.accelerator.unwrap_model(self.encoder)[0]
-        return module
-
-    def embed(self, images: Tensor) -> Tensor:
-        """The embeddings of a batch, for the loss."""
-        if self.cache is not None:
-            return self.cache.embed(images)
-        embeddings: Tensor = self.encoder(images.to(self.accelerator.device, non_blocking=True))
-        return embeddings
-
-    def backward(self, loss: Tensor) -> None:
-        """Nothing; adds the gradient of the weights, given the loss of the embeddings."""
-        if self.cache is None:
-            self.accelerator.backward(loss)
-        else:
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.cache.backward(self.accelerator.backward)
 
 
 class Loop:
@@ -129,7 +87,7 @@ class Loop:
         # How many are wanted is not known where some may be passed over.
         count = None if skips else (last - progress.step) * self.settings.accumulate
         positions, batches = itertools.tee(itertools.islice(sampler.iterate(progress.epoch, progress.batch), count))
-        wanted = (keys(rows, epoch) for epoch, _, rows in batches)
+        wanted = (keys(rows, epoch, self.parts.views) for epoch, _, rows in batches)
         data = loader(self.parts.train_data, wanted, workers=self.parts.config.data.workers)
         found = ((batch, epoch, index) for batch, (epoch, index, _) in zip(data, positions, strict=True))
         return self._large_enough(found) if skips else found
@@ -138,7 +96,7 @@ class Loop:
         """The batches in which every process could read two images: a batch norm and a pair need as many."""
         passed: tuple[int, int] | None = None
         for batch, epoch, index in batches:
-            if min(gather_object([len(batch.id)])) >= 2:
+            if min(gather_object([len(batch.id)])) >= 2 * self.parts.views:
                 passed = None
                 yield batch, epoch, index
             elif passed is None:
@@ -149,13 +107,16 @@ class Loop:
     def _step(self, batches: Iterator[tuple[Batch, int, int]]) -> None:
         parts, progress = self.parts, self.progress
         started = time.perf_counter()
-        rate = parts.config.optim.lr * parts.schedule(progress.step)
+        rate = learning_rate(parts.config) * parts.schedule(progress.step)
         set_learning_rate(parts.optimiser, rate)
-        rows = parts.sampler.batch * self.settings.accumulate
+        rows = parts.sampler.batch * parts.views * self.settings.accumulate
         self.before = Before(parts.module, parts.loss, progress, rows=rows)
+        self.miner_before = {} if parts.miner is None else deepcopy(parts.miner.state_dict())
         images = 0
-        for _ in range(self.settings.accumulate):
+        for part in range(self.settings.accumulate):
             batch, epoch, index = next(batches)
+            if part == 0:
+                parts.tell_progress(progress.step, epoch)
             with parts.accelerator.accumulate(parts.encoder):
                 embeddings = self._backward(batch, epoch, index)
             progress.epoch, progress.batch = epoch, index + 1
@@ -200,9 +161,12 @@ class Loop:
         """Stop every process when a loss is not finite, before it reaches the weights."""
         if all(gather_object([math.isfinite(value)])):
             return
-        paths = gather_object([self.parts.train_data.manifest.paths[row] for row in batch.id.tolist()])
+        rows = dict.fromkeys(batch.id.tolist())  # each once, in how many views it may be
+        paths = gather_object([self.parts.train_data.manifest.paths[row] for row in rows])
         step = self.progress.step + 1
         self.before.restore(self.progress)
+        if self.parts.miner is not None:
+            self.parts.miner.load_state_dict(self.miner_before)
         self.save("diverged")
         if self.main:
             record = {"step": step, "epoch": epoch, "batch": index, "loss": str(value), "paths": paths}
@@ -293,6 +257,7 @@ class Loop:
                 "progress": vars(progress),
                 "encoder": parts.module.state_dict(),
                 "loss": parts.loss.state_dict(),
+                "miner": {} if parts.miner is None else parts.miner.state_dict(),
                 "optimiser": parts.optimiser.state_dict(),
                 "scaler": None if scaler is None else scaler.state_dict(),
                 "average": None if parts.average is None else parts.average.state_dict(),
@@ -325,6 +290,8 @@ def restore(parts: Parts, state: dict[str, Any]) -> Progress:
         )
     parts.module.load_state_dict(state["encoder"])
     parts.loss.load_state_dict(state["loss"])
+    if parts.miner is not None:
+        parts.miner.load_state_dict(state["miner"])
     parts.optimiser.load_state_dict(state["optimiser"])
     if parts.accelerator.scaler is not None:
         parts.accelerator.scaler.load_state_dict(state["scaler"])

@@ -8,6 +8,8 @@ import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.optimizer import ParamsT
 
+from aurank.models import Lars
+
 Schedule = Callable[[int], float]
 
 
@@ -62,8 +64,42 @@ def adamw(params: ParamsT, *, lr: float, betas: tuple[float, float] = (0.9, 0.99
     return AdamW(params, lr=lr, betas=betas, eps=eps)
 
 
-OPTIMISERS: dict[str, Callable[..., Optimizer]] = {"sgd": sgd, "adam": adam, "adamw": adamw}
+def lars(
+    params: ParamsT, *, lr: float, momentum: float = 0.9, trust_coeff: float = 0.001, nesterov: bool = False
+) -> Optimizer:
+    """LARS (You, Gitman and Ginsburg, arXiv 1708.03888): each layer's step is in proportion to its own weights.
+
+    As SimCLR uses it: norms and biases are neither decayed nor adapted, and so are plain SGD with momentum, as is every
+    group that says so. timm's form, where the momentum is of the adapted gradients and the rate is outside of it (in
+    the paper inside, which differs while the rate changes).
+    """
+    groups: list[dict[str, Any]] = [one if isinstance(one, dict) else {"params": [one]} for one in params]
+    for group in groups:
+        group.setdefault("always_adapt", all(parameter.ndim > 1 for parameter in group["params"]))
+    optimiser: Optimizer = Lars(groups, lr=lr, momentum=momentum, trust_coeff=trust_coeff, nesterov=nesterov)
+    return optimiser
+
+
+OPTIMISERS: dict[str, Callable[..., Optimizer]] = {"sgd": sgd, "adam": adam, "adamw": adamw, "lars": lars}
 SCHEDULES: dict[str, Callable[..., Schedule]] = {"constant": constant, "cosine": cosine, "multi_step": multi_step}
+
+
+BATCH_RULES: dict[str, Callable[[int], float]] = {
+    "none": lambda images: 1.0,
+    "linear": lambda images: images / 256,
+    "sqrt": lambda images: math.sqrt(images),
+}
+"""What the rate is multiplied by for an update of so many images: SimCLR, App. B.1, has 0.3 · B / 256 or 0.075 · √B."""
+
+
+def loss_group(loss: torch.nn.Module, *, lr_multiplier: float) -> list[dict[str, Any]]:
+    """The optimiser group of a loss's own parameters, such as temperatures; none where it has none.
+
+    Never decayed, and without LARS's trust ratio: both would draw a temperature to zero, or tie its step to its size.
+    """
+    own = [parameter for parameter in loss.parameters() if parameter.requires_grad]
+    group = {"name": "loss", "params": own, "weight_decay": 0.0, "lr_multiplier": lr_multiplier, "always_adapt": False}
+    return [group] if own else []
 
 
 def set_learning_rate(optimiser: Optimizer, rate: float) -> None:

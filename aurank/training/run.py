@@ -18,17 +18,18 @@ from accelerate.utils import gather_object
 from torch import nn
 
 from aurank.config import Config, config_difference, dump_config
-from aurank.data import Pipeline, Sampler
+from aurank.data import Manifest, MultiCrop, Pipeline, Sampler
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.files import write_text
-from aurank.models import parameter_groups
+from aurank.models import EachSize
 from aurank.training.build import (
     Splits,
     build_dataset,
     build_encoder,
     build_loss,
     build_miner,
+    build_optimiser,
     build_sampler,
     build_schedule,
     build_splits,
@@ -36,12 +37,14 @@ from aurank.training.build import (
     check_image_size,
     model_weights,
 )
+from aurank.training.callbacks import Reencode, offer_reencoding
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint, seed_everything
 from aurank.training.components import read_config
 from aurank.training.gradient_cache import GradientCache
-from aurank.training.loop import Listener, Loop, Parts, restore
+from aurank.training.loop import Listener, Loop, restore
 from aurank.training.mining import NearestImages
-from aurank.training.optim import OPTIMISERS, WeightAverage
+from aurank.training.optim import WeightAverage
+from aurank.training.parts import Parts
 from aurank.training.state import Progress
 
 MAY_CHANGE = ("data.workers", "data.root", "data.cache", "train.trackers")
@@ -53,9 +56,10 @@ class TrainResult:
     """What a run left behind.
 
     ``report`` is the exact Report of the test split under the best weights, None when a signal (``stopped_by``) ended
-    the run early and in every process but the main one. ``best`` holds the step and the metrics of the best validation,
-    empty without a validation split. ``skipped`` counts, for each split, the unreadable images that were left out, as
-    data.on_error=skip wants it. ``is_main``: whether this is the process that writes, and has to print.
+    the run early, where there is no test split (data.train_labels=image), and in every process but the main one.
+    ``best`` holds the step and the metrics of the best validation, empty without a validation split. ``skipped``
+    counts, for each split, the unreadable images that were left out, as data.on_error=skip wants it. ``is_main``:
+    whether this is the process that writes, and has to print.
     """
 
     out: Path
@@ -77,7 +81,8 @@ def train(
 ) -> TrainResult:
     """Train an embedding as ``config`` says, into the folder ``out``.
 
-    Writes config.yaml, metrics.jsonl, last.pt, best.pt, timing.json and, at the end, report.json.
+    Writes config.yaml, metrics.jsonl, last.pt, best.pt, timing.json and, at the end, report.json (not where
+    data.train_labels=image and there is no test split).
 
     Args:
         config: a ``Config``, the path of a YAML file, the name of a shipped configuration, or a plain dict.
@@ -125,7 +130,7 @@ def _train(
     if parts.accelerator.is_main_process:
         write_text(out / "config.yaml", dump_config(config))
     loop = Loop(parts, out, progress=progress, listener=listener)
-    for text in [*notices, *remarks(parts)]:
+    for text in [*notices, *remarks(parts, splits)]:
         loop.listen("notice", {"text": text})
     first_step = progress.step
     stopped_by = loop.run()
@@ -135,10 +140,11 @@ def _train(
         skipped["validation"] = len(parts.val_data.skipped)
     report = None
     if stopped_by is None and loop.main:
-        loop.listen("testing", {"images": len(splits.test)})
-        report, skipped["test"] = _test(loop, splits, out)
-        loop.listen("tested", {"images": len(splits.test), "skipped": skipped["test"]})
-        report.save(out / "report.json")
+        if splits.test is not None:
+            loop.listen("testing", {"images": len(splits.test)})
+            report, skipped["test"] = _test(loop, splits.test, out)
+            loop.listen("tested", {"images": len(splits.test), "skipped": skipped["test"]})
+            report.save(out / "report.json")
         timing = {
             "steps": progress.step - first_step,
             "training_seconds": training_seconds,
@@ -186,11 +192,9 @@ def build_parts(config: Config, splits: Splits, out: Path | None = None, *, load
         )
     accelerator = _accelerator(config, out)
     encoder = build_encoder(config.model, channels=config.data.channels, load=load)
-    groups = parameter_groups(
-        encoder, weight_decay=config.optim.weight_decay, head_lr_multiplier=config.optim.head_lr_multiplier
-    )
-    optimiser = OPTIMISERS[config.optim.name](groups, lr=config.optim.lr, **config.optim.params)
     loss = build_loss(config, splits.train).to(accelerator.device)
+    miner = build_miner(config.miner, splits.train)
+    optimiser = build_optimiser(config, encoder, loss)
     nearest = NearestImages(
         encoder,
         partial(build_dataset, config.data, splits.train, train=False),
@@ -206,14 +210,14 @@ def build_parts(config: Config, splits: Splits, out: Path | None = None, *, load
     train_data = build_dataset(config.data, splits.train, train=True, seed=config.seed)
     val_data = None if splits.val is None else build_dataset(config.data, splits.val, train=False)
     # Accelerate puts autocast into the forward of what it is given; the encoder inside stays as it is, to be measured.
-    model, prepared = accelerator.prepare(nn.Sequential(encoder), optimiser)
+    model, prepared = accelerator.prepare(EachSize(encoder), optimiser)
     check_image_size(encoder, config, accelerator.device)
-    return Parts(
+    parts = Parts(
         config=config,
         accelerator=accelerator,
         encoder=model,
         loss=loss,
-        miner=build_miner(config.miner),
+        miner=None if miner is None else miner.to(accelerator.device),
         optimiser=prepared,
         schedule=build_schedule(config),
         sampler=sampler,
@@ -223,17 +227,22 @@ def build_parts(config: Config, splits: Splits, out: Path | None = None, *, load
         average=None if config.train.ema is None else WeightAverage(encoder, config.train.ema),
         cache=_gradient_cache(config, model, sampler),
     )
+    at_most = config.train.micro_batch or config.sampler.batch * config.data.views
+    plain = accelerator.unwrap_model(model)
+    offer_reencoding(parts.told, Reencode(plain, train_data, dim=encoder.dim, at_most=at_most))
+    return parts
 
 
 def _gradient_cache(config: Config, encoder: nn.Module, sampler: Sampler) -> GradientCache | None:
     micro_batch = config.train.micro_batch
-    if micro_batch is None or micro_batch * sampler.world_size >= sampler.largest_batch:
+    if micro_batch is None or micro_batch * sampler.world_size >= sampler.largest_batch * config.data.views:
         return None
     return GradientCache(encoder, micro_batch)
 
 
-def remarks(parts: Parts) -> list[str]:
+def remarks(parts: Parts, splits: Splits) -> list[str]:
     """What to say of settings that have another effect, or less of one, than their values promise."""
+    config, small = parts.config, parts.train_data.pipeline
     asked, possible, held = parts.config.sampler.batch, parts.sampler.largest_batch, parts.train_data.manifest
     micro_batch, processes = parts.config.train.micro_batch, parts.sampler.world_size
     found = []
@@ -244,9 +253,22 @@ def remarks(parts: Parts) -> list[str]:
         )
     if micro_batch is not None and parts.cache is None:
         found.append(
-            f"train.micro_batch={micro_batch} has no effect: batches of {possible} images over {processes} process(es) "
-            "are no larger"
+            f"train.micro_batch={micro_batch} has no effect: batches of {possible * parts.views} images over "
+            f"{processes} process(es) are no larger"
         )
+    if isinstance(small, MultiCrop) and parts.views <= small.global_views:
+        found.append(
+            f"there are no small crops: the first global_views={small.global_views} views are large ones, and "
+            f"data.views={parts.views}"
+        )
+    if config.optim.temperature_lr is not None and not any(one.requires_grad for one in parts.loss.parameters()):
+        found.append(
+            f"optim.temperature_lr={config.optim.temperature_lr:g} has no effect: the loss {config.loss.name} has no "
+            "parameters of its own"
+        )
+    if splits.test is None:
+        best = "best is the newest checkpoint" if splits.val is None else "best is that of the validation split"
+        found.append(f"{splits.whole.name} has no test split: nothing is measured at the end, {best}")
     return found
 
 
@@ -284,13 +306,13 @@ def _accelerator(config: Config, out: Path | None) -> Accelerator:
     return accelerator
 
 
-def _test(loop: Loop, splits: Splits, out: Path) -> tuple[Report, int]:
+def _test(loop: Loop, test: Manifest, out: Path) -> tuple[Report, int]:
     """The report of the test split under the best weights, and how many of its images were skipped."""
     config = loop.parts.config
     loop.parts.average = None
     best = load_checkpoint(out / "best.pt")
     loop.parts.module.load_state_dict(model_weights(best))
-    data = build_dataset(config.data, splits.test, train=False)
+    data = build_dataset(config.data, test, train=False)
     report = loop.measure(data)
     # Nothing of this process's own course, such as what training skipped: a resumed run writes the same report.
     notes = [

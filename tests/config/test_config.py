@@ -129,6 +129,8 @@ def test_differences_are_listed_by_dotted_path(tmp_path: Path) -> None:
         "data.workers=-1", "data.on_error=ignore", "data.cache=much", "data.cache=-1", "sampler.batch=1", "model.dim=0",
         "model.pooling=mean", "model.backbone=''", "optim.lr=0", "optim.lr=.nan", "optim.lr=.inf", "optim.lr=true",
         "optim.weight_decay=-1e-4", "optim.head_lr_multiplier=0", "optim.warmup_steps=-1", "optim.clip_norm=0",
+        "optim.temperature_lr=0", "optim.batch_rule=cubic", "data.views=0", "data.views=17", "data.train_labels=none",
+        "model.head_layers=0", "model.head_layers=5", "model.head_width=0", "model.discard_head=1",
         "train.steps=0", "train.steps=1.0", "train.steps=true", "train.accumulate=0", "train.validate_every=0",
         "train.early_stopping=0", "train.ema=1", "train.ema=0", "train.log_every=0", "train.checkpoint_every=0",
         "train.micro_batch=1", "memory.size=0",

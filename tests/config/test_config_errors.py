@@ -172,6 +172,31 @@ def test_what_makes_batches_larger_must_fit_them(edits: str) -> None:
     assert load_config(MINIMAL, ["train.micro_batch=112", "memory.size=113", "memory.start_at=99"], choices=CHOICES)
 
 
+def test_what_makes_batches_larger_must_fit_their_views() -> None:
+    seen = "sampler.batch * data.views = 48"
+    assert errors_of("{data: {views: 3}, train: {micro_batch: 49}, memory: {size: 48}}") == [
+        f"train.micro_batch: got 49, expected at most {seen}, or null",
+        f"memory.size: got 48, expected more than {seen}: a batch is part of the memory",
+    ]
+    overrides = ["data.views=2", "train.micro_batch=224", "memory.size=225"]
+    assert load_config(MINIMAL, overrides, choices=CHOICES)
+
+
+@pytest.mark.parametrize("sampler", ["{}", "{name: pk}", "{name: hard_negative, params: {per_class: 4}}"])
+def test_labels_of_images_want_views_and_batches_of_any_images(sampler: str) -> None:
+    source = {**MINIMAL, "sampler": yaml.safe_load(sampler)}
+    with pytest.raises(ConfigError) as caught:
+        load_config(source, ["data.train_labels=image"], choices=CHOICES)
+    name = source["sampler"].get("name", "pk")
+    assert caught.value.errors[-2:] == [
+        f"sampler.name: got '{name}', which draws images of one class, but data.train_labels=image gives each a label "
+        "of its own; set sampler.name=shuffled",
+        "data.views: got 1, expected at least 2: with data.train_labels=image the views of an image are its positives",
+    ]
+    right = ["data.train_labels=image", "data.views=2", "sampler.name=shuffled"]
+    assert load_config(MINIMAL, right, choices=CHOICES).data.train_labels == "image"
+
+
 def test_a_memory_needs_its_size() -> None:
     assert errors_of("{memory: {start_at: 3}}") == ["memory.size: missing, expected a whole number >= 1"]
 

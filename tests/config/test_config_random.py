@@ -76,7 +76,7 @@ def test_random_edits_of_a_valid_config_end_valid_or_in_a_config_error(tmp_path:
     path = tmp_path / "config.yaml"
     whole = load_config(_written(path, VALID), choices=CHOICES).model_dump(mode="json")
     valid = 0
-    edits = {"file": 300, "dict": 200, "override": 100}[form]
+    edits = {"file": 300, "dict": 200, "override": 200}[form]
     for _ in range(edits):
         tree = copy.deepcopy(whole)
         if form == "override":

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurank.data import TRANSFORMS, ArraySource, ImageDataset, augmentation_seed, keys
+from aurank.data.dataset import with_own_labels
 from aurank.data.readers import folder
 from aurank.errors import UserError
 
@@ -91,6 +92,56 @@ def test_augmentation_seeds_are_the_same_in_every_version():
 
 def test_keys_ask_for_one_view_of_each_row():
     assert keys([4, 2], 7) == keys(np.array([4, 2]), 7) == [(4, 7, 0), (2, 7, 0)]
+
+
+def test_views_of_all_rows_follow_each_other():
+    assert keys([4, 2], 7, views=3) == [(4, 7, 0), (2, 7, 0), (4, 7, 1), (2, 7, 1), (4, 7, 2), (2, 7, 2)]
+
+
+def test_crops_of_several_sizes_are_a_tensor_for_each_size_in_the_order_asked_for():
+    pipeline = TRANSFORMS["multi_crop"](16, 3, local_size=8, global_views=2)
+    dataset = ImageDataset(array_manifest({"train": [3, 4]}), pipeline, channels=3, seed=7)
+    batch = dataset.__getitems__(keys([5, 1, 3], 2, views=4))
+    large, small = batch.image
+    assert (large.shape, small.shape) == ((6, 3, 16, 16), (6, 3, 8, 8))
+    assert batch.id.tolist() == [5, 1, 3] * 4
+    assert batch.label.tolist() == dataset.manifest.labels[[5, 1, 3] * 4].tolist()
+    for place, key in enumerate(keys([5, 1, 3], 2, views=4)):
+        assert torch.equal((large, small)[place // 6][place % 6], dataset[key][0])
+    # Not augmented, and with large views only, there is one size.
+    assert dataset.__getitems__([0, 1]).image.shape == (2, 3, 16, 16)
+    assert dataset.__getitems__(keys([0, 1], 0, views=2)).image.shape == (4, 3, 16, 16)
+
+
+def test_all_views_of_a_row_are_made_of_one_reading():
+    manifest = array_manifest({"train": [3]})
+    source = CountingSource({path: pixels(row) for row, path in enumerate(manifest.paths)})
+    manifest = dataclasses.replace(manifest, source=source)
+    dataset = ImageDataset(manifest, TRANSFORMS["crop_flip"](8, 3), channels=3, cache_bytes=0)
+    dataset.__getitems__(keys([2, 0], 0, views=3))
+    assert source.read == [manifest.paths[2], manifest.paths[0]]
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2**20])
+def test_an_unreadable_row_is_missing_from_all_views(tmp_path, cache_bytes):
+    manifest = _sick_tree(tmp_path)
+    pipeline = TRANSFORMS["multi_crop"](16, 3, local_size=8)
+    dataset = ImageDataset(manifest, pipeline, channels=3, on_error="skip", cache_bytes=cache_bytes)
+    sick = [row for row in range(8) if manifest.paths[row] in ("class0/2.png", "class1/5.png")]
+    batch = dataset.__getitems__(keys([0, *sick, 7], 0, views=3))
+    assert batch.id.tolist() == [0, 7] * 3
+    assert [len(images) for images in batch.image] == [4, 2]
+    nothing = dataset.__getitems__(keys(sick, 0, views=3))
+    assert (nothing.image.shape, len(nothing.id)) == ((0, 3, 16, 16), 0)
+
+
+def test_with_labels_of_their_own_only_the_views_of_an_image_share_one():
+    manifest = with_own_labels(array_manifest({"train": [3, 4]}))
+    assert manifest.labels.tolist() == list(range(7))
+    assert manifest.class_counts.tolist() == [1] * 7
+    dataset = ImageDataset(manifest, TRANSFORMS["crop_flip"](8, 3), channels=3)
+    batch = dataset.__getitems__(keys([5, 2], 0, views=2))
+    assert torch.equal(batch.label, batch.id)
 
 
 def test_kept_and_unkept_images_are_the_same():

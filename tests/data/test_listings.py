@@ -82,6 +82,17 @@ def test_a_table_may_lie_in_the_archive_or_beside_it(tree, tmp_path):
     ("text", "message"),
     [
         ("", r"rows\.csv: column 'path' is missing; expected path,label,split"),
+        (
+            "path,split\na/1.png,test\n",
+            "columns 'label' and 'text' are both missing; .* or path,text,split, got path,split",
+        ),
+        ("path,text\na/1.png,a cat\n", "column 'split' is missing; expected path,text,split, got path,text"),
+        ("path,text,split\na/1.png,a cat,test\na/2.png, ,test\n", r"rows\.csv, line 3: text is empty"),
+        ("path,text,label,split\na/1.png,a cat,,test\n", r"rows\.csv, line 2: label is empty"),
+        (
+            "path,text,label,split\na/1.png,a cat,cat,test\na/1.png,an owl,owl,test\n",
+            r"line 3: image 'a/1\.png' has label 'owl', but 'cat' at rows\.csv, line 2",
+        ),
         ("path,label\na/1.png,cat\n", r"rows\.csv: column 'split' is missing; .* got path,label"),
         (CSV + "a/9.png,cat\n", r"rows\.csv, line 6: expected 3 columns \(path,label,split\), got 2"),
         (CSV + "a/9.png,cat,train,1\n", r"rows\.csv, line 6: expected 3 columns .*, got 4"),
@@ -105,6 +116,40 @@ def test_a_table_that_is_wrong_is_refused_naming_the_line(tree, text, message):
     (tree / "rows.csv").write_text(text)
     with pytest.raises(UserError, match=message):
         table(tree, file="rows.csv")
+
+
+def test_equal_texts_are_one_class_that_the_text_names(tree):
+    composed, decomposed = "caf\u00e9 au lait", "  cafe\u0301  au\tlait "
+    (tree / "rows.csv").write_text(
+        f'path,text,split\na/1.png,{composed},train\na/2.png,"{decomposed}",train\nb/4.png,Cafe au lait,test\n',
+        encoding="utf-8",
+    )
+    manifest = table(tree, file="rows.csv")
+    assert manifest.texts == (composed, composed, "Cafe au lait")
+    assert manifest.classes == (composed, "Cafe au lait")
+    assert manifest.labels.tolist() == [0, 0, 1]
+    pyarrow.parquet.write_table(
+        pyarrow.table(
+            {"path": ["a/1.png", "a/2.png", "b/4.png"], "text": [composed, decomposed, "Cafe au lait"]}
+        ).append_column("split", [["train", "train", "test"]]),
+        tree / "rows.parquet",
+    )
+    assert table(tree, file="rows.parquet").sha256 == manifest.sha256
+
+
+def test_an_image_may_have_several_texts_and_a_label_may_stand_beside_them(tree):
+    (tree / "rows.csv").write_text(
+        'path,text,split\na/1.png,"a cat, asleep",train\na/1.png,"two\nlines",train\na/2.png,"a cat, asleep",train\n'
+    )
+    manifest = table(tree, file="rows.csv")
+    assert manifest.paths == ("a/1.png", "a/1.png", "a/2.png")
+    assert _names(manifest) == ["a cat, asleep", "two lines", "a cat, asleep"]
+    (tree / "rows.csv").write_text(
+        "path,text,split,label\na/1.png,a cat,train,cat\na/1.png,asleep,train,cat\nb/4.png,an owl,train,owl\n"
+    )
+    manifest = table(tree, file="rows.csv")
+    assert manifest.texts == ("a cat", "asleep", "an owl")
+    assert _names(manifest) == ["cat", "cat", "owl"]
 
 
 def test_a_table_that_cannot_be_read_is_named(tree):

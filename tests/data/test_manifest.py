@@ -117,6 +117,8 @@ def test_the_digest_follows_the_content_but_neither_source_nor_name():
         {"groups": manifest.labels},
         {"groups": None},
         {"super_labels": manifest.labels},
+        {"texts": manifest.paths},
+        {"texts": manifest.paths[::-1]},
     ]
     digests = {dataclasses.replace(manifest, **change).sha256 for change in changes}
     assert len(digests) == len(changes)
@@ -126,6 +128,38 @@ def test_the_digest_follows_the_content_but_neither_source_nor_name():
 def test_the_digest_is_the_same_in_every_version():
     """A checkpoint refuses another digest, so a change here breaks resuming."""
     assert _manifest().sha256 == "d034a394e58b79c31a9fe8dc09f95480f821510c9db2419a6f24cddae8bed0d8"
+
+
+def test_texts_stay_with_their_rows():
+    manifest = _manifest(texts=[f"text {row}" for row in range(6)])
+    assert manifest.split("test").texts == ("text 3", "text 5")
+    assert manifest.select([4, 1]).texts == ("text 4", "text 1")
+    assert manifest.split_validation(0, seed=0).texts == manifest.texts
+    assert _manifest().select([0]).texts is None
+
+
+def _with_texts(paths: list[str], texts: list[str]) -> Manifest:
+    return build_manifest(
+        "texts", ArraySource({}), paths=paths, labels=texts, splits=["train"] * len(paths), texts=texts
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_validation_shares_no_image_with_training_where_an_image_has_several_texts(seed):
+    # Texts 0-1-2 are tied by images a and b, 3-4 by c; 5, 6 and 7 stand alone: five units.
+    paths, texts = list("aabbccdef"), list("011234567")
+    parts = _with_texts(paths, texts).split_validation(0.4, seed=seed)
+    training, validation = parts.split("train"), parts.split("val")
+    assert not set(training.paths) & set(validation.paths)
+    assert not set(training.classes) & set(validation.classes)
+    assert len({frozenset(unit) for unit in ("012", "34", "5", "6", "7") if set(unit) & set(validation.classes)}) == 2
+
+
+def test_texts_change_no_draw_of_validation_where_every_image_has_one():
+    plain = array_manifest({"train": [3] * 20})
+    texts = dataclasses.replace(plain, texts=tuple(plain.classes[label] for label in plain.labels))
+    drawn = [manifest.split_validation(0.3, seed=1).splits.tolist() for manifest in (plain, texts)]
+    assert drawn[0] == drawn[1]
 
 
 def test_columns_are_read_only_and_the_callers_stay_writable():
@@ -144,6 +178,7 @@ def test_columns_are_read_only_and_the_callers_stay_writable():
         ({"labels": np.array([0, 1, 0, 1, 1, 1])}, "each used by at least one image"),
         ({"splits": np.array(["train"] * 5 + ["query"])}, "split 'query' is not known"),
         ({"splits": np.array(["train"] * 5)}, "splits has shape"),
+        ({"texts": ("one", "two")}, "2 texts for 6 images"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(change, message):

@@ -3,7 +3,7 @@ import pytest
 from data_trees import write_tree, zip_tree
 
 from aurank.data import READERS
-from aurank.data.readers import digits, folder, omniglot
+from aurank.data.readers import digits, folder, omniglot, unlabelled
 from aurank.errors import UserError
 
 OMNIGLOT = [
@@ -146,4 +146,23 @@ def test_digits_are_scikit_learns_pixels_on_the_whole_range():
 
 
 def test_readers_are_known_by_name():
-    assert set(READERS) == {"omniglot", "folder", "table", "lists", "digits", "sop", "inaturalist2018", "vehicleid"}
+    benchmarks = {"sop", "inaturalist2018", "vehicleid"}
+    assert set(READERS) == {"omniglot", "folder", "unlabelled", "table", "lists", "digits", *benchmarks}
+
+
+def test_unlabelled_images_of_any_depth_each_have_a_label_and_are_for_training(tmp_path):
+    names = ["one.png", "a/two.jpg", "a/b/three.PNG", "test/four.png"]
+    tree = write_tree(tmp_path / "photos", [*names, "a/notes.txt"])
+    for manifest in (
+        unlabelled(tree),
+        unlabelled(tmp_path, path="photos"),
+        unlabelled(tmp_path, path=zip_tree(tree, tmp_path / "photos.zip").name),
+    ):
+        assert sorted(manifest.paths) == sorted(names)
+        assert manifest.labels.tolist() == [0, 1, 2, 3]
+        assert manifest.classes == manifest.paths
+        assert manifest.split_sizes == {"train": 4}
+        assert manifest.name == "photos"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no images in"):
+        unlabelled(tmp_path / "empty")

@@ -12,7 +12,7 @@ from aurank.data import TRANSFORMS
 from aurank.data.transforms import resize, resize_shorter
 from aurank.errors import UserError
 
-RANDOM = ("crop_flip", "random_crop", "affine")
+RANDOM = ("crop_flip", "random_crop", "affine", "simclr", "multi_crop")
 EVALUATION = ("center", "resize")
 
 

@@ -9,20 +9,40 @@ from typing import NamedTuple
 
 import oracles
 import oracles_binned
+import oracles_chains
 import oracles_contrastive
-from torch import Tensor
+import oracles_neuclip
+import oracles_temperatures
+import torch
+from torch import Tensor, nn
 
 from aurank.losses import (
+    MINERS,
     AUROCLoss,
     BlackBoxAPLoss,
+    CLIPLoss,
+    CyCLIPLoss,
+    DCLLoss,
+    EMC2Loss,
+    EMC2Miner,
     FastAPLoss,
+    FastCLIPLoss,
+    FlatNCELoss,
+    InfoNCELoss,
+    ISogCLRLoss,
     ListwiseAPLoss,
+    NeuCLIPLoss,
     PairLoss,
     RecallAtKLoss,
     SemiVarianceLoss,
+    SigLIPLoss,
+    SimCoLoss,
+    SiMoLoss,
     SmoothAPLoss,
     SogCLRLoss,
     SOPRCLoss,
+    SpectralContrastiveLoss,
+    SupConLoss,
 )
 
 COUNTS = [9, 4, 20, 1, 6, 3]
@@ -34,6 +54,8 @@ class Case(NamedTuple):
     oracle: Callable[..., dict[str, oracles.PerQuery | Tensor]]
     # a query is ranked among its own references where it is one of them: the oracle takes include_self too
     ranks_itself: bool = False
+    # its state names references, so that without ids of theirs it is another loss from the second batch on
+    names_references: bool = False
 
 
 def auroc(surrogate: str) -> Case:
@@ -52,7 +74,11 @@ def recall_at_k(official: bool) -> Case:
     )
 
 
+OF_LIGHTLY = {"barlow_twins", "lightly", "vicreg"}  # of a batch's two views, and of a library that may be missing
+
 SAMPLES = 40  # rows of the data set; classes may stand in for them, so a label may occur as often
+
+MADE_MINERS: dict[str, Callable[[], nn.Module]] = {**MINERS, "emc2": lambda: EMC2Miner(SAMPLES, views=SAMPLES)}
 
 
 def sogclr(positives: bool = False, **own: object) -> Case:
@@ -62,6 +88,65 @@ def sogclr(positives: bool = False, **own: object) -> Case:
         lambda **given: SogCLRLoss(SAMPLES, views=SAMPLES, positive_in_denominator=positives, **own, **given),
         lambda s, p, n, y: {"loss": oracles_contrastive.decoupled(s, p, n, **denominator)},
     )
+
+
+def emc2(out_of_batch: str) -> Case:
+    """On its first batch, when no chain has a state."""
+    return Case(
+        lambda **given: EMC2Loss(SAMPLES, views=SAMPLES, out_of_batch=out_of_batch, **given),
+        lambda s, p, n, y: {"loss": oracles_chains.emc2_first_batch(s, p, n, temperature=0.07)},
+        names_references=True,
+    )
+
+
+LEARNT = float(torch.tensor(0.07).log().double().exp())  # a learnable temperature as its parameter holds it, in float32
+
+
+def isogclr(**own: object) -> Case:
+    """On its first batch, when a sample's normaliser is the batch's own."""
+    return Case(
+        lambda **given: ISogCLRLoss(SAMPLES, views=SAMPLES, temperature=0.5, **own, **given),
+        lambda s, p, n, y: {"loss": oracles_temperatures.robust(s, p, n, temperature=0.5, rho=0.3)},
+    )
+
+
+def fastclip(version: str, temperature: float, rho: float) -> Case:
+    """On its first batch, too."""
+    given_rho = {"rho": rho} if rho else {}
+    return Case(
+        lambda **given: FastCLIPLoss(
+            SAMPLES, version, two_way=False, views=SAMPLES, gamma_schedule="constant", **given_rho, **given
+        ),
+        lambda s, p, n, y: {
+            "loss": oracles_temperatures.robust(
+                s, p, n, temperature=temperature, rho=rho, epsilon=1e-14, factor=version != "v0"
+            )
+        },
+    )
+
+
+def clip(make: Callable[..., PairLoss], **terms: Callable[..., Tensor]) -> Case:
+    return Case(
+        lambda **given: make(two_way=False, **given),
+        lambda s, p, n, y: {
+            "loss": oracles_temperatures.cross_entropy(s, p, n, temperature=LEARNT),
+            **{name: term(s, p, n) for name, term in terms.items()},
+        },
+    )
+
+
+def neuclip() -> Case:
+    """On its first batch, when the prototypes are the references; of their steps the oracle cannot know."""
+    settings = {"temperature": 0.125, "epsilon": 1e-8, "rho": 6.5}
+    return Case(
+        lambda **given: NeuCLIPLoss(6, two_way=False, inner_steps=0, **settings, **given),
+        lambda s, p, n, y: {"loss": oracles_neuclip.first_batch(s, p, n, **settings)},
+    )
+
+
+def in_batch(make: Callable[..., PairLoss], oracle: Callable[..., oracles.PerQuery], **settings: float) -> Case:
+    """A loss without state, whose oracle takes the same settings."""
+    return Case(lambda **given: make(**settings, **given), lambda s, p, n, y: {"loss": oracle(s, p, n, **settings)})
 
 
 TABLE = {
@@ -76,7 +161,25 @@ TABLE = {
         lambda **given: BlackBoxAPLoss(margin=0, flat_weight=0, **given),
         lambda s, p, n, y: {"loss": oracles.blackbox_ap(s, p, n, flat_weight=0)["loss"]},
     ),
+    "clip": clip(CLIPLoss),
+    # what "in_modal" adds does not follow from the similarity alone: test_cyclip.py
+    "cyclip": clip(
+        lambda **given: CyCLIPLoss(in_modal=0, **given),
+        cross_modal=lambda *given: 0.25 * oracles_temperatures.cross_modal(*given),
+    ),
+    "dcl": in_batch(DCLLoss, oracles_contrastive.dcl, temperature=0.1),
+    "emc2": emc2("stored"),
+    "emc2 restart": emc2("restart"),
     "fast_ap": Case(FastAPLoss, lambda s, p, n, y: {"loss": oracles_binned.binned_ap(s, p, n, number=11)}),
+    "fastclip": fastclip("v3", LEARNT, rho=0.3),
+    "fastclip v0": fastclip("v0", LEARNT, rho=0),
+    "fastclip v1": fastclip("v1", 0.07, rho=0),
+    "fastclip v2": fastclip("v2", float(torch.tensor(0.03)), rho=0.3),
+    "flat_nce": in_batch(FlatNCELoss, oracles_contrastive.flat_nce, temperature=0.1),
+    "info_nce": in_batch(InfoNCELoss, oracles_contrastive.info_nce, temperature=0.1),
+    "isogclr": isogclr(),
+    "isogclr global": isogclr(individual=False),
+    "isogclr weighted_pull": isogclr(weighted_pull=True),
     "listwise_ap": Case(ListwiseAPLoss, lambda s, p, n, y: {"loss": oracles_binned.binned_ap(s, p, n, number=20)}),
     "listwise_ap official": Case(
         lambda **given: ListwiseAPLoss(official=True, **given),
@@ -87,11 +190,22 @@ TABLE = {
         lambda **given: ListwiseAPLoss(tie_aware=True, **given),
         lambda s, p, n, y: {"loss": oracles_binned.tie_aware_ap(s, p, n, number=20)},
     ),
+    "neuclip": neuclip(),
     "recall_at_k": recall_at_k(official=False),
     "recall_at_k official": recall_at_k(official=True),
     "semi_variance": Case(
         SemiVarianceLoss, lambda s, p, n, y: {"loss": oracles.semi_variance(s, p, n, weights=(1.0, 5.0))}
     ),
+    "siglip": Case(
+        lambda **given: SigLIPLoss(two_way=False, **given),
+        lambda s, p, n, y: {
+            "loss": oracles_temperatures.sigmoid(
+                s, p, n, temperature=float(torch.tensor(0.1).log().double().exp()), bias=-10.0
+            )
+        },
+    ),
+    "simco": in_batch(SimCoLoss, oracles_contrastive.simco, temperature=0.1, inter_temperature=1.0),
+    "simo": in_batch(SiMoLoss, oracles_contrastive.simo, temperature=0.2, alpha=65536.0),
     "smooth_ap": Case(SmoothAPLoss, lambda s, p, n, y: {"loss": oracles.smooth_ap(s, p, n, temperature=0.01)}),
     "smooth_ap official": Case(
         lambda **given: SmoothAPLoss(official=True, **given),
@@ -109,4 +223,6 @@ TABLE = {
         lambda **given: SOPRCLoss(COUNTS, official=True, **given),
         lambda s, p, n, y: oracles.official_soprc_first_batch(s, p, n, y, class_counts=COUNTS),
     ),
+    "spectral": in_batch(SpectralContrastiveLoss, oracles_contrastive.spectral, mu=2.0),
+    "sup_con": in_batch(SupConLoss, oracles_contrastive.sup_con, temperature=0.1),
 }

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from aurank.errors import UserError
-from aurank.models import Encoder, GeneralisedMean, parameter_groups
+from aurank.models import EachSize, Encoder, GeneralisedMean, parameter_groups
 
 
 @pytest.mark.parametrize("pooling", ["avg", "max", "gem"])
@@ -163,3 +163,55 @@ def test_parameter_groups_cover_every_trained_parameter_once() -> None:
         decays = group["weight_decay"] > 0
         assert all((parameter.ndim > 1) == decays for parameter in group["params"])
         assert group["lr_multiplier"] == (10.0 if group["name"].startswith("head") else 1.0)
+
+
+def test_a_projection_of_one_layer_has_the_names_that_older_checkpoints_have() -> None:
+    names = [name for name, _ in Encoder("resnet10t", dim=8, pretrained=False).named_parameters()]
+    assert names[-2:] == ["head.weight", "head.bias"]
+
+
+@pytest.mark.parametrize(("layers", "width", "hidden"), [(2, None, 512), (3, 24, 24), (4, 16, 16)])
+def test_a_projection_of_several_layers_has_batch_norm_and_relu_between_them(
+    layers: int, width: int | None, hidden: int
+) -> None:
+    encoder = Encoder("resnet10t", dim=8, pretrained=False, head_layers=layers, head_width=width)
+    kinds = [type(module).__name__ for module in encoder.head]
+    assert kinds == ["Linear", "BatchNorm1d", "ReLU"] * (layers - 1) + ["Linear"]
+    shapes = [tuple(module.weight.shape) for module in encoder.head if isinstance(module, nn.Linear)]
+    assert shapes == [(hidden, 512), *[(hidden, hidden)] * (layers - 2), (8, hidden)]
+    images = torch.randn(6, 3, 32, 32)
+    features = encoder.backbone(images)
+    for module in encoder.head:  # written out, as a slow equivalent
+        if isinstance(module, nn.BatchNorm1d):
+            features = (features - features.mean(0)) / (features.var(0, correction=0) + module.eps).sqrt()
+        else:
+            features = module(features)
+    expected = features / features.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(encoder(images), expected, rtol=1e-4, atol=1e-5)
+    groups = {group["name"]: group for group in parameter_groups(encoder, weight_decay=0.1, head_lr_multiplier=5.0)}
+    assert len(groups["head"]["params"]) == layers
+    assert groups["head_no_decay"]["lr_multiplier"] == 5.0
+    assert encoder.head[1].training
+    # The pretrained backbone's statistics are frozen, not those of a projection that starts afresh.
+    assert Encoder("resnet10t", pretrained=False, freeze_batch_norm=True, head_layers=2).train().head[1].training
+
+
+def test_a_discarded_projection_is_for_training_alone() -> None:
+    kept, discarded = (
+        Encoder("resnet10t", dim=8, pretrained=False, head_layers=2, discard_head=discard) for discard in (False, True)
+    )
+    discarded.load_state_dict(kept.state_dict())
+    images = torch.randn(4, 3, 32, 32)
+    assert torch.equal(discarded.train()(images), kept.train()(images))
+    found = discarded.eval()(images)
+    expected = discarded.backbone(images)
+    torch.testing.assert_close(found, expected / expected.norm(dim=1, keepdim=True))
+    assert kept.eval()(images).shape == (4, 8)
+
+
+def test_images_of_several_sizes_are_embedded_in_one_call() -> None:
+    encoder = Encoder("resnet10t", dim=8, pretrained=False).eval()
+    images = torch.randn(4, 3, 32, 32), torch.randn(2, 3, 24, 24)
+    expected = torch.cat([encoder(images[0]), encoder(images[1])])
+    assert torch.equal(EachSize(encoder)(images), expected)
+    assert torch.equal(EachSize(encoder)(images[0]), expected[:4])

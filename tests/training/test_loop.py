@@ -140,9 +140,12 @@ def test_early_stopping_ends_the_run(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "out" / "last.pt")["progress"]["step"] == result.steps
 
 
-@pytest.mark.parametrize(("accumulate", "memory"), [(1, None), (2, None), (2, {"size": 40}), (1, {"size": 1000})])
+@pytest.mark.parametrize(
+    ("accumulate", "memory", "views"),
+    [(1, None, 1), (2, None, 1), (2, {"size": 40}, 1), (1, {"size": 1000}, 1), (2, {"size": 70}, 2)],
+)
 def test_a_loss_that_is_not_finite_stops_the_run_names_the_images_and_keeps_the_state_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int, memory: dict[str, int] | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int, memory: dict[str, int] | None, views: int
 ) -> None:
     """Broken images have reached batch norms, the loss's averages and the random numbers by the time it is seen."""
     original = Encoder.forward
@@ -153,7 +156,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_names_the_images_and_keeps_the_
         return original(self, images * float("nan") if sum(calls) == 3 * accumulate else images)
 
     monkeypatch.setattr(Encoder, "forward", poisoned)
-    config = tiny_config(train={"accumulate": accumulate, "checkpoint_every": 1, "validate_every": 100, "ema": 0.5})
+    train = {"accumulate": accumulate, "checkpoint_every": 1, "validate_every": 100, "ema": 0.5}
+    config = tiny_config(train=train, data={"views": views})
     config["memory"] = memory
     place = f"epoch 0, batch {3 * accumulate - 1}"
     with pytest.raises(AurankError, match=rf"the loss is nan at step 3 \({place}\).*optim\.lr") as caught:

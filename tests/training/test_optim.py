@@ -4,7 +4,17 @@ import pytest
 import torch
 from torch import nn
 
-from aurank.training.optim import OPTIMISERS, WeightAverage, constant, cosine, multi_step, set_learning_rate
+from aurank.training.optim import (
+    BATCH_RULES,
+    OPTIMISERS,
+    WeightAverage,
+    constant,
+    cosine,
+    lars,
+    loss_group,
+    multi_step,
+    set_learning_rate,
+)
 
 
 def test_warmup_rises_linearly_to_the_schedule() -> None:
@@ -35,6 +45,53 @@ def test_groups_keep_their_multiplier_under_the_schedule(name: str) -> None:
     optimiser = OPTIMISERS[name](groups, lr=1.0)
     set_learning_rate(optimiser, 0.5)
     assert [group["lr"] for group in optimiser.param_groups] == [0.5, 2.5]
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_lars_steps_in_proportion_to_the_weights_but_for_norms_and_biases(weight_decay: float) -> None:
+    torch.manual_seed(0)
+    module = nn.Linear(3, 2).double()
+    groups = [
+        {"params": [module.weight], "weight_decay": weight_decay},
+        {"params": [module.bias], "weight_decay": 0.0},
+    ]
+    optimiser = lars(groups, lr=0.5, momentum=0.9, trust_coeff=0.01)
+    expected = {name: value.detach().clone() for name, value in module.named_parameters()}
+    momentum = {name: torch.zeros_like(value) for name, value in expected.items()}
+    for step in range(3):
+        gradients = {name: torch.full_like(value, 1.0 + step) for name, value in expected.items()}
+        for name, parameter in module.named_parameters():
+            parameter.grad = gradients[name].clone()
+        optimiser.step()
+        for name, value in expected.items():
+            gradient = gradients[name]
+            if name == "weight":
+                length, slope = value.square().sum().sqrt(), gradient.square().sum().sqrt()
+                gradient = (gradient + weight_decay * value) * 0.01 * length / (slope + weight_decay * length)
+            momentum[name] = 0.9 * momentum[name] + gradient
+            value -= 0.5 * momentum[name]
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-6, atol=0)
+
+
+def test_a_losss_own_parameters_are_neither_decayed_nor_adapted() -> None:
+    loss = nn.Module()
+    assert loss_group(loss, lr_multiplier=2.0) == []
+    loss.temperature = nn.Parameter(torch.full((2, 2), 0.5))
+    loss.fixed = nn.Parameter(torch.ones(2), requires_grad=False)
+    optimiser = lars(loss_group(loss, lr_multiplier=2.0), lr=1.0)
+    set_learning_rate(optimiser, 0.1)
+    loss.temperature.grad = torch.ones(2, 2)
+    optimiser.step()
+    assert [len(group["params"]) for group in optimiser.param_groups] == [1]
+    torch.testing.assert_close(loss.temperature.detach(), torch.full((2, 2), 0.5 - 0.2))
+
+
+def test_the_rules_for_batches_are_those_of_the_paper() -> None:
+    """SimCLR, App. B.1: at a batch of 4,096, 0.3 · B / 256 and 0.075 · √B both give 4.8."""
+    assert BATCH_RULES["none"](4096) == 1
+    assert 0.3 * BATCH_RULES["linear"](4096) == pytest.approx(4.8)
+    assert 0.075 * BATCH_RULES["sqrt"](4096) == pytest.approx(4.8)
 
 
 def test_a_weight_average_equals_the_recursion_and_resumes() -> None:

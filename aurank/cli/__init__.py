@@ -1,19 +1,34 @@
-"""The command line: parse, one library call, print. The only file that prints or exits."""
+"""The command line: parse, one library call, print. The only place that prints or exits."""
 
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from aurank import __version__
+from aurank.cli.drawing import complaints, console, draw_bar, draw_running, draw_training
+from aurank.cli.options import (
+    AllowCodeOption,
+    BatchOption,
+    CacheOption,
+    ConfigFile,
+    DataOption,
+    DataOverrides,
+    DeviceOption,
+    GalleryOption,
+    ModelOption,
+    NoCacheOption,
+    Overrides,
+    ProtocolOption,
+    QueryOption,
+    RootOption,
+    SplitOption,
+    whole_numbers,
+)
 from aurank.errors import AurankError, UserError
 
 # albumentations asks the network for its newest version when it is imported.
@@ -28,38 +43,6 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look after data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-console = Console()
-complaints = Console(stderr=True, highlight=False)
-
-ConfigFile = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped one (aurank ls).")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Dotted overrides, such as optim.lr=1e-4.")]
-DataOverrides = Annotated[list[str] | None, typer.Argument(help="Changes of the data section: data.workers=4.")]
-ModelOption = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        help="aurank:DIR/best, timm:NAME[,pretrained=false], open_clip:, transformers:, onnx:FILE, "
-        "python:package.module:function, or embeddings:FILE (.npz, or .npy with --labels).",
-    ),
-]
-DataOption = Annotated[
-    str | None, typer.Option("--data", help="READER:PATH such as folder:photos; default: the data it was trained on.")
-]
-SplitOption = Annotated[str | None, typer.Option(help="Which split to embed: train, val or test (the default).")]
-ProtocolOption = Annotated[
-    str | None, typer.Option(help="A named protocol, such as sop; --root says where its data is.")
-]
-RootOption = Annotated[Path | None, typer.Option(help="Folder of a protocol's data, or that table paths start from.")]
-QueryOption = Annotated[Path | None, typer.Option(help="Table (csv, parquet) of the queries; needs --gallery.")]
-GalleryOption = Annotated[Path | None, typer.Option(help="Table (csv, parquet) of the gallery.")]
-BatchOption = Annotated[int | None, typer.Option(min=1, help="Images embedded at once.")]
-DeviceOption = Annotated[str | None, typer.Option(help="Such as cuda:1 or cpu; default: CUDA where there is one.")]
-CacheOption = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the embedding cache; default $AURANK_CACHE, else ~/.cache/aurank/embeddings."),
-]
-NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Neither read nor keep embeddings.")]
-AllowCodeOption = Annotated[bool, typer.Option("--allow-code", help="Let --model python:… run that code.")]
 
 
 def _print_version(wanted: bool) -> bool:
@@ -96,7 +79,7 @@ def train(
         console.print(str(rehearse(settings)), highlight=False, soft_wrap=True)
         return
     out = out or Path("runs") / Path(config).stem
-    with _progress() as listener:
+    with draw_training() as listener:
         result = train(settings, out, resume, listener=listener)
     left_out = ", ".join(f"{count} of {split}" for split, count in result.skipped.items() if count)
     if left_out and result.is_main:
@@ -117,7 +100,7 @@ def demo(
     """Train on scikit-learn's digits in a minute, and compare with raw pixels and the untrained network."""
     from aurank.training import demo
 
-    with _progress() as listener:
+    with draw_training() as listener:
         results, stopped_by = demo(out, listener=listener)
     if stopped_by is not None:
         complaints.print("stopped by a signal; everything is saved, the same command goes on")
@@ -161,14 +144,14 @@ def evaluate(
     from aurank.reporting import require_free, write_results
     from aurank.training import Images, evaluate_model
 
-    cuts = None if recall_at is None else _whole_numbers("--recall-at", recall_at)
+    cuts = None if recall_at is None else whole_numbers("--recall-at", recall_at)
     options: dict[str, Any] = {"recall_at": cuts, "distance": distance, "ties": ties, "index": index}
     options |= {"backend": backend, "max_memory": max_memory}
     options["resampling"] = None if intervals is None else Resampling(intervals, seed)
     require_free(out)
-    drawn = None if seeds is None else _whole_numbers("--seeds", seeds)
+    drawn = None if seeds is None else whole_numbers("--seeds", seeds)
     images = Images(data, split, protocol, root, query, gallery, overrides or [], drawn)
-    with _running(batch, device, cache, no_cache, allow_code) as running:
+    with draw_running(batch, device, cache, no_cache, allow_code) as running:
         given = {name: value for name, value in options.items() if value is not None}
         report = evaluate_model(model, images, labels=labels, running=running, **given)
     write_results(report, out)
@@ -218,11 +201,46 @@ def embed(
 
     require_writable(out, suffix=".npz")
     images = Images(data, split, protocol, root, query, gallery, overrides or [])
-    with _running(batch, device, cache, no_cache, allow_code) as running:
+    with draw_running(batch, device, cache, no_cache, allow_code) as running:
         embedded = embed_model(model, images, running=running)
     embedded.save(out)
     rows, width = embedded.embeddings.shape
     console.print(f"{rows} embeddings of {width} dimensions written to {out}", highlight=False)
+
+
+@app.command()
+def probe(
+    model: ModelOption,
+    out: Annotated[Path, typer.Option(help="Folder for knn.json and linear_probe.json.")],
+    data: DataOption = None,
+    split: Annotated[str | None, typer.Option(help="Which split is tested: train, val or test (the default).")] = None,
+    protocol: Annotated[list[str] | None, typer.Option(help="knn or linear_probe; give it twice for both.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings.")] = None,
+    k: Annotated[int | None, typer.Option("--k", help="Neighbours that vote; default 200, or all there are.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds of the draws, such as 0,1,2.")] = None,
+    batch: BatchOption = None,
+    device: DeviceOption = None,
+    cache: CacheOption = None,
+    no_cache: NoCacheOption = False,
+    allow_code: AllowCodeOption = False,
+    overrides: DataOverrides = None,
+) -> None:
+    """Classify by frozen embeddings: nearest neighbours and a linear classifier (by default both)."""
+    from aurank.evaluation.probes import PROBES
+    from aurank.files import require_writable
+    from aurank.training import Images, probe_model
+
+    protocols = protocol or list(PROBES)
+    for name in protocols:
+        require_writable(out / f"{name}.json")
+    drawn = None if seeds is None else whole_numbers("--seeds", seeds)
+    images = Images(data, split, overrides=overrides or [])
+    with draw_running(batch, device, cache, no_cache, allow_code) as running:
+        results = probe_model(model, images, protocols=protocols, labels=labels, k=k, seeds=drawn, running=running)
+    for name, result in results.items():
+        result.save(out / f"{name}.json")
+        console.print(str(result), highlight=False, markup=False, soft_wrap=True)
+        console.print(f"written to {out / f'{name}.json'}", highlight=False)
 
 
 @data_app.command("check")
@@ -235,7 +253,7 @@ def check_data(
     from aurank.data import check_benchmark
 
     folder = root or Path(os.environ.get("AURANK_DATA") or "data").expanduser()
-    with _bar(None, "checksums") as (progress, task):
+    with draw_bar(None, "checksums") as (progress, task):
         found = check_benchmark(
             name,
             folder,
@@ -298,74 +316,6 @@ def cp(
         raise UserError(f"no folder {target.parent}; create it first")
     shutil.copyfile(shipped[name], target)
     console.print(f"{name} copied to {target}", highlight=False)
-
-
-def _whole_numbers(option: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UserError(f"{option} {text!r}: expected whole numbers and commas, such as 1,10,100") from None
-
-
-@contextmanager
-def _bar(total: int | None, text: str) -> Iterator[tuple[Progress, Any]]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, console=complaints, disable=not complaints.is_terminal) as progress:
-        yield progress, progress.add_task(text, total=total, note="")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, dict[str, Any]], None]]:
-    """A listener that draws training: a bar on a terminal, lines for validations everywhere."""
-    with _bar(None, "training") as (progress, task):
-
-        def listen(kind: str, values: dict[str, Any]) -> None:
-            if kind == "step":
-                loss = "" if values["loss"] is None else f"loss {values['loss']:.4f}  "
-                note = f"{loss}lr {values['lr']:.1e}  {values['images_per_second']:.0f} images/s"
-                progress.update(task, completed=values["step"], total=values["steps"], note=note)
-            elif kind == "validation":
-                mark = " (best)" if values["improved"] else ""
-                progress.console.print(
-                    f"step {values['step']}: validation mAUPRC {values['mauprc']:.4f}, "
-                    f"Recall@1 {values['recall@1']:.4f}{mark}",
-                    highlight=False,
-                )
-            elif kind == "notice":
-                progress.console.print(values["text"], highlight=False, markup=False, soft_wrap=True)
-            elif kind == "testing":
-                progress.update(task, description=f"testing on {values['images']} images", note="")
-
-        yield listen
-
-
-@contextmanager
-def _running(batch: int | None, device: str | None, cache: Path | None, no_cache: bool, allow: bool) -> Iterator[Any]:
-    """How a model is run, drawn as one bar a stage on a terminal."""
-    from aurank.evaluation.cache import default_cache
-    from aurank.training import Running
-
-    if no_cache and cache is not None:
-        raise UserError(f"--cache {cache} and --no-cache exclude each other; give one of them")
-    with _bar(None, "preparing") as (progress, task):
-
-        def listen(stage: str, done: int, total: int) -> None:
-            progress.update(task, description=stage, completed=done, total=total)
-
-        yield Running(
-            batch=batch,
-            device=device,
-            cache=None if no_cache else cache or default_cache(),
-            allow_code=allow,
-            listener=listen,
-            say=lambda text: progress.console.print(text, highlight=False, markup=False, soft_wrap=True),
-        )
 
 
 def main() -> None:

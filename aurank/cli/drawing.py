@@ -1,0 +1,78 @@
+"""What is drawn while a command runs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from aurank.errors import UserError
+
+console = Console()
+complaints = Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def draw_bar(total: int | None, text: str) -> Iterator[tuple[Progress, Any]]:
+    """A bar on a terminal, nothing elsewhere, and the task whose fields it shows."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=complaints, disable=not complaints.is_terminal) as progress:
+        yield progress, progress.add_task(text, total=total, note="")
+
+
+@contextmanager
+def draw_training() -> Iterator[Callable[[str, dict[str, Any]], None]]:
+    """A listener that draws training: a bar on a terminal, lines for validations everywhere."""
+    with draw_bar(None, "training") as (progress, task):
+
+        def listen(kind: str, values: dict[str, Any]) -> None:
+            if kind == "step":
+                loss = "" if values["loss"] is None else f"loss {values['loss']:.4f}  "
+                note = f"{loss}lr {values['lr']:.1e}  {values['images_per_second']:.0f} images/s"
+                progress.update(task, completed=values["step"], total=values["steps"], note=note)
+            elif kind == "validation":
+                mark = " (best)" if values["improved"] else ""
+                progress.console.print(
+                    f"step {values['step']}: validation mAUPRC {values['mauprc']:.4f}, "
+                    f"Recall@1 {values['recall@1']:.4f}{mark}",
+                    highlight=False,
+                )
+            elif kind == "notice":
+                progress.console.print(values["text"], highlight=False, markup=False, soft_wrap=True)
+            elif kind == "testing":
+                progress.update(task, description=f"testing on {values['images']} images", note="")
+
+        yield listen
+
+
+@contextmanager
+def draw_running(
+    batch: int | None, device: str | None, cache: Path | None, no_cache: bool, allow: bool
+) -> Iterator[Any]:
+    """How a model is run, drawn as one bar a stage on a terminal."""
+    from aurank.evaluation.cache import default_cache
+    from aurank.training import Running
+
+    if no_cache and cache is not None:
+        raise UserError(f"--cache {cache} and --no-cache exclude each other; give one of them")
+    with draw_bar(None, "preparing") as (progress, task):
+
+        def listen(stage: str, done: int, total: int) -> None:
+            progress.update(task, description=stage, completed=done, total=total)
+
+        yield Running(
+            batch=batch,
+            device=device,
+            cache=None if no_cache else cache or default_cache(),
+            allow_code=allow,
+            listener=listen,
+            say=lambda text: progress.console.print(text, highlight=False, markup=False, soft_wrap=True),
+        )

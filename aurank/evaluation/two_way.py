@@ -1,0 +1,217 @@
+"""Retrieval both ways between images and texts, and zero-shot classification, on the exact engine of `evaluate`."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional
+
+from aurank.errors import UserError
+from aurank.evaluation.averages import mean
+from aurank.evaluation.evaluate import evaluate
+from aurank.evaluation.inputs import Embeddings, Integers, check_embeddings, integer_array
+from aurank.evaluation.report import Report
+from aurank.evaluation.summary import check_cuts
+from aurank.files import write_text
+
+DIRECTIONS = ("image_to_text", "text_to_image")
+PROMPTS = ("a photo of {}", "a picture of {}", "a close-up photo of {}", "a photo of one {}", "a photo of many {}")
+
+
+@dataclass(frozen=True, eq=False)
+class TwoWayReport:
+    """Retrieval of texts by images and of images by texts: one exact `Report` for each direction."""
+
+    image_to_text: Report
+    text_to_image: Report
+
+    @property
+    def recall(self) -> dict[str, dict[int, float]]:
+        """Recall@k of each direction, in [0, 1], by k."""
+        return {name: getattr(self, name).recall for name in DIRECTIONS}
+
+    @property
+    def chance(self) -> dict[str, dict[int, float]]:
+        """The same of a gallery in random order, on average over the orders."""
+        return {name: {k: chance_recall(getattr(self, name), k) for k in self.recall[name]} for name in DIRECTIONS}
+
+    @property
+    def mean_recall(self) -> float:
+        """Mean over both directions and every k; over 1, 5 and 10 it is what papers call mean recall."""
+        return _mean_of(self.recall)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Every recall, as "image_to_text/recall@1" and so on, and "mean_recall"."""
+        named = {f"{name}/recall@{k}": value for name, found in self.recall.items() for k, value in found.items()}
+        return {**named, "mean_recall": self.mean_recall}
+
+    def __str__(self) -> str:
+        """A table for people: one recall a line with chance beside it, then what was counted."""
+        recall, chance = self.recall, self.chance
+        lines = [
+            f"{f'{name}/recall@{k}':<24}  {value:.4f}  (chance {chance[name][k]:.4f})"
+            for name, found in recall.items()
+            for k, value in found.items()
+        ]
+        lines.append(f"{'mean_recall':<24}  {self.mean_recall:.4f}  (chance {_mean_of(chance):.4f})")
+        lines.append(f"{self.image_to_text.num_queries:,} images; {self.text_to_image.num_queries:,} texts")
+        return "\n".join([*lines, *self.image_to_text.notes])
+
+    def save(self, folder: Path | str) -> None:
+        """Writes a report for each direction, and two_way.json with all recalls and chance, into the folder."""
+        for name in DIRECTIONS:
+            getattr(self, name).save(Path(folder) / f"{name}.json")
+        chance = {f"{name}/recall@{k}": value for name, found in self.chance.items() for k, value in found.items()}
+        write_text(
+            Path(folder) / "two_way.json", json.dumps({"metrics": self.metrics, "chance": chance}, indent=1) + "\n"
+        )
+
+    @classmethod
+    def load(cls, folder: Path | str) -> "TwoWayReport":
+        """The report that `save` wrote; UserError where one of the two directions is missing or something else."""
+        return cls(**{name: Report.load(Path(folder) / f"{name}.json") for name in DIRECTIONS})
+
+
+def two_way(
+    images: Embeddings,
+    texts: Embeddings,
+    labels: Integers,
+    *,
+    image_ids: Integers | None = None,
+    text_ids: Integers | None = None,
+    recall_at: Iterable[int] = (1, 5, 10),
+    **options: Any,
+) -> TwoWayReport:
+    """Report of how well images find their texts, and texts their images, among all of them.
+
+    Row i of `images` [pair, dim] and of `texts` [pair, dim] is one pair, `labels` [pair] what it shows: texts with the
+    label of any of an image's pairs are positives of the image, and it of them. Give equal texts equal labels.
+
+    `image_ids` [pair]: rows of one id are one image, a single query and a single row of the gallery; without them every
+    row is an image of its own. `text_ids` [pair] does the same for texts, so that a sentence that many images have
+    stands in the gallery once. The field keeps such texts apart, since its captions hardly recur: leave `text_ids` out
+    for that. The first row of an id gives its embedding. `options` are those of `aurank.evaluate`, `metrics` aside.
+
+    Source: recall@k both ways and its mean as for Flickr30K and MS-COCO, Karpathy and Fei-Fei, Deep visual-semantic
+    alignments (CVPR 2015). Deviation: equal labels, not the pair alone, make a positive.
+    """
+    for name, embeddings in (("image", images), ("text", texts)):
+        check_embeddings(embeddings, side=name)
+    if len(images) != len(texts):
+        raise UserError(f"{len(images)} images for {len(texts)} texts: row i of both must be one pair")
+    shown = integer_array(labels, name="label", rows=len(images), side="image")
+    image, text = _Side.of(images, image_ids, name="image"), _Side.of(texts, text_ids, name="text")
+    how = "texts that recur stand as often as they do" if text_ids is None else "each distinct text stands once"
+    note = f"{len(shown):,} pairs of {len(image.rows):,} images and {len(text.rows):,} texts; {how}"
+    reports = []
+    for query, gallery in ((image, text), (text, image)):
+        relation = _relation(query, gallery, shown)
+        report = evaluate(query.items, gallery=gallery.items, recall_at=recall_at, metrics=None, **relation, **options)
+        reports.append(replace(report, notes=[*report.notes, note]))
+    return TwoWayReport(*reports)
+
+
+def chance_recall(report: Report, k: int) -> float:
+    """Recall@k of a gallery in random order, on average: 1 − C(negatives, k) / C(gallery, k), over the queries."""
+    positives, negatives = report.per_query["num_positives"], report.per_query["num_negatives"]
+    missed = np.ones(len(positives))
+    for place in range(min(k, int(negatives.max(initial=0)) + 1)):
+        missed *= np.maximum(negatives - place, 0) / (positives + negatives - place)
+    return mean(1 - missed)
+
+
+def prompts(classes: Sequence[str], templates: Sequence[str] = PROMPTS) -> list[str]:
+    """Each class in each template, class by class: row c · T + t of their embeddings is class c in template t."""
+    wrong = [template for template in templates if "{}" not in template]
+    if wrong or not templates:
+        raise UserError(
+            f"a template must hold {{}} where the class stands, such as {PROMPTS[0]!r}; got {list(templates)}"
+        )
+    return [template.replace("{}", name) for name in classes for template in templates]
+
+
+def ensemble(embeddings: Float[Tensor, "class prompt dim"]) -> Float[Tensor, "class dim"]:
+    """One embedding of each class: the mean of its prompts' unit-length embeddings, of unit length itself.
+
+    # Section 3.1.4 of Radford et al., Learning transferable visual models from language supervision (ICML 2021).
+    """
+    return functional.normalize(functional.normalize(embeddings, dim=-1).mean(dim=1), dim=-1)
+
+
+def zero_shot(
+    images: Embeddings,
+    labels: Integers,
+    prompts: Float[Tensor, "class prompt dim"],
+    *,
+    top: Iterable[int] = (1, 5),
+    **options: Any,
+) -> Report:
+    """Report of the classification of images by texts alone; its recall@k is the top-k accuracy.
+
+    `labels` [image] are rows of `prompts`, the embeddings of each class in each of its prompts. An image is given the
+    classes whose `ensemble` is nearest. `options` are those of `aurank.evaluate`, `metrics` and `recall_at` aside.
+    """
+    check_embeddings(images, side="image")
+    classes = integer_array(labels, name="label", rows=len(images), side="image")
+    outside = classes[(classes < 0) | (classes >= len(prompts))]
+    if len(outside):
+        raise UserError(f"label {outside[0]} has no prompts: there are those of classes 0 to {len(prompts) - 1}")
+    cuts = check_cuts(top)
+    report = evaluate(
+        images,
+        classes,
+        ensemble(prompts.detach()),
+        np.arange(len(prompts)),
+        metrics=[f"recall@{k}" for k in cuts],
+        **options,
+    )
+    chance = ", ".join(f"{chance_recall(report, k):.4f} for recall@{k}" for k in cuts)
+    note = f"zero-shot: {len(prompts):,} classes by {prompts.shape[1]:,} prompts each; chance is {chance}"
+    return replace(report, notes=[*report.notes, note])
+
+
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """The distinct items of one side."""
+
+    items: Embeddings
+    rows: Int64[np.ndarray, " item"]  # the first pair that each is in
+    item: Int64[np.ndarray, " pair"]  # of each pair
+
+    @classmethod
+    def of(cls, embeddings: Embeddings, ids: Integers | None, *, name: str) -> "_Side":
+        if ids is None:
+            rows = np.arange(len(embeddings))
+            return cls(embeddings, rows, rows)
+        numbers = integer_array(ids, name="id", rows=len(embeddings), side=name)
+        _, rows, item = np.unique(numbers, return_index=True, return_inverse=True)
+        place = torch.from_numpy(rows).to(embeddings.device) if isinstance(embeddings, Tensor) else rows
+        return cls(embeddings[place], rows, item.reshape(-1))
+
+    def entries(self, labels: Int64[np.ndarray, " pair"]) -> Int64[np.ndarray, "entry 2"]:
+        """Every item with each of its labels, by label."""
+        return np.unique(np.stack([labels, self.item], axis=1), axis=0)[:, ::-1]
+
+
+def _relation(query: _Side, gallery: _Side, labels: Int64[np.ndarray, " pair"]) -> dict[str, Any]:
+    """The arguments of `evaluate` that say who is positive: labels where every item has one, else all pairs."""
+    left, right = query.entries(labels), gallery.entries(labels)
+    if len(left) == len(query.rows) and len(right) == len(gallery.rows):
+        return {"labels": labels[query.rows], "gallery_labels": labels[gallery.rows]}
+    start = np.searchsorted(right[:, 1], left[:, 1])
+    count = np.searchsorted(right[:, 1], left[:, 1], side="right") - start
+    # Entry j of `left` meets the entries start[j] … start[j] + count[j] − 1 of `right`.
+    place = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + np.repeat(start, count)
+    pairs = np.stack([np.repeat(left[:, 0], count), right[place, 0]], axis=1)
+    return {"positives": np.unique(pairs, axis=0)}
+
+
+def _mean_of(values: dict[str, dict[int, float]]) -> float:
+    return mean([value for found in values.values() for value in found.values()])

@@ -1,0 +1,114 @@
+"""CLIP (Radford et al., ICML 2021) and SigLIP (Zhai et al., ICCV 2023): images and texts, from one batch at a time."""
+
+import math
+from collections.abc import Sequence
+from typing import Unpack
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from aurank.errors import UserError
+from aurank.losses.base import PairLoss, PairLossOptions
+from aurank.losses.checks import Number, as_number
+from aurank.losses.global_contrast import Temperature as AnyTemperature
+from aurank.losses.global_contrast import attraction, log_mean_exp
+from aurank.losses.pairs import Pairs
+from aurank.losses.state import FullPrecision
+from aurank.losses.temperature import Temperature
+
+
+def cross_entropy(pairs: Pairs, temperature: AnyTemperature) -> Float[Tensor, " query"]:
+    """−log softmax(s/τ) at each query's positive; of several, the mean. The softmax is over positives and negatives.
+
+    Several positives of one label are thus targets of equal weight, as in UniCL (Yang et al., CVPR 2022), and in
+    SupCon's L_out where the references are the batch itself.
+    """
+    count = (pairs.positive | pairs.negative).sum(dim=1).clamp(min=1).to(pairs.similarity.dtype)
+    return log_mean_exp(pairs, temperature, with_positives=True) + count.log() - attraction(pairs) / temperature
+
+
+def sigmoid_losses(
+    pairs: Pairs, temperature: AnyTemperature, bias: Float[Tensor, ""] | float
+) -> Float[Tensor, " query"]:
+    """The sum over each query's references of −log sigmoid(z·(s/τ + b)), z = 1 for positives and −1 for others."""
+    logits = pairs.similarity / temperature + bias
+    signed = torch.where(pairs.positive, -logits, logits)
+    return nn.functional.softplus(signed).masked_fill(~(pairs.positive | pairs.negative), 0).sum(dim=1)
+
+
+class CLIPLoss(PairLoss):
+    """The cross-entropy of finding each row's partner among the rows of the other side, the mean of both directions.
+
+    In its standard form, not in similarity units. Rows of one label are partners, so captions that say the same are no
+    negatives of each other: several are targets of equal weight, as in UniCL.
+
+    temperature: τ, the first one where it is learned. learn_temperature: True (default) makes log τ a parameter of the
+        loss: give it to an optimiser. temperature_bounds: 1/τ is at most 100, as in the paper.
+    two_way: True (default) takes another modality as `ref_emb`. False takes one direction, over any references or the
+        batch itself: with rows as their own labels InfoNCE, with classes SupCon's L_out.
+    """
+
+    def __init__(
+        self,
+        temperature: Number = 0.07,
+        *,
+        learn_temperature: bool = True,
+        temperature_bounds: Sequence[Number | None] = (0.01, None),
+        two_way: bool = True,
+        **options: Unpack[PairLossOptions],
+    ) -> None:
+        super().__init__(**options)
+        self.two_way = two_way
+        self.temperature = Temperature(temperature, learnable=learn_temperature, bounds=temperature_bounds, scale="log")
+
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """The cross-entropy; half of it where both directions are added."""
+        return cross_entropy(pairs, self.temperature()) / (1 + self.two_way)
+
+
+class Bias(FullPrecision):
+    """A number, a parameter where it is learnable."""
+
+    def __init__(self, start: Number, *, learnable: bool) -> None:
+        super().__init__()
+        self.start = as_number(start)
+        if not math.isfinite(self.start):
+            raise UserError(f"bias must be a finite number, got {start!r}")
+        self.parameter = nn.Parameter(torch.tensor(self.start)) if learnable else None
+
+    def forward(self) -> Float[Tensor, ""] | float:
+        """The number; a tensor with a gradient where it is learnable."""
+        return self.start if self.parameter is None else self.parameter * 1
+
+
+class SigLIPLoss(PairLoss):
+    """The sum of −log sigmoid(z·(s/τ + b)) over all pairs, divided by the batch; z = 1 for rows of one label, else −1.
+
+    In its standard form, not in similarity units. Where the sides differ in number, the sum is divided by the one
+    and by the other, and the loss is the mean of the two.
+
+    temperature: τ, 1/10 at first, and bias: b, −10 at first, as in the paper. learnable: True (default) makes both,
+        1/τ as its logarithm, parameters of the loss: give them to an optimiser. temperature_bounds: of τ; the paper has
+        none, these keep numbers finite.
+    two_way: True (default) takes another modality as `ref_emb`. False takes any references or the batch itself.
+    """
+
+    def __init__(
+        self,
+        temperature: Number = 0.1,
+        bias: Number = -10.0,
+        *,
+        learnable: bool = True,
+        temperature_bounds: Sequence[Number | None] = (0.001, None),
+        two_way: bool = True,
+        **options: Unpack[PairLossOptions],
+    ) -> None:
+        super().__init__(**options)
+        self.two_way = two_way
+        self.temperature = Temperature(temperature, learnable=learnable, bounds=temperature_bounds, scale="log")
+        self.bias = Bias(bias, learnable=learnable)
+
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """The sum over the query's pairs; half of it where both directions are added."""
+        return sigmoid_losses(pairs, self.temperature(), self.bias()) / (1 + self.two_way)

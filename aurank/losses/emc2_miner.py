@@ -1,0 +1,86 @@
+"""EMC²'s chains as a miner: negatives for any loss of triplets."""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Int64
+from pytorch_metric_learning.distances import BaseDistance
+from torch import Tensor, nn
+
+from aurank.losses.chains import OutOfBatch, Walk
+from aurank.losses.checks import Number, check_device, require_whole
+from aurank.losses.emc2 import EMC2Loss
+from aurank.losses.inputs import read_inputs
+from aurank.losses.pairs import make_pairs
+
+
+class EMC2Miner(nn.Module):
+    """Triplets (anchor, positive, negative) whose negatives are states that the anchor's chain kept, as in `EMC2Loss`.
+
+    Called as PML's miners are, and with ids: miner(embeddings, labels, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids).
+    Each anchor gets `per_anchor` negatives, drawn with replacement from the references that its chain was at after the
+    burn-in, as often as it was there, and each of them once with each of its positives. A chain that spent those steps
+    at a state outside of the batch gives none: there is no row to name.
+
+    The other arguments are those of `EMC2Loss`. The chains go on in training mode. Where losses gather the batches of
+    several processes, the miner is asked in the first one only, and that one has the state.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        temperature: Number = 0.07,
+        burn_in: Number = 0.5,
+        *,
+        per_anchor: int = 1,
+        out_of_batch: OutOfBatch = "stored",
+        embedding_dim: int | None = None,
+        seed: int = 0,
+        views: int = 2,
+        distance: BaseDistance | None = None,
+    ) -> None:
+        super().__init__()
+        self.per_anchor = require_whole("per_anchor", per_anchor)
+        self.emc2 = EMC2Loss(
+            num_samples,
+            temperature,
+            burn_in,
+            out_of_batch=out_of_batch,
+            embedding_dim=embedding_dim,
+            seed=seed,
+            views=views,
+            distance=distance,
+        )
+
+    @torch.no_grad()
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(anchor, positive, negative), rows of the batch and of the references."""
+        inputs = read_inputs(embeddings, labels, None, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids)
+        check_device(self, embeddings)
+        # shared: this process has all that its chains go by
+        pairs = make_pairs(replace(self.emc2.prepared(inputs), shared=True), distance=self.emc2.distance)
+        walk = self.emc2.chains(pairs, self.emc2.distance, write=self.training)
+        rows = pairs.valid_rows[walk.steps[pairs.valid_rows].any(dim=1)]
+        negatives = drawn(walk, rows, self.per_anchor)
+        index, mask = pairs.positives.index[rows], pairs.positives.mask[rows]
+        anchor, positive, negative = torch.broadcast_tensors(
+            rows[:, None, None], index[:, :, None], negatives[:, None, :]
+        )
+        wanted = mask[:, :, None].expand_as(anchor)
+        return anchor[wanted], positive[wanted], negative[wanted]
+
+
+def drawn(walk: Walk, rows: Int64[Tensor, " row"], number: int) -> Int64[Tensor, "row number"]:
+    """References for each of the rows, each as likely as the chain was at it."""
+    reached = walk.steps[rows].to(torch.float64).cumsum(dim=1)
+    uniform = torch.rand(len(rows), number, generator=walk.generator, device=reached.device, dtype=torch.float64)
+    return torch.searchsorted(reached, uniform * reached[:, -1:], right=True).clamp(max=reached.shape[1] - 1)

@@ -1,0 +1,70 @@
+"""InfoNCE, also called NT-Xent, and SupCon: cross-entropies of picking a positive among the negatives of a batch."""
+
+from typing import Unpack
+
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from aurank.losses.base import PairLoss, PairLossOptions
+from aurank.losses.checks import Number, require_positive
+from aurank.losses.clip import cross_entropy
+from aurank.losses.global_contrast import log_mean_exp
+from aurank.losses.pairs import Pairs
+
+
+def log_sum_exp(pairs: Pairs, temperature: float) -> Float[Tensor, " query"]:
+    """log Σ exp(s⁻/τ) over each query's negatives in the batch; 0 for a query without any."""
+    return log_mean_exp(pairs, temperature) + logarithm(pairs.negative_count, pairs.similarity)
+
+
+def logarithm(count: Tensor, like: Tensor) -> Tensor:
+    """The logarithm of each count, in the precision of another tensor; 0 for a count of 0."""
+    return count.clamp(min=1).to(like.dtype).log()
+
+
+def one_positive_each(
+    pairs: Pairs, log_negatives: Float[Tensor, " query"], temperature: float
+) -> Float[Tensor, " query"]:
+    """−log(exp(s⁺/τ) / (exp(s⁺/τ) + exp log_negatives)), the mean over each query's positives, each taken by itself."""
+    odds = log_negatives[:, None] - pairs.positives.similarity / temperature
+    return pairs.positives.mean(-logsigmoid(-odds))  # softplus, exact at any odds
+
+
+class InfoNCELoss(PairLoss):
+    """−log(exp(s⁺/τ) / (exp(s⁺/τ) + Σ exp(s⁻/τ))) of each query and positive, the mean over its positives.
+
+    InfoNCE (van den Oord et al., 2018), with cosine similarity NT-Xent, Eq. 1 of SimCLR (Chen et al., ICML 2020). A
+    query with several positives has one such term for each, in which the others are left out. PML's NTXentLoss is the
+    mean over all pairs of queries and positives, and stops at 87, without gradient, where exp underflows.
+
+    temperature: τ; 0.1 as SimCLR has it.
+    two_way: the sum of both directions between two modalities; with one positive each, twice `CLIPLoss` at a fixed τ.
+    """
+
+    def __init__(self, temperature: Number = 0.1, *, two_way: bool = False, **options: Unpack[PairLossOptions]) -> None:
+        super().__init__(**options)
+        self.temperature = require_positive("temperature", temperature)
+        self.two_way = two_way
+
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """The cross-entropies."""
+        return one_positive_each(pairs, log_sum_exp(pairs, self.temperature), self.temperature)
+
+
+class SupConLoss(PairLoss):
+    """−log(exp(s⁺/τ) / Σ exp(s/τ)) of each query, the mean over its positives, all of which are in the denominator.
+
+    Eq. 2 of supervised contrastive learning (Khosla et al., NeurIPS 2020), L_out. With a single positive it is InfoNCE.
+    The authors' code multiplies by τ / 0.07 besides.
+
+    temperature: τ; 0.1 as in the paper.
+    """
+
+    def __init__(self, temperature: Number = 0.1, **options: Unpack[PairLossOptions]) -> None:
+        super().__init__(**options)
+        self.temperature = require_positive("temperature", temperature)
+
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """The cross-entropies."""
+        return cross_entropy(pairs, self.temperature)

@@ -1,0 +1,160 @@
+"""Probing a model's frozen embeddings: what ``aurank probe`` calls."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from aurank.data import READERS, Manifest
+from aurank.errors import UserError
+from aurank.evaluation.embed import Embedded
+from aurank.evaluation.inputs import integer_array
+from aurank.evaluation.probe_result import ProbeResult
+from aurank.evaluation.probe_rows import plan_probe
+from aurank.evaluation.probes import CHECKS, PROBES
+from aurank.training.apply import Prepared, Running, choose_device, embed_prepared, prepare, skipped, split_name
+from aurank.training.build import data_root
+from aurank.training.selecting import Images
+
+CLOSED = 0.5  # part of the tested classes from which on the training split's rows train
+
+
+def probe_model(
+    model: str,
+    images: Images | None = None,
+    *,
+    protocols: Sequence[str] = tuple(PROBES),
+    labels: Path | None = None,
+    k: int | None = None,
+    seeds: Sequence[int] | None = None,
+    running: Running | None = None,
+) -> dict[str, ProbeResult]:
+    """The result of each of the ``protocols``, "knn" and "linear_probe", on a model's frozen embeddings.
+
+    Where at least half of the classes of the split chosen occur in the data's split "train", those rows train and the
+    split tests; rows that a configuration holds out of "train" for validation train too. Else, and for saved
+    embeddings, seeded halves of the classes of the split do.
+
+    Args:
+        model, labels: as for ``evaluate_model``.
+        images: its ``data``, ``split`` and ``overrides``; protocols of retrieval and two tables have no use here.
+        k, seeds: as for ``aurank.evaluation.knn`` and ``linear_probe``.
+
+    Raises:
+        UserError: whatever is wrong with the options, before anything is embedded where that can be known.
+    """
+    images, running = images or Images(), running or Running()
+    kind, what = split_name(model)
+    _check_choice(images, protocols, k)
+    device = choose_device(running.device)
+    options: dict[str, dict[str, Any]] = {name: {} for name in protocols}
+    if "knn" in options:
+        options["knn"] = {"k": k, "device": device}
+    if kind == "embeddings":
+        if images.given:
+            raise UserError(
+                f"{images.given[0]} has no use with --model {model}: saved embeddings bring their own labels"
+            )
+        embedded, train, notes = Embedded.load(Path(what), labels), None, [f"model {model}"]
+        given = integer_array(embedded.labels, name="label", rows=len(embedded.labels), side="probed")
+        _check_probes(options, given, None, seeds)
+    else:
+        if labels is not None:
+            raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
+        prepared = prepare(model, images, running)
+        embedded, train, notes = _embed_sides(prepared, options, seeds, device, running)
+    results = {}
+    for name, chosen in options.items():
+        if seeds is not None and (train is None or name != "knn"):
+            chosen["seeds"] = seeds
+        if running.listener is not None:
+            chosen["progress"] = partial(running.listener, name.replace("_", " "))
+        if train is None:
+            result = PROBES[name](embedded.embeddings, embedded.labels, ids=embedded.ids, **chosen)
+        else:
+            sides = (train.embeddings, train.labels, embedded.embeddings, embedded.labels)
+            result = PROBES[name](*sides, ids=train.ids, **chosen)
+        results[name] = dataclasses.replace(result, notes=[*result.notes, *notes])
+    return results
+
+
+def _check_choice(images: Images, protocols: Sequence[str], k: int | None) -> None:
+    if not protocols or set(protocols) - PROBES.keys() or len(set(protocols)) < len(protocols):
+        raise UserError(f"--protocol: expected {' or '.join(PROBES)}, each once; got {', '.join(protocols) or 'none'}")
+    if k is not None and "knn" not in protocols:
+        raise UserError(f"--k {k} goes with --protocol knn")
+    images.check()
+    if images.protocol is not None or images.query is not None:
+        raise UserError(f"{images.given[0]} has no use here: a probe takes its rows from the splits of --data")
+
+
+def _check_probes(
+    options: dict[str, dict[str, Any]],
+    labels: np.ndarray,
+    test_labels: np.ndarray | None,
+    seeds: Sequence[int] | None,
+) -> None:
+    """Raises UserError for what the probes could not do with these labels."""
+    if seeds is not None and test_labels is not None and "linear_probe" not in options:
+        raise UserError(f"--seeds {','.join(map(str, seeds))}: k-NN draws nothing where a training split is given")
+    plan = plan_probe(labels, test_labels, seeds=seeds)
+    for name, given in options.items():
+        CHECKS[name](plan, **given)
+
+
+def _embed_sides(
+    prepared: Prepared,
+    options: dict[str, dict[str, Any]],
+    seeds: Sequence[int] | None,
+    device: torch.device,
+    running: Running,
+) -> tuple[Embedded, Embedded | None, list[str]]:
+    """The embeddings of the images tested and of those that train, None for halves; labels agree; and notes."""
+    tested = prepared.dataset.manifest
+    _require_once(tested)
+    training = _training_images(prepared)
+    if training is None:
+        _check_probes(options, tested.labels, None, seeds)
+        embedded = embed_prepared(prepared, device, running)
+        return embedded, None, [prepared.note, *skipped(prepared.dataset, embedded)]
+    _require_once(training)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys((*tested.classes, *training.classes)))}
+    own = np.array([numbers[name] for name in training.classes], dtype=np.int64)
+    _check_probes(options, own[training.labels], tested.labels, seeds)
+    teaching = dataclasses.replace(prepared, dataset=prepared.dataset_of(training))
+    notes, sides = [], []
+    for role, side in (("training", teaching), ("test", prepared)):
+        embedded = embed_prepared(side, device, running)
+        notes += [f"{role}: {line}" for line in (side.note, *skipped(side.dataset, embedded))]
+        sides.append(embedded)
+    return sides[1], dataclasses.replace(sides[0], labels=own[sides[0].labels]), notes
+
+
+def _training_images(prepared: Prepared) -> Manifest | None:
+    """The images of the split "train" that are not tested, or None where they share too few classes with those tested.
+
+    Read anew: of a configuration that holds classes out for validation, the splits would lack their training rows.
+    """
+    config, tested = prepared.config.data, prepared.dataset.manifest
+    whole = READERS[config.name](data_root(config), **config.params)
+    paths = set(tested.paths)
+    rows = np.array([path not in paths for path in whole.paths]) & (whole.splits == "train")
+    if not rows.any():
+        return None
+    training = whole.select(rows)
+    shared = len(set(training.classes) & set(tested.classes))
+    return training if shared >= CLOSED * len(tested.classes) else None
+
+
+def _require_once(manifest: Manifest) -> None:
+    seen: set[str] = set()
+    for path in manifest.paths:
+        if path in seen:
+            raise UserError(
+                f"{manifest.name} lists image {path!r} twice: a probe could train and test on it; list it once"
+            )
+        seen.add(path)

@@ -1,0 +1,55 @@
+import pytest
+import torch
+from pytorch_metric_learning.distances import DotProductSimilarity
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from aurank.errors import UserError
+from aurank.losses import SpectralContrastiveLoss
+
+
+def views(number: int = 6) -> tuple[Tensor, Tensor, Tensor]:
+    random = torch.Generator().manual_seed(0)
+    first, second = torch.randn(2, number, 4, generator=random, dtype=torch.float64).requires_grad_()
+    return first, second, torch.arange(number)
+
+
+def spectral(first: Tensor, second: Tensor, mu: float) -> Tensor:
+    """(−2·E z·z⁺ + E (z·z⁻)²)/μ by the definition, negatives being the other images of the other view."""
+    number = len(first)
+    pull = sum(first[i] @ second[i] for i in range(number)) / number
+    push = [(first[i] @ second[j]) ** 2 for i in range(number) for j in range(number) if i != j]
+    return (sum(push) / len(push) - 2 * pull) / mu
+
+
+@pytest.mark.parametrize("mu", [0.5, 1.0, 10.0])
+def test_one_view_against_the_other_is_the_authors_loss_of_embeddings_of_length_root_mu(mu: float) -> None:
+    first, second, labels = views()
+    loss = SpectralContrastiveLoss(mu)(first, labels, ref_emb=second, ref_labels=labels)
+    expected = spectral(*(normalize(each) * mu**0.5 for each in (first, second)), mu)
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-12)
+
+
+def test_with_inner_products_it_is_the_paper_s_of_embeddings_of_any_length() -> None:
+    first, second, labels = views()
+    loss = SpectralContrastiveLoss(distance=DotProductSimilarity(normalize_embeddings=False))
+    value = loss(first, labels, ref_emb=second, ref_labels=labels)
+    torch.testing.assert_close(value, spectral(first, second, 1.0), rtol=0, atol=1e-12)
+
+
+def test_orthogonal_classes_have_the_least_loss() -> None:
+    labels = torch.tensor([0, 1, 2, 0, 1, 2])
+    assert SpectralContrastiveLoss(3.0)(torch.eye(3)[labels], labels) == -2
+    assert SpectralContrastiveLoss(3.0)(torch.ones(6, 3), labels) == pytest.approx(1)
+
+
+def test_gradient_is_that_of_finite_differences() -> None:
+    random = torch.Generator().manual_seed(1)
+    rows = torch.randn(6, 4, generator=random, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([0, 0, 0, 1, 1, 2])
+    assert torch.autograd.gradcheck(lambda given: SpectralContrastiveLoss(2.0)(given, labels), (rows,))
+
+
+def test_an_impossible_mu_is_refused() -> None:
+    with pytest.raises(UserError, match="mu must be > 0, got 0"):
+        SpectralContrastiveLoss(0)

@@ -1,0 +1,61 @@
+"""Slow, obvious references of the losses that sample negatives: one proposal after the other, on scalars."""
+
+import math
+
+import torch
+from oracles import Mask, PerQuery, sides
+from torch import Tensor
+
+
+def draws(seed: int, queries: int, references: int, *, batch: int = 0) -> tuple[list[int], Tensor]:
+    """The order of the proposals and the exponential numbers that a loss of this seed draws for a batch."""
+    host = torch.Generator().manual_seed(seed)
+    for _ in range(batch + 1):
+        number = int(torch.randint(2**62, (), generator=host))
+    device = torch.Generator().manual_seed(number)
+    order = torch.randperm(references, generator=device).tolist()
+    return order, -torch.rand(queries, references, generator=device).log()
+
+
+def walk(
+    scores: list[float],
+    wanted: list[bool],
+    exponentials: list[float],
+    *,
+    temperature: float,
+    burn_in: int,
+    start: float = -math.inf,
+) -> tuple[list[int], int]:
+    """How many kept steps a chain spent at its start and at each proposal, and where it ended, 0 being the start."""
+    spent, at, current, step = [0] * (1 + len(scores)), 0, start, 0
+    for place, (score, proposed, exponential) in enumerate(zip(scores, wanted, exponentials, strict=True), start=1):
+        if not proposed:
+            continue
+        if score + temperature * exponential > current:  # log U < (score − current) / temperature
+            at, current = place, score
+        if step >= burn_in:
+            spent[at] += 1
+        step += 1
+    return spent, at
+
+
+def emc2_first_batch(
+    similarity: Tensor, positive: Mask, negative: Mask, *, temperature: float, burn_in: float = 0.5, seed: int = 0
+) -> PerQuery:
+    """−mean s⁺ + the mean of s over the kept states of a chain that has no state yet."""
+    order, exponentials = draws(seed, *similarity.shape)
+    found = {}
+    for query, (positives, negatives) in sides(positive, negative).items():
+        row = similarity[query]
+        skipped = int(burn_in * len(negatives))
+        spent, _ = walk(
+            row[order].tolist(),
+            [column in negatives for column in order],
+            exponentials[query].tolist(),
+            temperature=temperature,
+            burn_in=skipped,
+        )
+        total = sum(spent[place] * row[column] for place, column in enumerate(order, start=1))
+        pull = sum(row[reference] for reference in positives) / len(positives)
+        found[query] = total / (len(negatives) - skipped) - pull
+    return found

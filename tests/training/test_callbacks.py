@@ -1,0 +1,183 @@
+"""What losses and miners are told and offered in training, and the state of a miner."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from learnt import Learnt
+from test_resume import assert_equal
+from tiny import tiny_config
+from torch import Tensor, nn
+
+import aurank
+from aurank.errors import AurankError, UserError
+from aurank.losses import LOSSES, MINERS
+from aurank.training import read_config
+from aurank.training.build import build_splits
+from aurank.training.callbacks import Reencode
+from aurank.training.checkpoint import load_checkpoint, random_state
+from aurank.training.parts import Parts
+from aurank.training.run import build_parts
+
+
+class Wants(Learnt):
+    """Asks in every step for images of the batch, as they are without augmentation."""
+
+    wants_reencode = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reencode: Any = None
+        self.found: list[Tensor] = []
+
+    def per_query(self, pairs: Any) -> Tensor:
+        assert pairs.query_ids is not None
+        self.found.append(self.reencode(pairs.query_ids[:3]))
+        return super().per_query(pairs)
+
+
+class Content(Wants):
+    wants_reencode = False
+
+    def per_query(self, pairs: Any) -> Tensor:
+        return Learnt.per_query(self, pairs)
+
+
+class Counting(nn.Module):
+    """A miner of all pairs that keeps count, of its calls and of what it is told."""
+
+    def __init__(self, *, num_samples: int) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(num_samples))
+        self.steps: list[int] = []
+
+    def set_progress(self, *, step: int, steps: int, epoch: int, epochs: float) -> None:
+        self.steps.append(step)
+
+    def forward(self, embeddings: Tensor, labels: Tensor, ref_emb: Any = None, ref_labels: Any = None) -> Any:
+        self.calls += 1
+        same = labels[:, None] == labels
+        positive, negative = same.fill_diagonal_(False).nonzero().T, (labels[:, None] != labels).nonzero().T
+        return positive[0], positive[1], negative[0], negative[1]
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for loss in (Learnt, Wants, Content):
+        monkeypatch.setitem(LOSSES, loss.__name__.lower(), loss)
+    monkeypatch.setitem(MINERS, "counting", Counting)
+
+
+def build(loss: str, **sections: dict[str, Any]) -> Parts:
+    settings = read_config(tiny_config(loss, **sections))
+    return build_parts(settings, build_splits(settings.data, seed=settings.seed))
+
+
+def test_every_module_that_listens_is_told_where_training_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    def keep(module: Any) -> Any:
+        made.append(module)
+        return module
+
+    monkeypatch.setitem(LOSSES, "kept", lambda: keep(Learnt()))
+    monkeypatch.setitem(MINERS, "kept", lambda num_samples: keep(Counting(num_samples=num_samples)))
+    # 718 images make 6 batches of at most 128, so 6 steps of 2 batches are two epochs.
+    sampler = {"name": "shuffled", "batch": 128, "params": {}}
+    config = tiny_config("kept", train={"steps": 6, "accumulate": 2}, sampler=sampler)
+    aurank.train({**config, "miner": {"name": "kept"}, "memory": {"size": 1000}}, tmp_path / "out")
+    loss, miner = made[-2:]  # those before were tried by the reading of the configuration
+    assert [told["step"] for told in loss.told] == miner.steps == list(range(6))
+    assert {told["steps"] for told in loss.told} == {6}
+    assert [told["epoch"] for told in loss.told] == [0, 0, 0, 1, 1, 1]
+    assert {told["epochs"] for told in loss.told} == {2.0}
+
+
+@pytest.mark.parametrize("micro_batch", [None, 4])
+def test_images_are_embedded_anew_as_they_are_with_the_weights_as_they_are(micro_batch: int | None) -> None:
+    parts = build("wants", model={"freeze_batch_norm": True, "params": {}}, train={"micro_batch": micro_batch})
+    for ids in ([5, 0, 7, 7, 300], [4], []):
+        found = parts.loss.reencode(torch.tensor(ids, dtype=torch.int64))
+        assert found.shape == (len(ids), 8)
+        assert not found.requires_grad
+        if ids:
+            torch.testing.assert_close(found, parts.module(parts.train_data.__getitems__(ids).image).detach())
+    with torch.no_grad():
+        parts.module.head.bias.add_(1.0)
+    moved = parts.loss.reencode(torch.tensor([5, 0]))
+    torch.testing.assert_close(moved, parts.module(parts.train_data.__getitems__([5, 0]).image).detach())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_embedding_anew_changes_nothing_and_keeps_the_mode(training: bool) -> None:
+    parts = build("wants", model={"params": {"drop_rate": 0.5}, "head_layers": 2})
+    parts.encoder.train(training)
+    images = parts.train_data.__getitems__([1, 2, 3, 4]).image
+    embeddings = parts.embed(images)
+    buffers, before = [value.clone() for value in parts.encoder.buffers()], random_state()
+    first, second = (parts.loss.reencode(torch.tensor([1, 2, 3, 4])) for _ in range(2))
+    # Checking types in this process draws from Python's own generator; nothing of this does.
+    assert_equal(random_state(), before, ignore=("python",))
+    assert_equal(buffers, list(parts.encoder.buffers()), ignore=())
+    assert parts.module.training is parts.encoder.training is training
+    assert torch.equal(first, second)
+    assert torch.equal(first, embeddings) is not training  # but for dropout, drawn anew in training
+    embeddings[:, 0].sum().backward()  # which a buffer written to in between would forbid
+
+
+def test_only_who_wants_it_is_given_the_callback() -> None:
+    assert isinstance(build("wants").loss.reencode, Reencode)
+    assert build("content").loss.reencode is None
+    parts = build("wants", memory={"size": 100})
+    assert isinstance(parts.loss.loss.reencode, Reencode)
+    assert not hasattr(build("learnt").loss, "reencode")
+
+
+def test_a_run_whose_loss_embeds_anew_resumes_bit_for_bit(tmp_path: Path) -> None:
+    config = tiny_config("wants", train={"steps": 3, "checkpoint_every": 2, "micro_batch": 12}, data={"views": 2})
+    aurank.train(config, tmp_path / "whole")
+    lasts: list[bytes] = []
+    aurank.train(
+        config,
+        tmp_path / "first",
+        listener=lambda kind, values: (
+            lasts.append((tmp_path / "first" / "last.pt").read_bytes())
+            if kind == "saved" and values == {"name": "last", "step": 2}
+            else None
+        ),
+    )
+    (tmp_path / "first" / "last.pt").write_bytes(lasts[0])
+    aurank.train(config, tmp_path / "first", resume=True)
+    assert_equal(*(load_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "first")), ignore=("python",))
+
+
+def test_an_image_that_is_gone_is_named(tmp_path: Path) -> None:
+    parts = build("wants", data={"on_error": "skip"})
+    parts.train_data._unreadable[7] = True
+    with pytest.raises(UserError, match=r"was read before and cannot be read any more"):
+        parts.loss.reencode(torch.tensor([3, 7]))
+
+
+def test_the_state_of_a_miner_is_saved_resumed_and_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {**tiny_config("learnt", train={"steps": 4, "checkpoint_every": 1}), "miner": {"name": "counting"}}
+    original, calls = Learnt.per_query, []
+
+    def poisoned(self: Learnt, pairs: Any) -> Tensor:
+        calls.append(1)
+        return original(self, pairs) * (float("nan") if len(calls) == 3 else 1.0)
+
+    monkeypatch.setattr(Learnt, "per_query", poisoned)
+    with pytest.raises(AurankError, match="the loss is nan at step 3"):
+        aurank.train(config, tmp_path / "out")
+    for name in ("last", "diverged"):
+        assert load_checkpoint(tmp_path / "out" / f"{name}.pt")["miner"]["calls"].tolist() == [2.0] * 718
+    aurank.train(config, tmp_path / "out", resume=True)
+    state = load_checkpoint(tmp_path / "out" / "last.pt")
+    assert state["miner"]["calls"].tolist() == [4.0] * 718
+    # Written before miners had a state.
+    del state["miner"]
+    torch.save(state, tmp_path / "old.pt")
+    assert load_checkpoint(tmp_path / "old.pt")["miner"] == {}

@@ -1,0 +1,213 @@
+"""Parameters of the loss: optimised beside the encoder's, at a rate of their own, right in every way of training."""
+
+import math
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from learnt import Learnt
+from test_large_batches import EXACT
+from test_resume import assert_equal
+from tiny import tiny_config
+
+import aurank
+from aurank.errors import AurankError
+from aurank.losses import LOSSES
+from aurank.training import read_config, rehearse
+from aurank.training.build import build_splits, learning_rate
+from aurank.training.checkpoint import load_checkpoint
+from aurank.training.parts import Parts
+from aurank.training.run import build_parts
+
+START = math.log(0.5)
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOSSES, "learnt", Learnt)
+
+
+def learnt_config(**sections: dict[str, Any]) -> dict[str, Any]:
+    optim = {**EXACT["optim"], "temperature_lr": 0.2, "schedule": {"name": "constant"}, **sections.pop("optim", {})}
+    return tiny_config("learnt", model=EXACT["model"], **sections, optim=optim)
+
+
+def temperature(out: Path, name: str = "last") -> torch.Tensor:
+    value: torch.Tensor = load_checkpoint(out / f"{name}.pt")["loss"]["log_temperature"]
+    return value
+
+
+def parts_of(config: dict[str, Any]) -> Parts:
+    settings = read_config(config)
+    return build_parts(settings, build_splits(settings.data, seed=settings.seed))
+
+
+def test_a_temperature_has_a_group_of_its_own_at_its_own_rate_without_decay() -> None:
+    for given, rate in (({"temperature_lr": 0.2}, 0.2), ({"temperature_lr": None}, 0.05)):
+        parts = parts_of(learnt_config(optim={**given, "batch_rule": "sqrt", "weight_decay": 0.1}))
+        *_, group = parts.optimiser.param_groups
+        assert group["params"] == list(parts.loss.parameters())
+        assert group["weight_decay"] == 0
+        assert group["lr_multiplier"] * learning_rate(parts.config) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("none", 1), ("linear", 32 / 256), ("sqrt", math.sqrt(32))])
+def test_the_batch_rule_counts_the_images_of_an_update(rule: str, factor: float) -> None:
+    config = read_config(learnt_config(optim={"batch_rule": rule}, train={"accumulate": 2}, data={"views": 3}))
+    assert learning_rate(config) == pytest.approx(0.05 * factor)
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars"])
+def test_the_first_step_of_a_temperature_is_its_rate_times_its_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Under LARS too: a trust ratio would tie the step to the temperature's own size."""
+    gradients: list[float] = []
+
+    def remembering() -> Learnt:
+        loss = Learnt()
+        loss.log_temperature.register_hook(lambda gradient: gradients.append(float(gradient)))
+        return loss
+
+    monkeypatch.setitem(LOSSES, "remembering", remembering)
+    optim = {"name": name, "params": {"nesterov": False}, "batch_rule": "linear", "warmup_steps": 2}
+    config = {**learnt_config(optim=optim, train={"steps": 3, "checkpoint_every": 1}), "loss": {"name": "remembering"}}
+    stopped: list[torch.Tensor] = []
+
+    def listen(kind: str, values: dict[str, Any]) -> None:
+        if kind == "saved" and values["name"] == "last" and values["step"] == 1:
+            stopped.append(temperature(tmp_path / "out"))
+
+    aurank.train(config, tmp_path / "out", listener=listen)
+    # The first of two steps of warm-up, so half the rate.
+    assert float(stopped[0]) == pytest.approx(START - 0.5 * 0.2 * gradients[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("more", [{}, {"data": {"views": 2}, "memory": {"size": 100, "start_at": 1}}], ids=str)
+def test_cached_gradients_accumulated_and_clipped_move_the_temperature_as_plain_ones(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    for name, micro_batch in (("plain", None), ("cached", 5)):
+        train = {"steps": 2, "accumulate": 2, "ema": 0.5, "micro_batch": micro_batch}
+        aurank.train(learnt_config(train=train, **more), tmp_path / name)
+    key = "loss.log_temperature" if "memory" in more else "log_temperature"
+    plain, cached = (load_checkpoint(tmp_path / name / "last.pt") for name in ("plain", "cached"))
+    torch.testing.assert_close(cached["loss"][key], plain["loss"][key], rtol=1e-5, atol=1e-6)
+    assert abs(float(plain["loss"][key]) - START) > 3e-4
+    for name, value in plain["encoder"].items():
+        torch.testing.assert_close(cached["encoder"][name], value, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("micro_batch", [None, 5])
+def test_a_scaled_and_averaged_backward_pass_scales_the_gradient_of_the_temperature_too(
+    monkeypatch: pytest.MonkeyPatch, micro_batch: int | None
+) -> None:
+    """As a gradient scaler does, whose optimiser step divides all gradients again."""
+    found = []
+    for scale in (1.0, 512.0):
+        torch.manual_seed(0)
+        parts = parts_of(learnt_config(train={"micro_batch": micro_batch}))
+        monkeypatch.setattr(parts.accelerator, "backward", lambda value, scale=scale: (scale * value).backward())
+        rows = [(row, 0, 0) for row in parts.sampler.epoch(0)[0].tolist()]
+        batch = parts.train_data.__getitems__(rows)
+        for _ in range(2):  # gradients add up
+            parts.backward(parts.loss(parts.embed(batch.image), batch.label, parts.miner, ids=batch.id))
+        values = [*parts.loss.parameters(), *parts.module.parameters()]
+        found.append([value.grad / scale for value in values if value.grad is not None])
+    assert len(found[0]) > 10
+    assert float(found[0][0].abs()) > 0
+    for plain, scaled in zip(*found, strict=True):
+        torch.testing.assert_close(scaled, plain, rtol=1e-4, atol=1e-7)
+
+
+def test_a_step_that_diverges_leaves_the_temperature_and_a_resumed_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = learnt_config(optim={"name": "adamw"}, train={"steps": 4, "checkpoint_every": 1})
+    aurank.train(config, tmp_path / "whole")
+    original, calls = Learnt.per_query, []
+
+    def poisoned(self: Learnt, pairs: Any) -> torch.Tensor:
+        calls.append(1)
+        return original(self, pairs) * (float("nan") if len(calls) == 3 else 1.0)
+
+    monkeypatch.setattr(Learnt, "per_query", poisoned)
+    with pytest.raises(AurankError, match="the loss is nan at step 3"):
+        aurank.train(config, tmp_path / "out")
+    assert torch.equal(temperature(tmp_path / "out", "diverged"), temperature(tmp_path / "out"))
+    aurank.train(config, tmp_path / "out", resume=True)
+    assert_equal(*(load_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "out")), ignore=("python",))
+
+
+def test_a_rate_for_a_loss_without_parameters_is_told_to_have_no_effect() -> None:
+    said = "optim.temperature_lr=0.2 has no effect: the loss smooth_ap has no parameters of its own"
+    assert rehearse(read_config({**learnt_config(), "loss": {"name": "smooth_ap"}})).notices == [said]
+    assert rehearse(read_config(learnt_config())).notices == []
+
+
+def test_lars_with_a_batch_rule_learns(tmp_path: Path) -> None:
+    optim = {"name": "lars", "lr": 0.3, "batch_rule": "sqrt", "weight_decay": 1e-6, "temperature_lr": 0.01}
+    config = tiny_config("learnt", optim=optim, train={"steps": 20, "validate_every": 20}, data={"views": 2})
+    losses: list[float] = []
+    aurank.train(
+        config,
+        tmp_path / "out",
+        listener=lambda kind, values: losses.append(values["loss"]) if kind == "step" else None,
+    )
+    assert sum(losses[-5:]) < sum(losses[:5])
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, str(Path(sys.argv[1])))
+import aurank
+from aurank.losses import LOSSES
+from learnt import Learnt
+LOSSES["learnt"] = Learnt
+aurank.train(sys.argv[2], sys.argv[3])
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_learn_the_temperature_of_one(tmp_path: Path) -> None:
+    train = {"steps": 3, "accumulate": 2, "micro_batch": 5, "validate_every": 100}
+    data = {"views": 3, "train_transform": {"name": "multi_crop", "params": {"local_size": 8, "blur": 0}}}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(learnt_config(train=train, data=data)), encoding="utf-8")
+    states = []
+    for ranks in (1, 2):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+        shared |= {"GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+        arguments = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(config), str(tmp_path / str(ranks))]
+        processes = [
+            subprocess.Popen(
+                arguments,
+                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            for process in processes:
+                complaints = process.communicate(timeout=200)[1]
+                assert process.returncode == 0, complaints
+        finally:
+            for process in processes:
+                process.kill()
+        states.append(load_checkpoint(tmp_path / str(ranks) / "last.pt"))
+    one, two = states
+    torch.testing.assert_close(two["loss"]["log_temperature"], one["loss"]["log_temperature"], rtol=1e-5, atol=1e-6)
+    assert abs(float(one["loss"]["log_temperature"]) - START) > 3e-4
+    for name, value in one["encoder"].items():
+        torch.testing.assert_close(two["encoder"][name], value, rtol=1e-5, atol=1e-6, msg=name)

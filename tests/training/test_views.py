@@ -1,0 +1,227 @@
+"""Several views of each image, and training without labels, through the whole loop."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from learnt import Learnt
+from test_dry_run import photos
+from test_large_batches import EXACT, weights
+from test_loop import records
+from test_resume import assert_equal
+from test_skipping import broken_photos
+from tiny import tiny_config
+
+import aurank
+from aurank.errors import UserError
+from aurank.losses import LOSSES
+from aurank.models import Encoder
+from aurank.training import read_config, rehearse
+from aurank.training.apply import Images, evaluate_model
+from aurank.training.build import build_splits
+from aurank.training.checkpoint import load_checkpoint
+
+CROPS: dict[str, Any] = {
+    "views": 4,
+    "train_transform": {"name": "multi_crop", "params": {"local_size": 8, "blur": 0}},
+}
+OWN_LABELS: dict[str, Any] = {"views": 2, "train_labels": "image"}
+SHUFFLED = {"name": "shuffled", "params": {}}
+
+
+@pytest.mark.parametrize("micro_batch", [None, 10])
+def test_the_encoder_sees_all_views_and_the_loss_their_labels_and_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro_batch: int | None
+) -> None:
+    seen: list[tuple[int, ...]] = []
+    original = Encoder.forward
+
+    def recorded(self: Encoder, images: torch.Tensor) -> torch.Tensor:
+        if self.training and torch.is_grad_enabled():
+            seen.append(tuple(images.shape))
+        return original(self, images)
+
+    monkeypatch.setattr(Encoder, "forward", recorded)
+    given: list[tuple[torch.Tensor, ...]] = []
+
+    def recording() -> Learnt:
+        loss = Learnt()
+        loss.register_forward_pre_hook(
+            lambda _, inputs, named: given.append((*inputs[:2], named["ids"])), with_kwargs=True
+        )
+        return loss
+
+    monkeypatch.setitem(LOSSES, "recording", recording)
+    train = {"steps": 1, "micro_batch": micro_batch}
+    config = read_config(tiny_config("recording", data=CROPS, train=train, optim={"warmup_steps": 0}))
+    aurank.train(config, tmp_path / "out")
+    ((embeddings, labels, ids),) = given
+    rows = ids[: len(ids) // 4]
+    assert len(rows) in (15, 16)
+    assert len(rows.unique()) == len(rows)
+    assert torch.equal(ids, rows.repeat(4))
+    assert labels.tolist() == build_splits(config.data, seed=3).train.labels[ids].tolist()
+    assert embeddings.shape == (4 * len(rows), 8)
+    assert sum(shape[0] for shape in seen if shape[2] == 16) == 2 * len(rows)
+    assert sum(shape[0] for shape in seen if shape[2] == 8) == 2 * len(rows)
+    assert len(seen) == (2 if micro_batch is None else 8)
+
+
+@pytest.mark.parametrize("data", [{"views": 2}, CROPS], ids=["two views", "crops"])
+def test_a_run_of_views_with_cached_gradients_accumulation_and_a_memory_is_the_plain_run(
+    tmp_path: Path, data: dict[str, Any]
+) -> None:
+    for name, micro_batch in (("plain", None), ("cached", 10)):
+        train = {"steps": 2, "accumulate": 2, "micro_batch": micro_batch}
+        config = tiny_config(**EXACT, data=data, train=train, memory={"size": 100, "start_at": 1})
+        config["loss"] = {"name": "smooth_ap", "params": {"temperature": 0.1}}
+        aurank.train(config, tmp_path / name)
+    plain, cached = weights(tmp_path / "plain"), weights(tmp_path / "cached")
+    for name, value in plain.items():
+        torch.testing.assert_close(cached[name], value, rtol=1e-5, atol=1e-6, msg=name)
+    memory = load_checkpoint(tmp_path / "plain" / "last.pt")["loss"]["_extra_state"]
+    assert memory["filled"] == 100
+
+
+def test_a_run_of_views_and_crops_resumes_bit_for_bit(tmp_path: Path) -> None:
+    config = tiny_config("smooth_ap", data={**CROPS, **OWN_LABELS, "workers": 2}, sampler=SHUFFLED, train={"steps": 4})
+    aurank.train(config, tmp_path / "whole")
+
+    def interrupt(kind: str, values: dict[str, object]) -> None:
+        if kind == "step" and values["step"] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert aurank.train(config, tmp_path / "stopped", listener=interrupt).steps == 3
+    aurank.train(config, tmp_path / "stopped", resume=True, overrides=["data.workers=0"])
+    assert_equal(
+        *(load_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "stopped")), ignore=("python", "workers")
+    )
+
+
+def test_views_of_unreadable_images_are_left_out_and_batches_of_one_image_passed_over(tmp_path: Path) -> None:
+    config = broken_photos(tmp_path / "photos")
+    config["data"] |= {"cache": "0", "views": 3}
+    config["sampler"]["batch"] = 2
+    told: list[float] = []
+    result = aurank.train(
+        config,
+        tmp_path / "out",
+        listener=lambda kind, values: told.append(values["images_per_second"]) if kind == "step" else None,
+    )
+    assert result.skipped["train"] == 8
+    assert len(told) == 12
+    assert min(told) > 0
+
+
+def test_a_rehearsal_counts_images_and_views() -> None:
+    one, four = (rehearse(read_config(tiny_config(data=data))) for data in ({}, CROPS))
+    assert (four.batch, four.views, four.batches_per_epoch) == (one.batch, 4, one.batches_per_epoch)
+    assert "16 images in 4 views each, 46 batches an epoch" in str(four)
+    assert "views" not in str(one)
+    used = [part.memory["activations"] - part.memory["weights"] for part in (one, four)]
+    assert 2 * used[0] < used[1]  # two small crops count for half a large one
+    micro = rehearse(read_config(tiny_config(data={"views": 2}, train={"micro_batch": 32})))
+    assert micro.notices == [
+        "train.micro_batch=32 has no effect: batches of 32 images over 1 process(es) are no larger"
+    ]
+
+
+def test_crops_that_are_all_large_are_told() -> None:
+    (notice,) = rehearse(read_config(tiny_config(data={**CROPS, "views": 2}))).notices
+    assert notice == "there are no small crops: the first global_views=2 views are large ones, and data.views=2"
+
+
+def test_a_backbone_that_cannot_take_the_small_crops_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    model = {"backbone": "vit_tiny_patch16_224", "params": {"img_size": 32}}
+    data = {**CROPS, "image_size": 32}
+    data["train_transform"] = {"name": "multi_crop", "params": {"local_size": 16}}
+    with pytest.raises(UserError, match=r"train_transform\.params\.local_size=16 .*dynamic_img_size=true"):
+        aurank.train(tiny_config(data=data, model=model), tmp_path / "out")
+    model["params"] = {"img_size": 32, "dynamic_img_size": True}
+    aurank.train(tiny_config(data=data, model=model, train={"steps": 3}), tmp_path / "other")
+    # Where all views are large, nobody asks for the small size.
+    model["params"] = {"img_size": 32}
+    aurank.train(tiny_config(data={**data, "views": 2}, model=model, train={"steps": 3}), tmp_path / "large")
+
+
+def test_labels_of_images_are_rows_and_what_is_measured_stays_by_class(tmp_path: Path) -> None:
+    config = read_config(tiny_config("smooth_ap", data=OWN_LABELS, sampler=SHUFFLED, train={"steps": 3}))
+    by_class = build_splits(read_config(tiny_config()).data, seed=3)
+    splits = build_splits(config.data, seed=3)
+    assert splits.train.paths == by_class.train.paths
+    assert splits.train.labels.tolist() == list(range(len(splits.train)))
+    assert splits.whole.sha256 == by_class.whole.sha256
+    for name in ("val", "test"):
+        assert np.array_equal(getattr(splits, name).labels, getattr(by_class, name).labels)
+    result = aurank.train(config, tmp_path / "out")
+    assert result.report is not None
+    assert result.report.num_queries == 899
+    assert {record["step"] for record in records(tmp_path / "out", "val")} == {3}
+
+
+def unlabelled_photos(root: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    photos(root, {"one": 9, "two/deep": 9, "test": 2})
+    data = {"name": "unlabelled", "root": str(root), **OWN_LABELS}
+    return tiny_config("smooth_ap", **{"data": data, "sampler": {**SHUFFLED, "batch": 8}, **sections})
+
+
+def test_a_folder_without_labels_is_trained_on_without_being_measured(tmp_path: Path) -> None:
+    config = unlabelled_photos(tmp_path / "photos", train={"steps": 6, "validate_every": 4, "checkpoint_every": 6})
+    said: list[str] = []
+    told: list[str] = []
+
+    def listen(kind: str, values: dict[str, Any]) -> None:
+        told.append(kind)
+        if kind == "notice":
+            said.append(values["text"])
+
+    notice = "photos has no test split: nothing is measured at the end, best is the newest checkpoint"
+    rehearsal = rehearse(read_config(config))
+    assert rehearsal.images == {"train": 20}
+    assert notice in rehearsal.notices
+    result = aurank.train(config, tmp_path / "out", listener=listen)
+    assert said == [notice]
+    assert (result.report, result.best, result.steps, result.stopped_by) == (None, {}, 6, None)
+    assert not {"testing", "tested"} & set(told)
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"config.yaml", "metrics.jsonl", "last.pt", "best.pt", "timing.json"}
+    assert load_checkpoint(tmp_path / "out" / "best.pt")["progress"]["step"] == 6
+    # Measured elsewhere, on images that have classes.
+    photos(tmp_path / "classes", {"a": 3, "b": 3})
+    report = evaluate_model(f"aurank:{tmp_path / 'out' / 'best'}", Images(data=f"folder:{tmp_path / 'classes'}"))
+    assert report.num_queries == 6
+    assert aurank.train(config, tmp_path / "out", resume=True).report is None
+
+
+def test_without_own_labels_a_test_split_is_still_needed(tmp_path: Path) -> None:
+    config = unlabelled_photos(tmp_path / "photos")
+    config["data"]["train_labels"] = "class"
+    config["data"]["validation_fraction"] = 0
+    with pytest.raises(UserError, match=r"no images in split 'test'.*; set data\.train_labels=image, data\.views=2"):
+        aurank.train(config, tmp_path / "out")
+    config["data"]["train_labels"] = "image"
+    config["train"]["early_stopping"] = 2
+    with pytest.raises(UserError, match=r"early_stopping=2 needs a validation split and photos has none"):
+        aurank.train(config, tmp_path / "out")
+    result = aurank.train(unlabelled_photos(tmp_path / "photos", train={"steps": 3}), tmp_path / "other")
+    assert result.report is None
+
+
+def test_a_discarded_projection_of_several_layers_is_trained_and_not_measured(tmp_path: Path) -> None:
+    model = {"head_layers": 3, "head_width": 16, "discard_head": True}
+    config = tiny_config("smooth_ap", model=model, train={"steps": 3, "ema": 0.5}, memory={"size": 100})
+    result = aurank.train(config, tmp_path / "out")
+    assert load_checkpoint(tmp_path / "out" / "last.pt")["loss"]["embeddings"].shape == (100, 8)
+    encoder, transform = aurank.load(tmp_path / "out" / "best")
+    assert encoder(transform(np.zeros((20, 20, 1), np.uint8))[None]).shape == (1, 512)
+    report = evaluate_model(f"aurank:{tmp_path / 'out' / 'best'}")
+    assert result.report is not None
+    assert report.metrics == result.report.metrics
+    # A projection of another shape starts afresh, all of it.
+    first = {"init_from": str(tmp_path / "out" / "best"), "head_layers": 2, "head_width": 16}
+    parts = tiny_config(model=first, train={"steps": 3})
+    aurank.train(parts, tmp_path / "again")
