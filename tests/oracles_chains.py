@@ -59,3 +59,31 @@ def emc2_first_batch(
         pull = sum(row[reference] for reference in positives) / len(positives)
         found[query] = total / (len(negatives) - skipped) - pull
     return found
+
+
+def negative_cache_first_batch(
+    similarity: Tensor,
+    positive: Mask,
+    negative: Mask,
+    *,
+    temperature: float,
+    samples: int,
+    weighted: bool,
+    seed: int = 0,
+) -> PerQuery:
+    """(1 − p⁺)·(s⁻ − mean s⁺) for a negative drawn by Gumbel-max, while the cache of all samples is empty."""
+    host = torch.Generator().manual_seed(seed)
+    device = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=host)))
+    queries, references = similarity.shape
+    uniform = torch.rand(queries, references + samples, generator=device).double()
+    found = {}
+    for query, (positives, negatives) in sides(positive, negative).items():
+        row = similarity[query]
+        noise = [-math.log(-math.log(float(number))) for number in uniform[query]]
+        plain = row.tolist()
+        drawn = max(negatives, key=lambda column: plain[column] / temperature + noise[column])
+        pull = sum(row[reference] for reference in positives) / len(positives)
+        push = sum(math.exp(plain[column] / temperature) for column in negatives)
+        share = push / (push + math.exp(float(pull.detach()) / temperature)) if weighted else 1.0
+        found[query] = share * (row[drawn] - pull)
+    return found

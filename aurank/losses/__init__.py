@@ -21,6 +21,7 @@ from aurank.losses.lightly import LightlyLoss, barlow_twins, from_lightly, vicre
 from aurank.losses.listwise_ap import ListwiseAPLoss
 from aurank.losses.miners import MINERS
 from aurank.losses.multiple import MultipleLosses
+from aurank.losses.negative_cache import NegativeCacheLoss
 from aurank.losses.neuclip import NeuCLIPLoss
 from aurank.losses.pairs import Pairs, Positives, make_pairs
 from aurank.losses.pml import PMLLoss, contrastive, multi_similarity, triplet
@@ -50,6 +51,7 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
     "lightly": from_lightly,
     "listwise_ap": ListwiseAPLoss,
     "multi_similarity": multi_similarity,
+    "negative_cache": NegativeCacheLoss,
     "neuclip": NeuCLIPLoss,
     "recall_at_k": RecallAtKLoss,
     "semi_variance": SemiVarianceLoss,
@@ -84,6 +86,7 @@ __all__ = [
     "LightlyLoss",
     "ListwiseAPLoss",
     "MultipleLosses",
+    "NegativeCacheLoss",
     "NeuCLIPLoss",
     "PMLLoss",
     "PairLoss",

@@ -72,7 +72,7 @@ class EMC2Miner(nn.Module):
         rows = pairs.valid_rows[walk.steps[pairs.valid_rows].any(dim=1)]
         negatives = drawn(walk, rows, self.per_anchor)
         index, mask = pairs.positives.index[rows], pairs.positives.mask[rows]
-        anchor, positive, negative = torch.broadcast_tensors(
+        anchor, positive, negative = torch.broadcast_tensors(  # type: ignore[no-untyped-call]
             rows[:, None, None], index[:, :, None], negatives[:, None, :]
         )
         wanted = mask[:, :, None].expand_as(anchor)

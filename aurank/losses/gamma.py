@@ -59,5 +59,6 @@ class Gamma(nn.Module):
         return self.value
 
     def set_extra_state(self, state: float) -> None:
-        """Nothing; γ goes on from there."""
-        self.value = float(state)
+        """Nothing; γ goes on from there, unless it is constant, which is for the constructor to say."""
+        if self.schedule != "constant":
+            self.value = float(state)

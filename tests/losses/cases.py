@@ -31,6 +31,7 @@ from aurank.losses import (
     InfoNCELoss,
     ISogCLRLoss,
     ListwiseAPLoss,
+    NegativeCacheLoss,
     NeuCLIPLoss,
     PairLoss,
     RecallAtKLoss,
@@ -96,6 +97,15 @@ def emc2(out_of_batch: str) -> Case:
         lambda **given: EMC2Loss(SAMPLES, views=SAMPLES, out_of_batch=out_of_batch, **given),
         lambda s, p, n, y: {"loss": oracles_chains.emc2_first_batch(s, p, n, temperature=0.07)},
         names_references=True,
+    )
+
+
+def negative_cache(weighted: bool) -> Case:
+    """On its first batch, when the cache is empty."""
+    settings = {"temperature": 0.07, "samples": SAMPLES, "weighted": weighted, "seed": 2}  # draws what has no positive
+    return Case(
+        lambda **given: NegativeCacheLoss(SAMPLES, views=SAMPLES, positive_in_denominator=weighted, seed=2, **given),
+        lambda s, p, n, y: {"loss": oracles_chains.negative_cache_first_batch(s, p, n, **settings)},
     )
 
 
@@ -190,6 +200,8 @@ TABLE = {
         lambda **given: ListwiseAPLoss(tie_aware=True, **given),
         lambda s, p, n, y: {"loss": oracles_binned.tie_aware_ap(s, p, n, number=20)},
     ),
+    "negative_cache": negative_cache(weighted=True),
+    "negative_cache unweighted": negative_cache(weighted=False),
     "neuclip": neuclip(),
     "recall_at_k": recall_at_k(official=False),
     "recall_at_k official": recall_at_k(official=True),

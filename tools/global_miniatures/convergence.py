@@ -7,13 +7,15 @@ so that what remains is the error of the estimator and not the noise of its last
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from aurank.data import TRANSFORMS, ImageDataset
+from aurank.data import ImageDataset
+from aurank.data.augmentations import SimCLR
 from aurank.data.dataset import Key
 from aurank.losses import DCLLoss, EMC2Loss, InfoNCELoss, NegativeCacheLoss, SogCLRLoss
 from aurank.training import build_manifest, read_config
@@ -22,7 +24,7 @@ from global_miniatures.store import Line, Run
 IMAGES, VIEWS, SIDE, DIM = 500, 2, 32, 64
 TEMPERATURE = 0.2  # β = 5, as in the paper's table
 SAMPLES_SEEN = 60_000  # images drawn, equal for all batch sizes
-LR = 0.1
+LR = 0.03
 CHECKS = 12
 
 Loss = Callable[..., Tensor]
@@ -77,10 +79,12 @@ def views() -> Tensor:
     """The photos [photo, view, channel, side, side]: the first of Grocery's, in two SimCLR augmentations each."""
     config = read_config("grocery/soprc", [f"data.image_size={SIDE}", "data.validation_fraction=0"])
     manifest = build_manifest(config.data, seed=0).split("train").select(list(range(IMAGES)))
-    transform = TRANSFORMS["simclr"](image_size=SIDE, channels=3, strength=0.5, blur=0.0)
+    transform = SimCLR(SIDE, 3, strength=0.5, blur=0.0)
     data = ImageDataset(manifest, transform, channels=3)
     keys: list[Key] = [(row, 0, view) for row in range(IMAGES) for view in range(VIEWS)]
-    return data.__getitems__(keys).image.unflatten(0, (IMAGES, VIEWS))
+    images = data.__getitems__(keys).image
+    assert isinstance(images, Tensor)
+    return images.reshape(IMAGES, VIEWS, *images.shape[1:])
 
 
 def network(seed: int) -> nn.Module:
@@ -88,7 +92,7 @@ def network(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     widths = [3, 32, 64, 128, 128]
     layers: list[nn.Module] = []
-    for before, after in zip(widths[:-1], widths[1:], strict=True):
+    for before, after in pairwise(widths):
         layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.ReLU()]
     found = nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 4, DIM))
     for layer in found:
@@ -139,9 +143,8 @@ def carry_out(run: Run) -> Line:
         photos, order = order[:batch], order[batch:]
         ids = (photos * VIEWS + torch.arange(VIEWS)[:, None]).flatten()  # view 0 of all, view 1 of all
         embeddings = model(views().flatten(0, 1)[ids])
-        value = loss(embeddings, photos.repeat(VIEWS), ids=ids)
         optimiser.zero_grad()
-        torch.autograd.backward(value)
+        torch.autograd.backward(loss(embeddings, photos.repeat(VIEWS), ids=ids))
         optimiser.step()
         schedule.step()
     return {"lr": LR, "steps": steps, "course": course}

@@ -1,0 +1,168 @@
+"""Negative cache (Lindgren et al., NeurIPS 2021): negatives drawn from the softmax over stored embeddings."""
+
+import math
+from typing import Any, Literal, Unpack, get_args
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from aurank.errors import UserError
+from aurank.losses.base import PairLossOptions
+from aurank.losses.chains import chunks
+from aurank.losses.checks import Number, as_number, require_choice, require_positive, require_whole
+from aurank.losses.global_contrast import attraction
+from aurank.losses.keyed import KeyedLoss, keys
+from aurank.losses.pairs import Pairs
+from aurank.losses.randomness import SavedGenerator
+from aurank.losses.reencoding import Reencode, embedded_anew, row_similarity
+from aurank.losses.tagged_table import TaggedTable
+
+OutOfBatch = Literal["stored", "reencode"]
+
+SCORES = 2**22  # of queries against the cache at a time
+
+
+def gumbel_max(scores: Float[Tensor, "query candidate"], generator: torch.Generator | None) -> Int64[Tensor, " query"]:
+    """One candidate for each query, drawn from the softmax of its scores."""
+    uniform = torch.rand(scores.shape, generator=generator, device=scores.device, dtype=torch.float32)
+    return (scores - uniform.log_().neg_().log_().to(scores.dtype)).argmax(dim=1)
+
+
+class NegativeCacheLoss(KeyedLoss):
+    """w·(s⁻ − s⁺) of each query, its one negative drawn by Gumbel-max from the softmax of s/τ over the whole data set.
+
+    The embeddings of the batch are the current ones, those of all other rows of the data set are as a cache has them:
+    from the last batch that held them. w = 1 − p⁺, where p⁺ is the positive's share of the softmax over it and all
+    negatives: so the gradient is in the mean that of the cross-entropy, times τ. Its value is no estimate of the loss.
+    A sample not seen yet is no candidate, nor is one of the query's label.
+
+    num_samples: rows of the data set, which `ids` (or labels, in their absence) name.
+    out_of_batch: what a drawn negative that is not in the batch is: its "stored" embedding (default), or embedded anew
+        ("reencode") by `reencode`, a function of ids that `aurank train` sets, and so refreshed in the cache. Either is
+        a constant; the authors take a gradient through the new one.
+    refresh: ρ, the share of the cache embedded anew at each step, by turns, for "reencode"; 0 (default) none.
+    positive_in_denominator: False sets w = 1, the gradient of the contrastive loss without the positive in its sum.
+    embedding_dim: width of the embeddings; None takes it from the first batch.
+    seed: where the random numbers come from; their place in the sequence is saved.
+
+    The EMC² paper, which compares with it, stores images that are not augmented, and embeds B of them beside a batch;
+    here each row's last view in the batch is stored.
+
+    State: `cache.rows`, the embeddings, and `cache.tags`, the labels, by sample; whose turn it is as extra state.
+    """
+
+    reencode: Reencode | None = None
+
+    def __init__(
+        self,
+        num_samples: int,
+        temperature: Number = 0.07,
+        *,
+        out_of_batch: OutOfBatch = "stored",
+        refresh: Number = 0.0,
+        positive_in_denominator: bool = True,
+        embedding_dim: int | None = None,
+        seed: int = 0,
+        views: int = 2,
+        **options: Unpack[PairLossOptions],
+    ) -> None:
+        super().__init__(num_samples, views=views, **options)
+        self.temperature = require_positive("temperature", temperature)
+        self.out_of_batch = require_choice("out_of_batch", out_of_batch, get_args(OutOfBatch))
+        self.refresh = as_number(refresh)
+        if not 0 <= self.refresh <= 1:
+            raise UserError(f"refresh must be >= 0 and <= 1, the share of the cache, got {refresh!r}")
+        if refresh and out_of_batch != "reencode":
+            raise UserError(f'refresh={refresh} embeds images anew: set out_of_batch="reencode" too')
+        self.positive_in_denominator = positive_in_denominator
+        if embedding_dim is not None:
+            require_whole("embedding_dim", embedding_dim)
+        self.random = SavedGenerator(seed)
+        self.cache = TaggedTable(num_samples, embedding_dim or 0)
+        self.turn = 0  # the first sample to be embedded anew next
+
+    @property
+    def wants_reencode(self) -> bool:
+        """Whether `reencode`, which embeds images anew by their ids, has to be set."""
+        return self.out_of_batch == "reencode"
+
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """w·(s⁻ − s⁺)."""
+        drawn, log_normalizer = self._drawn(pairs)
+        size = pairs.similarity.shape[1]
+        inside, sample = drawn < size, (drawn - size).clamp(min=0)
+        known = self.cache.rows.shape[1] > 0  # False before the first batch, which says how wide they are
+        other = self.cache.rows[sample].to(pairs.query) if known else torch.zeros_like(pairs.query)
+        anew = sample[:0]
+        if self.wants_reencode:
+            anew = sample[~inside]
+            other[~inside] = self._embedded(pairs, anew)
+        here = pairs.similarity.gather(1, drawn.clamp(max=size - 1)[:, None])[:, 0]
+        push = torch.where(inside, here, row_similarity(self.distance, pairs.query, other)) if known else here
+        pull = attraction(pairs)
+        if self.training:
+            self._write(pairs, anew, other[~inside] if len(anew) else other[:0])
+        if not self.positive_in_denominator:
+            return push - pull
+        share = torch.sigmoid(log_normalizer - pull.detach() / self.temperature)
+        return share * (push - pull)
+
+    @torch.no_grad()
+    def _drawn(self, pairs: Pairs) -> tuple[Int64[Tensor, " query"], Float[Tensor, " query"]]:
+        """For each query a reference, or the number of references plus a sample; and log Σ exp(s/τ) of all of them."""
+        generator = self.random.on_device(pairs.query.device)
+        drawn, log_normalizer = [], []
+        number = pairs.similarity.shape[1] + self.num_samples
+        cached = self.cache.seen & ~self._in_batch(pairs)
+        rows = self.cache.rows.to(pairs.query)
+        for part in chunks(len(pairs.query), max(1, SCORES // number)):
+            similarity = pairs.negative_similarity[part].detach()
+            beyond = similarity.new_zeros(len(similarity), self.num_samples)
+            if rows.shape[1]:
+                beyond = self.distance(pairs.query[part].detach(), rows)
+                beyond = beyond if self.distance.is_inverted else -beyond
+            wanted = cached & (self.cache.tags != pairs.query_labels[part, None])
+            scores = torch.cat([similarity, beyond.masked_fill(~wanted, -torch.inf)], dim=1) / self.temperature
+            drawn.append(gumbel_max(scores, generator))
+            log_normalizer.append(scores.logsumexp(dim=1))
+        return torch.cat(drawn), torch.cat(log_normalizer)
+
+    def _in_batch(self, pairs: Pairs) -> Tensor:
+        """True for each sample that is in the batch or among its references."""
+        index = keys(pairs)
+        if pairs.reference_ids is not None:
+            named = (pairs.reference_ids >= 0) & (pairs.reference_ids < self.num_samples)
+            index = torch.cat([index, torch.where(named, pairs.reference_ids, index[0])])
+        return torch.zeros_like(self.cache.seen).index_fill_(0, index, True)
+
+    def _embedded(self, pairs: Pairs, ids: Int64[Tensor, " entry"]) -> Float[Tensor, "entry dim"]:
+        name = type(self).__name__
+        return embedded_anew(self.reencode, ids, like=pairs.query.detach(), is_shared=pairs.is_shared, name=name)
+
+    @torch.no_grad()
+    def _write(self, pairs: Pairs, anew: Int64[Tensor, " entry"], values: Float[Tensor, "entry dim"]) -> None:
+        """Nothing; the cache has what was embedded anew, the samples whose turn it is, and the batch."""
+        rows = pairs.valid_rows
+        number = math.ceil(self.refresh * self.num_samples)
+        turn = (torch.arange(number, device=rows.device) + self.turn) % self.num_samples
+        turn = turn[self.cache.seen[turn]] if number else turn
+        fresh = self._embedded(pairs, turn) if number else values[:0]
+        index = torch.cat([anew, turn])
+        wrote = self.cache.put(
+            torch.cat([index, keys(pairs)[rows]]),
+            torch.cat([self.cache.tags[index], pairs.query_labels[rows]]),
+            torch.cat([values.to(pairs.query), fresh, pairs.query[rows]]),
+            is_shared=pairs.is_shared,
+        )
+        if wrote:
+            self.random.advance()
+            self.turn = (self.turn + number) % self.num_samples
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Whose turn it is to be embedded anew."""
+        return {"turn": self.turn}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Nothing; goes on from there."""
+        self.turn = int(state["turn"])
