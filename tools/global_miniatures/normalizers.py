@@ -85,7 +85,7 @@ def data() -> tuple[Tensor, Tensor, Tensor, int]:
     images = ImageDataset(manifest, Center(SIDE, 3, margin=1), channels=3).__getitems__(list(range(len(paths)))).image
     assert isinstance(images, Tensor)
     tokeniser = Tokeniser.learn(texts, length=LENGTH)
-    return images, tokeniser.encode(texts), torch.from_numpy(manifest.labels), tokeniser.vocabulary
+    return images, tokeniser.encode(texts), torch.tensor(manifest.labels), tokeniser.vocabulary
 
 
 def loss_of(run: Run, pairs: int) -> FastCLIPLoss | NeuCLIPLoss:
