@@ -37,7 +37,8 @@ class EMC2Loss(KeyedLoss):
     out_of_batch: how a state that is not among the query's negatives in the batch is scored. "stored" (default) by its
         embedding when it was accepted, which takes num_samples · embedding_dim numbers; "restart" not at all, the first
         proposal is accepted; "reencode" by `chains.reencode`, a function that embeds ids anew (`aurank train` sets it).
-        Its embedding is a constant; the authors take a gradient through it as well.
+        A stored embedding is a constant; one embedded anew has a gradient if the function returns it with a graph, as
+        the authors' code does and `aurank train`, which spares the time, does not.
     embedding_dim: width of the embeddings; None takes it from the first batch.
     seed: where the random numbers come from; their place in the sequence is saved.
     official: as the authors' code: the state is scored by its similarity when it was accepted, whatever the weights and

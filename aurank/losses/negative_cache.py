@@ -39,8 +39,8 @@ class NegativeCacheLoss(KeyedLoss):
 
     num_samples: rows of the data set, which `ids` (or labels, in their absence) name.
     out_of_batch: what a drawn negative that is not in the batch is: its "stored" embedding (default), or embedded anew
-        ("reencode") by `reencode`, a function of ids that `aurank train` sets, and so refreshed in the cache. Either is
-        a constant; the authors take a gradient through the new one.
+        ("reencode") by `reencode`, a function of ids that `aurank train` sets, and so refreshed in the cache. A stored
+        one is a constant; a new one has a gradient if the function returns it with a graph, as the authors' does.
     refresh: ρ, the share of the cache embedded anew at each step, by turns, for "reencode"; 0 (default) none.
     positive_in_denominator: False sets w = 1, the gradient of the contrastive loss without the positive in its sum.
     embedding_dim: width of the embeddings; None takes it from the first batch.

@@ -26,7 +26,6 @@ def row_similarity(
     return similarity if distance.is_inverted else -similarity
 
 
-@torch.no_grad()
 def embedded_anew(
     reencode: Reencode | None,
     ids: Int64[Tensor, " entry"],
@@ -35,7 +34,7 @@ def embedded_anew(
     is_shared: bool,
     name: str,
 ) -> Float[Tensor, "entry dim"]:
-    """The embeddings of images of the data set as the encoder gives them now, without a graph.
+    """The embeddings of images of the data set as the encoder gives them now, with their graph if they come with one.
 
     Each image is embedded once, and each by one of the processes where all of them ask for the same (`is_shared`). The
     host waits for the ids. Errors: UserError without a callback, or where it returns something else.

@@ -321,3 +321,18 @@ def test_processes_keep_one_state_also_where_states_are_embedded_anew(tmp_path: 
     for rank in ranks:
         torch.testing.assert_close(rank[0], values, rtol=0, atol=1e-12)
     torch.testing.assert_close(ranks[0][1]["shared"], states["shared"], rtol=0, atol=1e-12)
+
+
+def test_a_state_embedded_anew_with_a_graph_gets_its_gradient() -> None:
+    weights = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    loss = EMC2Loss(8, temperature=0.01, burn_in=0.0, out_of_batch="reencode").double()
+    loss.chains.reencode = lambda ids: weights[ids]
+    labels = torch.tensor([0, 1, 0, 1])
+    loss(weights, labels, ids=torch.arange(4))
+    state = int(loss.states[0])
+    query = weights[0].detach()
+    opposite = torch.stack([query, -query, -query, -query])  # so far away that no chain moves
+    value = loss(opposite, torch.tensor([0, 2, 0, 2]), ids=torch.tensor([0, 5, 6, 7]))
+    (gradient,) = torch.autograd.grad(value, weights)
+    assert gradient[state].any()
+    assert not gradient[0].any()

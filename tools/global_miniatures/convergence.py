@@ -42,8 +42,11 @@ METHODS: dict[str, Callable[[float], Loss]] = {
     "sogclr_v1": lambda _: by_photo(SogCLRLoss(IMAGES, temperature=TEMPERATURE)),
     "sogclr_v2": lambda _: by_photo(SogCLRLoss(IMAGES, temperature=TEMPERATURE, normalizer="shared")),
     "sogclr_view": lambda _: SogCLRLoss(IMAGES * VIEWS, temperature=TEMPERATURE),
-    "negative_cache": lambda _: NegativeCacheLoss(IMAGES * VIEWS, temperature=TEMPERATURE),
-    "emc2": lambda burn_in: EMC2Loss(IMAGES * VIEWS, temperature=TEMPERATURE, burn_in=burn_in),
+    "emc2": lambda burn_in: EMC2Loss(IMAGES * VIEWS, temperature=TEMPERATURE, burn_in=burn_in, out_of_batch="reencode"),
+    "emc2_stored": lambda burn_in: EMC2Loss(IMAGES * VIEWS, temperature=TEMPERATURE, burn_in=burn_in),
+    "negative_cache": lambda _: NegativeCacheLoss(
+        IMAGES * VIEWS, temperature=TEMPERATURE, out_of_batch="reencode", refresh=0.1, positive_in_denominator=False
+    ),
 }
 TITLES = {
     "simclr": "SimCLR (InfoNCE)",
@@ -51,8 +54,9 @@ TITLES = {
     "sogclr_v1": "SogCLR, V1",
     "sogclr_v2": "SogCLR, V2",
     "sogclr_view": "SogCLR, u for each view",
-    "negative_cache": "negative cache",
     "emc2": "EMC²",
+    "emc2_stored": "EMC², stored states",
+    "negative_cache": "negative cache",
 }
 
 
@@ -127,6 +131,9 @@ def carry_out(run: Run) -> Line:
     model, random = network(run.seed), torch.Generator().manual_seed(run.seed)
     burn_in = run.settings.get("burn_in", 0.5)
     loss = METHODS[run.name](burn_in)
+    for part in loss.modules() if isinstance(loss, nn.Module) else ():
+        if getattr(part, "wants_reencode", False):  # with its graph, as the authors do
+            setattr(part, "reencode", lambda ids: normalize(model(views().flatten(0, 1)[ids])))  # noqa: B010
     steps = SAMPLES_SEEN // batch
     optimiser = torch.optim.SGD(model.parameters(), lr=LR)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)

@@ -112,7 +112,7 @@ def errors(run: Run, loss: FastCLIPLoss | NeuCLIPLoss, towers: Towers, pairs: in
     exact = [log_mean_exp(side, TEMPERATURE, relative=True) for side in (whole, whole.other_way())]
     order = torch.randperm(pairs, generator=torch.Generator().manual_seed(0))
     squares: list[Tensor] = []
-    for rows in order.split(batch):
+    for rows in torch.split(order, batch):
         some = pairs_of(embedded[0][rows], embedded[1][rows], labels[rows])
         for side, wanted in zip((some, some.other_way()), exact, strict=True):
             # what a batch of a few classes cannot say: a query without a negative in it
@@ -132,7 +132,7 @@ def errors(run: Run, loss: FastCLIPLoss | NeuCLIPLoss, towers: Towers, pairs: in
 
 def embed_all(towers: Towers, images: Tensor, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Embeddings of both sides, some at a time."""
-    for rows in torch.arange(len(images)).split(512):
+    for rows in torch.split(torch.arange(len(images)), 512):
         yield towers(images[rows], tokens[rows])
 
 
