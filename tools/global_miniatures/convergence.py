@@ -23,7 +23,7 @@ from global_miniatures.store import Line, Run
 
 IMAGES, VIEWS, SIDE, DIM = 500, 2, 32, 64
 TEMPERATURE = 0.2  # β = 5, as in the paper's table
-SAMPLES_SEEN = 32_000  # images drawn, equal for all batch sizes
+SAMPLES_SEEN = 96_000  # images drawn, equal for all batch sizes
 LR = 0.03
 CHECKS = 12
 
