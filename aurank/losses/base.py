@@ -1,9 +1,11 @@
 """PairLoss: the only bridge between the losses of aurank and pytorch-metric-learning (PML)."""
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
+import torch
 from jaxtyping import Float
 from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
 from pytorch_metric_learning.losses import BaseMetricLossFunction
@@ -68,6 +70,7 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
             embedding_reg_weight=embedding_reg_weight,
         )
         self.gather = Gather(distributed)
+        self._told = False
 
     @abstractmethod
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
@@ -87,7 +90,10 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
                 f"{type(self).__name__} with two_way=True contrasts two modalities: pass the other one, "
                 "loss(images, labels, ref_emb=texts, ref_labels=labels)"
             )
-        pairs = make_pairs(self.prepared(self.gather(inputs)), distance=self.distance, two_way=self.two_way)
+        inputs = self.prepared(self.gather(inputs))
+        pairs = make_pairs(inputs, distance=self.distance, two_way=self.two_way)
+        if self.training and inputs.indices_tuple is None and len(pairs.valid_rows) == 0:
+            self._tell_of_nothing(pairs)
         with without_autocast(pairs.query.device):
             found = [self._reduced(side) for side in ((pairs, pairs.other_way()) if self.two_way else (pairs,))]
         if isinstance(found[0], dict):  # of a reducer that reduces nothing
@@ -97,6 +103,17 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
     def prepared(self, inputs: Inputs) -> Inputs:
         """The inputs of all processes as the pairs are made of them: where a loss completes or refuses them."""
         return inputs
+
+    def _tell_of_nothing(self, pairs: Pairs) -> None:
+        if self._told or torch.compiler.is_compiling():
+            return
+        self._told = True
+        labels = len(torch.unique(pairs.host_query_labels))
+        warnings.warn(
+            f"no query of the batch has both a positive and a negative ({len(pairs.query)} queries of {labels} labels, "
+            f"{len(pairs.reference)} references), so the loss is 0: draw several images of each of several labels",
+            stacklevel=2,
+        )
 
     def _reduced(self, pairs: Pairs) -> Any:
         # computed though no query may be valid: under torch.distributed the other ranks wait for this one's state

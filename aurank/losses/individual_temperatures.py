@@ -7,11 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from aurank.losses.distributed import world_size
 from aurank.losses.global_contrast import stacked
 from aurank.losses.keyed import keys
 from aurank.losses.pairs import Pairs
-from aurank.losses.state import RowTable, gather_entries
+from aurank.losses.state import RowTable
 
 Update = Literal["momentum", "adam"]
 WATCH_EVERY = 1000  # steps between looks at the bounds: each makes the host wait for the device
@@ -67,10 +66,7 @@ class IndividualTemperatures(nn.Module):
         """
         table, rows = self._table(pairs), pairs.valid_rows
         index, gradients = keys(pairs)[rows], gradient[rows][:, None].to(table.rows.dtype)
-        if not pairs.is_shared:
-            index, gradients = gather_entries(index, gradients)
-            if table.on_host and world_size() > 1:
-                table.prefetch(index.cpu(), index.device)  # rows of other processes' batches too
+        index, gradients = table.gathered(index, gradients, is_shared=pairs.is_shared)
         if len(index) == 0:
             return
         mean, finite = table.mean(index, gradients)

@@ -120,14 +120,21 @@ class RowTable(FullPrecision):
         them all already. Values not finite are left out.
         """
         values = values.detach().to(self.rows.dtype)
-        if not is_shared:
-            index, values = gather_entries(index, values)
-            if self.on_host and world_size() > 1:
-                self.prefetch(index.cpu(), index.device)  # rows of other processes' batches too
+        index, values = self.gathered(index, values, is_shared=is_shared)
         if len(index) == 0:
             return
         mean, finite = self.mean(index, values)
         self.write(index, self.blended(index, mean, rate=rate), finite)
+
+    def gathered(
+        self, index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"], *, is_shared: bool
+    ) -> tuple[Int64[Tensor, " total"], Float[Tensor, "total width"]]:
+        """The entries of all ranks, which must all call; `is_shared` says that each rank has them all already."""
+        if not is_shared:
+            index, values = gather_entries(index, values)
+            if self.on_host and world_size() > 1:
+                self.prefetch(index.cpu(), index.device)  # rows of other processes' batches too
+        return index, values
 
     def mean(
         self, index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"]

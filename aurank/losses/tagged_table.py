@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from aurank.losses.state import RowTable, gather_entries, group_entries
+from aurank.losses.state import RowTable, group_entries
 
 NONE = -1
 
@@ -42,7 +42,8 @@ class TaggedTable(RowTable):
         """
         values = values.detach().to(self.rows.dtype)
         if not is_shared:  # in one piece: float64 holds every id, and every float32
-            index, both = gather_entries(index, torch.cat([tags[:, None], values], dim=1).to(torch.float64))
+            both = torch.cat([tags[:, None], values], dim=1).to(torch.float64)
+            index, both = self.gathered(index, both, is_shared=False)
             tags, values = both[:, 0].to(torch.int64), both[:, 1:].to(self.rows.dtype)
         if len(index) == 0:
             return False

@@ -78,6 +78,7 @@ def test_references_are_the_batch_and_the_newest_earlier_rows() -> None:
     torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore:no query of the batch")
 @pytest.mark.parametrize("sizes", [[5, 5, 5, 5, 5], [12, 3, 12, 1, 20], [2, 30, 2]])
 def test_the_memory_holds_the_newest_rows_in_order_whatever_the_batches(sizes: list[int]) -> None:
     memory = memory_of("smooth_ap", size=13)

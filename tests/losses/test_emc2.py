@@ -277,6 +277,7 @@ def calls_of(reencode: Callable[[Tensor], object] | None, **given: object) -> EM
     return loss
 
 
+@pytest.mark.filterwarnings("ignore:no query of the batch")
 def test_reencoding_needs_a_callback_that_returns_embeddings() -> None:
     assert EMC2Loss(4, out_of_batch="reencode").chains.wants_reencode
     assert not EMC2Loss(4).chains.wants_reencode

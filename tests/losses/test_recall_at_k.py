@@ -88,6 +88,7 @@ def test_mixup_of_similarities_is_that_of_embeddings_averaged_over_true_and_virt
     torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:no query of the batch")
 def test_mixup_draws_anew_at_each_step_and_rests_in_evaluation_mode() -> None:
     embeddings, labels = batch()
     loss, plain = RecallAtKLoss(similarity_mixup=True), RecallAtKLoss()
