@@ -3,9 +3,133 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from global_miniatures.store import Store
+import numpy as np
+from matplotlib.figure import Figure
+from miniatures.plots import COLOURS, INK, MUTED, canvas, save
+
+from global_miniatures import convergence, training
+from global_miniatures.store import Line, Store
+from global_miniatures.tables import TITLES
 
 
 def draw_all(store: Store, out: Path) -> Iterator[Path]:
     """The pictures drawn, of what there are results of."""
-    yield from ()
+    pictures = {
+        "convergence": courses,
+        "representations": batches,
+        "homogeneity": homogeneity,
+        "temperatures": temperatures,
+        "normalizers": normalizers,
+    }
+    for name, draw in pictures.items():
+        if store.of("representations" if name == "homogeneity" else name):
+            yield save(draw(store), out / f"{name}.png")
+
+
+def courses(store: Store) -> Figure:
+    """The exact loss and squared gradient norm by images drawn, seed 0; SimCLR by batch; EMC² by burn-in."""
+    figure, (left, middle, right) = canvas(3, height=3.8)
+    lines = [line for line in store.of("convergence") if line["seed"] == 0]
+
+    def draw(axes: object, line: Line, label: str, colour: str, style: str = "-") -> None:
+        images = [check["images"] for check in line["course"]]
+        norms = [check["squared_gradient_norm"] for check in line["course"]]
+        axes.plot(images, norms, style, color=colour, label=label, linewidth=1.2)  # type: ignore[attr-defined]
+
+    plain = [line for line in lines if line["settings"] == {"batch": 4}]
+    colours = dict(zip(convergence.TITLES, (*COLOURS, MUTED, INK), strict=False))
+    for line in plain:
+        style = "--" if line["name"] in ("emc2_stored", "sogclr_v2") else "-"
+        draw(left, line, convergence.TITLES[line["name"]], colours[line["name"]], style)
+    sizes = [line for line in lines if line["name"] == "simclr"]
+    for line, colour in zip(sorted(sizes, key=lambda each: each["settings"]["batch"]), COLOURS, strict=False):
+        draw(middle, line, f"SimCLR, b = {line['settings']['batch']}", colour)
+    burnt = [line for line in lines if line["name"] == "emc2" and line["settings"]["batch"] == 4]
+    for line, colour in zip(
+        sorted(burnt, key=lambda each: each["settings"].get("burn_in", 0.5)), COLOURS, strict=False
+    ):
+        draw(right, line, f"EMC², P = {round(6 * line['settings'].get('burn_in', 0.5))}", colour)
+    for axes in (left, middle, right):
+        axes.set_yscale("log")
+        axes.set_xlabel("images drawn", fontsize=9)
+        axes.legend(frameon=False, fontsize=7)
+    left.set_ylabel("squared norm of the exact gradient", fontsize=9)
+    return figure
+
+
+def batches(store: Store) -> Figure:
+    """mAUPRC and probe by method and batch."""
+    figure, axes = canvas(2, height=3.4)
+    for each, (key, title) in zip(
+        axes, {"mauprc": "test mAUPRC", "probe_top1": "linear probe, top-1"}.items(), strict=True
+    ):
+        for name, colour in zip(training.UNLABELLED, COLOURS, strict=True):
+            lines = sorted(store.of("representations", name), key=lambda line: line["settings"]["batch"])
+            each.plot(
+                [line["settings"]["batch"] for line in lines],
+                [line[key] for line in lines],
+                "o-",
+                color=colour,
+                label=TITLES[name],
+                markersize=4,
+            )
+        each.set_xscale("log", base=2)
+        each.set_xticks(training.BATCHES, [str(batch) for batch in training.BATCHES])
+        each.set(xlabel="batch", ylabel=title)
+    axes[1].legend(frameon=False, fontsize=7)
+    return figure
+
+
+def homogeneity(store: Store) -> Figure:
+    """How much the normaliser differs between images: percentiles of log E exp(s/τ), less its mean (000, Fig. 2)."""
+    figure, (axes,) = canvas(1, height=3.2)
+    for name, colour in zip(training.UNLABELLED, COLOURS, strict=True):
+        for line in store.of("representations", name):
+            if line["settings"]["batch"] == 64 and line["seed"] == 0:
+                axes.plot(line["homogeneity"], np.arange(0, 101, 5), color=colour, label=TITLES[name])
+    axes.set(xlabel="log E exp(s/τ) of an image, less the mean over images (τ = 0.1)", ylabel="percentile of images")
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def temperatures(store: Store) -> Figure:
+    """The mean temperature of each class by its size, a panel a run."""
+    lines = store.of("temperatures")
+    figure, axes = canvas(len(lines), height=3.2, share_y=True)
+    for each, line in zip(axes, lines, strict=True):
+        sizes = [entry["size"] for entry in line["classes"]]
+        each.plot(sizes, [entry["temperature"] for entry in line["classes"]], "o", color=COLOURS[0], markersize=4)
+        each.set_xscale("log")
+        each.set_title(line["name"].replace("rho", "ρ").replace("start", "τ₁"), loc="left", fontsize=9, color=INK)
+        each.set_xlabel("images of the class", fontsize=8)
+    axes[0].set_ylabel("mean τ of the class")
+    return figure
+
+
+def normalizers(store: Store) -> Figure:
+    """The error of the estimates along the training, by batch and size of the data; NeuCLIP's choices beside them."""
+    figure, axes = canvas(4, height=3.6, share_y=True)
+    main, panels = ("mini-batch", "FastCLIP", "NeuCLIP"), [(128, 2560), (64, 2560), (128, 256)]
+    for each, (batch, pairs) in zip(axes, panels, strict=False):
+        for name, colour in zip(main, COLOURS, strict=False):
+            for line in store.of("normalizers", name):
+                if (line["settings"]["batch"], line["settings"]["pairs"]) == (batch, pairs):
+                    course(each, line, name, colour)
+        each.set_title(f"B = {batch}, n = {pairs:,}", loc="left", fontsize=9, color=INK)
+        each.legend(frameon=False, fontsize=7)
+    others = [line for line in store.of("normalizers") if line["name"] not in main]
+    for line, colour in zip(others, (*COLOURS, *COLOURS), strict=False):
+        style = "-" if others.index(line) < len(COLOURS) else "--"
+        course(axes[3], line, line["name"], colour, style)
+    axes[3].set_title("NeuCLIP's choices", loc="left", fontsize=9, color=INK)
+    axes[3].legend(frameon=False, fontsize=5)
+    axes[0].set_yscale("log")
+    axes[0].set_ylabel("mean squared error of the log-normaliser", fontsize=8)
+    return figure
+
+
+def course(axes: object, line: Line, label: str, colour: str, style: str = "-") -> None:
+    """Draws one run's errors by samples seen."""
+    samples = [check["samples"] for check in line["course"]]
+    errors = [check["error"] for check in line["course"]]
+    axes.plot(samples, errors, style, color=colour, label=label, marker="o", markersize=3)  # type: ignore[attr-defined]

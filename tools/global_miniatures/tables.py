@@ -1,9 +1,165 @@
-"""The marked blocks of the page."""
+"""The Markdown tables, written between markers into the page."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from global_miniatures.store import Store
+from miniatures.results import Mean
+from miniatures.tables import TO_RUN, markdown, replaced
+
+from aurank.files import write_text
+from global_miniatures import convergence, normalizers, training
+from global_miniatures.store import Line, Store
+
+TITLES = {
+    "simclr": "SimCLR (InfoNCE)",
+    "dcl": "decoupled (DCL)",
+    "sogclr": "SogCLR",
+    "isogclr": "iSogCLR",
+    "emc2": "EMC²",
+    "neuclip": "NeuCLIP",
+    "soprc": "SOPRC",
+    "smooth_ap": "SmoothAP",
+}
+SCORES = {"mAUPRC": "mauprc", "1-NN (Recall@1)": "recall@1", "probe top-1": "probe_top1"}
 
 
 def write_tables(store: Store, page: Path) -> None:
-    """Nothing; writes the blocks."""
+    """Nothing; the marked blocks of the page hold what the runs say."""
+    blocks = {
+        "convergence": convergence_table(store),
+        "representations": representations_table(store),
+        "ablations": ablations_table(store),
+        "temperatures": temperatures_table(store),
+        "extremes": extremes_table(store),
+        "normalizers": normalizers_table(store),
+        "supervised": supervised_table(store),
+        "hardware": hardware_list(store),
+    }
+    text = page.read_text(encoding="utf-8")
+    for name, block in blocks.items():
+        text = replaced(text, f"miniatures: {name}", block, page)
+    write_text(page, text)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The table, or that there is nothing yet."""
+    held = list(rows)
+    return markdown(header, held) if held else TO_RUN
+
+
+def mean(lines: Sequence[Line], value: str, digits: int = 4) -> str:
+    """The mean over seeds."""
+    return Mean.of(line[value] for line in lines).text(digits)
+
+
+def convergence_table(store: Store) -> str:
+    """The exact loss and squared gradient norm at the end."""
+    rows = []
+    for name, title in convergence.TITLES.items():
+        groups: dict[tuple[int, float | None], list[Line]] = {}
+        for line in store.of("convergence", name):
+            groups.setdefault((line["settings"]["batch"], line["settings"].get("burn_in")), []).append(line)
+        for (batch, burn_in), lines in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] or 0.5)):
+            last = [line["course"][-1] for line in lines]
+            norms = Mean.of(end["squared_gradient_norm"] for end in last)
+            about = title if burn_in is None else f"{title}, P = {round(burn_in * (2 * batch - 2))}"
+            rows.append((about, f"{batch}", mean(last, "loss"), f"{norms.value:.1e}", f"{len(lines)}"))
+    return table(("estimator", "b", "exact loss", "squared gradient norm", "seeds"), rows)
+
+
+def representations_table(store: Store) -> str:
+    """Test metrics of each method by batch."""
+    rows = []
+    for name in training.UNLABELLED:
+        for batch in training.BATCHES:
+            lines = [line for line in store.of("representations", name) if line["settings"]["batch"] == batch]
+            if lines:
+                cells = (mean(lines, key) for key in SCORES.values())
+                rows.append((TITLES[name], f"{batch}", *cells, f"{len(lines)}"))
+    return table(("", "batch", *SCORES, "seeds"), rows)
+
+
+def ablations_table(store: Store) -> str:
+    """γ, and u before the batch."""
+    rows = []
+    for name in (*(f"gamma {gamma:g}" for gamma in training.GAMMAS), "u old"):
+        if lines := store.of("representations", name):
+            title = name.replace("gamma", "γ =").replace("u old", "γ = 0.9, u before the batch")
+            rows.append((title, *(mean(lines, key) for key in SCORES.values()), f"{len(lines)}"))
+    return table(("SogCLR, batch 64", *SCORES, "seeds"), rows)
+
+
+def temperatures_table(store: Store) -> str:
+    """Temperatures of the head and the tail."""
+    rows = [
+        (
+            line["name"].replace("rho", "ρ =").replace("start", "τ₁ ="),
+            f"{line['head']:.3f}",
+            f"{line['tail']:.3f}",
+            f"{line['deviation']:.3f}",
+            f"{line['spearman']:+.2f} (p = {line['p']:.1g})",
+            f"{line['mauprc']:.4f}",
+            f"{line['recall@1']:.4f}",
+        )
+        for line in store.of("temperatures")
+    ]
+    header = ("", "mean τ, head", "mean τ, tail", "deviation of τ", "rank correlation with class size")
+    return table((*header, "mAUPRC", "Recall@1"), rows)
+
+
+def extremes_table(store: Store) -> str:
+    """Whose temperatures are the least and the greatest, in the first run."""
+    lines = store.of("temperatures")[:1]
+
+    def cell(entry: dict[str, Any]) -> str:
+        return f"{entry['class']} ({entry['size']}): {entry['temperature']:.3f}"
+
+    rows = [
+        (cell(cold), cell(hot)) for line in lines for cold, hot in zip(line["coldest"], line["hottest"], strict=True)
+    ]
+    return table(("least τ", "greatest τ"), rows)
+
+
+def normalizers_table(store: Store) -> str:
+    """The mean squared error of the log-normaliser along the training."""
+    rows = []
+    for name in ("mini-batch", "FastCLIP", "NeuCLIP", *normalizers.VARIANTS):
+        for line in store.of("normalizers", name):
+            settings = line["settings"]
+            errors = [f"{check['error']:.3f}" for check in line["course"]]
+            rows.append((name, f"{settings['batch']}", f"{settings['pairs']:,}", *errors))
+    return table(("estimate", "B", "n", *(f"{part}/5" for part in range(1, normalizers.CHECKS + 1))), rows)
+
+
+def supervised_table(store: Store) -> str:
+    """Test metrics at the learning rate that validation chose."""
+    rows = []
+    for name in training.SUPERVISED:
+        by_rate: dict[float, list[Line]] = {}
+        for line in store.of("supervised", name):
+            by_rate.setdefault(line["settings"]["lr"], []).append(line)
+        if by_rate:
+            rate = max(by_rate, key=lambda each: by_rate[each][0]["val_mauprc"])
+            lines = by_rate[rate]
+            cells = (mean(lines, key) for key in ("mauprc", "recall@1", "recall@10"))
+            rows.append((TITLES[name], *cells, f"{rate:g}", f"{len(lines)}"))
+    return table(("", "mAUPRC", "Recall@1", "Recall@10", "learning rate", "seeds"), rows)
+
+
+def hardware_list(store: Store) -> str:
+    """Where the runs were made, and how loaded the machine was."""
+    by_place: dict[str, list[Line]] = {}
+    for line in store.lines:
+        place = f"{line['device']} ({line['cores']} cores, {line['threads']} threads, torch {line['torch']})"
+        by_place.setdefault(place, []).append(line)
+    return (
+        "\n".join(
+            f"- {len(lines)} runs on {place}, {min(line['seconds'] for line in lines):.0f} to "
+            f"{max(line['seconds'] for line in lines):.0f} s each, load average before a run "
+            f"{min(line['load'] for line in lines):.1f} to {max(line['load'] for line in lines):.1f}, commit "
+            f"{', '.join(sorted({line['commit'] for line in lines}))}"
+            for place, lines in by_place.items()
+        )
+        or TO_RUN
+    )
