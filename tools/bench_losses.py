@@ -73,6 +73,7 @@ PEERS: dict[str, Callable[[], Loss]] = {
     "SmoothAP, pair tensor": lambda: pair_tensor_smooth_ap,
 }
 XBM, MEMORY = "xbm", 8192
+PROTOTYPES = 4096
 VARIANTS: dict[str, Callable[[], Loss]] = {
     "listwise_ap, tie-aware": lambda: ListwiseAPLoss(tie_aware=True),
     "recall_at_k, mixup": lambda: RecallAtKLoss(similarity_mixup=True),
@@ -130,6 +131,9 @@ def measure(name: str, given: argparse.Namespace) -> Result:
         others = {"ref_emb": texts, "ref_labels": labels, "ids": labels, "ref_ids": labels}
         few = {"ref_emb": texts[:32], "ref_labels": small, "ids": small, "ref_ids": small}
     own = others if memory is None else {}  # a memory brings its references itself
+    if name == "neuclip":  # its prototypes are those of its first batch
+        full, rows_of = torch.arange(PROTOTYPES), torch.randn(2, PROTOTYPES, given.dim, generator=random)
+        loss(rows_of[0], full, ref_emb=rows_of[1], ref_labels=full)
     torch.autograd.backward(loss(embeddings[:32], small, **few))  # loads kernels, starts threads
     embeddings.grad = torch.zeros_like(embeddings)
 

@@ -52,7 +52,8 @@ def courses(store: Store) -> Figure:
     for axes in (left, middle, right):
         axes.set_yscale("log")
         axes.set_xlabel("images drawn", fontsize=9)
-        axes.legend(frameon=False, fontsize=7)
+        if axes.lines:
+            axes.legend(frameon=False, fontsize=7)
     left.set_ylabel("squared norm of the exact gradient", fontsize=9)
     return figure
 
@@ -116,13 +117,15 @@ def normalizers(store: Store) -> Figure:
                 if (line["settings"]["batch"], line["settings"]["pairs"]) == (batch, pairs):
                     course(each, line, name, colour)
         each.set_title(f"B = {batch}, n = {pairs:,}", loc="left", fontsize=9, color=INK)
-        each.legend(frameon=False, fontsize=7)
+        if each.lines:
+            each.legend(frameon=False, fontsize=7)
     others = [line for line in store.of("normalizers") if line["name"] not in main]
     for line, colour in zip(others, (*COLOURS, *COLOURS), strict=False):
         style = "-" if others.index(line) < len(COLOURS) else "--"
         course(axes[3], line, line["name"], colour, style)
     axes[3].set_title("NeuCLIP's choices", loc="left", fontsize=9, color=INK)
-    axes[3].legend(frameon=False, fontsize=5)
+    if axes[3].lines:
+        axes[3].legend(frameon=False, fontsize=5)
     axes[0].set_yscale("log")
     axes[0].set_ylabel("mean squared error of the log-normaliser", fontsize=8)
     return figure
