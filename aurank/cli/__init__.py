@@ -72,7 +72,7 @@ def train(
     ] = False,
 ) -> None:
     """Train an embedding from a configuration; writes checkpoints, metrics.jsonl and the test split's report.json."""
-    from aurank.training import read_config, rehearse, train
+    from aurank.training import describe_groups, read_config, rehearse, train
 
     settings = read_config(config, overrides or [])
     if dry_run:
@@ -88,8 +88,13 @@ def train(
         if result.is_main:
             complaints.print(f"stopped by a signal after step {result.steps}; everything is saved, go on with --resume")
         raise SystemExit(128 + result.stopped_by)
-    if result.report is not None:
-        console.print(str(result.report), highlight=False, markup=False, soft_wrap=True)
+    if result.is_main:
+        if result.two_way:
+            console.print(describe_groups(result.two_way), highlight=False, markup=False, soft_wrap=True)
+            if result.report is not None:
+                console.print("\nimages with each other", highlight=False)
+        if result.report is not None:
+            console.print(str(result.report), highlight=False, markup=False, soft_wrap=True)
         console.print(f"written to {result.out}", highlight=False)
 
 
@@ -206,6 +211,35 @@ def embed(
     embedded.save(out)
     rows, width = embedded.embeddings.shape
     console.print(f"{rows} embeddings of {width} dimensions written to {out}", highlight=False)
+
+
+@app.command()
+def pairs(
+    model: Annotated[str, typer.Option("--model", help="aurank:DIR/best of a run with model.text.")],
+    out: Annotated[Path, typer.Option(help="Folder for two_way/GROUP and zero_shot.json.")],
+    data: Annotated[
+        str | None, typer.Option("--data", help="table:FILE with a column text; default: the data it was trained on.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Which split: train, val or test (the default).")] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Sentence with {} for a class, for zero-shot; may be given repeatedly.")
+    ] = None,
+    batch: BatchOption = None,
+    device: DeviceOption = None,
+    overrides: DataOverrides = None,
+) -> None:
+    """Measure a model of images and texts: each found by the other, and images classified by the names of classes."""
+    from aurank.evaluation.two_way import PROMPTS
+    from aurank.files import require_writable
+    from aurank.training import Images, Running, evaluate_pairs
+
+    require_writable(out / "zero_shot.json")
+    images = Images(data, split, overrides=overrides or [])
+    running = Running(batch=batch, device=device)
+    result = evaluate_pairs(model, images, templates=prompt or PROMPTS, running=running)
+    result.save(out)
+    console.print(str(result), highlight=False, markup=False, soft_wrap=True)
+    console.print(f"written to {out}", highlight=False)
 
 
 @app.command()

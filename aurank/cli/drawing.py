@@ -13,6 +13,15 @@ from aurank.errors import UserError
 console = Console()
 complaints = Console(stderr=True, highlight=False)
 
+# Of a validation, as far as it has them.
+SHOWN = {
+    "mauprc": "mAUPRC",
+    "recall@1": "Recall@1",
+    "mean_recall": "mean recall",
+    "image_to_text/recall@1": "Recall@1 of texts",
+    "text_to_image/recall@1": "of images",
+}
+
 
 @contextmanager
 def draw_bar(total: int | None, text: str) -> Iterator[tuple[Progress, Any]]:
@@ -40,10 +49,9 @@ def draw_training() -> Iterator[Callable[[str, dict[str, Any]], None]]:
                 progress.update(task, completed=values["step"], total=values["steps"], note=note)
             elif kind == "validation":
                 mark = " (best)" if values["improved"] else ""
+                shown = ", ".join(f"{label} {values[name]:.4f}" for name, label in SHOWN.items() if name in values)
                 progress.console.print(
-                    f"step {values['step']}: validation mAUPRC {values['mauprc']:.4f}, "
-                    f"Recall@1 {values['recall@1']:.4f}{mark}",
-                    highlight=False,
+                    f"step {values['step']}: validation {shown}{mark}", highlight=False, soft_wrap=True
                 )
             elif kind == "notice":
                 progress.console.print(values["text"], highlight=False, markup=False, soft_wrap=True)

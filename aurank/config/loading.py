@@ -8,10 +8,11 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from aurank.config.agreement import contradictions
 from aurank.config.components import Choices, check_component
 from aurank.config.messages import HIGH, ConfigError, KeyPath, Problems, one_of, show, unknown_key, wrong_value
 from aurank.config.reading import Tree, apply_overrides, parse_overrides, plain_tree, read_tree, write_yaml
-from aurank.config.schema import DEFAULT_NAMES, Config, contradictions, known_keys
+from aurank.config.schema import DEFAULT_NAMES, Config, known_keys
 
 _SECTIONS = ("data", "sampler", "model", "loss", "optim", "train", "evaluate")
 _ABSENT = object()

@@ -17,6 +17,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from aurank.config.agreement import TEXT_SIZES, contradictions
 from aurank.config.messages import KeyPath, describe, enumerated, one_of, resolve
 from aurank.sizes import SIZE, size_in_bytes
 
@@ -28,9 +29,6 @@ DEFAULT_NAMES = {
     "optim": "adamw",
     "optim.schedule": "constant",
 }
-
-# Images of a class in a batch of the samplers "pk" and "hard_negative" where ``sampler.params`` leaves it out.
-PER_CLASS = 4
 
 # Known to Accelerate.
 TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
@@ -137,6 +135,28 @@ class SamplerConfig(Strict):
     params: dict[str, Any] = Field(default_factory=dict, description="Arguments of the sampler.")
 
 
+class TextConfig(Strict):
+    """The encoder of texts beside that of images: both are trained to find each other's."""
+
+    name: str = Field(
+        default="transformer",
+        pattern=r"^(transformer|(open_clip|transformers):.+)$",
+        description="A transformer from random weights, or a text model of another library, with its own tokens.",
+        json_schema_extra={"expected": "transformer, open_clip:NAME or transformers:NAME"},
+    )
+    layers: int = Field(default=TEXT_SIZES["layers"], ge=1, le=64, description="Layers of the transformer.")
+    width: int = Field(default=TEXT_SIZES["width"], ge=1, le=8192, description="Width of the transformer.")
+    heads: int = Field(
+        default=TEXT_SIZES["heads"], ge=1, le=128, description="Attention heads, which divide the width."
+    )
+    length: int = Field(
+        default=TEXT_SIZES["length"], ge=3, le=4096, description="Tokens of a text, its start and end included."
+    )
+    vocabulary: int = Field(
+        default=TEXT_SIZES["vocabulary"], ge=259, le=10**6, description="Tokens learnt from the texts, at most."
+    )
+
+
 class ModelConfig(Strict):
     """The encoder: backbone, pooling, projection."""
 
@@ -155,6 +175,7 @@ class ModelConfig(Strict):
     channels_last: bool = Field(default=False, description="Memory format that is faster for convolutions on a GPU.")
     init_from: str | None = Field(default=None, min_length=1, description="Checkpoint to take the first weights from.")
     params: dict[str, Any] = Field(default_factory=dict, description="Further arguments of timm.create_model.")
+    text: TextConfig | None = Field(default=None, description="Encoder of texts, trained too; null: images alone.")
 
 
 class OptimConfig(Strict):
@@ -259,73 +280,6 @@ class Config(Strict):
         if found:
             raise ValidationError.from_exception_data("Config", found)
         return self
-
-
-def contradictions(look: Callable[[str], Any]) -> list[tuple[str, str]]:
-    """Keys that are right alone but not together, each with what to say of it.
-
-    Args:
-        look: the value at a dotted path, or None where there is none that can be judged.
-    """
-    found = []
-    steps = _number(look("train.steps"))
-    if steps is not None:
-        warmup = _number(look("optim.warmup_steps"))
-        if warmup is not None and warmup >= steps:
-            text = f"got {warmup}, expected less than train.steps = {steps}; lower it or raise train.steps"
-            found.append(("optim.warmup_steps", text))
-        milestones = look("optim.schedule.params.milestones")
-        if isinstance(milestones, (list, tuple)):
-            late = [step for step in map(_number, milestones) if step is not None and step >= steps]
-            if late:
-                text = f"got {late[0]}, expected steps less than train.steps = {steps}; lower it or raise train.steps"
-                found.append(("optim.schedule.params.milestones", text))
-        start_at = _number(look("memory.start_at"))
-        if start_at is not None and start_at >= steps:
-            text = f"got {start_at}, expected less than train.steps = {steps}; lower it or raise train.steps"
-            found.append(("memory.start_at", text))
-    params = look("sampler.params")
-    default = PER_CLASS if look("sampler.name") in ("pk", "hard_negative") else None
-    batch = _number(look("sampler.batch"))
-    per_class = _number(params.get("per_class", default)) if isinstance(params, Mapping) else None
-    if batch is not None and per_class is not None and per_class > 0:
-        below = batch - batch % per_class
-        text = f"got {batch}, expected "
-        if batch < 2 * per_class:
-            text += f"at least 2 * sampler.params.per_class = {2 * per_class}: two classes in a batch"
-            found.append(("sampler.batch", text))
-        elif below < batch:
-            text += f"a multiple of sampler.params.per_class = {per_class}, such as {below} or {below + per_class}"
-            found.append(("sampler.batch", text))
-    found += _of_views(look)
-    return found
-
-
-def _of_views(look: Callable[[str], Any]) -> list[tuple[str, str]]:
-    """What does not fit the number of images that the encoder sees, or labels of images in place of classes."""
-    found = []
-    batch, views = _number(look("sampler.batch")), _number(look("data.views"))
-    micro_batch, memory_size = _number(look("train.micro_batch")), _number(look("memory.size"))
-    if batch is not None and views is not None:
-        seen = f"sampler.batch = {batch}" if views == 1 else f"sampler.batch * data.views = {batch * views}"
-        if micro_batch is not None and micro_batch > batch * views:
-            found.append(("train.micro_batch", f"got {micro_batch}, expected at most {seen}, or null"))
-        if memory_size is not None and memory_size <= batch * views:
-            text = f"got {memory_size}, expected more than {seen}: a batch is part of the memory"
-            found.append(("memory.size", text))
-    if look("data.train_labels") == "image":
-        sampler = look("sampler.name")
-        if sampler in ("pk", "hard_negative"):
-            text = f"got '{sampler}', which draws images of one class, but data.train_labels=image gives each a label "
-            found.append(("sampler.name", text + "of its own; set sampler.name=shuffled"))
-        if views == 1:
-            text = "got 1, expected at least 2: with data.train_labels=image the views of an image are its positives"
-            found.append(("data.views", text))
-    return found
-
-
-def _number(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 @dataclass(frozen=True)

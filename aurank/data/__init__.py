@@ -2,6 +2,7 @@
 
 from aurank.data.augmentations import MultiCrop, SimCLR
 from aurank.data.benchmarks import BENCHMARKS
+from aurank.data.captions import Tokeniser
 from aurank.data.completeness import Completeness, check_benchmark
 from aurank.data.dataset import Batch, ImageDataset, augmentation_seed, keys
 from aurank.data.doctor import DoctorReport, Finding
@@ -52,6 +53,7 @@ __all__ = [
     "Sampler",
     "ShuffledSampler",
     "SimCLR",
+    "Tokeniser",
     "ZipSource",
     "augmentation_seed",
     "build_manifest",

@@ -66,30 +66,57 @@ def examine(
     classes: Sequence[str],
     splits: Shaped[np.ndarray, " image"],
     *,
+    texts: Sequence[str] | None = None,
     contents: bool,
 ) -> DoctorReport:
-    """Returns every finding about the columns of a manifest; `contents` decodes every image, with threads."""
+    """Returns every finding about the columns of a manifest; `contents` decodes every image, with threads.
+
+    With `texts`, a row is a pair: an image may stand in several, but in one split, and needs no other of its class.
+    """
     missing = [path for path in dict.fromkeys(paths) if not source.exists(path)]
     findings = [
         _finding("missing files", missing, is_error=True),
-        _finding("duplicate paths", [path for path, count in Counter(paths).items() if count > 1], is_error=True),
+        *(_repeated_images(paths) if texts is None else _repeated_pairs(paths, texts, splits)),
         _finding("empty splits", [split for split in ("train", "test") if split not in splits]),
-        _finding("classes with one image in their split", _lone_classes(labels, classes, splits)),
     ]
+    if texts is None:
+        findings.append(_finding("classes with one image in their split", _lone_classes(labels, classes, splits)))
     for one, other in _PAIRS:
         shared = np.intersect1d(labels[splits == one], labels[splits == other])
         findings.append(_finding(f"classes in both {one} and {other}", [classes[label] for label in shared.tolist()]))
     if contents:
         findings += _examine_contents(source, paths, labels, splits, set(missing))
-    counts = {"images": len(paths), "classes": len(classes)}
+    if texts is None:
+        rows, counts = "images", {"images": len(paths), "classes": len(classes)}
+    else:
+        distinct = {"images": len(set(paths)), "texts": len(set(texts))}
+        rows, counts = "pairs", {"pairs": len(paths), **distinct, "classes": len(classes)}
     for split in np.unique(splits).tolist():
-        counts[f"{split} images"] = int(np.count_nonzero(splits == split))
+        counts[f"{split} {rows}"] = int(np.count_nonzero(splits == split))
         counts[f"{split} classes"] = len(np.unique(labels[splits == split]))
     return DoctorReport(name=name, counts=counts, findings=tuple(found for found in findings if found.count))
 
 
 def _finding(check: str, found: Sequence[str], *, is_error: bool = False) -> Finding:
     return Finding(check=check, count=len(found), examples=tuple(found[:_EXAMPLES]), is_error=is_error)
+
+
+def _repeated_images(paths: Sequence[str]) -> list[Finding]:
+    return [_finding("duplicate paths", _repeated(paths), is_error=True)]
+
+
+def _repeated_pairs(paths: Sequence[str], texts: Sequence[str], splits: Shaped[np.ndarray, " image"]) -> list[Finding]:
+    """Returns the pairs that stand twice, and the images that one split has seen of another."""
+    pairs = [f"{path}: {text}" for path, text in zip(paths, texts, strict=True)]
+    within = dict.fromkeys(zip(paths, splits.tolist(), strict=True))
+    return [
+        _finding("duplicate pairs", _repeated(pairs), is_error=True),
+        _finding("images in several splits", _repeated([path for path, _ in within]), is_error=True),
+    ]
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
 
 
 def _lone_classes(

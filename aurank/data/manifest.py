@@ -145,7 +145,8 @@ class Manifest:
 
         `contents=False` looks for the files but does not decode them, so it finds no unreadable or identical images.
         """
-        return examine(self.name, self.source, self.paths, self.labels, self.classes, self.splits, contents=contents)
+        columns = (self.paths, self.labels, self.classes, self.splits)
+        return examine(self.name, self.source, *columns, texts=self.texts, contents=contents)
 
 
 def build_manifest(

@@ -13,6 +13,7 @@ from aurank.evaluation.probe_linear import linear_probe
 from aurank.evaluation.probe_result import ProbeResult
 from aurank.evaluation.ranks import Ranks, positive_ranks
 from aurank.evaluation.report import Report
+from aurank.evaluation.two_way import TwoWayReport, ensemble, prompts, two_way, zero_shot
 
 __all__ = [
     "AccuracyCalculator",
@@ -26,8 +27,10 @@ __all__ = [
     "Report",
     "Resampling",
     "Sides",
+    "TwoWayReport",
     "approximate_report",
     "compare",
+    "ensemble",
     "evaluate",
     "faiss_ranks",
     "knn",
@@ -35,4 +38,7 @@ __all__ = [
     "neighbours",
     "positive_ranks",
     "precision_recall_curve",
+    "prompts",
+    "two_way",
+    "zero_shot",
 ]

@@ -227,6 +227,7 @@ def embed(
         for images, _, ids in loader(dataset, _batches(len(dataset), pieces, batch), workers=workers):
             if not len(ids):
                 continue
+            assert isinstance(images, torch.Tensor)  # only augmentation makes several sizes
             piece = Piece(ids.numpy(), _embedding(model(images.to(device, non_blocking=True)), len(ids)))
             pieces.append(piece)
             if cache is not None:
@@ -237,7 +238,7 @@ def embed(
         model.train(training)
     if not pieces:
         raise UserError(f"no image of {dataset.manifest.name} could be read, so there is nothing to embed")
-    return _described(dataset.manifest, *_in_order(pieces))
+    return described(dataset.manifest, *_in_order(pieces))
 
 
 def embed_pixels(dataset: ImageDataset, *, batch: int = 256, workers: int = 0) -> Embedded:
@@ -283,7 +284,8 @@ def _in_order(pieces: Sequence[Piece]) -> Piece:
     return Piece(rows[order], embeddings)
 
 
-def _described(manifest: Manifest, rows: np.ndarray, embeddings: np.ndarray) -> Embedded:
+def described(manifest: Manifest, rows: np.ndarray, embeddings: np.ndarray) -> Embedded:
+    """Embeddings of some rows of a manifest, with all that it says of these rows."""
     return Embedded(
         embeddings=embeddings,
         labels=manifest.labels[rows],

@@ -2,7 +2,6 @@
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -38,7 +37,7 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
     queries' values ("element" losses); extra terms are reduced in the same way and added. A batch without such a query
     gives exactly 0 with zero gradient. Numbers are float32 inside autocast too, float64 for float64 embeddings.
 
-    A subclass that has extra terms names them in `extra_names`, since PML makes one reducer per term when constructed.
+    A subclass with extra terms sets `extra_names` before this constructor, in which PML makes one reducer per term.
 
     A subclass with `two_way` True is given the references as another modality of the same data, and asked for both
     directions: `per_query` again with the references as queries (`pairs.side` is 1); the loss is the sum of both.
@@ -48,18 +47,17 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
     """
 
     two_way = False
+    extra_names: tuple[str, ...] = ()
 
     def __init__(
         self,
         *,
-        extra_names: Sequence[str] = (),
         distance: BaseDistance | None = None,
         reducer: BaseReducer | None = None,
         embedding_regularizer: BaseRegularizer | None = None,
         embedding_reg_weight: Number = 1.0,
         distributed: Distributed = None,
     ) -> None:
-        self._extra_names = tuple(extra_names)  # before super(), which asks for the names to make the reducers
         require_kind("distance", distance, BaseDistance)
         require_kind("reducer", reducer, BaseReducer)
         require_kind("embedding_regularizer", embedding_regularizer, BaseRegularizer)
@@ -70,7 +68,7 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
             embedding_reg_weight=embedding_reg_weight,
         )
         self.gather = Gather(distributed)
-        self._told = False
+        self._warned = False
 
     @abstractmethod
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
@@ -105,9 +103,9 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         return inputs
 
     def _tell_of_nothing(self, pairs: Pairs) -> None:
-        if self._told or torch.compiler.is_compiling():
+        if self._warned or torch.compiler.is_compiling():
             return
-        self._told = True
+        self._warned = True
         labels = len(torch.unique(pairs.host_query_labels))
         warnings.warn(
             f"no query of the batch has both a positive and a negative ({len(pairs.query)} queries of {labels} labels, "
@@ -127,7 +125,7 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         return CosineSimilarity()
 
     def _sub_loss_names(self) -> list[str]:
-        return ["loss", *self._extra_names]
+        return ["loss", *self.extra_names]
 
     def _for_reducer(self, values: Tensor, pairs: Pairs) -> dict[str, Any]:
         rows = pairs.valid_rows

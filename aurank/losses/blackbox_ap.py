@@ -159,10 +159,8 @@ class BlackBoxAPLoss(PairLoss):
     ) -> None:
         if not 0 <= as_number(flat_weight) < 1:
             raise UserError(f"flat_weight must be >= 0 and < 1, got {flat_weight!r}")
-        super().__init__(
-            extra_names=("flat",) if flat_weight else (),
-            **options,
-        )
+        self.extra_names = ("flat",) if flat_weight else ()
+        super().__init__(**options)
         self.lambda_ = require_positive("lambda_", lambda_)
         if not 0 <= as_number(margin) < torch.inf:
             raise UserError(f"margin must be >= 0, got {margin!r}")

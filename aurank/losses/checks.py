@@ -35,6 +35,13 @@ def require_whole(name: str, value: object, *, least: int = 1) -> int:
     return value
 
 
+def require_flag(name: str, value: object) -> bool:
+    """The value; UserError unless it is True or False."""
+    if not isinstance(value, bool):
+        raise UserError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
 def as_number(value: object) -> float:
     """The value as a float; not a number for anything else, True and False included."""
     return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)

@@ -11,21 +11,11 @@ from torch import Tensor, nn
 from aurank.errors import UserError
 from aurank.losses.base import PairLoss, PairLossOptions
 from aurank.losses.checks import Number, as_number
-from aurank.losses.global_contrast import Temperature as AnyTemperature
-from aurank.losses.global_contrast import attraction, log_mean_exp
+from aurank.losses.global_contrast import AnyTemperature
+from aurank.losses.info_nce import cross_entropy
 from aurank.losses.pairs import Pairs
 from aurank.losses.state import FullPrecision
 from aurank.losses.temperature import Temperature
-
-
-def cross_entropy(pairs: Pairs, temperature: AnyTemperature) -> Float[Tensor, " query"]:
-    """−log softmax(s/τ) at each query's positive; of several, the mean. The softmax is over positives and negatives.
-
-    Several positives of one label are thus targets of equal weight, as in UniCL (Yang et al., CVPR 2022), and in
-    SupCon's L_out where the references are the batch itself.
-    """
-    count = (pairs.positive | pairs.negative).sum(dim=1).clamp(min=1).to(pairs.similarity.dtype)
-    return log_mean_exp(pairs, temperature, with_positives=True) + count.log() - attraction(pairs) / temperature
 
 
 def sigmoid_losses(

@@ -11,7 +11,7 @@ from torch import Tensor
 from aurank.errors import UserError
 from aurank.losses.base import PairLoss, PairLossOptions
 from aurank.losses.checks import Number, as_number
-from aurank.losses.clip import cross_entropy
+from aurank.losses.info_nce import cross_entropy
 from aurank.losses.pairs import Pairs
 from aurank.losses.temperature import Temperature
 
@@ -76,7 +76,8 @@ class CyCLIPLoss(PairLoss):
             "in_modal": require_weight("in_modal", in_modal),
         }
         weights = {name: weight for name, weight in weights.items() if weight > 0}
-        super().__init__(extra_names=tuple(weights), **options)
+        self.extra_names = tuple(weights)
+        super().__init__(**options)
         self.weights = weights
         self.two_way = two_way
         self.temperature = Temperature(temperature, learnable=learn_temperature, bounds=temperature_bounds, scale="log")

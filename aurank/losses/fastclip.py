@@ -5,11 +5,11 @@ from typing import Literal, NamedTuple, Unpack, get_args
 
 from aurank.errors import UserError
 from aurank.losses.checks import Number, require_choice, require_positive
-from aurank.losses.gamma import Every, Gamma, Schedule
-from aurank.losses.global_contrast import normalizer_tables
+from aurank.losses.gamma import Schedule
 from aurank.losses.individual_temperatures import IndividualTemperatures
-from aurank.losses.isogclr import RobustLoss, require_within
-from aurank.losses.keyed import KeyedLossOptions
+from aurank.losses.isogclr import require_within
+from aurank.losses.normalizer_loss import NormalizerLossOptions
+from aurank.losses.robust_loss import RobustLoss
 from aurank.losses.temperature import Temperature, require_bounds
 
 Version = Literal["v0", "v1", "v2", "v3"]
@@ -41,10 +41,14 @@ class FastCLIPLoss(RobustLoss):
     temperature: τ, the first one where it is learned: 0.03 for v2, else 0.07. temperature_bounds: as the authors clamp.
         The parameter of v0 and v3 is log τ; give it to an optimiser (`optim.temperature_lr`; they take 2e-4 on CC3M).
     temperature_lr: the step of v2.
-    gamma: the rate at the end (0.2 on CC3M, 0.8 on LAION-400M); gamma_schedule, gamma_every, gamma_decay: as in
-        `Gamma`, by default from 1 along a cosine, epoch by epoch, for half of the training.
+    gamma: the rate at the end (0.2 on CC3M, 0.8 on LAION-400M); gamma_schedule and the
+        rest as in `Gamma`, by default from 1 along a cosine, epoch by epoch, for half of the training.
     epsilon: ε (1e-14 on CC3M and CC12M, 1e-6 on LAION-400M).
-    official: True, for v0 and v3, gives τ the authors' gradient, which counts what comes through ḡ twice.
+    weighted_pull: False (default) pulls the positive with weight 1, which is what the objective's gradient gives it;
+        True with ḡ/(ε + u), as the authors do: nothing at all is left of the gradient at small τ in a batch that is
+        easier than earlier ones.
+    official: True, for v0 and v3, pulls as the authors do, and gives τ their gradient, which counts what comes through
+        ḡ twice.
     two_way: True (default) is the sum of both directions, twice the authors' mean; False takes one, against any
         references.
 
@@ -65,15 +69,13 @@ class FastCLIPLoss(RobustLoss):
         temperature_lr: Number | None = None,
         gamma: Number = 0.2,
         gamma_schedule: Schedule = "cosine",
-        gamma_every: Every = "epoch",
-        gamma_decay: Number = 0.5,
         epsilon: Number = 1e-14,
+        weighted_pull: bool = False,
         official: bool = False,
         two_way: bool = True,
-        **options: Unpack[KeyedLossOptions],
+        **options: Unpack[NormalizerLossOptions],
     ) -> None:
-        super().__init__(num_samples, two_way=two_way, **options)
-        self.version = require_choice("version", version, get_args(Version))
+        require_choice("version", version, get_args(Version))
         defaults = DEFAULTS[version]
         if rho is not None and defaults.rho is None:
             raise UserError(f"rho={rho!r} has no place in {version}, which has no ρ: leave it out, or take v2 or v3")
@@ -84,13 +86,21 @@ class FastCLIPLoss(RobustLoss):
             )
         if official and version not in ("v0", "v3"):
             raise UserError(f"official=True is the authors' gradient of τ in v0 and v3; {version} has none of it")
-        self.rho = 0.0 if defaults.rho is None else require_positive("rho", defaults.rho if rho is None else rho)
-        self.epsilon = require_positive("epsilon", epsilon)
-        self.gamma = Gamma(gamma, gamma_schedule, every=gamma_every, decay=gamma_decay)
-        self.tables = normalizer_tables(num_samples, two_way=two_way)
-        self.weighted_pull = True
-        self.multiplied = version != "v0"
-        self.counted_twice = official
+        if rho is not None:
+            require_positive("rho", rho)
+        super().__init__(
+            num_samples,
+            gamma,
+            gamma_schedule=gamma_schedule,
+            rho=(defaults.rho or 0.0) if rho is None else rho,
+            epsilon=require_positive("epsilon", epsilon),
+            weighted_pull=weighted_pull or official,
+            multiplied=version != "v0",
+            counted_twice=official,
+            two_way=two_way,
+            **options,
+        )
+        self.version = version
         first = defaults.temperature if temperature is None else temperature
         if version != "v2":
             self.temperature = Temperature(first, learnable=version != "v1", bounds=temperature_bounds, scale="log")

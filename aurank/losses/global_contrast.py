@@ -5,6 +5,8 @@ a few. They differ in what stands for log g, its *normaliser*: a moving average,
 own mean ḡ gives the direction, the normaliser ℓ the weight: the gradient is (τ / exp ℓ)·∇ḡ.
 """
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -13,7 +15,9 @@ from aurank.losses.keyed import keys
 from aurank.losses.pairs import Pairs
 from aurank.losses.state import RowTable
 
-Temperature = Float[Tensor, ""] | Float[Tensor, " query"] | float
+STEEPEST = 80.0  # greatest logarithm of a weight
+
+AnyTemperature = Float[Tensor, ""] | Float[Tensor, " query"] | float
 
 
 def attraction(pairs: Pairs) -> Float[Tensor, " query"]:
@@ -22,7 +26,7 @@ def attraction(pairs: Pairs) -> Float[Tensor, " query"]:
 
 
 def log_mean_exp(
-    pairs: Pairs, temperature: Temperature, *, relative: bool = False, with_positives: bool = False
+    pairs: Pairs, temperature: AnyTemperature, *, relative: bool = False, with_positives: bool = False
 ) -> Float[Tensor, " query"]:
     """log of the mean of exp(s/τ) over each query's negatives in the batch; 0 for a query without any.
 
@@ -40,20 +44,26 @@ def log_mean_exp(
     return torch.where(count > 0, found, 0)
 
 
-def column(temperature: Temperature) -> Tensor | float:
+def add_epsilon(log_value: Float[Tensor, " query"], epsilon: float) -> Float[Tensor, " query"]:
+    """log(ε + exp(value))."""
+    return torch.logaddexp(log_value, torch.full_like(log_value, math.log(epsilon))) if epsilon else log_value
+
+
+def column(temperature: AnyTemperature) -> Tensor | float:
     """A temperature for each query as a column beside the similarity; one for all as it is."""
     return temperature[:, None] if isinstance(temperature, Tensor) and temperature.ndim == 1 else temperature
 
 
 def descend(
-    log_mean: Float[Tensor, " query"], log_normalizer: Float[Tensor, " query"], temperature: Temperature
+    log_mean: Float[Tensor, " query"], log_normalizer: Float[Tensor, " query"], temperature: AnyTemperature
 ) -> Float[Tensor, " query"]:
     """τ·ℓ for each query, with the gradient (τ / exp ℓ)·∇ḡ, and in τ what τ·log g would have.
 
     log_mean: log ḡ of the batch, with its graph. log_normalizer: ℓ, taken as a constant.
     """
     normalizer = log_normalizer.detach()
-    weight = (log_mean.detach() - normalizer).exp()
+    # Bounded by 1 / γ, unless u is from before this batch; there it must not overflow, for the difference below is 0.
+    weight = (log_mean.detach() - normalizer).clamp(max=STEEPEST).exp()
     constant = temperature.detach() if isinstance(temperature, Tensor) else temperature
     return temperature * normalizer + constant * weight * (log_mean - log_mean.detach())
 

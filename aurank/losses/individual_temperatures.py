@@ -46,7 +46,7 @@ class IndividualTemperatures(nn.Module):
         for table in self.tables:
             table.get_buffer("seen").fill_(False)  # what is seen here is a step
         self.steps = 0
-        self.told = False
+        self.warned = False
 
     @property
     def values(self) -> Float[Tensor, "direction sample"]:
@@ -94,14 +94,14 @@ class IndividualTemperatures(nn.Module):
     def _watch(self) -> None:
         """Nothing; warns once where most temperatures have come to a bound."""
         self.steps += 1
-        if self.told or self.steps % WATCH_EVERY or torch.compiler.is_compiling():
+        if self.warned or self.steps % WATCH_EVERY or torch.compiler.is_compiling():
             return
         values = self.values
         found = values[torch.stack([table.get_buffer("seen") for table in self.tables])]
         for name, bound in zip(("lower", "upper"), self.bounds, strict=True):
             share = float((found == bound).double().mean())
             if share > 0.5:
-                self.told = True
+                self.warned = True
                 remedy = "a smaller rho lets them rise" if name == "lower" else "a greater rho lets them fall"
                 warnings.warn(
                     f"{share:.0%} of the temperatures are at their {name} bound, {bound:g}: {remedy}, or move "

@@ -8,8 +8,7 @@ from torch.nn.functional import logsigmoid
 
 from aurank.losses.base import PairLoss, PairLossOptions
 from aurank.losses.checks import Number, require_positive
-from aurank.losses.clip import cross_entropy
-from aurank.losses.global_contrast import log_mean_exp
+from aurank.losses.global_contrast import AnyTemperature, attraction, log_mean_exp
 from aurank.losses.pairs import Pairs
 
 
@@ -29,6 +28,16 @@ def one_positive_each(
     """−log(exp(s⁺/τ) / (exp(s⁺/τ) + exp log_negatives)), the mean over each query's positives, each taken by itself."""
     odds = log_negatives[:, None] - pairs.positives.similarity / temperature
     return pairs.positives.mean(-logsigmoid(-odds))  # softplus, exact at any odds
+
+
+def cross_entropy(pairs: Pairs, temperature: AnyTemperature) -> Float[Tensor, " query"]:
+    """−log softmax(s/τ) at each query's positive; of several, the mean. The softmax is over positives and negatives.
+
+    Several positives of one label are thus targets of equal weight, as in UniCL (Yang et al., CVPR 2022), and in
+    SupCon's L_out where the references are the batch itself.
+    """
+    count = (pairs.positive | pairs.negative).sum(dim=1).clamp(min=1).to(pairs.similarity.dtype)
+    return log_mean_exp(pairs, temperature, with_positives=True) + count.log() - attraction(pairs) / temperature
 
 
 class InfoNCELoss(PairLoss):

@@ -1,6 +1,5 @@
 """NeuCLIP (Wei, Lin, Yang, 2025): a global contrastive loss whose normaliser is predicted by a small network."""
 
-import math
 from collections.abc import Sequence
 from typing import Literal, Unpack, get_args
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from aurank.errors import UserError
 from aurank.losses.base import PairLoss, PairLossOptions
 from aurank.losses.checks import Number, as_number, require_choice, require_positive, require_whole
-from aurank.losses.global_contrast import attraction, log_mean_exp
+from aurank.losses.global_contrast import add_epsilon, attraction, log_mean_exp
 from aurank.losses.inputs import Inputs
 from aurank.losses.normalizer_network import MLP, NormalizerNetwork, Prototypes, Seen, see
 from aurank.losses.pairs import Pairs
@@ -35,11 +34,6 @@ def certainty_equivalent(
     excess = log_normalizer - alpha
     bounded = torch.where(excess < STEEPEST, excess, STEEPEST)
     return bounded.exp() * (1 + excess - bounded) + alpha - 1
-
-
-def add_epsilon(log_value: Float[Tensor, " query"], epsilon: float) -> Float[Tensor, " query"]:
-    """log(ε + exp(value))."""
-    return torch.logaddexp(log_value, torch.full_like(log_value, math.log(epsilon))) if epsilon else log_value
 
 
 class NeuCLIPLoss(PairLoss):

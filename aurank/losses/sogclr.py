@@ -6,22 +6,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.losses.checks import Number, require_choice, require_positive
-from aurank.losses.gamma import Every, Gamma, Schedule
-from aurank.losses.global_contrast import (
-    attraction,
-    descend,
-    log_mean_exp,
-    moving_normalizer,
-    normalizer_tables,
-    stacked,
-)
-from aurank.losses.keyed import KeyedLoss, KeyedLossOptions
+from aurank.losses.gamma import Schedule
+from aurank.losses.global_contrast import attraction, descend, log_mean_exp
+from aurank.losses.normalizer_loss import NormalizerLoss, NormalizerLossOptions
 from aurank.losses.pairs import Pairs
 
 Normalizer = Literal["view", "shared"]
 
 
-class SogCLRLoss(KeyedLoss):
+class SogCLRLoss(NormalizerLoss):
     """−s⁺ + τ·log u of each query: the contrastive loss whose normaliser is a moving average over earlier batches.
 
     u of a sample is a moving average of ḡ, the mean of exp(s⁻/τ) over the negatives of a batch: u ← (1 − γ)·u + γ·ḡ
@@ -30,7 +23,7 @@ class SogCLRLoss(KeyedLoss):
     nothing is written, and the value is the one that training mode would give.
 
     num_samples: rows of the data set, which `ids` (or labels, in their absence) name.
-    gamma: γ; 1 is the decoupled loss of the batch alone. gamma_schedule, gamma_every, gamma_decay: as in `Gamma`.
+    gamma: γ; 1 is the decoupled loss of the batch alone. Schedules of it, and state_on: as in `NormalizerLoss`.
     normalizer: "view" (default) divides the gradient of each view by the blend of its own ḡ with u, as the authors'
         code does: the objective of Eq. 5, one logarithm for each view. "shared" divides by the one u of the sample, the
         blend with the mean over its views, as Eq. 9 and 10 have it: the logarithm of the mean over augmentations. What
@@ -49,38 +42,23 @@ class SogCLRLoss(KeyedLoss):
         temperature: Number = 0.1,
         gamma: Number = 0.9,
         *,
-        gamma_schedule: Schedule = "constant",
-        gamma_every: Every = "epoch",
-        gamma_decay: Number = 0.5,
         normalizer: Normalizer = "view",
         positive_in_denominator: bool = False,
         previous_normalizer: bool = False,
+        gamma_schedule: Schedule = "constant",
         two_way: bool = False,
-        **options: Unpack[KeyedLossOptions],
+        **options: Unpack[NormalizerLossOptions],
     ) -> None:
-        super().__init__(num_samples, two_way=two_way, **options)
+        super().__init__(num_samples, gamma, gamma_schedule=gamma_schedule, two_way=two_way, **options)
         self.temperature = require_positive("temperature", temperature)
-        self.gamma = Gamma(gamma, gamma_schedule, every=gamma_every, decay=gamma_decay)
         self.normalizer = require_choice("normalizer", normalizer, get_args(Normalizer))
         self.positive_in_denominator = positive_in_denominator
         self.previous_normalizer = previous_normalizer
-        self.tables = normalizer_tables(num_samples, two_way=two_way)
-
-    @property
-    def log_u(self) -> Float[Tensor, "direction sample"]:
-        """log u of each sample, for each direction; zero for one not seen yet."""
-        return stacked(self.tables)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """−s⁺ + τ·log u."""
         log_mean = log_mean_exp(pairs, self.temperature, with_positives=self.positive_in_denominator)
-        log_normalizer = moving_normalizer(
-            self.tables,
-            pairs,
-            log_mean,
-            gamma=self.gamma(),
-            shared=self.normalizer == "shared",
-            previous=self.previous_normalizer,
-            write=self.training,
+        log_normalizer = self.log_normalizer(
+            pairs, log_mean, shared=self.normalizer == "shared", previous=self.previous_normalizer
         )
         return descend(log_mean, log_normalizer, self.temperature) - attraction(pairs)

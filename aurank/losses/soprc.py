@@ -91,10 +91,8 @@ class SOPRCLoss(PairLoss):
         official: bool = False,
         **options: Unpack[PairLossOptions],
     ) -> None:
-        super().__init__(
-            extra_names=() if semi_variance is None else ("semi_variance",),
-            **options,
-        )
+        self.extra_names = () if semi_variance is None else ("semi_variance",)
+        super().__init__(**options)
         self.tau1 = require_positive("tau1", tau1)
         self.tau2 = require_positive("tau2", tau2)
         self.beta = require_fraction("beta", beta, one=True)

@@ -1,6 +1,19 @@
-"""Models that turn images into embeddings."""
+"""Models that turn images, and texts, into embeddings."""
 
 from aurank.models.encoder import POOLINGS, EachSize, Encoder, GeneralisedMean, Pooling, parameter_groups
 from aurank.models.lars import Lars
+from aurank.models.text import EachSide, ProjectedText, TextTower, TwoTower
 
-__all__ = ["POOLINGS", "EachSize", "Encoder", "GeneralisedMean", "Lars", "Pooling", "parameter_groups"]
+__all__ = [
+    "POOLINGS",
+    "EachSide",
+    "EachSize",
+    "Encoder",
+    "GeneralisedMean",
+    "Lars",
+    "Pooling",
+    "ProjectedText",
+    "TextTower",
+    "TwoTower",
+    "parameter_groups",
+]

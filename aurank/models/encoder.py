@@ -189,8 +189,12 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def parameter_groups(encoder: Encoder, *, weight_decay: float, head_lr_multiplier: float = 1.0) -> list[dict[str, Any]]:
+def parameter_groups(
+    encoder: nn.Module, *, weight_decay: float, head_lr_multiplier: float = 1.0
+) -> list[dict[str, Any]]:
     """Optimiser groups: {backbone, head} × {decayed, not decayed}; empty ones are left out.
+
+    Of two towers both have a head, and the rest of both is the backbone.
 
     Norms, biases and other one-dimensional parameters are not decayed. Each group carries its ``name`` and an
     ``lr_multiplier`` (1 for the backbone, ``head_lr_multiplier`` for the projection) for the learning rate.
@@ -199,7 +203,7 @@ def parameter_groups(encoder: Encoder, *, weight_decay: float, head_lr_multiplie
     for name, parameter in encoder.named_parameters():
         if not parameter.requires_grad:
             continue
-        head = name.startswith("head.")
+        head = name.startswith(("head.", "image.head.", "text.head."))
         decay = parameter.ndim > 1
         key = f"{'head' if head else 'backbone'}{'' if decay else '_no_decay'}"
         group = groups.setdefault(

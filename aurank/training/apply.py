@@ -20,10 +20,11 @@ from aurank.evaluation.inputs import byte_count
 from aurank.evaluation.protocols import Protocol
 from aurank.evaluation.report import Report
 from aurank.models.adapters import ADAPTERS, load_model
-from aurank.training.build import build_dataset, build_encoder, build_transform, model_weights
+from aurank.training.build import build_dataset, build_encoder, build_transform, image_weights
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
-from aurank.training.loop import evaluation_options
+from aurank.training.pairs import first_rows
 from aurank.training.selecting import Images, select
+from aurank.training.tasks import evaluation_options
 
 Listener = Callable[[str, int, int], None]
 """Told a stage ("embedding" or "ranking"), how much of it is done and how much there is."""
@@ -151,7 +152,7 @@ def prepare(model: str, images: Images, running: Running) -> Prepared:
     kind, what = split_name(model)
     if kind != "aurank":
         loaded = load_model(model, allow_code=running.allow_code)
-        config, manifest = select(images, None)
+        config, manifest = select_images(images, None)
         unusable = ("data.image_size", "data.channels", "data.test_transform", "data.train_transform", "data.cache")
         for override in images.overrides:
             if override.startswith(unusable):
@@ -164,9 +165,9 @@ def prepare(model: str, images: Images, running: Running) -> Prepared:
         module, description, options = loaded.module, loaded.description, {}
     else:
         checkpoint = load_checkpoint(resolve_checkpoint(what))
-        config, manifest = select(images, checkpoint["config"])
+        config, manifest = select_images(images, checkpoint["config"])
         module = build_encoder(config.model, channels=config.data.channels, load=False)
-        module.load_state_dict(model_weights(checkpoint))
+        module.load_state_dict(image_weights(checkpoint))
         data = config.data
         description = f"{config.model!r} {build_transform(data, train=False)!r}"
 
@@ -177,6 +178,20 @@ def prepare(model: str, images: Images, running: Running) -> Prepared:
     batch = config.evaluate.batch if running.batch is None else running.batch
     dataset = dataset_of(manifest)
     return Prepared(model, module, dataset, description, batch, config.data.workers, options, config, dataset_of)
+
+
+def select_images(images: Images, trained: dict[str, Any] | None) -> tuple[Config, Manifest]:
+    """What `select` gives, but of pairs with texts each image once: of one in several, all would be its positives."""
+    config, manifest = select(images, trained)
+    if manifest.texts is None:
+        return config, manifest
+    rows = first_rows(manifest)
+    if rows is None:
+        raise UserError(
+            f"{manifest.name} has images with several labels, so images cannot be compared with each other; aurank "
+            "pairs measures them with their texts"
+        )
+    return config, manifest if len(rows) == len(manifest) else manifest.select(rows)
 
 
 def embed_prepared(prepared: Prepared, device: torch.device, running: Running) -> Embedded:

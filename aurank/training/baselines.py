@@ -11,8 +11,9 @@ from aurank.files import write_text
 from aurank.training.build import build_dataset, build_encoder, build_splits
 from aurank.training.checkpoint import seed_everything
 from aurank.training.components import read_config
-from aurank.training.loop import Listener, evaluation_options
+from aurank.training.loop import Listener
 from aurank.training.run import train
+from aurank.training.tasks import evaluation_options
 
 CONFIG = "digits/soprc"
 

@@ -179,7 +179,7 @@ def _check_size(encoder: Encoder, config: Config, size: int, device: torch.devic
 
 def _initialise(encoder: Encoder, source: str) -> None:
     """Copy a checkpoint's weights; a projection of another shape starts afresh, a backbone that differs is refused."""
-    saved = model_weights(load_checkpoint(resolve_checkpoint(source)))
+    saved = image_weights(load_checkpoint(resolve_checkpoint(source)))
     own = encoder.state_dict()
     fits = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
     lacking = [name for name in own if name not in fits and not name.startswith("head.")]
@@ -200,13 +200,30 @@ def model_weights(checkpoint: dict[str, Any]) -> dict[str, torch.Tensor]:
     return weights
 
 
+def image_weights(checkpoint: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Those weights of the encoder of images: of two towers those of one."""
+    weights, prefix = model_weights(checkpoint), "image."
+    of_tower = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    return of_tower or weights
+
+
 def build_loss(config: Config, train: Manifest) -> nn.Module:
-    """The loss over all processes, its sizes filled in from the data and the encoder, with its memory if it has one."""
-    dim, memory = config.model.dim, config.memory
+    """The loss over all processes, its sizes filled in from the data and the encoder, with its memory if it has one.
+
+    With texts it is of both directions; UserError for a loss that has but one.
+    """
+    dim, memory, two_way = config.model.dim, config.memory, config.model.text is not None
+    known = [name for name, factory in LOSSES.items() if "two_way" in signature(factory)[0]]
+    if two_way and config.loss.name not in known:
+        raise UserError(
+            f"loss.name={config.loss.name} compares images alone; with model.text take one of {', '.join(known)}"
+        )
     sizes = {"class_counts": train.class_counts, "num_samples": len(train), "embedding_dim": dim}
     # Who sees the whole batch gathers it: the memory, where there is one.
     offered = {**sizes, "distributed": "auto" if memory is None else None}
-    loss: nn.Module = _call(LOSSES[config.loss.name], offered, config.loss.params)
+    # The configuration may say so too; anything else has been refused.
+    params = {**config.loss.params, "two_way": two_way} if config.loss.name in known else config.loss.params
+    loss: nn.Module = _call(LOSSES[config.loss.name], offered, params)
     if memory is None:
         return loss
     start_at = memory.start_at * config.train.accumulate  # counted in batches there
@@ -226,10 +243,10 @@ def learning_rate(config: Config) -> float:
     return config.optim.lr * BATCH_RULES[config.optim.batch_rule](config.sampler.batch * config.train.accumulate)
 
 
-def build_optimiser(config: Config, encoder: Encoder, loss: nn.Module) -> Optimizer:
-    """The optimiser of the encoder's weights and of the loss's own parameters."""
+def build_optimiser(config: Config, model: nn.Module, loss: nn.Module) -> Optimizer:
+    """The optimiser of the model's weights and of the loss's own parameters."""
     optim, rate = config.optim, learning_rate(config)
-    groups = parameter_groups(encoder, weight_decay=optim.weight_decay, head_lr_multiplier=optim.head_lr_multiplier)
+    groups = parameter_groups(model, weight_decay=optim.weight_decay, head_lr_multiplier=optim.head_lr_multiplier)
     groups += loss_group(loss, lr_multiplier=(optim.temperature_lr or optim.lr) / rate)
     return OPTIMISERS[optim.name](groups, lr=rate, **optim.params)
 

@@ -21,6 +21,7 @@ CONTENT: dict[str, tuple[type, ...]] = {
     "optimiser": (dict,),
     "scaler": (dict, type(None)),
     "average": (dict, type(None)),
+    "tokeniser": (dict, type(None)),
     "sampler": (dict,),
     "random": (list,),
 }
@@ -68,6 +69,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         )
     for name in ("sampler", "miner"):  # written before these had a state
         content.setdefault(name, {})
+    content.setdefault("tokeniser", None)
     for name, types in CONTENT.items():
         if not isinstance(content.get(name, ...), types):
             came = f"is of type {type(content[name]).__name__}" if name in content else "is missing"

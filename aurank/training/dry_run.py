@@ -5,18 +5,15 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from aurank.config import Config
-from aurank.data import Batch, ImageDataset, Manifest, keys
-from aurank.errors import UserError
-from aurank.evaluation.embed import embed
+from aurank.data import Batch, ImageDataset, keys
 from aurank.losses import CrossBatchMemory
 from aurank.training.build import Splits, build_dataset, build_splits
 from aurank.training.checkpoint import seed_everything
-from aurank.training.loop import evaluation_options, too_few_readable
+from aurank.training.loop import too_few_readable
 from aurank.training.parts import Parts
 from aurank.training.run import build_parts, own_settings, remarks
 
@@ -24,16 +21,18 @@ GIB = 2**30
 _OPTIMISER_COPIES = {"sgd": 1, "adam": 2, "adamw": 2, "lars": 1}
 BATCHES = 2
 MEASURED = 8
-"""Images of each split that are embedded and measured."""
+"""Rows of each split that are embedded and measured."""
 
 
 @dataclass(frozen=True)
 class Rehearsal:
     """Sizes, counts and an estimate of memory (bytes) and time (seconds a step, data included); notices to read.
 
-    ``batch`` counts the images drawn, each of which the encoder sees in ``views`` views.
+    ``batch`` counts the images drawn, each of which the encoder sees in ``views`` views. ``unit``: what is counted as
+    images, which with texts are pairs.
     """
 
+    unit: str
     images: dict[str, int]
     classes: dict[str, int]
     parameters: int
@@ -47,14 +46,16 @@ class Rehearsal:
     notices: list[str]
 
     def __str__(self) -> str:
-        rows = [f"{name:<12}{count:>9} images {self.classes[name]:>7} classes" for name, count in self.images.items()]
+        rows = [
+            f"{name:<12}{count:>9} {self.unit} {self.classes[name]:>7} classes" for name, count in self.images.items()
+        ]
         views = f" in {self.views} views each" if self.views > 1 else ""
         memory = ", ".join(f"{name} {size / GIB:.2f}" for name, size in self.memory.items())
         return "\n".join(
             [
                 *rows,
                 f"parameters  {self.parameters:>9} ({self.trained_parameters} trained)",
-                f"batch       {self.batch:>9} images{views}, {self.batches_per_epoch} batches an epoch",
+                f"batch       {self.batch:>9} {self.unit}{views}, {self.batches_per_epoch} batches an epoch",
                 f"step        {self.seconds_per_step:>9.3f} s on this machine (second of {BATCHES} batches)",
                 f"memory      {sum(self.memory.values()) / GIB:>9.2f} GiB a process, estimated: {memory}",
                 f"loss        {self.loss:>9.4f} on the second batch",
@@ -105,6 +106,7 @@ def _rehearse(config: Config, splits: Splits, parts: Parts) -> Rehearsal:
     trained = [parameter for parameter in parts.module.parameters() if parameter.requires_grad]
     weights = sum(_size(value) for value in parts.module.state_dict().values())
     return Rehearsal(
+        unit=parts.task.unit,
         images={name: len(images) for name, images in present.items()},
         classes={name: len(images.manifest.classes) for name, images in present.items()},
         parameters=sum(parameter.numel() for parameter in parts.module.parameters()),
@@ -129,9 +131,9 @@ def _rehearse(config: Config, splits: Splits, parts: Parts) -> Rehearsal:
 
 def _step(parts: Parts, batch: Batch, saved: "_SavedBytes") -> float:
     saved.reset()
-    chunks = nullcontext() if parts.cache is None else parts.module.register_forward_pre_hook(saved.next_pass)
+    chunks = nullcontext() if parts.cache is None else parts.encoder.register_forward_pre_hook(saved.next_pass)
     with chunks, torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
-        loss = parts.loss(parts.embed(batch.image), batch.label, parts.miner, ids=batch.id)
+        _, loss = parts.forward(batch)
         parts.backward(loss)
     parts.optimiser.zero_grad()
     return float(loss.detach())
@@ -140,33 +142,14 @@ def _step(parts: Parts, batch: Batch, saved: "_SavedBytes") -> float:
 def _measure(config: Config, parts: Parts, data: ImageDataset, name: str) -> None:
     """Embed and measure a few images of a split; UserError where the whole split could not be measured."""
     while True:
-        rows = _rows_to_measure(data, name)
+        rows = parts.task.sample(data, name, MEASURED)
         before = len(data.skipped)
         data.__getitems__(rows)
         # An image that turns out to be unreadable is skipped in the run, so others stand in for it.
         if len(data.skipped) == before:
             break
     few = build_dataset(config.data, data.manifest.select(rows), train=False)
-    embed(parts.module, few, batch=config.evaluate.batch).evaluate(**evaluation_options(config))
-
-
-def _rows_to_measure(data: ImageDataset, name: str) -> list[int]:
-    """Rows of a split among which a query has a positive; UserError where no query of the whole split has one."""
-    manifest: Manifest = data.manifest
-    readable = ~np.isin(np.array(manifest.paths), data.skipped)
-    query, gallery = manifest.is_query & readable, manifest.is_gallery & readable
-    positives = np.bincount(manifest.labels[gallery], minlength=len(manifest.classes))[manifest.labels] - gallery
-    with_positive = np.flatnonzero(query & (positives > 0))
-    if len(with_positive) == 0:
-        raise UserError(
-            f"the {name} split of {manifest.name} cannot be measured: none of its {int(query.sum())} queries has "
-            "another image of its class in the gallery; check the data with aurank doctor, or split it otherwise"
-        )
-    first = int(with_positive[0])
-    same = np.flatnonzero(gallery & (manifest.labels == manifest.labels[first]))
-    others = np.flatnonzero((query | gallery) & (manifest.labels != manifest.labels[first]))
-    partner = int(same[same != first][0])
-    return [first, partner, *others[: MEASURED - 2].tolist()]
+    parts.task.measure(few)
 
 
 class _SavedBytes:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from aurank.errors import UserError
@@ -68,8 +68,11 @@ class GradientCache:
         self.micro_batch = micro_batch
         self._passes: list[FirstPass] = []
 
-    def embed(self, images: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch dim"]:
-        """The embeddings of all images, in float32 at least, as a leaf that collects the loss's gradient."""
+    def embed(self, images: Shaped[Tensor, "batch ..."]) -> Float[Tensor, "batch dim"]:
+        """The embeddings of all images, in float32 at least, as a leaf that collects the loss's gradient.
+
+        Images, or whatever else the encoder takes, such as texts as tokens.
+        """
         if not len(images):
             raise UserError("the batch has no images")
         # Never chunks of one image, so at most half as many as images.

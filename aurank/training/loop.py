@@ -12,11 +12,10 @@ from typing import Any
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from aurank.config import Config
 from aurank.data import Batch, ImageDataset, keys, loader
 from aurank.errors import AurankError, UserError
-from aurank.evaluation.embed import embed
 from aurank.evaluation.report import Report
+from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import write_text
 from aurank.training.build import learning_rate
 from aurank.training.checkpoint import random_state, restore_random_state, save_checkpoint
@@ -144,8 +143,7 @@ class Loop:
 
     def _backward(self, batch: Batch, epoch: int, index: int) -> Tensor:
         parts = self.parts
-        embeddings = parts.embed(batch.image)
-        loss = parts.loss(embeddings, batch.label, parts.miner, ids=batch.id)
+        embeddings, loss = parts.forward(batch)
         value = float(loss.detach())
         self._check_finite(value, batch, epoch, index)
         parts.backward(loss)
@@ -207,7 +205,7 @@ class Loop:
         self.parts.accelerator.log(values, step=record["step"])
 
     def _validate(self) -> bool:
-        """Measure the validation split; whether mAUPRC is the best so far. Without a split the newest is the best."""
+        """Measure the validation split; whether it is the best so far. Without a split the newest is the best."""
         if self.parts.val_data is None:
             return True
         started = time.perf_counter()
@@ -215,7 +213,8 @@ class Loop:
         report = self.measure(self.parts.val_data) if self.main else None
         values = gather_object([report.metrics if report is not None else None])[0]
         self._record({"step": progress.step, **values}, prefix="val")
-        improved = not progress.best or values["mauprc"] > progress.best["mauprc"]
+        chosen_by = self.parts.task.chosen_by
+        improved = not progress.best or values[chosen_by] > progress.best[chosen_by]
         if improved:
             progress.best = {"step": float(progress.step), **values}
         progress.without_improvement = 0 if improved else progress.without_improvement + 1
@@ -224,7 +223,7 @@ class Loop:
         self.listen("validation", {"step": progress.step, "improved": improved, "skipped": skipped, **values})
         return improved
 
-    def measure(self, data: ImageDataset) -> Report:
+    def measure(self, data: ImageDataset) -> Report | TwoWayReport:
         """The exact report of the current weights (their moving average where there is one) on a data set."""
         parts = self.parts
         module = parts.module
@@ -232,9 +231,7 @@ class Loop:
         if parts.average is not None:
             module.load_state_dict(parts.average.values)
         try:
-            settings = parts.config.evaluate
-            embedded = embed(module, data, batch=settings.batch, workers=parts.config.data.workers)
-            return embedded.evaluate(**evaluation_options(parts.config))
+            return parts.task.measure(data)
         finally:
             if own is not None:
                 module.load_state_dict(own)
@@ -262,6 +259,7 @@ class Loop:
                 "scaler": None if scaler is None else scaler.state_dict(),
                 "average": None if parts.average is None else parts.average.state_dict(),
                 "sampler": parts.sampler.state_dict(),
+                "tokeniser": parts.task.state_dict(),
                 "random": random_states,
             },
         )
@@ -300,10 +298,3 @@ def restore(parts: Parts, state: dict[str, Any]) -> Progress:
     parts.sampler.load_state_dict(state["sampler"])
     restore_random_state(state["random"][parts.accelerator.process_index])
     return Progress(**state["progress"])
-
-
-def evaluation_options(config: Config) -> dict[str, Any]:
-    """The arguments of ``aurank.evaluate`` that a configuration holds."""
-    settings = config.evaluate
-    options = {"recall_at": tuple(settings.recall_at), "ties": settings.ties, "max_memory": settings.max_memory}
-    return {**options, "distributed": False}  # the main process alone evaluates

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from aurank.data import ImageDataset, Manifest, loader
 from aurank.data.manifest import first_seen
 from aurank.errors import UserError
+from aurank.evaluation.embed import Embedded, described
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import PROMPTS, TwoWayReport, prompts, two_way, zero_shot
 from aurank.models.text import TwoTower
@@ -47,6 +48,20 @@ class EmbeddedPairs:
             text_ids=self.text_ids[kept] if distinct_texts else None,
             **options,
         )
+
+    def images_alone(self, manifest: Manifest) -> Embedded | None:
+        """Each image once, to be compared with each other; None where their labels do not allow it.
+
+        They do not where an image has several, or where no query has a positive.
+        """
+        first = first_rows(manifest)
+        if first is None:
+            return None
+        once = np.isin(self.rows, first)
+        found = described(manifest, self.rows[once], self.images[once])
+        of_gallery = np.bincount(found.labels[found.is_gallery], minlength=len(manifest.classes))
+        positives = of_gallery[found.labels] - found.is_gallery
+        return found if (found.is_query & (positives > 0)).any() else None
 
     def zero_shot(
         self, model: TwoTower, tokenise: Tokenise, classes: Sequence[str], *, templates: Sequence[str] = PROMPTS
@@ -102,6 +117,32 @@ def texts_of(manifest: Manifest) -> tuple[str, ...]:
     if manifest.texts is None:
         raise UserError(f"{manifest.name} has no texts: read a table with a column text (data.name=table)")
     return manifest.texts
+
+
+def first_rows(manifest: Manifest) -> Int64[np.ndarray, " image"] | None:
+    """The first row of each image, in order; None where one has several labels, so that it is of no one class."""
+    _, first, image = np.unique(_numbered(manifest.paths), return_index=True, return_inverse=True)
+    return first if np.array_equal(manifest.labels[first][image], manifest.labels) else None
+
+
+def reports_by_group(
+    embedded: EmbeddedPairs, train: Manifest | None, test: Manifest, **options: Any
+) -> dict[str, TwoWayReport]:
+    """The report of all pairs of `test`, "all", and of each of its `groups_of` among themselves, if `train` is given.
+
+    `options` go to `two_way`.
+    """
+    groups = {} if train is None else groups_of(train, test)
+    found = {name: rows for name, rows in groups.items() if np.isin(rows, embedded.rows).any()}
+    return {
+        "all": embedded.evaluate(**options),
+        **{name: embedded.evaluate(rows, **options) for name, rows in found.items()},
+    }
+
+
+def describe_groups(reports: dict[str, TwoWayReport]) -> str:
+    """All reports of `reports_by_group` as text, each under its name."""
+    return "\n\n".join(f"two-way retrieval, {name.replace('_', ' ')}\n{report}" for name, report in reports.items())
 
 
 def groups_of(train: Manifest, test: Manifest) -> dict[str, Int64[np.ndarray, " row"]]:

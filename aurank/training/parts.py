@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from aurank.config import Config
-from aurank.data import ImageDataset, Sampler
-from aurank.models import Encoder
+from aurank.data import Batch, ImageDataset, Sampler
 from aurank.training.gradient_cache import GradientCache
 from aurank.training.optim import Schedule, WeightAverage
+from aurank.training.tasks import Task
 
 
 @dataclass(eq=False)
@@ -23,6 +23,7 @@ class Parts:
 
     config: Config
     accelerator: Accelerator
+    task: Task
     encoder: nn.Module
     loss: nn.Module
     miner: nn.Module | None
@@ -36,10 +37,9 @@ class Parts:
     cache: GradientCache | None = None
 
     @property
-    def module(self) -> Encoder:
-        """The encoder without the wrappers of distributed training and of mixed precision."""
-        module: Encoder = self.accelerator.unwrap_model(self.encoder)[0]
-        return module
+    def module(self) -> nn.Module:
+        """What is trained and saved, without the wrappers of distributed training and of mixed precision."""
+        return self.task.model
 
     @property
     def views(self) -> int:
@@ -67,8 +67,13 @@ class Parts:
             if tell is not None:
                 tell(step=step, steps=self.config.train.steps, epoch=epoch, epochs=self.epochs)
 
+    def forward(self, batch: Batch) -> tuple[Float[Tensor, "row dim"], Tensor]:
+        """The embeddings of a batch, and their loss."""
+        embeddings = self.embed(self.task.inputs(batch))
+        return embeddings, self.task.loss(self.loss, embeddings, batch, self.miner)
+
     def embed(self, images: Tensor | tuple[Tensor, ...]) -> Float[Tensor, "batch dim"]:
-        """The embeddings of a batch, of all its sizes, for the loss."""
+        """The embeddings of a batch, of all its sizes, or of images and of texts as tokens, for the loss."""
         sizes = images if isinstance(images, tuple) else (images,)
         if self.cache is not None:
             parts = [self.cache.embed(same) for same in sizes]

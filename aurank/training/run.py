@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from aurank.config import Config, config_difference, dump_config
 from aurank.data import Manifest, MultiCrop, Pipeline, Sampler
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
+from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import write_text
-from aurank.models import EachSize
 from aurank.training.build import (
     Splits,
     build_dataset,
@@ -35,6 +35,7 @@ from aurank.training.build import (
     build_splits,
     build_transform,
     check_image_size,
+    image_weights,
     model_weights,
 )
 from aurank.training.callbacks import Reencode, offer_reencoding
@@ -44,8 +45,11 @@ from aurank.training.gradient_cache import GradientCache
 from aurank.training.loop import Listener, Loop, restore
 from aurank.training.mining import NearestImages
 from aurank.training.optim import WeightAverage
+from aurank.training.pairs import texts_of
 from aurank.training.parts import Parts
 from aurank.training.state import Progress
+from aurank.training.tasks import ImageTask, PairTask, Task, Tested
+from aurank.training.towers import build_towers
 
 MAY_CHANGE = ("data.workers", "data.root", "data.cache", "train.trackers")
 """Settings a resumed run may change, because they cannot change a result."""
@@ -56,7 +60,9 @@ class TrainResult:
     """What a run left behind.
 
     ``report`` is the exact Report of the test split under the best weights, None when a signal (``stopped_by``) ended
-    the run early, where there is no test split (data.train_labels=image), and in every process but the main one.
+    the run early, where there is no test split (data.train_labels=image), and in every process but the main one; of
+    pairs also where the labels of their images cannot be compared. ``two_way``: the retrieval between images and texts
+    (model.text), of "all" test pairs and the groups "seen_texts", "new_texts" and "new_classes"; empty for images.
     ``best`` holds the step and the metrics of the best validation, empty without a validation split. ``skipped``
     counts, for each split, the unreadable images that were left out, as data.on_error=skip wants it. ``is_main``:
     whether this is the process that writes, and has to print.
@@ -67,6 +73,7 @@ class TrainResult:
     best: dict[str, float]
     report: Report | None
     stopped_by: int | None = None
+    two_way: dict[str, TwoWayReport] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
     is_main: bool = True
 
@@ -82,7 +89,7 @@ def train(
     """Train an embedding as ``config`` says, into the folder ``out``.
 
     Writes config.yaml, metrics.jsonl, last.pt, best.pt, timing.json and, at the end, report.json (not where
-    data.train_labels=image and there is no test split).
+    data.train_labels=image and there is no test split), and with model.text two_way/GROUP for each group of test pairs.
 
     Args:
         config: a ``Config``, the path of a YAML file, the name of a shipped configuration, or a plain dict.
@@ -125,7 +132,7 @@ def _train(
             f"{out / 'last.pt'} was trained on other data: manifest {state['manifest'][:12]}…, now "
             f"{splits.whole.sha256[:12]}…; point data.root at the same images, or choose another --out"
         )
-    parts = build_parts(config, splits, out, load=state is None)
+    parts = build_parts(config, splits, out, state)
     progress = Progress() if state is None else restore(parts, state)
     if parts.accelerator.is_main_process:
         write_text(out / "config.yaml", dump_config(config))
@@ -138,13 +145,16 @@ def _train(
     skipped = {"train": len(set(gather_object(parts.train_data.skipped)))}
     if parts.val_data is not None:
         skipped["validation"] = len(parts.val_data.skipped)
-    report = None
+    tested = Tested(None, {})
     if stopped_by is None and loop.main:
         if splits.test is not None:
             loop.listen("testing", {"images": len(splits.test)})
-            report, skipped["test"] = _test(loop, splits.test, out)
+            tested, skipped["test"] = _test(loop, splits, splits.test, out)
             loop.listen("tested", {"images": len(splits.test), "skipped": skipped["test"]})
-            report.save(out / "report.json")
+            if tested.report is not None:
+                tested.report.save(out / "report.json")
+            for name, found in tested.two_way.items():
+                found.save(out / "two_way" / name)
         timing = {
             "steps": progress.step - first_step,
             "training_seconds": training_seconds,
@@ -153,7 +163,7 @@ def _train(
         }
         write_text(out / "timing.json", json.dumps(timing, indent=1) + "\n")
     parts.accelerator.end_training()
-    return TrainResult(out, progress.step, progress.best, report, stopped_by, skipped, loop.main)
+    return TrainResult(out, progress.step, progress.best, tested.report, stopped_by, tested.two_way, skipped, loop.main)
 
 
 def _prepare(config: Config, out: Path, resume: bool) -> dict[str, Any] | None:
@@ -183,18 +193,22 @@ def _prepare(config: Config, out: Path, resume: bool) -> dict[str, Any] | None:
     return state
 
 
-def build_parts(config: Config, splits: Splits, out: Path | None = None, *, load: bool = True) -> Parts:
-    """Everything the loop drives, on the device that Accelerate chooses; without ``load``, first weights at random."""
+def build_parts(config: Config, splits: Splits, out: Path | None = None, state: dict[str, Any] | None = None) -> Parts:
+    """Everything the loop drives, on the device that Accelerate chooses.
+
+    state: that a run resumes from, which is not restored here; the first weights are at random then.
+    """
     if config.train.early_stopping is not None and splits.val is None:
         raise UserError(
             f"train.early_stopping={config.train.early_stopping} needs a validation split and {splits.whole.name} has "
             "none; set data.validation_fraction above 0, or train.early_stopping=null"
         )
     accelerator = _accelerator(config, out)
-    encoder = build_encoder(config.model, channels=config.data.channels, load=load)
+    task = _task(config, splits.train, state)
+    encoder = task.encoder
     loss = build_loss(config, splits.train).to(accelerator.device)
     miner = build_miner(config.miner, splits.train)
-    optimiser = build_optimiser(config, encoder, loss)
+    optimiser = build_optimiser(config, task.model, loss)
     nearest = NearestImages(
         encoder,
         partial(build_dataset, config.data, splits.train, train=False),
@@ -210,11 +224,12 @@ def build_parts(config: Config, splits: Splits, out: Path | None = None, *, load
     train_data = build_dataset(config.data, splits.train, train=True, seed=config.seed)
     val_data = None if splits.val is None else build_dataset(config.data, splits.val, train=False)
     # Accelerate puts autocast into the forward of what it is given; the encoder inside stays as it is, to be measured.
-    model, prepared = accelerator.prepare(EachSize(encoder), optimiser)
+    model, prepared = accelerator.prepare(task.wrapped(), optimiser)
     check_image_size(encoder, config, accelerator.device)
     parts = Parts(
         config=config,
         accelerator=accelerator,
+        task=task,
         encoder=model,
         loss=loss,
         miner=None if miner is None else miner.to(accelerator.device),
@@ -224,19 +239,35 @@ def build_parts(config: Config, splits: Splits, out: Path | None = None, *, load
         train_data=train_data,
         val_data=val_data,
         manifest_hash=splits.whole.sha256,
-        average=None if config.train.ema is None else WeightAverage(encoder, config.train.ema),
+        average=None if config.train.ema is None else WeightAverage(task.model, config.train.ema),
         cache=_gradient_cache(config, model, sampler),
     )
+    if isinstance(task, PairTask):
+        return parts  # a loss of two sides has no use for images alone
     at_most = config.train.micro_batch or config.sampler.batch * config.data.views
     plain = accelerator.unwrap_model(model)
     offer_reencoding(parts.told, Reencode(plain, train_data, dim=encoder.dim, at_most=at_most))
     return parts
 
 
+def _task(config: Config, train: Manifest, state: dict[str, Any] | None) -> Task:
+    """What the configuration trains, with its first weights."""
+    if config.model.text is None:
+        return ImageTask(config, build_encoder(config.model, channels=config.data.channels, load=state is None))
+    saved = None if state is None else state["tokeniser"]
+    return PairTask(config, build_towers(config, texts_of(train), saved=saved, load=state is None), train)
+
+
 def _gradient_cache(config: Config, encoder: nn.Module, sampler: Sampler) -> GradientCache | None:
     micro_batch = config.train.micro_batch
     if micro_batch is None or micro_batch * sampler.world_size >= sampler.largest_batch * config.data.views:
         return None
+    if config.model.text is not None and sampler.world_size > 1:
+        # A chunk is of one side, and processes that exchange gradients expect those of both.
+        raise UserError(
+            f"train.micro_batch={micro_batch} with model.text works in one process and there are {sampler.world_size}; "
+            "set train.micro_batch=null"
+        )
     return GradientCache(encoder, micro_batch)
 
 
@@ -245,11 +276,11 @@ def remarks(parts: Parts, splits: Splits) -> list[str]:
     config, small = parts.config, parts.train_data.pipeline
     asked, possible, held = parts.config.sampler.batch, parts.sampler.largest_batch, parts.train_data.manifest
     micro_batch, processes = parts.config.train.micro_batch, parts.sampler.world_size
-    found = []
+    unit, found = parts.task.unit, parts.task.remarks()
     if possible < asked:
         found.append(
-            f"batches have {possible} images in place of sampler.batch={asked}: that is all that the sampler can draw "
-            f"from {len(held):,} training images of {len(held.classes):,} classes"
+            f"batches have {possible} {unit} in place of sampler.batch={asked}: that is all that the sampler can draw "
+            f"from {len(held):,} training {unit} of {len(held.classes):,} classes"
         )
     if micro_batch is not None and parts.cache is None:
         found.append(
@@ -306,24 +337,27 @@ def _accelerator(config: Config, out: Path | None) -> Accelerator:
     return accelerator
 
 
-def _test(loop: Loop, test: Manifest, out: Path) -> tuple[Report, int]:
-    """The report of the test split under the best weights, and how many of its images were skipped."""
+def _test(loop: Loop, splits: Splits, test: Manifest, out: Path) -> tuple[Tested, int]:
+    """What is measured of the test split under the best weights, and how many of its images were skipped."""
     config = loop.parts.config
     loop.parts.average = None
     best = load_checkpoint(out / "best.pt")
     loop.parts.module.load_state_dict(model_weights(best))
     data = build_dataset(config.data, test, train=False)
-    report = loop.measure(data)
+    tested = loop.parts.task.test(data, splits.train)
     # Nothing of this process's own course, such as what training skipped: a resumed run writes the same report.
-    notes = [
-        f"best weights, of step {best['progress']['step']}; {len(data):,} images of {data.manifest.name}, split test, "
-        f"manifest {data.manifest.sha256[:16]}, {len(data.skipped):,} of them skipped as unreadable"
-    ]
-    return replace(report, notes=[*report.notes, *notes]), len(data.skipped)
+    note = (
+        f"best weights, of step {best['progress']['step']}; {len(data):,} {loop.parts.task.unit} of "
+        f"{data.manifest.name}, split test, manifest {data.manifest.sha256[:16]}, {len(data.skipped):,} of them "
+        "skipped as unreadable"
+    )
+    return tested.noted(note), len(data.skipped)
 
 
 def load(path: Path | str) -> tuple[nn.Module, Pipeline]:
     """The encoder of a checkpoint in evaluation mode, and the transform of its evaluation images.
+
+    Of two towers it is that of the images; `aurank.training.load_pairs` gives both.
 
     Args:
         path: ``DIR/best``, ``DIR/last`` (with or without ``.pt``), or ``DIR`` for its best.
@@ -335,5 +369,5 @@ def load(path: Path | str) -> tuple[nn.Module, Pipeline]:
     checkpoint = load_checkpoint(resolve_checkpoint(path))
     config = read_config(checkpoint["config"])
     encoder = build_encoder(config.model, channels=config.data.channels, load=False)
-    encoder.load_state_dict(model_weights(checkpoint))
+    encoder.load_state_dict(image_weights(checkpoint))
     return encoder.eval(), build_transform(config.data, train=False)

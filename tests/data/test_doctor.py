@@ -118,3 +118,24 @@ def test_a_doctor_looks_at_the_rows_selected_only():
     broken = dataclasses.replace(manifest, paths=(*manifest.paths[:-1], "gone"))
     assert broken.doctor().errors == ["missing files: 1 (gone)"]
     assert broken.split("train").doctor().errors == []
+
+
+def test_of_pairs_an_image_may_have_several_texts_but_one_split_and_each_pair_once():
+    images = {path: pixels(number) for number, path in enumerate("abc")}
+    paths, texts = list("aabccb"), ["a cat", "asleep", "an owl", "a cat", "a cat", "two owls"]
+    manifest = build_manifest(
+        "pairs", ArraySource(images), paths=paths, labels=texts, splits=["train"] * 5 + ["test"], texts=texts
+    )
+    report = manifest.doctor()
+    assert report.errors == ["duplicate pairs: 1 (c: a cat)", "images in several splits: 1 (b)"]
+    assert report.warnings == []  # one image of a class is found by its text
+    assert report.counts == {
+        "pairs": 6,
+        "images": 3,
+        "texts": 4,
+        "classes": 4,
+        "test pairs": 1,
+        "test classes": 1,
+        "train pairs": 5,
+        "train classes": 3,
+    }

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from aurank.config.schema import PER_CLASS
+from aurank.config.agreement import PER_CLASS
 from aurank.data import SAMPLERS, PKSampler, ShuffledSampler
 from aurank.data.samplers import cut, deal
 from aurank.errors import UserError

@@ -168,6 +168,7 @@ def test_margins_are_new_at_each_step_and_absent_in_evaluation_mode() -> None:
     assert loss.state_dict()["noise._extra_state"].equal(before["noise._extra_state"])
 
 
+@pytest.mark.filterwarnings("ignore:no query of the batch")
 def test_a_batch_without_a_valid_query_draws_nothing() -> None:
     loss = BlackBoxAPLoss()
     before = loss.state_dict()["noise._extra_state"].clone()
@@ -190,6 +191,7 @@ def test_copies_and_restored_states_draw_and_remember_the_same(official: bool) -
         assert len(set(values)) == 1
 
 
+@pytest.mark.filterwarnings("ignore:no query of the batch")
 def test_official_appends_previous_batches_rows_to_each_query() -> None:
     labels = torch.tensor([0, 0, 0, 1, 1, 2, 2])
     loss = BlackBoxAPLoss(margin=0, official=True, batch_memory=2)

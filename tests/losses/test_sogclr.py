@@ -376,3 +376,14 @@ def test_two_processes_get_the_two_way_losses_of_one(tmp_path: Path) -> None:
         else:
             torch.testing.assert_close(first[name], wanted, rtol=1e-9, atol=1e-10)
             torch.testing.assert_close(first[name], second[name], rtol=0, atol=0)
+
+
+def test_the_normaliser_of_before_an_easy_batch_leaves_a_hard_one_finite() -> None:
+    loss, labels = SogCLRLoss(20, temperature=0.005, previous_normalizer=True), torch.arange(5)
+    for sign in (1, -1):
+        rows = torch.randn(5, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        value = loss(rows, labels, ref_emb=sign * rows.detach(), ref_labels=labels)
+        (gradient,) = torch.autograd.grad(value, rows)
+        assert value.isfinite()
+        assert gradient.isfinite().all()
+        assert gradient.any()

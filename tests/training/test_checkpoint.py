@@ -66,13 +66,14 @@ def test_a_missing_or_foreign_or_future_file_is_refused(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "future.pt")
 
 
-def test_a_checkpoint_of_before_samplers_had_a_state_is_read(tmp_path: Path) -> None:
-    whole = content(format=FORMAT)
-    torch.save({key: value for key, value in whole.items() if key != "sampler"}, tmp_path / "last.pt")
+def test_a_checkpoint_of_before_samplers_had_a_state_and_models_texts_is_read(tmp_path: Path) -> None:
+    whole = content(format=FORMAT, tokeniser=None)
+    older = {key: value for key, value in whole.items() if key not in ("sampler", "tokeniser")}
+    torch.save(older, tmp_path / "last.pt")
     assert load_checkpoint(tmp_path / "last.pt") == whole
 
 
-@pytest.mark.parametrize("name", [name for name in CONTENT if name not in ("sampler", "miner")])
+@pytest.mark.parametrize("name", [name for name in CONTENT if name not in ("sampler", "miner", "tokeniser")])
 def test_a_checkpoint_that_lacks_a_part_or_holds_another_type_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "last.pt"
     whole = content(format=FORMAT)

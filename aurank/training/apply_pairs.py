@@ -1,0 +1,95 @@
+"""Measuring a trained model of images and texts: what ``aurank pairs`` calls."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aurank.data import Manifest
+from aurank.errors import UserError
+from aurank.evaluation.report import Report
+from aurank.evaluation.two_way import PROMPTS, TwoWayReport, prompts
+from aurank.training.apply import Running, choose_device, split_name
+from aurank.training.build import build_dataset, build_manifest
+from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
+from aurank.training.pairs import describe_groups, embed_pairs, first_rows, reports_by_group
+from aurank.training.selecting import Images, select
+from aurank.training.tasks import noted, noted_both, two_way_options
+from aurank.training.towers import towers_of
+
+
+@dataclass(frozen=True, eq=False)
+class PairsResult:
+    """Retrieval both ways, of "all" pairs and by group, and images classified by the names of their classes.
+
+    The groups say what training has seen of a pair, and are there where its data are those of training. `zero_shot` is
+    None where images have no classes but their texts.
+    """
+
+    two_way: dict[str, TwoWayReport]
+    zero_shot: Report | None
+
+    def __str__(self) -> str:
+        parts = [describe_groups(self.two_way)]
+        if self.zero_shot is not None:
+            lines = [f"{f'recall@{k}':<24}  {value:.4f}" for k, value in self.zero_shot.recall.items()]
+            parts.append("\n".join(["zero-shot classification", *lines, *self.zero_shot.notes]))
+        return "\n\n".join(parts)
+
+    def save(self, folder: Path | str) -> None:
+        """Writes two_way/GROUP for each group, and zero_shot.json, into the folder."""
+        for name, report in self.two_way.items():
+            report.save(Path(folder) / "two_way" / name)
+        if self.zero_shot is not None:
+            self.zero_shot.save(Path(folder) / "zero_shot.json")
+
+
+def evaluate_pairs(
+    model: str, images: Images | None = None, *, templates: Sequence[str] = PROMPTS, running: Running | None = None
+) -> PairsResult:
+    """What a model that was trained with model.text makes of images and their texts.
+
+    Args:
+        model: ``aurank:DIR/best``.
+        images: its ``data``, ``split`` and ``overrides``: a table with a column text.
+        templates: sentences with {} for the name of a class, which is read with blanks for - and _.
+
+    Raises:
+        UserError: whatever is wrong with the options, before anything is embedded.
+    """
+    images, running = images or Images(), running or Running()
+    kind, what = split_name(model)
+    if kind != "aurank":
+        raise UserError(f"--model {model}: pairs need both encoders of a run with model.text, aurank:DIR/best")
+    images.check()
+    if images.protocol is not None or images.query is not None:
+        raise UserError(f"{images.given[0]} has no use here: pairs are the rows of a table, --data table:FILE")
+    device = choose_device(running.device)
+    checkpoint = load_checkpoint(resolve_checkpoint(what))
+    config, manifest = select(images, checkpoint["config"])
+    towers = towers_of(checkpoint, config, model)
+    prompts([], templates)  # refuses those without a place for the class
+    whole = build_manifest(config.data, seed=config.seed)
+    known = whole.sha256 == checkpoint["manifest"] and images.split != "train"
+    data = build_dataset(config.data, manifest, train=False)
+    towers.module.to(device)
+    batch = config.evaluate.batch if running.batch is None else running.batch
+    embedded = embed_pairs(towers.module, towers.tokenise, data, batch=batch, workers=config.data.workers)
+    reports = reports_by_group(
+        embedded, whole.split("train") if known else None, manifest, **two_way_options(config), device=device
+    )
+    note = (
+        f"model {model}; {len(data):,} pairs of {manifest.name}, manifest {manifest.sha256[:16]}, "
+        f"{len(data.skipped):,} of them skipped as unreadable"
+    )
+    zero_shot = None
+    if _has_classes(manifest):
+        names = [name.replace("-", " ").replace("_", " ") for name in manifest.classes]
+        zero_shot = noted(embedded.zero_shot(towers.module, towers.tokenise, names, templates=templates), note)
+    return PairsResult({name: noted_both(report, note) for name, report in reports.items()}, zero_shot)
+
+
+def _has_classes(manifest: Manifest) -> bool:
+    """Whether images have one label each, which is no text that stands beside them."""
+    if manifest.texts is None or first_rows(manifest) is None:
+        return False
+    return any(manifest.classes[label] != text for label, text in zip(manifest.labels, manifest.texts, strict=True))

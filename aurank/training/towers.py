@@ -1,0 +1,108 @@
+"""Two towers from a configuration or a checkpoint: an encoder of images, one of texts, and the tokens of the latter."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from aurank.config import Config
+from aurank.data import Pipeline, Tokeniser
+from aurank.errors import UserError
+from aurank.models import Encoder, ProjectedText, TextTower, TwoTower
+from aurank.models.text_adapters import load_text_model
+from aurank.training.build import build_encoder, build_transform, model_weights
+from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
+from aurank.training.components import read_config
+from aurank.training.pairs import Tokenise
+
+OWN = "transformer"  # the text model that is trained from random weights, with a tokeniser of its own
+
+
+@dataclass(frozen=True, eq=False)
+class Towers:
+    """Two towers and what makes tokens of texts for them; `tokeniser` is None where a text model brings its own."""
+
+    module: TwoTower
+    tokenise: Tokenise
+    tokeniser: Tokeniser | None
+
+    @property
+    def image(self) -> Encoder:
+        """The encoder of images."""
+        image: Encoder = self.module.image  # type: ignore[assignment]  # a module for torch
+        return image
+
+
+def build_towers(
+    config: Config, texts: Sequence[str] = (), *, saved: dict[str, Any] | None = None, load: bool = True
+) -> Towers:
+    """Two towers, in training mode.
+
+    Args:
+        texts: those of training, from which the tokeniser is learnt.
+        saved: the state of a tokeniser that was learnt before, in place of that.
+        load: as for ``build_encoder``.
+    """
+    settings, model = config.model.text, config.model
+    assert settings is not None
+    image = build_encoder(model, channels=config.data.channels, load=load)
+    if settings.name != OWN:
+        loaded = load_text_model(settings.name)
+        freeze_unused(loaded.module, loaded.tokenise(["a text"]))
+        text = ProjectedText(loaded.module, width=loaded.width, dim=model.dim)
+        return Towers(TwoTower(image, text).train(), loaded.tokenise, None)
+    tokeniser = (
+        Tokeniser.learn(texts, length=settings.length, vocabulary=settings.vocabulary)
+        if saved is None
+        else Tokeniser.from_state(saved)
+    )
+    tower = TextTower(
+        tokeniser.vocabulary,
+        length=settings.length,
+        dim=model.dim,
+        layers=settings.layers,
+        width=settings.width,
+        heads=settings.heads,
+    )
+    return Towers(TwoTower(image, tower), tokeniser.encode, tokeniser)
+
+
+def freeze_unused(module: nn.Module, tokens: Tensor) -> None:
+    """Nothing; freezes the parameters that no embedding of texts depends on.
+
+    Text models of other libraries bring a temperature, or the tower of images. Processes that train together would wait
+    for their gradients, and the dry run would count them.
+    """
+    module(tokens).sum().backward()
+    for parameter in module.parameters():
+        if parameter.grad is None:
+            parameter.requires_grad_(False)
+        parameter.grad = None
+
+
+def load_pairs(path: Path | str) -> tuple[TwoTower, Tokenise, Pipeline]:
+    """The towers of a checkpoint in evaluation mode, what makes tokens of texts, and the transform of images.
+
+    Args:
+        path: ``DIR/best``, ``DIR/last`` (with or without ``.pt``), or ``DIR`` for its best.
+
+    Example:
+        >>> model, tokenise, transform = load_pairs("runs/text_sogclr/best")
+        >>> with torch.inference_mode():
+        ...     similarity = model.encode_image(transform(image)[None]) @ model.encode_text(tokenise(["a pear"])).T
+    """
+    checkpoint = load_checkpoint(resolve_checkpoint(path))
+    config = read_config(checkpoint["config"])
+    towers = towers_of(checkpoint, config, str(path))
+    return towers.module.eval(), towers.tokenise, build_transform(config.data, train=False)
+
+
+def towers_of(checkpoint: dict[str, Any], config: Config, name: str) -> Towers:
+    """The towers of a checkpoint that was read, with the weights to evaluate; UserError where it has none."""
+    if config.model.text is None:
+        raise UserError(f"{name} was trained on images alone: model.text is null in its configuration")
+    towers = build_towers(config, saved=checkpoint["tokeniser"], load=False)
+    towers.module.load_state_dict(model_weights(checkpoint))
+    return towers

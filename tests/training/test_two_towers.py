@@ -1,0 +1,367 @@
+"""Training on pairs of images and texts from a configuration: what is compared, measured, saved and resumed."""
+
+import csv
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from test_resume import assert_equal
+from test_several_processes import ended, start
+from tiny import tiny_config
+from torch import Tensor, nn
+
+import aurank
+from aurank import cli
+from aurank.config import ConfigError
+from aurank.errors import UserError
+from aurank.evaluation.two_way import TwoWayReport
+from aurank.losses import SogCLRLoss
+from aurank.training import Images, evaluate_model, evaluate_pairs, load_pairs, read_config, rehearse
+from aurank.training.build import build_sampler, build_splits
+from aurank.training.checkpoint import load_checkpoint
+from aurank.training.parts import Parts
+from aurank.training.run import _gradient_cache, build_parts
+
+COLOURS = {
+    "red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220), "white": (240, 240, 240),
+    "black": (10, 10, 10), "yellow": (220, 220, 30), "pink": (230, 120, 180), "cyan": (30, 210, 210),
+}  # fmt: skip
+UNSEEN = ("pink", "cyan")
+SENTENCES = ("a {} square", "something {}", "{} paint on paper")
+PLAIN = {"model": {"params": {}, "freeze_batch_norm": True}, "optim": {"name": "sgd", "lr": 0.05, "warmup_steps": 0}}
+
+
+def write_table(root: Path, *, labelled: bool = True, captions: int = 1) -> None:
+    """16 photos of each colour and `pairs.csv`; two colours are only tested, and of the others one sentence is."""
+    random = np.random.default_rng(0)
+    rows: list[tuple[str, ...]] = []
+    for colour, value in COLOURS.items():
+        for number in range(16):
+            pixels = np.clip(np.array(value) + random.normal(0, 12, (16, 16, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / f"{colour}{number}.png")
+            test = colour in UNSEEN or number >= 10
+            for caption in range(captions):
+                sentence = SENTENCES[2 if test and number % 2 else (number + caption) % 2].format(colour)
+                rows.append((f"{colour}{number}.png", sentence, colour, "test" if test else "train"))
+    with (root / "pairs.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        header = ("path", "text", "label", "split")
+        writer.writerows(row if labelled else (row[0], row[1], row[3]) for row in [header, *rows])
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pairs")
+    write_table(folder)
+    return folder
+
+
+def pairs_config(root: Path, loss: str = "sogclr", **sections: dict[str, Any]) -> dict[str, Any]:
+    data = {"name": "table", "params": {"file": "pairs.csv"}, "root": str(root), "channels": 3}
+    data |= {"validation_fraction": 0.3, "train_transform": {"name": "resize"}}
+    text = {"layers": 1, "width": 16, "heads": 2, "length": 12, "vocabulary": 300}
+    given = {"data": {**data, **sections.pop("data", {})}, "model": {"text": text, **sections.pop("model", {})}}
+    config = tiny_config(loss, **given, **sections)
+    return {**config, "sampler": {"name": "shuffled", "batch": 16}}
+
+
+def parts_of(config: dict[str, Any]) -> Parts:
+    settings = read_config(config)
+    return build_parts(settings, build_splits(settings.data, seed=settings.seed))
+
+
+def run_cli(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["aurank", *map(str, arguments)])
+    cli.app(standalone_mode=False)
+
+
+@pytest.fixture(scope="module")
+def trained(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, aurank.TrainResult]:
+    out = tmp_path_factory.mktemp("trained") / "run"
+    return out, aurank.train(pairs_config(root, train={"steps": 40}), out)
+
+
+def test_a_run_learns_both_ways_and_measures_all_pairs_and_each_group(
+    trained: tuple[Path, aurank.TrainResult],
+) -> None:
+    out, result = trained
+    assert list(result.two_way) == ["all", "seen_texts", "new_texts", "new_classes"]
+    seen = result.two_way["seen_texts"]
+    for direction, recall in seen.recall.items():
+        assert recall[1] > 2 * seen.chance[direction][1]
+    for name, report in result.two_way.items():
+        assert TwoWayReport.load(out / "two_way" / name).metrics == report.metrics
+        assert "best weights, of step" in report.image_to_text.notes[-1]
+    assert result.two_way["all"].image_to_text.num_queries == 6 * 6 + 2 * 16
+    assert result.two_way["new_classes"].image_to_text.num_queries == 2 * 16 + 2 * 6  # with those of validation
+    assert result.report is not None
+    assert result.report.num_queries == 6 * 6 + 2 * 16
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    measured = [line for line in lines if line["split"] == "val"]
+    assert result.best["mean_recall"] == max(line["mean_recall"] for line in measured)
+
+
+def test_the_loss_is_of_images_and_of_the_texts_of_the_same_rows_both_ways(root: Path) -> None:
+    parts = parts_of(pairs_config(root))
+    parts.module.eval()
+    rows = [17, 3, 39, 8, 9, 21]
+    batch = parts.train_data.__getitems__(rows)
+    embeddings, value = parts.forward(batch)
+    texts = parts.train_data.manifest.texts
+    assert texts is not None
+    module: Any = parts.module
+    tokens = parts.task.towers.tokenise([texts[row] for row in rows])  # type: ignore[union-attr]
+    images, others = module.encode_image(batch.image), module.encode_text(tokens)
+    torch.testing.assert_close(embeddings, torch.cat([images, others]))
+    loss = SogCLRLoss(len(parts.train_data), two_way=True)
+    ids = torch.tensor(rows)
+    expected = loss(images, batch.label, ref_emb=others, ref_labels=batch.label, ids=ids, ref_ids=ids)
+    torch.testing.assert_close(value, expected)
+    state: Any = parts.loss
+    assert (state.log_u != 0).any(dim=0).nonzero().flatten().tolist() == sorted(rows)
+
+
+def test_every_parameter_of_both_towers_is_optimised_once_and_heads_by_their_own_rate(root: Path) -> None:
+    parts = parts_of(pairs_config(root, optim={"head_lr_multiplier": 7.0}))
+    groups = {group["name"]: group for group in parts.optimiser.param_groups}
+    held = [id(parameter) for group in groups.values() for parameter in group["params"]]
+    assert sorted(held) == sorted(id(parameter) for parameter in parts.module.parameters())
+    heads = {name for name, parameter in parts.module.named_parameters()
+             if any(parameter is one for key in groups if "head" in key for one in groups[key]["params"])}  # fmt: skip
+    assert heads == {"image.head.weight", "image.head.bias", "text.head.weight"}
+    assert groups["head"]["lr_multiplier"] == 7.0
+
+
+def test_an_interrupted_run_resumes_bit_for_bit(root: Path, tmp_path: Path) -> None:
+    """With a temperature that is learnt, a moving average, and a tokeniser that is not learnt anew."""
+    sections = {
+        "train": {"steps": 6, "accumulate": 2, "ema": 0.8, "validate_every": 2},
+        "optim": {"temperature_lr": 0.01},
+    }
+    config = pairs_config(root, "clip", **sections)
+
+    def interrupt(kind: str, values: dict[str, Any]) -> None:
+        if kind == "step" and values["step"] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    aurank.train(config, tmp_path / "whole")
+    stopped = aurank.train(config, tmp_path / "stopped", listener=interrupt)
+    assert (stopped.steps, stopped.two_way) == (3, {})
+    aurank.train(config, tmp_path / "stopped", resume=True)
+    for name in ("last.pt", "best.pt"):
+        states = [load_checkpoint(tmp_path / out / name) for out in ("whole", "stopped")]
+        assert_equal(*states, ignore=("python",))
+    assert states[0]["tokeniser"]["length"] == 12
+    for name in ("metrics.jsonl", "report.json", "two_way/all/two_way.json"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "stopped" / name).read_bytes()
+
+
+@pytest.mark.parametrize("loss", ["sogclr", "clip"])
+def test_cached_gradients_train_the_weights_of_plain_ones(root: Path, tmp_path: Path, loss: str) -> None:
+    states = []
+    for name, micro_batch in (("plain", None), ("cached", 5)):
+        train = {"steps": 3, "accumulate": 2, "micro_batch": micro_batch}
+        aurank.train(pairs_config(root, loss, **PLAIN, train=train), tmp_path / name)
+        states.append(load_checkpoint(tmp_path / name / "last.pt"))
+    for part in ("encoder", "loss"):
+        for key, value in states[0][part].items():
+            if isinstance(value, Tensor):
+                torch.testing.assert_close(states[1][part][key], value, rtol=1e-4, atol=1e-5, msg=key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["sogclr", "clip"])
+def test_two_processes_train_the_weights_of_one(root: Path, tmp_path: Path, loss: str) -> None:
+    config = tmp_path / "config.yaml"
+    content = pairs_config(root, loss, **PLAIN, train={"steps": 3, "accumulate": 2, "validate_every": 100})
+    config.write_text(yaml.safe_dump(content), encoding="utf-8")
+    states = []
+    for ranks in (1, 2):
+        results = ended(start(config, tmp_path / str(ranks), ranks))
+        assert [code for code, _, _ in results] == [0] * ranks, results
+        assert [output.count("written to") for _, output, _ in results] == [1, 0][:ranks]
+        states.append(load_checkpoint(tmp_path / str(ranks) / "last.pt"))
+    for part in ("encoder", "loss"):
+        for key, value in states[0][part].items():
+            if isinstance(value, Tensor):
+                torch.testing.assert_close(states[1][part][key], value, rtol=1e-4, atol=1e-5, msg=key)
+
+
+def test_cached_gradients_of_texts_are_refused_in_several_processes(root: Path) -> None:
+    config = read_config(pairs_config(root, train={"micro_batch": 4}))
+    train = build_splits(config.data, seed=0).train
+    sampler = build_sampler(config, train, rank=0, world_size=2, neighbours=np.zeros)
+    with pytest.raises(UserError, match=r"train\.micro_batch=4 with model\.text works in one process"):
+        _gradient_cache(config, nn.Identity(), sampler)
+
+
+def test_a_trained_pair_is_an_image_encoder_for_all_that_takes_images(
+    root: Path, tmp_path: Path, trained: tuple[Path, aurank.TrainResult]
+) -> None:
+    out, result = trained
+    assert result.report is not None
+    assert evaluate_model(f"aurank:{out}/best").metrics == pytest.approx(result.report.metrics)
+    encoder, transform = aurank.load(out / "best")
+    towers, tokenise, same = load_pairs(out / "best")
+    image = np.asarray(Image.open(root / "red0.png"))
+    with torch.inference_mode():
+        mine, theirs = encoder(transform(image)[None]), towers.encode_image(same(image)[None])
+        assert torch.equal(mine, theirs)
+        similarity = theirs @ towers.encode_text(tokenise(["a red square", "a green square"])).T
+    assert similarity[0, 0] > similarity[0, 1]
+    started = parts_of(pairs_config(root, model={"init_from": str(out / "best")}))
+    assert_equal(started.task.encoder.state_dict(), encoder.state_dict(), ignore=())
+
+
+def test_the_command_pairs_measures_what_training_did_and_classifies_by_names(
+    root: Path,
+    tmp_path: Path,
+    trained: tuple[Path, aurank.TrainResult],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, result = trained
+    run_cli(monkeypatch, "pairs", "--model", f"aurank:{out}/best", "--out", tmp_path, "--prompt", "a {} square")
+    printed = capsys.readouterr().out
+    for name, report in result.two_way.items():
+        assert TwoWayReport.load(tmp_path / "two_way" / name).metrics == pytest.approx(report.metrics)
+        assert f"two-way retrieval, {name.replace('_', ' ')}\n" in printed
+    zero_shot = json.loads((tmp_path / "zero_shot.json").read_text(encoding="utf-8"))
+    assert zero_shot["metrics"]["recall@1"] > 0.3
+    assert "zero-shot: 8 classes by 1 prompts each" in printed
+    (root / "others.csv").write_text((root / "pairs.csv").read_text(encoding="utf-8").replace("train", "val"))
+    elsewhere = evaluate_pairs(f"aurank:{out}/best", Images(data=f"table:{root}/others.csv"))
+    assert list(elsewhere.two_way) == ["all"]  # nothing is known of what training has seen
+    with pytest.raises(UserError, match="pairs need both encoders"):
+        evaluate_pairs("timm:resnet10t")
+    with pytest.raises(UserError, match="--protocol sop has no use here"):
+        evaluate_pairs(f"aurank:{out}/best", Images(protocol="sop"))
+
+
+def test_captions_without_labels_are_measured_both_ways_alone_and_said_to_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An image in several rows has several labels, so there is nothing that images could be compared by."""
+    write_table(tmp_path, labelled=False, captions=2)
+    config = tmp_path / "config.yaml"
+    content = pairs_config(tmp_path, data={"validation_fraction": 0}, train={"steps": 3})
+    config.write_text(yaml.safe_dump(content), encoding="utf-8")
+    run_cli(monkeypatch, "train", config, "--out", tmp_path / "out")
+    printed = capsys.readouterr()
+    assert printed.out.count("two-way retrieval, ") == 3
+    assert "mauprc" not in printed.out
+    assert printed.out.endswith(f"written to {tmp_path / 'out'}\n")
+    assert not (tmp_path / "out" / "report.json").exists()
+    with pytest.raises(UserError, match="has images with several labels"):
+        evaluate_model(f"aurank:{tmp_path}/out/best")
+    assert evaluate_pairs(f"aurank:{tmp_path}/out/best").zero_shot is None
+
+
+def test_an_image_in_several_rows_stands_once_among_images(tmp_path: Path) -> None:
+    write_table(tmp_path, captions=2)
+    result = aurank.train(pairs_config(tmp_path, train={"steps": 3}), tmp_path / "out")
+    assert result.report is not None
+    assert result.report.num_queries == 6 * 6 + 2 * 16
+    again = evaluate_model(f"aurank:{tmp_path}/out/best")
+    assert again.metrics == pytest.approx(result.report.metrics)
+
+
+def test_unreadable_images_are_left_out_with_their_texts(tmp_path: Path) -> None:
+    write_table(tmp_path)
+    for name in ("red0", "blue3", "green15", "pink2"):
+        (tmp_path / f"{name}.png").write_bytes(b"broken")
+    config = pairs_config(tmp_path, data={"on_error": "skip", "validation_fraction": 0}, train={"steps": 3})
+    result = aurank.train(config, tmp_path / "out")
+    assert result.skipped == {"train": 2, "test": 2}
+    assert result.two_way["all"].image_to_text.num_queries == 6 * 6 + 2 * 16 - 2
+    assert rehearse(read_config(config)).images == {"train": 60, "test": 68}
+
+
+def test_a_rehearsal_counts_pairs_and_says_which_texts_are_cut(root: Path) -> None:
+    text = {"layers": 1, "width": 16, "heads": 2, "length": 6, "vocabulary": 259}
+    config = pairs_config(root, model={"text": text}, train={"micro_batch": 4}, optim={"temperature_lr": 0.1})
+    rehearsal = rehearse(read_config(config))
+    assert "40 pairs" in str(rehearsal)
+    assert (
+        rehearsal.notices[0] == "40 of 40 training texts have more than model.text.length=6 tokens and lose their ends"
+    )
+    assert rehearsal.memory["activations"] > 0
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"data": {"views": 2}}, r"data\.views: got 2, expected 1"),
+        ({"data": {"train_labels": "image", "views": 2}}, r"data\.train_labels: got 'image', expected 'class'"),
+        ({"memory": {"size": 100}}, r"memory: expected null"),
+        ({"model": {"discard_head": True}}, r"model\.discard_head: got true, expected false"),
+        ({"both": False}, r"loss\.params\.two_way: got false, expected true"),
+        ({"both": True, "model": {"text": None}}, r"loss\.params\.two_way: got true, expected false"),
+        ({"model": {"text": {"width": 10, "heads": 4}}}, r"model\.text\.width: got 10, expected a multiple of"),
+        ({"model": {"text": {"name": "clip"}}}, r"text\.name: .*expected transformer, open_clip:NAME or "),
+        ({"model": {"text": {"name": "open_clip:ViT-B-32", "layers": 2}}}, r"model\.text\.layers: got 2, but it is of"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_with_texts_is_a_mistake_of_the_configuration(
+    root: Path, sections: dict[str, Any], said: str
+) -> None:
+    both = {"params": {"two_way": sections["both"]}} if "both" in sections else {}
+    config = pairs_config(root, **{name: values for name, values in sections.items() if name != "both"})
+    with pytest.raises(ConfigError, match=said):
+        read_config({**config, "loss": {"name": "clip", **both}})
+
+
+def test_a_loss_of_one_kind_and_a_table_without_texts_are_refused(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"loss\.name=soprc compares images alone; .* take one of .*sogclr"):
+        parts_of(pairs_config(root, "soprc"))
+    digits = tiny_config("sogclr", model={"text": {}})
+    with pytest.raises(UserError, match="digits has no texts: read a table with a column text"):
+        parts_of(digits)
+    assert parts_of(tiny_config("clip", train={"steps": 3})).loss.two_way is False
+
+
+class Clip(nn.Module):
+    """A text model with a parameter that no text depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(200, 6)
+        self.logit_scale = nn.Parameter(torch.ones(()))
+
+    def encode_text(self, tokens: Tensor) -> Tensor:
+        return self.embedding(tokens).mean(1)
+
+
+def test_a_text_model_of_another_library_is_trained_with_its_own_tokens(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tokenise(texts: list[str]) -> Tensor:
+        return torch.tensor([[1 + ord(letter) for letter in text.ljust(20)[:20]] for text in texts])
+
+    library = ModuleType("open_clip")
+    vars(library).update(
+        create_model=lambda model, **arguments: Clip(),
+        get_tokenizer=lambda model: tokenise,
+        list_pretrained=lambda: [("ViT-B-32", "laion2b")],
+    )
+    monkeypatch.setitem(sys.modules, "open_clip", library)
+    config = pairs_config(root, model={"text": {"name": "open_clip:ViT-B-32,pretrained=laion2b"}}, train={"steps": 3})
+    parts = parts_of(config)
+    frozen = [name for name, parameter in parts.module.named_parameters() if not parameter.requires_grad]
+    assert frozen == ["text.model.model.logit_scale"]
+    result = aurank.train(config, tmp_path / "out")
+    checkpoint = load_checkpoint(tmp_path / "out" / "last.pt")
+    assert checkpoint["tokeniser"] is None
+    started = parts.module.state_dict()["text.model.model.embedding.weight"]
+    assert not torch.equal(checkpoint["encoder"]["text.model.model.embedding.weight"], started)
+    found = evaluate_pairs(f"aurank:{tmp_path}/out/best")
+    assert found.two_way["all"].metrics == pytest.approx(result.two_way["all"].metrics)
