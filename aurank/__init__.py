@@ -9,10 +9,10 @@ os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
 if TYPE_CHECKING:
     from aurank.evaluation import Report, compare, evaluate
-    from aurank.training import TrainResult, load, train
+    from aurank.training import TrainResult, load, load_pairs, train
 
 __version__ = "0.1.0"
-__all__ = ["Report", "TrainResult", "compare", "evaluate", "load", "train"]
+__all__ = ["Report", "TrainResult", "compare", "evaluate", "load", "load_pairs", "train"]
 
 _HOMES = {
     "Report": "aurank.evaluation",
@@ -20,6 +20,7 @@ _HOMES = {
     "evaluate": "aurank.evaluation",
     "TrainResult": "aurank.training",
     "load": "aurank.training",
+    "load_pairs": "aurank.training",
     "train": "aurank.training",
 }
 

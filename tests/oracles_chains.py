@@ -7,12 +7,17 @@ from oracles import Mask, PerQuery, sides
 from torch import Tensor
 
 
-def draws(seed: int, queries: int, references: int, *, batch: int = 0) -> tuple[list[int], Tensor]:
-    """The order of the proposals and the exponential numbers that a loss of this seed draws for a batch."""
+def generator_of(seed: int, batch: int) -> torch.Generator:
+    """What a loss of this seed draws from for a batch."""
     host = torch.Generator().manual_seed(seed)
     for _ in range(batch + 1):
         number = int(torch.randint(2**62, (), generator=host))
-    device = torch.Generator().manual_seed(number)
+    return torch.Generator().manual_seed(number)
+
+
+def draws(seed: int, queries: int, references: int, *, batch: int = 0) -> tuple[list[int], Tensor]:
+    """The order of the proposals and the exponential numbers that a loss of this seed draws for a batch."""
+    device = generator_of(seed, batch)
     order = torch.randperm(references, generator=device).tolist()
     return order, -torch.rand(queries, references, generator=device).log()
 
@@ -72,18 +77,26 @@ def negative_cache_first_batch(
     seed: int = 0,
 ) -> PerQuery:
     """(1 − p⁺)·(s⁻ − mean s⁺) for a negative drawn by Gumbel-max, while the cache of all samples is empty."""
-    host = torch.Generator().manual_seed(seed)
-    device = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=host)))
-    queries, references = similarity.shape
-    uniform = torch.rand(queries, references + samples, generator=device).double()
-    found = {}
-    for query, (positives, negatives) in sides(positive, negative).items():
-        row = similarity[query]
-        noise = [-math.log(-math.log(float(number))) for number in uniform[query]]
-        plain = row.tolist()
-        drawn = max(negatives, key=lambda column: plain[column] / temperature + noise[column])
-        pull = sum(row[reference] for reference in positives) / len(positives)
-        push = sum(math.exp(plain[column] / temperature) for column in negatives)
-        share = push / (push + math.exp(float(pull.detach()) / temperature)) if weighted else 1.0
-        found[query] = share * (row[drawn] - pull)
-    return found
+    noise = gumbel_noise(seed, len(similarity), similarity.shape[1] + samples)
+    return {
+        query: pushed_and_pulled(similarity[query], *both, noise[query], temperature=temperature, weighted=weighted)
+        for query, both in sides(positive, negative).items()
+    }
+
+
+def gumbel_noise(seed: int, queries: int, candidates: int, *, batch: int = 0) -> list[list[float]]:
+    """The noise of each query's candidates that a negative cache of this seed draws for a batch."""
+    uniform = torch.rand(candidates, queries, generator=generator_of(seed, batch), dtype=torch.float64)
+    return [[-math.log(-math.log(number)) for number in row] for row in uniform.T.tolist()]
+
+
+def pushed_and_pulled(
+    row: Tensor, positives: list[int], negatives: list[int], noise: list[float], *, temperature: float, weighted: bool
+) -> Tensor:
+    """(1 − p⁺)·(s⁻ − mean s⁺) of one query with similarity to each candidate, its negative drawn by Gumbel-max."""
+    plain = row.tolist()
+    drawn = max(negatives, key=lambda column: plain[column] / temperature + noise[column])
+    pull = sum(row[reference] for reference in positives) / len(positives)
+    push = sum(math.exp(plain[column] / temperature) for column in negatives)
+    share = push / (push + math.exp(float(pull.detach()) / temperature)) if weighted else 1.0
+    return share * (row[drawn] - pull)

@@ -17,7 +17,7 @@ from aurank.losses.randomness import SavedGenerator
 from aurank.losses.reencoding import Reencode, embedded_anew, row_similarity
 from aurank.losses.tagged_table import NONE, TaggedTable
 
-OutOfBatch = Literal["stored", "restart", "reencode"]
+OutsideState = Literal["stored", "restart", "reencode"]
 
 
 class Start(NamedTuple):
@@ -44,6 +44,8 @@ class Chains(nn.Module):
 
     State: `table.tags`, the id of each chain's state, −1 for none, and `table.rows`, what is kept of the state: its
     embedding ("stored"), its similarity (official), nothing; the place in the sequence of random numbers.
+
+    owner: what messages name, the loss or the miner that has them.
     """
 
     reencode: Reencode | None = None
@@ -54,30 +56,32 @@ class Chains(nn.Module):
         temperature: Number,
         burn_in: Number,
         *,
-        out_of_batch: OutOfBatch,
+        out_of_batch: OutsideState,
         embedding_dim: int | None,
         seed: int,
         official: bool,
+        owner: str,
     ) -> None:
         super().__init__()
         self.temperature = require_positive("temperature", temperature)
         self.burn_in = as_number(burn_in)
         if not 0 <= self.burn_in < 1:
             raise UserError(f"burn_in must be >= 0 and < 1, the share of steps that are not kept, got {burn_in!r}")
-        self.out_of_batch = require_choice("out_of_batch", out_of_batch, get_args(OutOfBatch))
+        self.out_of_batch = require_choice("out_of_batch", out_of_batch, get_args(OutsideState))
         if official and out_of_batch != "stored":
             raise UserError(f'official=True drops states outside of the batch: leave out out_of_batch="{out_of_batch}"')
         if embedding_dim is not None:
             require_whole("embedding_dim", embedding_dim)
         self.official = official
         self.random = SavedGenerator(seed)
-        keeps_embedding = out_of_batch == "stored" and not official
-        self.table = TaggedTable(num_samples, (embedding_dim or 0) if keeps_embedding else int(official))
+        self.owner = owner
+        self.keeps_embedding = out_of_batch == "stored" and not official
+        self.table = TaggedTable(num_samples, (embedding_dim or 0) if self.keeps_embedding else int(official))
 
-    @property
-    def wants_reencode(self) -> bool:
-        """Whether `reencode`, which embeds images anew by their ids, has to be set."""
-        return self.out_of_batch == "reencode"
+    def check_width(self, embeddings: Float[Tensor, "batch dim"]) -> None:
+        """Nothing; UserError unless embeddings are as wide as those that are kept, if any are."""
+        if self.keeps_embedding:
+            self.table.check_width(embeddings)
 
     def forward(self, pairs: Pairs, distance: BaseDistance, *, write: bool) -> Walk:
         """Carries on the chain of each query over its negatives in the batch; `write`: for good.
@@ -168,10 +172,13 @@ class Chains(nn.Module):
     ) -> Float[Tensor, "query dim"]:
         """The states that are wanted, embedded anew; zero elsewhere."""
         if pairs.reference_ids is None:
-            raise UserError('EMC² with out_of_batch="reencode" names its states by ids: pass ref_ids beside ref_emb')
+            raise UserError(
+                f'{self.owner} with out_of_batch="reencode" names its states by ids: pass ref_ids beside ref_emb'
+            )
         found = torch.zeros_like(pairs.query)
-        name = type(self).__name__
-        found[wanted] = embedded_anew(self.reencode, state[wanted], like=found, is_shared=pairs.is_shared, name=name)
+        found[wanted] = embedded_anew(
+            self.reencode, state[wanted], like=found, is_shared=pairs.is_shared, name=self.owner
+        )
         return found
 
     @torch.no_grad()
@@ -182,7 +189,7 @@ class Chains(nn.Module):
         moved, column = column != NONE, column.clamp(min=0)
         if self.official:
             values = pairs.similarity.detach()[rows, column][:, None]
-        elif self.out_of_batch == "stored":
+        elif self.keeps_embedding:
             values = pairs.reference.detach()[column]
         else:
             values = pairs.reference.new_empty(len(rows), 0)

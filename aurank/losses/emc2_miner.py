@@ -7,11 +7,12 @@ from jaxtyping import Int64
 from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor, nn
 
-from aurank.losses.chains import OutOfBatch, Walk
+from aurank.losses.chains import OutsideState, Walk
 from aurank.losses.checks import Number, check_device, require_whole
 from aurank.losses.emc2 import EMC2Loss
 from aurank.losses.inputs import read_inputs
 from aurank.losses.pairs import make_pairs
+from aurank.losses.reencoding import Reencode
 
 
 class EMC2Miner(nn.Module):
@@ -22,8 +23,10 @@ class EMC2Miner(nn.Module):
     burn-in, as often as it was there, and each of them once with each of its positives. A chain that spent those steps
     at a state outside of the batch gives none: there is no row to name.
 
-    The other arguments are those of `EMC2Loss`. The chains go on in training mode. Where losses gather the batches of
-    several processes, the miner is asked in the first one only, and that one has the state.
+    The other arguments are those of `EMC2Loss`, and so is what they take: out_of_batch="stored" (default) keeps
+    num_samples · embedding_dim numbers, 5 GB for ten million samples in 128 dimensions; "restart" and "reencode" need
+    none. The chains go on in training mode. Where losses gather the batches of several processes, the miner is asked in
+    the first one only, and that one has the state.
     """
 
     def __init__(
@@ -33,7 +36,7 @@ class EMC2Miner(nn.Module):
         burn_in: Number = 0.5,
         *,
         per_anchor: int = 1,
-        out_of_batch: OutOfBatch = "stored",
+        out_of_batch: OutsideState = "stored",
         embedding_dim: int | None = None,
         seed: int = 0,
         views: int = 2,
@@ -51,6 +54,21 @@ class EMC2Miner(nn.Module):
             views=views,
             distance=distance,
         )
+        self.emc2.chains.owner = type(self).__name__
+
+    @property
+    def wants_reencode(self) -> bool:
+        """Whether `reencode` has to be set."""
+        return self.emc2.wants_reencode
+
+    @property
+    def reencode(self) -> Reencode | None:
+        """The function that embeds images anew by their ids, on the host; None where none was set."""
+        return self.emc2.reencode
+
+    @reencode.setter
+    def reencode(self, function: Reencode | None) -> None:
+        self.emc2.reencode = function
 
     @torch.no_grad()
     def forward(
@@ -62,9 +80,15 @@ class EMC2Miner(nn.Module):
         *,
         ids: Tensor | None = None,
         ref_ids: Tensor | None = None,
+        batch_leads: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(anchor, positive, negative), rows of the batch and of the references."""
+        """(anchor, positive, negative), rows of the batch and of the references.
+
+        batch_leads: the references begin with the batch itself, as a memory's do: there a row is itself and no other,
+        though other views have its id.
+        """
         inputs = read_inputs(embeddings, labels, None, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids)
+        inputs = replace(inputs, batch_leads=batch_leads)
         check_device(self, embeddings)
         # shared: this process has all that its chains go by
         pairs = make_pairs(replace(self.emc2.prepared(inputs), shared=True), distance=self.emc2.distance)

@@ -64,10 +64,11 @@ class Inputs:
         other = self.embeddings if self.ref_emb is None else self.ref_emb
         rows, references = in_common_precision(self.embeddings.detach(), other.detach())
         given = (None, None) if self.is_self_set else (references, self.ref_labels)
+        names = ("ids",) if self.is_self_set else ("ids", "ref_ids", "batch_leads")
         taken = inspect.signature(self.indices_tuple.forward).parameters  # PML's miners know of no ids
-        ids = {name: getattr(self, name) for name in ("ids", "ref_ids") if name in taken}
+        named = {name: getattr(self, name) for name in names if name in taken}
         with torch.no_grad(), without_autocast(rows.device):
-            found = self.indices_tuple(rows, self.labels, *given, **ids)
+            found = self.indices_tuple(rows, self.labels, *given, **named)
         return replace(self, indices_tuple=found)
 
     @property

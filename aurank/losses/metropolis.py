@@ -1,9 +1,10 @@
 """Metropolis–Hastings chains over the references of a batch, all queries and all proposals at once.
 
 A chain at a state of similarity c moves to proposal j where log U < (s_j − c)/τ, U uniform. As −log U is exponentially
-distributed, that is where k_j = s_j + τ·Exp_j is above c: which later proposal a chain accepts next depends on where it
-is and on nothing before, so that the next state is found for every proposal at once, by bisection in running maxima,
-and the chain's own path is marked among them by doubling its steps. Both take log₂ of the number of proposals.
+distributed, that is where s_j + τ·Exp_j, how far the proposal reaches, is above c: which later proposal a chain accepts
+next depends on where it is and on nothing before, so that the next state is found for every proposal at once, by
+bisection in running maxima, and the chain's own path is marked among them by doubling its steps. Both take log₂ of the
+number of proposals.
 """
 
 import torch
@@ -38,8 +39,8 @@ def occupancy(
     burn_in: steps that are not kept; step r leaves the chain where it is once the r-th proposal was accepted or not.
     """
     number = scores.shape[1]
-    keys = torch.where(wanted, scores + temperature * exponentials, -torch.inf)
-    following = next_above(keys, torch.cat([start[:, None], scores], dim=1))
+    reach = torch.where(wanted, scores + temperature * exponentials, -torch.inf)
+    following = next_above(reach, torch.cat([start[:, None], scores], dim=1))
     visited = path(following)
     # when a state is entered, in steps that count: proposals before the one that led there, `number` at the end
     steps = torch.nn.functional.pad(wanted.to(scores.dtype).cumsum(dim=1), (1, 0))
@@ -51,19 +52,19 @@ def occupancy(
 
 
 def next_above(
-    keys: Float[Tensor, "chain proposal"], levels: Float[Tensor, "chain 1+proposal"]
+    values: Float[Tensor, "chain proposal"], levels: Float[Tensor, "chain 1+proposal"]
 ) -> Int64[Tensor, "chain 1+proposal"]:
-    """For each j the first place from j on where the key is above level j; the number of keys where there is none."""
-    number = keys.shape[1]
+    """For each j the first place from j on whose value is above level j; the number of values where there is none."""
+    number = values.shape[1]
     depth = number.bit_length()
-    maxima = keys.new_empty(depth, len(keys), number + 1)  # maxima[h, :, p]: of the 2**h keys from p on
-    maxima[0, :, :number] = keys
+    maxima = values.new_empty(depth, len(values), number + 1)  # maxima[h, :, p]: of the 2**h values from p on
+    maxima[0, :, :number] = values
     maxima[0, :, number] = torch.inf  # the end, which no search goes beyond
     for height in range(1, depth):
         half = 2 ** (height - 1)
         torch.maximum(maxima[height - 1, :, :-half], maxima[height - 1, :, half:], out=maxima[height, :, :-half])
         maxima[height, :, -half:] = torch.inf
-    place = torch.arange(number + 1, device=keys.device).repeat(len(keys), 1)
+    place = torch.arange(number + 1, device=values.device).repeat(len(values), 1)
     for height in reversed(range(depth)):
         place.add_(maxima[height].gather(1, place) <= levels, alpha=2**height)
     return place

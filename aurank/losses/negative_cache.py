@@ -1,10 +1,11 @@
 """Negative cache (Lindgren et al., NeurIPS 2021): negatives drawn from the softmax over stored embeddings."""
 
 import math
-from typing import Any, Literal, Unpack, get_args
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, NamedTuple, Unpack, get_args
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from aurank.errors import UserError
@@ -12,21 +13,49 @@ from aurank.losses.base import PairLossOptions
 from aurank.losses.chains import chunks
 from aurank.losses.checks import Number, as_number, require_choice, require_positive, require_whole
 from aurank.losses.global_contrast import attraction
+from aurank.losses.inputs import Inputs
 from aurank.losses.keyed import KeyedLoss, keys
 from aurank.losses.pairs import Pairs
 from aurank.losses.randomness import SavedGenerator
 from aurank.losses.reencoding import Reencode, embedded_anew, row_similarity
 from aurank.losses.tagged_table import TaggedTable
 
-OutOfBatch = Literal["stored", "reencode"]
+OutsideNegative = Literal["stored", "reencode"]
 
-SCORES = 2**22  # of queries against the cache at a time
+SCORES = 2**20  # of queries with candidates at a time, of some 30 bytes each, noise and masks included
 
 
-def gumbel_max(scores: Float[Tensor, "query candidate"], generator: torch.Generator | None) -> Int64[Tensor, " query"]:
-    """One candidate for each query, drawn from the softmax of its scores."""
-    uniform = torch.rand(scores.shape, generator=generator, device=scores.device, dtype=torch.float32)
-    return (scores - uniform.log_().neg_().log_().to(scores.dtype)).argmax(dim=1)
+class Drawn(NamedTuple):
+    """One candidate for each query, drawn from the softmax of its scores, and what goes on with further candidates."""
+
+    candidate: Int64[Tensor, " query"]
+    height: Float64[Tensor, " query"]  # its score with its noise, the greatest of all
+    log_sum: Float64[Tensor, " query"]  # log Σ exp(score)
+
+    def with_further(self, other: "Drawn") -> "Drawn":
+        """One drawn from the candidates of both."""
+        better = other.height > self.height
+        return Drawn(
+            torch.where(better, other.candidate, self.candidate),
+            torch.maximum(self.height, other.height),
+            torch.logaddexp(self.log_sum, other.log_sum),
+        )
+
+
+@torch.no_grad()
+def gumbel_max(pieces: Iterable[Float[Tensor, "query _"]], generator: torch.Generator | None) -> Drawn:
+    """One of all candidates for each query, whose scores come in pieces, side by side, one at a time."""
+    found, before = None, 0
+    for scores in pieces:
+        # In float64: of ten million numbers in float32 several are the greatest below 1, and the first would be drawn.
+        # Candidate by candidate, so that on the host no number depends on the size of the pieces.
+        noise = torch.rand(scores.T.shape, generator=generator, device=scores.device, dtype=torch.float64).T
+        height, candidate = noise.log_().neg_().log_().neg_().add_(scores).max(dim=1)
+        drawn = Drawn(candidate + before, height, scores.logsumexp(dim=1).to(torch.float64))
+        found = drawn if found is None else found.with_further(drawn)
+        before += scores.shape[1]
+    assert found is not None
+    return found
 
 
 class NegativeCacheLoss(KeyedLoss):
@@ -36,6 +65,11 @@ class NegativeCacheLoss(KeyedLoss):
     from the last batch that held them. w = 1 − p⁺, where p⁺ is the positive's share of the softmax over it and all
     negatives: so the gradient is in the mean that of the cross-entropy, times τ. Its value is no estimate of the loss.
     A sample not seen yet is no candidate, nor is one of the query's label.
+
+    The cache takes num_samples · embedding_dim numbers where the loss is, and in each checkpoint, whatever
+    `out_of_batch` is: 5 GB for ten million samples in 128 dimensions. Each step compares every query with all of it, in
+    pieces. `EMC2Loss`, which goes on from one state per sample, needs neither with out_of_batch "restart" or
+    "reencode".
 
     num_samples: rows of the data set, which `ids` (or labels, in their absence) name.
     out_of_batch: what a drawn negative that is not in the batch is: its "stored" embedding (default), or embedded anew
@@ -59,7 +93,7 @@ class NegativeCacheLoss(KeyedLoss):
         num_samples: int,
         temperature: Number = 0.07,
         *,
-        out_of_batch: OutOfBatch = "stored",
+        out_of_batch: OutsideNegative = "stored",
         refresh: Number = 0.0,
         positive_in_denominator: bool = True,
         embedding_dim: int | None = None,
@@ -69,7 +103,7 @@ class NegativeCacheLoss(KeyedLoss):
     ) -> None:
         super().__init__(num_samples, views=views, **options)
         self.temperature = require_positive("temperature", temperature)
-        self.out_of_batch = require_choice("out_of_batch", out_of_batch, get_args(OutOfBatch))
+        self.out_of_batch = require_choice("out_of_batch", out_of_batch, get_args(OutsideNegative))
         self.refresh = as_number(refresh)
         if not 0 <= self.refresh <= 1:
             raise UserError(f"refresh must be >= 0 and <= 1, the share of the cache, got {refresh!r}")
@@ -87,9 +121,15 @@ class NegativeCacheLoss(KeyedLoss):
         """Whether `reencode`, which embeds images anew by their ids, has to be set."""
         return self.out_of_batch == "reencode"
 
+    def prepared(self, inputs: Inputs) -> Inputs:
+        """The inputs with ids, and as wide as the cache."""
+        self.cache.check_width(inputs.embeddings)
+        return super().prepared(inputs)
+
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """w·(s⁻ − s⁺)."""
-        drawn, log_normalizer = self._drawn(pairs)
+        generator = self.random.on_device(pairs.query.device)
+        drawn, _, log_sum = gumbel_max(self._scores(pairs), generator)  # a reference, or their number plus a sample
         size = pairs.similarity.shape[1]
         inside, sample = drawn < size, (drawn - size).clamp(min=0)
         known = self.cache.rows.shape[1] > 0  # False before the first batch, which says how wide they are
@@ -105,28 +145,22 @@ class NegativeCacheLoss(KeyedLoss):
             self._write(pairs, anew, other[~inside] if len(anew) else other[:0])
         if not self.positive_in_denominator:
             return push - pull
-        share = torch.sigmoid(log_normalizer - pull.detach() / self.temperature)
+        share = torch.sigmoid(log_sum.to(pull) - pull.detach() / self.temperature)
         return share * (push - pull)
 
     @torch.no_grad()
-    def _drawn(self, pairs: Pairs) -> tuple[Int64[Tensor, " query"], Float[Tensor, " query"]]:
-        """For each query a reference, or the number of references plus a sample; and log Σ exp(s/τ) of all of them."""
-        generator = self.random.on_device(pairs.query.device)
-        drawn, log_normalizer = [], []
-        number = pairs.similarity.shape[1] + self.num_samples
+    def _scores(self, pairs: Pairs) -> Iterator[Float[Tensor, "query _"]]:
+        """s/τ of each query with the references, then with all samples, in pieces; minus infinity for no candidate."""
+        query, labels = pairs.query.detach(), pairs.query_labels[:, None]
+        size = max(1, SCORES // max(query.shape))  # queries stay whole, so that each row is normalised once
+        for part in chunks(pairs.similarity.shape[1], size):
+            yield pairs.negative_similarity[:, part].detach() / self.temperature
         cached = self.cache.seen & ~self._in_batch(pairs)
-        rows = self.cache.rows.to(pairs.query)
-        for part in chunks(len(pairs.query), max(1, SCORES // number)):
-            similarity = pairs.negative_similarity[part].detach()
-            beyond = similarity.new_zeros(len(similarity), self.num_samples)
-            if rows.shape[1]:
-                beyond = self.distance(pairs.query[part].detach(), rows)
-                beyond = beyond if self.distance.is_inverted else -beyond
-            wanted = cached & (self.cache.tags != pairs.query_labels[part, None])
-            scores = torch.cat([similarity, beyond.masked_fill(~wanted, -torch.inf)], dim=1) / self.temperature
-            drawn.append(gumbel_max(scores, generator))
-            log_normalizer.append(scores.logsumexp(dim=1))
-        return torch.cat(drawn), torch.cat(log_normalizer)
+        for part in chunks(self.num_samples if self.cache.rows.shape[1] else 0, size):
+            beyond = self.distance(query, self.cache.rows[part].to(query))
+            beyond = beyond if self.distance.is_inverted else -beyond
+            wanted = cached[part] & (self.cache.tags[part] != labels)
+            yield beyond.masked_fill_(~wanted, -torch.inf).div_(self.temperature)
 
     def _in_batch(self, pairs: Pairs) -> Tensor:
         """True for each sample that is in the batch or among its references."""

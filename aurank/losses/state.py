@@ -29,6 +29,17 @@ class FullPrecision(nn.Module):
                 parameter.data = before[name].to(parameter.device)
         return self
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        for name in (*dict(self.named_parameters(recurse=False)), *dict(self.named_buffers(recurse=False))):
+            value = state_dict.get(f"{prefix}{name}")
+            if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
+                wrong = ~value.reshape(len(value) if value.ndim else 1, -1).isfinite().all(dim=1)
+                raise UserError(
+                    f"the saved state {prefix}{name} is not finite in {int(wrong.sum())} of {len(wrong)} rows, first in "
+                    f"row {int(wrong.nonzero()[0])}: take an earlier checkpoint"
+                )
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
 
 @runtime_checkable
 class Undoable(Protocol):
@@ -183,20 +194,15 @@ class RowTable(FullPrecision):
         self.rows = self.rows.to(dtype if dtype in (torch.float32, torch.float64) else self.rows.dtype)
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        self.settle()  # what is on its way cannot be copied
+        return self.__dict__
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         self.settle()
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        rows, seen = state_dict.get(f"{prefix}rows"), state_dict.get(f"{prefix}seen")
-        if rows is not None and seen is not None and rows.shape[0] == seen.shape[0]:
-            wrong = seen & ~rows.isfinite().all(dim=1)
-            if wrong.any():
-                row = int(wrong.nonzero()[0])
-                raise UserError(
-                    f"the saved state {prefix}rows is not finite in {int(wrong.sum())} rows, first in row {row}, "
-                    f"{rows[row].tolist()}: take an earlier checkpoint"
-                )
         self.settle()
         super()._load_from_state_dict(state_dict, prefix, *others)
 

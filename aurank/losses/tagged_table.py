@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from aurank.errors import UserError
+from aurank.losses.distributed import world_size
 from aurank.losses.state import RowTable, group_entries
 
 NONE = -1
@@ -41,8 +43,8 @@ class TaggedTable(RowTable):
         only with none; `is_shared` says that each rank has them all already. Values not finite are left out.
         """
         values = values.detach().to(self.rows.dtype)
-        if not is_shared:  # in one piece: float64 holds every id, and every float32
-            both = torch.cat([tags[:, None], values], dim=1).to(torch.float64)
+        if not is_shared and world_size() > 1:  # in one piece: float64 holds every id, and every float32
+            both = torch.cat([tags[:, None].to(torch.float64), values.to(torch.float64)], dim=1)
             index, both = self.gathered(index, both, is_shared=False)
             tags, values = both[:, 0].to(torch.int64), both[:, 1:].to(self.rows.dtype)
         if len(index) == 0:
@@ -58,6 +60,12 @@ class TaggedTable(RowTable):
         self.tags[index] = torch.where(finite, tags, before)
         self.write(index, values, finite)
         return True
+
+    def check_width(self, embeddings: Float[Tensor, "batch dim"]) -> None:
+        """Nothing; UserError unless rows are as wide as these embeddings, or not known to have a width yet."""
+        width = self.rows.shape[1]
+        if width not in (0, embeddings.shape[1]):
+            raise UserError(f"embeddings must be as wide as embedding_dim={width}, got {embeddings.shape[1]}")
 
     def mark(self) -> None:
         """Nothing; from here on, what is overwritten is remembered for `take_back`, until the next mark."""

@@ -5,7 +5,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +108,7 @@ class Loop:
         rate = learning_rate(parts.config) * parts.schedule(progress.step)
         set_learning_rate(parts.optimiser, rate)
         rows = parts.sampler.batch * parts.views * self.settings.accumulate
-        self.before = Before(parts.module, parts.loss, progress, rows=rows)
-        self.miner_before = {} if parts.miner is None else deepcopy(parts.miner.state_dict())
+        self.before = Before(parts.module, parts.loss, progress, rows=rows, miner=parts.miner)
         images = 0
         for part in range(self.settings.accumulate):
             batch, epoch, index = next(batches)
@@ -163,8 +161,6 @@ class Loop:
         paths = gather_object([self.parts.train_data.manifest.paths[row] for row in rows])
         step = self.progress.step + 1
         self.before.restore(self.progress)
-        if self.parts.miner is not None:
-            self.parts.miner.load_state_dict(self.miner_before)
         self.save("diverged")
         if self.main:
             record = {"step": step, "epoch": epoch, "batch": index, "loss": str(value), "paths": paths}

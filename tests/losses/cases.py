@@ -238,3 +238,25 @@ TABLE = {
     "spectral": in_batch(SpectralContrastiveLoss, oracles_contrastive.spectral, mu=2.0),
     "sup_con": in_batch(SupConLoss, oracles_contrastive.sup_con, temperature=0.1),
 }
+
+
+def no_oracle(*_: object) -> dict[str, oracles.PerQuery | Tensor]:
+    raise AssertionError("this variant has tests of its own for its values")
+
+
+# What holds for every loss holds for these too; their values are in their own tests.
+FURTHER = {
+    name: Case(make, no_oracle)
+    for name, make in {
+        "cyclip in_modal": lambda **given: CyCLIPLoss(two_way=False, **given),
+        "dcl weighted": lambda **given: DCLLoss(weight_sigma=0.5, **given),
+        "emc2 official": lambda **given: EMC2Loss(SAMPLES, views=SAMPLES, official=True, **given),
+        "fastclip official": lambda **given: FastCLIPLoss(
+            SAMPLES, two_way=False, views=SAMPLES, gamma_schedule="constant", rho=0.3, official=True, **given
+        ),
+        "isogclr adam": lambda **given: ISogCLRLoss(SAMPLES, views=SAMPLES, temperature_update="adam", **given),
+        "neuclip steps": lambda **given: NeuCLIPLoss(6, two_way=False, num_prototypes=16, **given),
+        "neuclip mlp": lambda **given: NeuCLIPLoss(6, two_way=False, network="mlp", inner_lr=0.01, **given),
+        "sogclr shared": lambda **given: SogCLRLoss(SAMPLES, views=SAMPLES, normalizer="shared", **given),
+    }.items()
+}

@@ -48,9 +48,9 @@ def test_chains_equal_the_loop_over_proposals(number: int, temperature: float, t
         assert sum(spent) == wanted[chain].sum() - burn_in[chain]
 
 
-def test_next_above_is_the_first_key_above_the_level_from_its_place_on() -> None:
-    keys, levels = torch.tensor([[1.0, 3, 2, 5, 5]]), torch.tensor([[1.0, 3, 0, 5, 4, -1]])
-    assert next_above(keys, levels).tolist() == [[1, 3, 2, 5, 4, 5]]
+def test_next_above_is_the_first_value_above_the_level_from_its_place_on() -> None:
+    values, levels = torch.tensor([[1.0, 3, 2, 5, 5]]), torch.tensor([[1.0, 3, 0, 5, 4, -1]])
+    assert next_above(values, levels).tolist() == [[1, 3, 2, 5, 4, 5]]
 
 
 @pytest.mark.parametrize("size", range(2, 40))
@@ -103,6 +103,13 @@ def test_chunks_of_chains_are_bounded_in_memory() -> None:
 
 def put(table: TaggedTable, index: list[int], tags: list[int], values: list[float]) -> bool:
     return table.put(torch.tensor(index), torch.tensor(tags), torch.tensor(values)[:, None], is_shared=True)
+
+
+def test_tags_that_float32_would_round_stay_as_they_are_without_other_processes_too() -> None:
+    table, many = TaggedTable(2), torch.tensor([2**24 + 1, 2**53 + 1])
+    assert table.put(torch.tensor([1, 0]), many, torch.tensor([[0.5], [2.0]]), is_shared=False)
+    assert table.tags.tolist() == many.flip(0).tolist()
+    assert table.rows.tolist() == [[2.0], [0.5]]
 
 
 def test_a_row_holds_its_last_entry_and_ids_that_float32_would_round() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import oracles
 import pytest
 import torch
-from cases import COUNTS, MADE_MINERS, OF_LIGHTLY, TABLE, Case
+from cases import COUNTS, FURTHER, MADE_MINERS, OF_LIGHTLY, TABLE, Case
 from pytorch_metric_learning import distances, reducers, regularizers
 from pytorch_metric_learning import losses as pml_losses
 from states import same_state
@@ -18,6 +18,7 @@ from aurank.losses import LOSSES, MultipleLosses, PairLoss
 SHUFFLED = [0] * 5 + [1] * 2 + [2] * 6 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
 
 EACH = pytest.mark.parametrize("case", TABLE.values(), ids=TABLE.keys())
+EVERY = pytest.mark.parametrize("case", (TABLE | FURTHER).values(), ids=(TABLE | FURTHER).keys())
 TOLD_BY_PAIRS = {name: case for name, case in TABLE.items() if not case.ranks_itself}
 
 
@@ -72,7 +73,7 @@ def test_a_miner_gives_the_loss_of_the_pairs_it_kept(case: Case, name: str) -> N
     check_equal(loss, expect(case, embeddings, labels, mined=mined), embeddings)
 
 
-@EACH
+@EVERY
 def test_miners_that_find_nothing_give_zero(case: Case) -> None:
     embeddings, labels = batch()
     nothing = torch.empty(0, dtype=torch.int64)
@@ -196,7 +197,7 @@ def test_several_losses_add_up_in_pml_s_wrapper_and_in_aurank_s(case: Case) -> N
         torch.testing.assert_close(total, expected, rtol=0, atol=1e-12)
 
 
-@EACH
+@EVERY
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_autocast_leaves_numbers_in_float32(case: Case, dtype: torch.dtype) -> None:
     embeddings, labels = batch()
@@ -214,7 +215,7 @@ def test_autocast_leaves_numbers_in_float32(case: Case, dtype: torch.dtype) -> N
     assert loss.item() == pytest.approx(wide.item(), abs=1e-3)  # SOPRC's steps of width 0.001 see float32's rounding
 
 
-@EACH
+@EVERY
 def test_double_keeps_value_and_state_in_float64(case: Case) -> None:
     loss = case.make().double()
     embeddings, labels = batch()
@@ -234,7 +235,7 @@ def nn_bfloat16(loss: PairLoss) -> PairLoss:
     return loss.bfloat16()
 
 
-@EACH
+@EVERY
 def test_a_copy_and_a_restored_state_go_on_as_the_original_to_the_last_bit(case: Case) -> None:
     loss, restored = case.make(), case.make()
     loss(*(each.float() if each.is_floating_point() else each for each in batch(seed=1)))
@@ -250,7 +251,7 @@ def test_a_copy_and_a_restored_state_go_on_as_the_original_to_the_last_bit(case:
         assert same_state(loss.state_dict(), other.state_dict())
 
 
-@EACH
+@EVERY
 def test_evaluation_mode_leaves_the_state_alone(case: Case) -> None:
     loss = case.make().double()
     loss(*batch(seed=1))
@@ -259,7 +260,7 @@ def test_evaluation_mode_leaves_the_state_alone(case: Case) -> None:
     assert same_state(loss.state_dict(), before)
 
 
-@EACH
+@EVERY
 @pytest.mark.parametrize("labels", [[0, 0, 0, 0], [0, 1, 2, 3], [5]], ids=["no negative", "no positive", "alone"])
 def test_no_valid_query_gives_exactly_zero_with_zero_gradient(case: Case, labels: list[int]) -> None:
     embeddings, order = batch(labels)
@@ -275,7 +276,7 @@ def test_no_valid_query_gives_exactly_zero_with_zero_gradient(case: Case, labels
     assert same_state(loss.state_dict(), before)
 
 
-@EACH
+@EVERY
 def test_a_query_left_out_adds_nothing_to_the_gradient(case: Case) -> None:
     embeddings, labels = batch()
     gradient = torch.autograd.grad(case.make().double()(embeddings, labels), embeddings)[0]
@@ -294,7 +295,7 @@ def test_embeddings_that_are_not_a_number_give_a_loss_that_is_not(name: str) -> 
         assert make().double()(spoilt, labels).isnan()
 
 
-@EACH
+@EVERY
 def test_references_that_are_not_a_number_give_a_loss_that_is_not(case: Case) -> None:
     (embeddings, labels), (references, ref_labels) = batch(), batch(seed=1)
     for row in range(len(ref_labels)):
@@ -303,7 +304,7 @@ def test_references_that_are_not_a_number_give_a_loss_that_is_not(case: Case) ->
         assert case.make().double()(embeddings, labels, ref_emb=spoilt, ref_labels=ref_labels).isnan()
 
 
-@EACH
+@EVERY
 @pytest.mark.parametrize("with_references", [False, True])
 def test_labels_on_the_host_never_make_it_wait_for_the_device(case: Case, with_references: bool) -> None:
     # a tensor on the meta device has no values: reading one, as .item() or nonzero() would, raises
@@ -318,7 +319,7 @@ def test_labels_on_the_host_never_make_it_wait_for_the_device(case: Case, with_r
     assert rows.grad.is_meta
 
 
-@EACH
+@EVERY
 def test_what_is_not_of_pml_is_refused(case: Case) -> None:
     for name in ("distance", "reducer", "embedding_regularizer"):
         with pytest.raises((ValueError, TypeError)):

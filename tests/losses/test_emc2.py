@@ -14,6 +14,8 @@ from torch import Tensor, distributed, multiprocessing
 
 from aurank.errors import UserError
 from aurank.losses import EMC2Loss
+from aurank.losses.tagged_table import TaggedTable
+from aurank.training.callbacks import offer_reencoding
 
 IMAGES, DIM = 24, 6
 ENCODED = torch.nn.functional.normalize(
@@ -83,7 +85,7 @@ def test_value_gradient_and_states_equal_the_loop_over_several_batches(out_of_ba
         asked.extend(ids.tolist())
         return ENCODED[0, ids]
 
-    loss.chains.reencode = reencode
+    loss.reencode = reencode
     stored, total = torch.zeros(IMAGES, DIM, dtype=torch.float64), 0
     for number, images in enumerate(BATCHES):
         given = batch(images, seed=number)
@@ -243,6 +245,34 @@ def test_official_is_the_authors_estimator() -> None:
         torch.testing.assert_close(*gradients, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("out_of_batch", ["stored", "restart"])
+def test_a_state_that_a_miner_took_away_is_outside_of_the_batch(out_of_batch: str) -> None:
+    loss = EMC2Loss(4, temperature=1e-3, burn_in=0, out_of_batch=out_of_batch).double()
+    axes = torch.eye(3, dtype=torch.float64)
+    loss(axes[[0, 1, 0, 1]], torch.tensor([0, 1, 0, 1]))
+    assert loss.states[0] == 1
+    # image 1 is now where image 0 is, but image 0 may only meet image 2, which is opposite
+    rows, labels = torch.stack([axes[0], axes[0], -axes[0]]).repeat(2, 1), torch.tensor([0, 1, 2, 0, 1, 2])
+    mined = tuple(torch.tensor(part) for part in ([0, 3], [3, 0], [0, 3], [2, 5]))
+    value = loss(rows, labels, mined)
+    stays = out_of_batch == "stored"  # as image 1 was, at a right angle, which is better
+    torch.testing.assert_close(value, torch.tensor(0.0 if stays else -1.0, dtype=torch.float64) - 1)
+    assert loss.states[0] == (1 if stays else 2)
+
+
+@pytest.mark.parametrize("embedding_dim", [None, 6])
+def test_embeddings_of_another_width_than_the_stored_ones_are_refused(embedding_dim: int | None) -> None:
+    loss = EMC2Loss(4, embedding_dim=embedding_dim)
+    labels = torch.tensor([0, 1, 0, 1])
+    if embedding_dim is None:
+        loss(torch.randn(4, 6), labels)
+    with pytest.raises(UserError, match="embeddings must be as wide as embedding_dim=6, got 5"):
+        loss(torch.randn(4, 5), labels)
+    for given in ({"out_of_batch": "restart"}, {"official": True}):  # which keep none
+        changing = EMC2Loss(4, **given)
+        assert all(changing(torch.randn(4, width), labels).isfinite() for width in (6, 5))
+
+
 def test_a_distance_scores_the_stored_state_too() -> None:
     loss = EMC2Loss(4, distance=LpDistance(power=2), temperature=0.01, burn_in=0).double()
     rows = torch.tensor([[1.0, 0], [0.8, 0.6], [1.0, 0], [0.8, 0.6]], dtype=torch.float64)
@@ -270,7 +300,7 @@ def test_impossible_settings_are_refused(given: dict[str, object], words: str) -
 
 def calls_of(reencode: Callable[[Tensor], object] | None, **given: object) -> EMC2Loss:
     loss = EMC2Loss(10, out_of_batch="reencode")
-    loss.chains.reencode = reencode
+    loss.reencode = reencode
     rows = torch.randn(4, DIM, generator=torch.Generator().manual_seed(0))
     for images in ([0, 1], [0, 2], [0, 3], [1, 2]):
         loss(rows, torch.tensor(images * 2), **given)
@@ -279,14 +309,28 @@ def calls_of(reencode: Callable[[Tensor], object] | None, **given: object) -> EM
 
 @pytest.mark.filterwarnings("ignore:no query of the batch")
 def test_reencoding_needs_a_callback_that_returns_embeddings() -> None:
-    assert EMC2Loss(4, out_of_batch="reencode").chains.wants_reencode
-    assert not EMC2Loss(4).chains.wants_reencode
-    with pytest.raises(UserError, match="set its attribute reencode"):
+    with pytest.raises(UserError, match="EMC2Loss with .* set its attribute reencode"):
         calls_of(None)
     with pytest.raises(UserError, match=r"must return embeddings of shape \[1, 6\]"):
         calls_of(lambda ids: torch.zeros(len(ids), 1))
     with pytest.raises(UserError, match="pass ref_ids"):
         calls_of(lambda ids: torch.zeros(len(ids), DIM), ref_emb=torch.ones(2, DIM), ref_labels=torch.tensor([5, 6]))
+
+
+def test_the_callback_is_offered_once_and_reaches_the_chains() -> None:
+    for loss in (EMC2Loss(4, out_of_batch="reencode"), EMC2Loss(4)):
+        given: list[type] = []
+
+        class Counted(type(loss)):  # type: ignore[misc]
+            def __setattr__(self, name: str, value: object, given: list[type] = given) -> None:
+                given.extend([type(self)] * (name == "reencode"))
+                super().__setattr__(name, value)
+
+        loss.__class__ = Counted
+        offer_reencoding(list(loss.modules()), len)
+        assert [part for part in loss.modules() if getattr(part, "wants_reencode", False)] == [loss] * len(given)
+        assert len(given) == loss.wants_reencode == (loss.chains.out_of_batch == "reencode")
+        assert loss.reencode is loss.chains.reencode is (len if given else None)
 
 
 def work(rank: int, world: int, folder: str) -> None:
@@ -300,8 +344,10 @@ def work(rank: int, world: int, folder: str) -> None:
 
 def run_alone(rank: int, world: int) -> tuple[list[Tensor], dict[str, object]]:
     """Each process embeds its share of the states anew; and without gathering, all keep the states of all."""
+    table = TaggedTable(2)  # of ids that float32 would round
+    table.put(torch.tensor([rank]), torch.tensor([2**24 + 1 + 2 * rank]), torch.ones(1, 1), is_shared=False)
     loss = EMC2Loss(IMAGES, out_of_batch="reencode", distributed="auto").double()
-    loss.chains.reencode = lambda ids: ENCODED[0, ids]
+    loss.reencode = lambda ids: ENCODED[0, ids]
     single = EMC2Loss(IMAGES).double()
     values = []
     for number, images in enumerate(BATCHES):
@@ -311,7 +357,7 @@ def run_alone(rank: int, world: int) -> tuple[list[Tensor], dict[str, object]]:
         values.append(loss(rows, labels).detach())
         labels = labels if number < 4 or rank == 0 else torch.zeros_like(labels)  # no negative there
         single(rows, labels, ids=torch.arange(len(rows)) + 6 * rank)
-    return values, {"shared": loss.state_dict(), "single": single.state_dict()}
+    return values, {"shared": loss.state_dict(), "single": single.state_dict(), "tags": table.tags}
 
 
 def test_processes_keep_one_state_also_where_states_are_embedded_anew(tmp_path: Path) -> None:
@@ -319,6 +365,7 @@ def test_processes_keep_one_state_also_where_states_are_embedded_anew(tmp_path: 
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     values, states = run_alone(0, 1)
     assert all(same_state(rank[1], ranks[0][1]) for rank in ranks)
+    assert ranks[0][1]["tags"].tolist() == [2**24 + 1, 2**24 + 3]
     for rank in ranks:
         torch.testing.assert_close(rank[0], values, rtol=0, atol=1e-12)
     torch.testing.assert_close(ranks[0][1]["shared"], states["shared"], rtol=0, atol=1e-12)
@@ -327,7 +374,7 @@ def test_processes_keep_one_state_also_where_states_are_embedded_anew(tmp_path: 
 def test_a_state_embedded_anew_with_a_graph_gets_its_gradient() -> None:
     weights = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     loss = EMC2Loss(8, temperature=0.01, burn_in=0.0, out_of_batch="reencode").double()
-    loss.chains.reencode = lambda ids: weights[ids]
+    loss.reencode = lambda ids: weights[ids]
     labels = torch.tensor([0, 1, 0, 1])
     loss(weights, labels, ids=torch.arange(4))
     state = int(loss.states[0])

@@ -4,10 +4,11 @@ import pytest
 import torch
 from pytorch_metric_learning.losses import TripletMarginLoss
 from states import same_state
-from torch import Tensor, nn
+from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.losses import CrossBatchMemory, EMC2Loss, EMC2Miner, PMLLoss, SmoothAPLoss
+from aurank.training.callbacks import offer_reencoding
 
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 3])
 
@@ -81,4 +82,53 @@ def test_labels_that_repeat_more_often_than_views_need_ids() -> None:
         EMC2Miner(20)(rows(), LABELS)
     with pytest.raises(UserError, match="per_anchor"):
         EMC2Miner(20, per_anchor=0)
-    assert isinstance(EMC2Miner(20, out_of_batch="reencode").emc2.chains, nn.Module)
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_other_views_in_a_memory_s_batch_are_positives(with_ids: bool) -> None:
+    miner = EMC2Miner(4, temperature=0.2)
+    memory = CrossBatchMemory(SmoothAPLoss(), embedding_dim=5, memory_size=16, miner=miner)
+    labels = torch.arange(4).repeat(2)
+    for step in range(4):
+        leaf = rows(step).requires_grad_()
+        memory(leaf, labels, ids=labels if with_ids else None).backward()
+        assert leaf.grad is not None
+        assert leaf.grad.any(dim=1).all()
+    assert miner.emc2.chains.table.seen.all()
+    assert (miner.emc2.states >= 0).all() == with_ids
+    whole = torch.cat([rows(3), rows(2)])
+    found = miner(rows(3), labels, whole, labels.repeat(2), ids=labels, ref_ids=labels.repeat(2), batch_leads=True)
+    positives = set(zip(found[0].tolist(), found[1].tolist(), strict=True))
+    # the other view of the batch, and of the memory's rows, which are of the image itself, none
+    assert positives == {(row, (row + 4) % 8) for row in set(found[0].tolist())}
+
+
+def test_references_that_are_the_batch_itself_are_mined_as_the_batch() -> None:
+    labels, ids = torch.arange(4).repeat(2), torch.arange(4).repeat(2)
+    loss, embeddings = SmoothAPLoss(), rows()
+    plain = loss(embeddings, labels, EMC2Miner(4), ids=ids)
+    for given in ({"ref_labels": labels, "ref_ids": ids}, {"ref_labels": labels}, {}):
+        assert loss(embeddings, labels, EMC2Miner(4), ref_emb=embeddings, ids=ids, **given) == plain
+
+
+def test_the_callback_is_offered_to_the_miner_which_messages_name() -> None:
+    miner, labels = EMC2Miner(10, out_of_batch="reencode"), torch.tensor([0, 1, 0, 1])
+    miner(rows(0, 4), labels)
+    with pytest.raises(UserError, match="EMC2Miner with .* set its attribute reencode"):
+        miner(rows(1, 4), labels + 2 * labels)
+    asked: list[int] = []
+
+    def reencode(ids: Tensor) -> Tensor:
+        asked.extend(ids.tolist())
+        return torch.ones(len(ids), 5)
+
+    offer_reencoding(list(miner.modules()), reencode)
+    assert miner.reencode is miner.emc2.reencode is reencode
+    miner(rows(1, 4), labels + 2 * labels)
+    assert asked == [1]
+    assert not EMC2Miner(10).wants_reencode
+
+
+def test_embeddings_of_another_width_than_embedding_dim_are_refused() -> None:
+    with pytest.raises(UserError, match="embeddings must be as wide as embedding_dim=6, got 5"):
+        EMC2Miner(20, embedding_dim=6)(rows(), LABELS, ids=torch.arange(8))

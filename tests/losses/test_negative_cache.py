@@ -1,15 +1,17 @@
 import copy
 
 import oracles
+import oracles_chains
 import pytest
 import torch
-from pytorch_metric_learning.distances import LpDistance
+from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
 from states import same_state
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses import NegativeCacheLoss
+from aurank.losses import NegativeCacheLoss, negative_cache
 from aurank.losses.negative_cache import gumbel_max
+from aurank.training.callbacks import offer_reencoding
 
 IMAGES, DIM = 12, 6
 ENCODED = torch.nn.functional.normalize(
@@ -26,9 +28,78 @@ def seen(images: list[int], **given: object) -> NegativeCacheLoss:
 
 def test_gumbel_max_draws_from_the_softmax() -> None:
     scores = torch.tensor([0.5, -1.0, 2.0, -torch.inf, 0.0])
-    drawn = gumbel_max(scores.expand(20_000, 5), torch.Generator().manual_seed(0))
-    found = torch.bincount(drawn, minlength=5) / 20_000
-    torch.testing.assert_close(found, scores.softmax(dim=0), rtol=0, atol=0.01)
+    many = scores.expand(20_000, 5)
+    draws = [gumbel_max(pieces, torch.Generator().manual_seed(0)) for pieces in ([many], many.split([2, 1, 2], dim=1))]
+    for drawn in draws:
+        found = torch.bincount(drawn.candidate, minlength=5) / 20_000
+        torch.testing.assert_close(found, scores.softmax(dim=0), rtol=0, atol=0.01)
+        torch.testing.assert_close(drawn.log_sum, scores.logsumexp(dim=0).double().expand(20_000))
+    assert draws[0].candidate.equal(draws[1].candidate)
+
+
+def test_a_query_without_candidate_in_a_piece_or_at_all_is_no_number_s_fault() -> None:
+    scores = torch.full((2, 4), -torch.inf)
+    scores[0, 2:] = torch.tensor([1.0, -200.0])
+    drawn = gumbel_max(scores.split(2, dim=1), torch.Generator())
+    assert drawn.candidate.tolist() == [2, 0]
+    assert drawn.log_sum.tolist() == [1.0, -torch.inf]
+
+
+def test_noise_close_to_its_greatest_still_says_which_is_greater(monkeypatch: pytest.MonkeyPatch) -> None:
+    # two of ten million uniform numbers are as close as this to 1, where float32 ends at 1 - 2**-24
+    uniform = 1 - torch.tensor([[2.0**-26], [2.0**-25], [2.0**-27], [0.5]], dtype=torch.float64)
+    monkeypatch.setattr(torch, "rand", lambda *shape, dtype, **_: uniform.to(dtype))
+    assert gumbel_max([torch.zeros(1, 4)], None).candidate == 2
+
+
+class Recorded(CosineSimilarity):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[int, int]] = []
+
+    def forward(self, query: Tensor, references: Tensor | None = None) -> Tensor:
+        self.asked.append((len(query), len(query if references is None else references)))
+        return super().forward(query, references)
+
+
+@pytest.mark.parametrize("scores", [1, 24, 60, 2**20])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_value_gradient_and_draws_equal_the_loop_whatever_the_pieces(
+    weighted: bool, scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(negative_cache, "SCORES", scores)
+    distance, cached, images = Recorded(), [1, 4, 5, 6, 11], [4, 0, 1]
+    loss = seen(cached, temperature=0.2, positive_in_denominator=weighted, seed=3, distance=distance)
+    distance.asked.clear()
+    rows = torch.randn(6, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
+    value = loss(rows, torch.tensor(images * 2))
+    # each row of the cache is asked for once, all queries together, as many as may be at a time
+    assert sum(references for _, references in distance.asked[1:-1]) == IMAGES
+    assert all(queries == 6 and references <= max(1, scores // 6) for queries, references in distance.asked[1:-1])
+
+    similarity = oracles.cosine(rows, torch.cat([rows, ENCODED]))
+    noise = oracles_chains.gumbel_noise(3, 6, 6 + IMAGES, batch=1)
+    terms = []
+    for query in range(6):
+        negatives = [column for column in range(6) if column % 3 != query % 3] + [6 + image for image in (5, 6, 11)]
+        positives, settings = [(query + 3) % 6], {"temperature": 0.2, "weighted": weighted}
+        terms.append(
+            oracles_chains.pushed_and_pulled(similarity[query], positives, negatives, noise[query], **settings)
+        )
+    expected = torch.stack(terms).mean()
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+    gradients = [torch.autograd.grad(each, rows)[0] for each in (value, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+
+
+def test_what_the_cache_has_of_a_sample_in_the_batch_is_no_candidate() -> None:
+    loss = seen([2, 3], temperature=0.001, positive_in_denominator=False)
+    # image 0 is as image 2 was, which is now elsewhere, in this batch
+    rows, axes = torch.stack([ENCODED[2], ENCODED[0]]), torch.tensor([0, 2])
+    value = loss(rows.repeat(2, 1), axes.repeat(2))
+    similarity = ENCODED @ ENCODED.T
+    best = [similarity[2, [0, 3]].max(), similarity[0, [2, 3]].max()]  # each the other, as it is now, or image 3
+    torch.testing.assert_close(value, torch.stack(best).mean() - 1)
 
 
 @pytest.mark.parametrize("positive_in_denominator", [False, True])
@@ -95,6 +166,30 @@ def test_samples_by_turns_are_embedded_anew_with_what_was_drawn() -> None:
     fresh = NegativeCacheLoss(IMAGES, out_of_batch="reencode", refresh=0.25).double()
     fresh.load_state_dict(loss.state_dict())
     assert same_state(fresh.state_dict(), loss.state_dict())
+
+
+def test_a_turn_passes_over_samples_not_seen_yet() -> None:
+    asked: list[int] = []
+    loss = NegativeCacheLoss(IMAGES, out_of_batch="reencode", refresh=0.25, temperature=0.3).double()
+
+    def reencode(ids: Tensor) -> Tensor:
+        asked.extend(ids.tolist())
+        return ENCODED[ids]
+
+    offer_reencoding(list(loss.modules()), reencode)
+    for images in ([6, 7], [6, 7], [6, 7], [10, 11]):
+        loss(ENCODED[images].repeat(2, 1), torch.tensor(images * 2))
+    assert loss.turn == 0
+    assert set(asked) <= {6, 7, 10, 11}
+    assert {6, 7} <= set(asked)
+    assert loss.cache.seen.nonzero().flatten().tolist() == [6, 7, 10, 11]
+
+
+@pytest.mark.parametrize("embedding_dim", [None, 6])
+def test_embeddings_of_another_width_than_the_cache_are_refused(embedding_dim: int | None) -> None:
+    loss = seen([0, 1], embedding_dim=embedding_dim) if embedding_dim is None else NegativeCacheLoss(4, embedding_dim=6)
+    with pytest.raises(UserError, match="embeddings must be as wide as embedding_dim=6, got 5"):
+        loss(torch.randn(4, 5), torch.tensor([0, 1, 0, 1]))
 
 
 def test_a_step_is_taken_back_and_goes_on_the_same() -> None:

@@ -207,5 +207,24 @@ def test_a_saved_state_that_is_not_finite_is_refused() -> None:
     table.update(*entries(), rate=0.1)
     state = table.state_dict()
     state["rows"][4, 2] = torch.nan
-    with pytest.raises(UserError, match=r"not finite in 1 rows, first in row 4, .*earlier checkpoint"):
+    with pytest.raises(UserError, match=r"rows is not finite in 1 of 7 rows, first in row 4: take an earlier checkpoint"):
         RowTable(7, 5).load_state_dict(state)
+
+
+def test_a_state_that_is_loaded_takes_the_place_of_what_is_on_its_way_to_the_host() -> None:
+    table, index = hosted(50, 5), torch.arange(8)
+    saved = {name: value.clone() for name, value in table.state_dict().items()}
+    table.prefetch(index, torch.device("cpu"))
+    table.update(index, torch.ones(8, 5), rate=0.3)
+    table.load_state_dict(saved)
+    table.settle()
+    assert not table.seen.any()
+
+
+def test_a_table_on_the_host_is_copied_with_what_is_on_its_way() -> None:
+    table, index = hosted(50, 5), torch.arange(8)
+    table.prefetch(index, torch.device("cpu"))
+    table.update(index, torch.ones(8, 5), rate=0.3)
+    copied = copy.deepcopy(table)
+    assert copied.rows[index].eq(1).all()
+    assert copied.seen.sum() == 8

@@ -92,6 +92,7 @@ def test_a_sequence_of_batches_equals_the_loop(normalizer: str, previous: bool, 
         expected = torch.zeros(1, 30, dtype=torch.float64)
         for row, normal in table.items():
             expected[0, row] = math.log(normal)
+        assert (loss.tables[0]._staging is not None) == (state_on == "host")  # its rows are where the batch is
         torch.testing.assert_close(loss.log_u, expected, rtol=0, atol=1e-10)
     assert 0 < len(table) < 30
 
@@ -289,7 +290,7 @@ def test_a_saved_state_that_is_not_finite_is_refused() -> None:
     loss(data(), VIEWS)
     state = loss.state_dict()
     state["tables.0.rows"][4] = torch.nan
-    with pytest.raises(UserError, match=r"tables.0.rows is not finite in 1 rows, first in row 4.*earlier checkpoint"):
+    with pytest.raises(UserError, match=r"tables.0.rows is not finite in 1 of 6 rows, first in row 4.*earlier checkpoint"):
         make().load_state_dict(state)
 
 

@@ -42,6 +42,7 @@ def test_a_run_with_cached_gradients_is_the_plain_run(tmp_path: Path, more: dict
         torch.testing.assert_close(cached[name], value, rtol=1e-5, atol=1e-6, msg=name)
 
 
+@pytest.mark.filterwarnings("ignore:no query of the batch")
 def test_cached_gradients_in_half_precision_and_with_skipped_images_learn(tmp_path: Path) -> None:
     config = broken_photos(tmp_path / "photos")
     config["sampler"]["batch"] = 8

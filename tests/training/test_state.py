@@ -5,7 +5,7 @@ import torch
 from test_resume import assert_equal
 from torch import Tensor, nn
 
-from aurank.losses import CrossBatchMemory, SogCLRLoss, SOPRCLoss
+from aurank.losses import CrossBatchMemory, EMC2Miner, SogCLRLoss, SOPRCLoss
 from aurank.training.checkpoint import random_state
 from aurank.training.state import Before, Progress
 
@@ -61,7 +61,11 @@ def test_a_step_of_several_batches_is_taken_back_whole(memory: int | None) -> No
 def test_of_a_memory_only_the_rows_to_be_written_are_kept() -> None:
     memory = CrossBatchMemory(SOPRCLoss(class_counts=torch.tensor([8]).numpy()), embedding_dim=3, memory_size=10_000)
     before = Before(nn.Linear(2, 3), memory, Progress(), rows=12)
-    kept = [value for value in [*before.memory.values(), *before.state.values()] if isinstance(value, Tensor)]
+    kept = [
+        value
+        for value in [*before.kept[0].memory.values(), *before.kept[0].state.values()]
+        if isinstance(value, Tensor)
+    ]
     assert max(len(value) for value in kept if value.ndim) == 12
 
 
@@ -70,10 +74,24 @@ def test_of_a_table_of_samples_only_what_a_step_overwrites_is_kept() -> None:
     labels = torch.tensor([0, 0, 1, 1, 2, 2])
     loss(torch.randn(6, 4), labels, ids=ids)
     before = Before(nn.Linear(2, 3), loss, Progress(), rows=12)
-    assert all(value.numel() < 100 for value in before.state.values() if isinstance(value, Tensor))
+    assert all(value.numel() < 100 for value in before.kept[0].state.values() if isinstance(value, Tensor))
     whole = state_of(loss)
     for _ in range(2):  # as under train.accumulate
         loss(torch.randn(6, 4), labels, ids=ids.flip(0) + 1 - (ids.flip(0) == 9_999).long())
         assert not loss.log_u.equal(whole[0]["tables.0.rows"].T)
     before.restore(Progress())
     assert_equal(state_of(loss), whole, ignore=())
+
+
+def test_a_miner_s_chains_are_taken_back_and_not_copied() -> None:
+    loss, miner, labels = SogCLRLoss(num_samples=500), EMC2Miner(num_samples=500), torch.tensor([0, 0, 1, 1, 2, 2])
+    miner(torch.randn(6, 4), labels)
+    before = Before(nn.Linear(2, 3), loss, Progress(), rows=12, miner=miner)
+    assert all(value.numel() < 500 for value in before.kept[1].state.values() if value.dtype != torch.uint8)
+    whole = state_of(miner)
+    for _ in range(3):
+        miner(torch.randn(6, 4), labels)
+    with pytest.raises(AssertionError):
+        assert_equal(state_of(miner), whole, ignore=())
+    before.restore(Progress())
+    assert_equal(state_of(miner), whole, ignore=())

@@ -102,6 +102,7 @@ def test_a_run_of_views_and_crops_resumes_bit_for_bit(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:no query of the batch")
 def test_views_of_unreadable_images_are_left_out_and_batches_of_one_image_passed_over(tmp_path: Path) -> None:
     config = broken_photos(tmp_path / "photos")
     config["data"] |= {"cache": "0", "views": 3}

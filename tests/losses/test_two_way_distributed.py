@@ -1,14 +1,15 @@
-"""Two modalities in two processes: value, gradients, parameters' gradients and tables of one with the whole batch."""
+"""Two modalities in several processes: value, gradients, parameters' gradients and tables of one with all rows."""
 
 import os
 from pathlib import Path
 
+import pytest
 import torch
 import two_way
 from states import same_state
 from torch import Tensor, distributed, multiprocessing, nn
 
-from aurank.losses import CLIPLoss, CyCLIPLoss, FastCLIPLoss, ISogCLRLoss, SigLIPLoss
+from aurank.losses import CLIPLoss, CyCLIPLoss, FastCLIPLoss, ISogCLRLoss, NeuCLIPLoss, SigLIPLoss, SogCLRLoss
 
 STEPS = 3
 
@@ -25,18 +26,22 @@ def losses(**given: object) -> dict[str, nn.Module]:
         "fastclip v0": FastCLIPLoss(20, "v0", **quiet),
         "fastclip v2": FastCLIPLoss(20, "v2", rho=0.3, **quiet),
         "fastclip v3": FastCLIPLoss(20, rho=0.3, **quiet),
+        "neuclip": NeuCLIPLoss(5, num_prototypes=8, inner_lr=0.1, restart_every=2, **given),
+        "sogclr": SogCLRLoss(20, two_way=True, **given),
+        "sogclr on the host": SogCLRLoss(20, two_way=True, state_on="host", **given),
+        "isogclr on the host": ISogCLRLoss(20, two_way=True, state_on="host", **given),
     }
     return {name: loss.double() for name, loss in found.items()}
 
 
 def run(loss: nn.Module, rank: int, world: int) -> list[Tensor]:
-    """Values and gradients; the rows' as data-parallel training averages them. The shares differ in size."""
+    """Values and gradients; the rows' as data-parallel training averages them. The shares differ in size and sides."""
     results = []
     for step in range(STEPS):
         given = two_way.batch(step)
         for name, value in given.items():
-            first = 2 if name in ("embeddings", "labels", "ids") else 5
-            own = slice(None) if world == 1 else slice(first) if rank == 0 else slice(first, None)
+            least = 1 if name in ("embeddings", "labels", "ids") else 2  # rows of all processes but the last
+            own = slice(rank * least, None if rank == world - 1 else (rank + 1) * least)
             given[name] = value.detach()[own].clone().requires_grad_(value.is_floating_point())
         value = loss(**given)
         leaves = [given["embeddings"], given["ref_emb"], *loss.parameters()]
@@ -46,33 +51,35 @@ def run(loss: nn.Module, rank: int, world: int) -> list[Tensor]:
     return results
 
 
-def work(rank: int, folder: str) -> None:
+def work(rank: int, world: int, folder: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    found = {name: (run(loss, rank, 2), loss.state_dict()) for name, loss in losses(distributed="auto").items()}
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    found = {name: (run(loss, rank, world), loss.state_dict()) for name, loss in losses(distributed="auto").items()}
     for name, loss in losses().items():  # not gathered: each its own loss, but one state of all
-        run(loss, rank, 2)
+        run(loss, rank, world)
         found[f"{name} alone"] = ([], loss.state_dict())
     torch.save(found, Path(folder) / f"{rank}.pt")
     distributed.barrier()
     distributed.destroy_process_group()
 
 
-def test_two_processes_get_value_gradients_and_state_of_one(tmp_path: Path) -> None:
-    multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=2)
-    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+@pytest.mark.filterwarnings("ignore:no query of the batch")
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_get_value_gradients_and_state_of_one(world: int, tmp_path: Path) -> None:
+    multiprocessing.spawn(work, args=(world, str(tmp_path)), nprocs=world)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(world)]
     for name, loss in losses().items():
         expected = run(loss, 0, 1)
         each = 3 + len(list(loss.parameters()))
         for place, wanted in enumerate(expected):
-            one, other = (rank[name][0][place] for rank in ranks)
+            parts = [rank[name][0][place] for rank in ranks]
             if place % each >= 2:
-                assert one.equal(other), name
-            found = one if place % each >= 2 else torch.cat([one, other])
+                assert all(part.equal(parts[0]) for part in parts), name
+            found = parts[0] if place % each >= 2 else torch.cat(parts)
             torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10, msg=lambda text, name=name: name + text)
         torch.testing.assert_close(
             ranks[0][name][1], loss.state_dict(), rtol=1e-8, atol=1e-10, msg=lambda text, name=name: name + text
         )
         for kind in (name, f"{name} alone"):
-            assert same_state(ranks[0][kind][1], ranks[1][kind][1]), kind
+            assert all(same_state(ranks[0][kind][1], rank[kind][1]) for rank in ranks), kind
