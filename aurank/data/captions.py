@@ -68,7 +68,9 @@ class Tokeniser:
         return len(self._bytes)
 
     def encode(self, texts: Sequence[str]) -> Int64[Tensor, "text length"]:
-        """Returns the rows of tokens."""
+        """Returns the rows of tokens; UserError for a single text, which would be taken for its letters."""
+        if isinstance(texts, str):
+            raise UserError(f"texts must be a list of texts, as [{texts!r}], got one text")
         rows = torch.full((len(texts), self.length), PADDING, dtype=torch.int64)
         for row, text in enumerate(texts):
             tokens = [START, *self._of(text)[: self.length - 2], END]

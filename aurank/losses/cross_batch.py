@@ -11,6 +11,7 @@ from aurank.errors import UserError
 from aurank.losses.checks import check_device, require_module, require_whole
 from aurank.losses.distributed import Distributed, Gather
 from aurank.losses.inputs import Inputs, TakesInputs
+from aurank.losses.keyed import KeyedLoss
 from aurank.losses.pairs import as_pairs
 from aurank.losses.pml import all_pairs, call_loss
 from aurank.losses.precision import in_common_precision, to_device_of
@@ -69,7 +70,10 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
             if not getattr(part, "takes_references", True):
                 raise UserError(f"{type(part).__name__} takes no references as it was made, so no memory")
             if getattr(part, "two_way", False):
-                raise UserError(f"{type(part).__name__} has two_way=True, so its references are the other modality")
+                raise UserError(
+                    f"{type(part).__name__} has two_way=True, so its references are the other modality: set "
+                    "two_way=False, or leave out the memory"
+                )
             if distributed is None and isinstance(gather := getattr(part, "gather", None), Gather) and gather.mode:
                 raise UserError(
                     'the loss in CrossBatchMemory has distributed="auto", but the memory must be filled from all '
@@ -108,6 +112,8 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
                 "the miner takes the easiest positive, which among references is the query itself: give it "
                 'pos_strategy="hard" or "all", or leave out the memory'
             )
+        if inputs.ids is None and any(isinstance(part, KeyedLoss) for part in self.loss.modules()):
+            inputs = replace(inputs, ids=inputs.labels)  # as those losses do, so that earlier views are left out
         inputs = self.gather.batch(replace(inputs, indices_tuple=mined))
         own = inputs if self.calls < self.start_at else self.with_memory(inputs)
         value = call_loss(self.loss, self.gather.mine(own))

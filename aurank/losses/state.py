@@ -35,8 +35,8 @@ class FullPrecision(nn.Module):
             if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
                 wrong = ~value.reshape(len(value) if value.ndim else 1, -1).isfinite().all(dim=1)
                 raise UserError(
-                    f"the saved state {prefix}{name} is not finite in {int(wrong.sum())} of {len(wrong)} rows, first in "
-                    f"row {int(wrong.nonzero()[0])}: take an earlier checkpoint"
+                    f"the saved state {prefix}{name} is not finite in {int(wrong.sum())} of {len(wrong)} rows, first "
+                    f"in row {int(wrong.nonzero()[0])}: take an earlier checkpoint"
                 )
         super()._load_from_state_dict(state_dict, prefix, *others)
 

@@ -102,3 +102,8 @@ def test_the_vocabulary_is_bounded_and_a_bad_size_is_refused() -> None:
         Tokeniser.learn(CAPTIONS, vocabulary=100)
     with pytest.raises(UserError, match=r"at least 3 tokens.* got 2"):
         Tokeniser.learn(CAPTIONS, length=2)
+
+
+def test_a_single_text_is_not_taken_for_its_letters() -> None:
+    with pytest.raises(UserError, match=r"list of texts, as \['a pear'\]"):
+        Tokeniser.learn(["a pear"], length=8).encode("a pear")

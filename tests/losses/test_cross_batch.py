@@ -20,6 +20,7 @@ from aurank.losses import (
     Pairs,
     RecallAtKLoss,
     SmoothAPLoss,
+    SogCLRLoss,
     SOPRCLoss,
     contrastive,
     triplet,
@@ -285,3 +286,17 @@ def test_bad_calls_are_named() -> None:
         memory(rows[:, :3], labels)
     with pytest.raises(UserError, match="labels are required"):
         memory(rows)
+
+
+def test_labels_that_stand_for_ids_leave_earlier_views_of_an_image_out_too() -> None:
+    rows, values = torch.arange(6).repeat(2), []
+    for given in ({}, {"ids": rows}):
+        memory = CrossBatchMemory(SogCLRLoss(6), embedding_dim=5, memory_size=40).double()
+        values.append([memory(batch(seed)[0], rows, **given) for seed in range(3)])
+    assert values[0] == values[1]
+
+
+def test_a_warning_of_pairs_that_ids_leave_out_says_so() -> None:
+    (images, _), (texts, _), rows = batch(0), batch(1), torch.arange(SIZE)
+    with pytest.warns(UserWarning, match="references of a query's own id do not count: leave out ref_ids"):
+        assert SogCLRLoss(SIZE)(images, rows, ref_emb=texts, ref_labels=rows, ids=rows, ref_ids=rows) == 0

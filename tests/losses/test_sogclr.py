@@ -290,7 +290,7 @@ def test_a_saved_state_that_is_not_finite_is_refused() -> None:
     loss(data(), VIEWS)
     state = loss.state_dict()
     state["tables.0.rows"][4] = torch.nan
-    with pytest.raises(UserError, match=r"tables.0.rows is not finite in 1 of 6 rows, first in row 4.*earlier checkpoint"):
+    with pytest.raises(UserError, match=r"tables.0.rows is not finite in 1 of 6 rows, first in row 4"):
         make().load_state_dict(state)
 
 
