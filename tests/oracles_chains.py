@@ -77,17 +77,18 @@ def negative_cache_first_batch(
     seed: int = 0,
 ) -> PerQuery:
     """(1 − p⁺)·(s⁻ − mean s⁺) for a negative drawn by Gumbel-max, while the cache of all samples is empty."""
-    noise = gumbel_noise(seed, len(similarity), similarity.shape[1] + samples)
+    noise = gumbel_noise(seed, len(similarity), [similarity.shape[1], samples])
     return {
         query: pushed_and_pulled(similarity[query], *both, noise[query], temperature=temperature, weighted=weighted)
         for query, both in sides(positive, negative).items()
     }
 
 
-def gumbel_noise(seed: int, queries: int, candidates: int, *, batch: int = 0) -> list[list[float]]:
-    """The noise of each query's candidates that a negative cache of this seed draws for a batch."""
-    uniform = torch.rand(candidates, queries, generator=generator_of(seed, batch), dtype=torch.float64)
-    return [[-math.log(-math.log(number)) for number in row] for row in uniform.T.tolist()]
+def gumbel_noise(seed: int, queries: int, pieces: list[int], *, batch: int = 0) -> list[list[float]]:
+    """The noise of each query's candidates that a negative cache of this seed draws for a batch, in pieces."""
+    generator = generator_of(seed, batch)
+    uniform = [torch.rand(queries, size, generator=generator, dtype=torch.float64) for size in pieces]
+    return [[-math.log(-math.log(number)) for number in row] for row in torch.cat(uniform, dim=1).tolist()]
 
 
 def pushed_and_pulled(

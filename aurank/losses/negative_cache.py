@@ -47,10 +47,9 @@ def gumbel_max(pieces: Iterable[Float[Tensor, "query _"]], generator: torch.Gene
     """One of all candidates for each query, whose scores come in pieces, side by side, one at a time."""
     found, before = None, 0
     for scores in pieces:
-        # In float64: of ten million numbers in float32 several are the greatest below 1, and the first would be drawn.
-        # Candidate by candidate, so that on the host no number depends on the size of the pieces.
-        noise = torch.rand(scores.T.shape, generator=generator, device=scores.device, dtype=torch.float64).T
-        height, candidate = noise.log_().neg_().log_().neg_().add_(scores).max(dim=1)
+        # in float64: of ten million numbers in float32 several are the greatest below 1, and the first would be drawn
+        uniform = torch.rand(scores.shape, generator=generator, device=scores.device, dtype=torch.float64)
+        height, candidate = uniform.log_().neg_().log_().neg_().add_(scores).max(dim=1)
         drawn = Drawn(candidate + before, height, scores.logsumexp(dim=1).to(torch.float64))
         found = drawn if found is None else found.with_further(drawn)
         before += scores.shape[1]

@@ -13,9 +13,10 @@ from states import same_state
 from torch import Tensor, distributed, multiprocessing
 
 from aurank.errors import UserError
-from aurank.losses import EMC2Loss
+from aurank.losses import EMC2Loss, EMC2Miner
+from aurank.losses.chains import Chains
 from aurank.losses.tagged_table import TaggedTable
-from aurank.training.callbacks import offer_reencoding
+from aurank.training.callbacks import Reencode, offer_reencoding
 
 IMAGES, DIM = 24, 6
 ENCODED = torch.nn.functional.normalize(
@@ -309,7 +310,7 @@ def calls_of(reencode: Callable[[Tensor], object] | None, **given: object) -> EM
 
 @pytest.mark.filterwarnings("ignore:no query of the batch")
 def test_reencoding_needs_a_callback_that_returns_embeddings() -> None:
-    with pytest.raises(UserError, match="EMC2Loss with .* set its attribute reencode"):
+    with pytest.raises(UserError, match=r"EMC2Loss with .* set its attribute reencode"):
         calls_of(None)
     with pytest.raises(UserError, match=r"must return embeddings of shape \[1, 6\]"):
         calls_of(lambda ids: torch.zeros(len(ids), 1))
@@ -317,20 +318,29 @@ def test_reencoding_needs_a_callback_that_returns_embeddings() -> None:
         calls_of(lambda ids: torch.zeros(len(ids), DIM), ref_emb=torch.ones(2, DIM), ref_labels=torch.tensor([5, 6]))
 
 
-def test_the_callback_is_offered_once_and_reaches_the_chains() -> None:
-    for loss in (EMC2Loss(4, out_of_batch="reencode"), EMC2Loss(4)):
-        given: list[type] = []
+class Offered(Reencode):
+    def __init__(self) -> None:
+        """Without an encoder: it is only handed on."""
 
-        class Counted(type(loss)):  # type: ignore[misc]
-            def __setattr__(self, name: str, value: object, given: list[type] = given) -> None:
-                given.extend([type(self)] * (name == "reencode"))
-                super().__setattr__(name, value)
 
-        loss.__class__ = Counted
-        offer_reencoding(list(loss.modules()), len)
-        assert [part for part in loss.modules() if getattr(part, "wants_reencode", False)] == [loss] * len(given)
-        assert len(given) == loss.wants_reencode == (loss.chains.out_of_batch == "reencode")
-        assert loss.reencode is loss.chains.reencode is (len if given else None)
+@pytest.mark.parametrize("kind", [EMC2Loss, EMC2Miner])
+@pytest.mark.parametrize("out_of_batch", ["stored", "reencode"])
+def test_the_callback_that_training_offers_is_taken_once_and_reaches_the_chains(
+    kind: type[EMC2Loss | EMC2Miner], out_of_batch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, offered, taken = kind(4, out_of_batch=out_of_batch), Offered(), []
+    plain = Chains.__setattr__
+
+    def counted(self: Chains, name: str, value: object) -> None:
+        taken.extend([value] * (name == "reencode"))
+        plain(self, name, value)
+
+    monkeypatch.setattr(Chains, "__setattr__", counted)
+    offer_reencoding(list(made.modules()), offered)
+    assert made.wants_reencode == (out_of_batch == "reencode")
+    assert taken == [offered] * made.wants_reencode
+    chains = next(part for part in made.modules() if isinstance(part, Chains))
+    assert made.reencode is chains.reencode is (offered if made.wants_reencode else None)
 
 
 def work(rank: int, world: int, folder: str) -> None:

@@ -1,5 +1,6 @@
 """The miniatures of the global losses: exact values, runs found again, tables and pictures of what there is."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -100,8 +101,12 @@ def test_a_training_lowers_the_exact_loss(name: str, monkeypatch: pytest.MonkeyP
     assert course[1]["loss"] < course[0]["loss"]
 
 
-def test_homogeneity_is_zero_where_all_images_are_alike() -> None:
+def test_homogeneity_is_the_spread_of_the_log_sums_over_the_other_images() -> None:
     class Rows:
-        embeddings = torch.eye(6).numpy()
+        embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [-1.0, 0.0]]).numpy()
 
-    assert training.spread(Rows()) == pytest.approx([0.0] * 21, abs=1e-9)  # type: ignore[arg-type]
+    similarity = [[0.6, -1.0], [0.6, -0.6], [-1.0, -0.6]]  # of each to the others
+    values = [math.log(sum(math.exp(score / 0.1) for score in row)) for row in similarity]
+    found = training.spread(Rows())  # type: ignore[arg-type]
+    mean = sum(values) / 3
+    assert [found[0], found[10], found[20]] == pytest.approx([value - mean for value in sorted(values)], abs=1e-3)
