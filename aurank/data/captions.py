@@ -28,6 +28,11 @@ def tidied(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
+def text_key(text: str) -> str:
+    """Returns what is equal for texts that count as the same: `tidied`, without regard to case, as they are read."""
+    return tidied(tidied(text).casefold())  # tidied again: a folded letter may be decomposed
+
+
 class Tokeniser:
     """Texts to rows of tokens, and back.
 

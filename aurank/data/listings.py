@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from aurank.data.captions import tidied
+from aurank.data.captions import text_key, tidied
 from aurank.data.manifest import SPLITS, Manifest, build_manifest, first_seen
 from aurank.data.sources import FolderSource, ImageSource, open_source
 from aurank.errors import UserError
@@ -32,22 +32,26 @@ def table(root: Path, *, file: str, path: str = ".", images: str = "") -> Manife
 
     Labels, groups and super-labels are any text; an empty group or super-label means none (−1), an empty flag true.
     Splits are train, val and test. Other columns are passed over. Texts are kept as `tidied` leaves them. Where they
-    stand without labels, equal texts are one class, which the text names, and an image may have rows with different
-    texts. Raises UserError naming the line that is wrong.
+    stand without labels, texts equal but for case are one class, which the first of them names, and an image may have
+    rows with different texts. Beside labels some may be empty: the data set then has none. Raises UserError naming the
+    line that is wrong.
     """
     archive = open_source(root / path)
     lines = list(_table_lines(archive if archive.exists(file) else FolderSource(root), file))
     for where, line in lines:
         if line["split"] not in SPLITS:
             raise UserError(f"{where}: split {line['split']!r} is not one of {', '.join(SPLITS)}")
-        empty = [name for name in _TABLE_COLUMNS if not line.get(name, "?")]
+        needed = [name for name in _TABLE_COLUMNS if name != "text" or "label" not in line]
+        empty = [name for name in needed if not line.get(name, "?")]
         if empty:
             raise UserError(f"{where}: {empty[0]} is empty")
-    texts = [tidied(line["text"]) for _, line in lines] if lines and "text" in lines[0][1] else None
-    labels = texts if texts is not None and "label" not in lines[0][1] else [line["label"] for _, line in lines]
+    written = [tidied(line.get("text", "")) for _, line in lines]
+    texts = written if all(written) else None
+    labelled = not lines or "label" in lines[0][1]
+    labels = [line["label"] for _, line in lines] if labelled else _named_by_first(written)
     source = open_source(root / path, prefix=images)
     paths = [PurePosixPath(line["path"]).as_posix() for _, line in lines]
-    check_listing(source, [where for where, _ in lines], paths, labels, one_label=labels is not texts)
+    check_listing(source, [where for where, _ in lines], paths, labels, one_label=labelled)
     return build_manifest(
         PurePosixPath(file).stem,
         source,
@@ -184,6 +188,12 @@ def check_listing(
             f"none of the images listed is in {source.where} (first: {paths[0]!r}, {wheres[0]}); "
             "unpack the images there, or set data.params.path and data.params.images to where the paths start"
         )
+
+
+def _named_by_first(texts: Sequence[str]) -> list[str]:
+    """Returns for each text the first one that counts as the same."""
+    first: dict[str, str] = {}
+    return [first.setdefault(text_key(text), text) for text in texts]
 
 
 def _flags(lines: Sequence[Line], column: str) -> list[bool] | None:

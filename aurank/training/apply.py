@@ -22,7 +22,7 @@ from aurank.evaluation.report import Report
 from aurank.models.adapters import ADAPTERS, load_model
 from aurank.training.build import build_dataset, build_encoder, build_transform, image_weights
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
-from aurank.training.pairs import first_rows
+from aurank.training.pairs import each_image_once
 from aurank.training.selecting import Images, select
 from aurank.training.tasks import evaluation_options
 
@@ -181,17 +181,9 @@ def prepare(model: str, images: Images, running: Running) -> Prepared:
 
 
 def select_images(images: Images, trained: dict[str, Any] | None) -> tuple[Config, Manifest]:
-    """What `select` gives, but of pairs with texts each image once: of one in several, all would be its positives."""
+    """What `select` gives, but of pairs with texts each image once."""
     config, manifest = select(images, trained)
-    if manifest.texts is None:
-        return config, manifest
-    rows = first_rows(manifest)
-    if rows is None:
-        raise UserError(
-            f"{manifest.name} has images with several labels, so images cannot be compared with each other; aurank "
-            "pairs measures them with their texts"
-        )
-    return config, manifest if len(rows) == len(manifest) else manifest.select(rows)
+    return config, each_image_once(manifest)
 
 
 def embed_prepared(prepared: Prepared, device: torch.device, running: Running) -> Embedded:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aurank.data import Manifest
+from aurank.data.captions import text_key
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import PROMPTS, TwoWayReport, prompts
@@ -92,4 +93,5 @@ def _has_classes(manifest: Manifest) -> bool:
     """Whether images have one label each, which is no text that stands beside them."""
     if manifest.texts is None or first_rows(manifest) is None:
         return False
-    return any(manifest.classes[label] != text for label, text in zip(manifest.labels, manifest.texts, strict=True))
+    named = zip(manifest.labels, manifest.texts, strict=True)
+    return any(text_key(manifest.classes[label]) != text_key(text) for label, text in named)

@@ -20,7 +20,7 @@ CONFIG = "digits/soprc"
 
 def baselines(config: Config) -> dict[str, Report]:
     """What training has to beat on the test split: the untrained network, and the pixels themselves as embeddings."""
-    splits = build_splits(config.data, seed=config.seed)
+    splits = build_splits(config.data, seed=config.seed, texts=False)
     if splits.test is None:
         raise UserError(f"{splits.whole.name} has no test split to measure a baseline on; choose data that has one")
     data = build_dataset(config.data, splits.test, train=False)

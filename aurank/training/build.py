@@ -20,6 +20,7 @@ from aurank.losses import LOSSES, MINERS, CrossBatchMemory
 from aurank.models import Encoder, parameter_groups
 from aurank.training.checkpoint import first_line, load_checkpoint, resolve_checkpoint
 from aurank.training.optim import BATCH_RULES, OPTIMISERS, SCHEDULES, Schedule, loss_group
+from aurank.training.pairs import each_image_once
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,15 +52,22 @@ def build_manifest(config: DataConfig, *, seed: int) -> Manifest:
     return manifest.split_validation(config.validation_fraction, seed=seed)
 
 
-def build_splits(config: DataConfig, *, seed: int) -> Splits:
-    """The training, validation and test images."""
+def build_splits(config: DataConfig, *, seed: int, texts: bool = True) -> Splits:
+    """The training, validation and test images.
+
+    `texts=False`: none are read (model.text is null), so that each split has an image once, however many its texts are.
+    """
     whole = build_manifest(config, seed=seed)
-    val = whole.split("val") if "val" in whole.split_sizes else None
-    train = split_of(whole, config, "train")
+
+    def taken(name: str) -> Manifest:
+        rows = split_of(whole, config, name)
+        return rows if texts else each_image_once(rows)
+
+    train = taken("train")
+    val = taken("val") if "val" in whole.split_sizes else None
     if config.train_labels == "class":
-        return Splits(whole, train, val, split_of(whole, config, "test"))
-    test = whole.split("test") if "test" in whole.split_sizes else None
-    return Splits(whole, with_own_labels(train), val, test)
+        return Splits(whole, train, val, taken("test"))
+    return Splits(whole, with_own_labels(train), val, taken("test") if "test" in whole.split_sizes else None)
 
 
 def split_of(whole: Manifest, config: DataConfig, name: str) -> Manifest:

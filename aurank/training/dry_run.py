@@ -72,7 +72,7 @@ def rehearse(config: Config) -> Rehearsal:
     """
     with own_settings():
         seed_everything(config.seed)
-        splits = build_splits(config.data, seed=config.seed)
+        splits = build_splits(config.data, seed=config.seed, texts=config.model.text is not None)
         return _rehearse(config, splits, build_parts(config, splits))
 
 

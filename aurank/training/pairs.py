@@ -10,6 +10,7 @@ from jaxtyping import Float32, Int64
 from torch import Tensor, nn
 
 from aurank.data import ImageDataset, Manifest, loader
+from aurank.data.captions import text_key
 from aurank.data.manifest import first_seen
 from aurank.errors import UserError
 from aurank.evaluation.embed import Embedded, described
@@ -30,7 +31,7 @@ class EmbeddedPairs:
     labels: Int64[np.ndarray, " pair"]
     rows: Int64[np.ndarray, " pair"]  # of the manifest
     image_ids: Int64[np.ndarray, " pair"]  # equal for one image in several pairs
-    text_ids: Int64[np.ndarray, " pair"]  # equal for one text
+    text_ids: Int64[np.ndarray, " pair"]  # equal for one text, in whatever case
 
     def evaluate(
         self, rows: Int64[np.ndarray, " row"] | None = None, *, distinct_texts: bool = True, **options: Any
@@ -59,9 +60,7 @@ class EmbeddedPairs:
             return None
         once = np.isin(self.rows, first)
         found = described(manifest, self.rows[once], self.images[once])
-        of_gallery = np.bincount(found.labels[found.is_gallery], minlength=len(manifest.classes))
-        positives = of_gallery[found.labels] - found.is_gallery
-        return found if (found.is_query & (positives > 0)).any() else None
+        return found if (found.is_query & (_positives(found) > 0)).any() else None
 
     def zero_shot(
         self, model: TwoTower, tokenise: Tokenise, classes: Sequence[str], *, templates: Sequence[str] = PROMPTS
@@ -81,10 +80,12 @@ def embed_pairs(
     The model is put in evaluation mode, then back. Raises UserError for a data set without texts.
     """
     manifest = data.manifest
-    image_ids, text_ids = _numbered(manifest.paths), _numbered(texts_of(manifest))
+    written = texts_of(manifest)
+    image_ids, text_ids = _numbered(manifest.paths), _numbered([text_key(text) for text in written])
     _, first = np.unique(image_ids, return_index=True)
+    _, first_text = np.unique(text_ids, return_index=True)
     found, images = _embed_images(model, data, first, batch=batch, workers=workers)
-    texts = embed_texts(model, tokenise, list(dict.fromkeys(texts_of(manifest))), batch=batch)
+    texts = embed_texts(model, tokenise, [written[row] for row in first_text.tolist()], batch=batch)
     place = np.full(len(first), -1)
     place[image_ids[found]] = np.arange(len(found))
     rows = np.flatnonzero(place[image_ids] >= 0)
@@ -115,7 +116,9 @@ def embed_texts(
 def texts_of(manifest: Manifest) -> tuple[str, ...]:
     """The text of each row; UserError where the data set has none."""
     if manifest.texts is None:
-        raise UserError(f"{manifest.name} has no texts: read a table with a column text (data.name=table)")
+        raise UserError(
+            f"{manifest.name} has no texts: read a table with a column text, filled in each row (data.name=table)"
+        )
     return manifest.texts
 
 
@@ -123,6 +126,22 @@ def first_rows(manifest: Manifest) -> Int64[np.ndarray, " image"] | None:
     """The first row of each image, in order; None where one has several labels, so that it is of no one class."""
     _, first, image = np.unique(_numbered(manifest.paths), return_index=True, return_inverse=True)
     return first if np.array_equal(manifest.labels[first][image], manifest.labels) else None
+
+
+def each_image_once(manifest: Manifest) -> Manifest:
+    """The first row of each image where texts make several of one: all would be positives of each other.
+
+    Raises UserError where an image has several labels.
+    """
+    if manifest.texts is None:
+        return manifest
+    rows = first_rows(manifest)
+    if rows is None:
+        raise UserError(
+            f"{manifest.name} has images with several labels, so images cannot be compared with each other; aurank "
+            "pairs measures them with their texts"
+        )
+    return manifest if len(rows) == len(manifest) else manifest.select(rows)
 
 
 def reports_by_group(
@@ -150,8 +169,8 @@ def groups_of(train: Manifest, test: Manifest) -> dict[str, Int64[np.ndarray, " 
 
     "seen_texts": the text itself; "new_texts": other texts of its class; "new_classes": nothing of its class.
     """
-    texts, classes = set(texts_of(train)), set(train.classes)
-    known_text = np.array([text in texts for text in texts_of(test)], dtype=np.bool_)
+    texts, classes = {text_key(text) for text in texts_of(train)}, set(train.classes)
+    known_text = np.array([text_key(text) in texts for text in texts_of(test)], dtype=np.bool_)
     known_class = np.array([name in classes for name in test.classes], dtype=np.bool_)[test.labels]
     groups = {
         "seen_texts": known_text,
@@ -193,6 +212,15 @@ class _Evaluating:
 
     def __exit__(self, *_: object) -> None:
         self.module.train(self.training)
+
+
+def _positives(found: Embedded) -> Int64[np.ndarray, " row"]:
+    """For each row how many others of its class in the gallery count for it: those of its own group do not."""
+    of_class = np.bincount(found.labels[found.is_gallery], minlength=int(found.labels.max()) + 1)[found.labels]
+    _, camera = np.unique(np.stack([found.labels, found.groups]), axis=1, return_inverse=True)
+    camera = camera.reshape(-1)
+    of_group = np.bincount(camera[found.is_gallery], minlength=int(camera.max()) + 1)[camera]
+    return np.asarray(of_class - np.where(found.groups >= 0, of_group, found.is_gallery), dtype=np.int64)
 
 
 def _numbered(names: Sequence[str]) -> Int64[np.ndarray, " row"]:

@@ -18,6 +18,7 @@ from aurank.evaluation.probe_rows import plan_probe
 from aurank.evaluation.probes import CHECKS, PROBES
 from aurank.training.apply import Prepared, Running, choose_device, embed_prepared, prepare, skipped, split_name
 from aurank.training.build import data_root
+from aurank.training.pairs import each_image_once
 from aurank.training.selecting import Images
 
 CLOSED = 0.5  # part of the tested classes from which on the training split's rows train
@@ -147,7 +148,7 @@ def _training_images(prepared: Prepared) -> Manifest | None:
         return None
     training = whole.select(rows)
     shared = len(set(training.classes) & set(tested.classes))
-    return training if shared >= CLOSED * len(tested.classes) else None
+    return each_image_once(training) if shared >= CLOSED * len(tested.classes) else None
 
 
 def _require_once(manifest: Manifest) -> None:

@@ -126,7 +126,7 @@ def _train(
 ) -> TrainResult:
     started = time.perf_counter()
     seed_everything(config.seed)
-    splits = build_splits(config.data, seed=config.seed)
+    splits = build_splits(config.data, seed=config.seed, texts=config.model.text is not None)
     if state is not None and state["manifest"] != splits.whole.sha256:
         raise UserError(
             f"{out / 'last.pt'} was trained on other data: manifest {state['manifest'][:12]}…, now "
@@ -242,8 +242,12 @@ def build_parts(config: Config, splits: Splits, out: Path | None = None, state: 
         average=None if config.train.ema is None else WeightAverage(task.model, config.train.ema),
         cache=_gradient_cache(config, model, sampler),
     )
-    if isinstance(task, PairTask):
-        return parts  # a loss of two sides has no use for images alone
+    if isinstance(task, PairTask):  # what a loss of two sides wants anew is no image alone
+        if any(getattr(part, "wants_reencode", False) for part in parts.told):
+            raise UserError(
+                'out_of_batch=reencode embeds images alone, which model.text has no use for: set it to "stored"'
+            )
+        return parts
     at_most = config.train.micro_batch or config.sampler.batch * config.data.views
     plain = accelerator.unwrap_model(model)
     offer_reencoding(parts.told, Reencode(plain, train_data, dim=encoder.dim, at_most=at_most))

@@ -137,6 +137,20 @@ def test_equal_texts_are_one_class_that_the_text_names(tree):
     assert table(tree, file="rows.parquet").sha256 == manifest.sha256
 
 
+def test_texts_equal_but_for_case_are_one_class_and_stay_as_written(tree):
+    (tree / "rows.csv").write_text("path,text,split\na/1.png,A Cat,train\na/2.png,a cat,train\nb/4.png,an owl,test\n")
+    manifest = table(tree, file="rows.csv")
+    assert manifest.texts == ("A Cat", "a cat", "an owl")
+    assert _names(manifest) == ["A Cat", "A Cat", "an owl"]
+
+
+def test_a_table_with_labels_whose_texts_are_not_all_there_has_none(tree):
+    (tree / "rows.csv").write_text("path,text,label,split\na/1.png,A cat,cat,train\na/2.png, ,cat,train\n")
+    manifest = table(tree, file="rows.csv")
+    assert manifest.texts is None
+    assert _names(manifest) == ["cat", "cat"]
+
+
 def test_an_image_may_have_several_texts_and_a_label_may_stand_beside_them(tree):
     (tree / "rows.csv").write_text(
         'path,text,split\na/1.png,"a cat, asleep",train\na/1.png,"two\nlines",train\na/2.png,"a cat, asleep",train\n'

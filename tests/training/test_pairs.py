@@ -9,7 +9,7 @@ from aurank.data import TRANSFORMS, ArraySource, ImageDataset, Manifest, build_m
 from aurank.data.captions import Tokeniser
 from aurank.errors import UserError
 from aurank.models.text import TextTower, TwoTower
-from aurank.training.pairs import embed_pairs, embed_texts, groups_of
+from aurank.training.pairs import each_image_once, embed_pairs, embed_texts, groups_of
 
 PATHS = ["a", "b", "a", "c", "d", "d"]
 TEXTS = ["a cat", "a cat", "asleep", "an owl", "a cat", "in a tree"]
@@ -119,6 +119,46 @@ def test_test_rows_are_told_apart_by_what_training_has_seen() -> None:
         "new_classes": [2],
     }
     assert list(groups_of(manifest.split("train"), manifest.split("train"))) == ["seen_texts"]
+
+
+def test_texts_equal_but_for_case_are_one_text(model: TwoTower) -> None:
+    shouted = dataclasses.replace(pairs_manifest(), texts=("a cat", "A CAT", *TEXTS[2:]))
+    found = embed_pairs(model, Tokeniser([], length=16).encode, dataset(shouted))
+    assert found.text_ids.tolist() == [0, 0, 1, 2, 0, 3]
+    np.testing.assert_array_equal(found.texts[0], found.texts[1])
+    groups = groups_of(shouted.select([0]), shouted.select([1, 2]))
+    assert {name: rows.tolist() for name, rows in groups.items()} == {"seen_texts": [0], "new_classes": [1]}
+
+
+def labelled_manifest(labels: list[str], groups: list[int] | None = None) -> Manifest:
+    plain = pairs_manifest()
+    return build_manifest(
+        "pairs", plain.source, paths=PATHS, labels=labels, splits=["test"] * 6, groups=groups, texts=TEXTS
+    )
+
+
+@pytest.mark.parametrize(
+    ("groups", "comparable"),
+    [(None, True), ([-1] * 6, True), ([0, 0, 0, 1, 2, 2], False), ([0, 1, 0, 1, 2, 2], True)],
+)
+def test_images_are_compared_where_one_has_a_positive_of_another_group(
+    model: TwoTower, groups: list[int] | None, comparable: bool
+) -> None:
+    """Images a and b are of one class, c and d of another each."""
+    manifest = labelled_manifest(["x", "x", "x", "y", "z", "z"], groups)
+    found = embed_pairs(model, Tokeniser([], length=16).encode, dataset(manifest)).images_alone(manifest)
+    assert (found is not None) == comparable
+    if found is not None:
+        assert found.ids.tolist() == [0, 1, 3, 4]
+        assert found.evaluate().metrics["mauprc"] > 0
+
+
+def test_an_image_of_several_texts_is_taken_once_if_it_has_one_label() -> None:
+    assert each_image_once(labelled_manifest(["x", "x", "x", "y", "z", "z"])).paths == ("a", "b", "c", "d")
+    with pytest.raises(UserError, match="pairs has images with several labels"):
+        each_image_once(pairs_manifest())
+    plain = dataclasses.replace(pairs_manifest(), texts=None)
+    assert each_image_once(plain) is plain
 
 
 def test_a_data_set_without_texts_is_refused(model: TwoTower) -> None:

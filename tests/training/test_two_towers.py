@@ -25,7 +25,7 @@ from aurank.config import ConfigError
 from aurank.errors import UserError
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.losses import SogCLRLoss
-from aurank.training import Images, evaluate_model, evaluate_pairs, load_pairs, read_config, rehearse
+from aurank.training import Images, evaluate_model, evaluate_pairs, load_pairs, probe_model, read_config, rehearse
 from aurank.training.build import build_sampler, build_splits
 from aurank.training.checkpoint import load_checkpoint
 from aurank.training.parts import Parts
@@ -273,6 +273,27 @@ def test_an_image_in_several_rows_stands_once_among_images(tmp_path: Path) -> No
     assert result.report.num_queries == 6 * 6 + 2 * 16
     again = evaluate_model(f"aurank:{tmp_path}/out/best")
     assert again.metrics == pytest.approx(result.report.metrics)
+
+
+@pytest.mark.parametrize("train_labels", ["class", "image"])
+def test_without_a_text_model_an_image_stands_once_in_every_split(tmp_path: Path, train_labels: str) -> None:
+    write_table(tmp_path, captions=2)
+    data = {"train_labels": train_labels, "views": 2}
+    config = read_config(pairs_config(tmp_path, model={"text": None}, data=data)).data
+    with_texts, splits = build_splits(config, seed=3), build_splits(config, seed=3, texts=False)
+    assert splits.whole.sha256 == with_texts.whole.sha256
+    for name in ("train", "val", "test"):
+        pairs, once = getattr(with_texts, name), getattr(splits, name)
+        assert once.paths == tuple(dict.fromkeys(pairs.paths))
+        assert len(once) == len(pairs) // 2
+
+
+def test_an_image_in_several_rows_trains_a_probe_once(tmp_path: Path) -> None:
+    write_table(tmp_path, captions=2)
+    images = Images(data=f"table:{tmp_path}/pairs.csv")
+    found = probe_model("timm:test_resnet,pretrained=false", images, protocols=["knn"], k=3)
+    assert found["knn"].notes
+    assert any(note.startswith("training: model") and "; 60 images" in note for note in found["knn"].notes)
 
 
 def test_unreadable_images_are_left_out_with_their_texts(tmp_path: Path) -> None:
