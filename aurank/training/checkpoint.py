@@ -54,7 +54,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"no checkpoint at {path}; a run writes last.pt and best.pt into its --out folder")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise UserError(
             f"{path} is truncated or not an aurank checkpoint ({first_line(error)}); use another one"
