@@ -10,6 +10,9 @@ from tiny import tiny_config
 import aurank
 from aurank.errors import UserError
 
+# batches of two images of two classes, on purpose
+pytestmark = pytest.mark.filterwarnings("ignore:no query of the batch")
+
 
 def broken_photos(root: Path) -> dict[str, Any]:
     """A configuration whose data set has 4 classes of 4 images a split; half of the training images are broken."""
