@@ -10,3 +10,8 @@ class UserError(AurankError, ValueError):
 
     The message names the thing, the value that came, what was expected, and the remedy.
     """
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -31,7 +31,8 @@ def temperature_gradient(
     Without the paper's 1/n, which belongs to the rate. log_mean: log ḡ, of h = s − s⁺. log_normalizer: log u.
     """
     relative = pairs.similarity - attraction(pairs)[:, None]
-    log_weight = relative / column(temperature) - log_mean[:, None] - pairs.negative_count.clamp(min=1).log()[:, None]
+    count = pairs.negative_count.clamp(min=1).to(relative.dtype)
+    log_weight = relative / column(temperature) - (log_mean + count.log())[:, None]
     mean = (log_weight.masked_fill(~pairs.negative, -torch.inf).exp() * relative).sum(dim=1)
     return log_normalizer + rho - (log_mean - log_normalizer).exp() * mean / temperature
 

@@ -17,11 +17,10 @@ from jaxtyping import Float
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from aurank.errors import UserError
+from aurank.errors import UserError, first_line
 from aurank.models.loading import (
     Options,
     describe,
-    first_line,
     library_of,
     loading,
     open_clip_arguments,

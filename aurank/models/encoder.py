@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from aurank.errors import UserError
+from aurank.errors import UserError, first_line
 from aurank.names import meant, nearest
 
 Pooling = Literal["avg", "max", "gem"]
@@ -170,7 +170,7 @@ def _create_backbone(name: str, pretrained: bool, channels: int, pooling: Poolin
         model = timm.create_model(name, pretrained=pretrained, in_chans=channels, num_classes=0, **own, **given)
     except (TypeError, AssertionError, ValueError) as error:
         raise UserError(
-            f"model: timm cannot build {name!r} with pooling={pooling!r}, params={params}: {_first_line(error)}; "
+            f"model: timm cannot build {name!r} with pooling={pooling!r}, params={params}: {first_line(error)}; "
             "where it refuses the pooling, model.params.global_pool=avg or token names one that it has"
         ) from error
     except Exception as error:
@@ -180,13 +180,9 @@ def _create_backbone(name: str, pretrained: bool, channels: int, pooling: Poolin
         remedy = "" if ":" in name else ", or set model.pretrained=false"
         raise UserError(
             f"model.pretrained: the weights of {name!r} could not be loaded ({type(error).__name__}: "
-            f"{_first_line(error)}); connect to the network once{remedy}"
+            f"{first_line(error)}); connect to the network once{remedy}"
         ) from error
     return _FeatureMap(name, model) if pooling == "gem" else model
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def parameter_groups(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from aurank.errors import UserError
+from aurank.errors import UserError, first_line
 
 Value = bool | int | float | str | None
 Options = dict[str, Any]  # of Value; Any, as other libraries' constructors judge them
@@ -80,8 +80,3 @@ def open_clip_arguments(library: ModuleType, name: str, what: str, options: Opti
 def _stable(value: object) -> str:
     """Returns the value's words without the addresses in memory, which differ from run to run."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the first line of what the error says, else its name."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -15,10 +15,10 @@ from aurank.config import Component, Config, DataConfig, ModelConfig
 from aurank.config.components import signature
 from aurank.data import READERS, SAMPLERS, TRANSFORMS, ImageDataset, Manifest, Pipeline, Sampler
 from aurank.data.dataset import with_own_labels
-from aurank.errors import UserError
+from aurank.errors import UserError, first_line
 from aurank.losses import LOSSES, MINERS, CrossBatchMemory
 from aurank.models import Encoder, parameter_groups
-from aurank.training.checkpoint import first_line, load_checkpoint, resolve_checkpoint
+from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.training.optim import BATCH_RULES, OPTIMISERS, SCHEDULES, Schedule, loss_group
 from aurank.training.pairs import each_image_once
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from aurank.errors import AurankError, UserError
+from aurank.errors import AurankError, UserError, first_line
 from aurank.files import replacing
 
 FORMAT = 1
@@ -122,8 +122,3 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.manual_seed(seed)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -63,9 +63,7 @@ class ImageTask:
 
     def measure(self, data: ImageDataset) -> Report:
         """The exact report of the model as it stands."""
-        embedded = embed(
-            self.model, data, batch=self.config.evaluate.batch, workers=self.config.data.workers
-        )  # fmt: skip
+        embedded = embed(self.model, data, batch=self.config.evaluate.batch, workers=self.config.data.workers)
         return embedded.evaluate(**evaluation_options(self.config))
 
     def test(self, data: ImageDataset, train: Manifest) -> Tested:
