@@ -14,7 +14,7 @@ demo: $(INSTALLED)
 	$(BIN)/aurank demo --out runs/demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import yaml
 from training.tiny import tiny_config
 
 from aurank import cli
+from aurank.cli.drawing import draw_warnings
 from aurank.config import shipped_configs
 
 Run = Callable[..., tuple[int, str, str]]
@@ -162,6 +164,23 @@ def test_dry_run_prints_sizes_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.filterwarnings("default:rho=5 ", "default:sampler.name=")
+def test_warnings_for_users_are_notices_told_once(aurank: Run, config: Path) -> None:
+    loss = "loss={name: isogclr, params: {rho: 5, temperature: 0.3}}"
+    code, _, said = aurank("train", config, "sampler.name=shuffled", loss, "--dry-run")
+    assert code == 0, said
+    assert [line[:36] for line in said.splitlines()] == [
+        "sampler.name=shuffled leaves out the",
+        "rho=5 is not below log(15) = 2.71, t",
+    ]
+
+
+def test_warnings_that_are_for_developers_stay_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.warns(FutureWarning, match="from elsewhere"), draw_warnings():
+        warnings.warn("from elsewhere", FutureWarning, stacklevel=1)
+    assert capsys.readouterr().err == ""
+
+
 def test_config_prints_what_a_run_would_use(aurank: Run, config: Path) -> None:
     code, output, _ = aurank("config", config, "optim.lr=0.5")
     assert code == 0
@@ -223,6 +242,31 @@ def test_doctor_reports_on_the_data_of_a_configuration(aurank: Run, config: Path
     assert "1797 images, 10 classes, 899 test images, 10 test classes, 718 train images, 8 train classes" in output
     assert "warning: classes in both train and test: 8" in output
     assert "error" not in output
+
+
+def test_what_has_no_labels_is_examined_without_and_told_where_to_be_measured(
+    aurank: Run, config: Path, tmp_path: Path
+) -> None:
+    from PIL import Image
+
+    (tmp_path / "photos").mkdir()
+    for number in range(4):
+        pixels = np.random.default_rng(number).integers(0, 255, (20, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
+    overrides = ["data.train_labels=image", "data.views=2", "sampler={name: shuffled, batch: 4}"]
+    code, output, _ = aurank("doctor", config, "data.name=unlabelled", f"data.root={tmp_path / 'photos'}", *overrides)
+    assert (code, output) == (0, "photos: 4 images, 4 train images\n  nothing wrong was found\n")
+
+    model = ("--model", "timm:test_resnet,pretrained=false", "--data", f"unlabelled:{tmp_path / 'photos'}")
+    for command in ("embed", "evaluate", "probe"):
+        code, _, complaint = aurank(command, *model, "--out", tmp_path / "x.npz")
+        assert code == 2
+        assert "aurank embed takes its images with --split train, but measuring" in one_line(complaint)
+        assert "needs images with labels, such as --data folder:PATH" in complaint
+    assert aurank("embed", *model, "--out", tmp_path / "x.npz", "--split", "train")[0] == 0
+    code, _, complaint = aurank("evaluate", *model, "--out", tmp_path / "measured", "--split", "train")
+    assert code == 2
+    assert "no two of the 4 images of photos have one label: measuring needs images with labels" in one_line(complaint)
 
 
 def test_doctor_ends_with_exit_code_2_where_images_are_broken(aurank: Run, config: Path, tmp_path: Path) -> None:

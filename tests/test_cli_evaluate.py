@@ -10,6 +10,7 @@ from PIL import Image
 
 from aurank import __version__, cli
 from aurank.evaluation import ProbeResult, Report
+from aurank.evaluation.probes import PROBES
 
 
 @pytest.fixture
@@ -182,6 +183,19 @@ def test_a_probe_within_the_test_split_reads_what_evaluate_embedded(place: Path,
         assert (found.protocol, found.design, found.seeds) == (name, "halves", [4, 5])
         assert (found.num_train, found.num_test, found.num_classes) == (4, 4, 2)
         assert found.notes[-1].startswith("model timm:test_resnet,pretrained=false; 8 images of photos, manifest ")
+
+
+def test_a_probe_that_is_stopped_keeps_and_has_printed_what_was_done(
+    place: Path, aurank: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(PROBES, "linear_probe", stopped)
+    code, output, _ = aurank(*PROBE, "--data", "folder:photos", "--out", "probed")
+    assert code == 130
+    assert output.startswith("knn\ntop1")
+    assert [path.name for path in (place / "probed").iterdir()] == ["knn.json"]
 
 
 def split_photos(place: Path, train: str, test: str) -> None:

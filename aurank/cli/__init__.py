@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from aurank import __version__
-from aurank.cli.drawing import complaints, console, draw_bar, draw_running, draw_training
+from aurank.cli.drawing import complaints, console, draw_bar, draw_running, draw_training, draw_warnings
 from aurank.cli.options import (
     AllowCodeOption,
     BatchOption,
@@ -90,10 +90,9 @@ def train(
         raise SystemExit(128 + result.stopped_by)
     if result.is_main:
         if result.two_way:
-            console.print(describe_groups(result.two_way), highlight=False, markup=False, soft_wrap=True)
-            if result.report is not None:
-                console.print("\nimages with each other", highlight=False)
-        if result.report is not None:
+            images = [] if result.report is None else [f"images with each other\n{result.report}"]
+            console.print(describe_groups(result.two_way, *images), highlight=False, markup=False, soft_wrap=True)
+        elif result.report is not None:
             console.print(str(result.report), highlight=False, markup=False, soft_wrap=True)
         console.print(f"written to {result.out}", highlight=False)
 
@@ -226,17 +225,19 @@ def pairs(
     ] = None,
     batch: BatchOption = None,
     device: DeviceOption = None,
+    cache: CacheOption = None,
+    no_cache: NoCacheOption = False,
     overrides: DataOverrides = None,
 ) -> None:
     """Measure a model of images and texts: each found by the other, and images classified by the names of classes."""
     from aurank.evaluation.two_way import PROMPTS
     from aurank.files import require_writable
-    from aurank.training import Images, Running, evaluate_pairs
+    from aurank.training import Images, evaluate_pairs
 
     require_writable(out / "zero_shot.json")
     images = Images(data, split, overrides=overrides or [])
-    running = Running(batch=batch, device=device)
-    result = evaluate_pairs(model, images, templates=prompt or PROMPTS, running=running)
+    with draw_running(batch, device, cache, no_cache, allow=False) as running:
+        result = evaluate_pairs(model, images, templates=prompt or PROMPTS, running=running)
     result.save(out)
     console.print(str(result), highlight=False, markup=False, soft_wrap=True)
     console.print(f"written to {out}", highlight=False)
@@ -260,6 +261,7 @@ def probe(
     overrides: DataOverrides = None,
 ) -> None:
     """Classify by frozen embeddings: nearest neighbours and a linear classifier (by default both)."""
+    from aurank.evaluation import ProbeResult
     from aurank.evaluation.probes import PROBES
     from aurank.files import require_writable
     from aurank.training import Images, probe_model
@@ -269,12 +271,14 @@ def probe(
         require_writable(out / f"{name}.json")
     drawn = None if seeds is None else whole_numbers("--seeds", seeds)
     images = Images(data, split, overrides=overrides or [])
-    with draw_running(batch, device, cache, no_cache, allow_code) as running:
-        results = probe_model(model, images, protocols=protocols, labels=labels, k=k, seeds=drawn, running=running)
-    for name, result in results.items():
+
+    def finished(name: str, result: ProbeResult) -> None:
         result.save(out / f"{name}.json")
         console.print(str(result), highlight=False, markup=False, soft_wrap=True)
         console.print(f"written to {out / f'{name}.json'}", highlight=False)
+
+    with draw_running(batch, device, cache, no_cache, allow_code, finished) as running:
+        probe_model(model, images, protocols=protocols, labels=labels, k=k, seeds=drawn, running=running)
 
 
 @data_app.command("check")
@@ -314,7 +318,8 @@ def doctor(file: ConfigFile, overrides: Overrides = None) -> None:
     from aurank.training import build_manifest, read_config
 
     settings = read_config(file, overrides or [])
-    report = build_manifest(settings.data, seed=settings.seed).doctor()
+    manifest = build_manifest(settings.data, seed=settings.seed)
+    report = manifest.doctor(train_labels=settings.data.train_labels == "class")
     console.print(str(report), highlight=False, markup=False, soft_wrap=True)
     if report.errors:
         raise SystemExit(2)
@@ -355,7 +360,8 @@ def cp(
 def main() -> None:
     """Run the command line; exit with 0, 2 for the user's mistake, 130 / 143 after a signal, 1 for anything else."""
     try:
-        app()
+        with draw_warnings():
+            app()
     except UserError as error:
         complaints.print(f"error: {error}", markup=False, soft_wrap=True)
         sys.exit(2)

@@ -1,9 +1,11 @@
 """What is drawn while a command runs."""
 
+import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -21,6 +23,30 @@ SHOWN = {
     "image_to_text/recall@1": "Recall@1 of texts",
     "text_to_image/recall@1": "of images",
 }
+
+
+@contextmanager
+def draw_warnings() -> Iterator[None]:
+    """A context in which warnings meant for users are lines as other notices are, each once, of one process."""
+    said: set[str] = set()
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if not issubclass(category, UserWarning):
+            usual(message, category, filename, lineno, file, line)
+        elif str(message) not in said and os.environ.get("RANK", "0") == "0":
+            said.add(str(message))
+            complaints.print(str(message), markup=False, soft_wrap=True)
+
+    with warnings.catch_warnings():
+        usual, warnings.showwarning = warnings.showwarning, show
+        yield
 
 
 @contextmanager
@@ -63,9 +89,14 @@ def draw_training() -> Iterator[Callable[[str, dict[str, Any]], None]]:
 
 @contextmanager
 def draw_running(
-    batch: int | None, device: str | None, cache: Path | None, no_cache: bool, allow: bool
+    batch: int | None,
+    device: str | None,
+    cache: Path | None,
+    no_cache: bool,
+    allow: bool,
+    finished: Callable[[str, Any], None] | None = None,
 ) -> Iterator[Any]:
-    """How a model is run, drawn as one bar a stage on a terminal."""
+    """How a model is run, drawn as one bar a stage on a terminal; `finished` may print: no bar is drawn meanwhile."""
     from aurank.evaluation.cache import default_cache
     from aurank.training import Running
 
@@ -74,7 +105,13 @@ def draw_running(
     with draw_bar(None, "preparing") as (progress, task):
 
         def listen(stage: str, done: int, total: int) -> None:
+            progress.start()  # again, after a result
             progress.update(task, description=stage, completed=done, total=total)
+
+        def pause(name: str, result: Any) -> None:
+            progress.stop()
+            if finished is not None:
+                finished(name, result)
 
         yield Running(
             batch=batch,
@@ -83,4 +120,5 @@ def draw_running(
             allow_code=allow,
             listener=listen,
             say=lambda text: progress.console.print(text, highlight=False, markup=False, soft_wrap=True),
+            finished=pause,
         )

@@ -9,6 +9,9 @@ PER_CLASS = 4
 # Of the transformer that encodes texts, where ``model.text`` leaves them out.
 TEXT_SIZES = {"layers": 4, "width": 256, "heads": 4, "length": 32, "vocabulary": 8192}
 
+# Of the transform "multi_crop", where ``data.train_transform.params`` leaves them out.
+CROPS = {"local_size": 96, "global_views": 2}
+
 
 def contradictions(look: Callable[[str], Any]) -> list[tuple[str, str]]:
     """Keys that are right alone but not together, each with what to say of it.
@@ -21,18 +24,20 @@ def contradictions(look: Callable[[str], Any]) -> list[tuple[str, str]]:
     if steps is not None:
         warmup = _number(look("optim.warmup_steps"))
         if warmup is not None and warmup >= steps:
-            text = f"got {warmup}, expected less than train.steps = {steps}; lower it or raise train.steps"
-            found.append(("optim.warmup_steps", text))
+            text = f"got {warmup}, expected less than train.steps = {steps}; set optim.warmup_steps={steps // 10}"
+            found.append(("optim.warmup_steps", f"{text} or raise train.steps"))
         milestones = look("optim.schedule.params.milestones")
         if isinstance(milestones, (list, tuple)):
             late = [step for step in map(_number, milestones) if step is not None and step >= steps]
             if late:
-                text = f"got {late[0]}, expected steps less than train.steps = {steps}; lower it or raise train.steps"
+                early = [step for step in milestones if step not in late]
+                text = f"got {late[0]}, expected steps less than train.steps = {steps}; "
+                text += f"set optim.schedule.params.milestones={early} or raise train.steps"
                 found.append(("optim.schedule.params.milestones", text))
         start_at = _number(look("memory.start_at"))
         if start_at is not None and start_at >= steps:
-            text = f"got {start_at}, expected less than train.steps = {steps}; lower it or raise train.steps"
-            found.append(("memory.start_at", text))
+            text = f"got {start_at}, expected less than train.steps = {steps}; set memory.start_at=0"
+            found.append(("memory.start_at", f"{text} or raise train.steps"))
     params = look("sampler.params")
     default = PER_CLASS if look("sampler.name") in ("pk", "hard_negative") else None
     batch = _number(look("sampler.batch"))
@@ -46,7 +51,16 @@ def contradictions(look: Callable[[str], Any]) -> list[tuple[str, str]]:
         elif below < batch:
             text += f"a multiple of sampler.params.per_class = {per_class}, such as {below} or {below + per_class}"
             found.append(("sampler.batch", text))
-    return found + _of_views(look) + _of_texts(look)
+    return found + _of_views(look) + _of_crops(look) + _of_texts(look)
+
+
+def one_way_loss(look: Callable[[str], Any], two_way: Mapping[str, bool]) -> list[tuple[str, str]]:
+    """The same of a loss that cannot take texts beside images; ``two_way``: of each loss, whether it can."""
+    name = look("loss.name")
+    if two_way.get(name, True) or look("model.text") is None:
+        return []
+    others = ", ".join(other for other, can in two_way.items() if can)
+    return [("loss.name", f"got {name!r}, which compares images alone; with model.text take one of {others}")]
 
 
 def _of_views(look: Callable[[str], Any]) -> list[tuple[str, str]]:
@@ -69,6 +83,25 @@ def _of_views(look: Callable[[str], Any]) -> list[tuple[str, str]]:
         if views == 1:
             text = "got 1, expected at least 2: with data.train_labels=image the views of an image are its positives"
             found.append(("data.views", text))
+    return found
+
+
+def _of_crops(look: Callable[[str], Any]) -> list[tuple[str, str]]:
+    """What does not fit the small crops of the transform "multi_crop"."""
+    path = "data.train_transform.params"
+    params = look(path)
+    if look("data.train_transform.name") != "multi_crop" or not isinstance(params, Mapping):
+        return []
+    found = []
+    size, views = _number(look("data.image_size")), _number(look("data.views"))
+    local_size, global_views = (_number(params.get(key, default)) for key, default in CROPS.items())
+    if size is not None and local_size is not None and local_size > size:
+        text = f"got {local_size}, expected at most data.image_size = {size}, the side of the large crops"
+        # In the proportion of 96 to 224, as the defaults are.
+        found.append((f"{path}.local_size", f"{text}; set {path}.local_size={max(1, round(size * 96 / 224))}"))
+    if views is not None and global_views is not None and global_views >= views:
+        text = f"got {global_views}, expected less than data.views = {views}: the others are the small crops; "
+        found.append((f"{path}.global_views", f"{text}raise data.views, or take data.train_transform.name=simclr"))
     return found
 
 

@@ -1,14 +1,15 @@
 """``load_config`` and its way back: a file or dict, overrides and tables in, one checked ``Config`` out."""
 
 import json
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from aurank.config.agreement import contradictions
+from aurank.config.agreement import contradictions, one_way_loss
 from aurank.config.components import Choices, check_component
 from aurank.config.messages import HIGH, ConfigError, KeyPath, Problems, one_of, show, unknown_key, wrong_value
 from aurank.config.reading import Tree, apply_overrides, parse_overrides, plain_tree, read_tree, write_yaml
@@ -26,8 +27,8 @@ def load_config(
     Args:
         source: the path of a YAML file, or a dict of what it would hold.
         overrides: ``key.path=value``, the value read as YAML and put in place of what was there. Naming another
-            component (``loss.name=smooth_ap``) drops the params that ``source`` gives to the one before it, and keeps
-            those given by overrides.
+            component (``loss.name=smooth_ap``) drops the params that ``source`` gives to the one before it, with a
+            warning that names them, and keeps those given by overrides.
         choices: the table of each component, by its dotted path (``"loss"``, ``"data.train_transform"``). A component
             whose path is absent is not checked. Arguments are returned as the constructor's annotations want them.
 
@@ -42,13 +43,20 @@ def load_config(
         tree = plain_tree(read_tree(Path(source), problems, shipped=shipped_configs()), (), problems)
     changes = [(path, plain_tree(value, path, problems)) for path, value in parse_overrides(overrides, problems)]
     names = {path: DEFAULT_NAMES.get(path) for path in choices}
-    apply_overrides(tree, [change for change in changes if not problems.covers(change[0])], problems, components=names)
+    right = [change for change in changes if not problems.covers(change[0])]
+    dropped = apply_overrides(tree, right, problems, components=names)
     _fill(tree)
     known = _known(tree, choices)
     config = _validate(tree, choices, problems, known)
+    if "loss" in choices:
+        losses = choices["loss"]
+        two_way = {one: "two_way" in losses.arguments(one) for one in losses.table}
+        _add(problems, one_way_loss(_judged(tree, problems), two_way))
     checked = {path: _check(tree, path, choices[path], problems, known) for path in choices}
     if config is None or problems:
         raise ConfigError(problems.lines(), name)
+    for line in dropped:
+        warnings.warn(line, stacklevel=2)
     for path, values in checked.items():
         # The config is new and nobody else's yet; after this its params are what constructors want.
         section = _attribute(config, path)
@@ -94,6 +102,13 @@ def _validate(
     except ValidationError as error:
         for item in error.errors(include_url=False):
             problems.add(item["loc"], _explain(item, choices, known))
+    # pydantic compares keys only once each is right alone; here what can be compared is compared at once.
+    _add(problems, contradictions(_judged(tree, problems)))
+    return None
+
+
+def _judged(tree: Tree, problems: Problems) -> Callable[[str], Any]:
+    """The value at a dotted path of ``tree`` or its default, None where it has a mistake."""
 
     def look(path: str) -> Any:
         keys = tuple(path.split("."))
@@ -102,10 +117,12 @@ def _validate(
         value = _node(tree, keys)
         return known_keys()[keys].default if value is None and keys in known_keys() else value
 
-    # pydantic compares keys only once each is right alone; here what can be compared is compared at once.
-    for path, text in contradictions(look):
+    return look
+
+
+def _add(problems: Problems, found: list[tuple[str, str]]) -> None:
+    for path, text in found:
         problems.add(tuple(path.split(".")), text)
-    return None
 
 
 def _explain(item: ErrorDetails, choices: Mapping[str, Choices], known: Sequence[KeyPath]) -> str:

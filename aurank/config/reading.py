@@ -255,8 +255,8 @@ def apply_overrides(
     problems: Problems,
     *,
     components: Mapping[str, str | None],
-) -> None:
-    """Set each path of ``tree`` in place to its value, replacing what was there.
+) -> list[str]:
+    """A line on each set of ``params`` that was dropped; each path of ``tree`` is set in place to its value.
 
     Naming another component drops the ``params`` of ``tree``, which belonged to the one before; ``params`` given by
     overrides stay, before or after the name.
@@ -264,12 +264,17 @@ def apply_overrides(
     Args:
         components: dotted path of each component with the name that it has when none is given.
     """
+    dropped = []
     for path, value in overrides:
         component = ".".join(path[:-1])
         if path[-1] == "name" and component in components:
             section = _lookup(tree, path[:-1])
-            if isinstance(section, dict) and section.get("name", components[component]) != value:
-                section.pop("params", None)
+            if not isinstance(section, dict) or (before := section.get("name", components[component])) == value:
+                continue
+            params = section.pop("params", None)
+            if isinstance(params, dict) and params:
+                given = ", ".join(f"{key}={show(one)}" for key, one in params.items())
+                dropped.append(f"{component}.name={value} leaves out the {component}.params of {before}: {given}")
     for path, value in overrides:
         section = tree
         for depth, key in enumerate(path[:-1], start=1):
@@ -282,6 +287,7 @@ def apply_overrides(
                 break
         else:
             section[path[-1]] = value
+    return dropped
 
 
 def _lookup(tree: Tree, path: Sequence[str]) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64, Shaped
 
+from aurank.data.captions import text_key
 from aurank.data.decode import decode, quiet_decoding
 from aurank.data.sources import ImageSource
 from aurank.errors import UserError
@@ -67,33 +68,43 @@ def examine(
     splits: Shaped[np.ndarray, " image"],
     *,
     texts: Sequence[str] | None = None,
+    train_labels: bool = True,
     contents: bool,
 ) -> DoctorReport:
     """Returns every finding about the columns of a manifest; `contents` decodes every image, with threads.
 
     With `texts`, a row is a pair: an image may stand in several, but in one split, and needs no other of its class.
+    Without `train_labels` training rows have no classes, and there may be no test split. Where each row is of a class
+    of its own name, none has.
     """
+    labelled = np.ones(len(paths), dtype=np.bool_) if train_labels else splits != "train"
+    if tuple(classes) == tuple(paths):
+        labelled = np.zeros_like(labelled)
     missing = [path for path in dict.fromkeys(paths) if not source.exists(path)]
     findings = [
         _finding("missing files", missing, is_error=True),
         *(_repeated_images(paths) if texts is None else _repeated_pairs(paths, texts, splits)),
-        _finding("empty splits", [split for split in ("train", "test") if split not in splits]),
+        _finding("empty splits", [split for split in ("train", "test")[: 1 + train_labels] if split not in splits]),
     ]
     if texts is None:
-        findings.append(_finding("classes with one image in their split", _lone_classes(labels, classes, splits)))
+        lone = _lone_classes(labels[labelled], classes, splits[labelled])
+        findings.append(_finding("classes with one image in their split", lone))
     for one, other in _PAIRS:
-        shared = np.intersect1d(labels[splits == one], labels[splits == other])
+        shared = np.intersect1d(labels[labelled & (splits == one)], labels[labelled & (splits == other)])
         findings.append(_finding(f"classes in both {one} and {other}", [classes[label] for label in shared.tolist()]))
     if contents:
-        findings += _examine_contents(source, paths, labels, splits, set(missing))
+        findings += _examine_contents(source, paths, np.where(labelled, labels, -1), splits, set(missing))
     if texts is None:
-        rows, counts = "images", {"images": len(paths), "classes": len(classes)}
+        rows, counts = "images", {"images": len(paths)}
     else:
-        distinct = {"images": len(set(paths)), "texts": len(set(texts))}
-        rows, counts = "pairs", {"pairs": len(paths), **distinct, "classes": len(classes)}
+        distinct = {"images": len(set(paths)), "texts": len({text_key(text) for text in texts})}
+        rows, counts = "pairs", {"pairs": len(paths), **distinct}
+    if labelled.any():
+        counts["classes"] = len(np.unique(labels[labelled]))
     for split in np.unique(splits).tolist():
         counts[f"{split} {rows}"] = int(np.count_nonzero(splits == split))
-        counts[f"{split} classes"] = len(np.unique(labels[splits == split]))
+        if (labelled & (splits == split)).any():
+            counts[f"{split} classes"] = len(np.unique(labels[labelled & (splits == split)]))
     return DoctorReport(name=name, counts=counts, findings=tuple(found for found in findings if found.count))
 
 
@@ -107,7 +118,7 @@ def _repeated_images(paths: Sequence[str]) -> list[Finding]:
 
 def _repeated_pairs(paths: Sequence[str], texts: Sequence[str], splits: Shaped[np.ndarray, " image"]) -> list[Finding]:
     """Returns the pairs that stand twice, and the images that one split has seen of another."""
-    pairs = [f"{path}: {text}" for path, text in zip(paths, texts, strict=True)]
+    pairs = [f"{path}: {text_key(text)}" for path, text in zip(paths, texts, strict=True)]
     within = dict.fromkeys(zip(paths, splits.tolist(), strict=True))
     return [
         _finding("duplicate pairs", _repeated(pairs), is_error=True),
@@ -159,7 +170,7 @@ def _examine_contents(
                 leaks[pair].append(text)
         if len(within) == 1:
             repeated.append(text)
-        if len(set(labels[rows].tolist())) > 1:
+        if len(set(labels[rows].tolist()) - {-1}) > 1:
             relabelled.append(text)
     return [
         _finding("unreadable images", _texts(unreadable), is_error=True),

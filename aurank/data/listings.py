@@ -41,10 +41,11 @@ def table(root: Path, *, file: str, path: str = ".", images: str = "") -> Manife
     for where, line in lines:
         if line["split"] not in SPLITS:
             raise UserError(f"{where}: split {line['split']!r} is not one of {', '.join(SPLITS)}")
-        needed = [name for name in _TABLE_COLUMNS if name != "text" or "label" not in line]
-        empty = [name for name in needed if not line.get(name, "?")]
-        if empty:
-            raise UserError(f"{where}: {empty[0]} is empty")
+    for name in _TABLE_COLUMNS:
+        empty = [where for where, line in lines if not line.get(name, "?")]
+        if empty and (name != "text" or "label" not in lines[0][1]):
+            more = f", and in {len(empty) - 1:,} more line{'s' if len(empty) > 2 else ''}" if len(empty) > 1 else ""
+            raise UserError(f"{empty[0]}: {name} is empty{more}")
     written = [tidied(line.get("text", "")) for _, line in lines]
     texts = written if all(written) else None
     labelled = not lines or "label" in lines[0][1]

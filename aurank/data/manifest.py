@@ -140,13 +140,14 @@ class Manifest:
         splits[training & np.isin(labels, chosen)] = "val"
         return dataclasses.replace(self, splits=splits)
 
-    def doctor(self, *, contents: bool = True) -> DoctorReport:
+    def doctor(self, *, contents: bool = True, train_labels: bool = True) -> DoctorReport:
         """Returns all that is wrong or odd, together, with counts.
 
         `contents=False` looks for the files but does not decode them, so it finds no unreadable or identical images.
+        `train_labels=False` finds nothing wrong with classes of training images, nor with there being no test split.
         """
         columns = (self.paths, self.labels, self.classes, self.splits)
-        return examine(self.name, self.source, *columns, texts=self.texts, contents=contents)
+        return examine(self.name, self.source, *columns, texts=self.texts, train_labels=train_labels, contents=contents)
 
 
 def build_manifest(

@@ -1,12 +1,13 @@
 """Embeddings of a manifest's images, with the rows, labels and paths they belong to."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int64
 from PIL import Image
 from torch import nn
 
@@ -15,6 +16,7 @@ from aurank.data.dataset import Key
 from aurank.data.decode import quiet_decoding
 from aurank.errors import UserError
 from aurank.evaluation.cache import EmbeddingCache, Piece
+from aurank.evaluation.counting import Progress
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.report import Report
 from aurank.files import replacing
@@ -204,27 +206,32 @@ def embed(
     batch: int = 256,
     workers: int = 0,
     device: torch.device | None = None,
-    on_batch: Callable[[int], None] | None = None,
+    rows: Int64[np.ndarray, " wanted"] | None = None,
+    progress: Progress | None = None,
     cache: EmbeddingCache | None = None,
 ) -> Embedded:
     """Embeddings of every image of the data set, in row order; images it skips are left out.
 
     Args:
         model: maps float32 [batch, channel, height, width] to [batch, dim]; put in evaluation mode, then back.
-        on_batch: called with the number of images done in each batch, and once with those read from the cache.
+        rows: the only ones to embed; default all.
+        progress: told after each batch, and once of those read from the cache, how many images are done of how many.
         cache: what it holds is not embedded again, and every batch is added to it. Skipped images are tried anew by
             each run, so that a repaired one is found.
     """
     if batch < 1:
         raise UserError(f"batch must be at least 1, got {batch}")
     device = device or next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    pieces = [] if cache is None else cache.read(len(dataset))
-    if pieces and on_batch is not None:
-        on_batch(sum(len(piece.rows) for piece in pieces))
+    wanted = np.zeros(len(dataset), dtype=np.bool_)
+    wanted[slice(None) if rows is None else rows] = True
+    pieces = [] if cache is None else _among(cache.read(len(dataset)), wanted)
+    done, total = sum(len(piece.rows) for piece in pieces), int(wanted.sum())
+    if pieces and progress is not None:
+        progress(done, total)
     training = model.training
     model.eval()
     try:
-        for images, _, ids in loader(dataset, _batches(len(dataset), pieces, batch), workers=workers):
+        for images, _, ids in loader(dataset, _batches(wanted, pieces, batch), workers=workers):
             if not len(ids):
                 continue
             assert isinstance(images, torch.Tensor)  # only augmentation makes several sizes
@@ -232,8 +239,9 @@ def embed(
             pieces.append(piece)
             if cache is not None:
                 cache.write(piece)
-            if on_batch is not None:
-                on_batch(len(ids))
+            done += len(ids)
+            if progress is not None:
+                progress(done, total)
     finally:
         model.train(training)
     if not pieces:
@@ -254,9 +262,17 @@ def embed_pixels(dataset: ImageDataset, *, batch: int = 256, workers: int = 0) -
     return replace(embedded, embeddings=np.where(constant, np.float32(1), centred))
 
 
-def _batches(count: int, pieces: Sequence[Piece], batch: int) -> list[list[Key]]:
-    """The rows that no piece holds, in order, ``batch`` at a time."""
-    missing = np.ones(count, dtype=np.bool_)
+def _among(pieces: Sequence[Piece], wanted: np.ndarray) -> list[Piece]:
+    """What the pieces hold of the rows wanted."""
+    kept = [(piece, wanted[piece.rows]) for piece in pieces]
+    return [
+        piece if mask.all() else Piece(piece.rows[mask], piece.embeddings[mask]) for piece, mask in kept if mask.any()
+    ]
+
+
+def _batches(wanted: np.ndarray, pieces: Sequence[Piece], batch: int) -> list[list[Key]]:
+    """The rows wanted that no piece holds, in order, ``batch`` at a time."""
+    missing = wanted.copy()
     for piece in pieces:
         missing[piece.rows] = False
     rows: list[Key] = [*np.flatnonzero(missing).tolist()]

@@ -61,6 +61,7 @@ def linear_probe(
             if progress is not None:
                 progress(before + count, total)
 
+        fitted(0)  # a fit may take minutes
         train, tested = given.sides(draw)
         features, centre, scale = _standardised(train)
         choice = _choose(features, draw, ordered, plan.num_classes, fitted)

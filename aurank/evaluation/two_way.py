@@ -173,7 +173,8 @@ def zero_shot(
         **options,
     )
     chance = ", ".join(f"{chance_recall(report, k):.4f} for recall@{k}" for k in cuts)
-    note = f"zero-shot: {len(prompts):,} classes by {prompts.shape[1]:,} prompts each; chance is {chance}"
+    each = "1 prompt" if prompts.shape[1] == 1 else f"{prompts.shape[1]:,} prompts"
+    note = f"zero-shot: {len(prompts):,} classes by {each} each; chance is {chance}"
     return replace(report, notes=[*report.notes, note])
 
 

@@ -1,7 +1,8 @@
 """Checks at the border of the losses: each says what came, what was expected, and what to do about it."""
 
+import inspect
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from numbers import Real
 
 import torch
@@ -17,6 +18,14 @@ def require_positive(name: str, value: object) -> float:
     number = as_number(value)
     if not 0 < number < math.inf:
         raise UserError(f"{name} must be > 0, got {value!r}")
+    return number
+
+
+def require_finite(name: str, value: object) -> float:
+    """The value as a float; UserError unless it is a finite number."""
+    number = as_number(value)
+    if not math.isfinite(number):
+        raise UserError(f"{name} must be a finite number, got {value!r}")
     return number
 
 
@@ -52,6 +61,15 @@ def require_choice(name: str, value: str, choices: Collection[str]) -> str:
     if value not in tuple(choices):
         raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
     return value
+
+
+def refuse_unused(constructor: Callable[..., object], choice: str, **given: object) -> None:
+    """Nothing; UserError where an option that has no effect beside the choice is not at the constructor's default."""
+    defaults = inspect.signature(constructor).parameters
+    for name, value in given.items():
+        plain = tuple(value) if isinstance(value, list) else value  # as YAML has what is a tuple here
+        if plain != defaults[name].default:
+            raise UserError(f"{name}={value!r} has no effect with {choice}: leave out one of them")
 
 
 def check_embeddings(name: str, embeddings: Tensor, labels_name: str, labels: Tensor | None) -> None:

@@ -1,6 +1,5 @@
 """CLIP (Radford et al., ICML 2021) and SigLIP (Zhai et al., ICCV 2023): images and texts, from one batch at a time."""
 
-import math
 from collections.abc import Sequence
 from typing import Unpack
 
@@ -8,9 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from aurank.errors import UserError
 from aurank.losses.base import PairLoss, PairLossOptions
-from aurank.losses.checks import Number, as_number
+from aurank.losses.checks import Number, refuse_unused, require_finite
 from aurank.losses.global_contrast import AnyTemperature
 from aurank.losses.info_nce import cross_entropy
 from aurank.losses.pairs import Pairs
@@ -51,6 +49,8 @@ class CLIPLoss(PairLoss):
         super().__init__(**options)
         self.two_way = two_way
         self.temperature = Temperature(temperature, learnable=learn_temperature, bounds=temperature_bounds, scale="log")
+        if not learn_temperature:
+            refuse_unused(CLIPLoss, "learn_temperature=False", temperature_bounds=temperature_bounds)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """The cross-entropy; half of it where both directions are added."""
@@ -62,9 +62,7 @@ class Bias(FullPrecision):
 
     def __init__(self, start: Number, *, learnable: bool) -> None:
         super().__init__()
-        self.start = as_number(start)
-        if not math.isfinite(self.start):
-            raise UserError(f"bias must be a finite number, got {start!r}")
+        self.start = require_finite("bias", start)
         self.parameter = nn.Parameter(torch.tensor(self.start)) if learnable else None
 
     def forward(self) -> Float[Tensor, ""] | float:
@@ -97,6 +95,8 @@ class SigLIPLoss(PairLoss):
         super().__init__(**options)
         self.two_way = two_way
         self.temperature = Temperature(temperature, learnable=learnable, bounds=temperature_bounds, scale="log")
+        if not learnable:
+            refuse_unused(SigLIPLoss, "learnable=False", temperature_bounds=temperature_bounds)
         self.bias = Bias(bias, learnable=learnable)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:

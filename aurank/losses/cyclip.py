@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.losses.base import PairLoss, PairLossOptions
-from aurank.losses.checks import Number, as_number
+from aurank.losses.checks import Number, as_number, refuse_unused
 from aurank.losses.info_nce import cross_entropy
 from aurank.losses.pairs import Pairs
 from aurank.losses.temperature import Temperature
@@ -81,6 +81,8 @@ class CyCLIPLoss(PairLoss):
         self.weights = weights
         self.two_way = two_way
         self.temperature = Temperature(temperature, learnable=learn_temperature, bounds=temperature_bounds, scale="log")
+        if not learn_temperature:
+            refuse_unused(CyCLIPLoss, "learn_temperature=False", temperature_bounds=temperature_bounds)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """CLIP's cross-entropy; half of it where both directions are added."""

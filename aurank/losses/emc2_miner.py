@@ -12,6 +12,7 @@ from aurank.losses.checks import Number, check_device, require_whole
 from aurank.losses.emc2 import EMC2Loss
 from aurank.losses.inputs import read_inputs
 from aurank.losses.pairs import make_pairs
+from aurank.losses.precision import without_autocast
 from aurank.losses.reencoding import Reencode
 
 
@@ -54,7 +55,8 @@ class EMC2Miner(nn.Module):
             views=views,
             distance=distance,
         )
-        self.emc2.chains.owner = type(self).__name__
+        self.emc2.owner = self.emc2.chains.owner = type(self).__name__
+        self.emc2.call = "miner(embeddings, labels, ids=batch.id) or loss(embeddings, labels, miner, ids=batch.id)"
 
     @property
     def wants_reencode(self) -> bool:
@@ -92,7 +94,8 @@ class EMC2Miner(nn.Module):
         check_device(self, embeddings)
         # shared: this process has all that its chains go by
         pairs = make_pairs(replace(self.emc2.prepared(inputs), shared=True), distance=self.emc2.distance)
-        walk = self.emc2.chains(pairs, self.emc2.distance, write=self.training)
+        with without_autocast(embeddings.device):  # states of earlier batches are compared with here
+            walk = self.emc2.chains(pairs, self.emc2.distance, write=self.training)
         rows = pairs.valid_rows[walk.steps[pairs.valid_rows].any(dim=1)]
         negatives = drawn(walk, rows, self.per_anchor)
         index, mask = pairs.positives.index[rows], pairs.positives.mask[rows]

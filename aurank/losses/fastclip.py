@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, Unpack, get_args
 
 from aurank.errors import UserError
-from aurank.losses.checks import Number, require_choice, require_positive
+from aurank.losses.checks import Number, refuse_unused, require_choice, require_positive
 from aurank.losses.gamma import Schedule
 from aurank.losses.individual_temperatures import IndividualTemperatures
 from aurank.losses.isogclr import require_within
@@ -38,7 +38,8 @@ class FastCLIPLoss(RobustLoss):
         learnable τ with ρ, its gradient that of Eq. 13 of the NeuCLIP paper (App. A.3).
     rho: ρ of v2 and v3 (7.0 and 6.5, which need batches of 1,100 and 670): below the logarithm of the number of
         negatives. The authors take 8.5 on CC12M and 16 on LAION-400M.
-    temperature: τ, the first one where it is learned: 0.03 for v2, else 0.07. temperature_bounds: as the authors clamp.
+    temperature: τ, the first one where it is learned: 0.03 for v2, else 0.07. temperature_bounds: as the authors clamp
+        what is learned.
         The parameter of v0 and v3 is log τ; give it to an optimiser (`optim.temperature_lr`; they take 2e-4 on CC3M).
     temperature_lr: the step of v2.
     gamma: the rate at the end (0.2 on CC3M, 0.8 on LAION-400M); gamma_schedule and the
@@ -102,6 +103,8 @@ class FastCLIPLoss(RobustLoss):
         )
         self.version = version
         first = defaults.temperature if temperature is None else temperature
+        if version == "v1":
+            refuse_unused(FastCLIPLoss, 'version="v1"', temperature_bounds=temperature_bounds)
         if version != "v2":
             self.temperature = Temperature(first, learnable=version != "v1", bounds=temperature_bounds, scale="log")
             return

@@ -14,6 +14,7 @@ from aurank.losses.state import RowTable
 
 Update = Literal["momentum", "adam"]
 WATCH_EVERY = 1000  # steps between looks at the bounds: each makes the host wait for the device
+WATCH_FIRST = 100  # before that, as a training may be over by then
 
 
 class IndividualTemperatures(nn.Module):
@@ -52,6 +53,11 @@ class IndividualTemperatures(nn.Module):
     def values(self) -> Float[Tensor, "direction sample"]:
         """τ of each sample."""
         return stacked(self.tables)
+
+    @property
+    def learnt(self) -> Float[Tensor, ""]:
+        """The mean τ as it stands."""
+        return self.values.mean()
 
     def forward(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """τ of each query's sample, without a gradient."""
@@ -94,7 +100,8 @@ class IndividualTemperatures(nn.Module):
     def _watch(self) -> None:
         """Nothing; warns once where most temperatures have come to a bound."""
         self.steps += 1
-        if self.warned or self.steps % WATCH_EVERY or torch.compiler.is_compiling():
+        every = WATCH_FIRST if self.steps < WATCH_EVERY else WATCH_EVERY
+        if self.warned or self.steps % every or torch.compiler.is_compiling():
             return
         values = self.values
         found = values[torch.stack([table.get_buffer("seen") for table in self.tables])]

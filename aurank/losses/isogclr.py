@@ -45,7 +45,8 @@ class ISogCLRLoss(RobustLoss):
         batch that is easier than earlier ones.
     two_way: both directions between two modalities (App. B), each with u and τ of its own.
 
-    State: `temperatures`, Tensor[sample], and `log_u`, Tensor[direction, sample].
+    State: `temperatures`, Tensor[sample], and `log_u`, Tensor[direction, sample]: `temperature` and `tables` in
+    `state_dict`.
     """
 
     def __init__(

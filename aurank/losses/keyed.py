@@ -28,10 +28,15 @@ class KeyedLoss(PairLoss):
 
     num_samples: rows of the data set.
     views: most rows of one label in a batch that comes without ids, on each side of a two-way loss.
+
+    Messages about ids name `owner`, and show its `call`.
     """
+
+    call = "loss(embeddings, labels, ids=batch.id)"
 
     def __init__(self, num_samples: int, *, views: int = 2, **options: Unpack[PairLossOptions]) -> None:
         super().__init__(**options)
+        self.owner = type(self).__name__
         self.num_samples = require_whole("num_samples", num_samples)
         self.views = require_whole("views", views)
 
@@ -41,8 +46,7 @@ class KeyedLoss(PairLoss):
         if not self.two_way:
             return replace(inputs, ids=ids)
         if inputs.ids is not None and inputs.ref_ids is None:
-            name = type(self).__name__
-            raise UserError(f"{name} with two_way=True keys the state of both sides: pass ref_ids beside ids")
+            raise UserError(f"{self.owner} with two_way=True keys the state of both sides: pass ref_ids beside ids")
         assert inputs.ref_labels is not None
         ref_ids = self.keys_of("ref_labels", inputs.ref_labels, "ref_ids", inputs.ref_ids)
         return replace(inputs, ids=ids, ref_ids=ref_ids)
@@ -52,22 +56,21 @@ class KeyedLoss(PairLoss):
     ) -> Int64[Tensor, " row"]:
         """The rows of the state that one side's rows belong to; UserError where they cannot be told, or are outside."""
         found = (labels if ids is None else ids).detach().cpu().long()
-        name = type(self).__name__
         if ids is None:
             values, counts = torch.unique(found, return_counts=True)
             if int(counts.max()) > self.views:
-                call = "loss(embeddings, labels, ids=batch.id" + (", ref_ids=…)" if self.two_way else ")")
+                call = "loss(embeddings, labels, ids=batch.id, ref_ids=…)" if self.two_way else self.call
                 raise UserError(
                     f"{labels_name}: label {int(values[counts.argmax()])} occurs {int(counts.max())} times, more than "
-                    f"views={self.views}: without ids, {name} takes labels for the rows of the data set that key its "
-                    f"state; say which row each is, {call}, or set views (wrappers of pytorch-metric-learning drop "
+                    f"views={self.views}: without ids, {self.owner} takes labels for the rows of the data set that key "
+                    f"its state; say which row each is, {call}, or set views (wrappers of pytorch-metric-learning drop "
                     "ids: use MultipleLosses and CrossBatchMemory of aurank.losses)"
                 )
         outside = found[(found < 0) | (found >= self.num_samples)]
         if len(outside):
             what = f"{labels_name}, taken for ids," if ids is None else ids_name
             raise UserError(
-                f"{what} hold {int(outside[0])}, outside the {self.num_samples} rows of {name} "
+                f"{what} hold {int(outside[0])}, outside the {self.num_samples} rows of {self.owner} "
                 f"(0..{self.num_samples - 1}): pass rows of the training set, and its size as num_samples"
             )
         return found

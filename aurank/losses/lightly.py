@@ -3,6 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from aurank.errors import UserError
-from aurank.losses.checks import Number, require_module
+from aurank.losses.checks import Number
 from aurank.losses.distributed import Distributed, Gather
 from aurank.losses.inputs import Inputs, TakesInputs
 from aurank.losses.precision import in_common_precision, to_device_of, without_autocast
@@ -36,7 +37,7 @@ class LightlyLoss(TakesInputs, nn.Module):
 
     def __init__(self, loss: nn.Module, *, unit_variance: bool = False, distributed: Distributed = None) -> None:
         super().__init__()
-        require_module("loss", loss)
+        require_made(loss)
         self.loss = loss
         self.unit_variance = unit_variance
         self.gather = Gather(distributed)
@@ -103,19 +104,52 @@ def from_lightly(
 
     Errors: UserError where lightly is not installed, has no such class, or the class does not take two views.
     """
+    classes = imported(loss)
+    made: Any = getattr(classes, loss, None)
+    if not is_loss(made):
+        raise UserError(f"loss must name a class of lightly.loss, {', '.join(of_two_views(classes))}, got {loss!r}")
+    if len(names := taken(made)) != 2:
+        raise UserError(
+            f"loss must be one of two views, but {loss} of lightly takes {', '.join(names)}: "
+            f"take one of {', '.join(of_two_views(classes))}"
+        )
     try:
-        classes = importlib.import_module("lightly.loss")
+        own = made(**(arguments or {}))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{loss} of lightly cannot be made with arguments={dict(arguments or {})}: {error}") from error
+    return LightlyLoss(own, unit_variance=unit_variance, distributed=distributed)
+
+
+def require_made(loss: object) -> None:
+    """Nothing; UserError unless it is a loss that was made, not its class or its name."""
+    if not isinstance(loss, nn.Module):
+        names = of_two_views(imported(loss)) if isinstance(loss, str) else ["BarlowTwinsLoss"]
+        raise UserError(
+            f"loss must be a loss of lightly that was made, as lightly.loss.BarlowTwinsLoss(), got {loss!r}; "
+            f"from_lightly makes one by its name: {', '.join(names)}"
+        )
+
+
+def imported(loss: str) -> ModuleType:
+    """lightly's module of losses; UserError, naming the loss that was asked for, where it is not installed."""
+    try:
+        return importlib.import_module("lightly.loss")
     except ImportError as error:
         raise UserError(f"{loss} is lightly's, which cannot be imported ({error}): {INSTALL}") from error
-    made = getattr(classes, loss, None)
-    if not (inspect.isclass(made) and issubclass(made, nn.Module)):
-        raise UserError(f"loss must name a class of lightly.loss, as BarlowTwinsLoss, got {loss!r}")
-    needed = [
-        parameter
-        for parameter in inspect.signature(made.forward).parameters.values()
-        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    ]
-    if len(needed) != 3:  # self and both views
-        names = ", ".join(parameter.name for parameter in needed[1:])
-        raise UserError(f"loss must be one of two views, but {loss} of lightly takes {names}")
-    return LightlyLoss(made(**(arguments or {})), unit_variance=unit_variance, distributed=distributed)
+
+
+def is_loss(made: Any) -> bool:
+    """True for the class of a loss."""
+    return inspect.isclass(made) and issubclass(made, nn.Module)
+
+
+def taken(made: Any) -> list[str]:
+    """The names of what a loss has to be called with."""
+    parameters = list(inspect.signature(made.forward).parameters.values())[1:]
+    plain = [each for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD and each.default is each.empty]
+    return [each.name for each in plain]
+
+
+def of_two_views(classes: ModuleType) -> list[str]:
+    """The names of the losses that take two views."""
+    return sorted(name for name, made in vars(classes).items() if is_loss(made) and len(taken(made)) == 2)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses.base import PairLoss, PairLossOptions
-from aurank.losses.checks import Number, as_number, require_choice, require_positive, require_whole
+from aurank.losses.checks import Number, as_number, refuse_unused, require_choice, require_positive, require_whole
 from aurank.losses.global_contrast import add_epsilon, attraction, log_mean_exp
 from aurank.losses.inputs import Inputs
 from aurank.losses.normalizer_network import MLP, NormalizerNetwork, Prototypes, Seen, see
@@ -52,7 +52,7 @@ class NeuCLIPLoss(PairLoss):
 
     num_prototypes: m, the most prototypes of a direction.
     temperature: τ, a parameter unless learn_temperature is False, within temperature_bounds. rho: the higher, the lower
-        the learned τ; with a fixed one ρ, a constant then, is left out.
+        the learned τ; with a fixed one ρ, a constant then, is left out, and refused as bounds are.
     epsilon: ε. A query that is right by so much that g is far below it gets next to no gradient; with 0 it does.
     restart_every: T_r; None starts once. What AdaGrad has summed goes with the prototypes. inner_steps: T_u, may be 0.
     inner_lr: AdaGrad's rate. Its first step is the sign of the gradient times this, which at the paper's 1.0 is longer
@@ -62,7 +62,7 @@ class NeuCLIPLoss(PairLoss):
     two_way: both directions between two modalities, as in the paper. False: within a batch, or against references.
     objective: "separate" fits the network to log(ε + g) of the batch by least squares, as AmorLIP does (§5.2).
     network: "mlp" predicts log mean exp(s/τ) from the embedding by an MLP in place of the prototypes (§5.2), from a
-        random start that `seed` gives; it never starts anew.
+        random start that `seed` gives; it never starts anew. num_prototypes and restart_every are refused then.
     update: "simultaneous" predicts α before the network's steps, so that network and encoder step from one point. With
         inner_steps=1, restart_every=None and detach_alpha=False this is Alg. 3, AdaGrad in the place of its AdamW.
 
@@ -96,6 +96,8 @@ class NeuCLIPLoss(PairLoss):
         self.embedding_dim = require_whole("embedding_dim", embedding_dim)
         num_prototypes = require_whole("num_prototypes", num_prototypes)
         self.temperature = Temperature(temperature, learnable=learn_temperature, bounds=temperature_bounds)
+        if not learn_temperature:
+            refuse_unused(NeuCLIPLoss, "learn_temperature=False", rho=rho, temperature_bounds=temperature_bounds)
         self.rho = require_positive("rho", rho) if learn_temperature else 0.0
         self.epsilon = as_number(epsilon)
         if not 0 <= self.epsilon < 1:
@@ -108,6 +110,10 @@ class NeuCLIPLoss(PairLoss):
         self.objective = require_choice("objective", objective, get_args(Objective))
         self.update = require_choice("update", update, get_args(Update))
         is_mlp = require_choice("network", network, get_args(Network)) == "mlp"
+        if is_mlp:
+            refuse_unused(NeuCLIPLoss, 'network="mlp"', num_prototypes=num_prototypes)
+            if restart_every is not None:  # which is what it does
+                refuse_unused(NeuCLIPLoss, 'network="mlp"', restart_every=restart_every)
         self.networks = nn.ModuleList(
             MLP(embedding_dim, seed + side) if is_mlp else Prototypes(num_prototypes, embedding_dim)
             for side in range(1 + two_way)

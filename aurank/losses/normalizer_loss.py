@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.checks import Number, require_choice, require_flag
+from aurank.losses.checks import Number, refuse_unused, require_choice, require_flag
 from aurank.losses.gamma import Every, Gamma, Schedule
 from aurank.losses.global_contrast import moving_normalizer, normalizer_tables, stacked
 from aurank.losses.inputs import Inputs
@@ -49,6 +49,8 @@ class NormalizerLoss(KeyedLoss):
     ) -> None:
         super().__init__(num_samples, **options)
         self.gamma = Gamma(gamma, gamma_schedule, every=gamma_every, decay=gamma_decay)
+        if gamma_schedule == "constant":
+            refuse_unused(NormalizerLoss, 'gamma_schedule="constant"', gamma_every=gamma_every, gamma_decay=gamma_decay)
         self.two_way = require_flag("two_way", two_way)
         self.state_on = require_choice("state_on", state_on, get_args(Residence))
         self.tables = normalizer_tables(num_samples, two_way=two_way)

@@ -13,7 +13,7 @@ from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 
 from aurank.losses.base import require_kind
-from aurank.losses.checks import Number, require_choice, require_module
+from aurank.losses.checks import Number, require_choice, require_finite, require_module, require_positive
 from aurank.losses.distributed import Distributed, Gather
 from aurank.losses.inputs import Inputs, TakesInputs
 from aurank.losses.pairs import as_pairs, check_mined
@@ -120,7 +120,7 @@ def contrastive(
     reduction: "sum" (default), as the SOPRC repository; "batch", the sum divided by the batch size, as its
         cross-batch memory has it; "pml", PML's own mean over the pairs that are not 0. A PML `reducer` overrides it.
     """
-    return _wrap(pml.ContrastiveLoss, locals(), pos_margin=pos_margin, neg_margin=neg_margin)
+    return _wrap("contrastive", pml.ContrastiveLoss, locals(), pos_margin=pos_margin, neg_margin=neg_margin)
 
 
 def triplet(
@@ -138,7 +138,7 @@ def triplet(
     reduction: "batch" (default), the mean over anchors of their sums, as the SOPRC repository; "sum"; "pml", PML's own
         mean over the triplets that are not 0. A PML `reducer` overrides it.
     """
-    return _wrap(pml.TripletMarginLoss, locals(), margin=margin)
+    return _wrap("triplet", pml.TripletMarginLoss, locals(), margin=margin)
 
 
 def multi_similarity(
@@ -157,15 +157,20 @@ def multi_similarity(
     beta is 40, as in the SOPRC repository; PML's default is 50, and the paper also mines pairs, which
     `miner: {name: multi_similarity}` does.
     """
-    return _wrap(pml.MultiSimilarityLoss, {"reduction": "pml", **locals()}, alpha=alpha, beta=beta, base=base)
+    name, given = "multi_similarity", {"reduction": "pml", **locals()}
+    for scale, value in (("alpha", alpha), ("beta", beta)):
+        require_positive(f"{name}: {scale}", value)
+    return _wrap(name, pml.MultiSimilarityLoss, given, alpha=alpha, beta=beta, base=base)
 
 
-def _wrap(loss: type[nn.Module], given: dict[str, Any], **own: Number) -> PMLLoss:
-    """The PML loss with its options, wrapped."""
-    require_choice("reduction", given["reduction"], get_args(Reduction))
-    require_kind("distance", given["distance"], BaseDistance)
-    require_kind("reducer", given["reducer"], BaseReducer)
-    require_kind("embedding_regularizer", given["embedding_regularizer"], BaseRegularizer)
+def _wrap(name: str, loss: type[nn.Module], given: dict[str, Any], **own: Number) -> PMLLoss:
+    """The PML loss with its options, wrapped; UserError for what PML would take and fail with in the first batch."""
+    require_choice(f"{name}: reduction", given["reduction"], get_args(Reduction))
+    kinds = {"distance": BaseDistance, "reducer": BaseReducer, "embedding_regularizer": BaseRegularizer}
+    for option, kind in kinds.items():
+        require_kind(f"{name}: {option}", given[option], kind)
+    for option, value in (*own.items(), ("embedding_reg_weight", given["embedding_reg_weight"])):
+        require_finite(f"{name}: {option}", value)
     made = loss(
         **own,
         distance=given["distance"] or CosineSimilarity(),

@@ -33,7 +33,7 @@ class SogCLRLoss(NormalizerLoss):
         have the new one (default).
     two_way: both directions between two modalities (§4), each with a u of its own.
 
-    State: `log_u`, Tensor[direction, sample], zero where a sample has not been seen.
+    State: `log_u`, Tensor[direction, sample], zero where a sample has not been seen: `tables` in `state_dict`.
     """
 
     def __init__(

@@ -51,6 +51,14 @@ class Temperature(FullPrecision):
         self.parameter.data.clamp_(self._stored(self.low), self._stored(self.high))
         return self.parameter.exp() if self.scale == "log" else self.parameter * 1
 
+    @property
+    def learnt(self) -> Float[Tensor, ""] | None:
+        """τ as it stands, without a gradient; None where it is fixed."""
+        if self.parameter is None:
+            return None
+        bounded = self.parameter.detach().clamp(self._stored(self.low), self._stored(self.high))
+        return bounded.exp() if self.scale == "log" else bounded
+
     def _stored(self, value: float) -> float:
         return (math.log(value) if value < math.inf else math.inf) if self.scale == "log" else value
 

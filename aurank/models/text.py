@@ -133,11 +133,6 @@ class TwoTower(nn.Module):
         self.image = image
         self.text = text
 
-    def forward(
-        self, images: Float[Tensor, "image channel height width"], tokens: Int64[Tensor, "text length"]
-    ) -> tuple[Float[Tensor, "image dim"], Float[Tensor, "text dim"]]:
-        return self.image(images), self.text(tokens)
-
     def encode_image(self, images: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image dim"]:
         """Embeddings of the images."""
         embeddings: Tensor = self.image(images)

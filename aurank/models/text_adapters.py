@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.models.loading import Options, describe, library_of, loading, open_clip_arguments, parse_options
+from aurank.models.loading import Options, library_of, loading, open_clip_arguments, parse_options
 
 _LONGEST = 77  # tokens of a text where the model would take more: CLIP's length
 
@@ -19,17 +19,16 @@ class TextModel:
     """A text model together with the tokens it expects.
 
     `tokenise` makes int64 tokens [text, length] of texts, of one length always; `module` maps them to features
-    [text, width]. `description` holds all that decides an embedding beside the weights.
+    [text, width].
     """
 
     name: str
     module: nn.Module
     tokenise: Callable[[Sequence[str]], Tensor]
     width: int
-    description: str
 
 
-def load_text_model(name: str) -> TextModel:
+def load_text_model(name: str, *, weights: bool = True) -> TextModel:
     """Returns the text model that `name` asks for, on the CPU, in evaluation mode.
 
     `name` is KIND:WHAT[,option=value…], as for `load_model`; what both make of one name can be compared.
@@ -38,19 +37,23 @@ def load_text_model(name: str) -> TextModel:
     - `transformers:openai/clip-vit-base-patch32`: the projected text features, else the mean over the tokens; a name
       of the hub, or a folder; `pretrained=false`: its architecture; `length=77`: most tokens of a text.
 
+    `weights=False`: random ones, whatever the name asks for, so that none are fetched where others are to be loaded.
+
     Raises UserError for an unknown name, a package that is not installed, weights that cannot be had.
     """
     kind, _, rest = name.partition(":")
     if kind not in TEXT_ADAPTERS or not rest:
         raise UserError(f"no text model {name!r}; expected one of {', '.join(f'{known}:…' for known in TEXT_ADAPTERS)}")
     what, options = parse_options(name, rest)
+    if not weights:
+        options |= _WITHOUT_WEIGHTS[kind]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        module, tokenise, description = TEXT_ADAPTERS[kind](name, what, options)
+        module, tokenise = TEXT_ADAPTERS[kind](name, what, options)
     module.eval()
     with torch.inference_mode():
         width = int(module(tokenise(["a text"])).shape[1])
-    return TextModel(name, module, tokenise, width, description)
+    return TextModel(name, module, tokenise, width)
 
 
 class _OpenClipText(nn.Module):
@@ -75,6 +78,10 @@ class _TransformersText(nn.Module):
 
     def __init__(self, model: Any, padding: int) -> None:
         super().__init__()
+        if hasattr(model, "get_text_features"):
+            for part in ("vision_model", "visual_projection"):
+                if hasattr(model, part):
+                    delattr(model, part)  # the image tower would only take memory
         self.model = model
         self.padding = padding
 
@@ -92,7 +99,7 @@ class _TransformersText(nn.Module):
         return states.sum(1) / mask.sum(1, keepdim=True)
 
 
-_Found = tuple[nn.Module, Callable[[Sequence[str]], Tensor], str]
+_Found = tuple[nn.Module, Callable[[Sequence[str]], Tensor]]
 
 
 def _open_clip(name: str, what: str, options: Options) -> _Found:
@@ -106,7 +113,7 @@ def _open_clip(name: str, what: str, options: Options) -> _Found:
         tokens: Tensor = tokeniser(list(texts))
         return tokens
 
-    return _OpenClipText(model), tokenise, describe(library, what, arguments, type(tokeniser).__name__)
+    return _OpenClipText(model), tokenise
 
 
 def _transformers(name: str, what: str, options: Options) -> _Found:
@@ -120,7 +127,10 @@ def _transformers(name: str, what: str, options: Options) -> _Found:
         if pretrained:
             model = library.AutoModel.from_pretrained(what, **arguments)
         else:
-            model = library.AutoModel.from_config(library.AutoConfig.from_pretrained(what), **arguments)
+            # The configuration takes its options and leaves the model's, as where weights are loaded.
+            config, others = library.AutoConfig.from_pretrained(what, return_unused_kwargs=True, **arguments)
+            trusted = bool(arguments.get("trust_remote_code", False))  # else it would ask at the terminal
+            model = library.AutoModel.from_config(config, trust_remote_code=trusted, **others)
     length = min(tokeniser.model_max_length, longest)
 
     def tokenise(texts: Sequence[str]) -> Tensor:
@@ -131,11 +141,15 @@ def _transformers(name: str, what: str, options: Options) -> _Found:
 
     if tokeniser.pad_token_id is None:
         raise UserError(f"{name}: its tokeniser has no padding token, so texts of different lengths cannot be a batch")
-    description = describe(library, what, {**arguments, "pretrained": pretrained, "length": length}, tokeniser)
-    return _TransformersText(model, tokeniser.pad_token_id), tokenise, description
+    return _TransformersText(model, tokeniser.pad_token_id), tokenise
 
 
 TEXT_ADAPTERS: Mapping[str, Callable[[str, str, Options], _Found]] = {
     "open_clip": _open_clip,
     "transformers": _transformers,
+}
+
+_WITHOUT_WEIGHTS: Mapping[str, Options] = {
+    "open_clip": {"pretrained": False, "pretrained_hf": False},  # the latter: of a text tower from transformers
+    "transformers": {"pretrained": False},
 }

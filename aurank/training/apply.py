@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from aurank.config import Config
 from aurank.data import ImageDataset, Manifest
 from aurank.errors import UserError
 from aurank.evaluation.cache import EmbeddingCache, data_sha256, weights_sha256
+from aurank.evaluation.counting import Progress
 from aurank.evaluation.embed import Embedded, ModelImages, embed
 from aurank.evaluation.index import Index
 from aurank.evaluation.inputs import byte_count
@@ -23,11 +25,11 @@ from aurank.models.adapters import ADAPTERS, load_model
 from aurank.training.build import build_dataset, build_encoder, build_transform, image_weights
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.training.pairs import each_image_once
-from aurank.training.selecting import Images, select
+from aurank.training.selecting import Images, require_comparable, select
 from aurank.training.tasks import evaluation_options
 
 Listener = Callable[[str, int, int], None]
-"""Told a stage ("embedding" or "ranking"), how much of it is done and how much there is."""
+"""Told a stage, such as "embedding" or "ranking", how much of it is done and how much there is."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Running:
 
     `batch`: images embedded at once (default: the configuration's 256). `device`: default CUDA where there is one.
     `cache`: folder of the embedding cache, None for none. `allow_code`: whether ``python:`` models may run. `listener`
-    draws progress; `say` is given lines such as what was read from the cache.
+    draws progress; `say` is given lines such as what was read from the cache. `finished` is given each of several
+    results with its name, before the next is begun.
     """
 
     batch: int | None = None
@@ -45,6 +48,11 @@ class Running:
     allow_code: bool = False
     listener: Listener | None = None
     say: Callable[[str], None] | None = None
+    finished: Callable[[str, Any], None] | None = None
+
+    def stage(self, name: str) -> Progress | None:
+        """What tells the listener how far that stage is; None without a listener."""
+        return None if self.listener is None else partial(self.listener, name)
 
 
 def evaluate_model(
@@ -86,6 +94,7 @@ def evaluate_model(
         if labels is not None:
             raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
         prepared = prepare(model, images, running)
+        require_comparable(prepared.dataset.manifest)
         inherited = {**prepared.options, **options}
         if protocol is not None and "recall_at" not in options:
             inherited.pop("recall_at", None)
@@ -93,9 +102,7 @@ def evaluate_model(
         _check_options(options, protocol)
         embedded = embed_prepared(prepared, device, running)
         notes = [prepared.note, *skipped(prepared.dataset, embedded)]
-    if running.listener is not None:
-        listener = running.listener
-        options["progress"] = lambda done, total: listener("ranking", done, total)
+    options["progress"] = running.stage("ranking")
     report = embedded.evaluate(**options) if protocol is None else protocol.evaluate(embedded, **options)
     return dataclasses.replace(report, notes=[*report.notes, *notes])
 
@@ -169,7 +176,7 @@ def prepare(model: str, images: Images, running: Running) -> Prepared:
         module = build_encoder(config.model, channels=config.data.channels, load=False)
         module.load_state_dict(image_weights(checkpoint))
         data = config.data
-        description = f"{config.model!r} {build_transform(data, train=False)!r}"
+        description = own_description(config)
 
         def dataset_of(manifest: Manifest) -> ImageDataset:
             return build_dataset(data, manifest, train=False)
@@ -186,35 +193,40 @@ def select_images(images: Images, trained: dict[str, Any] | None) -> tuple[Confi
     return config, each_image_once(manifest)
 
 
+def own_description(config: Config) -> str:
+    """All that decides an embedding of a model that was trained here, beside its weights and the images."""
+    return f"{config.model!r} {build_transform(config.data, train=False)!r}"
+
+
+def opened_cache(
+    running: Running, name: str, module: nn.Module, *, description: str, manifest: Manifest
+) -> EmbeddingCache | None:
+    """The cache of a model's embeddings of the images of a manifest, None where none is wanted."""
+    if running.cache is None:
+        return None
+    return EmbeddingCache(
+        running.cache,
+        weights=weights_sha256(module),
+        transform=description,
+        data=data_sha256(manifest),
+        about={"model": name, "images": len(set(manifest.paths)), "of": manifest.name},
+        say=running.say,
+    )
+
+
 def embed_prepared(prepared: Prepared, device: torch.device, running: Running) -> Embedded:
     """The embeddings of the images of ``prepared``, from the cache as far as it holds them."""
-    total = len(prepared.dataset)
-    cache = None
-    if running.cache is not None:
-        cache = EmbeddingCache(
-            running.cache,
-            weights=weights_sha256(prepared.module),
-            transform=prepared.description,
-            data=data_sha256(prepared.dataset.manifest),
-            about={"model": prepared.name, "images": total, "of": prepared.dataset.manifest.name},
-            say=running.say,
-        )
-    done = 0
-
-    def on_batch(count: int) -> None:
-        nonlocal done
-        done += count
-        if running.listener is not None:
-            running.listener("embedding", done, total)
-
+    manifest = prepared.dataset.manifest
     return embed(
         prepared.module.to(device),
         prepared.dataset,
         batch=prepared.batch,
         workers=prepared.workers,
         device=device,
-        on_batch=on_batch,
-        cache=cache,
+        progress=running.stage("embedding"),
+        cache=opened_cache(
+            running, prepared.name, prepared.module, description=prepared.description, manifest=manifest
+        ),
     )
 
 

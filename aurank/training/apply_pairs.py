@@ -9,13 +9,14 @@ from aurank.data.captions import text_key
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import PROMPTS, TwoWayReport, prompts
-from aurank.training.apply import Running, choose_device, split_name
+from aurank.training.apply import Running, choose_device, opened_cache, own_description, split_name
 from aurank.training.build import build_dataset, build_manifest
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
-from aurank.training.pairs import describe_groups, embed_pairs, first_rows, reports_by_group
+from aurank.training.components import read_config
+from aurank.training.pairs import describe_groups, embed_pairs, first_rows, reports_by_group, require_pairs
 from aurank.training.selecting import Images, select
 from aurank.training.tasks import noted, noted_both, two_way_options
-from aurank.training.towers import towers_of
+from aurank.training.towers import require_texts, towers_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,11 +31,10 @@ class PairsResult:
     zero_shot: Report | None
 
     def __str__(self) -> str:
-        parts = [describe_groups(self.two_way)]
-        if self.zero_shot is not None:
-            lines = [f"{f'recall@{k}':<24}  {value:.4f}" for k, value in self.zero_shot.recall.items()]
-            parts.append("\n".join(["zero-shot classification", *lines, *self.zero_shot.notes]))
-        return "\n\n".join(parts)
+        if self.zero_shot is None:
+            return describe_groups(self.two_way)
+        lines = [f"{f'recall@{k}':<24}  {value:.4f}" for k, value in self.zero_shot.recall.items()]
+        return describe_groups(self.two_way, "\n".join(["zero-shot classification", *lines, *self.zero_shot.notes]))
 
     def save(self, folder: Path | str) -> None:
         """Writes two_way/GROUP for each group, and zero_shot.json, into the folder."""
@@ -66,18 +66,27 @@ def evaluate_pairs(
         raise UserError(f"{images.given[0]} has no use here: pairs are the rows of a table, --data table:FILE")
     device = choose_device(running.device)
     checkpoint = load_checkpoint(resolve_checkpoint(what))
-    config, manifest = select(images, checkpoint["config"])
-    towers = towers_of(checkpoint, config, model)
+    require_texts(read_config(checkpoint["config"]), model)
     prompts([], templates)  # refuses those without a place for the class
+    config, manifest = select(images, checkpoint["config"])
+    require_pairs(manifest)
+    towers = towers_of(checkpoint, config, model)
     whole = build_manifest(config.data, seed=config.seed)
     known = whole.sha256 == checkpoint["manifest"] and images.split != "train"
     data = build_dataset(config.data, manifest, train=False)
-    towers.module.to(device)
-    batch = config.evaluate.batch if running.batch is None else running.batch
-    embedded = embed_pairs(towers.module, towers.tokenise, data, batch=batch, workers=config.data.workers)
-    reports = reports_by_group(
-        embedded, whole.split("train") if known else None, manifest, **two_way_options(config), device=device
+    cache = opened_cache(running, model, towers.image, description=own_description(config), manifest=manifest)
+    embedded = embed_pairs(
+        towers.module.to(device),
+        towers.tokenise,
+        data,
+        batch=config.evaluate.batch if running.batch is None else running.batch,
+        text_progress=running.stage("embedding texts"),
+        workers=config.data.workers,
+        progress=running.stage("embedding images"),
+        cache=cache,
     )
+    options = {**two_way_options(config), "device": device, "progress": running.stage("ranking")}
+    reports = reports_by_group(embedded, whole.split("train") if known else None, manifest, **options)
     note = (
         f"model {model}; {len(data):,} pairs of {manifest.name}, manifest {manifest.sha256[:16]}, "
         f"{len(data.skipped):,} of them skipped as unreadable"

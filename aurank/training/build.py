@@ -130,8 +130,13 @@ def build_sampler(
     return sampler
 
 
-def build_encoder(config: ModelConfig, *, channels: int, load: bool = True) -> Encoder:
-    """The encoder; with ``load``, its pretrained weights or those of ``model.init_from``."""
+def build_encoder(
+    config: ModelConfig, *, channels: int, load: bool = True, say: Callable[[str], None] | None = None
+) -> Encoder:
+    """The encoder; with ``load``, its pretrained weights or those of ``model.init_from``.
+
+    ``say`` is given a line where a checkpoint holds more than it takes.
+    """
     encoder = Encoder(
         config.backbone,
         dim=config.dim,
@@ -146,7 +151,7 @@ def build_encoder(config: ModelConfig, *, channels: int, load: bool = True) -> E
         params=config.params,
     )
     if load and config.init_from is not None:
-        _initialise(encoder, config.init_from)
+        _initialise(encoder, config.init_from, say)
     return encoder
 
 
@@ -185,9 +190,12 @@ def _check_size(encoder: Encoder, config: Config, size: int, device: torch.devic
         ) from error
 
 
-def _initialise(encoder: Encoder, source: str) -> None:
+def _initialise(encoder: Encoder, source: str, say: Callable[[str], None] | None) -> None:
     """Copy a checkpoint's weights; a projection of another shape starts afresh, a backbone that differs is refused."""
-    saved = image_weights(load_checkpoint(resolve_checkpoint(source)))
+    checkpoint = load_checkpoint(resolve_checkpoint(source))
+    if say is not None and checkpoint["config"]["model"].get("text") is not None:
+        say(f"model.init_from: {source} is of images and texts; its image encoder is taken, its text encoder is not")
+    saved = image_weights(checkpoint)
     own = encoder.state_dict()
     fits = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
     lacking = [name for name in own if name not in fits and not name.startswith("head.")]
@@ -218,19 +226,15 @@ def image_weights(checkpoint: dict[str, Any]) -> dict[str, torch.Tensor]:
 def build_loss(config: Config, train: Manifest) -> nn.Module:
     """The loss over all processes, its sizes filled in from the data and the encoder, with its memory if it has one.
 
-    With texts it is of both directions; UserError for a loss that has but one.
+    With texts it is of both directions.
     """
-    dim, memory, two_way = config.model.dim, config.memory, config.model.text is not None
-    known = [name for name, factory in LOSSES.items() if "two_way" in signature(factory)[0]]
-    if two_way and config.loss.name not in known:
-        raise UserError(
-            f"loss.name={config.loss.name} compares images alone; with model.text take one of {', '.join(known)}"
-        )
+    dim, memory = config.model.dim, config.memory
     sizes = {"class_counts": train.class_counts, "num_samples": len(train), "embedding_dim": dim}
     # Who sees the whole batch gathers it: the memory, where there is one.
     offered = {**sizes, "distributed": "auto" if memory is None else None}
     # The configuration may say so too; anything else has been refused.
-    params = {**config.loss.params, "two_way": two_way} if config.loss.name in known else config.loss.params
+    two_way = {"two_way": config.model.text is not None} if "two_way" in signature(LOSSES[config.loss.name])[0] else {}
+    params = {**config.loss.params, **two_way}
     loss: nn.Module = _call(LOSSES[config.loss.name], offered, params)
     if memory is None:
         return loss

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from aurank.errors import AurankError
+from aurank.losses.individual_temperatures import IndividualTemperatures
+from aurank.losses.temperature import Temperature
 
 
 class MetricsFile:
@@ -65,9 +67,16 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def learnt_temperature(loss: nn.Module) -> dict[str, float]:
+    """``temperature``, that of the loss as it stands, the mean of individual ones; nothing where none is learnt."""
+    held = [one.learnt for one in loss.modules() if isinstance(one, Temperature | IndividualTemperatures)]
+    found = [float(value) for value in held if value is not None]
+    return {"temperature": found[0]} if found else {}
+
+
 @torch.no_grad()
 def collapse_signs(embeddings: Float[Tensor, "batch dim"]) -> dict[str, float]:
-    """Two signs of collapse of unit-length embeddings.
+    """Two signs of collapse of unit-length embeddings; metrics.jsonl has those of the images of a batch.
 
     ``mean_similarity`` is the mean cosine over pairs of different rows, 1 when all are equal.
     ``effective_rank`` is exp of the entropy of the normalised singular values (Roy and Vetterli, 2007), from 1 to

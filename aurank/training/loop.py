@@ -18,7 +18,7 @@ from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import write_text
 from aurank.training.build import learning_rate
 from aurank.training.checkpoint import random_state, restore_random_state, save_checkpoint
-from aurank.training.logs import MetricsFile, collapse_signs
+from aurank.training.logs import MetricsFile, collapse_signs, learnt_temperature
 from aurank.training.optim import set_learning_rate
 from aurank.training.parts import Parts
 from aurank.training.signals import StopRequest
@@ -189,7 +189,8 @@ class Loop:
             "epoch": progress.epoch,
             "loss": progress.loss_sum / progress.loss_count,
             "lr": rate,
-            **collapse_signs(embeddings),
+            **learnt_temperature(self.parts.loss),
+            **collapse_signs(self.parts.task.of_images(embeddings)),
         }
         progress.loss_sum, progress.loss_count = 0.0, 0
         self._record(record, prefix="train")

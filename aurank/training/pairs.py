@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float32, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
-from aurank.data import ImageDataset, Manifest, loader
+from aurank.data import ImageDataset, Manifest
 from aurank.data.captions import text_key
 from aurank.data.manifest import first_seen
 from aurank.errors import UserError
-from aurank.evaluation.embed import Embedded, described
+from aurank.evaluation.counting import Progress
+from aurank.evaluation.embed import Embedded, described, embed
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import PROMPTS, TwoWayReport, prompts, two_way, zero_shot
 from aurank.models.text import TwoTower
@@ -73,24 +74,32 @@ class EmbeddedPairs:
 
 
 def embed_pairs(
-    model: TwoTower, tokenise: Tokenise, data: ImageDataset, *, batch: int = 256, workers: int = 0
+    model: TwoTower,
+    tokenise: Tokenise,
+    data: ImageDataset,
+    *,
+    batch: int = 256,
+    text_progress: Progress | None = None,
+    **options: Any,
 ) -> EmbeddedPairs:
     """The pairs of the data set, each distinct image and text embedded once; those of skipped images are left out.
 
-    The model is put in evaluation mode, then back. Raises UserError for a data set without texts.
+    `text_progress` is told how many of the texts are done; `options` go to `embed`, for the images. The model is put in
+    evaluation mode, then back. Raises UserError for a data set without texts.
     """
     manifest = data.manifest
     written = texts_of(manifest)
     image_ids, text_ids = _numbered(manifest.paths), _numbered([text_key(text) for text in written])
     _, first = np.unique(image_ids, return_index=True)
     _, first_text = np.unique(text_ids, return_index=True)
-    found, images = _embed_images(model, data, first, batch=batch, workers=workers)
-    texts = embed_texts(model, tokenise, [written[row] for row in first_text.tolist()], batch=batch)
+    images = embed(model.image, data, batch=batch, rows=first, **options)
+    distinct = [written[row] for row in first_text.tolist()]
+    texts = embed_texts(model, tokenise, distinct, batch=batch, progress=text_progress)
     place = np.full(len(first), -1)
-    place[image_ids[found]] = np.arange(len(found))
+    place[image_ids[images.ids]] = np.arange(len(images.ids))
     rows = np.flatnonzero(place[image_ids] >= 0)
     return EmbeddedPairs(
-        images=images[place[image_ids[rows]]],
+        images=images.embeddings[place[image_ids[rows]]],
         texts=texts[text_ids[rows]],
         labels=manifest.labels[rows],
         rows=rows,
@@ -101,15 +110,27 @@ def embed_pairs(
 
 @torch.inference_mode()
 def embed_texts(
-    model: TwoTower, tokenise: Tokenise, texts: Sequence[str], *, batch: int = 256
+    model: TwoTower,
+    tokenise: Tokenise,
+    texts: Sequence[str],
+    *,
+    batch: int = 256,
+    progress: Progress | None = None,
 ) -> Float32[np.ndarray, "text dim"]:
-    """Embeddings of the texts; the model is put in evaluation mode, then back."""
-    device = next(model.parameters()).device
-    with _Evaluating(model):
-        parts = [
-            model.encode_text(tokenise(texts[start : start + batch]).to(device))
-            for start in range(0, len(texts), batch)
-        ]
+    """Embeddings of the texts; the model is put in evaluation mode, then back.
+
+    `progress` is told after each batch how many are done of how many.
+    """
+    device, training = next(model.parameters()).device, model.training
+    model.eval()
+    parts: list[Tensor] = []
+    try:
+        for start in range(0, len(texts), batch):
+            parts.append(model.encode_text(tokenise(texts[start : start + batch]).to(device)))
+            if progress is not None:
+                progress(min(start + batch, len(texts)), len(texts))
+    finally:
+        model.train(training)
     return torch.cat(parts).float().cpu().numpy()
 
 
@@ -120,6 +141,18 @@ def texts_of(manifest: Manifest) -> tuple[str, ...]:
             f"{manifest.name} has no texts: read a table with a column text, filled in each row (data.name=table)"
         )
     return manifest.texts
+
+
+def require_pairs(manifest: Manifest) -> None:
+    """Nothing; UserError for a split that cannot be measured both ways: no texts, rows that are not asked or found."""
+    texts_of(manifest)
+    marked = np.flatnonzero(~(manifest.is_query & manifest.is_gallery))
+    if len(marked):
+        raise UserError(
+            f"{manifest.name} marks {len(marked):,} of {len(manifest):,} pairs as no query or not in the gallery "
+            f"(is_query, is_gallery), such as that of {manifest.paths[marked[0]]!r}, but both ways the image and the "
+            "text of each pair are both; leave out these columns, or the rows"
+        )
 
 
 def first_rows(manifest: Manifest) -> Int64[np.ndarray, " image"] | None:
@@ -159,9 +192,12 @@ def reports_by_group(
     }
 
 
-def describe_groups(reports: dict[str, TwoWayReport]) -> str:
-    """All reports of `reports_by_group` as text, each under its name."""
-    return "\n\n".join(f"two-way retrieval, {name.replace('_', ' ')}\n{report}" for name, report in reports.items())
+def describe_groups(reports: dict[str, TwoWayReport], *others: str) -> str:
+    """All reports of `reports_by_group` as text, each under its name, and others; the note that all end with, once."""
+    parts = [f"two-way retrieval, {name.replace('_', ' ')}\n{report}" for name, report in reports.items()] + [*others]
+    if len({part.rpartition("\n")[2] for part in parts}) == 1:
+        parts[:-1] = [part.rpartition("\n")[0] for part in parts[:-1]]
+    return "\n\n".join(parts)
 
 
 def groups_of(train: Manifest, test: Manifest) -> dict[str, Int64[np.ndarray, " row"]]:
@@ -178,40 +214,6 @@ def groups_of(train: Manifest, test: Manifest) -> dict[str, Int64[np.ndarray, " 
         "new_classes": ~known_text & ~known_class,
     }
     return {name: np.flatnonzero(rows) for name, rows in groups.items() if rows.any()}
-
-
-@torch.inference_mode()
-def _embed_images(
-    model: TwoTower, data: ImageDataset, rows: Int64[np.ndarray, " row"], *, batch: int, workers: int
-) -> tuple[Int64[np.ndarray, " found"], Float32[np.ndarray, "found dim"]]:
-    """The rows whose images could be read, and their embeddings."""
-    device = next(model.parameters()).device
-    wanted = [rows[start : start + batch].tolist() for start in range(0, len(rows), batch)]
-    found: list[Tensor] = []
-    parts: list[Tensor] = []
-    with _Evaluating(model):
-        for images, _, ids in loader(data, wanted, workers=workers):
-            if len(ids):
-                assert isinstance(images, Tensor)  # several views are of training
-                found.append(ids)
-                parts.append(model.encode_image(images.to(device, non_blocking=True)).float().cpu())
-    if not found:
-        raise UserError(f"no image of {data.manifest.name} could be read, so there is nothing to embed")
-    return torch.cat(found).numpy(), torch.cat(parts).numpy()
-
-
-class _Evaluating:
-    """A context in which a module is in evaluation mode."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.training = module.training
-
-    def __enter__(self) -> None:
-        self.module.eval()
-
-    def __exit__(self, *_: object) -> None:
-        self.module.train(self.training)
 
 
 def _positives(found: Embedded) -> Int64[np.ndarray, " row"]:

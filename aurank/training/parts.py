@@ -19,7 +19,7 @@ from aurank.training.tasks import Task
 
 @dataclass(eq=False)
 class Parts:
-    """What the loop drives; built by ``aurank.training.run`` from a configuration."""
+    """What the loop drives; built by ``aurank.training.run`` from a configuration. `notices`: what to say of that."""
 
     config: Config
     accelerator: Accelerator
@@ -33,6 +33,7 @@ class Parts:
     train_data: ImageDataset
     val_data: ImageDataset | None
     manifest_hash: str
+    notices: list[str]
     average: WeightAverage | None = None
     cache: GradientCache | None = None
 

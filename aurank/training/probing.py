@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +71,15 @@ def probe_model(
     for name, chosen in options.items():
         if seeds is not None and (train is None or name != "knn"):
             chosen["seeds"] = seeds
-        if running.listener is not None:
-            chosen["progress"] = partial(running.listener, name.replace("_", " "))
+        chosen["progress"] = running.stage(name.replace("_", " "))
         if train is None:
             result = PROBES[name](embedded.embeddings, embedded.labels, ids=embedded.ids, **chosen)
         else:
             sides = (train.embeddings, train.labels, embedded.embeddings, embedded.labels)
             result = PROBES[name](*sides, ids=train.ids, **chosen)
         results[name] = dataclasses.replace(result, notes=[*result.notes, *notes])
+        if running.finished is not None:
+            running.finished(name, results[name])
     return results
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from accelerate.utils import gather_object
 from torch import nn
 
 from aurank.config import Config, config_difference, dump_config
-from aurank.data import Manifest, MultiCrop, Pipeline, Sampler
+from aurank.data import Manifest, Pipeline, Sampler
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
@@ -45,7 +45,7 @@ from aurank.training.gradient_cache import GradientCache
 from aurank.training.loop import Listener, Loop, restore
 from aurank.training.mining import NearestImages
 from aurank.training.optim import WeightAverage
-from aurank.training.pairs import texts_of
+from aurank.training.pairs import require_pairs, texts_of
 from aurank.training.parts import Parts
 from aurank.training.state import Progress
 from aurank.training.tasks import ImageTask, PairTask, Task, Tested
@@ -204,7 +204,8 @@ def build_parts(config: Config, splits: Splits, out: Path | None = None, state: 
             "none; set data.validation_fraction above 0, or train.early_stopping=null"
         )
     accelerator = _accelerator(config, out)
-    task = _task(config, splits.train, state)
+    notices: list[str] = []
+    task = _task(config, splits, state, notices.append)
     encoder = task.encoder
     loss = build_loss(config, splits.train).to(accelerator.device)
     miner = build_miner(config.miner, splits.train)
@@ -239,6 +240,7 @@ def build_parts(config: Config, splits: Splits, out: Path | None = None, state: 
         train_data=train_data,
         val_data=val_data,
         manifest_hash=splits.whole.sha256,
+        notices=notices,
         average=None if config.train.ema is None else WeightAverage(task.model, config.train.ema),
         cache=_gradient_cache(config, model, sampler),
     )
@@ -254,12 +256,16 @@ def build_parts(config: Config, splits: Splits, out: Path | None = None, state: 
     return parts
 
 
-def _task(config: Config, train: Manifest, state: dict[str, Any] | None) -> Task:
+def _task(config: Config, splits: Splits, state: dict[str, Any] | None, say: Callable[[str], None]) -> Task:
     """What the configuration trains, with its first weights."""
+    load = state is None
     if config.model.text is None:
-        return ImageTask(config, build_encoder(config.model, channels=config.data.channels, load=state is None))
-    saved = None if state is None else state["tokeniser"]
-    return PairTask(config, build_towers(config, texts_of(train), saved=saved, load=state is None), train)
+        return ImageTask(config, build_encoder(config.model, channels=config.data.channels, load=load, say=say))
+    texts, saved = texts_of(splits.train), None if state is None else state["tokeniser"]
+    for split in (splits.val, splits.test):
+        if split is not None:
+            require_pairs(split)
+    return PairTask(config, build_towers(config, texts, saved=saved, load=load, say=say), splits.train)
 
 
 def _gradient_cache(config: Config, encoder: nn.Module, sampler: Sampler) -> GradientCache | None:
@@ -277,10 +283,10 @@ def _gradient_cache(config: Config, encoder: nn.Module, sampler: Sampler) -> Gra
 
 def remarks(parts: Parts, splits: Splits) -> list[str]:
     """What to say of settings that have another effect, or less of one, than their values promise."""
-    config, small = parts.config, parts.train_data.pipeline
+    config = parts.config
     asked, possible, held = parts.config.sampler.batch, parts.sampler.largest_batch, parts.train_data.manifest
     micro_batch, processes = parts.config.train.micro_batch, parts.sampler.world_size
-    unit, found = parts.task.unit, parts.task.remarks()
+    unit, found = parts.task.unit, [*parts.notices, *parts.task.remarks()]
     if possible < asked:
         found.append(
             f"batches have {possible} {unit} in place of sampler.batch={asked}: that is all that the sampler can draw "
@@ -290,11 +296,6 @@ def remarks(parts: Parts, splits: Splits) -> list[str]:
         found.append(
             f"train.micro_batch={micro_batch} has no effect: batches of {possible * parts.views} images over "
             f"{processes} process(es) are no larger"
-        )
-    if isinstance(small, MultiCrop) and parts.views <= small.global_views:
-        found.append(
-            f"there are no small crops: the first global_views={small.global_views} views are large ones, and "
-            f"data.views={parts.views}"
         )
     if config.optim.temperature_lr is not None and not any(one.requires_grad for one in parts.loss.parameters()):
         found.append(

@@ -21,6 +21,8 @@ _UNTRAINED: dict[str, Any] = {
     "train": {"steps": 1},
 }
 
+_WANTS_LABELS = "needs images with labels, such as --data folder:PATH with PATH/CLASS/IMAGE"
+
 
 @dataclass(frozen=True)
 class Images:
@@ -96,10 +98,24 @@ def select(images: Images, trained: dict[str, Any] | None) -> tuple[Config, Mani
         raise UserError("say which images to embed: --data READER:PATH, --protocol NAME, or --query and --gallery")
     config = read_config(content, images.overrides)
     whole = read_manifest(config.data, seed=config.seed)
-    if images.split is None and "test" not in whole.split_sizes:
-        others = " or ".join(whole.split_sizes)
-        raise UserError(f"{whole.name} has no test images to measure; choose another split with --split {others}")
+    if images.split in (None, "test") and "test" not in whole.split_sizes:
+        if whole.class_counts.max() < 2:
+            raise UserError(
+                f"{whole.name} has no test images and no labels: aurank embed takes its images with --split train, but "
+                f"measuring {_WANTS_LABELS}"
+            )
+        if images.split is None:
+            others = " or ".join(whole.split_sizes)
+            raise UserError(f"{whole.name} has no test images to measure; choose another split with --split {others}")
     return config, split_of(whole, config.data, images.split or "test")
+
+
+def require_comparable(manifest: Manifest) -> None:
+    """Nothing; UserError where no two images have one label, so that there is nothing to measure."""
+    if manifest.class_counts.max() < 2:
+        raise UserError(
+            f"no two of the {len(manifest):,} images of {manifest.name} have one label: measuring {_WANTS_LABELS}"
+        )
 
 
 def _located(data: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from aurank.config import Config
 from aurank.data import Batch, ImageDataset, Manifest
+from aurank.data.captions import PADDING
 from aurank.errors import UserError
 from aurank.evaluation.embed import embed
 from aurank.evaluation.report import Report
@@ -53,6 +54,10 @@ class ImageTask:
     def inputs(self, batch: Batch) -> Tensor | tuple[Tensor, ...]:
         """What of a batch is embedded."""
         return batch.image
+
+    def of_images(self, embeddings: Float[Tensor, "row dim"]) -> Float[Tensor, "image dim"]:
+        """The embeddings of the images among those of a batch."""
+        return embeddings
 
     def loss(
         self, loss: nn.Module, embeddings: Float[Tensor, "row dim"], batch: Batch, miner: nn.Module | None
@@ -123,6 +128,10 @@ class PairTask:
         assert isinstance(batch.image, Tensor)  # several sizes come of several views, which pairs do not have
         return batch.image, self.tokens[batch.id]
 
+    def of_images(self, embeddings: Float[Tensor, "row dim"]) -> Float[Tensor, "image dim"]:
+        """The embeddings of the images among those of a batch, of which the other half are texts."""
+        return embeddings[: len(embeddings) // 2]
+
     def loss(
         self, loss: nn.Module, embeddings: Float[Tensor, "row dim"], batch: Batch, miner: nn.Module | None
     ) -> Tensor:
@@ -154,8 +163,11 @@ class PairTask:
     def remarks(self) -> list[str]:
         """What to say of it before a run."""
         tokeniser = self.towers.tokeniser
-        cut = 0 if tokeniser is None else tokeniser.count_cut(self.texts)
-        if not tokeniser or not cut:
+        if tokeniser is None:
+            return []
+        full = self.tokens[:, -1] != PADDING  # no other text can have lost its end
+        cut = tokeniser.count_cut(text for text, there in zip(self.texts, full.tolist(), strict=True) if there)
+        if not cut:
             return []
         return [
             f"{cut:,} of {len(self.texts):,} training texts have more than model.text.length={tokeniser.length} tokens "

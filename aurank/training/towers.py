@@ -1,6 +1,6 @@
 """Two towers from a configuration or a checkpoint: an encoder of images, one of texts, and the tokens of the latter."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,20 +36,25 @@ class Towers:
 
 
 def build_towers(
-    config: Config, texts: Sequence[str] = (), *, saved: dict[str, Any] | None = None, load: bool = True
+    config: Config,
+    texts: Sequence[str] = (),
+    *,
+    saved: dict[str, Any] | None = None,
+    load: bool = True,
+    say: Callable[[str], None] | None = None,
 ) -> Towers:
     """Two towers, in training mode.
 
     Args:
         texts: those of training, from which the tokeniser is learnt.
         saved: the state of a tokeniser that was learnt before, in place of that.
-        load: as for ``build_encoder``.
+        load, say: as for ``build_encoder``; without ``load``, a text model of another library comes without weights.
     """
     settings, model = config.model.text, config.model
     assert settings is not None
-    image = build_encoder(model, channels=config.data.channels, load=load)
+    image = build_encoder(model, channels=config.data.channels, load=load, say=say)
     if settings.name != OWN:
-        loaded = load_text_model(settings.name)
+        loaded = load_text_model(settings.name, weights=load)
         freeze_unused(loaded.module, loaded.tokenise(["a text"]))
         text = ProjectedText(loaded.module, width=loaded.width, dim=model.dim)
         return Towers(TwoTower(image, text).train(), loaded.tokenise, None)
@@ -99,10 +104,18 @@ def load_pairs(path: Path | str) -> tuple[TwoTower, Tokenise, Pipeline]:
     return towers.module.eval(), towers.tokenise, build_transform(config.data, train=False)
 
 
+def require_texts(config: Config, name: str) -> None:
+    """Nothing; UserError where the run of that name has no text tower."""
+    if config.model.text is None:
+        raise UserError(
+            f"{name} was trained on images alone: model.text is null in its configuration; measure it with aurank "
+            "evaluate, or train a model of both by setting model.text"
+        )
+
+
 def towers_of(checkpoint: dict[str, Any], config: Config, name: str) -> Towers:
     """The towers of a checkpoint that was read, with the weights to evaluate; UserError where it has none."""
-    if config.model.text is None:
-        raise UserError(f"{name} was trained on images alone: model.text is null in its configuration")
+    require_texts(config, name)
     towers = build_towers(config, saved=checkpoint["tokeniser"], load=False)
     towers.module.load_state_dict(model_weights(checkpoint))
     return towers

@@ -133,7 +133,7 @@ WRONG = {
         "{optim: {warmup_steps: 100, lr: fast}, sampler: {params: {per_class: 9}}}",
         {
             "optim.lr: got 'fast'": "expected a number",
-            "optim.warmup_steps: got 100": "expected less than train.steps = 100; lower it or raise train.steps",
+            "optim.warmup_steps: got 100": "than train.steps = 100; set optim.warmup_steps=10 or raise train.steps",
             "sampler.batch: got 16": "expected at least 2 * sampler.params.per_class = 18",
         },
     ),
@@ -151,9 +151,10 @@ def test_a_wrong_configuration_yields_all_its_errors_with_suggestions(name: str)
 
 def test_contradictions_are_found_in_an_otherwise_right_configuration() -> None:
     assert errors_of("optim: {schedule: {params: {milestones: [50, 100]}}, warmup_steps: 100}") == [
-        "optim.warmup_steps: got 100, expected less than train.steps = 100; lower it or raise train.steps",
-        "optim.schedule.params.milestones: got 100, expected steps less than train.steps = 100; "
-        "lower it or raise train.steps",
+        "optim.warmup_steps: got 100, expected less than train.steps = 100; "
+        "set optim.warmup_steps=10 or raise train.steps",
+        "optim.schedule.params.milestones: got 100, expected steps less than train.steps = 100; set "
+        "optim.schedule.params.milestones=[50] or raise train.steps",
     ]
 
 
@@ -161,7 +162,7 @@ LARGE = {
     "{train: {micro_batch: 17}}": "train.micro_batch: got 17, expected at most sampler.batch = 16, or null",
     "{memory: {size: 16}}": "memory.size: got 16, expected more than sampler.batch = 16: a batch is part of the memory",
     "{memory: {size: 17, start_at: 100}}": "memory.start_at: got 100, expected less than train.steps = 100; "
-    "lower it or raise train.steps",
+    "set memory.start_at=0 or raise train.steps",
 }
 
 
@@ -195,6 +196,32 @@ def test_labels_of_images_want_views_and_batches_of_any_images(sampler: str) -> 
     ]
     right = ["data.train_labels=image", "data.views=2", "sampler.name=shuffled"]
     assert load_config(MINIMAL, right, choices=CHOICES).data.train_labels == "image"
+
+
+def test_a_run_made_shorter_is_right_with_the_overrides_that_its_errors_name() -> None:
+    schedule = {"name": "multi_step", "params": {"milestones": [50, 80]}}
+    optim = {"lr": 0.1, "warmup_steps": 10, "schedule": schedule}
+    source = {**MINIMAL, "optim": optim, "memory": {"size": 113, "start_at": 20}}
+    with pytest.raises(ConfigError) as caught:
+        load_config(source, ["train.steps=7"], choices=CHOICES)
+    remedies = [line.split("; set ")[1].removesuffix(" or raise train.steps") for line in caught.value.errors]
+    assert remedies == ["optim.warmup_steps=0", "optim.schedule.params.milestones=[]", "memory.start_at=0"]
+    assert load_config(source, ["train.steps=7", *remedies], choices=CHOICES).train.steps == 7
+
+
+def test_small_crops_are_smaller_than_large_ones_and_come_after_them() -> None:
+    path = "data.train_transform.params"
+    wrong = ["data.train_transform.name=multi_crop", "data.image_size=64", "data.views=2"]
+    with pytest.raises(ConfigError) as caught:
+        load_config(MINIMAL, wrong, choices=CHOICES)
+    assert caught.value.errors == [
+        f"{path}.local_size: got 96, expected at most data.image_size = 64, the side of the large crops; "
+        f"set {path}.local_size=27",
+        f"{path}.global_views: got 2, expected less than data.views = 2: the others are the small crops; "
+        "raise data.views, or take data.train_transform.name=simclr",
+    ]
+    for right in (["data.views=3", f"{path}.local_size=64"], ["data.train_transform.name=crop_flip"]):
+        load_config(MINIMAL, [*wrong, *right], choices=CHOICES)
 
 
 def test_a_memory_needs_its_size() -> None:

@@ -191,6 +191,18 @@ def test_an_override_makes_the_sections_it_needs() -> None:
     assert config.data.train_transform.name == "crop_flip"
 
 
+def test_params_dropped_with_their_component_are_named(tmp_path: Path) -> None:
+    said = (
+        r"^loss\.name=smooth leaves out the loss\.params of rank: tau1=0\.2, prior='frequency', semi_variance=\[1, 5\]$"
+    )
+    with pytest.warns(UserWarning, match=said):
+        _load(tmp_path, VALID, "loss.name=smooth")
+    with pytest.warns(UserWarning, match=r"^sampler\.name=shuffled leaves out .* of pk: per_class=2$"):
+        load_config({**MINIMAL, "sampler": {"params": {"per_class": 2}}}, ["sampler.name=shuffled"], choices=CHOICES)
+    load_config(MINIMAL, ["loss.name=rank", "sampler.name=shuffled"], choices=CHOICES)  # nothing is dropped
+
+
+@pytest.mark.filterwarnings("ignore:.* leaves out the ")
 def test_naming_another_component_drops_the_params_of_the_file_only(tmp_path: Path) -> None:
     assert _load(tmp_path, VALID, "loss.name=smooth").loss.params == {}
     for overrides in (

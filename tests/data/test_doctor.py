@@ -6,6 +6,7 @@ from data_trees import array_manifest, pixels, png, write_tree
 from PIL import Image
 
 from aurank.data import ArraySource, FolderSource, Manifest, build_manifest
+from aurank.data.captions import text_key
 
 
 def _of_images(images: dict[str, int], labels: list[str], splits: list[str]) -> Manifest:
@@ -120,11 +121,34 @@ def test_a_doctor_looks_at_the_rows_selected_only():
     assert broken.split("train").doctor().errors == []
 
 
+def test_where_training_has_no_labels_its_classes_and_a_missing_test_split_are_no_findings():
+    images, labels = {"0": 0, "1": 1, "2": 1, "3": 2, "4": 3}, list("abccd")
+    manifest = _of_images(images, labels, ["train"] * 4 + ["val"])
+    assert manifest.doctor(train_labels=False).warnings == [
+        "classes with one image in their split: 1 (d in val)",
+        "same image more than once in a split: 1 (1 = 2)",
+    ]
+    assert manifest.doctor(train_labels=False).counts == {
+        "images": 5, "classes": 1, "train images": 4, "val images": 1, "val classes": 1,
+    }  # fmt: skip
+    assert manifest.doctor().warnings[:2] == [
+        "empty splits: 1 (test)",
+        "classes with one image in their split: 3 (a in train; b in train; d in val)",
+    ]
+    unlabelled = _of_images(images, list(images), ["train"] * 5)
+    assert unlabelled.doctor().warnings == ["empty splits: 1 (test)", "same image more than once in a split: 1 (1 = 2)"]
+
+
 def test_of_pairs_an_image_may_have_several_texts_but_one_split_and_each_pair_once():
     images = {path: pixels(number) for number, path in enumerate("abc")}
-    paths, texts = list("aabccb"), ["a cat", "asleep", "an owl", "a cat", "a cat", "two owls"]
+    paths, texts = list("aabccb"), ["a cat", "asleep", "an owl", "a cat", "A  Cat", "two owls"]
     manifest = build_manifest(
-        "pairs", ArraySource(images), paths=paths, labels=texts, splits=["train"] * 5 + ["test"], texts=texts
+        "pairs",
+        ArraySource(images),
+        paths=paths,
+        labels=[text_key(text) for text in texts],
+        splits=["train"] * 5 + ["test"],
+        texts=texts,
     )
     report = manifest.doctor()
     assert report.errors == ["duplicate pairs: 1 (c: a cat)", "images in several splits: 1 (b)"]

@@ -88,6 +88,10 @@ def test_a_table_may_lie_in_the_archive_or_beside_it(tree, tmp_path):
         ),
         ("path,text\na/1.png,a cat\n", "column 'split' is missing; expected path,text,split, got path,text"),
         ("path,text,split\na/1.png,a cat,test\na/2.png, ,test\n", r"rows\.csv, line 3: text is empty"),
+        (
+            "path,text,split\na/1.png,a cat,test\na/2.png,,test\na/3.png,,test\n",
+            r"rows\.csv, line 3: text is empty, and in 1 more line$",
+        ),
         ("path,text,label,split\na/1.png,a cat,,test\n", r"rows\.csv, line 2: label is empty"),
         (
             "path,text,label,split\na/1.png,a cat,cat,test\na/1.png,an owl,owl,test\n",

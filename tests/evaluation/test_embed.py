@@ -60,25 +60,54 @@ def opened(root: Path, said: list[str] | None = None) -> EmbeddingCache:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_rows_come_in_order_with_their_labels_and_paths(tmp_path: Path, workers: int) -> None:
-    done: list[int] = []
-    embedded = embed(Counting(), images(tmp_path, Counting()), batch=5, workers=workers, on_batch=done.append)
+    done: list[tuple[int, int]] = []
+    embedded = embed(
+        Counting(), images(tmp_path, Counting()), batch=5, workers=workers, progress=lambda *counts: done.append(counts)
+    )
     assert embedded.embeddings[:, 0].tolist() == list(range(COUNT))
     assert embedded.embeddings.dtype == np.float32
     assert embedded.labels.tolist() == [row // 4 for row in range(COUNT)]
     assert embedded.paths[5] == "1/05.png"
-    assert done == [5, 5, 2]
+    assert done == [(5, COUNT), (10, COUNT), (12, COUNT)]
+
+
+def test_of_some_rows_no_other_image_is_embedded(tmp_path: Path) -> None:
+    model = Counting()
+    done: list[tuple[int, int]] = []
+    wanted = np.array([9, 2, 5])
+    for _ in range(2):
+        embedded = embed(
+            model,
+            images(tmp_path, model),
+            batch=2,
+            rows=wanted,
+            progress=lambda *counts: done.append(counts),
+            cache=opened(tmp_path),
+        )
+        assert embedded.ids.tolist() == embedded.embeddings[:, 0].tolist() == [2, 5, 9]
+    assert model.seen == [2, 5, 9]
+    assert done == [(2, 3), (3, 3), (3, 3)]
+    others = embed(model, images(tmp_path, model), rows=np.array([5, 0]), cache=opened(tmp_path))
+    assert others.ids.tolist() == [0, 5]
+    assert model.seen == [2, 5, 9, 0]
 
 
 def test_a_second_run_reads_and_computes_nothing(tmp_path: Path) -> None:
     first, second = Counting(), Counting()
     written = embed(first, images(tmp_path, first), batch=5, cache=opened(tmp_path))
     said: list[str] = []
-    done: list[int] = []
-    read = embed(second, images(tmp_path, second), batch=4, cache=opened(tmp_path, said), on_batch=done.append)
+    done: list[tuple[int, int]] = []
+    read = embed(
+        second,
+        images(tmp_path, second),
+        batch=4,
+        cache=opened(tmp_path, said),
+        progress=lambda *counts: done.append(counts),
+    )
     assert second.seen == []
     assert len(said) == 1
     assert said[0].startswith("read 12 embeddings from the cache")
-    assert done == [COUNT]
+    assert done == [(COUNT, COUNT)]
     for name in Embedded.__dataclass_fields__:
         assert np.array_equal(getattr(written, name), getattr(read, name)), name
 

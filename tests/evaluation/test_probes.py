@@ -215,13 +215,14 @@ def test_a_strength_at_the_end_is_told() -> None:
     assert any("at an end" in note for note in found.notes)
 
 
-def test_progress_ends_at_its_total() -> None:
+def test_progress_ends_at_its_total_and_that_of_fits_begins_before_the_first() -> None:
     rows, labels = clusters(90)
     for probe in (knn, linear_probe):
         told: list[tuple[int, int]] = []
         probe(rows, labels, seeds=[0, 1], progress=lambda *count, told=told: told.append(count))
         assert told == sorted(told)
         assert told[-1][0] == told[-1][1]
+    assert told[0] == (0, told[-1][1])
 
 
 def test_a_result_is_saved_loaded_and_printed(tmp_path: Path) -> None:

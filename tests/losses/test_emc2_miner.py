@@ -76,9 +76,23 @@ def test_losses_hand_it_ids_also_through_a_memory() -> None:
     assert miner.emc2.states[26:33].min() >= 10  # of the memory, too
 
 
+def test_autocast_leaves_the_similarity_to_states_of_earlier_batches_as_it_is() -> None:
+    labels, found = torch.arange(4).repeat(2), []
+    for enabled in (False, True):
+        miner = EMC2Miner(20)
+        miner(rows(0), labels)
+        miner.emc2.chains.register_forward_hook(lambda module, given, walk: found.append(walk.outside))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            miner(rows(1), labels)
+    assert found[0].any()
+    assert found[1].equal(found[0])
+
+
 def test_labels_that_repeat_more_often_than_views_need_ids() -> None:
-    with pytest.raises(UserError, match="ids="):
+    with pytest.raises(UserError, match=r"EMC2Miner takes labels .* miner\(embeddings, labels, ids="):
         EMC2Miner(20)(rows(), LABELS)
+    with pytest.raises(UserError, match="ids hold 27, outside the 20 rows of EMC2Miner"):
+        EMC2Miner(20)(rows(), LABELS, ids=torch.arange(20, 28).flip(0))
     with pytest.raises(UserError, match="per_anchor"):
         EMC2Miner(20, per_anchor=0)
 

@@ -314,17 +314,32 @@ def test_a_rho_that_no_weights_can_reach_is_named_once() -> None:
     ISogCLRLoss(8, rho=2.0)(views().float(), LABELS)
 
 
-def test_temperatures_at_a_bound_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(individual_temperatures, "WATCH_EVERY", 3)
-    loss = ISogCLRLoss(8, rho=1.9, temperature_lr=1.0)
-    for _ in range(2):
+def test_temperatures_at_a_bound_are_named_once_though_a_training_is_short() -> None:
+    loss = ISogCLRLoss(8, rho=1.9, temperature_lr=0.1, temperature_bounds=(0.3, None))
+    for _ in range(99):
         loss(views().float(), LABELS)
-    with pytest.warns(UserWarning, match=r"100% of the temperatures are at their lower bound, 0.05: a smaller rho"):
+    with pytest.warns(UserWarning, match=r"100% of the temperatures are at their lower bound, 0.3: a smaller rho"):
         loss(views().float(), LABELS)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in range(3):
+        for _ in range(100):
             loss(views().float(), LABELS)
+
+
+def test_the_temperatures_are_looked_at_every_hundred_steps_and_later_every_thousand() -> None:
+    looked = []
+
+    class Watched(individual_temperatures.IndividualTemperatures):
+        @property
+        def values(self) -> Tensor:
+            looked.append(self.steps)
+            return super().values
+
+    given = {"bounds": (0.05, 1.0), "rate": 0.1, "update": "momentum", "beta": 0.9, "clip": None, "two_way": False}
+    temperatures = Watched(8, 0.5, **given)
+    for _ in range(3000):
+        temperatures._watch()
+    assert looked == [*range(100, 1000, 100), 1000, 2000, 3000]
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -1,6 +1,8 @@
 import importlib.util
 import sys
+import types
 
+import jaxtyping
 import pytest
 import torch
 from pytorch_metric_learning.miners import MultiSimilarityMiner
@@ -86,6 +88,33 @@ def test_without_lightly_the_message_says_how_to_install_it(name: str, monkeypat
         LOSSES[name]()
 
 
+class OneView(nn.Module):
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows.sum()
+
+
+def test_names_that_are_no_losses_of_two_views_are_answered_with_those_that_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
+    monkeypatch.setitem(sys.modules, "lightly.loss", None)
+    with pytest.raises(UserError, match=r"RecorderLoss is lightly's, which cannot be imported .*: pip install lightly"):
+        LightlyLoss("RecorderLoss")
+    classes = types.ModuleType("lightly.loss")
+    vars(classes).update(ALoss=Recorder, BLoss=Recorder, OneView=OneView, nn=nn)
+    monkeypatch.setitem(sys.modules, "lightly.loss", classes)
+    for call, message in (
+        (lambda: LightlyLoss("ALoss"), r"of lightly that was made.*, got 'ALoss'; from_lightly .*: ALoss, BLoss$"),
+        (lambda: LightlyLoss(Recorder), r"of lightly that was made, as .*, got <class .*from_lightly"),
+        (lambda: from_lightly("Loss"), r"must name a class of lightly.loss, ALoss, BLoss, got 'Loss'"),
+        (lambda: from_lightly("OneView"), "OneView of lightly takes rows: take one of ALoss, BLoss"),
+        (lambda: from_lightly("ALoss", {"sharpness": 2}), r"ALoss of lightly .* arguments=\{'sharpness': 2\}: .*sharp"),
+    ):
+        with pytest.raises(UserError, match=message):
+            call()
+    assert isinstance(from_lightly("BLoss").loss, Recorder)
+
+
 @with_lightly
 def test_they_are_lightly_s_own_of_both_views() -> None:
     from lightly.loss import BarlowTwinsLoss, NTXentLoss, VICRegLoss
@@ -114,7 +143,7 @@ def test_vicreg_s_variance_term_vanishes_only_for_rows_that_are_long_enough() ->
 
 @with_lightly
 def test_what_lightly_does_not_have_is_named() -> None:
-    with pytest.raises(UserError, match=r"loss must name a class of lightly\.loss, as BarlowTwinsLoss, got 'Barlow'"):
+    with pytest.raises(UserError, match=r"loss must name a class of lightly\.loss, BarlowTwinsLoss, .*, got 'Barlow'"):
         from_lightly("Barlow")
     with pytest.raises(UserError, match="loss must be one of two views, but KoLeoLoss of lightly takes x"):
         from_lightly("KoLeoLoss")

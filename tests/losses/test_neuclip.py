@@ -178,7 +178,7 @@ def test_gradient_of_the_temperature_with_alpha_a_constant_is_that_of_finite_dif
 
 def test_a_fixed_temperature_leaves_rho_out() -> None:
     images, texts = sides()
-    learned, fixed = make(), make(learn_temperature=False)
+    learned, fixed = make(), make(learn_temperature=False, rho=6.5)
     difference = call(learned, images, texts) - call(fixed, images, texts)
     assert difference.item() == pytest.approx(2 * SETTINGS["temperature"] * SETTINGS["rho"], abs=1e-12)
     assert list(fixed.parameters()) == []
@@ -208,10 +208,10 @@ def test_a_batch_larger_than_the_prototypes_gives_its_first_rows_each_time_or_on
         assert loss.networks[1].weights()[0].equal(images[:4].detach())
 
 
-@pytest.mark.parametrize("network", ["prototypes", "mlp"])
-def test_resumed_in_mid_period_it_goes_on_as_the_original_to_the_last_bit(network: str) -> None:
+@pytest.mark.parametrize("given", [{"num_prototypes": 30, "restart_every": 3}, {"network": "mlp"}])
+def test_resumed_in_mid_period_it_goes_on_as_the_original_to_the_last_bit(given: dict[str, object]) -> None:
     def new() -> NeuCLIPLoss:
-        return NeuCLIPLoss(DIM, 30, restart_every=3, network=network)
+        return NeuCLIPLoss(DIM, **given)
 
     loss, resumed = new(), new()
     for step in range(4):  # the last is the second of its period
@@ -221,8 +221,8 @@ def test_resumed_in_mid_period_it_goes_on_as_the_original_to_the_last_bit(networ
     file.seek(0)
     resumed.load_state_dict(torch.load(file, weights_only=True))
     for step in range(4, 8):
-        given = [each.float() for each in sides(step)]
-        assert call(loss, *given) == call(resumed, *given)
+        batch = [each.float() for each in sides(step)]
+        assert call(loss, *batch) == call(resumed, *batch)
         assert same_state(loss.state_dict(), resumed.state_dict())
 
 
@@ -232,11 +232,11 @@ def test_resumed_in_mid_period_it_goes_on_as_the_original_to_the_last_bit(networ
 def test_a_hard_batch_and_then_an_easy_one_stay_finite_at_a_low_temperature(
     network: str, autocast: bool, epsilon: float, detach: bool
 ) -> None:
-    given = {"network": network, "detach_alpha": detach, "inner_lr": 0.01 if network == "mlp" else 1.0}
-    loss = NeuCLIPLoss(32, 64, temperature=0.005, learn_temperature=False, epsilon=epsilon, **given)
+    given = {"network": "mlp", "inner_lr": 0.01} if network == "mlp" else {"num_prototypes": 64}
+    given |= {"temperature": 0.005, "learn_temperature": False, "epsilon": epsilon, "detach_alpha": detach}
+    loss = NeuCLIPLoss(32, **given)
     random = torch.Generator().manual_seed(0)
-    images = torch.randn(16, 32, generator=random)
-    labels = torch.arange(16)
+    images, labels = torch.randn(16, 32, generator=random), torch.arange(16)
     for texts in (-images, images, -images, images + 0.1):
         leaves = [each.clone().requires_grad_() for each in (images, texts)]
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
@@ -352,7 +352,7 @@ def work(rank: int, folder: str) -> None:
         leaves = [together.temperature.parameter, images, texts]
         gradients.append([each / 2 for each in torch.autograd.grad(values[-1], leaves)])
         call(apart, images, texts, labels, other)
-    itself = make(two_way=False, inner_steps=0, learn_temperature=False)
+    itself = make(two_way=False, inner_steps=0, learn_temperature=False, rho=6.5)
     images = sides(0)[0].detach()
     rows, labels = (images[:4], LABELS[[1, 1, 2, 4]]) if rank == 0 else (images[4:], LABELS[[2, 2, 4]])
     alone = itself(rows, labels)

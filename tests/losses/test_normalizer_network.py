@@ -15,7 +15,8 @@ def rows(seed: int) -> Tensor:
 
 
 def make(network: str = "prototypes") -> NeuCLIPLoss:
-    return NeuCLIPLoss(4, 12, two_way=False, detach_alpha=False, network=network).double()
+    size = {"num_prototypes": 12} if network == "prototypes" else {}
+    return NeuCLIPLoss(4, two_way=False, detach_alpha=False, network=network, **size).double()
 
 
 @pytest.mark.parametrize("network", ["prototypes", "mlp"])

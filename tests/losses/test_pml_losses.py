@@ -1,7 +1,9 @@
 """PML's losses by name: their reductions, and what the wrapper adds to them."""
 
 import copy
+from collections.abc import Callable
 
+import jaxtyping
 import pytest
 import torch
 from cases import MADE_MINERS
@@ -10,6 +12,7 @@ from pytorch_metric_learning import reducers
 from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
 from torch import Tensor, nn
 
+from aurank.errors import UserError
 from aurank.losses import LOSSES, MINERS, MultipleLosses, PMLLoss, contrastive, multi_similarity, triplet
 
 NAMES = ["contrastive", "triplet", "multi_similarity"]
@@ -201,8 +204,14 @@ def test_a_loss_with_weights_of_its_own_keeps_them_in_the_state() -> None:
         (lambda: contrastive(reducer="sum"), "reducer"),
         (lambda: triplet(distance="cosine"), "distance"),
         (lambda: triplet(distributed="yes"), "distributed"),
+        (lambda: contrastive(pos_margin="wide"), "contrastive: pos_margin must be a finite number, got 'wide'"),
+        (lambda: contrastive(embedding_reg_weight=None), "contrastive: embedding_reg_weight must be a finite number"),
+        (lambda: triplet(float("nan")), "triplet: margin must be a finite number, got nan"),
+        (lambda: multi_similarity(alpha=0), "multi_similarity: alpha must be > 0, got 0"),
+        (lambda: multi_similarity(base=True), "multi_similarity: base must be a finite number, got True"),
     ],
 )
-def test_bad_arguments_are_named(make: object, word: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=word):
+def test_bad_arguments_are_named(make: Callable[[], object], word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
+    with pytest.raises(UserError, match=word):
         make()

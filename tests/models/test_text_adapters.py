@@ -59,6 +59,8 @@ def test_open_clip_gives_the_text_tower_and_its_own_tokens(monkeypatch: pytest.M
     assert sum(parameter.numel() for parameter in model.module.parameters()) == 3
     with pytest.raises(UserError, match="name the weights, as in pretrained=laion2b"):
         load_text_model("open_clip:ViT-B-32")
+    load_text_model("open_clip:ViT-B-32,pretrained=laion2b", weights=False)
+    assert asked[1:] == [{"model": "ViT-B-32", "pretrained": None, "pretrained_hf": False}]
 
 
 class Bert(nn.Module):
@@ -70,6 +72,12 @@ class Bert(nn.Module):
 
 
 class Projected(Bert):
+    def __init__(self) -> None:
+        super().__init__()
+        self.vision_model = nn.Linear(1000, 1000)
+        self.visual_projection = nn.Linear(1000, 2)
+        self.text_projection = nn.Linear(2, 2)
+
     def get_text_features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         return torch.stack([input_ids.sum(1), attention_mask.sum(1)], dim=1).float()
 
@@ -94,8 +102,8 @@ def transformers_with(monkeypatch: pytest.MonkeyPatch, model: nn.Module, tokens:
     library = ModuleType("transformers")
     vars(library).update(
         AutoTokenizer=SimpleNamespace(from_pretrained=lambda what: tokens),
-        AutoModel=SimpleNamespace(from_pretrained=lambda what: model, from_config=lambda config: model),
-        AutoConfig=SimpleNamespace(from_pretrained=lambda what: what),
+        AutoModel=SimpleNamespace(from_pretrained=lambda what: model, from_config=lambda config, **_: model),
+        AutoConfig=SimpleNamespace(from_pretrained=lambda what, **_: (what, {})),
     )
     monkeypatch.setitem(sys.modules, "transformers", library)
 
@@ -111,6 +119,30 @@ def test_tokens_of_transformers_keep_what_is_text_and_what_is_padding(monkeypatc
     transformers_with(monkeypatch, Projected(), Tokens())
     model = load_text_model("transformers:some/model,pretrained=false,length=4")
     assert model.module(model.tokenise(["ah"])).tolist() == [[0.0 + 7 + 7 + 7, 2.0]]
+
+
+def test_without_weights_only_the_architecture_of_a_model_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the same options: those that the library's configuration does not take are of the model."""
+    transformers_with(monkeypatch, Bert(), Tokens())
+    library = sys.modules["transformers"]
+
+    def config_of(what: str, *, return_unused_kwargs: bool, layers: int, **others: Any) -> tuple[str, dict[str, Any]]:
+        assert return_unused_kwargs
+        return f"{what} of {layers}", others
+
+    asked: list[tuple[str, dict[str, Any]]] = []
+    vars(library).update(
+        AutoModel=SimpleNamespace(from_config=lambda config, **options: asked.append((config, options)) or Bert()),
+        AutoConfig=SimpleNamespace(from_pretrained=config_of),
+    )
+    load_text_model("transformers:some/model,layers=1,pooler=false", weights=False)
+    assert asked == [("some/model of 1", {"trust_remote_code": False, "pooler": False})]
+
+
+def test_of_a_model_of_images_and_texts_the_half_of_texts_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers_with(monkeypatch, Projected(), Tokens())
+    kept = load_text_model("transformers:some/model").module.state_dict()
+    assert list(kept) == ["model.text_projection.weight", "model.text_projection.bias"]
 
 
 def test_a_model_that_has_learnt_to_see_its_padding_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:

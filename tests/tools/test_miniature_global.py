@@ -77,9 +77,14 @@ def test_the_page_and_the_pictures_hold_every_run_and_say_what_is_missing(tmp_pa
     for title in (*convergence.TITLES.values(), *normalizers.VARIANTS, "kiwi (2): 0.700", "iSogCLR", "SOPRC"):
         assert title in text, title
     pictures = list(draw_all(store, tmp_path))
-    assert len(pictures) == 5
+    assert len(pictures) == 6
     assert all(path.stat().st_size > 5_000 for path in pictures)
     assert {path.name for path in pictures} <= set(re.findall(r"miniatures_global/(\w+\.png)", text))
+
+
+def test_the_loss_of_every_run_of_the_normalizers_can_be_made() -> None:
+    for run in normalizers.runs(1):
+        assert isinstance(normalizers.loss_of(run, 50), torch.nn.Module), run
 
 
 def test_the_exact_loss_is_that_of_all_views_of_other_photos() -> None:

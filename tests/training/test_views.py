@@ -88,7 +88,7 @@ def test_a_run_of_views_with_cached_gradients_accumulation_and_a_memory_is_the_p
 
 
 def test_a_run_of_views_and_crops_resumes_bit_for_bit(tmp_path: Path) -> None:
-    config = tiny_config("smooth_ap", data={**CROPS, **OWN_LABELS, "workers": 2}, sampler=SHUFFLED, train={"steps": 4})
+    config = tiny_config("smooth_ap", data={**OWN_LABELS, **CROPS, "workers": 2}, sampler=SHUFFLED, train={"steps": 4})
     aurank.train(config, tmp_path / "whole")
 
     def interrupt(kind: str, values: dict[str, object]) -> None:
@@ -131,11 +131,6 @@ def test_a_rehearsal_counts_images_and_views() -> None:
     ]
 
 
-def test_crops_that_are_all_large_are_told() -> None:
-    (notice,) = rehearse(read_config(tiny_config(data={**CROPS, "views": 2}))).notices
-    assert notice == "there are no small crops: the first global_views=2 views are large ones, and data.views=2"
-
-
 def test_a_backbone_that_cannot_take_the_small_crops_is_refused_with_the_remedy(tmp_path: Path) -> None:
     model = {"backbone": "vit_tiny_patch16_224", "params": {"img_size": 32}}
     data = {**CROPS, "image_size": 32}
@@ -144,9 +139,6 @@ def test_a_backbone_that_cannot_take_the_small_crops_is_refused_with_the_remedy(
         aurank.train(tiny_config(data=data, model=model), tmp_path / "out")
     model["params"] = {"img_size": 32, "dynamic_img_size": True}
     aurank.train(tiny_config(data=data, model=model, train={"steps": 3}), tmp_path / "other")
-    # Where all views are large, nobody asks for the small size.
-    model["params"] = {"img_size": 32}
-    aurank.train(tiny_config(data={**data, "views": 2}, model=model, train={"steps": 3}), tmp_path / "large")
 
 
 def test_labels_of_images_are_rows_and_what_is_measured_stays_by_class(tmp_path: Path) -> None:

@@ -33,11 +33,15 @@ TEMPERATURE, DIM, SIDE, LENGTH = 0.07, 64, 32, 24
 BATCH, PAIRS, PROTOTYPES = 128, 2560, 1024
 SAMPLES_SEEN = 51_200
 CHECKS = 5
-NEUCLIP: dict[str, Any] = {"restart_every": 50, "inner_lr": 0.01, "inner_steps": 10, "num_prototypes": PROTOTYPES}
+INNER: dict[str, Any] = {"inner_lr": 0.01, "inner_steps": 10}
+NEUCLIP: dict[str, Any] = INNER | {"restart_every": 50, "num_prototypes": PROTOTYPES}
+ESTIMATORS = ("mini-batch", "FastCLIP", "NeuCLIP")
+FEWER = "NeuCLIP, m = 102"  # for the tenth of the data: as many prototypes for each pair of it
 VARIANTS: dict[str, dict[str, Any]] = {
     "inner_lr 1 (the paper's)": {"inner_lr": 1.0},
     "separate objective": {"objective": "separate"},
     "MLP": {"network": "mlp"},
+    "separate objective, MLP (AmorLIP)": {"objective": "separate", "network": "mlp"},
     "simultaneous": {"update": "simultaneous"},
     "T_r = 10": {"restart_every": 10},
     "T_r = 200": {"restart_every": 200},
@@ -47,6 +51,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "T_u = 50": {"inner_steps": 50},
     "m = 256": {"num_prototypes": 256},
     "m = 2048": {"num_prototypes": 2048},
+    FEWER: {"num_prototypes": 102},
 }
 
 
@@ -54,10 +59,10 @@ def runs(seeds: int) -> Iterator[Run]:
     """All runs: three estimators at two batch sizes and two sizes of the data, then NeuCLIP's own choices."""
     for seed in range(seeds):
         for batch, pairs in ((BATCH, PAIRS), (BATCH // 2, PAIRS), (BATCH, PAIRS // 10)):
-            for name in ("mini-batch", "FastCLIP", "NeuCLIP"):
+            for name in ESTIMATORS:
                 yield Run("normalizers", name, {"batch": batch, "pairs": pairs}, seed)
         for title in VARIANTS:
-            yield Run("normalizers", title, {"batch": BATCH, "pairs": PAIRS}, seed)
+            yield Run("normalizers", title, {"batch": BATCH, "pairs": PAIRS // 10 if title == FEWER else PAIRS}, seed)
 
 
 class Towers(nn.Module):
@@ -93,7 +98,8 @@ def loss_of(run: Run, pairs: int) -> FastCLIPLoss | NeuCLIPLoss:
     if run.name in ("mini-batch", "FastCLIP"):
         gamma: dict[str, Any] = {"gamma": 1.0, "gamma_schedule": "constant"} if run.name == "mini-batch" else {}
         return FastCLIPLoss(pairs, version="v1", temperature=TEMPERATURE, **gamma)
-    options = NEUCLIP | VARIANTS.get(run.name, {})
+    own = VARIANTS.get(run.name, {})
+    options = (INNER if own.get("network") == "mlp" else NEUCLIP) | own  # an MLP takes nothing of prototypes
     return NeuCLIPLoss(DIM, temperature=TEMPERATURE, learn_temperature=False, seed=run.seed, **options)
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 from miniatures.plots import COLOURS, INK, MUTED, canvas, save
+from miniatures.results import Mean
 
 from global_miniatures import convergence, training
+from global_miniatures.normalizers import BATCH, ESTIMATORS, FEWER, PAIRS, VARIANTS
 from global_miniatures.store import Line, Store
-from global_miniatures.tables import TITLES
+from global_miniatures.tables import TITLES, mean_error
 
 
 def draw_all(store: Store, out: Path) -> Iterator[Path]:
@@ -20,9 +22,11 @@ def draw_all(store: Store, out: Path) -> Iterator[Path]:
         "homogeneity": homogeneity,
         "temperatures": temperatures,
         "normalizers": normalizers,
+        "choices": choices,
     }
+    of = {"homogeneity": "representations", "choices": "normalizers"}
     for name, draw in pictures.items():
-        if store.of("representations" if name == "homogeneity" else name):
+        if store.of(of.get(name, name)):
             yield save(draw(store), out / f"{name}.png")
 
 
@@ -108,31 +112,36 @@ def temperatures(store: Store) -> Figure:
 
 
 def normalizers(store: Store) -> Figure:
-    """The error of the estimates along the training, by batch and size of the data; NeuCLIP's choices beside them."""
-    figure, axes = canvas(4, height=3.6, share_y=True)
-    main, panels = ("mini-batch", "FastCLIP", "NeuCLIP"), [(128, 2560), (64, 2560), (128, 256)]
-    for each, (batch, pairs) in zip(axes, panels, strict=False):
-        for name, colour in zip(main, COLOURS, strict=False):
+    """The error of the estimates along the training, by batch and size of the data."""
+    figure, axes = canvas(3, height=3.4, share_y=True)
+    panels = [(128, 2560), (64, 2560), (128, 256)]
+    for each, (batch, pairs) in zip(axes, panels, strict=True):
+        for name, colour in zip((*ESTIMATORS, FEWER), COLOURS, strict=False):
             for line in store.of("normalizers", name):
-                if (line["settings"]["batch"], line["settings"]["pairs"]) == (batch, pairs):
-                    course(each, line, name, colour)
+                if line["settings"] == {"batch": batch, "pairs": pairs} and line["seed"] == 0:
+                    samples = [check["samples"] for check in line["course"]]
+                    errors = [check["error"] for check in line["course"]]
+                    each.plot(samples, errors, "o-", color=colour, label=name, markersize=3)
         each.set_title(f"B = {batch}, n = {pairs:,}", loc="left", fontsize=9, color=INK)
+        each.set_xlabel("pairs seen", fontsize=8)
         if each.lines:
             each.legend(frameon=False, fontsize=7)
-    others = [line for line in store.of("normalizers") if line["name"] not in main]
-    for line, colour in zip(others, (*COLOURS, *COLOURS), strict=False):
-        style = "-" if others.index(line) < len(COLOURS) else "--"
-        course(axes[3], line, line["name"], colour, style)
-    axes[3].set_title("NeuCLIP's choices", loc="left", fontsize=9, color=INK)
-    if axes[3].lines:
-        axes[3].legend(frameon=False, fontsize=5)
     axes[0].set_yscale("log")
     axes[0].set_ylabel("mean squared error of the log-normaliser", fontsize=8)
     return figure
 
 
-def course(axes: object, line: Line, label: str, colour: str, style: str = "-") -> None:
-    """Draws one run's errors by samples seen."""
-    samples = [check["samples"] for check in line["course"]]
-    errors = [check["error"] for check in line["course"]]
-    axes.plot(samples, errors, style, color=colour, label=label, marker="o", markersize=3)  # type: ignore[attr-defined]
+def choices(store: Store) -> Figure:
+    """NeuCLIP's choices beside the estimators they improve on: the error, mean over the checkpoints."""
+    figure, (axes,) = canvas(1, height=3.8)
+    names = [*ESTIMATORS, *(name for name in VARIANTS if name != FEWER)][::-1]
+    held: dict[str, float] = {}
+    for name in names:
+        lines = [line for line in store.of("normalizers", name) if line["settings"] == {"batch": BATCH, "pairs": PAIRS}]
+        if lines:
+            held[name] = Mean.of(mean_error(line) for line in lines).value
+    colours = [COLOURS[1] if name in ESTIMATORS else COLOURS[0] for name in held]
+    bars = axes.barh(list(held), list(held.values()), color=colours, height=0.7)
+    axes.bar_label(bars, fmt="%.3f", fontsize=8, padding=3)
+    axes.set_xlabel(f"mean squared error of the log-normaliser, B = {BATCH}, n = {PAIRS:,}", fontsize=9)
+    return figure

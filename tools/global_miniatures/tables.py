@@ -124,12 +124,22 @@ def extremes_table(store: Store) -> str:
 def normalizers_table(store: Store) -> str:
     """The mean squared error of the log-normaliser along the training."""
     rows = []
-    for name in ("mini-batch", "FastCLIP", "NeuCLIP", *normalizers.VARIANTS):
+    for name in (*normalizers.ESTIMATORS, *normalizers.VARIANTS):
+        groups: dict[tuple[int, int], list[Line]] = {}
         for line in store.of("normalizers", name):
-            settings = line["settings"]
-            errors = [f"{check['error']:.3f}" for check in line["course"]]
-            rows.append((name, f"{settings['batch']}", f"{settings['pairs']:,}", *errors))
-    return table(("estimate", "B", "n", *(f"{part}/5" for part in range(1, normalizers.CHECKS + 1))), rows)
+            groups.setdefault((line["settings"]["batch"], line["settings"]["pairs"]), []).append(line)
+        for (batch, pairs), lines in groups.items():
+            checks = zip(*(line["course"] for line in lines), strict=True)
+            errors = [f"{Mean.of(check['error'] for check in point).value:.3f}" for point in checks]
+            whole = Mean.of(mean_error(line) for line in lines).text(3)
+            rows.append((name, f"{batch}", f"{pairs:,}", *errors, whole, f"{len(lines)}"))
+    points = (f"{part}/{normalizers.CHECKS}" for part in range(1, normalizers.CHECKS + 1))
+    return table(("estimate", "B", "n", *points, "mean", "seeds"), rows)
+
+
+def mean_error(line: Line) -> float:
+    """The error of the normaliser, mean over the checkpoints of a run."""
+    return Mean.of(check["error"] for check in line["course"]).value
 
 
 def supervised_table(store: Store) -> str:

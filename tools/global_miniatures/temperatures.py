@@ -4,8 +4,6 @@ A long-tailed part of Grocery: the images of its training classes fall off expon
 few, as far as the class sizes allow. iSogCLR trains on it without labels; the labels only sort the temperatures.
 """
 
-import csv
-import io
 import os
 import shutil
 from collections.abc import Iterator
@@ -18,12 +16,12 @@ from scipy.stats import spearmanr  # type: ignore[import-untyped]  # scikit-lear
 
 import aurank
 from aurank.data import Manifest
-from aurank.files import write_text
 from aurank.losses import ISogCLRLoss
 from aurank.training import build_manifest, read_config
 from aurank.training.build import build_loss
 from aurank.training.checkpoint import load_checkpoint
 from global_miniatures.store import Line, Run
+from global_miniatures.subsets import write_table
 from global_miniatures.training import budget
 
 RATIO, STEPS = 100, 240
@@ -49,22 +47,16 @@ def make(name: str, seed: int, *overrides: str) -> Run:
     return Run("temperatures", name, {"config": BASE, "overrides": [*budget(STEPS), *overrides], "ratio": RATIO}, seed)
 
 
-def long_tail(whole: Manifest, folder: Path) -> Path:
-    """A table of all test images and of the training images that are left of each class; classes by size."""
+def long_tail(whole: Manifest) -> Manifest:
+    """All test images and the training images that are left of each class; classes by size."""
     train = whole.split("train")
     counts, order = train.class_counts, np.argsort(-train.class_counts, kind="stable")
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(("path", "label", "split"))
+    kept: list[np.ndarray] = []
     for place, label in enumerate(order.tolist()):
         wanted = counts.max() * RATIO ** (-place / (len(order) - 1))
-        rows = np.flatnonzero(train.labels == label)[: max(1, round(min(wanted, counts[label])))]
-        writer.writerows((train.paths[row], train.classes[label], "train") for row in rows.tolist())
-    test = whole.split("test")
-    writer.writerows((path, test.classes[label], "test") for path, label in zip(test.paths, test.labels, strict=True))
-    file = folder / "long_tail.csv"
-    write_text(file, written.getvalue())
-    return file
+        rows = np.flatnonzero((whole.splits == "train") & (whole.labels == whole.classes.index(train.classes[label])))
+        kept.append(rows[: max(1, round(min(wanted, counts[label])))])
+    return whole.select(np.concatenate([*kept, np.flatnonzero(whole.splits == "test")]))
 
 
 def carry_out(run: Run, work: Path) -> Line | None:
@@ -74,8 +66,8 @@ def carry_out(run: Run, work: Path) -> Line | None:
     folder.mkdir(parents=True)
     try:
         source = read_config("grocery/soprc", ["data.validation_fraction=0"])
-        file = long_tail(build_manifest(source.data, seed=0), folder)
-        overrides = [*run.settings["overrides"], f"seed={run.seed}", f"data.params.file={file.resolve()}"]
+        file = write_table(long_tail(build_manifest(source.data, seed=0)), folder / "long_tail.csv")
+        overrides = [*run.settings["overrides"], f"seed={run.seed}", f"data.params.file={file}"]
         result = aurank.train(run.settings["config"], folder / "run", overrides=overrides)
         if result.stopped_by is not None or result.report is None:
             return None

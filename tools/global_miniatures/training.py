@@ -11,17 +11,20 @@ import numpy as np
 import torch
 
 import aurank
+from aurank.config import Config
+from aurank.data import Manifest
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import linear_probe
 from aurank.evaluation.embed import Embedded, embed
 from aurank.training import build_manifest, read_config
 from aurank.training.build import build_dataset
 from global_miniatures.store import Line, Run
+from global_miniatures.subsets import write_table
 
 UNLABELLED = ("simclr", "dcl", "sogclr", "isogclr", "emc2", "neuclip")
 SUPERVISED = ("sogclr", "emc2", "neuclip", "soprc", "smooth_ap")
 BATCHES = (32, 64, 256)
-IMAGES = 12_800  # drawings seen in a training without labels, equal for all batch sizes
+DRAWINGS, EPOCHS = 1_280, 8  # of a training without labels: a memory of each drawing needs that it comes again
 GAMMAS = (1.0, 0.99, 0.9, 0.8, 0.6)
 PROBED = 100  # classes of the test split that the linear probe tells apart
 STEPS = 200  # of a training with labels, as in the miniatures of SOPRC
@@ -33,10 +36,12 @@ def budget(steps: int) -> list[str]:
 
 
 def unlabelled(name: str, batch: int, *overrides: str, title: str | None = None, seed: int = 0) -> Run:
-    """A training on Omniglot without labels."""
-    steps = IMAGES // batch
+    """A training on a part of Omniglot without labels: as many drawings seen, and so fewer steps of larger batches."""
+    steps = DRAWINGS * EPOCHS // batch
     changes = [f"sampler.batch={batch}", *budget(steps), f"optim.warmup_steps={steps // 10}", *overrides]
-    settings = {"config": f"omniglot_unlabelled/{name}", "overrides": changes, "batch": batch}
+    if name == "neuclip":
+        changes.append(f"loss.params.restart_every={steps // EPOCHS}")
+    settings = {"config": f"omniglot_unlabelled/{name}", "overrides": changes, "batch": batch, "drawings": DRAWINGS}
     return Run("representations", title or name, settings, seed)
 
 
@@ -61,19 +66,32 @@ def supervised(seeds: int) -> Iterator[Run]:
                 yield Run("supervised", name, settings, seed)
 
 
+def part_of(whole: Manifest, drawings: int) -> Manifest:
+    """So many of the training images, evenly from all classes, and the others."""
+    train = np.flatnonzero(whole.splits == "train")
+    kept = train[np.linspace(0, len(train) - 1, drawings).round().astype(np.int64)]
+    return whole.select(np.concatenate([kept, np.flatnonzero(whole.splits != "train")]))
+
+
 def carry_out(run: Run, work: Path) -> Line | None:
     """What one training came to, in a folder of its own that is removed afterwards; None when a signal ended it."""
     folder = work / "-".join([run.experiment, run.name.replace(" ", "_"), str(os.getpid())])
     shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     overrides = [*run.settings["overrides"], f"seed={run.seed}"]
     try:
-        result = aurank.train(run.settings["config"], folder, overrides=overrides)
+        if "drawings" in run.settings:
+            whole = read_config(run.settings["config"], overrides).data
+            file = write_table(part_of(build_manifest(whole, seed=0), run.settings["drawings"]), folder / "part.csv")
+            place = {"file": file, "path": "omniglot_full.zip", "images": "omniglot"}
+            overrides += ["data.name=table", *(f"data.params.{key}={value}" for key, value in place.items())]
+        result = aurank.train(run.settings["config"], folder / "run", overrides=overrides)
         if result.stopped_by is not None or result.report is None:
             return None
         found: Line = {name: result.report.metrics[name] for name in ("mauprc", "recall@1", "recall@10")}
         found["val_mauprc"] = result.best["mauprc"]
         if run.experiment == "representations":
-            found |= looked_at(run, folder)
+            found |= looked_at(folder / "run" / "best", read_config(run.settings["config"], overrides))
         return found
     except UserError:
         raise
@@ -85,18 +103,14 @@ def carry_out(run: Run, work: Path) -> Line | None:
             work.rmdir()
 
 
-def looked_at(run: Run, folder: Path) -> dict[str, Any]:
+def looked_at(checkpoint: Path, config: Config) -> dict[str, Any]:
     """The linear probe of some test classes, and how homogeneous the features are (SogCLR, Fig. 2)."""
-    config = read_config(run.settings["config"], run.settings["overrides"])
-    model, _ = aurank.load(folder / "best")
-    manifest = build_manifest(config.data, seed=run.seed)
-    test = manifest.split("test")
-    some = test.select(test.labels < PROBED)
-    embedded = embed(model, build_dataset(config.data, some, train=False))
+    model, _ = aurank.load(checkpoint)
+    manifest = build_manifest(config.data, seed=config.seed)
+    test, train = manifest.split("test"), manifest.split("train")
+    embedded = embed(model, build_dataset(config.data, test.select(test.labels < PROBED), train=False))
     probe = linear_probe(embedded.embeddings, embedded.labels, ids=embedded.ids)
-    train = manifest.split("train")
-    rows = np.random.default_rng(0).choice(len(train), size=min(2000, len(train)), replace=False)
-    features = embed(model, build_dataset(config.data, train.select(np.sort(rows)), train=False))
+    features = embed(model, build_dataset(config.data, train, train=False))
     return {"probe_top1": probe.metrics["top1"], "probe_top5": probe.metrics["top5"], "homogeneity": spread(features)}
 
 
