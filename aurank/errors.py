@@ -1,4 +1,4 @@
-"""The two kinds of failure that end in one clear line instead of a traceback."""
+"""The two kinds of failure that end in one clear line instead of a traceback, and the kind of warning."""
 
 
 class AurankError(Exception):
@@ -10,6 +10,10 @@ class UserError(AurankError, ValueError):
 
     The message names the thing, the value that came, what was expected, and the remedy.
     """
+
+
+class AurankWarning(UserWarning):
+    """What a user should know and nothing fails of; the command line draws it as a notice."""
 
 
 def first_line(error: BaseException) -> str:

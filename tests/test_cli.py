@@ -15,6 +15,7 @@ from training.tiny import tiny_config
 from aurank import cli
 from aurank.cli.drawing import draw_warnings
 from aurank.config import shipped_configs
+from aurank.errors import AurankWarning
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -165,7 +166,7 @@ def test_dry_run_prints_sizes_and_writes_nothing(
 
 
 @pytest.mark.filterwarnings("default:rho=5 ", "default:sampler.name=")
-def test_warnings_for_users_are_notices_told_once(aurank: Run, config: Path) -> None:
+def test_warnings_of_aurank_are_notices(aurank: Run, config: Path) -> None:
     loss = "loss={name: isogclr, params: {rho: 5, temperature: 0.3}}"
     code, _, said = aurank("train", config, "sampler.name=shuffled", loss, "--dry-run")
     assert code == 0, said
@@ -175,10 +176,21 @@ def test_warnings_for_users_are_notices_told_once(aurank: Run, config: Path) -> 
     ]
 
 
-def test_warnings_that_are_for_developers_stay_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.warns(FutureWarning, match="from elsewhere"), draw_warnings():
-        warnings.warn("from elsewhere", FutureWarning, stacklevel=1)
+def test_warnings_of_other_libraries_stay_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.warns(UserWarning, match="from elsewhere"), draw_warnings():
+        warnings.warn("from elsewhere", UserWarning, stacklevel=1)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("rank", "said"), [("0", "of aurank\n"), ("1", "")])
+def test_one_process_of_several_draws_a_warning(
+    rank: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    with warnings.catch_warnings(), draw_warnings():
+        warnings.simplefilter("default")
+        warnings.warn("of aurank", AurankWarning, stacklevel=1)
+    assert capsys.readouterr().err == said
 
 
 def test_config_prints_what_a_run_would_use(aurank: Run, config: Path) -> None:

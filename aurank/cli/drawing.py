@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from aurank.errors import UserError
+from aurank.errors import AurankWarning, UserError
 
 console = Console()
 complaints = Console(stderr=True, highlight=False)
@@ -27,8 +27,7 @@ SHOWN = {
 
 @contextmanager
 def draw_warnings() -> Iterator[None]:
-    """A context in which warnings meant for users are lines as other notices are, each once, of one process."""
-    said: set[str] = set()
+    """A context in which aurank's warnings are lines as its other notices are, of one process of several."""
 
     def show(
         message: Warning | str,
@@ -38,10 +37,9 @@ def draw_warnings() -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        if not issubclass(category, UserWarning):
+        if not issubclass(category, AurankWarning):
             usual(message, category, filename, lineno, file, line)
-        elif str(message) not in said and os.environ.get("RANK", "0") == "0":
-            said.add(str(message))
+        elif os.environ.get("RANK", "0") == "0":
             complaints.print(str(message), markup=False, soft_wrap=True)
 
     with warnings.catch_warnings():

@@ -92,17 +92,15 @@ def _of_crops(look: Callable[[str], Any]) -> list[tuple[str, str]]:
     params = look(path)
     if look("data.train_transform.name") != "multi_crop" or not isinstance(params, Mapping):
         return []
-    found = []
     size, views = _number(look("data.image_size")), _number(look("data.views"))
     local_size, global_views = (_number(params.get(key, default)) for key, default in CROPS.items())
-    if size is not None and local_size is not None and local_size > size:
-        text = f"got {local_size}, expected at most data.image_size = {size}, the side of the large crops"
-        # In the proportion of 96 to 224, as the defaults are.
-        found.append((f"{path}.local_size", f"{text}; set {path}.local_size={max(1, round(size * 96 / 224))}"))
-    if views is not None and global_views is not None and global_views >= views:
-        text = f"got {global_views}, expected less than data.views = {views}: the others are the small crops; "
-        found.append((f"{path}.global_views", f"{text}raise data.views, or take data.train_transform.name=simclr"))
-    return found
+    if size is None or views is None or local_size is None or global_views is None:
+        return []
+    if views <= global_views or local_size <= size:
+        return []
+    text = f"got {local_size}, expected at most data.image_size = {size}, the side of the large crops"
+    # In the proportion of 96 to 224, as the defaults are.
+    return [(f"{path}.local_size", f"{text}; set {path}.local_size={max(1, round(size * 96 / 224))}")]
 
 
 def _of_texts(look: Callable[[str], Any]) -> list[tuple[str, str]]:

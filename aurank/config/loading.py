@@ -14,6 +14,7 @@ from aurank.config.components import Choices, check_component
 from aurank.config.messages import HIGH, ConfigError, KeyPath, Problems, one_of, show, unknown_key, wrong_value
 from aurank.config.reading import Tree, apply_overrides, parse_overrides, plain_tree, read_tree, write_yaml
 from aurank.config.schema import DEFAULT_NAMES, Config, known_keys
+from aurank.errors import AurankWarning
 
 _SECTIONS = ("data", "sampler", "model", "loss", "optim", "train", "evaluate")
 _ABSENT = object()
@@ -56,7 +57,7 @@ def load_config(
     if config is None or problems:
         raise ConfigError(problems.lines(), name)
     for line in dropped:
-        warnings.warn(line, stacklevel=2)
+        warnings.warn(line, AurankWarning, stacklevel=2)
     for path, values in checked.items():
         # The config is new and nobody else's yet; after this its params are what constructors want.
         section = _attribute(config, path)

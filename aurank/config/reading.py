@@ -265,16 +265,20 @@ def apply_overrides(
         components: dotted path of each component with the name that it has when none is given.
     """
     dropped = []
-    for path, value in overrides:
-        component = ".".join(path[:-1])
-        if path[-1] == "name" and component in components:
-            section = _lookup(tree, path[:-1])
-            if not isinstance(section, dict) or (before := section.get("name", components[component])) == value:
-                continue
-            params = section.pop("params", None)
-            if isinstance(params, dict) and params:
-                given = ", ".join(f"{key}={show(one)}" for key, one in params.items())
-                dropped.append(f"{component}.name={value} leaves out the {component}.params of {before}: {given}")
+    names = {
+        path[:-1]: value for path, value in overrides if path[-1] == "name"
+    }  # the last one where there are several
+    for path, value in names.items():
+        component, section = ".".join(path), _lookup(tree, path)
+        if component not in components or not isinstance(section, dict):
+            continue
+        if (before := section.get("name", components[component])) == value:
+            continue
+        params = section.pop("params", None)
+        if isinstance(params, dict) and params:
+            given = ", ".join(f"{key}={show(one)}" for key, one in params.items())
+            of = f" of {before}" if before else ""
+            dropped.append(f"{component}.name={value} leaves out the {component}.params{of}: {given}")
     for path, value in overrides:
         section = tree
         for depth, key in enumerate(path[:-1], start=1):

@@ -12,7 +12,7 @@ from pytorch_metric_learning.reducers import BaseReducer
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor
 
-from aurank.errors import UserError
+from aurank.errors import AurankWarning, UserError
 from aurank.losses.checks import Number, check_device
 from aurank.losses.distributed import Distributed, Gather
 from aurank.losses.inputs import Inputs, TakesInputs
@@ -116,6 +116,7 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         warnings.warn(
             f"no query of the batch has both a positive and a negative ({len(pairs.query)} queries of {labels} labels, "
             f"{len(pairs.reference)} references), so the loss is 0: {remedy}",
+            AurankWarning,
             stacklevel=2,
         )
 

@@ -38,9 +38,9 @@ class FastCLIPLoss(RobustLoss):
         learnable τ with ρ, its gradient that of Eq. 13 of the NeuCLIP paper (App. A.3).
     rho: ρ of v2 and v3 (7.0 and 6.5, which need batches of 1,100 and 670): below the logarithm of the number of
         negatives. The authors take 8.5 on CC12M and 16 on LAION-400M.
-    temperature: τ, the first one where it is learned: 0.03 for v2, else 0.07. temperature_bounds: as the authors clamp
-        what is learned.
-        The parameter of v0 and v3 is log τ; give it to an optimiser (`optim.temperature_lr`; they take 2e-4 on CC3M).
+    temperature: τ, the first one where it is learned: 0.03 for v2, else 0.07. The parameter of v0 and v3 is log τ;
+        give it to an optimiser (`optim.temperature_lr`; the authors take 2e-4 on CC3M).
+    temperature_bounds: of what is learned, as the authors clamp it.
     temperature_lr: the step of v2.
     gamma: the rate at the end (0.2 on CC3M, 0.8 on LAION-400M); gamma_schedule and the
         rest as in `Gamma`, by default from 1 along a cosine, epoch by epoch, for half of the training.

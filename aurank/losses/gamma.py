@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from torch import nn
 
-from aurank.errors import UserError
+from aurank.errors import AurankWarning, UserError
 from aurank.losses.checks import Number, require_choice, require_fraction
 
 Schedule = Literal["constant", "cosine"]
@@ -50,6 +50,7 @@ class Gamma(nn.Module):
             warnings.warn(
                 "gamma_schedule='cosine' stays at 1, the loss of each batch alone, until the training loop calls "
                 "set_progress(step=, steps=, epoch=, epochs=) of the loss's gamma",
+                AurankWarning,
                 stacklevel=2,
             )
         return self.value

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from aurank.errors import AurankWarning
 from aurank.losses.global_contrast import stacked
 from aurank.losses.keyed import keys
 from aurank.losses.pairs import Pairs
@@ -113,5 +114,6 @@ class IndividualTemperatures(nn.Module):
                 warnings.warn(
                     f"{share:.0%} of the temperatures are at their {name} bound, {bound:g}: {remedy}, or move "
                     "temperature_bounds",
+                    AurankWarning,
                     stacklevel=2,
                 )

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from aurank.errors import AurankWarning
 from aurank.losses.checks import Number, require_positive
 from aurank.losses.gamma import Schedule
 from aurank.losses.global_contrast import add_epsilon, attraction, column, descend, log_mean_exp
@@ -110,5 +111,6 @@ class RobustLoss(NormalizerLoss):
                 f"rho={self.rho:g} is not below log({most}) = {math.log(most):.3g}, the most that weights of the "
                 f"batch's {most} negatives can diverge from uniform ones: every temperature will fall to its lower "
                 "bound; take a smaller rho or larger batches",
+                AurankWarning,
                 stacklevel=2,
             )

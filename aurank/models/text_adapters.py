@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from aurank.errors import UserError
 from aurank.models.loading import Options, library_of, loading, open_clip_arguments, parse_options
 
+_OPEN_CLIP = "3.0"
 _LONGEST = 77  # tokens of a text where the model would take more: CLIP's length
 
 
@@ -37,7 +38,8 @@ def load_text_model(name: str, *, weights: bool = True) -> TextModel:
     - `transformers:openai/clip-vit-base-patch32`: the projected text features, else the mean over the tokens; a name
       of the hub, or a folder; `pretrained=false`: its architecture; `length=77`: most tokens of a text.
 
-    `weights=False`: random ones, whatever the name asks for, so that none are fetched where others are to be loaded.
+    `weights=False`: random ones, whatever the name asks for, so that none are fetched where others are to be loaded
+    (but for `open_clip:hf-hub:…`, which open_clip fetches with their configuration).
 
     Raises UserError for an unknown name, a package that is not installed, weights that cannot be had.
     """
@@ -104,6 +106,10 @@ _Found = tuple[nn.Module, Callable[[Sequence[str]], Tensor]]
 
 def _open_clip(name: str, what: str, options: Options) -> _Found:
     library = library_of("open_clip", name, package="open_clip_torch")
+    version = getattr(library, "__version__", _OPEN_CLIP)
+    if int(version.split(".")[0]) < int(_OPEN_CLIP.split(".")[0]):
+        # before, "openai" weights changed the activations too, which a checkpoint would come back without
+        raise UserError(f"{name}: open_clip_torch {version} is too old, upgrade it to {_OPEN_CLIP} or later")
     arguments = open_clip_arguments(library, name, what, options)
     with loading(name, pretrained=arguments["pretrained"] is not None):
         model = library.create_model(what, **arguments)

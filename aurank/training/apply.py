@@ -102,7 +102,7 @@ def evaluate_model(
         _check_options(options, protocol)
         embedded = embed_prepared(prepared, device, running)
         notes = [prepared.note, *skipped(prepared.dataset, embedded)]
-    options["progress"] = running.stage("ranking")
+    options.setdefault("progress", running.stage("ranking"))
     report = embedded.evaluate(**options) if protocol is None else protocol.evaluate(embedded, **options)
     return dataclasses.replace(report, notes=[*report.notes, *notes])
 
@@ -256,8 +256,8 @@ def _check_options(options: dict[str, Any], protocol: Protocol | None) -> None:
     byte_count(options.get("max_memory", "1GiB"))
     if isinstance(index := options.get("index"), str):
         _check_factory(index, options.get("distance", "cosine"), options["device"])
-    # An index has to be trained on more rows than these, and the memory that is needed grows with them.
-    tried = {name: value for name, value in options.items() if name not in ("index", "max_memory")}
+    # An index has to be trained on more rows than these, the memory needed grows with them, and no progress is made.
+    tried = {name: value for name, value in options.items() if name not in ("index", "max_memory", "progress")}
     _ = _TRIAL.evaluate(**tried) if protocol is None else protocol.evaluate(_TRIAL, **tried)
 
 

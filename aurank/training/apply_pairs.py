@@ -13,7 +13,14 @@ from aurank.training.apply import Running, choose_device, opened_cache, own_desc
 from aurank.training.build import build_dataset, build_manifest
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.training.components import read_config
-from aurank.training.pairs import describe_groups, embed_pairs, first_rows, reports_by_group, require_pairs
+from aurank.training.pairs import (
+    describe_groups,
+    distinct_images,
+    embed_pairs,
+    first_rows,
+    reports_by_group,
+    require_pairs,
+)
 from aurank.training.selecting import Images, select
 from aurank.training.tasks import noted, noted_both, two_way_options
 from aurank.training.towers import require_texts, towers_of
@@ -73,12 +80,13 @@ def evaluate_pairs(
     towers = towers_of(checkpoint, config, model)
     whole = build_manifest(config.data, seed=config.seed)
     known = whole.sha256 == checkpoint["manifest"] and images.split != "train"
-    data = build_dataset(config.data, manifest, train=False)
-    cache = opened_cache(running, model, towers.image, description=own_description(config), manifest=manifest)
+    once = distinct_images(manifest)  # as `aurank evaluate` takes them, so that both share what is in the cache
+    cache = opened_cache(running, model, towers.image, description=own_description(config), manifest=once)
     embedded = embed_pairs(
         towers.module.to(device),
         towers.tokenise,
-        data,
+        build_dataset(config.data, once, train=False),
+        pairs=manifest,
         batch=config.evaluate.batch if running.batch is None else running.batch,
         text_progress=running.stage("embedding texts"),
         workers=config.data.workers,
@@ -88,8 +96,8 @@ def evaluate_pairs(
     options = {**two_way_options(config), "device": device, "progress": running.stage("ranking")}
     reports = reports_by_group(embedded, whole.split("train") if known else None, manifest, **options)
     note = (
-        f"model {model}; {len(data):,} pairs of {manifest.name}, manifest {manifest.sha256[:16]}, "
-        f"{len(data.skipped):,} of them skipped as unreadable"
+        f"model {model}; {len(manifest):,} pairs of {manifest.name}, manifest {manifest.sha256[:16]}, "
+        f"{len(manifest) - len(embedded.rows):,} of them skipped as unreadable"
     )
     zero_shot = None
     if _has_classes(manifest):

@@ -19,6 +19,8 @@ from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import PROMPTS, TwoWayReport, prompts, two_way, zero_shot
 from aurank.models.text import TwoTower
 
+WITH_TEXTS = "aurank pairs measures them with their texts"
+
 Tokenise = Callable[[Sequence[str]], Tensor]
 """Texts to int64 tokens [text, length], 0 where there is none: `Tokeniser.encode`, or that of a loaded text model."""
 
@@ -79,27 +81,30 @@ def embed_pairs(
     data: ImageDataset,
     *,
     batch: int = 256,
+    pairs: Manifest | None = None,
     text_progress: Progress | None = None,
     **options: Any,
 ) -> EmbeddedPairs:
     """The pairs of the data set, each distinct image and text embedded once; those of skipped images are left out.
 
-    `text_progress` is told how many of the texts are done; `options` go to `embed`, for the images. The model is put in
-    evaluation mode, then back. Raises UserError for a data set without texts.
+    Args:
+        pairs: those to embed, if other than the rows of `data`, which then has their images.
+        text_progress: told how many of the texts are done.
+        options: of `embed`, for the images.
+
+    The model is put in evaluation mode, then back. Raises UserError for a data set without texts.
     """
-    manifest = data.manifest
+    manifest = data.manifest if pairs is None else pairs
     written = texts_of(manifest)
     image_ids, text_ids = _numbered(manifest.paths), _numbered([text_key(text) for text in written])
-    _, first = np.unique(image_ids, return_index=True)
     _, first_text = np.unique(text_ids, return_index=True)
-    images = embed(model.image, data, batch=batch, rows=first, **options)
+    images = embed(model.image, data, batch=batch, rows=_first(data.manifest.paths), **options)
     distinct = [written[row] for row in first_text.tolist()]
     texts = embed_texts(model, tokenise, distinct, batch=batch, progress=text_progress)
-    place = np.full(len(first), -1)
-    place[image_ids[images.ids]] = np.arange(len(images.ids))
-    rows = np.flatnonzero(place[image_ids] >= 0)
+    row_of = {path: row for row, path in enumerate(images.paths.tolist())}
+    rows = np.flatnonzero([path in row_of for path in manifest.paths])
     return EmbeddedPairs(
-        images=images.embeddings[place[image_ids[rows]]],
+        images=images.embeddings[[row_of[manifest.paths[row]] for row in rows]],
         texts=texts[text_ids[rows]],
         labels=manifest.labels[rows],
         rows=rows,
@@ -157,8 +162,9 @@ def require_pairs(manifest: Manifest) -> None:
 
 def first_rows(manifest: Manifest) -> Int64[np.ndarray, " image"] | None:
     """The first row of each image, in order; None where one has several labels, so that it is of no one class."""
-    _, first, image = np.unique(_numbered(manifest.paths), return_index=True, return_inverse=True)
-    return first if np.array_equal(manifest.labels[first][image], manifest.labels) else None
+    first = _first(manifest.paths)
+    labels = manifest.labels[first][_numbered(manifest.paths)]
+    return first if np.array_equal(labels, manifest.labels) else None
 
 
 def each_image_once(manifest: Manifest) -> Manifest:
@@ -168,12 +174,17 @@ def each_image_once(manifest: Manifest) -> Manifest:
     """
     if manifest.texts is None:
         return manifest
-    rows = first_rows(manifest)
-    if rows is None:
+    if first_rows(manifest) is None:
         raise UserError(
-            f"{manifest.name} has images with several labels, so images cannot be compared with each other; aurank "
-            "pairs measures them with their texts"
+            f"{manifest.name} has images with several labels, so images cannot be compared with each other; "
+            f"{WITH_TEXTS}"
         )
+    return distinct_images(manifest)
+
+
+def distinct_images(manifest: Manifest) -> Manifest:
+    """The first row of each image, whatever its labels."""
+    rows = _first(manifest.paths)
     return manifest if len(rows) == len(manifest) else manifest.select(rows)
 
 
@@ -223,6 +234,11 @@ def _positives(found: Embedded) -> Int64[np.ndarray, " row"]:
     camera = camera.reshape(-1)
     of_group = np.bincount(camera[found.is_gallery], minlength=int(camera.max()) + 1)[camera]
     return np.asarray(of_class - np.where(found.groups >= 0, of_group, found.is_gallery), dtype=np.int64)
+
+
+def _first(names: Sequence[str]) -> Int64[np.ndarray, " distinct"]:
+    """The first row of each name, in order."""
+    return np.unique(_numbered(names), return_index=True)[1]
 
 
 def _numbered(names: Sequence[str]) -> Int64[np.ndarray, " row"]:

@@ -18,7 +18,7 @@ from accelerate.utils import gather_object
 from torch import nn
 
 from aurank.config import Config, config_difference, dump_config
-from aurank.data import Manifest, Pipeline, Sampler
+from aurank.data import Manifest, MultiCrop, Pipeline, Sampler
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
@@ -283,7 +283,7 @@ def _gradient_cache(config: Config, encoder: nn.Module, sampler: Sampler) -> Gra
 
 def remarks(parts: Parts, splits: Splits) -> list[str]:
     """What to say of settings that have another effect, or less of one, than their values promise."""
-    config = parts.config
+    config, small = parts.config, parts.train_data.pipeline
     asked, possible, held = parts.config.sampler.batch, parts.sampler.largest_batch, parts.train_data.manifest
     micro_batch, processes = parts.config.train.micro_batch, parts.sampler.world_size
     unit, found = parts.task.unit, [*parts.notices, *parts.task.remarks()]
@@ -296,6 +296,11 @@ def remarks(parts: Parts, splits: Splits) -> list[str]:
         found.append(
             f"train.micro_batch={micro_batch} has no effect: batches of {possible * parts.views} images over "
             f"{processes} process(es) are no larger"
+        )
+    if isinstance(small, MultiCrop) and parts.views <= small.global_views:
+        found.append(
+            f"there are no small crops: the first global_views={small.global_views} views are large ones, and "
+            f"data.views={parts.views}"
         )
     if config.optim.temperature_lr is not None and not any(one.requires_grad for one in parts.loss.parameters()):
         found.append(

@@ -12,6 +12,7 @@ from aurank.evaluation.protocols import Protocol, find_protocol
 from aurank.training.build import build_manifest as read_manifest
 from aurank.training.build import data_root, split_of
 from aurank.training.components import read_config
+from aurank.training.pairs import WITH_TEXTS
 
 # What a model that was not trained here brings along: only the section of the data is ever looked at.
 _UNTRAINED: dict[str, Any] = {
@@ -81,6 +82,8 @@ def select(images: Images, trained: dict[str, Any] | None) -> tuple[Config, Mani
     if wrong:
         raise UserError(f"{wrong[0]!r}: only data.* can be changed for a model that is measured")
     content = dict(_UNTRAINED if trained is None else trained)
+    # How images were changed for training need not agree with what they are measured with, another image_size say.
+    content["data"] = {key: value for key, value in content["data"].items() if key != "train_transform"}
     if images.query is not None and images.gallery is not None:
         manifest = two_tables(images.query, images.gallery, root=images.root)
         # The reader is named for form's sake: the rows are there already.
@@ -99,13 +102,13 @@ def select(images: Images, trained: dict[str, Any] | None) -> tuple[Config, Mani
     config = read_config(content, images.overrides)
     whole = read_manifest(config.data, seed=config.seed)
     if images.split in (None, "test") and "test" not in whole.split_sizes:
-        if whole.class_counts.max() < 2:
+        others = " or ".join(whole.split_sizes)
+        if whole.texts is None and whole.class_counts.max() < 2:
             raise UserError(
-                f"{whole.name} has no test images and no labels: aurank embed takes its images with --split train, but "
-                f"measuring {_WANTS_LABELS}"
+                f"{whole.name} has no test images and no labels: aurank embed takes its images with --split {others}, "
+                f"but measuring {_WANTS_LABELS}"
             )
         if images.split is None:
-            others = " or ".join(whole.split_sizes)
             raise UserError(f"{whole.name} has no test images to measure; choose another split with --split {others}")
     return config, split_of(whole, config.data, images.split or "test")
 
@@ -113,9 +116,8 @@ def select(images: Images, trained: dict[str, Any] | None) -> tuple[Config, Mani
 def require_comparable(manifest: Manifest) -> None:
     """Nothing; UserError where no two images have one label, so that there is nothing to measure."""
     if manifest.class_counts.max() < 2:
-        raise UserError(
-            f"no two of the {len(manifest):,} images of {manifest.name} have one label: measuring {_WANTS_LABELS}"
-        )
+        remedy = f"measuring {_WANTS_LABELS}" if manifest.texts is None else WITH_TEXTS
+        raise UserError(f"no two of the {len(manifest):,} images of {manifest.name} have one label: {remedy}")
 
 
 def _located(data: str) -> dict[str, Any]:

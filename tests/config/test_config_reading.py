@@ -199,7 +199,12 @@ def test_params_dropped_with_their_component_are_named(tmp_path: Path) -> None:
         _load(tmp_path, VALID, "loss.name=smooth")
     with pytest.warns(UserWarning, match=r"^sampler\.name=shuffled leaves out .* of pk: per_class=2$"):
         load_config({**MINIMAL, "sampler": {"params": {"per_class": 2}}}, ["sampler.name=shuffled"], choices=CHOICES)
+    with pytest.warns(UserWarning, match=r"^miner\.name=margin leaves out the miner\.params: margin=0\.5$"):
+        load_config({**MINIMAL, "miner": {"params": {"margin": 0.5}}}, ["miner.name=margin"], choices=CHOICES)
     load_config(MINIMAL, ["loss.name=rank", "sampler.name=shuffled"], choices=CHOICES)  # nothing is dropped
+    assert (
+        _load(tmp_path, VALID, "loss.name=smooth", "loss.name=rank").loss.params["tau1"] == 0.2
+    )  # the last one counts
 
 
 @pytest.mark.filterwarnings("ignore:.* leaves out the ")

@@ -101,18 +101,24 @@ def test_names_that_are_no_losses_of_two_views_are_answered_with_those_that_are(
     with pytest.raises(UserError, match=r"RecorderLoss is lightly's, which cannot be imported .*: pip install lightly"):
         LightlyLoss("RecorderLoss")
     classes = types.ModuleType("lightly.loss")
-    vars(classes).update(ALoss=Recorder, BLoss=Recorder, OneView=OneView, nn=nn)
+    vars(classes).update(VICRegLoss=Recorder, NTXentLoss=Recorder, OtherLoss=Recorder, OneView=OneView, nn=nn)
     monkeypatch.setitem(sys.modules, "lightly.loss", classes)
     for call, message in (
-        (lambda: LightlyLoss("ALoss"), r"of lightly that was made.*, got 'ALoss'; from_lightly .*: ALoss, BLoss$"),
+        (
+            lambda: LightlyLoss("VICRegLoss"),
+            r"of lightly that was made.*, got 'VICRegLoss'; from_lightly .*: NTXentLoss, VICRegLoss$",
+        ),
         (lambda: LightlyLoss(Recorder), r"of lightly that was made, as .*, got <class .*from_lightly"),
-        (lambda: from_lightly("Loss"), r"must name a class of lightly.loss, ALoss, BLoss, got 'Loss'"),
-        (lambda: from_lightly("OneView"), "OneView of lightly takes rows: take one of ALoss, BLoss"),
-        (lambda: from_lightly("ALoss", {"sharpness": 2}), r"ALoss of lightly .* arguments=\{'sharpness': 2\}: .*sharp"),
+        (lambda: from_lightly("Loss"), r"must name a class of lightly.loss, NTXentLoss, VICRegLoss, got 'Loss'"),
+        (lambda: from_lightly("OneView"), "OneView of lightly takes rows: take one of NTXentLoss, VICRegLoss"),
+        (
+            lambda: from_lightly("VICRegLoss", {"sharpness": 2}),
+            r"VICRegLoss of lightly .* arguments=\{'sharpness': 2\}: .*sharp",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             call()
-    assert isinstance(from_lightly("BLoss").loss, Recorder)
+    assert isinstance(from_lightly("NTXentLoss").loss, Recorder)
 
 
 @with_lightly

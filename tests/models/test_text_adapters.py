@@ -61,6 +61,9 @@ def test_open_clip_gives_the_text_tower_and_its_own_tokens(monkeypatch: pytest.M
         load_text_model("open_clip:ViT-B-32")
     load_text_model("open_clip:ViT-B-32,pretrained=laion2b", weights=False)
     assert asked[1:] == [{"model": "ViT-B-32", "pretrained": None, "pretrained_hf": False}]
+    vars(library).update(__version__="2.24.0")
+    with pytest.raises(UserError, match=r"open_clip_torch 2\.24\.0 is too old, upgrade it to 3\.0 or later"):
+        load_text_model("open_clip:ViT-B-32,pretrained=laion2b")
 
 
 class Bert(nn.Module):

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from aurank.errors import UserError
-from aurank.training import Images, Running, embed_model, evaluate_model
-from aurank.training.apply import choose_device
+from aurank.training import Images, Running, apply, embed_model, evaluate_model
+from aurank.training.apply import choose_device, embed_prepared
 from aurank.training.selecting import two_tables
 
 MODEL = "python:tiny_embedder:build"
@@ -164,8 +164,6 @@ def test_a_protocols_name_needs_its_data(place: Path, monkeypatch: pytest.Monkey
 def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aurank.training import apply
-
     def never(*_: object, **__: object) -> None:
         raise AssertionError("embedded")
 
@@ -249,6 +247,38 @@ def test_the_cache_serves_the_second_call_and_not_another_set(place: Path) -> No
     Image.new("RGB", (2, 2), (1, 2, 3)).save(place / "photos" / "a" / "0.png")
     evaluate_model(MODEL, Images("folder:photos"), running=how)
     assert len(said) == 1
+
+
+@pytest.mark.parametrize("listening", [False, True])
+def test_progress_asked_for_is_told_of_the_ranking_and_of_no_trial(
+    place: Path, monkeypatch: pytest.MonkeyPatch, listening: bool
+) -> None:
+    told: list[str] = []
+    stages: list[str] = []
+    monkeypatch.setattr(apply, "embed_prepared", lambda *given: told.append("embedded") or embed_prepared(*given))
+    evaluate_model(
+        MODEL,
+        Images("folder:photos"),
+        running=running(listener=(lambda name, *_: stages.append(name)) if listening else None),
+        progress=lambda *_: told.append("ranked"),
+    )
+    assert told == ["embedded", "ranked"]
+    assert set(stages) == ({"embedding"} if listening else set())
+
+
+@pytest.mark.parametrize(("split", "advice"), [("train", "--split train"), ("val", "--split val")])
+def test_without_test_images_the_splits_that_there_are_are_named(place: Path, split: str, advice: str) -> None:
+    rows = [(f"photos/{'ab'[row // 4]}/{row}.png", row) for row in range(8)]
+    for header, said in (("label", "no test images and no labels: aurank embed takes its"), ("text", "choose another")):
+        content = "".join(f"{path},{name},{split}\n" for path, name in rows)
+        (place / "rows.csv").write_text(f"path,{header},split\n{content}")
+        with pytest.raises(UserError, match=rf"rows has .*{said}.* {advice}") as caught:
+            evaluate_model(MODEL, Images("table:rows.csv"), running=running())
+        assert str(caught.value).count("--split") == 1
+        with pytest.raises(UserError, match="no two of the 8 images of rows have one label: ") as caught:
+            evaluate_model(MODEL, Images("table:rows.csv", split), running=running())
+        assert ("aurank pairs measures them with their texts" in str(caught.value)) == (header == "text")
+        assert ("--data folder:PATH" in str(caught.value)) == (header == "label")
 
 
 def test_a_device_is_tried_before_it_is_needed() -> None:

@@ -1,12 +1,14 @@
 """`aurank pairs`, and what a run of images and texts says before it starts."""
 
 import csv
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from test_two_towers import pairs_config, parts_of, write_table
 
 import aurank
@@ -61,6 +63,40 @@ def test_pairs_are_drawn_and_their_images_embedded_once_for_all_commands(best: P
     assert again.two_way["all"].metrics == first.two_way["all"].metrics
     evaluate_model(f"aurank:{best}", running=running)
     assert [line[:47] for line in said] == ["read 68 embeddings from the cache " + str(tmp_path)[:13]] * 2
+
+
+def test_of_several_texts_of_an_image_pairs_and_evaluate_read_one_embedding(best: Path, tmp_path: Path) -> None:
+    write_table(tmp_path, captions=2)
+    broken = tmp_path / "red15.png"
+    broken.write_bytes(b"broken")
+    said: list[str] = []
+    running = Running(cache=tmp_path / "cache", say=said.append)
+    images = Images(data=f"table:{tmp_path}/pairs.csv", overrides=["data.on_error=skip"])
+    first = evaluate_pairs(f"aurank:{best}", images, running=running)
+    assert "; 136 pairs of " in first.two_way["all"].image_to_text.notes[-1]
+    assert first.two_way["all"].image_to_text.notes[-1].endswith(" 2 of them skipped as unreadable")
+    assert said == []
+    report = evaluate_model(f"aurank:{best}", images, running=running)
+    assert report.num_queries == 67
+    Image.new("RGB", (16, 16), (220, 30, 30)).save(broken)
+    whole = Images(data=images.data)
+    evaluate_pairs(f"aurank:{best}", whole, running=running)  # a changed file: all anew
+    evaluate_pairs(f"aurank:{best}", whole, running=running)
+    assert [line.partition(" from ")[0] for line in said] == ["read 67 of 68 embeddings", "read 68 embeddings"]
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_pairs_of_a_table_without_test_rows_are_measured_on_the_split_named(best: Path, tmp_path: Path) -> None:
+    """Each text is of one image, so that no two images have one label."""
+    write_table(tmp_path)
+    table = tmp_path / "pairs.csv"
+    rows = [f"{path.name},{path.stem},train\n" for path in sorted(tmp_path.glob("*.png"))]
+    table.write_text("path,text,split\n" + "".join(rows), encoding="utf-8")
+    images = Images(data=f"table:{table}", overrides=["data.validation_fraction=0"])
+    with pytest.raises(UserError, match="pairs has no test images to measure; choose another split with --split train"):
+        evaluate_pairs(f"aurank:{best}", images)
+    measured = evaluate_pairs(f"aurank:{best}", dataclasses.replace(images, split="train"))
+    assert measured.two_way["all"].image_to_text.num_queries == len(rows)
 
 
 def test_a_run_of_images_alone_is_refused_before_data_are_read(best: Path, tmp_path: Path) -> None:

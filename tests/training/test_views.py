@@ -17,6 +17,7 @@ from test_skipping import broken_photos
 from tiny import tiny_config
 
 import aurank
+from aurank.config import ConfigError
 from aurank.errors import UserError
 from aurank.losses import LOSSES
 from aurank.models import Encoder
@@ -24,6 +25,7 @@ from aurank.training import read_config, rehearse
 from aurank.training.apply import Images, evaluate_model
 from aurank.training.build import build_splits
 from aurank.training.checkpoint import load_checkpoint
+from aurank.training.selecting import select
 
 CROPS: dict[str, Any] = {
     "views": 4,
@@ -218,3 +220,17 @@ def test_a_discarded_projection_of_several_layers_is_trained_and_not_measured(tm
     first = {"init_from": str(tmp_path / "out" / "best"), "head_layers": 2, "head_width": 16}
     parts = tiny_config(model=first, train={"steps": 3})
     aurank.train(parts, tmp_path / "again")
+
+
+def test_crops_that_are_all_large_are_told() -> None:
+    (notice,) = rehearse(read_config(tiny_config(data={**CROPS, "views": 2}))).notices
+    assert notice == "there are no small crops: the first global_views=2 views are large ones, and data.views=2"
+
+
+def test_crops_of_a_training_are_no_matter_to_a_measurement_at_another_size() -> None:
+    trained = read_config(tiny_config(data=CROPS))
+    smaller = trained.data.train_transform.params["local_size"] - 1
+    with pytest.raises(ConfigError, match="local_size"):
+        read_config(tiny_config(data=CROPS), [f"data.image_size={smaller}"])
+    config, _ = select(Images(overrides=[f"data.image_size={smaller}"]), trained.model_dump())
+    assert config.data.image_size == smaller
