@@ -1,6 +1,5 @@
 """The miniatures of the global losses: exact values, runs found again, tables and pictures of what there is."""
 
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,11 @@ def found(run: Run) -> dict[str, Any]:
     if run.experiment == "convergence":
         return {"course": [{"images": images, "loss": -0.5, "squared_gradient_norm": 1e-3} for images in (0, 100)]}
     if run.experiment == "representations":
-        return scores | {"probe_top1": 0.4, "probe_top5": 0.5, "homogeneity": [float(part) for part in range(21)]}
+        return scores | {
+            "probe_top1": 0.4,
+            "probe_top5": 0.5,
+            "homogeneity": {"counts": [3, 1], "edges": [0.0, 0.1, 0.2]},
+        }
     if run.experiment == "normalizers":
         return {"course": [{"samples": part, "error": 0.1, "alone": 0.2} for part in range(1, 6)]}
     if run.experiment == "temperatures":
@@ -106,12 +109,8 @@ def test_a_training_lowers_the_exact_loss(name: str, monkeypatch: pytest.MonkeyP
     assert course[1]["loss"] < course[0]["loss"]
 
 
-def test_homogeneity_is_the_spread_of_the_log_sums_over_the_other_images() -> None:
-    class Rows:
-        embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [-1.0, 0.0]]).numpy()
-
-    similarity = [[0.6, -1.0], [0.6, -0.6], [-1.0, -0.6]]  # of each to the others
-    values = [math.log(sum(math.exp(score / 0.1) for score in row)) for row in similarity]
-    found = training.spread(Rows())  # type: ignore[arg-type]
-    mean = sum(values) / 3
-    assert [found[0], found[10], found[20]] == pytest.approx([value - mean for value in sorted(values)], abs=1e-3)
+def test_homogeneity_is_the_mean_squared_difference_of_two_views_to_the_other_images() -> None:
+    first = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, -1.0]])
+    second = torch.tensor([[0.0, 1.0], [0.6, 0.8], [-1.0, 0.0]])
+    # of row 0: (0.6 − 0.8)² and (0 + 1)²; of row 2: (0 + 1)² and (−0.8 + 0.6)²
+    assert training.differences(first, second).tolist() == pytest.approx([0.52, 0.0, 0.52])

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 from matplotlib.figure import Figure
 from miniatures.plots import COLOURS, INK, MUTED, canvas, save
 from miniatures.results import Mean
@@ -86,13 +85,14 @@ def batches(store: Store) -> Figure:
 
 
 def homogeneity(store: Store) -> Figure:
-    """How much the normaliser differs between images: percentiles of log E exp(s/τ), less its mean (000, Fig. 2)."""
+    """How much two views of an image differ in their similarity to the others (000, Fig. 2), at batch 64."""
     figure, (axes,) = canvas(1, height=3.2)
     for name, colour in zip(training.UNLABELLED, COLOURS, strict=True):
         for line in store.of("representations", name):
             if line["settings"]["batch"] == 64 and line["seed"] == 0:
-                axes.plot(line["homogeneity"], np.arange(0, 101, 5), color=colour, label=TITLES[name])
-    axes.set(xlabel="log E exp(s/τ) of an image, less the mean over images (τ = 0.1)", ylabel="percentile of images")
+                found = line["homogeneity"]
+                axes.stairs(found["counts"], found["edges"], color=colour, label=TITLES[name])
+    axes.set(xlabel="E |A(x)ᵀz − A'(x)ᵀz|² over other images z", ylabel="training images", xlim=(0, None))
     axes.legend(frameon=False, fontsize=8)
     return figure
 

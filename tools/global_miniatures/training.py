@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 import aurank
 from aurank.config import Config
-from aurank.data import Manifest
+from aurank.data import ImageDataset, Manifest
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import linear_probe
-from aurank.evaluation.embed import Embedded, embed
+from aurank.evaluation.embed import embed
 from aurank.training import build_manifest, read_config
 from aurank.training.build import build_dataset
 from global_miniatures.store import Line, Run
@@ -104,20 +106,30 @@ def carry_out(run: Run, work: Path) -> Line | None:
 
 
 def looked_at(checkpoint: Path, config: Config) -> dict[str, Any]:
-    """The linear probe of some test classes, and how homogeneous the features are (SogCLR, Fig. 2)."""
+    """The linear probe of some test classes, and how much two views of a training image differ (SogCLR, Fig. 2)."""
     model, _ = aurank.load(checkpoint)
     manifest = build_manifest(config.data, seed=config.seed)
-    test, train = manifest.split("test"), manifest.split("train")
+    test = manifest.split("test")
     embedded = embed(model, build_dataset(config.data, test.select(test.labels < PROBED), train=False))
     probe = linear_probe(embedded.embeddings, embedded.labels, ids=embedded.ids)
-    features = embed(model, build_dataset(config.data, train, train=False))
-    return {"probe_top1": probe.metrics["top1"], "probe_top5": probe.metrics["top5"], "homogeneity": spread(features)}
+    views = build_dataset(config.data, manifest.split("train"), train=True, seed=config.seed)
+    counts, edges = np.histogram(differences(*(embed_view(model, views, view) for view in (0, 1))), bins=30)
+    histogram = {"counts": counts.tolist(), "edges": [float(f"{edge:.4g}") for edge in edges]}
+    return {"probe_top1": probe.metrics["top1"], "probe_top5": probe.metrics["top5"], "homogeneity": histogram}
 
 
-def spread(features: Embedded, *, temperature: float = 0.1) -> list[float]:
-    """Percentiles 0, 5 … 100 over images of log E exp(s/τ) against the others, less the mean over all images."""
-    rows = torch.nn.functional.normalize(torch.from_numpy(features.embeddings).double())
-    similarity = (rows @ rows.T / temperature).fill_diagonal_(-torch.inf)
-    values = torch.logsumexp(similarity, dim=1)
-    percentiles = np.percentile((values - values.mean()).numpy(), np.arange(0, 101, 5))
-    return [round(float(value), 4) for value in percentiles]
+@torch.inference_mode()
+def embed_view(model: nn.Module, data: ImageDataset, view: int) -> Tensor:
+    """Embeddings of unit length [image, dim] of one augmentation of each image."""
+    found = []
+    for rows in torch.split(torch.arange(len(data)), 256):
+        images = data.__getitems__([(row, 0, view) for row in rows.tolist()]).image
+        assert isinstance(images, Tensor)
+        found.append(normalize(model(images)))
+    return torch.cat(found)
+
+
+def differences(first: Tensor, second: Tensor) -> np.ndarray:
+    """For each image E |A(x)ᵀz − A'(x)ᵀz|² over the other images z, by one view each: the X axis of SogCLR's Fig. 2."""
+    squares = ((first - second) @ first.T).square().fill_diagonal_(0)
+    return (squares.sum(dim=1) / (len(first) - 1)).numpy()
