@@ -230,14 +230,13 @@ def pairs(
     overrides: DataOverrides = None,
 ) -> None:
     """Measure a model of images and texts: each found by the other, and images classified by the names of classes."""
-    from aurank.evaluation.two_way import PROMPTS
     from aurank.files import require_writable
     from aurank.training import Images, evaluate_pairs
 
     require_writable(out / "zero_shot.json")
     images = Images(data, split, overrides=overrides or [])
     with draw_running(batch, device, cache, no_cache, allow=False) as running:
-        result = evaluate_pairs(model, images, templates=prompt or PROMPTS, running=running)
+        result = evaluate_pairs(model, images, templates=prompt, running=running)
     result.save(out)
     console.print(str(result), highlight=False, markup=False, soft_wrap=True)
     console.print(f"written to {out}", highlight=False)

@@ -86,7 +86,7 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         if self.two_way and inputs.is_self_set:
             raise UserError(
                 f"{type(self).__name__} with two_way=True contrasts two modalities: pass the other one, "
-                "loss(images, labels, ref_emb=texts, ref_labels=labels)"
+                "loss(images, labels, ref_emb=texts, ref_labels=labels), or make it with two_way=False for one"
             )
         inputs = self.prepared(self.gather(inputs))
         pairs = make_pairs(inputs, distance=self.distance, two_way=self.two_way)

@@ -112,8 +112,9 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
                 "the miner takes the easiest positive, which among references is the query itself: give it "
                 'pos_strategy="hard" or "all", or leave out the memory'
             )
-        if inputs.ids is None and any(isinstance(part, KeyedLoss) for part in self.loss.modules()):
-            inputs = replace(inputs, ids=inputs.labels)  # as those losses do, so that earlier views are left out
+        keyed = next((part for part in self.loss.modules() if isinstance(part, KeyedLoss)), None)
+        if inputs.ids is None and keyed is not None:  # labels are ids then, so that earlier views are left out
+            inputs = replace(inputs, ids=keyed.keys_of("labels", inputs.labels, "ids", None))
         inputs = self.gather.batch(replace(inputs, indices_tuple=mined))
         own = inputs if self.calls < self.start_at else self.with_memory(inputs)
         value = call_loss(self.loss, self.gather.mine(own))

@@ -1,5 +1,6 @@
 """Measuring a trained model of images and texts: what ``aurank pairs`` calls."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,15 @@ class PairsResult:
         return describe_groups(self.two_way, "\n".join(["zero-shot classification", *lines, *self.zero_shot.notes]))
 
     def save(self, folder: Path | str) -> None:
-        """Writes two_way/GROUP for each group, and zero_shot.json, into the folder."""
+        """Writes two_way/GROUP for each group, and zero_shot.json, into the folder.
+
+        What an earlier result left there and this one has not, is removed: a folder holds one result.
+        """
+        for found in Path(folder).glob("two_way/*/two_way.json"):
+            if found.parent.name not in self.two_way:
+                shutil.rmtree(found.parent)
+        if self.zero_shot is None:
+            (Path(folder) / "zero_shot.json").unlink(missing_ok=True)
         for name, report in self.two_way.items():
             report.save(Path(folder) / "two_way" / name)
         if self.zero_shot is not None:
@@ -52,14 +61,19 @@ class PairsResult:
 
 
 def evaluate_pairs(
-    model: str, images: Images | None = None, *, templates: Sequence[str] = PROMPTS, running: Running | None = None
+    model: str,
+    images: Images | None = None,
+    *,
+    templates: Sequence[str] | None = None,
+    running: Running | None = None,
 ) -> PairsResult:
     """What a model that was trained with model.text makes of images and their texts.
 
     Args:
         model: ``aurank:DIR/best``.
         images: its ``data``, ``split`` and ``overrides``: a table with a column text.
-        templates: sentences with {} for the name of a class, which is read with blanks for - and _.
+        templates: sentences with {} for the name of a class, which is read with blanks for - and _; None for those of
+            ``aurank.evaluation.two_way.PROMPTS``. Classes are those of the column `label`, one for each image.
 
     Raises:
         UserError: whatever is wrong with the options, before anything is embedded.
@@ -74,9 +88,14 @@ def evaluate_pairs(
     device = choose_device(running.device)
     checkpoint = load_checkpoint(resolve_checkpoint(what))
     require_texts(read_config(checkpoint["config"]), model)
-    prompts([], templates)  # refuses those without a place for the class
+    prompts([], PROMPTS if templates is None else templates)  # refuses those without a place for the class
     config, manifest = select(images, checkpoint["config"])
     require_pairs(manifest)
+    if templates is not None and not _has_classes(manifest):
+        raise UserError(
+            f"--prompt has no use here: the images of {manifest.name} have no classes to tell apart; "
+            "give its table a column label, one for each image"
+        )
     towers = towers_of(checkpoint, config, model)
     whole = build_manifest(config.data, seed=config.seed)
     known = whole.sha256 == checkpoint["manifest"] and images.split != "train"
@@ -102,7 +121,9 @@ def evaluate_pairs(
     zero_shot = None
     if _has_classes(manifest):
         names = [name.replace("-", " ").replace("_", " ") for name in manifest.classes]
-        zero_shot = noted(embedded.zero_shot(towers.module, towers.tokenise, names, templates=templates), note)
+        zero_shot = noted(
+            embedded.zero_shot(towers.module, towers.tokenise, names, templates=templates or PROMPTS), note
+        )
     return PairsResult({name: noted_both(report, note) for name, report in reports.items()}, zero_shot)
 
 

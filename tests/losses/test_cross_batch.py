@@ -300,3 +300,13 @@ def test_a_warning_of_pairs_that_ids_leave_out_says_so() -> None:
     (images, _), (texts, _), rows = batch(0), batch(1), torch.arange(SIZE)
     with pytest.warns(UserWarning, match="references of a query's own id do not count: leave out ref_ids"):
         assert SogCLRLoss(SIZE)(images, rows, ref_emb=texts, ref_labels=rows, ids=rows, ref_ids=rows) == 0
+
+
+def test_labels_of_classes_are_not_taken_for_ids() -> None:
+    memory = CrossBatchMemory(SogCLRLoss(50), embedding_dim=5, memory_size=40)
+    rows = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+    classes = torch.tensor([0, 0, 0, 1, 1, 1])
+    with pytest.raises(UserError, match=r"label 0 occurs 3 times, more than views=2.*SogCLRLoss.*ids=batch.id"):
+        memory(rows, classes)
+    memory(rows, classes, ids=torch.arange(6))
+    assert int((memory.loss.log_u != 0).sum()) == 6

@@ -97,6 +97,16 @@ def test_pairs_of_a_table_without_test_rows_are_measured_on_the_split_named(best
         evaluate_pairs(f"aurank:{best}", images)
     measured = evaluate_pairs(f"aurank:{best}", dataclasses.replace(images, split="train"))
     assert measured.two_way["all"].image_to_text.num_queries == len(rows)
+    with pytest.raises(UserError, match=r"--prompt has no use here: .* give its table a column label"):
+        evaluate_pairs(f"aurank:{best}", dataclasses.replace(images, split="train"), templates=["a {}"])
+    stale, kept = tmp_path / "out" / "two_way" / "seen_texts", tmp_path / "out" / "two_way" / "notes.txt"
+    measured.two_way["all"].save(stale)
+    kept.write_text("of someone", encoding="utf-8")
+    (tmp_path / "out" / "zero_shot.json").write_text("of another table", encoding="utf-8")
+    measured.save(tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == sorted(
+        ["two_way", "all", "image_to_text.json", "text_to_image.json", "two_way.json", "notes.txt"]
+    )
 
 
 def test_a_run_of_images_alone_is_refused_before_data_are_read(best: Path, tmp_path: Path) -> None:
