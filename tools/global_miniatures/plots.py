@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 from miniatures.plots import COLOURS, INK, MUTED, canvas, save
 from miniatures.results import Mean
@@ -90,9 +91,10 @@ def homogeneity(store: Store) -> Figure:
     for name, colour in zip(training.UNLABELLED, COLOURS, strict=True):
         for line in store.of("representations", name):
             if line["settings"]["batch"] == 64 and line["seed"] == 0:
-                found = line["homogeneity"]
-                axes.stairs(found["counts"], found["edges"], color=colour, label=TITLES[name])
-    axes.set(xlabel="E |A(x)ᵀz − A'(x)ᵀz|² over other images z", ylabel="training images", xlim=(0, None))
+                counts, edges = (np.asarray(line["homogeneity"][part]) for part in ("counts", "edges"))
+                density = counts / counts.sum() / np.diff(edges)
+                axes.stairs(density, edges, color=colour, label=TITLES[name])
+    axes.set(xlabel="E |A(x)ᵀz − A'(x)ᵀz|² over other images z", ylabel="density of images", xlim=(0, 0.15))
     axes.legend(frameon=False, fontsize=8)
     return figure
 
@@ -143,5 +145,6 @@ def choices(store: Store) -> Figure:
     colours = [COLOURS[1] if name in ESTIMATORS else COLOURS[0] for name in held]
     bars = axes.barh(list(held), list(held.values()), color=colours, height=0.7)
     axes.bar_label(bars, fmt="%.3f", fontsize=8, padding=3)
+    axes.margins(x=0.1)
     axes.set_xlabel(f"mean squared error of the log-normaliser, B = {BATCH}, n = {PAIRS:,}", fontsize=9)
     return figure

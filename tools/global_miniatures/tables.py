@@ -59,8 +59,9 @@ def convergence_table(store: Store) -> str:
     for name, title in convergence.TITLES.items():
         groups: dict[tuple[int, float | None], list[Line]] = {}
         for line in store.of("convergence", name):
-            groups.setdefault((line["settings"]["batch"], line["settings"].get("burn_in")), []).append(line)
-        for (batch, burn_in), lines in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] or 0.5)):
+            burn_in = line["settings"].get("burn_in", 0.5 if name == "emc2" else None)
+            groups.setdefault((line["settings"]["batch"], burn_in), []).append(line)
+        for (batch, burn_in), lines in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] or 0.0)):
             last = [line["course"][-1] for line in lines]
             norms = Mean.of(end["squared_gradient_norm"] for end in last)
             about = title if burn_in is None else f"{title}, P = {round(burn_in * (2 * batch - 2))}"
