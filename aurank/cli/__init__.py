@@ -94,7 +94,7 @@ def train(
             console.print(describe_groups(result.two_way, *images), highlight=False, markup=False, soft_wrap=True)
         elif result.report is not None:
             console.print(str(result.report), highlight=False, markup=False, soft_wrap=True)
-        console.print(f"written to {result.out}", highlight=False)
+        console.print(f"written to {result.out}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -113,7 +113,7 @@ def demo(
     for name, metrics in results.items():
         table.add_row(name.replace("_", " "), f"{metrics['mauprc']:.4f}", f"{metrics['recall@1']:.4f}")
     console.print(table)
-    console.print(f"written to {out / 'demo.json'}", highlight=False)
+    console.print(f"written to {out / 'demo.json'}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -160,7 +160,7 @@ def evaluate(
         report = evaluate_model(model, images, labels=labels, running=running, **given)
     write_results(report, out)
     console.print(str(report), highlight=False, markup=False, soft_wrap=True)
-    console.print(f"written to {out / 'report.json'}", highlight=False)
+    console.print(f"written to {out / 'report.json'}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -209,7 +209,9 @@ def embed(
         embedded = embed_model(model, images, running=running)
     embedded.save(out)
     rows, width = embedded.embeddings.shape
-    console.print(f"{rows} embeddings of {width} dimensions written to {out}", highlight=False)
+    console.print(
+        f"{rows} embeddings of {width} dimensions written to {out}", highlight=False, markup=False, soft_wrap=True
+    )
 
 
 @app.command()
@@ -239,7 +241,7 @@ def pairs(
         result = evaluate_pairs(model, images, templates=prompt, running=running)
     result.save(out)
     console.print(str(result), highlight=False, markup=False, soft_wrap=True)
-    console.print(f"written to {out}", highlight=False)
+    console.print(f"written to {out}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -274,7 +276,7 @@ def probe(
     def finished(name: str, result: ProbeResult) -> None:
         result.save(out / f"{name}.json")
         console.print(str(result), highlight=False, markup=False, soft_wrap=True)
-        console.print(f"written to {out / f'{name}.json'}", highlight=False)
+        console.print(f"written to {out / f'{name}.json'}", highlight=False, markup=False, soft_wrap=True)
 
     with draw_running(batch, device, cache, no_cache, allow_code, finished) as running:
         probe_model(model, images, protocols=protocols, labels=labels, k=k, seeds=drawn, running=running)
@@ -353,7 +355,7 @@ def cp(
     if not target.parent.is_dir():
         raise UserError(f"no folder {target.parent}; create it first")
     shutil.copyfile(shipped[name], target)
-    console.print(f"{name} copied to {target}", highlight=False)
+    console.print(f"{name} copied to {target}", highlight=False, markup=False, soft_wrap=True)
 
 
 def main() -> None:

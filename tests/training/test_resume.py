@@ -79,7 +79,7 @@ LARGE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("loss", "sections"), [("soprc", {}), ("smooth_ap", {}), ("blackbox_ap", LARGE)])
+@pytest.mark.parametrize(("loss", "sections"), [("soprc", {}), ("blackbox_ap", LARGE)])
 def test_killed_runs_resume_bit_for_bit_with_any_number_of_workers(
     tmp_path: Path, loss: str, sections: dict[str, dict[str, Any]]
 ) -> None:

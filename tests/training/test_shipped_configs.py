@@ -81,7 +81,7 @@ def test_random_edits_of_one_key_end_valid_or_with_exit_code_2(
     monkeypatch.setattr(sys, "argv", ["aurank", "config", str(path)])
     chance = random.Random(name)
     codes = {0: 0, 2: 0}
-    number = 300 if name in THOROUGHLY else 20
+    number = 100 if name in THOROUGHLY else 20
     for _ in range(number):
         tree = copy.deepcopy(whole)
         done = edit_one_key(tree, chance)
