@@ -265,9 +265,8 @@ def apply_overrides(
         components: dotted path of each component with the name that it has when none is given.
     """
     dropped = []
-    names = {
-        path[:-1]: value for path, value in overrides if path[-1] == "name"
-    }  # the last one where there are several
+    # The last one where there are several.
+    names = {path[:-1]: value for path, value in overrides if path[-1] == "name"}
     for path, value in names.items():
         component, section = ".".join(path), _lookup(tree, path)
         if component not in components or not isinstance(section, dict):

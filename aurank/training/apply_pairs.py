@@ -1,6 +1,6 @@
 """Measuring a trained model of images and texts: what ``aurank pairs`` calls."""
 
-import shutil
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from aurank.data import Manifest
 from aurank.data.captions import text_key
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
-from aurank.evaluation.two_way import PROMPTS, TwoWayReport, prompts
+from aurank.evaluation.two_way import DIRECTIONS, PROMPTS, TwoWayReport, prompts
 from aurank.training.apply import Running, choose_device, opened_cache, own_description, split_name
 from aurank.training.build import build_dataset, build_manifest
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
@@ -47,17 +47,20 @@ class PairsResult:
     def save(self, folder: Path | str) -> None:
         """Writes two_way/GROUP for each group, and zero_shot.json, into the folder.
 
-        What an earlier result left there and this one has not, is removed: a folder holds one result.
+        Then the files of an earlier result that this one has not are removed: a folder holds one result.
         """
-        for found in Path(folder).glob("two_way/*/two_way.json"):
-            if found.parent.name not in self.two_way:
-                shutil.rmtree(found.parent)
-        if self.zero_shot is None:
-            (Path(folder) / "zero_shot.json").unlink(missing_ok=True)
         for name, report in self.two_way.items():
             report.save(Path(folder) / "two_way" / name)
+        for found in Path(folder).glob("two_way/*/two_way.json"):
+            if found.parent.name not in self.two_way:
+                for name in (*DIRECTIONS, "two_way"):
+                    found.with_name(f"{name}.json").unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # it holds something else
+                    found.parent.rmdir()
         if self.zero_shot is not None:
             self.zero_shot.save(Path(folder) / "zero_shot.json")
+        else:
+            (Path(folder) / "zero_shot.json").unlink(missing_ok=True)
 
 
 def evaluate_pairs(

@@ -102,10 +102,21 @@ def test_pairs_of_a_table_without_test_rows_are_measured_on_the_split_named(best
     stale, kept = tmp_path / "out" / "two_way" / "seen_texts", tmp_path / "out" / "two_way" / "notes.txt"
     measured.two_way["all"].save(stale)
     kept.write_text("of someone", encoding="utf-8")
+    measured.two_way["all"].save(stale.with_name("new_texts"))
+    (stale.with_name("new_texts") / "mine.txt").write_text("of someone", encoding="utf-8")
     (tmp_path / "out" / "zero_shot.json").write_text("of another table", encoding="utf-8")
     measured.save(tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == sorted(
-        ["two_way", "all", "image_to_text.json", "text_to_image.json", "two_way.json", "notes.txt"]
+        [
+            "two_way",
+            "all",
+            "image_to_text.json",
+            "text_to_image.json",
+            "two_way.json",
+            "notes.txt",
+            "new_texts",
+            "mine.txt",
+        ]
     )
 
 
