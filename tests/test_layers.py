@@ -1,6 +1,7 @@
 """The structure of the tree: data flows one way, heavy libraries have one home, files stay small."""
 
 import ast
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -94,16 +95,39 @@ def test_a_file_has_at_most_400_lines(path: Path) -> None:
     assert count <= 400, f"{path} has {count} lines; split it"
 
 
+def prints_or_exits(path: Path) -> set[str]:
+    """What of print, exit, sys.exit, os._exit, breakpoint and SystemExit a file calls or raises."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        named = node.func if isinstance(node, ast.Call) else node.exc if isinstance(node, ast.Raise) else None
+        if named is not None:
+            found.add(ast.unparse(named.func if isinstance(named, ast.Call) else named))
+    return found & {"print", "exit", "quit", "breakpoint", "sys.exit", "os._exit", "SystemExit"}
+
+
 def test_only_the_command_line_prints_or_exits() -> None:
     for path in FILES:
-        if path.name == "cli.py":
-            continue
-        calls = {
-            node.func.id
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        }
-        assert not calls & {"print", "exit", "breakpoint"}, path
+        if not within(module_name(path), "aurank.cli") and module_name(path) != "aurank.__main__":
+            assert not prints_or_exits(path), path
+
+
+@pytest.mark.parametrize(
+    "line", ["print(1)", "exit()", "sys.exit(2)", "os._exit(1)", "raise SystemExit", "raise SystemExit(2)"]
+)
+def test_every_way_to_print_or_to_exit_is_seen(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "file.py"
+    path.write_text(f"def f():\n    {line}\n", encoding="utf-8")
+    assert prints_or_exits(path)
+
+
+def test_every_place_names_the_same_oldest_python() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    oldest = project["project"]["requires-python"].removeprefix(">=")
+    assert oldest == "3.11"  # where typing.Unpack came
+    assert project["tool"]["ruff"]["target-version"] == "py" + oldest.replace(".", "")
+    assert project["tool"]["mypy"]["python_version"] == oldest
+    assert f"Python ≥ {oldest}" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"Programming Language :: Python :: {oldest}" in project["project"]["classifiers"]
 
 
 def test_the_package_lists_its_names_before_they_are_first_used() -> None:
