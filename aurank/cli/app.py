@@ -1,0 +1,34 @@
+"""The command line's root, to which the files beside this one add their commands."""
+
+from typing import Annotated
+
+import typer
+
+from aurank import __version__
+from aurank.cli.drawing import console
+
+app = typer.Typer(
+    name="aurank",
+    help="Train image-retrieval embeddings for average precision, and measure any embedding exactly.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Look after data sets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+def _print_version(wanted: bool) -> bool:
+    if wanted:
+        console.print(f"aurank {__version__}", highlight=False)
+        raise typer.Exit
+    return wanted  # typer hands this on in place of what came
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train image-retrieval embeddings for average precision, and measure any embedding exactly."""

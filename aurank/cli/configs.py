@@ -1,0 +1,54 @@
+"""Commands that look at configurations."""
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from aurank.cli.app import app
+from aurank.cli.drawing import console
+from aurank.cli.options import ConfigFile, Overrides
+from aurank.errors import UserError
+
+
+@app.command()
+def config(file: ConfigFile, overrides: Overrides = None) -> None:
+    """Print the resolved configuration, or every error in it, without touching data."""
+    from aurank.config import dump_config
+    from aurank.training import read_config
+
+    console.print(dump_config(read_config(file, overrides or [])), end="", highlight=False, markup=False)
+
+
+@app.command()
+def ls() -> None:
+    """List the shipped configurations with the first line of their headers."""
+    from aurank.config import shipped_configs
+
+    table = Table("name", "about", box=None)
+    for name, path in sorted(shipped_configs().items()):
+        first = path.read_text(encoding="utf-8").splitlines()[0]
+        table.add_row(name, first.removeprefix("#").strip())
+    console.print(table)
+
+
+@app.command()
+def cp(
+    name: Annotated[str, typer.Argument(help="A name printed by aurank ls.")],
+    to: Annotated[Path, typer.Argument(help="The file to write.")],
+) -> None:
+    """Copy a shipped configuration, to be changed."""
+    from aurank.config import shipped_configs
+
+    shipped = shipped_configs()
+    if name not in shipped:
+        raise UserError(f"no shipped configuration {name!r}; expected one of {', '.join(shipped)}")
+    target = to / f"{Path(name).name}.yaml" if to.is_dir() else to
+    if target.exists():
+        raise UserError(f"{target} exists already; name another file")
+    if not target.parent.is_dir():
+        raise UserError(f"no folder {target.parent}; create it first")
+    shutil.copyfile(shipped[name], target)
+    console.print(f"{name} copied to {target}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,191 @@
+"""Commands that run a model, or read what one made."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aurank.cli.app import app
+from aurank.cli.drawing import console, draw_running
+from aurank.cli.options import (
+    AllowCodeOption,
+    BatchOption,
+    CacheOption,
+    DataOption,
+    DataOverrides,
+    DeviceOption,
+    GalleryOption,
+    ModelOption,
+    NoCacheOption,
+    ProtocolOption,
+    QueryOption,
+    RootOption,
+    SplitOption,
+    whole_numbers,
+)
+
+
+@app.command()
+def evaluate(
+    model: ModelOption,
+    out: Annotated[Path, typer.Option(help="Folder for report.json, per_query.parquet and pr_curve.png.")],
+    data: DataOption = None,
+    split: SplitOption = None,
+    protocol: ProtocolOption = None,
+    root: RootOption = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds of a protocol's draws, such as 0,1,2.")] = None,
+    query: QueryOption = None,
+    gallery: GalleryOption = None,
+    labels: Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings.")] = None,
+    recall_at: Annotated[str | None, typer.Option(help="The k of Recall@k and precision@k, such as 1,10,100.")] = None,
+    distance: Annotated[str | None, typer.Option(help="cosine, dot or euclidean.")] = None,
+    ties: Annotated[str | None, typer.Option(help="threshold, optimistic or pessimistic.")] = None,
+    index: Annotated[str | None, typer.Option(help="Measure a faiss index too, such as IVF1024,Flat.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Which engine counts; auto chooses.")] = None,
+    intervals: Annotated[int | None, typer.Option(help="Bootstrap resamples for intervals, such as 1000.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    max_memory: Annotated[str | None, typer.Option(help="Bound on the engine's memory, such as 1GiB.")] = None,
+    batch: BatchOption = None,
+    device: DeviceOption = None,
+    cache: CacheOption = None,
+    no_cache: NoCacheOption = False,
+    allow_code: AllowCodeOption = False,
+    overrides: DataOverrides = None,
+) -> None:
+    """Measure any model on any images, or saved embeddings, exactly."""
+    from aurank.evaluation.intervals import Resampling
+    from aurank.reporting import require_free, write_results
+    from aurank.training import Images, evaluate_model
+
+    cuts = None if recall_at is None else whole_numbers("--recall-at", recall_at)
+    options: dict[str, Any] = {"recall_at": cuts, "distance": distance, "ties": ties, "index": index}
+    options |= {"backend": backend, "max_memory": max_memory}
+    options["resampling"] = None if intervals is None else Resampling(intervals, seed)
+    require_free(out)
+    drawn = None if seeds is None else whole_numbers("--seeds", seeds)
+    images = Images(data, split, protocol, root, query, gallery, overrides or [], drawn)
+    with draw_running(batch, device, cache, no_cache, allow_code) as running:
+        given = {name: value for name, value in options.items() if value is not None}
+        report = evaluate_model(model, images, labels=labels, running=running, **given)
+    write_results(report, out)
+    console.print(str(report), highlight=False, markup=False, soft_wrap=True)
+    console.print(f"written to {out / 'report.json'}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def compare(
+    report_a: Annotated[Path, typer.Argument(help="A report.json, or the folder that holds it.")],
+    report_b: Annotated[Path, typer.Argument(help="Another, on the same queries.")],
+    metric: Annotated[str, typer.Option(help="Such as mauprc or recall@1.")] = "mauprc",
+    resamples: Annotated[int, typer.Option(help="Bootstrap resamples.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    most: Annotated[int, typer.Option(min=0, help="How many of the queries that changed most to list.")] = 10,
+    force: Annotated[bool, typer.Option("--force", help="Compare although protocols or distances differ.")] = False,
+) -> None:
+    """Say whether the second report is better than the first, and where."""
+    from aurank.evaluation import Report
+    from aurank.evaluation.compare import compare
+
+    first, second = (Report.load(path / "report.json" if path.is_dir() else path) for path in (report_a, report_b))
+    found = compare(first, second, metric=metric, resamples=resamples, seed=seed, most=most, force=force)
+    console.print(str(found), highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def embed(
+    model: ModelOption,
+    out: Annotated[Path, typer.Option(help="The .npz file to write: embeddings, labels, ids, paths.")],
+    data: DataOption = None,
+    split: SplitOption = None,
+    protocol: ProtocolOption = None,
+    root: RootOption = None,
+    query: QueryOption = None,
+    gallery: GalleryOption = None,
+    batch: BatchOption = None,
+    device: DeviceOption = None,
+    cache: CacheOption = None,
+    no_cache: NoCacheOption = False,
+    allow_code: AllowCodeOption = False,
+    overrides: DataOverrides = None,
+) -> None:
+    """Write the embeddings of a data set's split, with ids, paths and labels."""
+    from aurank.files import require_writable
+    from aurank.training import Images, embed_model
+
+    require_writable(out, suffix=".npz")
+    images = Images(data, split, protocol, root, query, gallery, overrides or [])
+    with draw_running(batch, device, cache, no_cache, allow_code) as running:
+        embedded = embed_model(model, images, running=running)
+    embedded.save(out)
+    rows, width = embedded.embeddings.shape
+    console.print(
+        f"{rows} embeddings of {width} dimensions written to {out}", highlight=False, markup=False, soft_wrap=True
+    )
+
+
+@app.command()
+def pairs(
+    model: Annotated[str, typer.Option("--model", help="aurank:DIR/best of a run with model.text.")],
+    out: Annotated[Path, typer.Option(help="Folder for two_way/GROUP and zero_shot.json.")],
+    data: Annotated[
+        str | None, typer.Option("--data", help="table:FILE with a column text; default: the data it was trained on.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Which split: train, val or test (the default).")] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Sentence with {} for a class, for zero-shot; may be given repeatedly.")
+    ] = None,
+    batch: BatchOption = None,
+    device: DeviceOption = None,
+    cache: CacheOption = None,
+    no_cache: NoCacheOption = False,
+    overrides: DataOverrides = None,
+) -> None:
+    """Measure a model of images and texts: each found by the other, and images classified by the names of classes."""
+    from aurank.files import require_writable
+    from aurank.training import Images, evaluate_pairs
+
+    require_writable(out / "zero_shot.json")
+    images = Images(data, split, overrides=overrides or [])
+    with draw_running(batch, device, cache, no_cache, allow=False) as running:
+        result = evaluate_pairs(model, images, templates=prompt, running=running)
+    result.save(out)
+    console.print(str(result), highlight=False, markup=False, soft_wrap=True)
+    console.print(f"written to {out}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def probe(
+    model: ModelOption,
+    out: Annotated[Path, typer.Option(help="Folder for knn.json and linear_probe.json.")],
+    data: DataOption = None,
+    split: Annotated[str | None, typer.Option(help="Which split is tested: train, val or test (the default).")] = None,
+    protocol: Annotated[list[str] | None, typer.Option(help="knn or linear_probe; give it twice for both.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings.")] = None,
+    k: Annotated[int | None, typer.Option("--k", help="Neighbours that vote; default 200, or all there are.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds of the draws, such as 0,1,2.")] = None,
+    batch: BatchOption = None,
+    device: DeviceOption = None,
+    cache: CacheOption = None,
+    no_cache: NoCacheOption = False,
+    allow_code: AllowCodeOption = False,
+    overrides: DataOverrides = None,
+) -> None:
+    """Classify by frozen embeddings: nearest neighbours and a linear classifier (by default both)."""
+    from aurank.evaluation import ProbeResult
+    from aurank.evaluation.probes import PROBES
+    from aurank.files import require_writable
+    from aurank.training import Images, probe_model
+
+    protocols = protocol or list(PROBES)
+    for name in protocols:
+        require_writable(out / f"{name}.json")
+    drawn = None if seeds is None else whole_numbers("--seeds", seeds)
+    images = Images(data, split, overrides=overrides or [])
+
+    def finished(name: str, result: ProbeResult) -> None:
+        result.save(out / f"{name}.json")
+        console.print(str(result), highlight=False, markup=False, soft_wrap=True)
+        console.print(f"written to {out / f'{name}.json'}", highlight=False, markup=False, soft_wrap=True)
+
+    with draw_running(batch, device, cache, no_cache, allow_code, finished) as running:
+        probe_model(model, images, protocols=protocols, labels=labels, k=k, seeds=drawn, running=running)

@@ -1,0 +1,66 @@
+"""Commands that train."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from aurank.cli.app import app
+from aurank.cli.drawing import complaints, console, draw_training
+from aurank.cli.options import ConfigFile, Overrides
+
+
+@app.command()
+def train(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write; default runs/<config stem>.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Build everything, run two batches, write nothing.")
+    ] = False,
+) -> None:
+    """Train an embedding from a configuration; writes checkpoints, metrics.jsonl and the test split's report.json."""
+    from aurank.training import describe_groups, read_config, rehearse, train
+
+    settings = read_config(config, overrides or [])
+    if dry_run:
+        console.print(str(rehearse(settings)), highlight=False, soft_wrap=True)
+        return
+    out = out or Path("runs") / Path(config).stem
+    with draw_training() as listener:
+        result = train(settings, out, resume, listener=listener)
+    left_out = ", ".join(f"{count} of {split}" for split, count in result.skipped.items() if count)
+    if left_out and result.is_main:
+        complaints.print(f"skipped, unreadable: {left_out}")
+    if result.stopped_by is not None:
+        if result.is_main:
+            complaints.print(f"stopped by a signal after step {result.steps}; everything is saved, go on with --resume")
+        raise SystemExit(128 + result.stopped_by)
+    if result.is_main:
+        if result.two_way:
+            images = [] if result.report is None else [f"images with each other\n{result.report}"]
+            console.print(describe_groups(result.two_way, *images), highlight=False, markup=False, soft_wrap=True)
+        elif result.report is not None:
+            console.print(str(result.report), highlight=False, markup=False, soft_wrap=True)
+        console.print(f"written to {result.out}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for demo.json and the run.")] = Path("runs/demo"),
+) -> None:
+    """Train on scikit-learn's digits in a minute, and compare with raw pixels and the untrained network."""
+    from aurank.training import demo
+
+    with draw_training() as listener:
+        results, stopped_by = demo(out, listener=listener)
+    if stopped_by is not None:
+        complaints.print("stopped by a signal; everything is saved, the same command goes on")
+        raise SystemExit(128 + stopped_by)
+    table = Table("test digits", "mAUPRC", "Recall@1", title="aurank demo")
+    for name, metrics in results.items():
+        table.add_row(name.replace("_", " "), f"{metrics['mauprc']:.4f}", f"{metrics['recall@1']:.4f}")
+    console.print(table)
+    console.print(f"written to {out / 'demo.json'}", highlight=False, markup=False, soft_wrap=True)
