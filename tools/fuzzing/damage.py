@@ -1,0 +1,132 @@
+"""Random damage: to bytes, to the words of a text, to the values of a tree (JSON, YAML, a checkpoint)."""
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+HOSTILE_WORDS = (
+    *("", " ", "nan", "inf", "-1", "0", "1e999", "9" * 30, "9" * 5000, "0x10", "true", "null", "~", "[]", "{}"),
+    *("\x00", "a\x00b", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\r", "\u202e", "\ufeff", "\ud7ff", "é" * 300),
+    *("..", "../x", "../../../../etc/passwd", "/etc/passwd", "/dev/zero", "//", "./.", "a/" * 200, "a" * 5000, "~root"),
+    *(
+        '"',
+        "'",
+        "\\",
+        ",",
+        ";",
+        "\t",
+        "\n",
+        "%s",
+        "{0}",
+        "[" * 2000,
+        "{" * 2000,
+        "- " * 500,
+        "&a [*a]",
+        "!!python/name:os",
+    ),
+)
+HOSTILE_VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63), 10**30, 0.5, -0.5, 1e300, float("nan"), float("inf")),
+    *("", "x", "1", [], [1], [[1], 2], {}, {"a": 1}, {"name": "x", "params": {}}, "a" * 5000, "\x1b[31m"),
+)
+_NUMBERS = (0, 1, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF)
+
+
+def damage_bytes(content: bytes, chance: random.Random, other: bytes = b"") -> bytes:
+    """Return the content with one to four changes; `other` is a second file to take pieces from."""
+    data = bytearray(content)
+    for _ in range(chance.choice((1, 1, 1, 2, 4))):
+        _CHANGES[chance.randrange(len(_CHANGES))](data, chance, other or content)
+    return bytes(data)
+
+
+def damage_text(content: str, chance: random.Random) -> str:
+    """Return the text with one to three of its words or lines replaced, removed, doubled or swapped."""
+    for _ in range(chance.choice((1, 1, 2, 3))):
+        separator = chance.choice(("\n", "\n", ",", " ", ":"))
+        parts = content.split(separator)
+        place = chance.randrange(len(parts))
+        what = chance.randrange(5)
+        if what == 0:
+            parts[place] = chance.choice(HOSTILE_WORDS)
+        elif what == 1:
+            parts.insert(place, chance.choice(HOSTILE_WORDS))
+        elif what == 2:
+            del parts[place]
+        elif what == 3:
+            parts[place:place] = [parts[place]] * chance.choice((1, 1, 50))
+        else:
+            other = chance.randrange(len(parts))
+            parts[place], parts[other] = parts[other], parts[place]
+        content = separator.join(parts)
+    return content
+
+
+def damage_tree(tree: Any, chance: random.Random, values: tuple[Any, ...] = HOSTILE_VALUES) -> Any:
+    """Return a copy of nested dicts and lists with one to three nodes replaced, removed, renamed or moved."""
+    tree = copy.deepcopy(tree)
+    for _ in range(chance.choice((1, 1, 2, 3))):
+        spots = list(_spots(tree))
+        if not spots:
+            return chance.choice(values)
+        holder, key = chance.choice(spots)
+        what = chance.randrange(6)
+        if what <= 2:
+            holder[key] = copy.deepcopy(chance.choice(values))
+        elif what == 3:
+            del holder[key]
+        elif what == 4 and isinstance(holder, dict):
+            holder[chance.choice((f"{key}x", "x", "", 7, "a" * 300, "\x1b[31m"))] = holder.pop(key)
+        else:
+            other, where = chance.choice(spots)
+            if where in other if isinstance(other, dict) else where < len(other):
+                holder[key] = copy.deepcopy(other[where])
+    return tree
+
+
+def _spots(tree: Any, depth: int = 0) -> Any:
+    """Yield (holder, key) of every node below the root; of long lists the first few."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree[:8]) if isinstance(tree, list) else ()
+    for key, value in list(items):
+        yield tree, key
+        if depth < 8:
+            yield from _spots(value, depth + 1)
+
+
+def _flip(data: bytearray, chance: random.Random, other: bytes) -> None:
+    if data:
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+
+
+def _overwrite(data: bytearray, chance: random.Random, other: bytes) -> None:
+    size = chance.choice((1, 2, 4, 8))
+    place = chance.randrange(max(1, len(data)))
+    number = chance.choice(_NUMBERS) & (256**size - 1)
+    data[place : place + size] = number.to_bytes(size, chance.choice(("little", "big")))
+
+
+def _cut(data: bytearray, chance: random.Random, other: bytes) -> None:
+    del data[chance.randrange(max(1, len(data))) :]
+
+
+def _remove(data: bytearray, chance: random.Random, other: bytes) -> None:
+    place = chance.randrange(max(1, len(data)))
+    del data[place : place + chance.choice((1, 4, 64, 1024))]
+
+
+def _insert(data: bytearray, chance: random.Random, other: bytes) -> None:
+    place = chance.randrange(max(1, len(data)))
+    data[place:place] = chance.randbytes(chance.choice((1, 4, 64, 1024)))
+
+
+def _splice(data: bytearray, chance: random.Random, other: bytes) -> None:
+    start, size = chance.randrange(max(1, len(other))), chance.choice((4, 64, 1024))
+    place = chance.randrange(max(1, len(data)))
+    data[place : place + size] = other[start : start + size]
+
+
+_CHANGES: tuple[Callable[[bytearray, random.Random, bytes], None], ...] = (
+    *(_flip, _flip, _overwrite, _overwrite, _cut),
+    *(_remove, _insert, _splice),
+)
