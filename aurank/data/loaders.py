@@ -132,7 +132,9 @@ def _quietly() -> Iterator[None]:
 
 def _start_worker(worker: int) -> None:
     """Leaves signals to the parent, which finishes its step and saves: Ctrl-C and schedulers signal every process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGHUP", "SIGUSR1"):
+        if hasattr(signal, name):  # not all of them on Windows
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _ignore_once)
 
 

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -26,7 +25,7 @@ from aurank.training.build import build_dataset, build_encoder, build_transform,
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.training.pairs import each_image_once
 from aurank.training.selecting import Images, require_comparable, select
-from aurank.training.tasks import evaluation_options
+from aurank.training.tasks import TRIAL, evaluation_options
 
 Listener = Callable[[str, int, int], None]
 """Told a stage, such as "embedding" or "ranking", how much of it is done and how much there is."""
@@ -240,17 +239,6 @@ def skipped(dataset: ImageDataset, embedded: Embedded) -> list[str]:
     return [f"skipped, unreadable: {len(paths):,} of {len(dataset):,} images ({'; '.join(paths[:3])}{more})"]
 
 
-_TRIAL = Embedded(
-    embeddings=np.array([[1, 0], [1, 0.5], [0, 1], [0.5, 1]], dtype=np.float32),
-    labels=np.array([0, 0, 1, 1]),
-    ids=np.arange(4),
-    paths=np.array(["a", "b", "c", "d"]),
-    is_query=np.ones(4, dtype=np.bool_),
-    is_gallery=np.ones(4, dtype=np.bool_),
-    groups=np.full(4, -1),
-)
-
-
 def _check_options(options: dict[str, Any], protocol: Protocol | None) -> None:
     """Raises UserError for options that cannot be met, by evaluating four rows: hours before they would be needed."""
     byte_count(options.get("max_memory", "1GiB"))
@@ -258,7 +246,7 @@ def _check_options(options: dict[str, Any], protocol: Protocol | None) -> None:
         _check_factory(index, options.get("distance", "cosine"), options["device"])
     # An index has to be trained on more rows than these, the memory needed grows with them, and no progress is made.
     tried = {name: value for name, value in options.items() if name not in ("index", "max_memory", "progress")}
-    _ = _TRIAL.evaluate(**tried) if protocol is None else protocol.evaluate(_TRIAL, **tried)
+    _ = TRIAL.evaluate(**tried) if protocol is None else protocol.evaluate(TRIAL, **tried)
 
 
 def _check_factory(factory: str, distance: str, device: torch.device) -> None:

@@ -48,7 +48,7 @@ from aurank.training.optim import WeightAverage
 from aurank.training.pairs import require_pairs, texts_of
 from aurank.training.parts import Parts
 from aurank.training.state import Progress
-from aurank.training.tasks import ImageTask, PairTask, Task, Tested
+from aurank.training.tasks import ImageTask, PairTask, Task, Tested, try_evaluation
 from aurank.training.towers import build_towers
 
 MAY_CHANGE = ("data.workers", "data.root", "data.cache", "train.trackers")
@@ -135,6 +135,7 @@ def _train(
     parts = build_parts(config, splits, out, state)
     progress = Progress() if state is None else restore(parts, state)
     if parts.accelerator.is_main_process:
+        try_evaluation(config)
         write_text(out / "config.yaml", dump_config(config))
     loop = Loop(parts, out, progress=progress, listener=listener)
     for text in [*notices, *remarks(parts, splits)]:

@@ -301,3 +301,13 @@ log.close()
     assert done.stdout == f"cannot write {tmp_path / 'metrics.jsonl'}: File too large; free some space, then --resume\n"
     with pytest.raises(AurankError, match=r"cannot write .*Is a directory"):
         MetricsFile(tmp_path)
+
+
+def test_what_measures_is_tried_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise AurankError("no kernel")
+
+    monkeypatch.setattr("aurank.evaluation.embed.evaluate", broken)
+    with pytest.raises(AurankError, match="no kernel"):
+        aurank.train(tiny_config(), tmp_path / "out")
+    assert not (tmp_path / "out" / "metrics.jsonl").exists()

@@ -96,7 +96,7 @@ def test_killed_runs_resume_bit_for_bit_with_any_number_of_workers(
         assert_same_run(tmp_path / "whole", out)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_saves_and_the_resumed_run_is_the_same(tmp_path: Path, number: signal.Signals) -> None:
     config = tiny_config(train={"accumulate": 2, "checkpoint_every": 100})
     whole = aurank.train(config, tmp_path / "whole")

@@ -15,10 +15,17 @@ CELLS = 2**12  # of the table at most; finer would not fit in the first-level ca
 
 
 def compiled(function: Function) -> Function:
-    """The function, compiled on its first call and kept on disk; it bears `no_type_check`, which cannot be compiled."""
-    decorate: Any = numba.njit(nogil=True, cache=True, error_model="numpy")
-    result: Function = decorate(function)
-    return result
+    """The function, compiled on its first call; it bears `no_type_check`, which cannot be compiled.
+
+    What is compiled is kept on disk, beside this file or in the user's cache; where neither can be written, as in a
+    container, each process compiles anew.
+    """
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    try:
+        kept: Function = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # no folder to keep it in
+        kept = numba.njit(**options)(function)
+    return kept
 
 
 @compiled

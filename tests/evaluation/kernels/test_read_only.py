@@ -1,0 +1,35 @@
+"""An installation that cannot be written, of a user without a home, as in a container."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import aurank
+
+
+def test_measuring_needs_no_folder_to_keep_compiled_code_in(tmp_path: Path) -> None:
+    package = tmp_path / "aurank"
+    shutil.copytree(Path(aurank.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    # Permissions do not bind root: a file where numba would make a folder stops anyone.
+    (package / "evaluation" / "kernels" / "__pycache__").write_bytes(b"")
+    script = """
+import numpy as np
+import aurank
+assert aurank.__file__.startswith("PACKAGE"), aurank.__file__
+print(aurank.evaluate(np.eye(4, dtype=np.float32)[[0, 0, 1, 1]], np.array([0, 0, 1, 1]), backend="numba").mauprc)
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    environment |= {"HOME": os.devnull, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(tmp_path)}
+    environment.pop("XDG_CACHE_HOME", None)
+    done = subprocess.run(
+        [sys.executable, "-c", script.replace("PACKAGE", str(package))],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "1.0\n"
