@@ -56,8 +56,19 @@ def _device(device: Device) -> torch.device:
     return chosen
 
 
+def refuse_masked(values: Any, name: str) -> None:
+    """Nothing; UserError for a masked array that hides entries, which np.asarray would bring back."""
+    if isinstance(values, np.ma.MaskedArray) and values.mask.any():
+        hidden = int(np.count_nonzero(values.mask))
+        raise UserError(
+            f"the {name} are a masked array with {hidden} entries hidden, and a mask is not heeded here: leave "
+            "those rows out of all arrays, or fill them with .filled()"
+        )
+
+
 def check_embeddings(embeddings: Embeddings, *, side: str) -> None:
     """Nothing, or UserError unless `embeddings` is a non-empty matrix of real numbers."""
+    refuse_masked(embeddings, f"{side} embeddings")
     shape = tuple(getattr(embeddings, "shape", ()))  # a list has none, and is told to be a matrix
     if len(shape) != 2:
         raise UserError(
@@ -76,6 +87,7 @@ def check_embeddings(embeddings: Embeddings, *, side: str) -> None:
 
 def integer_array(values: Integers, *, name: str, rows: int, side: str) -> Int64[np.ndarray, " row"]:
     """`values` as int64, never by way of a float; UserError unless it is one integer for each of the side's rows."""
+    refuse_masked(values, f"{side} {name}s")
     kind = str(values.dtype) if isinstance(values, Tensor) else ""
     if isinstance(values, Tensor):  # NumPy knows no bfloat16; what is floating is refused below under its own name
         values = (values.float() if values.dtype == torch.bfloat16 else values).detach().cpu().numpy()
@@ -115,6 +127,7 @@ def unique_ids(values: Integers, *, rows: int, side: str) -> Int64[np.ndarray, "
 
 def pair_array(values: Integers, name: str, queries: int, gallery: int) -> Int64[np.ndarray, "pair 2"]:
     """`values` as int64 pairs (query row, gallery row); UserError unless they are that and within both sides."""
+    refuse_masked(values, name)
     if isinstance(values, Tensor):
         values = values.detach().cpu().numpy()
     array = np.asarray(values)

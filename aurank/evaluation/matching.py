@@ -6,7 +6,15 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from aurank.errors import UserError
-from aurank.evaluation.inputs import Embeddings, Integers, check_embeddings, integer_array, pair_array, unique_ids
+from aurank.evaluation.inputs import (
+    Embeddings,
+    Integers,
+    check_embeddings,
+    integer_array,
+    pair_array,
+    refuse_masked,
+    unique_ids,
+)
 
 NO_GROUP = -1
 
@@ -194,6 +202,7 @@ def _without_junk(junk: Integers | None, rows: int) -> Int64[np.ndarray, " kept"
     """Gallery rows that are not junk; `junk` is a list of rows, or one truth value per row."""
     if junk is None:
         return np.arange(rows)
+    refuse_masked(junk, "junk")
     given = np.asarray(junk)
     if given.dtype == np.bool_ and given.shape == (rows,):
         kept = np.flatnonzero(~given)

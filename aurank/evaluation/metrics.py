@@ -68,6 +68,11 @@ def precision_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
     return np.asarray(_count(ranks, np.asarray(ranks.rank <= _cut(ranks, k))) / float(k))
 
 
+def coverage_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
+    """Positives among the first k, divided by R: what trec_eval and scikit-learn call recall."""
+    return np.asarray(_count(ranks, np.asarray(ranks.rank <= _cut(ranks, k))) / ranks.num_positives)
+
+
 def map_at(ranks: Ranks, k: int, *, denominator: Literal["min", "r"]) -> Float64[np.ndarray, " query"]:
     """MAP@k: sum of j / rank_j over the positives with rank_j <= k, divided by min(k, R) or by R.
 
@@ -112,6 +117,11 @@ def reciprocal_rank(ranks: Ranks) -> Float64[np.ndarray, " query"]:
     return 1 / first_rank(ranks)
 
 
+def reciprocal_rank_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
+    """1 / rank_1 if a positive is among the first k, else 0; its mean over queries is MRR@k."""
+    return np.asarray(recall_at(ranks, k) / first_rank(ranks))
+
+
 def inverse_negative_penalty(ranks: Ranks) -> Float64[np.ndarray, " query"]:
     """R / rank_R, how well the hardest positive stands; its mean over queries is mINP.
 
@@ -140,9 +150,11 @@ WHOLE: dict[str, Callable[[Ranks], np.ndarray]] = {
 AT_K: dict[str, Callable[[Ranks, int], np.ndarray]] = {
     "recall@{k}": recall_at,
     "precision@{k}": precision_at,
+    "coverage@{k}": coverage_at,
     "map@{k}(min)": partial(map_at, denominator="min"),
     "map@{k}(r)": partial(map_at, denominator="r"),
     "ndcg@{k}": ndcg,
+    "mrr@{k}": reciprocal_rank_at,
 }
 NAMES = ("mauprc", *AT_K, *WHOLE)
 CUT = re.compile(r"([a-z]+@)([1-9][0-9]*)(\([a-z]+\))?")

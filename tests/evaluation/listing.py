@@ -86,6 +86,8 @@ def expected(items: Sequence[Item], name: str, *, k: int = 0, ties: str = "thres
         {
             "recall@{k}": lambda: any(found[:cut]),
             "precision@{k}": lambda: sum(found[:cut]) / cut,
+            "coverage@{k}": lambda: sum(found[:cut]) / count,
+            "mrr@{k}": lambda: next((1 / rank for rank in ranks if rank <= cut), 0),
             "map@{k}(min)": lambda: sum(precisions) / min(cut, count),
             "map@{k}(r)": lambda: sum(precisions) / count,
             "map@r": lambda: sum(precisions) / count,

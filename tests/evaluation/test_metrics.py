@@ -64,6 +64,11 @@ def test_every_definition_has_its_worked_value_in_the_docs() -> None:
         ("+- +", "mrr", 1 / 2),
         ("+- +", "auroc", 0.0),
         ("++ -", "mauprc", 1.0),
+        ("- + - +", "coverage@1", 0.0),
+        ("- + - +", "coverage@3", 1 / 2),
+        ("- + - +", "coverage@100", 1.0),
+        ("- + - +", "mrr@1", 0.0),
+        ("- + - +", "mrr@2", 1 / 2),
         # nothing but positives
         ("+ ++", "auroc", 1.0),
         ("+ ++", "minp", 1.0),
