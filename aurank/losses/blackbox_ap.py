@@ -14,6 +14,7 @@ from aurank.losses.checks import Number, as_number, require_positive
 from aurank.losses.pairs import Pairs
 from aurank.losses.precision import to_device_of
 from aurank.losses.randomness import SavedGenerator
+from aurank.losses.state import writes
 
 
 class Lists(NamedTuple):
@@ -131,7 +132,8 @@ class BlackBoxAPLoss(PairLoss):
     The second, the term "flat", ranks the pairs of all valid queries together, so it is one value for the batch, which
     a reducer leaves as it is. The gradient is a finite difference of ranks: informative where a step of `lambda_` along
     the ranks' gradient changes their order. In training mode a margin is drawn anew for each pair: a positive's score
-    is lowered and a negative's raised by margin · |N(0, 1)| / 2; in evaluation mode there is none.
+    is lowered and a negative's raised by margin · |N(0, 1)| / 2; in evaluation mode, and while gradients are
+    disabled, there is none.
 
     lambda_: length of the step, with ranks divided by the length of their list and the loss a plain mean over the
         queries: what it means in the authors' code. There it also grows with whatever multiplies the loss, such as the
@@ -180,7 +182,7 @@ class BlackBoxAPLoss(PairLoss):
         lists = own = self.lists(pairs, pairs.similarity)
         if self.memory is not None:
             lists = self.memory.append_to(own)
-            if self.training and len(pairs.valid_rows):
+            if writes(self) and len(pairs.valid_rows):
                 self.memory.push(own)
         return self.loss_of(lists, pairs, weight=1 - self.flat_weight, averaged=len(pairs.valid_rows))
 
@@ -208,7 +210,7 @@ class BlackBoxAPLoss(PairLoss):
 
     def loss_of(self, lists: Lists, pairs: Pairs, *, weight: float, averaged: int) -> Float[Tensor, " list"]:
         """weight · (1 − AP) of each list; the length of the step knows how many of them are averaged."""
-        if self.training and self.margin and len(pairs.valid_rows):
+        if writes(self) and self.margin and len(pairs.valid_rows):
             widths = self.noise.normal(lists.scores.shape, like=lists.scores).abs() * (self.margin / 2)
             lists = lists._replace(scores=lists.scores + torch.where(lists.positive, -widths, widths))
         step = self.lambda_ * weight / max(averaged, 1)

@@ -15,7 +15,7 @@ from aurank.losses.keyed import KeyedLoss
 from aurank.losses.pairs import as_pairs
 from aurank.losses.pml import all_pairs, call_loss
 from aurank.losses.precision import in_common_precision, to_device_of
-from aurank.losses.state import FullPrecision
+from aurank.losses.state import FullPrecision, writes
 
 COUNTERS = ("position", "filled", "calls")
 UNKNOWN = -1  # the id of a row that came without one
@@ -27,8 +27,8 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
 
     The references are the batch followed by the memory, `memory_size` rows in all, a query never among its own. The
     batch's rows keep their gradient as references, so that a memory no larger than the batch gives the loss within the
-    batch; the memory's rows have none. In evaluation mode the memory is used but not written. With `ids`, earlier
-    embeddings of a query's own image are left out of its references.
+    batch; the memory's rows have none. In evaluation mode, and while gradients are disabled, the memory is used but not
+    written. With `ids`, earlier embeddings of a query's own image are left out of its references.
 
     loss: a loss of aurank or PML, or MultipleLosses of them, that takes references. Only this memory can gather.
     embedding_dim: width of the embeddings.
@@ -118,7 +118,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         inputs = self.gather.batch(replace(inputs, indices_tuple=mined))
         own = inputs if self.calls < self.start_at else self.with_memory(inputs)
         value = call_loss(self.loss, self.gather.mine(own))
-        if self.training:
+        if writes(self):
             self.write(inputs)
         return value
 

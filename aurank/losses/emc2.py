@@ -14,6 +14,7 @@ from aurank.losses.inputs import Inputs
 from aurank.losses.keyed import KeyedLoss
 from aurank.losses.pairs import Pairs
 from aurank.losses.reencoding import Reencode
+from aurank.losses.state import writes
 
 
 def mean_similarity(similarity: Float[Tensor, "query reference"], walk: Walk) -> Float[Tensor, " query"]:
@@ -103,6 +104,6 @@ class EMC2Loss(KeyedLoss):
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """−s⁺ + the mean over the kept states."""
-        walk = self.chains(pairs, self.distance, write=self.training)
+        walk = self.chains(pairs, self.distance, write=writes(self))
         found = mean_similarity(pairs.similarity, walk) - attraction(pairs)
         return found / self.chains.temperature if self.chains.official else found

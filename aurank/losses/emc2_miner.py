@@ -14,6 +14,7 @@ from aurank.losses.inputs import read_inputs
 from aurank.losses.pairs import make_pairs
 from aurank.losses.precision import without_autocast
 from aurank.losses.reencoding import Reencode
+from aurank.losses.state import writes
 
 
 class EMC2Miner(nn.Module):
@@ -26,8 +27,8 @@ class EMC2Miner(nn.Module):
 
     The other arguments are those of `EMC2Loss`, and so is what they take: out_of_batch="stored" (default) keeps
     num_samples · embedding_dim numbers, 5 GB for ten million samples in 128 dimensions; "restart" and "reencode" need
-    none. The chains go on in training mode. Where losses gather the batches of several processes, the miner is asked in
-    the first one only, and that one has the state.
+    none. The chains go on in training mode, unless gradients are disabled. Where losses gather the batches of several
+    processes, the miner is asked in the first one only, and that one has the state.
     """
 
     def __init__(
@@ -72,7 +73,6 @@ class EMC2Miner(nn.Module):
     def reencode(self, function: Reencode | None) -> None:
         self.emc2.reencode = function
 
-    @torch.no_grad()
     def forward(
         self,
         embeddings: Tensor,
@@ -92,10 +92,12 @@ class EMC2Miner(nn.Module):
         inputs = read_inputs(embeddings, labels, None, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids)
         inputs = replace(inputs, batch_leads=batch_leads)
         check_device(self, embeddings)
+        write = writes(self)
         # shared: this process has all that its chains go by
-        pairs = make_pairs(replace(self.emc2.prepared(inputs), shared=True), distance=self.emc2.distance)
-        with without_autocast(embeddings.device):  # states of earlier batches are compared with here
-            walk = self.emc2.chains(pairs, self.emc2.distance, write=self.training)
+        inputs = replace(self.emc2.prepared(inputs), shared=True)
+        with torch.no_grad(), without_autocast(embeddings.device):  # states of earlier batches are compared with here
+            pairs = make_pairs(inputs, distance=self.emc2.distance)
+            walk = self.emc2.chains(pairs, self.emc2.distance, write=write)
         rows = pairs.valid_rows[walk.steps[pairs.valid_rows].any(dim=1)]
         negatives = drawn(walk, rows, self.per_anchor)
         index, mask = pairs.positives.index[rows], pairs.positives.mask[rows]

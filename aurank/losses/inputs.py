@@ -67,7 +67,7 @@ class Inputs:
         names = ("ids",) if self.is_self_set else ("ids", "ref_ids", "batch_leads")
         taken = inspect.signature(self.indices_tuple.forward).parameters  # PML's miners know of no ids
         named = {name: getattr(self, name) for name in names if name in taken}
-        with torch.no_grad(), without_autocast(rows.device):
+        with without_autocast(rows.device):  # not without gradients, where a miner with a state would not write it
             found = self.indices_tuple(rows, self.labels, *given, **named)
         return replace(self, indices_tuple=found)
 

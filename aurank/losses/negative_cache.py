@@ -18,6 +18,7 @@ from aurank.losses.keyed import KeyedLoss, keys
 from aurank.losses.pairs import Pairs
 from aurank.losses.randomness import SavedGenerator
 from aurank.losses.reencoding import Reencode, embedded_anew, row_similarity
+from aurank.losses.state import writes
 from aurank.losses.tagged_table import TaggedTable
 
 OutsideNegative = Literal["stored", "reencode"]
@@ -140,7 +141,7 @@ class NegativeCacheLoss(KeyedLoss):
         here = pairs.similarity.gather(1, drawn.clamp(max=size - 1)[:, None])[:, 0]
         push = torch.where(inside, here, row_similarity(self.distance, pairs.query, other)) if known else here
         pull = attraction(pairs)
-        if self.training:
+        if writes(self):
             self._write(pairs, anew, other[~inside] if len(anew) else other[:0])
         if not self.positive_in_denominator:
             return push - pull

@@ -14,6 +14,7 @@ from aurank.losses.global_contrast import add_epsilon, attraction, log_mean_exp
 from aurank.losses.inputs import Inputs
 from aurank.losses.normalizer_network import MLP, NormalizerNetwork, Prototypes, Seen, see
 from aurank.losses.pairs import Pairs
+from aurank.losses.state import writes
 from aurank.losses.temperature import Temperature
 
 Objective = Literal["unified", "separate"]
@@ -47,8 +48,8 @@ class NeuCLIPLoss(PairLoss):
     Each step in training mode (Alg. 1): every `restart_every` steps the prototypes become the embeddings of the other
     side of this batch, in the order of its rows, and where those are fewer than num_prototypes, the newest of earlier
     batches too, as far as there are any. Then the prototypes go `inner_steps` steps of AdaGrad down the same objective
-    on this batch. Then α is predicted. In evaluation mode nothing moves. Before the first step α is log(ε + g) of the
-    batch, which makes this the loss of the batch alone.
+    on this batch. Then α is predicted. In evaluation mode, and while gradients are disabled, nothing moves. Before the
+    first step α is log(ε + g) of the batch, which makes this the loss of the batch alone.
 
     num_prototypes: m, the most prototypes of a direction.
     temperature: τ, a parameter unless learn_temperature is False, within temperature_bounds. rho: the higher, the lower
@@ -132,7 +133,7 @@ class NeuCLIPLoss(PairLoss):
         network, seen = self.network(pairs), None
         temperature = self.temperature()
         log_normalizer = add_epsilon(log_mean_exp(pairs, temperature, relative=True), self.epsilon)
-        if self.training:
+        if writes(self):
             restart = network.restarts(self.restart_every)
             seen = see(pairs, attraction(pairs), log_normalizer, with_known=restart)
             network.take_in(seen, restart=restart)

@@ -13,7 +13,7 @@ from aurank.losses.global_contrast import moving_normalizer, normalizer_tables, 
 from aurank.losses.inputs import Inputs
 from aurank.losses.keyed import KeyedLoss, KeyedLossOptions
 from aurank.losses.pairs import Pairs
-from aurank.losses.state import RowTable
+from aurank.losses.state import RowTable, writes
 
 Residence = Literal["device", "host"]
 
@@ -65,7 +65,7 @@ class NormalizerLoss(KeyedLoss):
     ) -> Float[Tensor, " query"]:
         """log u of each query's sample with this batch's ḡ gone into it, for good in training mode."""
         return moving_normalizer(
-            self.tables, pairs, log_mean, gamma=self.gamma(), shared=shared, previous=previous, write=self.training
+            self.tables, pairs, log_mean, gamma=self.gamma(), shared=shared, previous=previous, write=writes(self)
         )
 
     def prepared(self, inputs: Inputs) -> Inputs:

@@ -15,6 +15,7 @@ from aurank.losses.pairs import Pairs, Positives, same_label_index
 from aurank.losses.precision import to_device_of
 from aurank.losses.randomness import SavedGenerator
 from aurank.losses.ranking_sums import ranking_sums
+from aurank.losses.state import writes
 
 
 def surrogate_recall(
@@ -111,7 +112,7 @@ class RecallAtKLoss(PairLoss):
 
     def of_inputs(self, inputs: Inputs) -> Any:
         """As `PairLoss.of_inputs`; UserError on references or a miner with similarity_mixup in training mode."""
-        if self.similarity_mixup and self.training and not (inputs.is_self_set and inputs.indices_tuple is None):
+        if self.similarity_mixup and writes(self) and not (inputs.is_self_set and inputs.indices_tuple is None):
             given = "indices_tuple" if inputs.is_self_set else "ref_emb"
             raise UserError(
                 f"similarity_mixup mixes the samples of the batch itself, so {given} cannot be given with it: leave "
@@ -121,7 +122,7 @@ class RecallAtKLoss(PairLoss):
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """1 − the mean over k of the smoothed recall@k."""
-        if self.shares is not None and self.training and len(pairs.valid_rows):
+        if self.shares is not None and writes(self) and len(pairs.valid_rows):
             return self.mixed(pairs, self.shares)
         kept = pairs.positive | pairs.negative
         kept = kept | pairs.itself if self.official else kept

@@ -15,6 +15,7 @@ from aurank.losses.global_contrast import add_epsilon, attraction, column, desce
 from aurank.losses.individual_temperatures import IndividualTemperatures
 from aurank.losses.normalizer_loss import NormalizerLoss, NormalizerLossOptions
 from aurank.losses.pairs import Pairs, count_equal
+from aurank.losses.state import writes
 from aurank.losses.temperature import Temperature
 
 
@@ -91,7 +92,7 @@ class RobustLoss(NormalizerLoss):
         pull = attraction(pairs)
         log_mean = log_mean_exp(pairs, inner) - (pull if self.weighted_pull else pull.detach()) / inner
         log_normalizer = add_epsilon(self.log_normalizer(pairs, log_mean), self.epsilon)
-        if isinstance(source, IndividualTemperatures) and self.training:
+        if isinstance(source, IndividualTemperatures) and writes(self):
             assert isinstance(temperature, Tensor)
             source.descend(pairs, temperature_gradient(pairs, temperature, log_mean, log_normalizer, rho=self.rho))
         pulled = 0 if self.weighted_pull else pull - pull.detach()

@@ -22,7 +22,7 @@ from aurank.losses.interpolation import INTERPOLATIONS
 from aurank.losses.pairs import Pairs
 from aurank.losses.ranking_sums import ranking_sums
 from aurank.losses.semi_variance import check_weights, semi_variance_per_query, semi_variance_pooled
-from aurank.losses.state import RowTable
+from aurank.losses.state import RowTable, writes
 
 Prior = Literal["scaled", "frequency", "batch"]
 Interpolation = Literal["quantile", "paper", "official"]  # the names of INTERPOLATIONS
@@ -124,8 +124,9 @@ class SOPRCLoss(PairLoss):
         # A graph cannot depend on a value. There, torch refuses labels too large, and takes -1 for the last class.
         if not torch.compiler.is_compiling():
             check_labels_in_range(pairs.host_query_labels, self.num_classes)
+        write = writes(self)
         with torch.no_grad():
-            quantiles = self.class_quantiles(pairs)
+            quantiles = self.class_quantiles(pairs, write=write)
         with torch.set_grad_enabled(self.tpr_gradient and torch.is_grad_enabled()):
             true_positives = true_positive_rate(pairs.positives.similarity, quantiles, tau2=self.tau2)
         prior = self.class_prior(pairs)[:, None]
@@ -139,8 +140,8 @@ class SOPRCLoss(PairLoss):
         form = semi_variance_pooled if self.official else semi_variance_per_query
         return {"semi_variance": form(pairs, weights=self.semi_variance)}
 
-    def class_quantiles(self, pairs: Pairs) -> Float[Tensor, "query quantile"]:
-        """v of each query's class, after this batch's scores went into it in training mode."""
+    def class_quantiles(self, pairs: Pairs, *, write: bool) -> Float[Tensor, "query quantile"]:
+        """v of each query's class, after this batch's scores went into it if told to `write`."""
         positives = pairs.positives
         ascending = positives.similarity.masked_fill(~positives.mask, torch.inf).sort(dim=1).values
         interpolate = INTERPOLATIONS[self.interpolation]
@@ -148,7 +149,7 @@ class SOPRCLoss(PairLoss):
         own = own.masked_fill(positives.count[:, None] == 0, 0)
         if not self.moving_average:
             return own
-        if self.training:
+        if write:
             rows = pairs.valid_rows
             values = own[last_of_label(pairs.query_labels[rows], rows)] if self.official else own[rows]
             self.table.update(pairs.query_labels[rows], values, rate=self.beta, is_shared=pairs.is_shared)

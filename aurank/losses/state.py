@@ -13,6 +13,14 @@ from aurank.losses.distributed import gather_rows, world_size
 from aurank.losses.staging import Staging
 
 
+def writes(module: nn.Module) -> bool:
+    """True if a call may change what the module keeps: in training mode, unless gradients are disabled.
+
+    Loops that put only the model in evaluation mode validate with a loss in training mode, without gradients.
+    """
+    return module.training and torch.is_grad_enabled()
+
+
 class FullPrecision(nn.Module):
     """A module whose own numbers stay float32 after `.half()` or `.bfloat16()`, which would swallow small steps."""
 
