@@ -17,7 +17,7 @@ from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import write_text
 from aurank.training.build import learning_rate
-from aurank.training.checkpoint import random_state, restore_random_state, save_checkpoint
+from aurank.training.checkpoint import random_state, save_checkpoint
 from aurank.training.logs import MetricsFile, collapse_signs, learnt_temperature
 from aurank.training.optim import set_learning_rate
 from aurank.training.parts import Parts
@@ -273,25 +273,3 @@ def too_few_readable(data: ImageDataset) -> UserError:
         f"no batch of a whole epoch of {data.manifest.name} has two readable images ({len(data.skipped)} of "
         f"{len(data)} are skipped); data.on_error=raise shows why"
     )
-
-
-def restore(parts: Parts, state: dict[str, Any]) -> Progress:
-    """Put the parts back to a checkpoint's state; returns where the run stood."""
-    ranks = len(state["random"])
-    if ranks != parts.accelerator.num_processes:
-        raise UserError(
-            f"the run used {ranks} process(es) and this one has {parts.accelerator.num_processes}; "
-            "resume with the same number"
-        )
-    parts.module.load_state_dict(state["encoder"])
-    parts.loss.load_state_dict(state["loss"])
-    if parts.miner is not None:
-        parts.miner.load_state_dict(state["miner"])
-    parts.optimiser.load_state_dict(state["optimiser"])
-    if parts.accelerator.scaler is not None:
-        parts.accelerator.scaler.load_state_dict(state["scaler"])
-    if parts.average is not None:
-        parts.average.load_state_dict(state["average"])
-    parts.sampler.load_state_dict(state["sampler"])
-    restore_random_state(state["random"][parts.accelerator.process_index])
-    return Progress(**state["progress"])

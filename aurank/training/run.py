@@ -17,7 +17,7 @@ from accelerate.tracking import get_available_trackers
 from accelerate.utils import gather_object
 from torch import nn
 
-from aurank.config import Config, config_difference, dump_config
+from aurank.config import Config, dump_config
 from aurank.data import Manifest, MultiCrop, Pipeline, Sampler
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
@@ -42,17 +42,15 @@ from aurank.training.callbacks import Reencode, offer_reencoding
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint, seed_everything
 from aurank.training.components import read_config
 from aurank.training.gradient_cache import GradientCache
-from aurank.training.loop import Listener, Loop, restore
+from aurank.training.loop import Listener, Loop
 from aurank.training.mining import NearestImages
 from aurank.training.optim import WeightAverage
 from aurank.training.pairs import require_pairs, texts_of
 from aurank.training.parts import Parts
+from aurank.training.resume import prepare, restore
 from aurank.training.state import Progress
 from aurank.training.tasks import ImageTask, PairTask, Task, Tested, try_evaluation
 from aurank.training.towers import build_towers
-
-MAY_CHANGE = ("data.workers", "data.root", "data.cache", "train.trackers")
-"""Settings a resumed run may change, because they cannot change a result."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ def train(
     else:
         config = read_config(config, overrides)
     out = Path(out)
-    state = _prepare(config, out, resume)
+    state = prepare(config, out, resume)
     notices = [f"--resume: {out} holds no checkpoint yet; the run starts anew"] if resume and state is None else []
     with own_settings():
         return _train(config, out, state, listener, notices)
@@ -165,33 +163,6 @@ def _train(
         write_text(out / "timing.json", json.dumps(timing, indent=1) + "\n")
     parts.accelerator.end_training()
     return TrainResult(out, progress.step, progress.best, tested.report, stopped_by, tested.two_way, skipped, loop.main)
-
-
-def _prepare(config: Config, out: Path, resume: bool) -> dict[str, Any] | None:
-    """The state to resume from, or None for a fresh run; refuses a folder or a configuration that does not fit."""
-    occupied = out.is_dir() and any(out.iterdir())
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file; name a folder")
-    if occupied and not resume:
-        raise UserError(f"--out {out} is not empty; add --resume to go on with the run in it, or name another folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot create --out {out}: {error}") from error
-    last = out / "last.pt"
-    if not resume or not last.exists():
-        if occupied and not (out / "metrics.jsonl").exists() and not (out / "config.yaml").exists():
-            raise UserError(f"--resume: {out} holds no aurank run (no last.pt); name the folder of one")
-        return None
-    state = load_checkpoint(last)
-    saved = read_config(state["config"])
-    different = [line for line in config_difference(saved, config) if not line.startswith(MAY_CHANGE)]
-    if different:
-        raise UserError(
-            f"{last} was trained with another configuration (saved != given): {'; '.join(different)}; "
-            "use the same one, or another --out"
-        )
-    return state
 
 
 def build_parts(config: Config, splits: Splits, out: Path | None = None, state: dict[str, Any] | None = None) -> Parts:
