@@ -1,9 +1,9 @@
-"""The mean precision-recall curve over queries, from ranks."""
+"""The mean precision-recall curve over queries, from ranks, and what a random order scores."""
 
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
 from aurank.errors import UserError
 from aurank.evaluation.metrics import precision_when_found
@@ -42,6 +42,28 @@ def precision_recall_curve(
     # Equal fractions divide to equal floats, so that a recall of 3/10 finds the step that ends at 3 of 10 positives.
     recall = np.arange(points) / (points - 1)
     return Curve(recall, exact.precision[np.searchsorted(exact.recall, recall)])
+
+
+def random_order_ap(
+    num_positives: Int64[np.ndarray, " query"], num_negatives: Int64[np.ndarray, " query"]
+) -> Float64[np.ndarray, " query"]:
+    """Return the expected AP of each query when its list is in random order.
+
+    With R positives among N items, place k holds a positive with probability R / N. The k − 1 places before it then
+    hold (k − 1) (R − 1) / (N − 1) positives on average, and its precision is one more than that, over k. Summed over k
+    and divided by R: E[AP] = (H + (N − H) (R − 1) / (N − 1)) / N, with H = 1 + 1/2 + … + 1/N.
+    """
+    count = num_positives + num_negatives
+    sums = _harmonic(count)
+    return np.asarray((sums + (count - sums) * (num_positives - 1) / np.maximum(count - 1, 1)) / count)
+
+
+def _harmonic(count: Int64[np.ndarray, " query"]) -> Float64[np.ndarray, " query"]:
+    """Return 1 + 1/2 + … + 1/n for each n; from 100 on by Euler's series, whose next term is below 4e-15."""
+    small = np.cumsum(1 / np.arange(1, 101))
+    n = count.astype(np.float64)
+    series = np.log(n) + np.euler_gamma + 1 / (2 * n) - 1 / (12 * n**2) + 1 / (120 * n**4)
+    return np.where(count <= 100, small[np.minimum(count, 100) - 1], series)
 
 
 def _highest_from_here(values: Float64[np.ndarray, " positive"], ranks: Ranks) -> Float64[np.ndarray, " positive"]:

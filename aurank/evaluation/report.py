@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int64
 
 from aurank.errors import UserError
 from aurank.evaluation.averages import MACRO, Classes, mean
-from aurank.evaluation.curves import Curve
+from aurank.evaluation.curves import Curve, random_order_ap
 from aurank.evaluation.intervals import Intervals, Resampling, Units, resampled_means
 from aurank.files import replacing, write_text
 from aurank.names import meant, nearest
@@ -54,6 +54,11 @@ class Report:
     def mauprc(self) -> float:
         """Mean over queries of the area under the precision-recall curve (= mean AP over the full gallery)."""
         return self.metrics["mauprc"] if "mauprc" in self.metrics else mean(self.per_query["ap"])
+
+    @property
+    def random_order(self) -> float:
+        """The mauprc that a random order of each query's list has on average."""
+        return mean(random_order_ap(self.per_query["num_positives"], self.per_query["num_negatives"]))
 
     @property
     def recall(self) -> dict[int, float]:
@@ -120,6 +125,8 @@ class Report:
                 lines.append(f"{allowed} for mauprc")
         lone = f", {self.num_lone_queries:,} of them skipped: no positive" if self.num_lone_queries else ""
         lines.append(f"{self.num_queries:,} queries{lone}; {self.num_gallery:,} gallery rows")
+        if "mauprc" in self.metrics:
+            lines.append(f"a random order has mauprc {self.random_order:.4f}")
         if self.protocol:
             lines.append(f"protocol {self.protocol.get('name')} ({self.protocol.get('checksum')})")
         if self.distance != "cosine":

@@ -12,7 +12,7 @@ _INK, _MUTED, _LINE = "#1b1f24", "#8c959f", "#0550ae"
 
 
 def draw_curve(report: Report) -> bytes:
-    """Returns a PNG of the mean interpolated precision-recall curve, and of the precision of a random order.
+    """Returns a PNG of the mean interpolated precision-recall curve, and the expected AP of a random order.
 
     Raises UserError for a report that holds no curve.
     """
@@ -24,11 +24,11 @@ def draw_curve(report: Report) -> bytes:
     axes = figure.add_subplot()
     axes.fill_between(report.curve.recall, report.curve.precision, color=_LINE, alpha=0.08, linewidth=0)
     axes.plot(report.curve.recall, report.curve.precision, color=_LINE, linewidth=1.8, clip_on=False)
-    chance = _prevalence(report)
+    chance = report.random_order
     axes.axhline(chance, color=_MUTED, linewidth=1, linestyle=(0, (4, 3)))
     # At the left, where even a poor model's curve is far above the line.
     axes.annotate(
-        f"random order, {chance:.3g}",
+        f"random order: mAUPRC {chance:.3g}",
         (0, chance),
         xytext=(5, 3 if chance < 0.9 else -3),
         textcoords="offset points",
@@ -48,9 +48,3 @@ def draw_curve(report: Report) -> bytes:
     image = io.BytesIO()
     figure.savefig(image, format="png")
     return image.getvalue()
-
-
-def _prevalence(report: Report) -> float:
-    """The mean over queries of the part of its list that is positive: the precision of a random order."""
-    positives, negatives = report.per_query["num_positives"], report.per_query["num_negatives"]
-    return float((positives / (positives + negatives)).mean())

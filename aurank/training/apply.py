@@ -24,7 +24,7 @@ from aurank.models.adapters import ADAPTERS, load_model
 from aurank.training.build import build_dataset, build_encoder, build_transform, image_weights
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.training.pairs import each_image_once
-from aurank.training.selecting import Images, require_comparable, select
+from aurank.training.selecting import Images, Selected, meaning_of_split, require_comparable, select
 from aurank.training.tasks import TRIAL, evaluation_options
 
 Listener = Callable[[str, int, int], None]
@@ -87,7 +87,7 @@ def evaluate_model(
         _check_options(options, protocol)
         embedded = Embedded.load(Path(what), labels)
         if protocol is not None:
-            protocol.require_same(embedded, select(images, None)[1])
+            protocol.require_same(embedded, select(images, None).images)
         notes = [f"model {model}"]
     else:
         if labels is not None:
@@ -100,7 +100,7 @@ def evaluate_model(
         options = inherited
         _check_options(options, protocol)
         embedded = embed_prepared(prepared, device, running)
-        notes = [prepared.note, *skipped(prepared.dataset, embedded)]
+        notes = [prepared.note, *prepared.remarks, *skipped(prepared.dataset, embedded)]
     options.setdefault("progress", running.stage("ranking"))
     report = embedded.evaluate(**options) if protocol is None else protocol.evaluate(embedded, **options)
     return dataclasses.replace(report, notes=[*report.notes, *notes])
@@ -115,7 +115,7 @@ def embed_model(model: str, images: Images | None = None, *, running: Running | 
     prepared = prepare(model, images, running)
     embedded = embed_prepared(prepared, device, running)
     if running.say is not None:
-        for line in skipped(prepared.dataset, embedded):
+        for line in (*prepared.remarks, *skipped(prepared.dataset, embedded)):
             running.say(line)
     return embedded
 
@@ -135,7 +135,10 @@ def choose_device(name: str | None) -> torch.device:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A model and the images as it wants them; `description` decides an embedding together with weights and images."""
+    """A model and the images as it wants them.
+
+    `description` decides an embedding together with weights and images; `remarks` say what a split means.
+    """
 
     name: str
     module: nn.Module
@@ -146,6 +149,7 @@ class Prepared:
     options: dict[str, Any]
     config: Config
     dataset_of: Callable[[Manifest], ImageDataset]  # other images for the same model
+    remarks: list[str]
 
     @property
     def note(self) -> str:
@@ -158,20 +162,21 @@ def prepare(model: str, images: Images, running: Running) -> Prepared:
     kind, what = split_name(model)
     if kind != "aurank":
         loaded = load_model(model, allow_code=running.allow_code)
-        config, manifest = select_images(images, None)
+        selected = select_images(images, None)
         unusable = ("data.image_size", "data.channels", "data.test_transform", "data.train_transform", "data.cache")
         for override in images.overrides:
             if override.startswith(unusable):
                 raise UserError(f"{override} has no use with --model {model}, which brings its own preprocessing")
-        on_error = config.data.on_error
+        config = selected.config
 
         def dataset_of(manifest: Manifest) -> ImageDataset:
-            return ModelImages(manifest, loaded, on_error=on_error)
+            return ModelImages(manifest, loaded, on_error=config.data.on_error)
 
         module, description, options = loaded.module, loaded.description, {}
     else:
         checkpoint = load_checkpoint(resolve_checkpoint(what))
-        config, manifest = select_images(images, checkpoint["config"])
+        selected = select_images(images, checkpoint)
+        config = selected.config
         module = build_encoder(config.model, channels=config.data.channels, load=False)
         module.load_state_dict(image_weights(checkpoint))
         data = config.data
@@ -182,14 +187,16 @@ def prepare(model: str, images: Images, running: Running) -> Prepared:
 
         options = evaluation_options(config)
     batch = config.evaluate.batch if running.batch is None else running.batch
-    dataset = dataset_of(manifest)
-    return Prepared(model, module, dataset, description, batch, config.data.workers, options, config, dataset_of)
+    dataset = dataset_of(selected.images)
+    remarks = meaning_of_split(images, selected)
+    workers = config.data.workers
+    return Prepared(model, module, dataset, description, batch, workers, options, config, dataset_of, remarks)
 
 
-def select_images(images: Images, trained: dict[str, Any] | None) -> tuple[Config, Manifest]:
+def select_images(images: Images, checkpoint: dict[str, Any] | None) -> Selected:
     """What `select` gives, but of pairs with texts each image once."""
-    config, manifest = select(images, trained)
-    return config, each_image_once(manifest)
+    selected = select(images, checkpoint)
+    return selected._replace(images=each_image_once(selected.images))
 
 
 def own_description(config: Config) -> str:

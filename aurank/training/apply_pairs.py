@@ -11,7 +11,7 @@ from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import DIRECTIONS, PROMPTS, TwoWayReport, prompts
 from aurank.training.apply import Running, choose_device, opened_cache, own_description, split_name
-from aurank.training.build import build_dataset, build_manifest
+from aurank.training.build import build_dataset
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.training.components import read_config
 from aurank.training.pairs import (
@@ -92,7 +92,7 @@ def evaluate_pairs(
     checkpoint = load_checkpoint(resolve_checkpoint(what))
     require_texts(read_config(checkpoint["config"]), model)
     prompts([], PROMPTS if templates is None else templates)  # refuses those without a place for the class
-    config, manifest = select(images, checkpoint["config"])
+    config, manifest, trained = select(images, checkpoint)
     require_pairs(manifest)
     if templates is not None and not _has_classes(manifest):
         raise UserError(
@@ -100,8 +100,7 @@ def evaluate_pairs(
             "give its table a column label, one for each image"
         )
     towers = towers_of(checkpoint, config, model)
-    whole = build_manifest(config.data, seed=config.seed)
-    known = whole.sha256 == checkpoint["manifest"] and images.split != "train"
+    whole = None if images.split == "train" else trained
     once = distinct_images(manifest)  # as `aurank evaluate` takes them, so that both share what is in the cache
     cache = opened_cache(running, model, towers.image, description=own_description(config), manifest=once)
     embedded = embed_pairs(
@@ -116,7 +115,7 @@ def evaluate_pairs(
         cache=cache,
     )
     options = {**two_way_options(config), "device": device, "progress": running.stage("ranking")}
-    reports = reports_by_group(embedded, whole.split("train") if known else None, manifest, **options)
+    reports = reports_by_group(embedded, None if whole is None else whole.split("train"), manifest, **options)
     note = (
         f"model {model}; {len(manifest):,} pairs of {manifest.name}, manifest {manifest.sha256[:16]}, "
         f"{len(manifest) - len(embedded.rows):,} of them skipped as unreadable"

@@ -42,11 +42,15 @@ def data_root(config: DataConfig) -> Path:
 
 
 def build_manifest(config: DataConfig, *, seed: int) -> Manifest:
-    """Every image of the data set with its split, validation (class-disjoint from training, seeded) included.
+    """Every image of the data set with its split, validation (class-disjoint from training, seeded) included."""
+    return hold_out(READERS[config.name](data_root(config), **config.params), config, seed=seed)
+
+
+def hold_out(manifest: Manifest, config: DataConfig, *, seed: int) -> Manifest:
+    """Return the data set with the validation split that the configuration holds out of training.
 
     From images that each are a class of their own none are held out: nothing could be measured with them.
     """
-    manifest = READERS[config.name](data_root(config), **config.params)
     if config.train_labels == "image" and np.bincount(manifest.labels[manifest.splits == "train"]).max(initial=0) < 2:
         return manifest
     return manifest.split_validation(config.validation_fraction, seed=seed)

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aurank.config import Config
 from aurank.data import READERS, Manifest, build_manifest, open_source
 from aurank.errors import UserError
 from aurank.evaluation.protocols import Protocol, find_protocol
-from aurank.training.build import build_manifest as read_manifest
-from aurank.training.build import data_root, split_of
+from aurank.training.build import data_root, hold_out, split_of
 from aurank.training.components import read_config
 from aurank.training.pairs import WITH_TEXTS
 
@@ -29,10 +28,11 @@ _WANTS_LABELS = "needs images with labels, such as --data folder:PATH with PATH/
 class Images:
     """The images to embed; nothing given: the test split of the data that the model was trained on.
 
-    `data`: READER:PATH, with `split` (default "test"). `protocol`: a name from `aurank.evaluation.protocols`, with the
-    folder of the data, `root`, and `seeds` for its draws. `query` and `gallery`: a table (csv, parquet) for each side,
-    whose paths start at `root` (default: the folder they lie in); an image of both sides is never its own
-    result. `overrides`: dotted changes of the `data` section.
+    `data`: READER:PATH, with `split` (default "test") as the data have it; of the data that the model was trained on,
+    not named, "train" is what training used and "val" what it held out. `protocol`: a name from
+    `aurank.evaluation.protocols`, with the folder of the data, `root`, and `seeds` for its draws. `query` and
+    `gallery`: a table (csv, parquet) for each side, whose paths start at `root` (default: the folder they lie in); an
+    image of both sides is never its own result. `overrides`: dotted changes of the `data` section.
     """
 
     data: str | None = None
@@ -71,36 +71,52 @@ class Images:
         return None if self.protocol is None else find_protocol(self.protocol, seeds=self.seeds)
 
 
-def select(images: Images, trained: dict[str, Any] | None) -> tuple[Config, Manifest]:
+class Selected(NamedTuple):
     """The configuration that applies, and the images to embed.
 
+    `trained`: the whole data set with the splits of the run that trained the model; None where that had other data.
+    """
+
+    config: Config
+    images: Manifest
+    trained: Manifest | None = None
+
+
+def select(images: Images, checkpoint: dict[str, Any] | None) -> Selected:
+    """Return the images to embed, with the configuration that applies to them.
+
     Args:
-        trained: the configuration a model was trained with, or None for a model from elsewhere.
+        checkpoint: of the model, or None for a model from elsewhere.
     """
     images.check()
     wrong = [override for override in images.overrides if not override.startswith("data.")]
     if wrong:
         raise UserError(f"{wrong[0]!r}: only data.* can be changed for a model that is measured")
-    content = dict(_UNTRAINED if trained is None else trained)
+    content = dict(_UNTRAINED if checkpoint is None else checkpoint["config"])
     # How images were changed for training need not agree with what they are measured with, another image_size say.
     content["data"] = {key: value for key, value in content["data"].items() if key != "train_transform"}
     if images.query is not None and images.gallery is not None:
         manifest = two_tables(images.query, images.gallery, root=images.root)
         # The reader is named for form's sake: the rows are there already.
         content["data"] = {**content["data"], "name": "table", "params": {"file": images.query.name}}
-        return read_config(content, images.overrides), manifest
+        return Selected(read_config(content, images.overrides), manifest)
     protocol = images.find_protocol()
     if protocol is not None:
         root = None if images.root is None else str(images.root)
         content["data"] = {**content["data"], "name": protocol.reader, "params": {}, "root": root}
         config = read_config(content, images.overrides)
-        return config, protocol.manifest(data_root(config.data), **config.data.params)
+        return Selected(config, protocol.manifest(data_root(config.data), **config.data.params))
     if images.data is not None:
         content["data"] = {**content["data"], **_located(images.data)}
-    elif trained is None:
+    elif checkpoint is None:
         raise UserError("say which images to embed: --data READER:PATH, --protocol NAME, or --query and --gallery")
     config = read_config(content, images.overrides)
-    whole = read_manifest(config.data, seed=config.seed)
+    given = READERS[config.data.name](data_root(config.data), **config.data.params)
+    trained = None if checkpoint is None else _as_trained(given, config, checkpoint)
+    if any(override.startswith("data.validation_fraction") for override in images.overrides):
+        whole = hold_out(given, config.data, seed=config.seed)
+    else:
+        whole = trained if trained is not None and images.data is None else given
     if images.split in (None, "test") and "test" not in whole.split_sizes:
         others = " or ".join(whole.split_sizes)
         if whole.texts is None and whole.class_counts.max() < 2:
@@ -110,7 +126,28 @@ def select(images: Images, trained: dict[str, Any] | None) -> tuple[Config, Mani
             )
         if images.split is None:
             raise UserError(f"{whole.name} has no test images to measure; choose another split with --split {others}")
-    return config, split_of(whole, config.data, images.split or "test")
+    return Selected(config, split_of(whole, config.data, images.split or "test"), trained)
+
+
+def _as_trained(whole: Manifest, config: Config, checkpoint: dict[str, Any]) -> Manifest | None:
+    """Return the data with the splits of the run that made the checkpoint; None where it was trained on others."""
+    held_out = read_config(checkpoint["config"]).data.validation_fraction
+    try:
+        trained = hold_out(whole, config.data.model_copy(update={"validation_fraction": held_out}), seed=config.seed)
+    except UserError:  # too few classes to hold some out
+        return None
+    return trained if trained.sha256 == checkpoint["manifest"] else None
+
+
+def meaning_of_split(images: Images, selected: Selected) -> list[str]:
+    """Return a line on what "train" or "val" means for the data that a model was trained on, none for other data."""
+    if images.split not in ("train", "val") or selected.trained is None:
+        return []
+    sizes = {split: f"{selected.trained.split_sizes.get(split, 0):,}" for split in ("train", "val")}
+    used = f"training used {sizes['train']} images and held out {sizes['val']} for validation"
+    if images.data is not None:
+        return [f"--split {images.split} is as the data have it; of these data {used}"]
+    return [f"--split {images.split} is that of the training run: {used}; --data READER:PATH takes splits as they are"]
 
 
 def require_comparable(manifest: Manifest) -> None:

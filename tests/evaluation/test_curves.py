@@ -1,6 +1,7 @@
 """The mean precision-recall curve: by hand, against the sorted list, and its area against mAUPRC."""
 
 from fractions import Fraction
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from listing import Item, groups, ranks_of, read
 from aurank.errors import UserError
 from aurank.evaluation import metrics
 from aurank.evaluation.averages import mean
-from aurank.evaluation.curves import precision_recall_curve
+from aurank.evaluation.curves import precision_recall_curve, random_order_ap
 
 ITEMS = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=12).filter(
     lambda items: any(is_positive for _, is_positive in items)
@@ -86,3 +87,23 @@ def test_the_area_of_the_exact_curve_is_mauprc_by_each_rule_for_ties(lists: list
 def test_fewer_than_two_points_are_refused(points: int) -> None:
     with pytest.raises(UserError, match=rf"points must be 2 or more, .*; got {points}"):
         precision_recall_curve(ranks_of([read("+ -")]), points=points)
+
+
+def test_a_random_order_scores_the_mean_over_all_orders() -> None:
+    for count in range(1, 9):
+        for positives in range(1, count + 1):
+            orders = [
+                sum(Fraction(found, place) for found, place in enumerate(places, 1)) / positives
+                for places in combinations(range(1, count + 1), positives)
+            ]
+            (expected,) = random_order_ap(np.array([positives]), np.array([count - positives]))
+            assert expected == pytest.approx(float(sum(orders) / len(orders)), rel=1e-14)
+
+
+def test_a_random_order_of_a_long_list_scores_the_sum_over_its_places() -> None:
+    positives, items = np.array([1, 7, 60, 100]), np.array([100, 101, 3000, 100])
+    slow = [
+        sum((1 + (place - 1) * (r - 1) / (n - 1)) / place for place in range(1, n + 1)) / n
+        for r, n in zip(positives.tolist(), items.tolist(), strict=True)
+    ]
+    assert random_order_ap(positives, items - positives) == pytest.approx(slow, rel=1e-13)

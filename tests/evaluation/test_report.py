@@ -43,6 +43,7 @@ def test_a_report_prints_its_metrics_intervals_ties_counts_protocol_and_notes() 
     assert [line.split()[0] for line in lines[:4]] == list(report.metrics)
     assert lines[4:] == [
         "5 queries, 1 of them skipped: no positive; 4 gallery rows",
+        f"a random order has mauprc {report.random_order:.4f}",
         "protocol sop (12ab)",
         "distance dot",
         "[90 % interval]: 200 resamples of 2 classes, seed 7",

@@ -89,3 +89,19 @@ def test_the_picture_shows_the_curve(report: Report) -> None:
     assert np.median(low[:, 0]) - np.median(high[:, 0]) > 250  # precision grows upwards
     with pytest.raises(UserError, match="holds no precision-recall curve"):
         draw_curve(replace(report, curve=None))
+
+
+def test_the_picture_and_the_table_show_what_a_random_order_scores(
+    report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = np.random.default_rng(0).permutation(30) % 3
+    chance = [
+        evaluate(np.random.default_rng(draw).standard_normal((30, 30)), labels, recall_at=(1,)).mauprc
+        for draw in range(200)
+    ]
+    assert report.random_order == pytest.approx(np.mean(chance), abs=0.01)  # the prevalence is 0.31
+    assert f"a random order has mauprc {report.random_order:.4f}" in str(report).splitlines()
+    heights: list[float] = []
+    monkeypatch.setattr("matplotlib.axes.Axes.axhline", lambda _, y, **__: heights.append(y))
+    draw_curve(report)
+    assert heights == [report.random_order]

@@ -232,5 +232,6 @@ def test_crops_of_a_training_are_no_matter_to_a_measurement_at_another_size() ->
     smaller = trained.data.train_transform.params["local_size"] - 1
     with pytest.raises(ConfigError, match="local_size"):
         read_config(tiny_config(data=CROPS), [f"data.image_size={smaller}"])
-    config, _ = select(Images(overrides=[f"data.image_size={smaller}"]), trained.model_dump())
-    assert config.data.image_size == smaller
+    checkpoint = {"config": trained.model_dump(), "manifest": ""}
+    selected = select(Images(overrides=[f"data.image_size={smaller}"]), checkpoint)
+    assert selected.config.data.image_size == smaller
