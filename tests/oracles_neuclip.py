@@ -42,9 +42,10 @@ class Reference:
         self.older: list[Tensor] = []  # references of earlier batches, oldest first
 
     def start(self, references: Tensor) -> None:
-        """The prototypes: the references, then the newest of earlier batches."""
+        """The prototypes: the references, then the newest of earlier batches, all of unit length."""
         missing = max(0, self.size - len(references))
         rows = [*references[: self.size], *self.older[max(0, len(self.older) - missing) :][:missing]]
+        rows = [row / row.norm() for row in rows]
         self.prototypes = torch.stack(rows).detach().clone().requires_grad_()
         self.optimizer = torch.optim.Adagrad([self.prototypes], lr=self.rate)
 

@@ -76,6 +76,10 @@ def check_embeddings(name: str, embeddings: Tensor, labels_name: str, labels: Te
     """Nothing; UserError unless embeddings are [batch, dim] floats with one integer label each."""
     if not isinstance(embeddings, Tensor) or embeddings.ndim != 2 or not embeddings.is_floating_point():
         raise UserError(f"{name} must be a floating-point tensor of shape [batch, dim], got {describe(embeddings)}")
+    if embeddings.shape[1] == 0:
+        raise UserError(
+            f"{name} must be at least 1 wide, got {describe(embeddings)}: rows without numbers are all alike"
+        )
     if labels is None:
         raise UserError(f"{labels_name} are required: they say which references are positive")
     if len(embeddings) == 0:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Unpack
 
+import torch
 from jaxtyping import Float
 from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor
@@ -28,6 +29,8 @@ def in_modal_difference(pairs: Pairs, distance: BaseDistance) -> Float[Tensor, "
     Up to the sign, where the distance is greater for what is farther.
     """
     partners = partner_weights(pairs) @ distance.maybe_normalize(pairs.reference)
+    # A query without any is left out later, but the length of zero has no second derivative.
+    partners = torch.where(pairs.positive.any(dim=1, keepdim=True), partners, 1)
     found: Tensor = distance(pairs.query) - distance(partners)
     return found
 

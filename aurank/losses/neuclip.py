@@ -46,10 +46,11 @@ class NeuCLIPLoss(PairLoss):
     per sample, so no ids are needed. A negative's weight is exp((s − s⁺)/τ − α) over their number.
 
     Each step in training mode (Alg. 1): every `restart_every` steps the prototypes become the embeddings of the other
-    side of this batch, in the order of its rows, and where those are fewer than num_prototypes, the newest of earlier
-    batches too, as far as there are any. Then the prototypes go `inner_steps` steps of AdaGrad down the same objective
-    on this batch. Then α is predicted. In evaluation mode, and while gradients are disabled, nothing moves. Before the
-    first step α is log(ε + g) of the batch, which makes this the loss of the batch alone.
+    side of this batch, of unit length where the distance takes them so, in the order of its rows, and where those are
+    fewer than num_prototypes, the newest of earlier batches too, as far as there are any. Then the prototypes go
+    `inner_steps` steps of AdaGrad down the same objective on this batch. Then α is predicted. In evaluation mode, and
+    while gradients are disabled, nothing moves. Before the first step α is log(ε + g) of the batch, which makes this
+    the loss of the batch alone.
 
     num_prototypes: m, the most prototypes of a direction.
     temperature: τ, a parameter unless learn_temperature is False, within temperature_bounds. rho: the higher, the lower
@@ -135,7 +136,7 @@ class NeuCLIPLoss(PairLoss):
         log_normalizer = add_epsilon(log_mean_exp(pairs, temperature, relative=True), self.epsilon)
         if writes(self):
             restart = network.restarts(self.restart_every)
-            seen = see(pairs, attraction(pairs), log_normalizer, with_known=restart)
+            seen = see(pairs, attraction(pairs), log_normalizer, self.distance, with_known=restart)
             network.take_in(seen, restart=restart)
             if self.update == "alternating":
                 self.fit(network, seen, temperature)

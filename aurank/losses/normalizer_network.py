@@ -31,7 +31,7 @@ class Seen:
     attraction: Float[Tensor, " query"]  # mean similarity to the positives
     log_normalizer: Float[Tensor, " query"]  # log(ε + g) of the batch
     weight: Float[Tensor, " query"]  # 1 where the query counts
-    reference: Float[Tensor, "reference dim"]
+    reference: Float[Tensor, "reference dim"]  # of unit length where the distance takes them so
     known: (
         Bool[Tensor, "query reference"] | None
     )  # False where a reference is no pair of the query, as the query itself
@@ -41,7 +41,12 @@ class Seen:
 
 @torch.no_grad()
 def see(
-    pairs: Pairs, attraction: Float[Tensor, " query"], log_normalizer: Float[Tensor, " query"], *, with_known: bool
+    pairs: Pairs,
+    attraction: Float[Tensor, " query"],
+    log_normalizer: Float[Tensor, " query"],
+    distance: BaseDistance,
+    *,
+    with_known: bool,
 ) -> Seen:
     """The batch as a network learns from it; every process must call, with equal `with_known`."""
     query, reference, known = pairs.query.detach(), pairs.reference.detach(), None
@@ -70,7 +75,15 @@ def see(
     finite = query.isfinite().all(dim=1) & numbers.isfinite().all(dim=1)
     attraction, log_normalizer, weight = numbers.masked_fill(~finite[:, None], 0).unbind(dim=1)
     query, reference = (rows.masked_fill(~rows.isfinite().all(dim=1)[:, None], 0) for rows in (query, reference))
+    reference = normalized(reference, distance)
     return Seen(query, attraction, log_normalizer, weight, reference, known, own, empty)
+
+
+def normalized(rows: Float[Tensor, "row dim"], distance: BaseDistance) -> Float[Tensor, "row dim"]:
+    """Return the rows as long as the distance takes them; one that is so already, but for rounding, stays as it is."""
+    found: Tensor = distance.maybe_normalize(rows)
+    same = torch.isclose(found, rows, rtol=16 * torch.finfo(rows.dtype).eps, atol=0).all(dim=1, keepdim=True)
+    return torch.where(same, rows, found)
 
 
 class NormalizerNetwork(FullPrecision):

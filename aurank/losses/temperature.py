@@ -21,7 +21,9 @@ class Temperature(FullPrecision):
     temperature: its value, or the first one.
     learnable: True makes it a parameter of the loss: give `loss.parameters()` to an optimiser (`aurank train` does, at
         the rate `optim.temperature_lr`).
-    bounds: least and greatest value of a learnable one (None: no greatest), into which it is put back before each use.
+    bounds: least and greatest value of a learnable one (None: no greatest). A call gives the value within them, with
+        the gradient that τ has there; where a step may follow, in training mode with gradients enabled and outside
+        of torch.func's transforms, the parameter itself is put back too, so that the step starts from there.
     scale: what the parameter is, τ itself ("linear") or log τ ("log"), −1 times the logit scale of CLIP.
     """
 
@@ -45,11 +47,15 @@ class Temperature(FullPrecision):
 
     def forward(self) -> Float[Tensor, ""] | float:
         """τ; a tensor with a gradient where it is learnable."""
-        if self.parameter is None:
+        parameter = self.parameter
+        if parameter is None:
             return self.start
-        # Not in place by autograd's count: one step may ask several times, and only the first can change anything.
-        self.parameter.data.clamp_(self._stored(self.low), self._stored(self.high))
-        return self.parameter.exp() if self.scale == "log" else self.parameter * 1
+        bounds = self._stored(self.low), self._stored(self.high)
+        if self.training and torch.is_grad_enabled() and isinstance(parameter, nn.Parameter) and not _transformed():
+            # Not in place by autograd's count: one step may ask several times, and only the first can change anything.
+            parameter.data.clamp_(*bounds)
+        bounded = parameter.detach().clamp(*bounds) + (parameter - parameter.detach())  # plus 0, which has the gradient
+        return bounded.exp() if self.scale == "log" else bounded
 
     @property
     def learnt(self) -> Float[Tensor, ""] | None:
@@ -61,6 +67,11 @@ class Temperature(FullPrecision):
 
     def _stored(self, value: float) -> float:
         return (math.log(value) if value < math.inf else math.inf) if self.scale == "log" else value
+
+
+def _transformed() -> bool:
+    """Return whether a transform of torch.func is at work, in which nothing may be changed that it does not know of."""
+    return bool(torch._C._are_functorch_transforms_active())
 
 
 def require_bounds(name: str, bounds: Sequence[Number | None]) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from pytorch_metric_learning import losses as pml_losses
 from states import same_state
 from torch import Tensor
 
+from aurank.errors import UserError
 from aurank.losses import LOSSES, MultipleLosses, PairLoss
 
 SHUFFLED = [0] * 5 + [1] * 2 + [2] * 6 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
@@ -293,6 +294,14 @@ def test_embeddings_that_are_not_a_number_give_a_loss_that_is_not(name: str) -> 
         spoilt = embeddings.detach().clone()
         spoilt[row] = torch.nan
         assert make().double()(spoilt, labels).isnan()
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES.keys() - OF_LIGHTLY))
+def test_embeddings_without_a_width_are_refused(name: str) -> None:
+    make = TABLE[name].make if name in TABLE else LOSSES[name]
+    labels = torch.tensor([0, 0, 1, 1])
+    with pytest.raises(UserError, match=r"embeddings must be at least 1 wide, got torch.float32 of shape \[4, 0\]"):
+        make()(torch.zeros(4, 0), labels)
 
 
 @EVERY

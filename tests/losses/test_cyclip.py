@@ -64,3 +64,14 @@ def test_without_weights_it_is_clip() -> None:
     assert CyCLIPLoss(cross_modal=0, in_modal=0).double()(**given) == CLIPLoss().double()(**given)
     with pytest.raises(UserError, match="in_modal must be >= 0, got -1"):
         CyCLIPLoss(in_modal=-1)
+
+
+def test_a_row_without_a_partner_leaves_the_second_derivatives_numbers() -> None:
+    random = torch.Generator().manual_seed(0)
+    rows = torch.randn(5, 3, generator=random, dtype=torch.float64).requires_grad_()
+    loss = CyCLIPLoss(two_way=False, **WEIGHTS).double().eval()
+    labels = torch.tensor([0, 1, 0, 1, 2])  # the last has none
+    assert torch.autograd.gradgradcheck(lambda rows: loss(rows, labels), (rows,))
+    (gradient,) = torch.autograd.grad(loss(rows, labels), rows, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.square().sum(), rows)
+    assert second.isfinite().all()

@@ -14,6 +14,7 @@ from pytorch_metric_learning.distances import CosineSimilarity
 from states import same_state
 from torch import Tensor, distributed, multiprocessing
 from torch.func import functional_call
+from torch.nn.functional import normalize
 
 from aurank.errors import UserError
 from aurank.losses import CrossBatchMemory, NeuCLIPLoss, Pairs, make_pairs
@@ -178,9 +179,9 @@ def test_gradient_of_the_temperature_with_alpha_a_constant_is_that_of_finite_dif
 
 def test_a_fixed_temperature_leaves_rho_out() -> None:
     images, texts = sides()
-    learned, fixed = make(), make(learn_temperature=False, rho=6.5)
-    difference = call(learned, images, texts) - call(fixed, images, texts)
-    assert difference.item() == pytest.approx(2 * SETTINGS["temperature"] * SETTINGS["rho"], abs=1e-12)
+    fixed = make(learn_temperature=False, rho=6.5)
+    difference = (call(make(), images, texts) - call(fixed, images, texts)).item()
+    assert difference == pytest.approx(2 * SETTINGS["temperature"] * SETTINGS["rho"], abs=1e-12)
     assert list(fixed.parameters()) == []
 
 
@@ -194,7 +195,7 @@ def test_prototypes_start_from_the_other_side_in_order_and_then_the_newest_of_ea
             if step == 4:
                 older = torch.cat([each[side] for each in given[:4]])
                 expected = torch.cat([given[4][side], older[-(30 - len(given[4][side])) :]])
-            assert network.weights()[0].equal(expected.detach())
+            assert network.weights()[0].equal(normalize(expected.detach()))
 
 
 @pytest.mark.parametrize("every", [1, None])
@@ -204,8 +205,8 @@ def test_a_batch_larger_than_the_prototypes_gives_its_first_rows_each_time_or_on
     for step in range(3):
         images, texts = sides(step) if every else first
         call(loss, *sides(step))
-        assert loss.networks[0].weights()[0].equal(texts[:4].detach())
-        assert loss.networks[1].weights()[0].equal(images[:4].detach())
+        for network, rows in zip(loss.networks, (texts, images), strict=True):
+            assert network.weights()[0].equal(normalize(rows[:4].detach()))
 
 
 @pytest.mark.parametrize("given", [{"num_prototypes": 30, "restart_every": 3}, {"network": "mlp"}])
@@ -233,8 +234,7 @@ def test_a_hard_batch_and_then_an_easy_one_stay_finite_at_a_low_temperature(
     network: str, autocast: bool, epsilon: float, detach: bool
 ) -> None:
     given = {"network": "mlp", "inner_lr": 0.01} if network == "mlp" else {"num_prototypes": 64}
-    given |= {"temperature": 0.005, "learn_temperature": False, "epsilon": epsilon, "detach_alpha": detach}
-    loss = NeuCLIPLoss(32, **given)
+    loss = NeuCLIPLoss(32, temperature=0.005, learn_temperature=False, epsilon=epsilon, detach_alpha=detach, **given)
     random = torch.Generator().manual_seed(0)
     images, labels = torch.randn(16, 32, generator=random), torch.arange(16)
     for texts in (-images, images, -images, images + 0.1):
@@ -381,7 +381,7 @@ def test_processes_learn_one_network_from_all_batches_gathered_or_not(tmp_path: 
     torch.testing.assert_close(first[2][0], single.state_dict(), rtol=0, atol=1e-9)
     # each its own loss, but against the rows of both, itself left out
     images = sides(0)[0].detach()
-    assert first[2][2]["networks.0.weight_0"][:7].equal(images)
+    assert first[2][2]["networks.0.weight_0"][:7].equal(normalize(images))
     similarity = oracles.cosine(images)
     for value, rows, labels in ((first[3], range(4), [0, 0, 1, 2]), (second[3], range(4, 7), [1, 1, 2])):
         terms = []
