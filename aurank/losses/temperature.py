@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses.checks import Number, require_choice, require_positive
-from aurank.losses.state import FullPrecision
+from aurank.losses.state import FullPrecision, writes
 
 Scale = Literal["linear", "log"]
 
@@ -51,7 +51,7 @@ class Temperature(FullPrecision):
         if parameter is None:
             return self.start
         bounds = self._stored(self.low), self._stored(self.high)
-        if self.training and torch.is_grad_enabled() and isinstance(parameter, nn.Parameter) and not _transformed():
+        if writes(self) and isinstance(parameter, nn.Parameter) and not _transformed():
             # Not in place by autograd's count: one step may ask several times, and only the first can change anything.
             parameter.data.clamp_(*bounds)
         bounded = parameter.detach().clamp(*bounds) + (parameter - parameter.detach())  # plus 0, which has the gradient
