@@ -35,7 +35,9 @@ CacheOption = Annotated[
     typer.Option(help="Folder of the embedding cache; default $AURANK_CACHE, else ~/.cache/aurank/embeddings."),
 ]
 NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Neither read nor keep embeddings.")]
-AllowCodeOption = Annotated[bool, typer.Option("--allow-code", help="Let --model python:… run that code.")]
+AllowCodeOption = Annotated[
+    bool, typer.Option("--allow-code", help="Let --model run code: python:…, or options that may.")
+]
 
 
 def whole_numbers(option: str, text: str) -> tuple[int, ...]:

@@ -21,7 +21,11 @@ _ABSENT = object()
 
 
 def load_config(
-    source: Path | str | dict[str, Any], overrides: Sequence[str] = (), *, choices: Mapping[str, Choices]
+    source: Path | str | dict[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    choices: Mapping[str, Choices],
+    complaints: Callable[[Callable[[str], Any]], list[tuple[str, str]]] | None = None,
 ) -> Config:
     """The configuration in ``source`` with ``overrides``, every key and every component checked.
 
@@ -32,6 +36,7 @@ def load_config(
             warning that names them, and keeps those given by overrides.
         choices: the table of each component, by its dotted path (``"loss"``, ``"data.train_transform"``). A component
             whose path is absent is not checked. Arguments are returned as the constructor's annotations want them.
+        complaints: given the value at any dotted path (None where it has a mistake), what else is wrong: paths, texts.
 
     Raises:
         ConfigError: lists every mistake, one line each.
@@ -53,6 +58,8 @@ def load_config(
         losses = choices["loss"]
         two_way = {one: "two_way" in losses.arguments(one) for one in losses.table}
         _add(problems, one_way_loss(_judged(tree, problems), two_way))
+    if complaints is not None:
+        _add(problems, complaints(_judged(tree, problems)))
     checked = {path: _check(tree, path, choices[path], problems, known) for path in choices}
     if config is None or problems:
         raise ConfigError(problems.lines(), name)

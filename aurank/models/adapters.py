@@ -18,15 +18,22 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from aurank.errors import UserError, first_line
+from aurank.models.backbones import create, unknown_backbone, unknown_options
 from aurank.models.loading import (
+    IMAGE_OPTIONS,
     Options,
     describe,
     library_of,
     loading,
+    located,
     open_clip_arguments,
     parse_options,
+    quick_when_offline,
+    require_known,
+    transformers_arguments,
+    transformers_model,
+    weights_only,
 )
-from aurank.names import meant, nearest
 
 Transform = Callable[[Image], Tensor]
 
@@ -50,10 +57,12 @@ class ImageModel:
 def load_model(name: str, *, allow_code: bool = False) -> ImageModel:
     """Returns the model that `name` asks for, on the CPU, in evaluation mode.
 
-    `name` is KIND:WHAT[,option=value…]. Options go to the library's own constructor. Weights that are not loaded are
-    drawn from a fixed seed, so one name means one model.
+    `name` is KIND:WHAT[,option=value…]. Options go to the library's own constructor; without `allow_code` those alone
+    that can run no code, and weights are read as data. Weights that are not loaded are drawn from a fixed seed, so one
+    name means one model.
 
-    - `timm:resnet18[,pretrained=false]`: options of `timm.create_model`; the transform is `timm.data`'s for the model.
+    - `timm:resnet18[,pretrained=false]`: options of the model's own constructor; `file=FILE`: weights of a local file
+      (safetensors, or torch's); `input_size=128`: another size of images. The transform is `timm.data`'s for the model.
     - `open_clip:ViT-B-32[,pretrained=laion2b_s34b_b79k]`: the image tower.
     - `transformers:facebook/dinov2-small`: a name of the hub, or a folder; `pretrained=false`: its architecture.
     - `onnx:FILE[,size=224,margin=1.143,mean=0.5,std=0.5]`: an image [batch, channel, height, width] to [batch, dim];
@@ -69,33 +78,46 @@ def load_model(name: str, *, allow_code: bool = False) -> ImageModel:
     if kind == "python" and not allow_code:
         raise UserError(f"{name} runs Python code of that module; if you trust it, add --allow-code")
     what, options = parse_options(name, rest)
-    with torch.random.fork_rng(devices=[]):
+    if not allow_code and kind in IMAGE_OPTIONS:
+        require_known(name, options, IMAGE_OPTIONS[kind])
+    with torch.random.fork_rng(devices=[]), weights_only(allow_code):
         torch.manual_seed(0)
-        model = ADAPTERS[kind](name, what, options)
+        model = ADAPTERS[kind](name, what, options, allow_code)
     model.module.eval()
     return model
 
 
-def _timm(name: str, what: str, options: Options) -> ImageModel:
+def _timm(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
+    if (complaint := unknown_backbone(what)) is not None:
+        raise UserError(f"{name}: {complaint}")
+    own = {option: value for option, value in options.items() if option not in ("pretrained", "input_size")}
+    if not allow_code:
+        for complaint in unknown_options(what, own).values():
+            raise UserError(f"{name}: {complaint}")
+    pretrained = bool(options.get("pretrained", True))
+    with loading(name, pretrained=pretrained):
+        module: Any = create(what, {"num_classes": 0, **own}, pretrained=pretrained, allow_code=allow_code)
     # Imported late: seconds that commands without a model need not spend.
     timm: Any = importlib.import_module("timm")
-    if ":" not in what and not timm.is_model(what.split(".")[0]):
-        hint = meant(nearest(what, timm.list_models(), most=3)) or "; timm.list_models() names them all"
-        raise UserError(f"{name}: timm has no model {what!r}{hint}")
-    arguments = {"pretrained": True, "num_classes": 0, **options}
-    with loading(name, pretrained=bool(arguments["pretrained"])):
-        module = timm.create_model(what, **arguments)
     settings = timm.data.resolve_data_config({}, model=module)
     channels, height, width = settings["input_size"]
-    if isinstance(size := options.get("img_size"), int):
-        height, width = size, size
+    for option in ("img_size", "input_size"):
+        if (size := options.get(option)) is not None:
+            height = width = _size(name, option, size)
     if isinstance(given := options.get("in_chans"), int) and given != channels:
         channels = given
         # timm adds or repeats the first layer's weights; the colours' mean stands for each channel.
         settings |= {key: (sum(settings[key]) / len(settings[key]),) * given for key in ("mean", "std")}
     settings["input_size"] = (channels, height, width)
     transform = timm.data.create_transform(**settings)
+    arguments = {**options, "pretrained": pretrained}
     return ImageModel(name, module, transform, describe(timm, what, arguments, transform), channels=channels)
+
+
+def _size(name: str, option: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"{name}: {option} must be a whole number above 0, got {value!r}")
+    return value
 
 
 class _OpenClip(nn.Module):
@@ -110,10 +132,11 @@ class _OpenClip(nn.Module):
         return features
 
 
-def _open_clip(name: str, what: str, options: Options) -> ImageModel:
+def _open_clip(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
     library = library_of("open_clip", name, package="open_clip_torch")
     arguments = open_clip_arguments(library, name, what, options)
-    with loading(name, pretrained=arguments["pretrained"] is not None):
+    pretrained = arguments["pretrained"] is not None
+    with loading(name, pretrained=pretrained), quick_when_offline(needed=pretrained or ":" in what):
         model, _, transform = library.create_model_and_transforms(what, **arguments)
     return ImageModel(name, _OpenClip(model), transform, describe(library, what, arguments, transform))
 
@@ -135,16 +158,12 @@ class _Transformers(nn.Module):
         return features
 
 
-def _transformers(name: str, what: str, options: Options) -> ImageModel:
+def _transformers(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
     library = library_of("transformers", name, package="transformers")
-    arguments = dict(options)
-    pretrained = bool(arguments.pop("pretrained", True))
-    with loading(name, pretrained=pretrained):
-        processor = library.AutoImageProcessor.from_pretrained(what)
-        if pretrained:
-            model = library.AutoModel.from_pretrained(what, **arguments)
-        else:
-            model = library.AutoModel.from_config(library.AutoConfig.from_pretrained(what), **arguments)
+    pretrained, arguments = transformers_arguments(options)
+    with loading(name, pretrained=pretrained), quick_when_offline(needed=not Path(what).is_dir()):
+        processor = library.AutoImageProcessor.from_pretrained(what, **located(arguments))
+        model = transformers_model(library, what, arguments, pretrained=pretrained)
 
     def transform(image: Image) -> Tensor:
         pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
@@ -168,11 +187,8 @@ class _Onnx(nn.Module):
         return torch.from_numpy(found[0]).flatten(1)
 
 
-def _onnx(name: str, what: str, options: Options) -> ImageModel:
+def _onnx(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
     library = library_of("onnxruntime", name, package="onnxruntime")
-    odd = sorted(options.keys() - {"size", "margin", "mean", "std"})
-    if odd:
-        raise UserError(f"{name}: unknown option {odd[0]!r}; expected size, margin, mean or std")
     try:
         content = Path(what).read_bytes()
     except OSError as error:
@@ -192,7 +208,7 @@ def _onnx(name: str, what: str, options: Options) -> ImageModel:
     )
 
 
-def _python(name: str, what: str, options: Options) -> ImageModel:
+def _python(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
     place, _, function = what.partition(":")
     if not place or not function.isidentifier():
         raise UserError(f"{name}: expected python:package.module:function")
@@ -257,7 +273,7 @@ def _standard(
     return transform
 
 
-ADAPTERS: Mapping[str, Callable[[str, str, Options], ImageModel]] = {
+ADAPTERS: Mapping[str, Callable[[str, str, Options, bool], ImageModel]] = {
     "timm": _timm,
     "open_clip": _open_clip,
     "transformers": _transformers,

@@ -3,17 +3,20 @@
 from itertools import pairwise
 from typing import Any, Literal
 
-import timm
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
 from aurank.errors import UserError, first_line
-from aurank.names import meant, nearest
+from aurank.models.backbones import create, unknown_backbone, unknown_options
 
 Pooling = Literal["avg", "max", "gem"]
 POOLINGS: tuple[Pooling, ...] = ("avg", "max", "gem")
+
+
+FILLED = ("in_chans", "num_classes")
+"""Arguments of a backbone that an encoder gives itself."""
 
 
 class GeneralisedMean(nn.Module):
@@ -160,14 +163,20 @@ def _width(backbone: nn.Module) -> int:
 
 
 def _create_backbone(name: str, pretrained: bool, channels: int, pooling: Pooling, params: dict[str, Any]) -> Any:
-    if not name.startswith(("hf-hub:", "hf_hub:", "local-dir:")) and not timm.is_model(name.split(".")[0]):
-        hint = meant(nearest(name, timm.list_models(), most=3)) or "; timm.list_models() names them all"
-        raise UserError(f"model.backbone: timm has no model {name!r}{hint}")
+    if (complaint := unknown_backbone(name)) is not None:
+        raise UserError(f"model.backbone: {complaint}")
+    for option, complaint in unknown_options(name, params, filled=FILLED).items():
+        raise UserError(f"model.params.{option}: {complaint}")
     # Only timm's own pooling can be replaced by params.
     own: dict[str, Any] = {"global_pool": "" if pooling == "gem" else params.get("global_pool", pooling)}
     given = {key: value for key, value in params.items() if key != "global_pool" or pooling == "gem"}
+    fixed = {"in_chans": channels, "num_classes": 0, **own}
     try:
-        model = timm.create_model(name, pretrained=pretrained, in_chans=channels, num_classes=0, **own, **given)
+        if twice := sorted(fixed.keys() & given.keys()):
+            raise TypeError(f"multiple values for {twice[0]}")
+        model = create(name, {**fixed, **given}, pretrained=pretrained)
+    except UserError as error:
+        raise UserError(f"model.params: {error}") from error
     except (TypeError, AssertionError, ValueError) as error:
         raise UserError(
             f"model: timm cannot build {name!r} with pooling={pooling!r}, params={params}: {first_line(error)}; "

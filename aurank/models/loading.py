@@ -2,16 +2,40 @@
 
 import contextlib
 import importlib
+import os
 import re
-from collections.abc import Iterator, Mapping
+import socket
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Collection, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
 from aurank.errors import UserError, first_line
+from aurank.names import meant, nearest
 
 Value = bool | int | float | str | None
 Options = dict[str, Any]  # of Value; Any, as other libraries' constructors judge them
 _WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "none": None, "null": None}
+_PATIENCE = 3.0  # seconds that a hub has to answer
+
+TEXT_OPTIONS: Mapping[str, frozenset[str]] = {
+    "open_clip": frozenset({"pretrained", "pretrained_hf", "precision", "force_quick_gelu", "force_context_length"}),
+    "transformers": frozenset(
+        {"pretrained", "length", "revision", "variant", "subfolder", "add_pooling_layer", "num_hidden_layers"}
+    ),
+}
+"""The options of text models by library, those of which no value can run code."""
+
+IMAGE_OPTIONS: Mapping[str, frozenset[str]] = {
+    "open_clip": TEXT_OPTIONS["open_clip"]
+    | {"force_image_size", "image_mean", "image_std", "image_interpolation", "image_resize_mode"},
+    "transformers": TEXT_OPTIONS["transformers"] - {"length"},
+    "onnx": frozenset({"size", "margin", "mean", "std"}),
+}
+"""The same of image models; timm's depend on the model."""
 
 
 def parse_options(name: str, text: str) -> tuple[str, Options]:
@@ -33,6 +57,15 @@ def _value(text: str) -> Value:
         with contextlib.suppress(ValueError):
             return number(text)
     return text
+
+
+def require_known(name: str, options: Mapping[str, Any], known: Collection[str], *, flag: bool = True) -> None:
+    """Nothing; UserError for an option that is not known to run no code. `flag`: whether --allow-code would let it."""
+    for option in options:
+        if option not in known:
+            remedy = "; if you trust what it may run, add --allow-code" if flag else ""
+            hint = meant(nearest(option, known))
+            raise UserError(f"{name}: unknown option {option!r}{hint}; known are {', '.join(sorted(known))}{remedy}")
 
 
 def library_of(module: str, name: str, *, package: str) -> ModuleType:
@@ -60,6 +93,63 @@ def loading(name: str, *, pretrained: bool) -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def weights_only(allow_code: bool = False) -> Iterator[None]:
+    """A context in which torch reads files of weights as data alone, whatever a library asks it for."""
+    names = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+    before = {name: os.environ.pop(name) for name in names if name in os.environ and not allow_code}
+    if not allow_code:
+        os.environ[names[0]] = "1"
+    try:
+        yield
+    finally:
+        if not allow_code:
+            del os.environ[names[0]]
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
+def quick_when_offline(*, needed: bool) -> Iterator[None]:
+    """A context in which a hub that does not answer is not asked again and again: what was fetched before is used.
+
+    needed: whether anything is to be fetched at all.
+    """
+    constants: Any = importlib.import_module("huggingface_hub.constants")
+    if not needed or constants.HF_HUB_OFFLINE or _answers(constants.ENDPOINT):
+        yield
+        return
+    timeout = socket.getdefaulttimeout()
+    constants.HF_HUB_OFFLINE = True
+    socket.setdefaulttimeout(_PATIENCE)  # of downloads from elsewhere
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = False
+        socket.setdefaulttimeout(timeout)
+
+
+def _answers(address: str) -> bool:
+    """Whether a server, or the proxy before it, says anything within seconds; looking up its name counts too."""
+    answered: list[bool] = []
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_PATIENCE).close()
+            answered.append(True)
+        except urllib.error.HTTPError as error:
+            answered.append(error.code < 500)
+        # Its certificate is not ours to judge: the hub's own client may know another authority.
+        except urllib.error.URLError as error:
+            answered.append(isinstance(error.reason, ssl.SSLError))
+        except (OSError, ValueError):
+            answered.append(False)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE)
+    return bool(answered and answered[0])
+
+
 def describe(library: ModuleType, what: str, options: Mapping[str, Any], transform: object) -> str:
     """Returns all that decides an embedding beside the weights, in words."""
     version = getattr(library, "__version__", "?")
@@ -75,6 +165,26 @@ def open_clip_arguments(library: ModuleType, name: str, what: str, options: Opti
             f"{name}: name the weights, as in pretrained={tags[0] if tags else 'FILE'}, or pretrained=false"
         )
     return {**options, "pretrained": options.get("pretrained") or None}
+
+
+def transformers_arguments(options: Options) -> tuple[bool, Options]:
+    """Whether weights are wanted, and the arguments of transformers' constructors; left out, code is not trusted."""
+    arguments = {"trust_remote_code": False, **options}  # else it would ask at the terminal
+    return bool(arguments.pop("pretrained", True)), arguments
+
+
+def located(arguments: Options) -> Options:
+    """Those arguments that say where a processor or a tokeniser is, and whether its code is trusted."""
+    return {key: value for key, value in arguments.items() if key in ("revision", "subfolder", "trust_remote_code")}
+
+
+def transformers_model(library: ModuleType, what: str, arguments: Options, *, pretrained: bool) -> Any:
+    """The model, or its architecture with random weights, under the same arguments."""
+    if pretrained:
+        return library.AutoModel.from_pretrained(what, **arguments)
+    # The configuration takes its options and leaves the model's, as where weights are loaded.
+    config, others = library.AutoConfig.from_pretrained(what, return_unused_kwargs=True, **arguments)
+    return library.AutoModel.from_config(config, **{**others, "trust_remote_code": arguments["trust_remote_code"]})
 
 
 def _stable(value: object) -> str:

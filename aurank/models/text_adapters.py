@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +10,20 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.models.loading import Options, library_of, loading, open_clip_arguments, parse_options
+from aurank.models.loading import (
+    TEXT_OPTIONS,
+    Options,
+    library_of,
+    loading,
+    located,
+    open_clip_arguments,
+    parse_options,
+    quick_when_offline,
+    require_known,
+    transformers_arguments,
+    transformers_model,
+    weights_only,
+)
 
 _OPEN_CLIP = "3.0"
 _LONGEST = 77  # tokens of a text where the model would take more: CLIP's length
@@ -32,7 +46,8 @@ class TextModel:
 def load_text_model(name: str, *, weights: bool = True) -> TextModel:
     """Returns the text model that `name` asks for, on the CPU, in evaluation mode.
 
-    `name` is KIND:WHAT[,option=value…], as for `load_model`; what both make of one name can be compared.
+    `name` is KIND:WHAT[,option=value…], as for `load_model`; what both make of one name can be compared. It stands in
+    configurations and checkpoints, so that nothing in it may run code: there is no way to allow it.
 
     - `open_clip:ViT-B-32[,pretrained=laion2b_s34b_b79k]`: the text tower.
     - `transformers:openai/clip-vit-base-patch32`: the projected text features, else the mean over the tokens; a name
@@ -43,19 +58,26 @@ def load_text_model(name: str, *, weights: bool = True) -> TextModel:
 
     Raises UserError for an unknown name, a package that is not installed, weights that cannot be had.
     """
-    kind, _, rest = name.partition(":")
-    if kind not in TEXT_ADAPTERS or not rest:
-        raise UserError(f"no text model {name!r}; expected one of {', '.join(f'{known}:…' for known in TEXT_ADAPTERS)}")
-    what, options = parse_options(name, rest)
+    kind, what, options = check_text_model(name)
     if not weights:
         options |= _WITHOUT_WEIGHTS[kind]
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), weights_only():
         torch.manual_seed(0)
         module, tokenise = TEXT_ADAPTERS[kind](name, what, options)
     module.eval()
     with torch.inference_mode():
         width = int(module(tokenise(["a text"])).shape[1])
     return TextModel(name, module, tokenise, width)
+
+
+def check_text_model(name: str) -> tuple[str, str, Options]:
+    """The kind that a name begins with, what it names and the options; UserError for others, or unknown options."""
+    kind, _, rest = name.partition(":")
+    if kind not in TEXT_ADAPTERS or not rest:
+        raise UserError(f"no text model {name!r}; expected one of {', '.join(f'{known}:…' for known in TEXT_ADAPTERS)}")
+    what, options = parse_options(name, rest)
+    require_known(name, options, TEXT_OPTIONS[kind], flag=False)
+    return kind, what, options
 
 
 class _OpenClipText(nn.Module):
@@ -111,7 +133,8 @@ def _open_clip(name: str, what: str, options: Options) -> _Found:
         # before, "openai" weights changed the activations too, which a checkpoint would come back without
         raise UserError(f"{name}: open_clip_torch {version} is too old, upgrade it to {_OPEN_CLIP} or later")
     arguments = open_clip_arguments(library, name, what, options)
-    with loading(name, pretrained=arguments["pretrained"] is not None):
+    pretrained = arguments["pretrained"] is not None
+    with loading(name, pretrained=pretrained), quick_when_offline(needed=pretrained or ":" in what):
         model = library.create_model(what, **arguments)
         tokeniser = library.get_tokenizer(what)
 
@@ -124,19 +147,13 @@ def _open_clip(name: str, what: str, options: Options) -> _Found:
 
 def _transformers(name: str, what: str, options: Options) -> _Found:
     library = library_of("transformers", name, package="transformers")
-    arguments = dict(options)
-    pretrained, longest = bool(arguments.pop("pretrained", True)), arguments.pop("length", _LONGEST)
+    pretrained, arguments = transformers_arguments(options)
+    longest = arguments.pop("length", _LONGEST)
     if isinstance(longest, bool) or not isinstance(longest, int) or longest < 1:
         raise UserError(f"{name}: length must be a whole number above 0, got {longest!r}")
-    with loading(name, pretrained=pretrained):
-        tokeniser = library.AutoTokenizer.from_pretrained(what)
-        if pretrained:
-            model = library.AutoModel.from_pretrained(what, **arguments)
-        else:
-            # The configuration takes its options and leaves the model's, as where weights are loaded.
-            config, others = library.AutoConfig.from_pretrained(what, return_unused_kwargs=True, **arguments)
-            trusted = bool(arguments.get("trust_remote_code", False))  # else it would ask at the terminal
-            model = library.AutoModel.from_config(config, trust_remote_code=trusted, **others)
+    with loading(name, pretrained=pretrained), quick_when_offline(needed=not Path(what).is_dir()):
+        tokeniser = library.AutoTokenizer.from_pretrained(what, **located(arguments))
+        model = transformers_model(library, what, arguments, pretrained=pretrained)
     length = min(tokeniser.model_max_length, longest)
 
     def tokenise(texts: Sequence[str]) -> Tensor:

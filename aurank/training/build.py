@@ -18,6 +18,7 @@ from aurank.data.dataset import with_own_labels
 from aurank.errors import UserError, first_line
 from aurank.losses import LOSSES, MINERS, CrossBatchMemory
 from aurank.models import Encoder, parameter_groups
+from aurank.models.backbones import without_file
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.training.optim import BATCH_RULES, OPTIMISERS, SCHEDULES, Schedule, loss_group
 from aurank.training.pairs import each_image_once
@@ -152,7 +153,7 @@ def build_encoder(
         pooling=config.pooling,
         freeze_batch_norm=config.freeze_batch_norm,
         channels_last=config.channels_last,
-        params=config.params,
+        params=config.params if load and config.init_from is None else without_file(config.params),
     )
     if load and config.init_from is not None:
         _initialise(encoder, config.init_from, say)

@@ -1,16 +1,22 @@
 """The tables a configuration chooses from, and the reading of configurations against them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from aurank.config import Choices, Config, load_config, shipped_configs
+from aurank.config import Choices, Config, known_keys, load_config, shipped_configs
 from aurank.data import READERS, SAMPLERS, TRANSFORMS
+from aurank.errors import UserError
 from aurank.losses import LOSSES, MINERS
+from aurank.models.backbones import HUBS, unknown_backbone, unknown_options
+from aurank.models.encoder import FILLED
+from aurank.models.text_adapters import check_text_model
 from aurank.training.optim import OPTIMISERS, SCHEDULES
+
+_DEFAULT_BACKBONE = known_keys()["model", "backbone"].default
 
 _TRANSFORMS = Choices(TRANSFORMS, filled=frozenset({"image_size", "channels"}), trial={"image_size": 32, "channels": 3})
 
@@ -49,4 +55,23 @@ def read_config(source: Path | str | dict[str, Any], overrides: Sequence[str] = 
     """
     if not isinstance(source, dict) and not Path(source).exists():
         source = shipped_configs().get(str(source), source)
-    return load_config(source, overrides, choices=CHOICES)
+    return load_config(source, overrides, choices=CHOICES, complaints=_of_models)
+
+
+def _of_models(look: Callable[[str], Any]) -> list[tuple[str, str]]:
+    """What is wrong with the names of models and their options, weights aside; nothing is loaded or fetched."""
+    found = []
+    backbone, params, text = look("model.backbone"), look("model.params"), look("model.text.name")
+    # timm is imported, which takes seconds, for what is not known to be right.
+    if isinstance(backbone, str) and (backbone != _DEFAULT_BACKBONE or params):
+        if (complaint := unknown_backbone(backbone)) is not None:
+            found.append(("model.backbone", complaint))
+        elif isinstance(params, dict) and not backbone.startswith(HUBS):
+            odd = unknown_options(backbone, params, filled=FILLED)
+            found += [(f"model.params.{option}", text) for option, text in odd.items()]
+    if isinstance(text, str) and ":" in text:
+        try:
+            check_text_model(text)
+        except UserError as error:
+            found.append(("model.text.name", str(error)))
+    return found

@@ -92,7 +92,7 @@ def test_weights_that_cannot_be_fetched_name_the_remedy(monkeypatch: pytest.Monk
         ("keras:vgg", "no model 'keras:vgg'"),
         ("timm:resnet_18,pretrained=false", "did you mean .*resnet18"),
         ("timm:resnet18,pretrained", "'pretrained' is not option=value"),
-        ("timm:resnet10t,pretrained=false,colour=red", "cannot be built: .*colour"),
+        ("timm:resnet10t,pretrained=false,colour=red", "resnet10t takes no option .colour.; it takes .*drop_rate"),
         ("python:os:getcwd", "--allow-code"),
     ],
 )
@@ -197,8 +197,8 @@ def test_transformers_are_pooled_or_give_their_first_token(pooled: bool, monkeyp
 
     library = ModuleType("transformers")
     vars(library).update(
-        AutoImageProcessor=SimpleNamespace(from_pretrained=lambda what: processor),
-        AutoModel=SimpleNamespace(from_pretrained=lambda what: Tower(pooled)),
+        AutoImageProcessor=SimpleNamespace(from_pretrained=lambda what, **_: processor),
+        AutoModel=SimpleNamespace(from_pretrained=lambda what, **_: Tower(pooled)),
     )
     monkeypatch.setitem(sys.modules, "transformers", library)
     model = load_model("transformers:some/model")

@@ -104,8 +104,8 @@ class Tokens:
 def transformers_with(monkeypatch: pytest.MonkeyPatch, model: nn.Module, tokens: Tokens) -> None:
     library = ModuleType("transformers")
     vars(library).update(
-        AutoTokenizer=SimpleNamespace(from_pretrained=lambda what: tokens),
-        AutoModel=SimpleNamespace(from_pretrained=lambda what: model, from_config=lambda config, **_: model),
+        AutoTokenizer=SimpleNamespace(from_pretrained=lambda what, **_: tokens),
+        AutoModel=SimpleNamespace(from_pretrained=lambda what, **_: model, from_config=lambda config, **_: model),
         AutoConfig=SimpleNamespace(from_pretrained=lambda what, **_: (what, {})),
     )
     monkeypatch.setitem(sys.modules, "transformers", library)
@@ -129,17 +129,19 @@ def test_without_weights_only_the_architecture_of_a_model_is_asked_for(monkeypat
     transformers_with(monkeypatch, Bert(), Tokens())
     library = sys.modules["transformers"]
 
-    def config_of(what: str, *, return_unused_kwargs: bool, layers: int, **others: Any) -> tuple[str, dict[str, Any]]:
+    def config_of(
+        what: str, *, return_unused_kwargs: bool, num_hidden_layers: int, **others: Any
+    ) -> tuple[str, dict[str, Any]]:
         assert return_unused_kwargs
-        return f"{what} of {layers}", others
+        return f"{what} of {num_hidden_layers}", others
 
     asked: list[tuple[str, dict[str, Any]]] = []
     vars(library).update(
         AutoModel=SimpleNamespace(from_config=lambda config, **options: asked.append((config, options)) or Bert()),
         AutoConfig=SimpleNamespace(from_pretrained=config_of),
     )
-    load_text_model("transformers:some/model,layers=1,pooler=false", weights=False)
-    assert asked == [("some/model of 1", {"trust_remote_code": False, "pooler": False})]
+    load_text_model("transformers:some/model,num_hidden_layers=1,add_pooling_layer=false", weights=False)
+    assert asked == [("some/model of 1", {"trust_remote_code": False, "add_pooling_layer": False})]
 
 
 def test_of_a_model_of_images_and_texts_the_half_of_texts_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

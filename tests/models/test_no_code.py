@@ -1,0 +1,156 @@
+"""Nothing that stands in a file or in a model's name runs code, unless the flag says so."""
+
+import pickle
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from aurank.config import ConfigError
+from aurank.errors import UserError
+from aurank.models import Encoder
+from aurank.models.adapters import ADAPTERS, load_model
+from aurank.models.text_adapters import load_text_model
+from aurank.training import Images, Running, evaluate_model
+from aurank.training.checkpoint import load_checkpoint
+from aurank.training.components import read_config
+
+REMOTE = "trust_remote_code=true"
+CONFIG: dict[str, Any] = {
+    "data": {"name": "table", "params": {"file": "rows.csv"}},
+    "loss": {"name": "sogclr"},
+    "optim": {"lr": 1e-3},
+    "train": {"steps": 2},
+}
+
+
+class Loaded:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What a stand-in for transformers, whose models cannot be built, was asked for."""
+    found: list[dict[str, Any]] = []
+
+    class Asked:
+        @staticmethod
+        def from_pretrained(what: str, **options: Any) -> None:
+            found.append(options)
+            raise ValueError("asked")
+
+    library = ModuleType("transformers")
+    vars(library).update(AutoImageProcessor=Asked, AutoTokenizer=Asked, AutoModel=Asked, AutoConfig=Asked)
+    monkeypatch.setitem(sys.modules, "transformers", library)
+    monkeypatch.setitem(sys.modules, "open_clip", library)
+    return found
+
+
+@pytest.mark.parametrize("option", [REMOTE, "weights_only=false", "attn_implementation=someone/kernel", "foo=1"])
+def test_an_option_that_is_not_known_reaches_no_library(option: str, asked: list[dict[str, Any]]) -> None:
+    key = option.partition("=")[0]
+    for name in (f"transformers:some/model,{option}", f"open_clip:ViT-B-32,pretrained=x,{option}"):
+        with pytest.raises(UserError, match=f"unknown option '{key}'.*add --allow-code"):
+            load_model(name)
+        with pytest.raises(UserError, match=f"unknown option '{key}'(?!.*--allow-code)"):
+            load_text_model(name)
+        with pytest.raises(ConfigError, match=f"model.text.name: .*unknown option '{key}'"):
+            read_config({**CONFIG, "model": {"text": {"name": name}}})
+    with pytest.raises(UserError, match=f"takes no option '{key}'"):
+        load_model(f"timm:resnet10t,pretrained=false,{option}")
+    assert asked == []
+
+
+def test_every_adapter_refuses_an_option_that_it_does_not_know() -> None:
+    for kind in ADAPTERS:
+        with pytest.raises(UserError, match=r"unknown option|takes no option|--allow-code"):
+            load_model(f"{kind}:resnet10t,no_such_option=1")
+
+
+def test_code_of_a_hub_is_trusted_behind_the_flag_alone(asked: list[dict[str, Any]]) -> None:
+    with pytest.raises(UserError, match="asked"):
+        load_model("transformers:some/model")
+    with pytest.raises(UserError, match="asked"):
+        load_text_model("transformers:some/model")
+    with pytest.raises(UserError, match="asked"):
+        load_model(f"transformers:some/model,{REMOTE}", allow_code=True)
+    assert [options["trust_remote_code"] for options in asked] == [False, False, True]
+
+
+def test_the_flag_is_asked_for_by_what_evaluates(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
+    images = Images(f"folder:{tmp_path}")
+    with pytest.raises(UserError, match=r"unknown option 'trust_remote_code'.*add --allow-code"):
+        evaluate_model(f"transformers:some/model,{REMOTE}", images, running=Running())
+
+
+@pytest.mark.parametrize("option", ["pretrained_filter_fn", "cache_dir", "pretrained_cfg", "feature_cls", "model_cfg"])
+def test_timms_builders_are_given_arguments_of_the_model_alone(option: str) -> None:
+    for call in (
+        lambda: Encoder("resnet10t", pretrained=False, params={option: "x"}),
+        lambda: load_model(f"timm:resnet10t,pretrained=false,{option}=x"),
+        lambda: read_config({**CONFIG, "model": {"backbone": "resnet10t", "params": {option: "x"}}}),
+    ):
+        with pytest.raises(UserError, match=f"resnet10t takes no option '{option}'"):
+            call()
+    with pytest.raises(UserError, match="got url, expected a mapping with keys among file, mean"):
+        Encoder("resnet10t", pretrained=False, params={"pretrained_cfg_overlay": {"url": "http://x"}})
+
+
+@pytest.mark.parametrize("key", ["file", "checkpoint_path"])
+def test_a_file_of_weights_is_read_as_data_alone(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = tmp_path / "ran"
+    content = {"conv1.weight": Loaded(ran)}
+    torch.save(content, tmp_path / "pickled.pth")
+    (tmp_path / "pickle.bin").write_bytes(pickle.dumps(content))
+    # A library that asks for everything gets data alone, whatever the surroundings say.
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    monkeypatch.setattr(timm.models, "load_state_dict", lambda file: torch.load(file, weights_only=False))
+    for file in ("pickled.pth", "pickle.bin"):
+        with pytest.raises(UserError, match=f"{file} is no file of weights alone"):
+            Encoder("resnet10t", pretrained=False, params={key: str(tmp_path / file)})
+        with pytest.raises(UserError, match=f"{file} is no file of weights alone"):
+            load_model(f"timm:resnet10t,{key}={tmp_path / file}")
+    assert not ran.exists()
+
+
+def test_a_checkpoint_with_such_a_name_runs_nothing(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
+    config = {**CONFIG, "model": {"text": {"name": f"transformers:some/model,{REMOTE}"}}}
+    empty: dict[str, Any] = {name: {} for name in ("encoder", "loss", "optimiser", "progress")}
+    plain: dict[str, Any] = {"format": 1, "manifest": "", "scaler": None, "average": None, "random": []}
+    torch.save({**empty, **plain, "config": config}, tmp_path / "best.pt")
+    assert load_checkpoint(tmp_path / "best.pt")["config"] == config
+    with pytest.raises(UserError, match="unknown option 'trust_remote_code'"):
+        evaluate_model(f"aurank:{tmp_path}", Images(f"folder:{tmp_path}"), running=Running(allow_code=True))
+    assert asked == []
+
+
+def test_weights_of_a_local_file_are_those_of_the_model(tmp_path: Path) -> None:
+    whole = timm.create_model("resnet10t", pretrained=False)
+    save_file(whole.state_dict(), tmp_path / "weights.safetensors")
+    torch.save(whole.state_dict(), tmp_path / "weights.pth")
+    for file in ("weights.safetensors", "weights.pth"):
+        module = load_model(f"timm:resnet10t,file={tmp_path / file}").module
+        params = {"pretrained_cfg_overlay": {"file": str(tmp_path / file)}}
+        encoder = Encoder("resnet10t", pretrained=False, params=params)
+        for found in (module.state_dict(), encoder.backbone.state_dict()):
+            assert all(torch.equal(value, whole.state_dict()[name]) for name, value in found.items())
+        assert "state_dict" not in encoder.backbone.pretrained_cfg
+    with pytest.raises(UserError, match=r"weights.pth do not fit resnet14t: .*size mismatch for layer1"):
+        Encoder("resnet14t", pretrained=False, params={"file": str(tmp_path / "weights.pth")})
+    part = {name: value for name, value in whole.state_dict().items() if not name.startswith("layer4")}
+    torch.save(part, tmp_path / "part.pth")
+    with pytest.raises(UserError, match=r"part.pth do not fit resnet10t: \d+ tensors are missing, the first layer4"):
+        Encoder("resnet10t", pretrained=False, params={"file": str(tmp_path / "part.pth")})
+    with pytest.raises(UserError, match=r"model\.params: no file of weights at none\.pth"):
+        Encoder("resnet10t", params={"checkpoint_path": "none.pth"})
