@@ -16,7 +16,7 @@ from aurank.evaluation.lists import Sides
 from aurank.evaluation.metrics import TIES, check_names, split_cut
 from aurank.evaluation.ranks import Ranks, positive_ranks
 from aurank.evaluation.report import Report
-from aurank.evaluation.summary import check_cuts, report_of
+from aurank.evaluation.summary import check_cuts, fitting_cuts, report_of
 from aurank.evaluation.team import make_team
 
 
@@ -53,9 +53,10 @@ def evaluate(
     too; labels and ids are integers. `groups`, `positives`, `ignore`, `junk`, `distance`, `device`, `max_memory`,
     `distributed` and `progress`: as for `positive_ranks`.
 
-    `recall_at`: every k for recall@k and precision@k; k may exceed the gallery. `metrics`: names of docs/metrics.md, in
-    place of the usual ones. `ties`: how average precision treats equal scores, "threshold" as scikit-learn, or
-    "optimistic" and "pessimistic", which bound it. `resampling` asks for bootstrap intervals by class.
+    `recall_at`: every k for recall@k and precision@k; those beyond the gallery are left out, and a note says so.
+    `metrics`: names of docs/metrics.md, in place of the usual ones; there k may exceed the gallery. `ties`: how average
+    precision treats equal scores, "threshold" as scikit-learn, or "optimistic" and "pessimistic", which bound it.
+    `resampling` asks for bootstrap intervals by class.
 
     `index`: a faiss factory string such as "IVF1024,Flat", or an Index that holds the gallery, to be measured beside
     the exact numbers (`report.approximation`). `backend`: "auto", "numba", "torch" or "triton" count exactly, with the
@@ -96,6 +97,10 @@ def evaluate(
             progress=progress,
         )
     _check_some(ranks, labelled=positives is None)
+    fitting = fitting_cuts(cuts, ranks)
+    if names is None and fitting != cuts:
+        beyond = ", ".join(str(k) for k in cuts if k not in fitting)
+        notes.append(f"recall and precision at {beyond} are left out: no gallery is that large")
     report = report_of(
         ranks,
         recall_at=cuts,
@@ -108,7 +113,8 @@ def evaluate(
     )
     if index is None:
         return report
-    asked = tuple(sorted({k for name in names or () if (k := split_cut(name.removeprefix(MACRO))[1])})) or cuts
+    named = tuple(sorted({k for name in names or () if (k := split_cut(name.removeprefix(MACRO))[1])}))
+    asked = named or fitting or cuts
     found = approximate_report(
         sides, ranks, index=index, recall_at=asked, ties=ties, distance=distance, device=one_device, progress=progress
     )

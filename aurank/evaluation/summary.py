@@ -34,6 +34,12 @@ def default_metrics(recall_at: tuple[int, ...] = (1, 10, 100, 1000)) -> tuple[st
     return ("mauprc", *cuts, "map@r", "r_precision", "ndcg", "mrr", "minp", "auroc")
 
 
+def fitting_cuts(recall_at: tuple[int, ...], ranks: Ranks) -> tuple[int, ...]:
+    """The cut-offs within the list of at least one query: beyond all of them every recall is 1 and says nothing."""
+    longest = int((ranks.num_positives + ranks.num_negatives).max())
+    return tuple(k for k in recall_at if k <= longest)
+
+
 def report_of(
     ranks: Ranks,
     *,
@@ -49,10 +55,11 @@ def report_of(
     """The Report of ranks that hold at least one query.
 
     `labels` are those of the queries with a positive, in the order of the ranks; without them nothing is averaged or
-    drawn by class. `metrics` are names of docs/metrics.md; by default those of `default_metrics(recall_at)`.
+    drawn by class. `metrics` are names of docs/metrics.md; by default those of `default_metrics(recall_at)`, of which
+    those beyond the gallery are left out.
     `resampling` asks for intervals; where they cannot be had, a note says why. `distance` is the one of the ranks.
     """
-    names = check_names(default_metrics(recall_at) if metrics is None else metrics)
+    names = check_names(default_metrics(fitting_cuts(recall_at, ranks)) if metrics is None else metrics)
     if labels is None and any(name.startswith(MACRO) for name in names):
         raise UserError(f"a metric with {MACRO} is a mean over classes, and the queries came without labels")
     bounds = [mean(average_precision(ranks, ties=rule)) for rule in ("pessimistic", "optimistic")]

@@ -17,7 +17,7 @@ from aurank.evaluation.averages import mean
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.inputs import Embeddings, Integers, check_embeddings, integer_array
 from aurank.evaluation.report import Report
-from aurank.evaluation.summary import check_cuts
+from aurank.evaluation.summary import check_cuts, default_metrics
 from aurank.files import write_text
 
 DIRECTIONS = ("image_to_text", "text_to_image")
@@ -110,10 +110,11 @@ def two_way(
     image, text = _Side.of(images, image_ids, name="image"), _Side.of(texts, text_ids, name="text")
     how = "texts that recur stand as often as they do" if text_ids is None else "each distinct text stands once"
     note = f"{len(shown):,} pairs of {len(image.rows):,} images and {len(text.rows):,} texts; {how}"
+    names = default_metrics(check_cuts(recall_at))  # by name: a mean over every k needs them all, however few items
     reports = []
     for query, gallery in ((image, text), (text, image)):
         relation = _relation(query, gallery, shown)
-        report = evaluate(query.items, gallery=gallery.items, recall_at=recall_at, metrics=None, **relation, **options)
+        report = evaluate(query.items, gallery=gallery.items, metrics=names, **relation, **options)
         reports.append(replace(report, notes=[*report.notes, note]))
     return TwoWayReport(*reports)
 

@@ -16,8 +16,10 @@ from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
 import aurank
 from aurank.errors import UserError
 from aurank.evaluation import positive_ranks
+from aurank.evaluation.summary import default_metrics
 
 CUTS = (1, 2, 5, 100)
+NAMES = default_metrics(CUTS)  # by name, since 100 is beyond the gallery
 
 
 def hard_data(seed: int, *, rows: int = 60, dim: int = 6, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
@@ -53,7 +55,7 @@ def test_a_set_that_is_its_own_gallery_equals_brute_force(seed: int, dtype: Any)
     embeddings, labels = hard_data(seed, dtype=dtype)
     expected, rows = brute_force(embeddings, labels.tolist(), cuts=CUTS)
     for ties in ("threshold", "optimistic", "pessimistic"):
-        report = aurank.evaluate(embeddings, labels, recall_at=CUTS, ties=ties)
+        report = aurank.evaluate(embeddings, labels, metrics=NAMES, ties=ties)
         agrees(report, expected, ties)
     assert report.per_query["query"].tolist() == rows
     assert report.num_queries == 60
@@ -72,7 +74,7 @@ def test_query_and_gallery_equal_brute_force(seed: int, with_ids: bool) -> None:
     ids: dict[str, Any] = {"ids": np.arange(30) - 7, "gallery_ids": np.arange(20, 80) - 7} if with_ids else {}
     plain = {name: value.tolist() for name, value in ids.items()}
     expected, _ = brute_force(queries, query_labels.tolist(), gallery, gallery_labels.tolist(), cuts=CUTS, **plain)
-    agrees(aurank.evaluate(queries, query_labels, gallery, gallery_labels, recall_at=CUTS, **ids), expected)
+    agrees(aurank.evaluate(queries, query_labels, gallery, gallery_labels, metrics=NAMES, **ids), expected)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -91,7 +93,7 @@ def test_small_integer_embeddings_full_of_ties_equal_brute_force(items: list[tup
     # The engine's score is rounded in float64: only different pairs of equal true cosine may differ in the last digit,
     # so here they are compared through the engine's own ranks of exactly equal rows, and AP within the tie bounds.
     expected, _ = brute_force(embeddings, labels, cuts=CUTS)
-    report = aurank.evaluate(embeddings, labels, recall_at=CUTS)
+    report = aurank.evaluate(embeddings, labels, metrics=NAMES)
     assert expected["pessimistic"] - 1e-12 <= report.tie_bounds[0]
     assert report.tie_bounds[1] <= expected["optimistic"] + 1e-12
     assert report.tie_bounds[0] - 1e-12 <= report.mauprc <= report.tie_bounds[1] + 1e-12
@@ -177,7 +179,7 @@ def test_golden_cases_worked_by_hand() -> None:
     """One query, relevance down the list: + − + − −, so ranks 1 and 3, R = 2, 3 negatives."""
     angle = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
     rows = np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    report = aurank.evaluate(rows[:1], [1], rows[1:], [1, 0, 1, 0, 0], recall_at=(1, 2, 3, 10))
+    report = aurank.evaluate(rows[:1], [1], rows[1:], [1, 0, 1, 0, 0], metrics=default_metrics((1, 2, 3, 10)))
     expected = {
         "mauprc": (1 / 1 + 2 / 3) / 2,
         "recall@1": 1.0,
@@ -195,6 +197,20 @@ def test_golden_cases_worked_by_hand() -> None:
     for name, value in expected.items():
         assert report.metrics[name] == pytest.approx(value, abs=1e-15), name
     assert report.recall == {1: 1.0, 2: 1.0, 3: 1.0, 10: 1.0}
+
+
+def test_a_cut_beyond_every_list_is_left_out_with_a_note() -> None:
+    embeddings, labels = hard_data(0, rows=12)
+    report = aurank.evaluate(embeddings, labels, recall_at=(1, 11, 12, 1000))  # its own row is not in a query's list
+    assert [name for name in report.metrics if "@" in name] == [
+        *("recall@1", "recall@11", "precision@1", "precision@11", "map@r")
+    ]
+    assert "recall and precision at 12, 1000 are left out: no gallery is that large" in report.notes
+    assert not aurank.evaluate(embeddings, labels, recall_at=(1, 11)).notes
+    # Query 1 has another 3 rows, query 0 one less, which it ignores: 3 still fits.
+    rows = np.eye(3, dtype=np.float32) + 1
+    report = aurank.evaluate(rows[:2], [0, 1], rows, [0, 1, 1], ignore=[(0, 1)], recall_at=(3, 4))
+    assert report.recall == {3: 1.0}
 
 
 def test_tensors_and_memory_maps_give_the_same_report(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from aurank.errors import UserError
 from aurank.evaluation.evaluate import evaluate
+from aurank.evaluation.summary import default_metrics
 from aurank.evaluation.two_way import TwoWayReport, chance_recall, ensemble, prompts, two_way, zero_shot
 
 
@@ -172,6 +173,6 @@ def test_each_direction_is_the_report_of_evaluate() -> None:
     images, texts = pairs(9)
     labels = np.arange(9) % 4
     report = two_way(images, texts, labels, ties="pessimistic")
-    expected = evaluate(images, labels, texts, labels, recall_at=(1, 5, 10), ties="pessimistic")
+    expected = evaluate(images, labels, texts, labels, metrics=default_metrics((1, 5, 10)), ties="pessimistic")
     assert report.image_to_text.metrics == expected.metrics
     assert report.image_to_text.ties == "pessimistic"
