@@ -11,7 +11,7 @@ FILES = sorted((ROOT / "aurank").rglob("*.py"))
 
 # A file imports only from layers to its left, or from its own. The longest matching prefix names a file's layer.
 LAYERS = [
-    ("aurank.errors", "aurank.files", "aurank.names", "aurank.sizes"),
+    ("aurank.errors", "aurank.arrays", "aurank.files", "aurank.names", "aurank.sizes"),
     ("aurank.config",),
     ("aurank.data",),
     ("aurank.models",),

@@ -18,7 +18,7 @@ def doctor(file: ConfigFile, overrides: Overrides = None) -> None:
 
     settings = read_config(file, overrides or [])
     manifest = build_manifest(settings.data, seed=settings.seed)
-    report = manifest.doctor(train_labels=settings.data.train_labels == "class")
+    report = manifest.doctor(train_labels=settings.data.train_labels == "class", max_pixels=settings.data.max_pixels)
     console.print(str(report), highlight=False, markup=False, soft_wrap=True)
     if report.errors:
         raise SystemExit(2)

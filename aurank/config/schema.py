@@ -119,6 +119,9 @@ class DataConfig(Strict):
     on_error: Literal["raise", "skip"] = Field(
         default="raise", description="A corrupt image stops the run (raise), or is left out and counted (skip)."
     )
+    max_pixels: int = Field(
+        default=128_000_000, ge=1, le=178_956_970, description="An image of more pixels counts as corrupt."
+    )
     cache: Size = Field(default="1GiB", description="A set whose decoded images fit in this is kept in memory.")
 
     @property

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from aurank.data.decode import decode, quiet_decoding
+from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding
 from aurank.data.manifest import Manifest
 from aurank.data.transforms import Pipeline
 from aurank.errors import UserError
@@ -68,6 +68,7 @@ class ImageDataset(Dataset[Sample]):
             path is in `skipped`.
         cache_bytes: images are decoded and prepared once, here, with threads, when all of them take no more than this;
             otherwise each time they are asked for. 0 keeps nothing.
+        max_pixels: an image of more counts as one that cannot be read.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class ImageDataset(Dataset[Sample]):
         seed: int = 0,
         on_error: str = "raise",
         cache_bytes: int = 2**30,
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
         if pipeline.channels != channels:
             raise UserError(f"the transform is for {pipeline.channels} channels, the data set for {channels}")
@@ -90,6 +92,7 @@ class ImageDataset(Dataset[Sample]):
         self.channels = channels
         self.seed = seed
         self.on_error = on_error
+        self.max_pixels = max_pixels
         # Shared memory, so that what a worker skips is counted here too.
         self._unreadable = torch.zeros(len(manifest), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
         self._cache = self._fill_cache(cache_bytes) if cache_bytes > 0 else None
@@ -158,7 +161,8 @@ class ImageDataset(Dataset[Sample]):
 
     def _read(self, row: int) -> Pixels | None:
         try:
-            image = decode(self.manifest.source, self.manifest.paths[row], self.channels)
+            path = self.manifest.paths[row]
+            image = decode(self.manifest.source, path, self.channels, max_pixels=self.max_pixels)
         except UserError:
             if self.on_error == "raise":
                 raise

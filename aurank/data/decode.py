@@ -10,10 +10,13 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
+from aurank.arrays import read_header
 from aurank.data.sources import ImageSource
 from aurank.errors import UserError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".npy")
+MAX_PIXELS = 128_000_000  # more than a phone's largest photo
+_LONGEST_STRIP = 400  # its shorter side brought to 512 pixels, such a strip has as many as the largest photo
 _NPY_MAGIC = b"\x93NUMPY"
 # NumPy parses the header as Python code, which in threads at once can fail with a SystemError under Python 3.11.
 _NPY_HEADER = threading.Lock()
@@ -22,19 +25,22 @@ _GREY_MODES = ("1", "L", "I", "I;16", "I;16L", "I;16B", "I;16N")
 _COLOURS = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
-def decode(source: ImageSource, path: str, channels: int | None) -> UInt8[np.ndarray, "height width channel"]:
+def decode(
+    source: ImageSource, path: str, channels: int | None, *, max_pixels: int = MAX_PIXELS
+) -> UInt8[np.ndarray, "height width channel"]:
     """Returns the pixels of one image, upright, as 1 (grey), 3 (RGB) or 4 (RGBA) channels; None keeps the file's own.
 
     1-bit, grey, 16-bit (its upper 8 bits), palette, CMYK and other files are converted; what is transparent is laid on
     white unless 4 channels are asked for; the EXIF orientation is applied; of an animation the first frame is taken. An
     .npy file holds a uint8 array [height, width] or [height, width, channel] with any number of channels.
-    Raises UserError naming the file when it is missing, corrupt, or cannot be converted.
+    Raises UserError naming the file when it is missing, corrupt, cannot be converted, has more than `max_pixels`, or
+    is so long a strip that its shorter side cannot be enlarged; no pixel is decoded then.
     """
     data = source.read_bytes(path)
     try:
         if data.startswith(_NPY_MAGIC):
-            return _match_channels(_from_npy(data), channels)
-        return _from_file(data, channels)
+            return _match_channels(_from_npy(data, max_pixels), channels)
+        return _from_file(data, channels, max_pixels)
     except MemoryError:
         raise
     except UserError as error:
@@ -58,16 +64,33 @@ def quiet_decoding() -> Iterator[None]:
         yield
 
 
-def _from_npy(data: bytes) -> UInt8[np.ndarray, "height width channel"]:
+def _check_size(width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise UserError(
+            f"{width:,} × {height:,} pixels are more than data.max_pixels={max_pixels:,}; raise it, reduce the image, "
+            "or set data.on_error=skip"
+        )
+    if max(width, height) > _LONGEST_STRIP * min(width, height):
+        raise UserError(
+            f"a strip of {width:,} × {height:,} pixels is no image of a thing: at most {_LONGEST_STRIP} times as long "
+            "as wide; remove it, or set data.on_error=skip"
+        )
+
+
+def _from_npy(data: bytes, max_pixels: int) -> UInt8[np.ndarray, "height width channel"]:
+    with _NPY_HEADER:
+        shape, dtype = read_header(io.BytesIO(data), len(data))
+    if dtype != np.uint8 or len(shape) not in (2, 3) or 0 in shape:
+        raise UserError(f"expected a uint8 array [height, width(, channel)], got {dtype} {shape}")
+    _check_size(shape[1], shape[0], max_pixels)
     with _NPY_HEADER:
         array = np.load(io.BytesIO(data), allow_pickle=False)
-    if array.dtype != np.uint8 or array.ndim not in (2, 3) or 0 in array.shape:
-        raise UserError(f"expected a uint8 array [height, width(, channel)], got {array.dtype} {array.shape}")
     return np.ascontiguousarray(array if array.ndim == 3 else array[:, :, None])
 
 
-def _from_file(data: bytes, channels: int | None) -> UInt8[np.ndarray, "height width channel"]:
+def _from_file(data: bytes, channels: int | None, max_pixels: int) -> UInt8[np.ndarray, "height width channel"]:
     with Image.open(io.BytesIO(data)) as file:
+        _check_size(*file.size, max_pixels)
         file.load()
         image: Image.Image = ImageOps.exif_transpose(file)
         transparent = image.mode in _ALPHA_MODES or "transparency" in image.info

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int64, Shaped
 
 from aurank.data.captions import text_key
-from aurank.data.decode import decode, quiet_decoding
+from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding
 from aurank.data.sources import ImageSource
 from aurank.errors import UserError
 
@@ -70,6 +70,7 @@ def examine(
     texts: Sequence[str] | None = None,
     train_labels: bool = True,
     contents: bool,
+    max_pixels: int = MAX_PIXELS,
 ) -> DoctorReport:
     """Returns every finding about the columns of a manifest; `contents` decodes every image, with threads.
 
@@ -93,7 +94,7 @@ def examine(
         shared = np.intersect1d(labels[labelled & (splits == one)], labels[labelled & (splits == other)])
         findings.append(_finding(f"classes in both {one} and {other}", [classes[label] for label in shared.tolist()]))
     if contents:
-        findings += _examine_contents(source, paths, np.where(labelled, labels, -1), splits, set(missing))
+        findings += _examine_contents(source, paths, np.where(labelled, labels, -1), splits, set(missing), max_pixels)
     if texts is None:
         rows, counts = "images", {"images": len(paths)}
     else:
@@ -147,11 +148,12 @@ def _examine_contents(
     labels: Int64[np.ndarray, " image"],
     splits: Shaped[np.ndarray, " image"],
     missing: set[str],
+    max_pixels: int,
 ) -> list[Finding]:
     """Returns what only the pixels show: unreadable images, and images that are the same, pixel for pixel."""
     present = [path for path in dict.fromkeys(paths) if path not in missing]
     with quiet_decoding(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        digests = dict(zip(present, pool.map(lambda path: _digest(source, path), present), strict=True))
+        digests = dict(zip(present, pool.map(lambda path: _digest(source, path, max_pixels), present), strict=True))
     unreadable = [error for error in digests.values() if isinstance(error, UserError)]
     same: defaultdict[bytes, list[int]] = defaultdict(list)
     for row, path in enumerate(paths):
@@ -180,10 +182,10 @@ def _examine_contents(
     ]
 
 
-def _digest(source: ImageSource, path: str) -> bytes | UserError:
+def _digest(source: ImageSource, path: str, max_pixels: int) -> bytes | UserError:
     """Returns the digest of the decoded pixels, which another compression does not change, or why there is none."""
     try:
-        pixels = decode(source, path, None)
+        pixels = decode(source, path, None, max_pixels=max_pixels)
     except UserError as error:
         return error
     return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()

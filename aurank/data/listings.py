@@ -8,17 +8,18 @@ from pathlib import Path, PurePosixPath
 from aurank.data.captions import text_key, tidied
 from aurank.data.manifest import SPLITS, Manifest, build_manifest, first_seen
 from aurank.data.sources import FolderSource, ImageSource, open_source
-from aurank.errors import UserError
+from aurank.errors import UserError, first_line
 
 _TABLE_COLUMNS = ("path", "label", "text", "split")
 _TABLE_OPTIONAL = ("is_query", "is_gallery", "group", "super_label")
 _LIST_HEADER = "image_id class_id super_class_id path"
+DIGITS = 18  # of a number that fits 64 bits
 _FLAGS = {"1": True, "true": True, "yes": True, "": True, "0": False, "false": False, "no": False}
 
 Line = tuple[str, dict[str, str]]  # where it stands ("FILE, line 7"), and its values by column
 
 
-def table(root: Path, *, file: str, path: str = ".", images: str = "") -> Manifest:
+def table(root: Path, *, file: str, path: str = ".", images: str = "", outside: bool = False) -> Manifest:
     """Returns the rows of a csv or parquet table.
 
     Columns: `path,label,split[,is_query,is_gallery,group,super_label]`, or with a text of each image
@@ -29,6 +30,7 @@ def table(root: Path, *, file: str, path: str = ".", images: str = "") -> Manife
         file: the table, in `path` or in `root`; parquet if it ends so, otherwise csv in UTF-8 with a header.
         path: the folder or zip below `root` that holds the images.
         images: the folder in `path` that the column `path` starts from.
+        outside: whether a path may leave that folder, by `..` or as an absolute one.
 
     Labels, groups and super-labels are any text; an empty group or super-label means none (−1), an empty flag true.
     Splits are train, val and test. Other columns are passed over. Texts are kept as `tidied` leaves them. Where they
@@ -52,7 +54,7 @@ def table(root: Path, *, file: str, path: str = ".", images: str = "") -> Manife
     labels = [line["label"] for _, line in lines] if labelled else _named_by_first(written)
     source = open_source(root / path, prefix=images)
     paths = [PurePosixPath(line["path"]).as_posix() for _, line in lines]
-    check_listing(source, [where for where, _ in lines], paths, labels, one_label=labelled)
+    check_listing(source, [where for where, _ in lines], paths, labels, one_label=labelled, outside=outside)
     return build_manifest(
         PurePosixPath(file).stem,
         source,
@@ -67,7 +69,9 @@ def table(root: Path, *, file: str, path: str = ".", images: str = "") -> Manife
     )
 
 
-def lists(root: Path, *, train: str, test: str, images: str, val: str | None = None, path: str = ".") -> Manifest:
+def lists(
+    root: Path, *, train: str, test: str, images: str, val: str | None = None, path: str = ".", outside: bool = False
+) -> Manifest:
     """Returns the rows of list files in the column format of Stanford Online Products.
 
     Args:
@@ -77,6 +81,7 @@ def lists(root: Path, *, train: str, test: str, images: str, val: str | None = N
             numbers, and a class has the same id in all files.
         images: the folder in `path` that the column `path` starts from.
         path: the folder or zip below `root`.
+        outside: whether a path may leave the folder of the images, by `..` or as an absolute one.
 
     The class name is its id as written. Raises UserError naming the file and line that is wrong.
     """
@@ -88,7 +93,7 @@ def lists(root: Path, *, train: str, test: str, images: str, val: str | None = N
             rows += [(split, where, fields) for where, fields in _list_lines(archive, file)]
     paths = [fields[3] for _, _, fields in rows]
     labels = [fields[1] for _, _, fields in rows]
-    check_listing(source, [where for _, where, _ in rows], paths, labels)
+    check_listing(source, [where for _, where, _ in rows], paths, labels, outside=outside)
     return build_manifest(
         PurePosixPath(path if path != "." else images).stem or "lists",
         source,
@@ -112,8 +117,9 @@ def _list_lines(source: ImageSource, file: str) -> Iterator[tuple[str, list[str]
         if len(fields) != 4:
             raise UserError(f"{where}: expected 4 columns ({_LIST_HEADER}), got {len(fields)}: {line!r}")
         for name, value in zip(_LIST_HEADER.split()[:3], fields, strict=False):
-            if not value.isdecimal():
-                raise UserError(f"{where}: {name} must be a whole number, got {value!r}")
+            if not value.isdecimal() or len(value) > DIGITS:
+                at_most = f" of at most {DIGITS} digits" if len(value) > DIGITS else ""
+                raise UserError(f"{where}: {name} must be a whole number{at_most}, got {value!r}")
         yield where, [*fields[:3], fields[3].strip()]
 
 
@@ -123,7 +129,10 @@ def _table_lines(source: ImageSource, file: str) -> Iterator[Line]:
         header, body = _parquet(source, file)
     else:
         reader = csv.reader(io.StringIO(read_text(source, file), newline=""))
-        header = [name.strip() for name in next(reader, [])]
+        try:
+            header = [name.strip() for name in next(reader, [])]
+        except csv.Error as error:
+            raise UserError(f"{file}, line 1: not a csv table that can be read ({error})") from None
         body = ((reader.line_num, line) for line in reader)
     what = "text" if "text" in header and "label" not in header else "label"
     missing = [name for name in ("path", what, "split") if name not in header]
@@ -155,9 +164,12 @@ def _parquet(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[
 
     try:
         content = pyarrow.parquet.read_table(pyarrow.BufferReader(source.read_bytes(file)))
-    except pyarrow.ArrowException as error:
-        raise UserError(f"{file}: not a parquet table that can be read ({error})") from None
-    columns = [["" if value is None else str(value) for value in column.to_pylist()] for column in content.columns]
+        columns = [["" if value is None else str(value) for value in column.to_pylist()] for column in content.columns]
+    except (UserError, MemoryError):
+        raise
+    # A damaged file fails anywhere: ArrowException, OSError, UnicodeDecodeError, ValueError, …
+    except Exception as error:
+        raise UserError(f"{file}: not a parquet table that can be read ({first_line(error)})") from None
     return list(content.column_names), enumerate(map(list, zip(*columns, strict=True)), start=1)
 
 
@@ -171,12 +183,25 @@ def read_text(source: ImageSource, file: str) -> str:
 
 
 def check_listing(
-    source: ImageSource, wheres: Sequence[str], paths: Sequence[str], labels: Sequence[str], *, one_label: bool = True
+    source: ImageSource,
+    wheres: Sequence[str],
+    paths: Sequence[str],
+    labels: Sequence[str],
+    *,
+    one_label: bool = True,
+    outside: bool = False,
 ) -> None:
     """Raises UserError where one image has two labels, or where none is found: the paths then start elsewhere.
 
-    `one_label=False`: an image may have several.
+    So also where a path leaves the folder of the images: what a list of someone else's names is not read.
+    `one_label=False`: an image may have several. `outside=True`: paths may leave the folder.
     """
+    for where, path in zip(wheres, paths, strict=True):
+        if not outside and (path.startswith(("/", "\\")) or ".." in PurePosixPath(path).parts):
+            raise UserError(
+                f"{where}: path {path!r} leaves {source.where}; write it relative to that folder, or, if you trust the "
+                "list, set data.params.outside=true"
+            )
     seen: dict[str, int] = {}
     for row, path in enumerate(paths if one_label else ()):
         before = seen.setdefault(path, row)
@@ -212,7 +237,7 @@ def _numbers(lines: Sequence[Line], column: str) -> list[int] | None:
         return None
     values = [line[column] for _, line in lines]
     filled = [value for value in values if value]
-    if all(value.isdecimal() and len(value) < 19 for value in filled):
+    if all(value.isdecimal() and len(value) <= DIGITS for value in filled):
         return [int(value) if value else -1 for value in values]
     numbers = first_seen(filled)
     return [numbers[value] if value else -1 for value in values]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int64, Integer, Shaped
 
+from aurank.data.decode import MAX_PIXELS
 from aurank.data.doctor import DoctorReport, examine
 from aurank.data.sources import ImageSource
 from aurank.errors import UserError
@@ -140,14 +141,23 @@ class Manifest:
         splits[training & np.isin(labels, chosen)] = "val"
         return dataclasses.replace(self, splits=splits)
 
-    def doctor(self, *, contents: bool = True, train_labels: bool = True) -> DoctorReport:
+    def doctor(self, *, contents: bool = True, train_labels: bool = True, max_pixels: int = MAX_PIXELS) -> DoctorReport:
         """Returns all that is wrong or odd, together, with counts.
 
         `contents=False` looks for the files but does not decode them, so it finds no unreadable or identical images.
-        `train_labels=False` finds nothing wrong with classes of training images, nor with there being no test split.
+        An image of more than `max_pixels` is unreadable. `train_labels=False` finds nothing wrong with classes of
+        training images, nor with there being no test split.
         """
         columns = (self.paths, self.labels, self.classes, self.splits)
-        return examine(self.name, self.source, *columns, texts=self.texts, train_labels=train_labels, contents=contents)
+        return examine(
+            self.name,
+            self.source,
+            *columns,
+            texts=self.texts,
+            train_labels=train_labels,
+            contents=contents,
+            max_pixels=max_pixels,
+        )
 
 
 def build_manifest(

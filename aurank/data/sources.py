@@ -2,6 +2,7 @@
 
 import io
 import os
+import stat
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from aurank.errors import UserError
+from aurank.arrays import is_bomb
+from aurank.errors import UserError, first_line
 
 # What an operating system leaves beside the images: never data.
 _LITTER = ("__MACOSX", "Thumbs.db", "desktop.ini")
+_DENSE = 100  # no image is packed to less than a hundredth
 
 
 @runtime_checkable
@@ -41,10 +44,13 @@ def open_source(path: Path, *, prefix: str = "") -> ImageSource:
 
     Raises UserError where there is neither.
     """
-    if path.is_dir():
-        return FolderSource(path / prefix)
-    if path.is_file():
-        return ZipSource(path, prefix=prefix)
+    try:
+        if path.is_dir():
+            return FolderSource(path / prefix)
+        if path.is_file():
+            return ZipSource(path, prefix=prefix)
+    except OSError as error:  # a name longer than the file system takes
+        raise UserError(f"{path} cannot be a folder or an archive: {error.strerror}") from None
     raise UserError(
         f"{path} does not exist; expected a folder or a zip archive of images: fetch it, or set data.root "
         "(or AURANK_DATA) to the folder that holds it"
@@ -62,15 +68,24 @@ class FolderSource:
         return str(self.root)
 
     def read_bytes(self, path: str) -> bytes:
+        file = self.root / path
         try:
-            return (self.root / path).read_bytes()
+            # A pipe or a device would be waited for, or never end.
+            if stat.S_ISREG(kind := file.stat().st_mode) or stat.S_ISDIR(kind):
+                return file.read_bytes()
         except FileNotFoundError:
             raise UserError(f"image {path!r} is not in {self.where}") from None
         except OSError as error:
             raise UserError(f"image {path!r} in {self.where} cannot be read: {error.strerror or error}") from None
+        except ValueError as error:  # a zero byte in the name
+            raise UserError(f"image {path!r} cannot be in {self.where}: {error}") from None
+        raise UserError(f"image {path!r} in {self.where} is a pipe or a device, no file; remove it")
 
     def exists(self, path: str) -> bool:
-        return (self.root / path).is_file()
+        try:
+            return (self.root / path).is_file()
+        except OSError:  # a name longer than the file system takes
+            return False
 
     def names(self) -> list[str]:
         found = []
@@ -91,6 +106,7 @@ class ZipSource:
         self.file = file
         self.prefix = f"{prefix.strip('/')}/" if prefix.strip("/.") else ""
         self._opened: tuple[int, zipfile.ZipFile] | None = None
+        self._size = file.stat().st_size if file.is_file() else 0
         self._archive()
 
     @property
@@ -103,9 +119,10 @@ class ZipSource:
                 self._opened = (os.getpid(), zipfile.ZipFile(self.file))
             except FileNotFoundError:
                 raise UserError(f"archive {self.file} does not exist") from None
-            except (OSError, zipfile.BadZipFile) as error:
+            # Besides BadZipFile: a newer version (NotImplementedError), names in no encoding (UnicodeDecodeError), …
+            except Exception as error:
                 raise UserError(
-                    f"{self.file} is not a zip archive that can be read ({error}); fetch it again"
+                    f"{self.file} is not a zip archive that can be read ({first_line(error)}); fetch it again"
                 ) from None
         return self._opened[1]
 
@@ -114,7 +131,14 @@ class ZipSource:
 
     def read_bytes(self, path: str) -> bytes:
         try:
-            return self._archive().read(self.prefix + path)
+            archive = self._archive()
+            member = archive.getinfo(self.prefix + path)
+            if is_bomb(member, self._size, dense=_DENSE):
+                raise UserError(
+                    f"image {path!r} in {self.where} claims {member.file_size:,} bytes in {member.compress_size:,} of "
+                    "the archive; no image is packed so densely: remove it"
+                )
+            return archive.read(member)
         except KeyError:
             raise UserError(f"image {path!r} is not in {self.where}") from None
         # Besides BadZipFile: zlib.error, an unknown method (NotImplementedError), a password (RuntimeError).

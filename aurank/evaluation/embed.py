@@ -11,9 +11,10 @@ from jaxtyping import Int64
 from PIL import Image
 from torch import nn
 
+from aurank.arrays import load_arrays
 from aurank.data import Batch, ImageDataset, Manifest, Pipeline, loader
 from aurank.data.dataset import Key
-from aurank.data.decode import quiet_decoding
+from aurank.data.decode import MAX_PIXELS, quiet_decoding
 from aurank.errors import UserError
 from aurank.evaluation.cache import EmbeddingCache, Piece
 from aurank.evaluation.counting import Progress
@@ -109,28 +110,8 @@ class Embedded:
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    if not path.is_file():
-        raise UserError(f"no file {path}; expected saved arrays, .npz or .npy")
-    try:
-        with path.open("rb") as file:
-            start = file.read(6)
-            file.seek(0)
-            if start.startswith(b"PK"):
-                with np.load(file, allow_pickle=False) as content:
-                    return dict(content)
-        if start != b"\x93NUMPY":
-            raise UserError(f"{path} is neither .npz nor .npy; save arrays with numpy.savez or numpy.save")
-        return {"embeddings": np.load(path, mmap_mode="r", allow_pickle=False)}
-    except (UserError, MemoryError):
-        raise
-    # A file that is cut short or damaged fails anywhere: in the archive, its compression, an array's header.
-    except Exception as error:
-        if "pickle" in str(error) or "Python objects" in str(error):
-            raise UserError(
-                f"{path} holds pickled objects, which are refused because reading them can run code; save plain "
-                "arrays of numbers with numpy.save or numpy.savez"
-            ) from error
-        raise UserError(f"{path} is no readable .npz or .npy of plain arrays: {error}") from error
+    """The arrays of a file by name; the one of an .npy is the embeddings."""
+    return {name or "embeddings": values for name, values in load_arrays(path).items()}
 
 
 def _read_labels(path: Path) -> np.ndarray:
@@ -163,13 +144,17 @@ class ModelImages(ImageDataset):
     """The images of a manifest as a model of another library wants them: under that model's own transform.
 
     Args:
-        manifest, on_error: as for ``ImageDataset``.
+        manifest, on_error, max_pixels: as for ``ImageDataset``.
         model: its transform makes tensors of one shape.
     """
 
-    def __init__(self, manifest: Manifest, model: ImageModel, *, on_error: str = "raise") -> None:
+    def __init__(
+        self, manifest: Manifest, model: ImageModel, *, on_error: str = "raise", max_pixels: int = MAX_PIXELS
+    ) -> None:
         pipeline = _AsDecoded(1, model.channels)
-        super().__init__(manifest, pipeline, channels=model.channels, on_error=on_error, cache_bytes=0)
+        super().__init__(
+            manifest, pipeline, channels=model.channels, on_error=on_error, cache_bytes=0, max_pixels=max_pixels
+        )
         self.model = model
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:

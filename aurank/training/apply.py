@@ -167,10 +167,10 @@ def prepare(model: str, images: Images, running: Running) -> Prepared:
         for override in images.overrides:
             if override.startswith(unusable):
                 raise UserError(f"{override} has no use with --model {model}, which brings its own preprocessing")
-        config = selected.config
+        read = selected.config.data
 
         def dataset_of(manifest: Manifest) -> ImageDataset:
-            return ModelImages(manifest, loaded, on_error=config.data.on_error)
+            return ModelImages(manifest, loaded, on_error=read.on_error, max_pixels=read.max_pixels)
 
         module, description, options = loaded.module, loaded.description, {}
     else:

@@ -115,6 +115,7 @@ def build_dataset(config: DataConfig, manifest: Manifest, *, train: bool, seed: 
         seed=seed,
         on_error=config.on_error,
         cache_bytes=config.cache_bytes,
+        max_pixels=config.max_pixels,
     )
 
 

@@ -18,10 +18,10 @@ from aurank.data.benchmarks.facts import (
     OfficialFile,
 )
 from aurank.data.benchmarks.places import Place, disagreements, found, wrong_lines, wrong_size
-from aurank.data.listings import check_listing, lists, read_text
+from aurank.data.listings import DIGITS, check_listing, lists, read_text
 from aurank.data.manifest import Manifest, build_manifest, first_seen
 from aurank.data.sources import ImageSource
-from aurank.errors import UserError
+from aurank.errors import UserError, first_line
 
 TestList = Literal["small", "medium", "large"]
 Attribute = Literal["model", "color"]
@@ -162,13 +162,16 @@ def _annotations(source: ImageSource, file: str) -> dict[str, str]:
         names = {category["id"]: category["supercategory"] for category in content["categories"]}
         category_of = {note["image_id"]: note["category_id"] for note in content["annotations"]}
         return {
-            image["file_name"]: f"{names[category_of[image['id']]]}/{category_of[image['id']]}"
+            str(image["file_name"]): f"{names[category_of[image['id']]]}/{category_of[image['id']]}"
             for image in content["images"]
         }
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    # Not JSON, nested without end, or other things where these should be.
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(
-            f"{file} in {source.where} is not the competition's annotation file ({type(error).__name__}: {error}); "
-            f"unpack {file}.tar.gz again"
+            f"{file} in {source.where} is not the competition's annotation file ({type(error).__name__}: "
+            f"{first_line(error)}); unpack {file}.tar.gz again"
         ) from None
 
 
@@ -232,7 +235,7 @@ def _pairs(source: ImageSource, file: str) -> list[tuple[str, str, str]]:
         fields = line.split()
         if not fields:
             continue
-        if len(fields) != 2 or not all(field.isdecimal() for field in fields):
+        if len(fields) != 2 or not all(field.isdecimal() and len(field) <= DIGITS for field in fields):
             raise UserError(f"{file}, line {number}: expected two whole numbers with a blank between, got {line!r}")
         found.append((f"{file}, line {number}", fields[0], fields[1]))
     return found

@@ -1,0 +1,83 @@
+"""Arrays in files, .npy and .npz, whose headers are held against the bytes that are there before memory is taken."""
+
+import io
+import math
+import zipfile
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from aurank.errors import UserError, first_line
+
+# A member of an archive that is both larger than this and so many times its compressed size is a bomb.
+_LARGE, _DENSE = 2**26, 1000
+_MAGIC = b"\x93NUMPY"
+
+
+def is_bomb(member: zipfile.ZipInfo, size: int, *, dense: int = _DENSE) -> bool:
+    """Whether a member of an archive of `size` bytes claims far more than what it is packed in can hold."""
+    return member.compress_size > size or member.file_size > max(_LARGE, dense * member.compress_size)
+
+
+def read_header(file: io.BufferedIOBase, size: int) -> tuple[tuple[int, ...], np.dtype]:
+    """Return shape and type of the .npy array that `file`, of `size` bytes, begins with.
+
+    Raises:
+        UserError: the array would be larger than the file, or holds objects, whose reading could run code.
+        ValueError: it is no such file.
+    """
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise UserError(f"an .npy file of version {version[0]}.{version[1]} holds no plain array; save it anew")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if dtype.hasobject:
+        raise UserError("it holds pickled objects, which are refused because reading them can run code")
+    claimed = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or claimed > size:
+        raise UserError(f"its header claims an array of shape {shape}, {claimed:,} bytes, and there are {size:,}")
+    return shape, dtype
+
+
+def load_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz file by name; of an .npy file the one there is, mapped, not read, named "".
+
+    Raises:
+        UserError: the file is missing, damaged, neither of the two, or claims more than it holds.
+    """
+    try:
+        # A pipe or a device would be waited for, or never end.
+        if not path.is_file():
+            raise UserError(f"no file {path}; expected saved arrays, .npz or .npy")
+        with path.open("rb") as file:
+            start = file.read(len(_MAGIC))
+            file.seek(0)
+            if start.startswith(b"PK"):
+                return _load_archive(file, path)
+            if start != _MAGIC:
+                raise UserError(f"{path} is neither .npz nor .npy; save arrays with numpy.savez or numpy.save")
+            read_header(file, path.stat().st_size)
+        return {"": np.load(path, mmap_mode="r", allow_pickle=False)}
+    except UserError as error:
+        raise error if str(path) in str(error) else UserError(f"{path}: {error}; save it anew") from None
+    except MemoryError:
+        raise
+    # A file that is cut short or damaged fails anywhere: in the archive, its compression, an array's header.
+    except Exception as error:
+        raise UserError(f"{path} is no readable .npz or .npy of plain arrays: {first_line(error)}") from error
+
+
+def _load_archive(file: io.BufferedReader, path: Path) -> dict[str, np.ndarray]:
+    with zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            if is_bomb(member, path.stat().st_size):
+                raise UserError(
+                    f"{path}: {member.filename!r} claims {member.file_size:,} bytes in {member.compress_size:,}; "
+                    "save the arrays anew"
+                )
+            with archive.open(member) as entry:
+                read_header(cast(io.BufferedIOBase, entry), member.file_size)
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as content:
+        return dict(content)

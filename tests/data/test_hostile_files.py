@@ -1,0 +1,208 @@
+"""Files that are damaged, endless, or made to harm: one clear error each, and little memory."""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from data.data_trees import png, write_tree
+from PIL import Image
+
+from aurank.arrays import load_arrays
+from aurank.data import READERS, FolderSource, ImageDataset
+from aurank.data.decode import decode, quiet_decoding
+from aurank.data.sources import open_source
+from aurank.data.transforms import Resize
+from aurank.errors import UserError
+
+NAMES = [f"{label}/{row}.png" for label in "ab" for row in range(2)]
+HEADER = "path,label,split"
+
+
+def table(root: Path, text: str, **options: bool) -> object:
+    (root / "t.csv").write_text(text, encoding="utf-8")
+    return READERS["table"](root, file="t.csv", **options)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_tree(tmp_path / "data", NAMES)
+
+
+def test_a_parquet_table_damaged_anywhere_is_refused(root: Path) -> None:
+    columns = {"path": NAMES, "label": ["a", "a", "b", "b"], "split": ["test"] * 4}
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
+    whole = buffer.getvalue()
+    chance = np.random.default_rng(0)
+    for place in chance.integers(4, len(whole) - 8, 60).tolist():
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << int(chance.integers(8))
+        (root / "t.parquet").write_bytes(damaged)
+        with contextlib.suppress(UserError):
+            READERS["table"](root, file="t.parquet")
+
+
+def test_a_header_cell_beyond_what_csv_takes_is_refused(root: Path) -> None:
+    with pytest.raises(UserError, match="line 1: not a csv table"):
+        table(root, "p" * (csv.field_size_limit() + 1) + ",label,split\n")
+
+
+@pytest.mark.parametrize("name", ["a" * 300 + ".png", "a\x00b.png"])
+def test_a_name_that_no_file_can_have_is_missing(root: Path, name: str) -> None:
+    source = FolderSource(root)
+    assert not source.exists(name)
+    with pytest.raises(UserError):
+        source.read_bytes(name)
+    with pytest.raises(UserError):
+        open_source(root / name)
+
+
+@pytest.mark.parametrize("path", ["../secret.png", "a/../../secret.png", "/etc/passwd"])
+def test_a_path_that_leaves_the_folder_is_refused_unless_allowed(root: Path, path: str) -> None:
+    (root.parent / "secret.png").write_bytes(png(0))
+    text = f"{HEADER}\n{path},a,test\na/1.png,a,test\n"
+    with pytest.raises(UserError, match=r"line 2: path .* leaves .*data\.params\.outside=true"):
+        table(root, text)
+    table(root, text, outside=True)
+    (root / "l.txt").write_text(f"image_id class_id super_class_id path\n1 1 1 {path}\n2 1 1 a/1.png\n")
+    with pytest.raises(UserError, match=r"line 2: path .* leaves"):
+        READERS["lists"](root, train="l.txt", test="l.txt", images="")
+
+
+def test_an_id_of_five_thousand_digits_is_refused(root: Path) -> None:
+    (root / "l.txt").write_text(f"image_id class_id super_class_id path\n1 1 {'9' * 5000} a/0.png\n")
+    with pytest.raises(UserError, match="at most 18 digits"):
+        READERS["lists"](root, train="l.txt", test="l.txt", images="")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"categories": 3}', "[1]", '{"categories": [1]}', "9" * 5000])
+def test_annotations_that_are_something_else_are_refused(tmp_path: Path, text: str) -> None:
+    paths = [f"train_val2018/Plantae/{row}/{row}.jpg" for row in range(4)]
+    folder = write_tree(tmp_path, paths)
+    (folder / "Inat_dataset_splits").mkdir()
+    for name in ("train", "test"):
+        (folder / f"Inat_dataset_splits/Inaturalist_{name}_set1.txt").write_text("\n".join(paths) + "\n")
+    (folder / "train2018.json").write_text(text)
+    with pytest.raises(UserError, match=r"train2018\.json in .* is not the competition's annotation file"):
+        READERS["inaturalist2018"](tmp_path, path=".", complete=False)
+
+
+def test_an_archive_of_a_newer_version_is_refused(root: Path) -> None:
+    file = root / "x.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a/0.png", png(0))
+    content = bytearray(file.read_bytes())
+    entry = content.index(b"PK\x01\x02")
+    content[entry + 6 : entry + 8] = (255).to_bytes(2, "little")  # the version needed to extract
+    file.write_bytes(content)
+    with pytest.raises(UserError, match="not a zip archive that can be read"):
+        READERS["folder"](root, path="x.zip")
+
+
+def test_a_bomb_in_an_archive_is_not_unpacked(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/0.png", bytes(2**27))
+    with pytest.raises(UserError, match=r"claims 134,217,728 bytes"):
+        open_source(tmp_path / "x.zip").read_bytes("a/0.png")
+
+
+def test_a_bomb_of_arrays_is_not_unpacked(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (2**16, 2**10)})
+        archive.writestr("embeddings.npy", header.getvalue() + bytes(2**28))
+    with pytest.raises(UserError, match=r"claims 268,"):
+        load_arrays(tmp_path / "x.npz")
+
+
+def npy(shape: tuple[int, ...], kind: str) -> bytes:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": kind, "fortran_order": False, "shape": shape})
+    return header.getvalue() + bytes(64)
+
+
+@pytest.mark.parametrize("name", ["e.npy", "e.npz"])
+def test_a_header_that_claims_more_than_there_is_takes_no_memory(tmp_path: Path, name: str) -> None:
+    content = npy((10**6, 10**6), "<f4")
+    if name == "e.npy":
+        (tmp_path / name).write_bytes(content)
+    else:
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("embeddings.npy", content)
+    with pytest.raises(UserError, match=r"claims an array of shape \(1000000, 1000000\), 4,000,000,000,000 bytes"):
+        load_arrays(tmp_path / name)
+    (tmp_path / "i.npy").write_bytes(npy((10**6, 10**6), "|u1"))
+    with pytest.raises(UserError, match="claims an array"):
+        decode(FolderSource(tmp_path), "i.npy", 1)
+
+
+def blank_png(width: int, height: int) -> bytes:
+    """Returns a PNG that claims this size, with no pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    start = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", start) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "said"),
+    [
+        (178_000_000, 1, "178,000,000 × 1 pixels are more than data.max_pixels=128,000,000"),
+        (13_000, 13_000, "13,000 × 13,000 pixels are more than data.max_pixels"),
+        (1, 100_000, "a strip of 1 × 100,000 pixels"),
+    ],
+)
+def test_an_image_too_large_to_hold_is_not_decoded(tmp_path: Path, width: int, height: int, said: str) -> None:
+    (tmp_path / "x.png").write_bytes(blank_png(width, height))
+    with quiet_decoding(), pytest.raises(UserError, match=said):
+        decode(FolderSource(tmp_path), "x.png", 3)
+    (tmp_path / "x.npy").write_bytes(npy((10, 10), "|u1") + bytes(40))
+    with pytest.raises(UserError, match=r"more than data\.max_pixels=99"):
+        decode(FolderSource(tmp_path), "x.npy", 1, max_pixels=99)
+
+
+def test_images_too_large_are_skipped_and_counted(root: Path) -> None:
+    Image.fromarray(np.zeros((40, 40, 3), dtype=np.uint8)).save(root / "a/0.png")
+    manifest = READERS["folder"](root)
+    data = ImageDataset(manifest, Resize(8, 3), channels=3, on_error="skip", max_pixels=100)
+    assert len(data.__getitems__([0, 1, 2, 3]).id) == 3
+    assert data.skipped == ["a/0.png"]
+    with pytest.raises(UserError, match=r"a/0\.png.*40 × 40 pixels are more than data\.max_pixels=100"):
+        ImageDataset(manifest, Resize(8, 3), channels=3, max_pixels=100)
+    assert "1 (image 'a/0.png'" in str(manifest.doctor(max_pixels=100))
+
+
+def test_a_pipe_and_an_endless_device_are_not_read(root: Path) -> None:
+    os.mkfifo(root / "a/pipe.png")
+    (root / "a/zero.png").symlink_to("/dev/zero")
+    for name in ("a/pipe.png", "a/zero.png"):
+        with pytest.raises(UserError, match="a pipe or a device"):
+            decode(FolderSource(root), name, 3)
+    for name in ("pipe", "zero"):
+        with pytest.raises(UserError, match="no file"):
+            load_arrays(root / f"a/{name}.png")
+
+
+def test_numbers_too_long_for_python_are_no_annotation(tmp_path: Path) -> None:
+    paths = ["train_val2018/Plantae/1/1.jpg", "train_val2018/Plantae/1/2.jpg"]
+    folder = write_tree(tmp_path, paths)
+    (folder / "Inat_dataset_splits").mkdir()
+    for name in ("train", "test"):
+        (folder / f"Inat_dataset_splits/Inaturalist_{name}_set1.txt").write_text("\n".join(paths))
+    images = [{"id": 1, "file_name": 7}]
+    content = {"images": images, "annotations": [{"image_id": 1, "category_id": 1}], "categories": [{"id": 1}]}
+    (folder / "val2018.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="KeyError"):
+        READERS["inaturalist2018"](tmp_path, path=".", complete=False)
