@@ -167,10 +167,11 @@ def prepare(model: str, images: Images, running: Running) -> Prepared:
         for override in images.overrides:
             if override.startswith(unusable):
                 raise UserError(f"{override} has no use with --model {model}, which brings its own preprocessing")
-        read = selected.config.data
+        config = selected.config
+        on_error, max_pixels = config.data.on_error, config.data.max_pixels
 
         def dataset_of(manifest: Manifest) -> ImageDataset:
-            return ModelImages(manifest, loaded, on_error=read.on_error, max_pixels=read.max_pixels)
+            return ModelImages(manifest, loaded, on_error=on_error, max_pixels=max_pixels)
 
         module, description, options = loaded.module, loaded.description, {}
     else:
