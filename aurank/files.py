@@ -4,8 +4,9 @@ import contextlib
 import glob
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,11 +16,15 @@ ABANDONED = 3600  # seconds without a byte after which a temporary file is a kil
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, displaced: Sequence[Path] = ()) -> Iterator[BinaryIO]:
     """A file to write that takes the place of ``path`` once it is complete and on disk.
 
     On any error the temporary file is removed and what was at ``path`` stays as it was. Of several processes that write
     one path at once, the last to end is the one whose file stays.
+
+    Args:
+        displaced: where what was at ``path`` goes in the same folder, and what was there to the next, the last one's
+            being lost.
 
     Raises:
         AurankError: a full disk, a missing permission, a folder in the way; names the file and the reason.
@@ -34,12 +39,26 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
+            for newer, older in reversed(list(pairwise([path, *displaced]))):
+                if newer.exists():
+                    newer.replace(older)
             temporary.replace(path)
+            _sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or error
         raise AurankError(f"cannot save {path}: {reason}; what was there before is untouched") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Nothing; the names in the folder survive a failure of the power, where the system can promise that."""
+    with contextlib.suppress(OSError):  # not every file system and not every platform has it
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _remove_abandoned(path: Path, temporary: Path) -> None:

@@ -102,3 +102,23 @@ def test_a_file_of_another_type_is_told_before(tmp_path: Path) -> None:
     for name in ("rows.npy", "rows"):
         with pytest.raises(UserError, match=rf"--out .*{name}: .* type \.npz; name it rows\.npz"):
             require_writable(tmp_path / name, suffix=".npz")
+
+
+def test_a_name_is_on_disk_with_its_file_and_what_was_there_may_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, older = tmp_path / "last.pt", [tmp_path / "last.1.pt", tmp_path / "last.2.pt"]
+    synced: list[bool] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if os.path.samestat(os.fstat(descriptor), tmp_path.stat()):
+            synced.append(path.exists())
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for text in ("a", "b", "c", "d"):
+        with replacing(path, displaced=older) as file:
+            file.write(text.encode())
+    assert synced == [True] * 4
+    assert [one.read_text(encoding="utf-8") for one in (path, *older)] == ["d", "c", "b"]

@@ -1,42 +1,59 @@
-"""Checkpoints: one file with everything, written whole or not at all, and read without running code."""
+"""Checkpoints: one file with everything, written whole or not at all, verified, and read without running code."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from aurank.config.messages import one_line
 from aurank.errors import AurankError, UserError, first_line
 from aurank.files import replacing
+from aurank.training.checksums import DamageError, check_archive, checksums, first_difference, require_small
+from aurank.training.components import read_config
 
-FORMAT = 1
-CONTENT: dict[str, tuple[type, ...]] = {
+FORMAT = 2
+WEIGHTS: dict[str, tuple[type, ...]] = {
     "config": (dict,),
     "manifest": (str,),
+    "data": (dict, type(None)),
     "progress": (dict,),
     "encoder": (dict,),
+    "average": (dict, type(None)),
+    "tokeniser": (dict, type(None)),
+}
+"""What a checkpoint of weights holds beside its format number, and of which types: all that measuring them needs."""
+CONTENT: dict[str, tuple[type, ...]] = {
+    **WEIGHTS,
     "loss": (dict,),
     "miner": (dict,),
     "optimiser": (dict,),
     "scaler": (dict, type(None)),
-    "average": (dict, type(None)),
-    "tokeniser": (dict, type(None)),
     "sampler": (dict,),
     "random": (list,),
 }
-"""What a checkpoint holds beside its format number, and of which types."""
+"""What a checkpoint holds that a run can be resumed from."""
 
 
-def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
+class DamagedCheckpointError(UserError):
+    """The file is not what was written, or no checkpoint at all: one of before it may do."""
+
+
+def save_checkpoint(path: Path, content: dict[str, Any], *, displaced: Sequence[Path] = ()) -> None:
     """Write ``content`` to ``path``, whole or not at all: a failure leaves the old file valid.
+
+    Args:
+        displaced: where what was at ``path`` goes, and what was there to the next, as in ``replacing``.
 
     Raises:
         AurankError: the disk is full or the file cannot be written; names the file that is still valid.
     """
+    content = {"format": FORMAT, **content}
     try:
-        with replacing(path) as file:
-            torch.save({"format": FORMAT, **content}, file)
+        with replacing(path, displaced=displaced) as file:
+            torch.save({**content, "checksums": checksums(content)}, file)
     except (AurankError, RuntimeError) as error:
         # torch reports a write that failed as a RuntimeError of its own.
         kept = f"the previous {path} is untouched" if path.exists() else "no earlier checkpoint exists"
@@ -45,40 +62,94 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
         ) from error
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint, on the CPU.
+def load_checkpoint(path: Path, *, whole: bool = False) -> dict[str, Any]:
+    """The content of a checkpoint, on the CPU, verified.
+
+    Args:
+        whole: everything that a resumed run needs, which ``best.pt`` has not.
 
     Raises:
-        UserError: the file is missing, truncated, no (complete) aurank checkpoint, or written by a newer version.
+        UserError: the file is missing, not what was written, no (complete) checkpoint, or of a newer version.
     """
-    if not path.is_file():
-        raise UserError(f"no checkpoint at {path}; a run writes last.pt and best.pt into its --out folder")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise UserError(
-            f"{path} is truncated or not an aurank checkpoint ({first_line(error)}); use another one"
-        ) from error
-    if not isinstance(content, dict) or not isinstance(content.get("format"), int):
-        raise UserError(
-            f"{path} is not an aurank checkpoint: it holds no format number; use last.pt or best.pt of a run"
-        )
+    content = _read(path)
     if content["format"] > FORMAT:
         raise UserError(
             f"{path} has checkpoint format {content['format']}, this aurank reads up to {FORMAT}; upgrade aurank"
         )
-    for name in ("sampler", "miner"):  # written before these had a state
-        content.setdefault(name, {})
-    content.setdefault("tokeniser", None)
-    for name, types in CONTENT.items():
+    if content["format"] < 2:
+        _from_format_1(content)
+    weights_only = not any(name in content for name in CONTENT if name not in WEIGHTS)
+    if whole and weights_only:
+        raise UserError(f"{path} holds weights only, no run goes on from it; --resume takes last.pt of its folder")
+    for name, types in (WEIGHTS if weights_only else CONTENT).items():
         if not isinstance(content.get(name, ...), types):
             came = f"is of type {type(content[name]).__name__}" if name in content else "is missing"
             expected = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in types)
-            raise UserError(
-                f"{path} is not a complete aurank checkpoint: {name!r} {came}, expected {expected}; "
-                "use last.pt or best.pt of a run"
-            )
+            raise _incomplete(path, f"{name!r} {came}, expected {expected}")
+    _check_weights(content, path)
     return content
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What the file holds, as it was written; of one with sums, without them."""
+    try:
+        if not path.is_file():
+            raise UserError(f"no checkpoint at {path}; a run writes last.pt and best.pt into its --out folder")
+        with path.open("rb") as file:
+            check_archive(file)
+            content: Any = torch.load(file, map_location="cpu", weights_only=True)
+            wrong = None
+            if isinstance(content, dict):
+                require_small(content, path.stat().st_size)
+                if content.get("format") == FORMAT or "checksums" in content:
+                    wrong = first_difference(content.pop("checksums", None), checksums(content))
+            if wrong is not None:
+                raise DamageError(f"{wrong} is not what was written")
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}; name another checkpoint") from error
+    except DamageError as error:
+        raise DamagedCheckpointError(
+            f"{path} is damaged, truncated or not an aurank checkpoint ({one_line(str(error))}); use another one"
+        ) from error
+    except Exception as error:
+        raise DamagedCheckpointError(
+            f"{path} is damaged or not an aurank checkpoint ({one_line(first_line(error))}); use another one"
+        ) from error
+    if not isinstance(content, dict) or type(content.get("format")) is not int:
+        raise DamagedCheckpointError(
+            f"{path} is not an aurank checkpoint: it holds no format number; use last.pt or best.pt of a run"
+        )
+    return content
+
+
+def _from_format_1(content: dict[str, Any]) -> None:
+    """Nothing; fills in what checkpoints had not before they had sums. Only their archive's were verified."""
+    for name in ("sampler", "miner"):  # written before these had a state
+        content.setdefault(name, {})
+    content.setdefault("tokeniser", None)
+    content.setdefault("data", None)
+
+
+def _incomplete(path: Path, what: str) -> UserError:
+    return UserError(f"{path} is not a complete aurank checkpoint: {one_line(what)}; use last.pt or best.pt of a run")
+
+
+def _check_weights(content: dict[str, Any], path: Path) -> None:
+    """Nothing; UserError unless what measuring takes of a checkpoint has the types it relies on."""
+    average = content["average"]
+    if average is not None and not (isinstance(average.get("values"), dict) and type(average.get("updates")) is int):
+        raise _incomplete(path, "'average' lacks its updates, a number, or its values, a dict")
+    for name, weights in (("encoder", content["encoder"]), ("average", (average or {}).get("values", {}))):
+        for key, value in weights.items():
+            if not isinstance(key, str) or not isinstance(value, torch.Tensor):
+                raise _incomplete(path, f"{name!r} has at {key!r} a {type(value).__name__}, expected a tensor")
+    try:
+        read_config(content["config"])
+    except UserError as error:
+        said = one_line(getattr(error, "errors", [str(error)])[0])
+        raise UserError(f"{path}: this aurank cannot use its config ({said}); use the version that wrote it") from error
 
 
 def resolve_checkpoint(path: Path | str) -> Path:

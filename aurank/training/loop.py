@@ -248,6 +248,7 @@ class Loop:
             {
                 "config": parts.config.model_dump(mode="json"),
                 "manifest": parts.manifest_hash,
+                "data": None,
                 "progress": vars(progress),
                 "encoder": parts.module.state_dict(),
                 "loss": parts.loss.state_dict(),

@@ -179,5 +179,5 @@ def test_the_state_of_a_miner_is_saved_resumed_and_taken_back(tmp_path: Path, mo
     assert state["miner"]["calls"].tolist() == [4.0] * 718
     # Written before miners had a state.
     del state["miner"]
-    torch.save(state, tmp_path / "old.pt")
+    torch.save({**state, "format": 1}, tmp_path / "old.pt")
     assert load_checkpoint(tmp_path / "old.pt")["miner"] == {}

@@ -1,17 +1,21 @@
 import random
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from test_resume import assert_equal
+from tiny import tiny_config
 
 from aurank.errors import UserError
 from aurank.training.checkpoint import (
     CONTENT,
     FORMAT,
+    WEIGHTS,
     load_checkpoint,
     random_state,
     resolve_checkpoint,
@@ -21,9 +25,14 @@ from aurank.training.checkpoint import (
 
 
 def content(**parts: Any) -> dict[str, Any]:
-    """A checkpoint with everything that belongs there, empty but for ``parts``."""
-    empty = {name: kinds[0]() for name, kinds in CONTENT.items()}
-    return {**empty, **parts}
+    """A checkpoint with everything that belongs there, empty but for ``parts`` and a configuration."""
+    empty = {name: (None if type(None) in kinds else kinds[0]()) for name, kinds in CONTENT.items()}
+    return {**empty, "config": tiny_config(), **parts}
+
+
+def of_before(**parts: Any) -> dict[str, Any]:
+    """The same as it was written before checkpoints had sums."""
+    return {"format": 1, **{name: value for name, value in content(**parts).items() if name != "data"}}
 
 
 def test_every_random_generator_continues_where_it_stood(tmp_path: Path) -> None:
@@ -31,10 +40,13 @@ def test_every_random_generator_continues_where_it_stood(tmp_path: Path) -> None
         return random.random(), np.random.rand(), torch.rand(()).item()  # noqa: NPY002
 
     draw()
-    save_checkpoint(tmp_path / "state.pt", content(random=[random_state()]))
+    state = random_state()  # checking types draws as well, in tests
+    save_checkpoint(tmp_path / "state.pt", content(random=[state]))
+    saved = load_checkpoint(tmp_path / "state.pt")["random"][0]
+    restore_random_state(state)
     expected = draw()
     draw()
-    restore_random_state(load_checkpoint(tmp_path / "state.pt")["random"][0])
+    restore_random_state(saved)
     assert draw() == expected
 
 
@@ -42,7 +54,7 @@ def test_every_random_generator_continues_where_it_stood(tmp_path: Path) -> None
 def test_a_broken_file_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "last.pt"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"last\.pt is truncated or not an aurank checkpoint") as caught:
+    with pytest.raises(UserError, match=r"last\.pt is damaged, truncated or not an aurank checkpoint") as caught:
         load_checkpoint(path)
     assert "\n" not in str(caught.value)
 
@@ -67,16 +79,15 @@ def test_a_missing_or_foreign_or_future_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_before_samplers_had_a_state_and_models_texts_is_read(tmp_path: Path) -> None:
-    whole = content(format=FORMAT, tokeniser=None)
-    older = {key: value for key, value in whole.items() if key not in ("sampler", "tokeniser")}
+    older = {key: value for key, value in of_before().items() if key not in ("sampler", "miner", "tokeniser")}
     torch.save(older, tmp_path / "last.pt")
-    assert load_checkpoint(tmp_path / "last.pt") == whole
+    assert load_checkpoint(tmp_path / "last.pt") == {**content(), "format": 1}
 
 
-@pytest.mark.parametrize("name", [name for name in CONTENT if name not in ("sampler", "miner", "tokeniser")])
+@pytest.mark.parametrize("name", [name for name in CONTENT if name not in ("sampler", "miner", "tokeniser", "data")])
 def test_a_checkpoint_that_lacks_a_part_or_holds_another_type_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "last.pt"
-    whole = content(format=FORMAT)
+    whole = of_before()
     torch.save({key: value for key, value in whole.items() if key != name}, path)
     with pytest.raises(UserError, match=rf"last\.pt is not a complete aurank checkpoint: '{name}' is missing"):
         load_checkpoint(path)
@@ -108,12 +119,12 @@ import torch
 from aurank.errors import AurankError
 from aurank.training.checkpoint import CONTENT, save_checkpoint
 path = Path({str(tmp_path / "last.pt")!r})
-empty = {{name: kinds[0]() for name, kinds in CONTENT.items()}}
-save_checkpoint(path, {{**empty, "encoder": {{"weights": torch.ones(10)}}}})
+empty = {{name: None if type(None) in kinds else kinds[0]() for name, kinds in CONTENT.items()}}
+save_checkpoint(path, {{**empty, "config": {tiny_config()!r}, "encoder": {{"weights": torch.ones(10)}}}})
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
-    save_checkpoint(path, {{"weights": torch.zeros(1_000_000)}})
+    save_checkpoint(path, {{"encoder": torch.zeros(1_000_000)}})
 except AurankError as error:
     print(error)
 """
@@ -130,3 +141,84 @@ def test_a_name_without_suffix_or_a_folder_finds_the_file(tmp_path: Path) -> Non
     assert resolve_checkpoint(tmp_path / "best") == tmp_path / "best.pt"
     assert resolve_checkpoint(str(tmp_path / "last.pt")) == tmp_path / "last.pt"
     assert resolve_checkpoint(tmp_path) == tmp_path / "best.pt"
+
+
+def flipped(whole: bytes, bit: int) -> bytes:
+    damaged = bytearray(whole)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
+@pytest.mark.parametrize("kind", ["last.pt", "best.pt", "of before"])
+def test_of_400_flipped_bits_none_is_read_as_other_content(tmp_path: Path, kind: str) -> None:
+    path, network = tmp_path / "file.pt", torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5))
+    optimiser = torch.optim.AdamW(network.parameters())
+    network(torch.randn(4, 6)).sum().backward()
+    optimiser.step()
+    parts = {"encoder": network.state_dict(), "optimiser": optimiser.state_dict(), "random": [random_state()]}
+    if kind == "of before":
+        torch.save(of_before(**parts), path)
+    else:
+        save_checkpoint(path, {name: content(**parts)[name] for name in (CONTENT if kind == "last.pt" else WEIGHTS)})
+    whole, expected = path.read_bytes(), load_checkpoint(path)
+    accepted = 0
+    for bit in random.Random(0).sample(range(8 * len(whole)), 400):
+        path.write_bytes(flipped(whole, bit))
+        try:
+            found = load_checkpoint(path)
+        except UserError:
+            continue
+        accepted += 1
+        assert_equal(found, expected, ignore=())
+        assert vars(found["encoder"]) == vars(expected["encoder"])
+    assert accepted < 200  # what is between the records of the archive, and read by nobody
+
+
+def test_a_tensor_that_is_not_what_was_written_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, content(encoder={"first": torch.ones(3), "second": torch.zeros(3)}))
+    written = torch.load(path, weights_only=True)
+    written["encoder"]["second"][1] = 1
+    torch.save(written, path)  # with sums of the archive that are right
+    with pytest.raises(UserError, match=r"last\.pt is damaged.*encoder/second is not what was written"):
+        load_checkpoint(path)
+    del written["checksums"]
+    torch.save(written, path)
+    with pytest.raises(UserError, match=r"last\.pt is damaged.*checksums is not what was written"):
+        load_checkpoint(path)
+
+
+def test_a_checkpoint_of_weights_is_measured_and_not_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "best.pt"
+    save_checkpoint(path, {name: content()[name] for name in WEIGHTS})
+    assert load_checkpoint(path)["manifest"] == ""
+    with pytest.raises(UserError, match=r"best\.pt holds weights only, .*--resume takes last\.pt"):
+        load_checkpoint(path, whole=True)
+
+
+def test_a_checkpoint_that_claims_more_memory_than_it_has_bytes_is_refused(tmp_path: Path) -> None:
+    torch.save(of_before(encoder={"bomb": torch.zeros(1).expand(10**6, 10**6)}), tmp_path / "bomb.pt")
+    with pytest.raises(UserError, match=r"tensors of 4,000,000,000,000 bytes in a file of"):
+        load_checkpoint(tmp_path / "bomb.pt")
+    with zipfile.ZipFile(tmp_path / "deflated.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(10**7))
+    with pytest.raises(UserError, match=r"record 'archive/data\.pkl' is compressed"):
+        load_checkpoint(tmp_path / "deflated.pt")
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"encoder": {"weight": 3}}, r"'encoder' has at 'weight' a int, expected a tensor"),
+        ({"average": {"updates": "x", "values": {}}}, r"'average' lacks its updates, a number"),
+        ({"average": {"updates": 1, "values": {"w": []}}}, r"'average' has at 'w' a list, expected a tensor"),
+        ({"config": {"seed": 1}}, r"cannot use its config \(.*; use the version that wrote it"),
+    ],
+)
+def test_weights_and_configurations_of_other_types_are_refused(
+    tmp_path: Path, parts: dict[str, Any], message: str
+) -> None:
+    save_checkpoint(tmp_path / "best.pt", content(**parts))
+    with pytest.raises(UserError, match=message) as caught:
+        load_checkpoint(tmp_path / "best.pt")
+    assert "\n" not in str(caught.value)

@@ -19,7 +19,7 @@ import aurank
 from aurank.errors import UserError
 from aurank.training import read_config
 from aurank.training.build import build_splits
-from aurank.training.checkpoint import load_checkpoint
+from aurank.training.checkpoint import load_checkpoint, save_checkpoint
 
 
 def command(config: Path, out: Path, workers: int, *flags: str) -> list[str]:
@@ -154,7 +154,7 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
     config = tiny_config(train={"steps": 3})
     aurank.train(config, tmp_path / "out")
     state = load_checkpoint(tmp_path / "out" / "last.pt")
-    torch.save({**state, "manifest": "0" * 64}, tmp_path / "out" / "last.pt")
+    save_checkpoint(tmp_path / "out" / "last.pt", {**state, "manifest": "0" * 64})
     with pytest.raises(UserError, match=r"was trained on other data: manifest 000000000000"):
         aurank.train(config, tmp_path / "out", resume=True)
 

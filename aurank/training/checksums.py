@@ -1,0 +1,106 @@
+"""Whether a checkpoint is what was written: the sums of its archive, and a digest of every tensor in it."""
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+_CHUNK = 1 << 20
+_EXPANSION = 16  # a tensor may repeat its storage (strides of 0): how often, before it is taken for a bomb
+
+
+class DamageError(ValueError):
+    """The bytes are not those that were written; says which."""
+
+
+def check_archive(file: BinaryIO) -> None:
+    """Nothing; DamageError unless every record of a checkpoint's zip archive has the sum that the archive gives it.
+
+    torch does not look at these sums. Read in pieces; records that are compressed, which torch never writes, are
+    refused, so that no more memory is needed than the file is long.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for info in archive.infolist():
+                if info.compress_type != zipfile.ZIP_STORED:
+                    raise DamageError(f"record {info.filename!r} is compressed")
+                with archive.open(info) as record:
+                    while record.read(_CHUNK):
+                        pass
+    # Beside BadZipFile: what a damaged directory makes zipfile do, such as a negative seek or a name that is not UTF-8.
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError, EOFError) as error:
+        raise DamageError(str(error)) from error
+    file.seek(0)
+
+
+def checksums(content: dict[str, Any]) -> dict[str, str]:
+    """A digest of every tensor by its path ("encoder/head.weight"), and of each part ("encoder:") one of all the rest.
+
+    Raises:
+        DamageError: something is of a type that no checkpoint holds.
+    """
+    found: dict[str, str] = {}
+    for part, value in content.items():
+        plain = hashlib.blake2b(digest_size=16)
+        for path, item in _walk(value, str(part)):
+            if isinstance(item, Tensor):
+                while path in found:  # a key may hold a "/", or be a number here and text there
+                    path += "'"
+                found[path] = _digest(item)
+            else:
+                plain.update(json.dumps([path, type(item).__name__, repr(item)]).encode() + b"\n")
+        found[f"{part}:"] = plain.hexdigest()
+    return found
+
+
+def _walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every tensor and every plain value, in their order, with their paths; containers as their type and their keys."""
+    if isinstance(value, dict | list | tuple):
+        yield path, (type(value).__name__, list(value) if isinstance(value, dict) else len(value))
+        # A state_dict carries the versions of its modules beside its items.
+        yield from _walk(vars(value), f"{path}/.") if getattr(value, "__dict__", None) else ()
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if not isinstance(key, str | int):
+                raise DamageError(f"{path} has a key of type {type(key).__name__}")
+            yield from _walk(item, f"{path}/{key}")
+    elif value is None or isinstance(value, Tensor | bool | int | float | str | bytes):
+        yield path, value
+    else:
+        raise DamageError(f"{path} is of type {type(value).__name__}")
+
+
+def _digest(tensor: Tensor) -> str:
+    if tensor.layout != torch.strided:
+        raise DamageError(f"a tensor of layout {tensor.layout}")
+    digest = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}".encode(), digest_size=16)
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def require_small(content: dict[str, Any], size: int) -> None:
+    """Nothing; DamageError where tensors claim far more memory than a file of that size holds."""
+    tensors = (item for value in content.values() for _, item in _walk(value, "") if isinstance(item, Tensor))
+    claimed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if claimed > _EXPANSION * size:
+        raise DamageError(f"tensors of {claimed:,} bytes in a file of {size:,}")
+
+
+def first_difference(expected: Any, found: dict[str, str]) -> str | None:
+    """The path whose sum is another or that is on one side only, None where all agree."""
+    if not isinstance(expected, dict):
+        return "checksums"
+    return next((path for path in [*expected, *found] if expected.get(path) != found.get(path)), None)
+
+
+def fingerprint(content: dict[str, Any]) -> str:
+    """A digest of what was trained, up to where: the weights with their average, and the progress.
+
+    Not of the configuration, of which a resumed run may change the place of the data.
+    """
+    held = {name: content[name] for name in ("encoder", "average", "progress")}
+    return hashlib.sha256(json.dumps(checksums(held)).encode()).hexdigest()
