@@ -94,7 +94,7 @@ def make(name: str, classes: int, dim: int, memory: tuple[Tensor, Tensor] | None
         return product
     if memory is not None:
         rows, labels = memory
-        xbm = CrossBatchMemory(contrastive(reduction="batch"), embedding_dim=rows.shape[1], memory_size=len(rows))
+        xbm = CrossBatchMemory(contrastive(reduction="batch"), embedding_size=rows.shape[1], memory_size=len(rows))
         xbm.write(read_inputs(rows, labels))
         return xbm
     if name in VARIANTS | PEERS:

@@ -245,7 +245,7 @@ def build_loss(config: Config, train: Manifest) -> nn.Module:
     if memory is None:
         return loss
     start_at = memory.start_at * config.train.accumulate  # counted in batches there
-    return CrossBatchMemory(loss, embedding_dim=dim, memory_size=memory.size, start_at=start_at, distributed="auto")
+    return CrossBatchMemory(loss, dim, memory.size, start_at=start_at, distributed="auto")
 
 
 def build_miner(component: Component | None, train: Manifest) -> nn.Module | None:

@@ -107,8 +107,7 @@ class Loop:
         started = time.perf_counter()
         rate = learning_rate(parts.config) * parts.schedule(progress.step)
         set_learning_rate(parts.optimiser, rate)
-        rows = parts.sampler.batch * parts.views * self.settings.accumulate
-        self.before = Before(parts.module, parts.loss, progress, rows=rows, miner=parts.miner)
+        self.before = Before(parts.module, parts.loss, progress, miner=parts.miner)
         images = 0
         for part in range(self.settings.accumulate):
             batch, epoch, index = next(batches)

@@ -10,7 +10,7 @@ from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning import miners
 from pytorch_metric_learning.distances import CosineSimilarity
 from states import same_state
-from torch import Tensor
+from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses import (
@@ -45,7 +45,13 @@ def batch(seed: int = 0, number: int = SIZE) -> tuple[Tensor, Tensor]:
 
 
 def memory_of(name: str, size: int = 40, **given: object) -> CrossBatchMemory:
-    return CrossBatchMemory(MAKERS[name](), embedding_dim=5, memory_size=size, **given).double()
+    return CrossBatchMemory(MAKERS[name](), embedding_size=5, memory_size=size, **given).double()
+
+
+def stored(memory: CrossBatchMemory) -> Tensor:
+    """The rows of the memory, oldest first."""
+    position, filled, _ = memory.counters.tolist()
+    return memory.embedding_memory.roll(-position, dims=0)[memory.memory_size - filled :]
 
 
 @EACH
@@ -88,8 +94,7 @@ def test_the_memory_holds_the_newest_rows_in_order_whatever_the_batches(sizes: l
         embeddings, labels = batch(seed, number)
         memory(embeddings, labels)
         rows += embeddings.detach()
-        stored = memory._stored(memory.embeddings, 0)
-        assert stored.equal(torch.stack(rows[-13:]))
+        assert stored(memory).equal(torch.stack(rows[-13:]))
 
 
 def test_official_gives_the_batch_s_rows_no_gradient_as_references() -> None:
@@ -106,7 +111,7 @@ def test_the_memory_is_used_from_start_at_on_and_is_full_by_then() -> None:
     for seed in range(2):
         assert memory(*batch(seed)) == plain(*batch(seed))
     assert memory(*batch(2)) > plain(*batch(2))
-    assert memory.filled == 36
+    assert len(stored(memory)) == 36
 
 
 def test_ids_leave_out_older_embeddings_of_the_same_image_but_not_another_view_in_the_batch() -> None:
@@ -138,7 +143,7 @@ def test_losses_get_the_ids_that_were_given_and_no_others() -> None:
             seen.append((pairs.query_ids, pairs.reference_ids))
             return super().per_query(pairs)
 
-    memory = CrossBatchMemory(Watching(), embedding_dim=5, memory_size=40).double()
+    memory = CrossBatchMemory(Watching(), embedding_size=5, memory_size=40).double()
     memory(*batch(0))
     memory(*batch(1))
     memory(*batch(2), ids=torch.arange(SIZE))
@@ -156,25 +161,16 @@ def test_a_miner_that_would_choose_the_query_itself_is_refused() -> None:
 
 def test_what_takes_no_references_gets_no_memory() -> None:
     with pytest.raises(UserError, match="ArcFaceLoss"):
-        CrossBatchMemory(pml.ArcFaceLoss(4, 5), embedding_dim=5)
+        CrossBatchMemory(pml.ArcFaceLoss(4, 5), embedding_size=5)
     for wrong in ("smooth_ap", SmoothAPLoss):
         with pytest.raises((ValueError, TypeError), match="loss"):
-            CrossBatchMemory(wrong, embedding_dim=5)
+            CrossBatchMemory(wrong, embedding_size=5)
     with pytest.raises(UserError, match="RecallAtKLoss takes no references"):
-        CrossBatchMemory(MultipleLosses([RecallAtKLoss(similarity_mixup=True)]), embedding_dim=5)
-
-
-@pytest.mark.parametrize("official", [False, True])
-def test_labels_on_the_host_never_make_it_wait_for_the_device(official: bool) -> None:
-    memory = CrossBatchMemory(SmoothAPLoss(), embedding_dim=5, memory_size=20, official=official).to("meta")
-    for _ in range(3):
-        rows = torch.empty(SIZE, 5, device="meta", requires_grad=True)
-        memory(rows, torch.arange(SIZE) // 3, ids=torch.arange(SIZE)).backward()
-        assert rows.grad is not None
+        CrossBatchMemory(MultipleLosses([RecallAtKLoss(similarity_mixup=True)]), embedding_size=5)
 
 
 def test_a_memory_elsewhere_than_the_embeddings_is_refused() -> None:
-    memory = CrossBatchMemory(SmoothAPLoss(), embedding_dim=5)
+    memory = CrossBatchMemory(SmoothAPLoss(), embedding_size=5)
     with pytest.raises(UserError, match=r"CrossBatchMemory is on cpu .* on meta: move it there"):
         memory(torch.empty(SIZE, 5, device="meta"), torch.arange(SIZE) // 3)
 
@@ -251,8 +247,8 @@ def test_mined_indices_narrow_the_batch_and_take_all_pairs_with_the_memory(tripl
 
 
 def test_half_precision_leaves_the_memory_in_float32() -> None:
-    memory = CrossBatchMemory(SmoothAPLoss(), embedding_dim=5, memory_size=20)
-    assert memory.half().embeddings.dtype == torch.float32
+    memory = CrossBatchMemory(SmoothAPLoss(), embedding_size=5, memory_size=20)
+    assert memory.half().embedding_memory.dtype == torch.float32
     rows, labels = batch()
     memory(rows.detach().half(), labels)
     value = memory(rows.detach().half().requires_grad_(), labels)
@@ -264,7 +260,7 @@ def test_half_precision_leaves_the_memory_in_float32() -> None:
     [
         ({"memory_size": 0}, "memory_size"),
         ({"start_at": -1}, "start_at"),
-        ({"embedding_dim": True}, "embedding_dim"),
+        ({"embedding_size": True}, "embedding_size"),
         ({"loss": contrastive(distributed="auto")}, "distributed"),
         ({"loss": MultipleLosses([contrastive(distributed="auto")])}, "distributed"),
     ],
@@ -272,17 +268,19 @@ def test_half_precision_leaves_the_memory_in_float32() -> None:
 def test_bad_arguments_are_named(given: dict[str, object], word: str) -> None:
     loss: PairLoss = given.pop("loss", SmoothAPLoss())
     with pytest.raises((ValueError, TypeError), match=word):
-        CrossBatchMemory(loss, **{"embedding_dim": 5, **given})
+        CrossBatchMemory(loss, **{"embedding_size": 5, **given})
 
 
 def test_bad_calls_are_named() -> None:
     memory = memory_of("contrastive", miner=miners.MultiSimilarityMiner())
     rows, labels = batch()
     with pytest.raises(UserError, match="its own references"):
-        memory(rows, labels, None, rows, labels)
-    with pytest.raises(UserError, match="its own miner"):
+        memory(rows, labels, None, rows)
+    with pytest.raises(UserError, match="its own references"):
+        MultipleLosses([memory])(rows, labels, None, rows, labels)
+    with pytest.raises(UserError, match="CrossBatchMemory has one"):
         memory(rows, labels, miners.MultiSimilarityMiner())
-    with pytest.raises(UserError, match="embedding_dim=5"):
+    with pytest.raises(UserError, match="embedding_size=5"):
         memory(rows[:, :3], labels)
     with pytest.raises(UserError, match="labels are required"):
         memory(rows)
@@ -291,7 +289,7 @@ def test_bad_calls_are_named() -> None:
 def test_labels_that_stand_for_ids_leave_earlier_views_of_an_image_out_too() -> None:
     rows, values = torch.arange(6).repeat(2), []
     for given in ({}, {"ids": rows}):
-        memory = CrossBatchMemory(SogCLRLoss(6), embedding_dim=5, memory_size=40).double()
+        memory = CrossBatchMemory(SogCLRLoss(6), embedding_size=5, memory_size=40).double()
         values.append([memory(batch(seed)[0], rows, **given) for seed in range(3)])
     assert values[0] == values[1]
 
@@ -303,10 +301,69 @@ def test_a_warning_of_pairs_that_ids_leave_out_says_so() -> None:
 
 
 def test_labels_of_classes_are_not_taken_for_ids() -> None:
-    memory = CrossBatchMemory(SogCLRLoss(50), embedding_dim=5, memory_size=40)
+    memory = CrossBatchMemory(SogCLRLoss(50), embedding_size=5, memory_size=40)
     rows = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
     classes = torch.tensor([0, 0, 0, 1, 1, 1])
     with pytest.raises(UserError, match=r"label 0 occurs 3 times, more than views=2.*SogCLRLoss.*ids=batch.id"):
         memory(rows, classes)
     memory(rows, classes, ids=torch.arange(6))
     assert int((memory.loss.log_u != 0).sum()) == 6
+
+
+def test_the_state_is_tensors_and_one_of_before_is_still_read() -> None:
+    memory = memory_of("contrastive", size=30, start_at=1)
+    for seed in range(3):
+        memory(*batch(seed), ids=torch.arange(SIZE) + SIZE * seed)
+    state = memory.state_dict()
+    assert {type(value) for value in state.values()} == {Tensor}
+    position, filled, calls = state["counters"].tolist()
+    assert (position, filled, calls) == (6, 30, 3)
+    old = {
+        "embeddings": state["embedding_memory"],
+        "_extra_state": {
+            "labels": state["label_memory"],
+            "ids": state["id_memory"],
+            "position": position,
+            "filled": filled,
+            "calls": calls,
+        },
+    }
+    restored = memory_of("contrastive", size=30, start_at=1)
+    nn.ModuleDict({"loss": restored}).load_state_dict({f"loss.{name}": value for name, value in old.items()})
+    assert same_state(restored.state_dict(), state)
+    ids = torch.arange(SIZE) + 5
+    assert restored(*batch(4), ids=ids) == memory(*batch(4), ids=ids)
+
+
+def test_counters_that_fit_no_memory_are_refused() -> None:
+    memory = memory_of("contrastive", size=30)
+    for counters in ([30, 3, 3], [0, 31, 3], [0, 3, -1]):
+        with pytest.raises(UserError, match="take an earlier checkpoint"):
+            memory.load_state_dict({**memory.state_dict(), "counters": torch.tensor(counters)})
+
+
+@EACH
+@pytest.mark.filterwarnings("ignore:no query of the batch")
+def test_rows_that_are_not_finite_are_never_stored(name: str) -> None:
+    memory, clean = memory_of(name, size=30), memory_of(name, size=30)
+    for seed in range(4):
+        embeddings, labels = batch(seed)
+        ids = torch.arange(SIZE) + SIZE * seed
+        kept = torch.ones(SIZE, dtype=torch.bool)
+        kept[[0, 5, 11][: seed % 4]] = False
+        rows = embeddings.detach().clone()
+        rows[~kept, 2] = torch.tensor([torch.nan, torch.inf, -torch.inf], dtype=torch.float64)[: int((~kept).sum())]
+        memory(rows, labels, ids=ids)
+        clean(embeddings.detach()[kept], labels[kept], ids=ids[kept])
+        assert stored(memory).equal(stored(clean))
+    for buffer in ("embedding_memory", "label_memory", "id_memory", "counters"):
+        assert memory.get_buffer(buffer).equal(clean.get_buffer(buffer)), buffer
+    assert memory(*batch(5)).isfinite()
+
+
+def test_a_batch_without_a_finite_row_leaves_the_memory_alone() -> None:
+    memory = memory_of("contrastive", size=30)
+    memory(*batch(0))
+    before = stored(memory).clone()
+    memory(torch.full((40, 5), torch.nan, dtype=torch.float64), torch.arange(40) // 4)
+    assert stored(memory).equal(before)

@@ -69,7 +69,7 @@ def test_losses_hand_it_ids_also_through_a_memory() -> None:
         value.backward()
         assert (miner.emc2.states >= 10).nonzero().squeeze(1).tolist() == list(range(10, 17))
     miner = EMC2Miner(40)
-    memory = CrossBatchMemory(SmoothAPLoss(), embedding_dim=5, memory_size=24, miner=miner)
+    memory = CrossBatchMemory(SmoothAPLoss(), embedding_size=5, memory_size=24, miner=miner)
     for step in range(3):
         assert memory(rows(step), LABELS, ids=ids + 8 * step).isfinite()
     assert miner.emc2.states[10:17].max() <= 17
@@ -100,7 +100,7 @@ def test_labels_that_repeat_more_often_than_views_need_ids() -> None:
 @pytest.mark.parametrize("with_ids", [False, True])
 def test_other_views_in_a_memory_s_batch_are_positives(with_ids: bool) -> None:
     miner = EMC2Miner(4, temperature=0.2)
-    memory = CrossBatchMemory(InfoNCELoss(), embedding_dim=5, memory_size=16, miner=miner)
+    memory = CrossBatchMemory(InfoNCELoss(), embedding_size=5, memory_size=16, miner=miner)
     labels = torch.arange(4).repeat(2)
     for step in range(4):
         leaf = rows(step).requires_grad_()

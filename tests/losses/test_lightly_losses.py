@@ -54,7 +54,7 @@ def test_what_no_loss_of_two_views_can_take_is_refused() -> None:
     with pytest.raises(UserError, match="leave out ref_emb"):
         loss(rows, LABELS, ref_emb=rows.detach().clone(), ref_labels=LABELS)
     with pytest.raises(UserError, match="LightlyLoss takes no references"):
-        CrossBatchMemory(MultipleLosses([loss]), embedding_dim=4)
+        CrossBatchMemory(MultipleLosses([loss]), embedding_size=4)
 
 
 def test_unit_variance_brings_rows_to_the_root_of_their_width() -> None:

@@ -80,10 +80,10 @@ def cases() -> dict[str, tuple[nn.Module, str]]:
     ways = ("plain", "references", "miner")
     found = {f"{name} {way}": (make(name, distributed="auto"), way) for name in NAMES for way in ways}
     for name in NAMES:
-        memory = CrossBatchMemory(make(name), embedding_dim=5, memory_size=50, start_at=1, distributed="auto")
+        memory = CrossBatchMemory(make(name), embedding_size=5, memory_size=50, start_at=1, distributed="auto")
         found[f"{name} memory"] = (memory, "plain")
     inner = MultipleLosses([SmoothAPLoss()], miners=[MINERS["distance_weighted"](cutoff=0.1, nonzero_loss_cutoff=3.0)])
-    found["miner inside"] = (CrossBatchMemory(inner, embedding_dim=5, memory_size=50, distributed="auto"), "random")
+    found["miner inside"] = (CrossBatchMemory(inner, embedding_size=5, memory_size=50, distributed="auto"), "random")
     several = [SmoothAPLoss(), make("soprc"), make("contrastive")]
     found["several"] = (MultipleLosses(several, distributed="auto"), "references")
     return found

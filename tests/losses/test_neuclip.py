@@ -279,12 +279,12 @@ def test_rows_that_are_not_numbers_leave_the_state_finite() -> None:
 
 
 def test_it_takes_memories_one_way_only() -> None:
-    memory = CrossBatchMemory(make(two_way=False), embedding_dim=DIM, memory_size=30).double()
+    memory = CrossBatchMemory(make(two_way=False), embedding_size=DIM, memory_size=30).double()
     for step in range(3):
         rows, _ = sides(step)
         assert memory(rows, LABELS).isfinite()
     with pytest.raises(UserError, match="two_way"):
-        CrossBatchMemory(make(), embedding_dim=DIM)
+        CrossBatchMemory(make(), embedding_size=DIM)
     with pytest.raises(UserError, match="two_way=True contrasts two modalities"):
         make()(rows, LABELS)
 

@@ -17,4 +17,4 @@ def test_the_example_of_the_documentation_runs_and_learns() -> None:
     before, after = names["before"], names["after"]
     assert set(after) == {"mauprc_level0", "precision_at_1_level0"}
     assert after["mauprc_level0"] > before["mauprc_level0"] + 0.05
-    assert names["loss"].filled == 512
+    assert names["loss"].has_been_filled

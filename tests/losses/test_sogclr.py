@@ -317,7 +317,7 @@ def test_pml_s_wrappers_and_trainers_work_where_labels_are_the_ids_and_say_what_
 
 
 def test_a_memory_of_aurank_is_more_references_and_two_way_has_none() -> None:
-    memory, loss = CrossBatchMemory(make(), embedding_dim=5, memory_size=24).double(), make()
+    memory, loss = CrossBatchMemory(make(), embedding_size=5, memory_size=24).double(), make()
     first, second, labels = data(1).detach(), data(2), VIEWS // 2
     ids = torch.arange(NUMBER).repeat(2)
     memory(first, labels, ids=ids)
@@ -330,7 +330,7 @@ def test_a_memory_of_aurank_is_more_references_and_two_way_has_none() -> None:
     mined = (*(near & ~own & ~stale).nonzero().T, *far.nonzero().T)
     check_equal(value, loss(second, labels, mined, **given), second)
     with pytest.raises(UserError, match="SogCLRLoss has two_way=True"):
-        CrossBatchMemory(make(two_way=True), embedding_dim=5)
+        CrossBatchMemory(make(two_way=True), embedding_size=5)
 
 
 def both_ways() -> dict[str, SogCLRLoss | InfoNCELoss]:

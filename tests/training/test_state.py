@@ -37,7 +37,7 @@ def state_of(*modules: nn.Module) -> list[dict[str, object]]:
 @pytest.mark.parametrize("memory", [None, 5, 13, 100])
 def test_a_step_of_several_batches_is_taken_back_whole(memory: int | None) -> None:
     encoder, loss = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout()), Drawing()
-    whole: nn.Module = loss if memory is None else CrossBatchMemory(loss, embedding_dim=3, memory_size=memory)
+    whole: nn.Module = loss if memory is None else CrossBatchMemory(loss, embedding_size=3, memory_size=memory)
     labels, progress = torch.tensor([0, 0, 1, 1, 2, 2]), Progress(step=3, epoch=1, batch=2)
 
     def step() -> None:
@@ -46,7 +46,7 @@ def test_a_step_of_several_batches_is_taken_back_whole(memory: int | None) -> No
         progress.batch += 2
 
     for _ in range(3):
-        before = Before(encoder, whole, progress, rows=12)
+        before = Before(encoder, whole, progress)
         modules, random, position = state_of(encoder, whole), random_state(), vars(progress).copy()
         step()
         after = state_of(encoder, whole)
@@ -58,22 +58,20 @@ def test_a_step_of_several_batches_is_taken_back_whole(memory: int | None) -> No
         assert_equal(state_of(encoder, whole), after, ignore=())
 
 
-def test_of_a_memory_only_the_rows_to_be_written_are_kept() -> None:
-    memory = CrossBatchMemory(SOPRCLoss(class_counts=torch.tensor([8]).numpy()), embedding_dim=3, memory_size=10_000)
-    before = Before(nn.Linear(2, 3), memory, Progress(), rows=12)
-    kept = [
-        value
-        for value in [*before.kept[0].memory.values(), *before.kept[0].state.values()]
-        if isinstance(value, Tensor)
-    ]
-    assert max(len(value) for value in kept if value.ndim) == 12
+def test_of_a_memory_only_the_rows_that_are_written_are_kept() -> None:
+    memory = CrossBatchMemory(SOPRCLoss([8, 8, 8]), 3, 10_000)
+    before = Before(nn.Linear(2, 3), memory, Progress())
+    assert all(value.numel() < 100 for value in before.kept[0].state.values() if isinstance(value, Tensor))
+    memory(torch.randn(6, 3), torch.tensor([0, 0, 1, 1, 2, 2]))
+    assert memory._before is not None
+    assert max(len(value) for value in memory._before[0]) == 6
 
 
 def test_of_a_table_of_samples_only_what_a_step_overwrites_is_kept() -> None:
     loss, ids = SogCLRLoss(num_samples=10_000), torch.tensor([7, 7, 9_999, 3, 3, 0])
     labels = torch.tensor([0, 0, 1, 1, 2, 2])
     loss(torch.randn(6, 4), labels, ids=ids)
-    before = Before(nn.Linear(2, 3), loss, Progress(), rows=12)
+    before = Before(nn.Linear(2, 3), loss, Progress())
     assert all(value.numel() < 100 for value in before.kept[0].state.values() if isinstance(value, Tensor))
     whole = state_of(loss)
     for _ in range(2):  # as under train.accumulate
@@ -86,7 +84,7 @@ def test_of_a_table_of_samples_only_what_a_step_overwrites_is_kept() -> None:
 def test_a_miner_s_chains_are_taken_back_and_not_copied() -> None:
     loss, miner, labels = SogCLRLoss(num_samples=500), EMC2Miner(num_samples=500), torch.tensor([0, 0, 1, 1, 2, 2])
     miner(torch.randn(6, 4), labels)
-    before = Before(nn.Linear(2, 3), loss, Progress(), rows=12, miner=miner)
+    before = Before(nn.Linear(2, 3), loss, Progress(), miner=miner)
     assert all(value.numel() < 500 for value in before.kept[1].state.values() if value.dtype != torch.uint8)
     whole = state_of(miner)
     for _ in range(3):

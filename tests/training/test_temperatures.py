@@ -56,7 +56,7 @@ def test_what_is_logged_of_a_temperature_is_what_the_next_step_takes_and_the_mea
     parameter = loss.temperature.parameter
     assert parameter is not None
     parameter.data.fill_(math.log(0.001))  # beyond its bounds, into which it is put before it is used
-    assert learnt_temperature(CrossBatchMemory(loss, embedding_dim=4, memory_size=8)) == {
+    assert learnt_temperature(CrossBatchMemory(loss, embedding_size=4, memory_size=8)) == {
         "temperature": pytest.approx(0.01)
     }
     assert float(parameter.detach()) == pytest.approx(math.log(0.001))

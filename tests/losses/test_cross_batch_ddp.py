@@ -1,0 +1,69 @@
+"""Inside of DistributedDataParallel, which hands out the first process's buffers, a memory's rows stay together."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, distributed, multiprocessing, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from aurank.losses import CrossBatchMemory, Pairs, SmoothAPLoss
+
+
+class Watching(SmoothAPLoss):
+    """Keeps what it saw: references, their labels, the same on the host, and their ids."""
+
+    def per_query(self, pairs: Pairs) -> Tensor:
+        assert pairs.reference_ids is not None
+        columns = (pairs.reference_labels, pairs.host_reference_labels, pairs.reference_ids)
+        self.seen = [pairs.reference.detach(), *columns]
+        return super().per_query(pairs)
+
+
+class Whole(nn.Module):
+    """An encoder that passes a row's label and id on, and a memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(3, 3, bias=False)
+        nn.init.eye_(self.encoder.weight)
+        self.loss = CrossBatchMemory(Watching(), 3, 40)
+
+    def forward(self, rows: Tensor, labels: Tensor, ids: Tensor) -> Tensor:
+        value: Tensor = self.loss(self.encoder(rows), labels, ids=ids)
+        return value
+
+
+def work(rank: int, folder: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    model = DistributedDataParallel(Whole())
+    random = torch.Generator().manual_seed(rank)
+    found = []
+    for step in range(6):
+        number = 8 + rank * step  # they stand at different places by themselves
+        labels = torch.randint(4, (number,), generator=random)
+        ids = torch.randperm(1000, generator=random)[:number]
+        rows = torch.stack([labels.float(), ids.float(), torch.ones(number)], dim=1)
+        model(rows, labels, ids).backward()
+        memory = model.module.loss
+        filled = int(memory.counters[1])
+        own = (memory.embedding_memory, memory.label_memory, memory.label_memory, memory.id_memory)
+        found += [memory.loss.seen, [value[:filled].clone() for value in own]]
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:no query of the batch")
+def test_every_row_keeps_its_label_and_id_under_ddp(tmp_path: Path) -> None:
+    multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    for place, (rows, labels, host_labels, ids) in enumerate([*first, *second]):
+        assert rows[:, 0].long().equal(labels), place
+        assert rows[:, 0].long().equal(host_labels), place
+        assert rows[:, 1].long().equal(ids), place
+    # both saw the first process's newest rows beside their own batch
+    assert first[-2][0][8:][-27:].equal(second[-2][0][13:])
