@@ -60,7 +60,8 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
     The references are the batch followed by the memory, `memory_size` rows in all, a query never among its own. The
     batch's rows keep their gradient as references, so that a memory no larger than the batch gives the loss within the
     batch; the memory's rows have none. In evaluation mode, and while gradients are disabled, the memory is used but not
-    written. Rows that are not finite are never stored. With `ids`, earlier embeddings of a query's own image are left out of its references.
+    written. Rows that are not finite are never stored. With `ids`, earlier embeddings of a query's own image are left
+    out of its references.
 
     loss: a loss of aurank or PML, or MultipleLosses of them, that takes references. Only this memory can gather.
     embedding_size: width of the embeddings.

@@ -72,7 +72,7 @@ def reencoded(loss: NegativeCacheLoss | EMC2Loss) -> nn.Module:
 
 def several() -> nn.Module:
     """Losses side by side, one of them in a memory."""
-    memory = CrossBatchMemory(SOPRCLoss(COUNTS), embedding_dim=WIDTH, memory_size=40)
+    memory = CrossBatchMemory(SOPRCLoss(COUNTS), embedding_size=WIDTH, memory_size=40)
     return MultipleLosses({"memory": memory, "sogclr": SogCLRLoss(SAMPLES, views=SAMPLES), "pml": contrastive()})
 
 
@@ -81,7 +81,7 @@ FURTHER_STATEFUL: dict[str, Callable[[], nn.Module]] = {
     "blackbox_ap margin": BlackBoxAPLoss,
     "clip two_way": lambda: against_another_modality(CLIPLoss()),
     "contrastive": LOSSES["contrastive"],
-    "cross_batch_memory": lambda: CrossBatchMemory(contrastive(), embedding_dim=WIDTH, memory_size=40),
+    "cross_batch_memory": lambda: CrossBatchMemory(contrastive(), embedding_size=WIDTH, memory_size=40),
     "emc2 miner": Mined,
     "emc2 reencode": lambda: reencoded(EMC2Loss(SAMPLES, out_of_batch="reencode", **KEYED)),
     "fastclip v2 cosine": with_falling_gamma,
