@@ -4,7 +4,8 @@ from collections import deque
 from typing import Any, NamedTuple, Unpack
 
 import torch
-from jaxtyping import Bool, Float, Int32, Int64
+from jaxtyping import Bool, Float, Int32, Int64, UInt8
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -117,12 +118,21 @@ class RankingMemory(nn.Module):
         """Nothing; the lists are kept, in place of the oldest once the memory is full."""
         self.batches.append(lists._replace(scores=lists.scores.detach()))
 
-    def get_extra_state(self) -> list[tuple[Tensor, ...]]:
-        """The batches in memory, oldest first, for `state_dict`."""
-        return [tuple(lists) for lists in self.batches]
+    def get_extra_state(self) -> UInt8[Tensor, " byte"]:
+        """The batches in memory, oldest first, as the bytes of safetensors: their sizes differ."""
+        parts = {
+            f"{number}.{name}": part.cpu().clone(memory_format=torch.contiguous_format)
+            for number, lists in enumerate(self.batches)
+            for name, part in lists._asdict().items()
+        }
+        return torch.frombuffer(bytearray(save(parts)), dtype=torch.uint8)
 
-    def set_extra_state(self, state: list[tuple[Tensor, ...]]) -> None:
-        """Nothing; the memory holds these."""
+    def set_extra_state(self, state: Tensor | list[tuple[Tensor, ...]]) -> None:
+        """Nothing; the memory holds these. A list is what was saved before."""
+        if isinstance(state, Tensor):
+            parts = load(bytes(state.cpu().numpy()))
+            number = len(parts) // len(Lists._fields)
+            state = [tuple(parts[f"{place}.{name}"] for name in Lists._fields) for place in range(number)]
         self.batches = deque((Lists(*parts) for parts in state), maxlen=self.batches.maxlen)
 
 

@@ -4,7 +4,9 @@ import math
 import warnings
 from typing import Literal, get_args
 
-from torch import nn
+import torch
+from jaxtyping import Float64
+from torch import Tensor, nn
 
 from aurank.errors import AurankWarning, UserError
 from aurank.losses.checks import Number, require_choice, require_fraction
@@ -55,11 +57,11 @@ class Gamma(nn.Module):
             )
         return self.value
 
-    def get_extra_state(self) -> float:
+    def get_extra_state(self) -> Float64[Tensor, ""]:
         """γ, for `state_dict`."""
-        return self.value
+        return torch.tensor(self.value, dtype=torch.float64)
 
-    def set_extra_state(self, state: float) -> None:
+    def set_extra_state(self, state: Tensor | float) -> None:
         """Nothing; γ goes on from there, unless it is constant, which is for the constructor to say."""
         if self.schedule != "constant":
             self.value = float(state)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, NamedTuple, Unpack, get_args
+from typing import Literal, NamedTuple, Unpack, get_args
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -18,7 +18,7 @@ from aurank.losses.keyed import KeyedLoss, keys
 from aurank.losses.pairs import Pairs
 from aurank.losses.randomness import SavedGenerator
 from aurank.losses.reencoding import Reencode, embedded_anew, row_similarity
-from aurank.losses.state import writes
+from aurank.losses.state import Counters, writes
 from aurank.losses.tagged_table import TaggedTable
 
 OutsideNegative = Literal["stored", "reencode"]
@@ -58,7 +58,7 @@ def gumbel_max(pieces: Iterable[Float[Tensor, "query _"]], generator: torch.Gene
     return found
 
 
-class NegativeCacheLoss(KeyedLoss):
+class NegativeCacheLoss(Counters, KeyedLoss):
     """w·(s⁻ − s⁺) of each query, its one negative drawn by Gumbel-max from the softmax of s/τ over the whole data set.
 
     The embeddings of the batch are the current ones, those of all other rows of the data set are as a cache has them:
@@ -86,6 +86,7 @@ class NegativeCacheLoss(KeyedLoss):
     State: `cache.rows`, the embeddings, and `cache.tags`, the labels, by sample; whose turn it is as extra state.
     """
 
+    COUNTERS = ("turn",)
     reencode: Reencode | None = None
 
     def __init__(
@@ -192,11 +193,3 @@ class NegativeCacheLoss(KeyedLoss):
         if wrote:
             self.random.advance()
             self.turn = (self.turn + number) % self.num_samples
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """Whose turn it is to be embedded anew."""
-        return {"turn": self.turn}
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Nothing; goes on from there."""
-        self.turn = int(state["turn"])

@@ -8,7 +8,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,9 +18,7 @@ from torch.nn.functional import linear
 
 from aurank.losses.distributed import world_size
 from aurank.losses.pairs import Pairs
-from aurank.losses.state import FullPrecision, gather_entries
-
-COUNTERS = ("steps", "count", "position", "filled")
+from aurank.losses.state import Counters, FullPrecision, gather_entries
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,11 +84,13 @@ def normalized(rows: Float[Tensor, "row dim"], distance: BaseDistance) -> Float[
     return torch.where(same, rows, found)
 
 
-class NormalizerNetwork(FullPrecision):
+class NormalizerNetwork(Counters, FullPrecision):
     """A network from a query to ℓ with the squares that AdaGrad has summed.
 
     Buffers: `weight_0`, `weight_1`, … and `squares_0`, …; `steps` counts the batches it learned from.
     """
+
+    COUNTERS: ClassVar[tuple[str, ...]] = ("steps",)
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         super().__init__()
@@ -145,15 +145,6 @@ class NormalizerNetwork(FullPrecision):
                 square.addcmul_(gradient, gradient)
                 weight.addcdiv_(gradient, square.sqrt().add_(1e-10), value=-rate)
 
-    def get_extra_state(self) -> dict[str, int]:
-        """How many batches it has learned from, and where its queue stands."""
-        return {name: getattr(self, name) for name in COUNTERS if hasattr(self, name)}
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Nothing; goes on from where another stood."""
-        for name, value in state.items():
-            setattr(self, name, int(value))
-
 
 class Prototypes(NormalizerNetwork):
     """ℓ = log of the mean of exp(cos(e, W_j)/τ) over prototypes W_j: a few that stand for all references (Eq. 10, 11).
@@ -163,6 +154,7 @@ class Prototypes(NormalizerNetwork):
     newest references. The similarity is the loss's own; the cosine's takes no notice of the prototypes' lengths.
     """
 
+    COUNTERS = ("steps", "count", "position", "filled")
     queue: Tensor
 
     def __init__(self, num_prototypes: int, embedding_dim: int) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64
@@ -47,6 +47,30 @@ class FullPrecision(nn.Module):
                     f"in row {int(wrong.nonzero()[0])}: take an earlier checkpoint"
                 )
         super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+class Counters:
+    """A module's whole numbers that say where it stands: attributes on the host, in COUNTERS, saved as one tensor.
+
+    Checkpoints hold tensors only, as safetensors and the frameworks that use it ask for.
+    """
+
+    COUNTERS: ClassVar[tuple[str, ...]] = ()
+
+    def get_extra_state(self) -> Int64[Tensor, " counter"]:
+        """The numbers in their order, for `state_dict`."""
+        return torch.tensor([getattr(self, name) for name in self.COUNTERS])
+
+    def set_extra_state(self, state: Tensor | dict[str, int]) -> None:
+        """Nothing; goes on from there. A dict by name is what was saved before."""
+        numbers = [state[name] for name in self.COUNTERS] if isinstance(state, dict) else state.flatten().tolist()
+        if len(numbers) != len(self.COUNTERS):
+            raise UserError(
+                f"the saved state of {type(self).__name__} has {len(numbers)} numbers, not {', '.join(self.COUNTERS)}: "
+                "take a checkpoint of the same loss"
+            )
+        for name, number in zip(self.COUNTERS, numbers, strict=True):
+            setattr(self, name, int(number))
 
 
 @runtime_checkable

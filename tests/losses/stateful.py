@@ -96,10 +96,9 @@ FURTHER_STATEFUL: dict[str, Callable[[], nn.Module]] = {
     "sogclr host": lambda: SogCLRLoss(SAMPLES, state_on="host", **KEYED).cpu(),
     "triplet": LOSSES["triplet"],
 }
-EVERY: dict[str, Callable[[], nn.Module]] = {
-    **{name: case.make for name, case in (TABLE | FURTHER).items()},
-    **FURTHER_STATEFUL,
-}
+EVERY: dict[str, Callable[[], nn.Module]] = {name: case.make for name, case in (TABLE | FURTHER).items()}
+EVERY |= FURTHER_STATEFUL
+STATEFUL = {name: make for name, make in EVERY.items() if make().state_dict()}
 
 
 def batch(seed: int) -> tuple[Tensor, Tensor]:

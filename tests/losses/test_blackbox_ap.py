@@ -215,7 +215,7 @@ def test_official_appends_previous_batches_rows_to_each_query() -> None:
     before = copy.deepcopy(loss.state_dict()["memory._extra_state"])
     loss.eval()(batches[0], labels)
     after = loss.state_dict()["memory._extra_state"]
-    assert all(old[0].equal(new[0]) for old, new in zip(before, after, strict=True))
+    assert before.equal(after)
     assert len(BlackBoxAPLoss(official=True).memory.batches) == 0
     with pytest.raises(UserError, match="batch_memory holds batches of 7 queries and was given one of 3"):
         loss.train()(batches[0][:3], labels[:3])
