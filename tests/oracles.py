@@ -280,13 +280,16 @@ def recall_at_k(
     cuts: Sequence[int],
     temperature: float,
     rank_temperature: float,
-    official: bool = False,
+    official: bool | str = False,
     include_self: bool = True,
+    batch: int | None = None,
 ) -> PerQuery:
-    """The paper's; `official`: the query itself ranked, rank_temperature · k, at most k positives of min(k, P).
+    """The paper's; `official`: the query itself ranked, k at most the batch, at most k positives of min(k, P).
 
-    `include_self`: False where `official`'s query is not among its references.
+    And rank_temperature · k where it is True. `include_self`: False where `official`'s query is not among its
+    references. batch: how many references, those that are no mixtures.
     """
+    batch = similarity.shape[1] if batch is None else batch
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
         score = similarity[row]
@@ -297,9 +300,10 @@ def recall_at_k(
         ]
         total = score.new_zeros(())
         for k in cuts:
-            hits = score.new_zeros(())
+            hits, width = score.new_zeros(()), rank_temperature * (k if official is True else 1)
+            k = min(k, batch) if official else k
             for rank in ranks:
-                hits = hits + 1 / (1 + torch.exp((rank - k) / (rank_temperature * (k if official else 1))))
+                hits = hits + 1 / (1 + torch.exp((rank - k) / width))
             if official:
                 total = total + torch.minimum(hits, torch.tensor(float(k))) / min(k, len(positives))
             else:

@@ -70,6 +70,11 @@ class Chains(nn.Module):
         self.out_of_batch = require_choice("out_of_batch", out_of_batch, get_args(OutsideState))
         if official and out_of_batch != "stored":
             raise UserError(f'official=True drops states outside of the batch: leave out out_of_batch="{out_of_batch}"')
+        if official and self.burn_in != 0.5:
+            raise UserError(
+                f"official=True is the authors' code at burn_in=0.5, at which it drops states outside of the batch; it "
+                f"does not at burn_in={burn_in!r}: leave out one of them"
+            )
         if embedding_dim is not None:
             require_whole("embedding_dim", embedding_dim)
         self.official = official

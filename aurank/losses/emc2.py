@@ -45,10 +45,11 @@ class EMC2Loss(KeyedLoss):
         checkpoint: 5 GB for ten million samples in 128 dimensions. The other two keep 9 bytes a sample, and need none.
     embedding_dim: width of the embeddings; None takes it from the first batch.
     seed: where the random numbers come from; their place in the sequence is saved.
-    official: as the authors' code: the state is scored by its similarity when it was accepted, whatever the weights and
-        views are now; proposals come in the order of the batch; step r counts where r is above the burn-in, positives
-        being steps; states outside of the batch are left out of the sum though they count in the mean; and the loss is
-        1/τ times as large, as in the paper.
+    official: as the authors' code (contrastive_emc2, commit 3641ed9) at its burn_in of 0.5; another is refused, since
+        below it that code takes up some of the states that are out of batch. The state is scored by its similarity
+        when it was accepted, whatever the weights and views are now; proposals come in the order of the batch; step r
+        counts where r is above the burn-in, positives being steps; states outside of the batch are left out of the sum
+        though they count in the mean; and the loss is 1/τ times as large, as in the paper.
 
     References without `ref_ids` have no name, so a state among them is out of batch from then on.
     """

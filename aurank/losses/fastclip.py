@@ -50,11 +50,17 @@ class FastCLIPLoss(RobustLoss):
         easier than earlier ones.
     official: True, for v0 and v3, pulls as the authors do, and gives τ their gradient, which counts what comes through
         ḡ twice.
-    two_way: True (default) is the sum of both directions, twice the authors' mean; False takes one, against any
-        references.
+    two_way: True (default) is the sum of both directions; False takes one, against any references.
 
-    Deviations of v2 from the authors' code, which divides Adam's first moment by the second and not by its root,
-    corrects both by the epoch and not by the steps taken, and leaves the factor τ out of the loss.
+    Against the authors' repository (fast_clip, commit c3ae1f5): it takes the mean of both directions, and has the
+    factor τ in v3 alone. So the gradient, as weighted_pull or official make it, is 2 times the repository's in v0 and
+    v3, 2τ times in v1, and 2τ times each query's in v2. v2's averages of the gradient of τ begin in the second epoch
+    there (β is 0 in the first, so that a step is the rate times a sign) and are corrected by the epochs; here they
+    begin at once, and are corrected by the steps that the sample took. Before October 2024 the repository divided by
+    the second moment and not by its root.
+
+    LibAUC's loss of two modalities, GCLoss_v2, is FastCLIPLoss("v1", weighted_pull=True, gamma_schedule="constant"),
+    whose gradient is 2/(B − 1) times LibAUC's in a batch of B.
 
     State: `temperatures` and `log_u`, as of `ISogCLRLoss`.
     """

@@ -27,7 +27,10 @@ class ISogCLRLoss(RobustLoss):
     paper's one by their mean similarity.
 
     Deviations: Eq. 13-14 are printed with u before this batch went in; here it has, as in the authors' code. Their code
-    for one modality averages exp(s/τ) in place of exp(h/τ).
+    for one modality averages exp(s/τ) in place of exp(h/τ), clips G to [−3, 3], has γ = 1 in the first epoch, and adds
+    the two views of an image, so that its gradient is twice the one here. Their code for two modalities is not
+    reproduced (commit 98aca98): it counts the positive in ḡ, though it divides by the number of negatives; u starts
+    from 0 and not from the first ḡ; the positive is pulled as by weighted_pull=True; and G is clipped to [−5, 5].
 
     num_samples: rows of the data set, which `ids` (or labels, in their absence) name.
     rho: ρ > 0, below the logarithm of the number of negatives. The paper has 0.1 to 4 on images, about 6 on image and

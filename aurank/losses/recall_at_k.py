@@ -1,7 +1,7 @@
 """Recall@k by two sigmoids, with similarity mixup (Patel, Tolias, Matas, CVPR 2022)."""
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 from jaxtyping import Float, Int64
@@ -17,6 +17,8 @@ from aurank.losses.randomness import SavedGenerator
 from aurank.losses.ranking_sums import ranking_sums
 from aurank.losses.state import writes
 
+Official = bool | Literal["one_temperature"]
+
 
 def surrogate_recall(
     positives: Positives,
@@ -25,19 +27,22 @@ def surrogate_recall(
     k: Sequence[int],
     temperature: float,
     rank_temperature: float,
-    official: bool = False,
+    official: Official = False,
+    batch: int,
 ) -> Float[Tensor, " query"]:
     """The mean over k of each query's smoothed recall@k, in [0, 1]; 0 for a query without a positive.
 
     recall@k = 1/|P| Σ_{i∈P} σ((k − rank_i) / rank_temperature), rank_i = 1 + Σ_{j≠i} σ((s_j − s_i) / temperature), j
     being the query's references in `ranked`, where minus infinity marks one that is not ranked. At rank k exactly the
-    outer sigmoid gives ½, as in the paper. `official`: see RecallAtKLoss.
+    outer sigmoid gives ½, as in the paper. `official`: see RecallAtKLoss; `batch`: what it cuts k to.
     """
     # a positive is counted ahead of itself by σ(0) = ½
     rank = 0.5 + ranking_sums(positives.similarity, ranked, surrogate="sigmoid", temperature=temperature)
     recall = torch.zeros_like(rank[:, 0])
     for cut in k:
-        hit = ((cut - rank) / (rank_temperature * cut if official else rank_temperature)).sigmoid()
+        width = rank_temperature * cut if official is True else rank_temperature
+        cut = min(cut, batch) if official else cut
+        hit = ((cut - rank) / width).sigmoid()
         hits = hit.masked_fill(~positives.mask, 0).sum(dim=1)
         if official:
             recall = recall + hits.clamp(max=cut) / positives.count.clamp(min=1, max=cut)
@@ -78,11 +83,13 @@ class RecallAtKLoss(PairLoss):
         the share drawn from [0, 1); all samples, true and virtual, are queries and references, and the loss of a
         virtual query is added half to either parent, so that the mean over queries is the paper's. In training mode
         only, and for the batch itself: references or a miner are then refused, since neither knows virtual samples.
-        False (default), as in the authors' code; their best results have it.
+        False (default), as in the authors' code unless told; their best results have it.
     seed, generator: where the shares come from; their place in the sequence is saved.
-    official: True does as the authors' code: the query stays in its own ranking, ahead of its positives without being
-        one; rank_temperature is multiplied by k; recall@k is cut off at k positives and divided by the lesser of k and
-        their number. The paper has none of this.
+    official: what the repository RecallatK_surrogate does in every version, and the paper has nothing of: the query
+        stays in its own ranking, ahead of its positives without being one; k is cut to the number of references;
+        recall@k is cut off at k positives and divided by the lesser of k and their number. With True rank_temperature
+        is multiplied by k, as by the defaults of its src/main.py (commits aa418d6, 44b7011); with "one_temperature" it
+        is that of all k, which its main.py of commit c949c56 forces to 1.
     """
 
     def __init__(
@@ -94,7 +101,7 @@ class RecallAtKLoss(PairLoss):
         similarity_mixup: bool = False,
         seed: int = 0,
         generator: torch.Generator | None = None,
-        official: bool = False,
+        official: Official = False,
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(**options)
@@ -102,6 +109,8 @@ class RecallAtKLoss(PairLoss):
         self.temperature = require_positive("temperature", temperature)
         self.rank_temperature = require_positive("rank_temperature", rank_temperature)
         self.similarity_mixup = similarity_mixup
+        if not isinstance(official, bool) and official != "one_temperature":
+            raise UserError(f'official must be True, False or "one_temperature", got {official!r}')
         self.official = official
         self.shares = SavedGenerator(seed, generator) if similarity_mixup else None
 
@@ -126,7 +135,7 @@ class RecallAtKLoss(PairLoss):
             return self.mixed(pairs, self.shares)
         kept = pairs.positive | pairs.negative
         kept = kept | pairs.itself if self.official else kept
-        return self.loss_of(pairs.positives, pairs.similarity.masked_fill(~kept, -torch.inf))
+        return self.loss_of(pairs.positives, pairs.similarity.masked_fill(~kept, -torch.inf), len(pairs.reference))
 
     def mixed(self, pairs: Pairs, shares: SavedGenerator) -> Float[Tensor, " query"]:
         """The loss of each query among true and virtual samples, with half of that of each of its virtual samples."""
@@ -139,13 +148,15 @@ class RecallAtKLoss(PairLoss):
         )
         itself = torch.eye(len(labels), dtype=torch.bool, device=similarity.device)
         ranked = similarity if self.official else similarity.masked_fill(itself, -torch.inf)
-        losses = self.loss_of(Positives(index, mask, similarity.gather(1, index)), ranked)
+        losses = self.loss_of(Positives(index, mask, similarity.gather(1, index)), ranked, len(pairs.reference))
         true, virtual = losses[: len(pairs.query)], losses[len(pairs.query) :]
         total = true.index_add(0, first, virtual / 2).index_add(0, second, virtual / 2)
         return total * (len(pairs.valid_rows) / (len(pairs.valid_rows) + len(first)))
 
-    def loss_of(self, positives: Positives, ranked: Float[Tensor, "query reference"]) -> Float[Tensor, " query"]:
-        """1 − the smoothed recall of queries with these positives among these references."""
+    def loss_of(
+        self, positives: Positives, ranked: Float[Tensor, "query reference"], batch: int
+    ) -> Float[Tensor, " query"]:
+        """1 − the smoothed recall of queries with these positives among these references, `batch` of them true."""
         return 1 - surrogate_recall(
             positives,
             ranked,
@@ -153,6 +164,7 @@ class RecallAtKLoss(PairLoss):
             temperature=self.temperature,
             rank_temperature=self.rank_temperature,
             official=self.official,
+            batch=batch,
         )
 
 

@@ -33,6 +33,11 @@ class SogCLRLoss(NormalizerLoss):
         have the new one (default).
     two_way: both directions between two modalities (§4), each with a u of its own.
 
+    Against the authors' repositories: the mean here is over queries, where SogCLR's own and LibAUC's GCLoss_v1 add the
+    two views of an image, so the gradient is half of theirs. That of two_way=True is 2/(B − 1) times the one of
+    GCLoss_v2, LibAUC's loss of two modalities, in a first batch of B; from then on that one pulls positives with other
+    weights: it is FastCLIPLoss("v1", weighted_pull=True, gamma_schedule="constant").
+
     State: `log_u`, Tensor[direction, sample], zero where a sample has not been seen: `tables` in `state_dict`.
     """
 

@@ -291,6 +291,7 @@ def test_a_distance_scores_the_stored_state_too() -> None:
         ({"burn_in": -0.1}, "burn_in"),
         ({"temperature": 0}, "temperature must be > 0"),
         ({"out_of_batch": "restart", "official": True}, "leave out out_of_batch"),
+        ({"burn_in": 0.25, "official": True}, "at burn_in=0.5, .* does not at burn_in=0.25: leave out one of them"),
         ({"embedding_dim": 0}, "embedding_dim"),
     ],
 )

@@ -1,5 +1,7 @@
 import copy
+import math
 
+import jaxtyping
 import oracles
 import pytest
 import torch
@@ -19,9 +21,9 @@ def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[torch.Tensor,
     return embeddings.requires_grad_(), torch.tensor(labels)[order]
 
 
-@pytest.mark.parametrize("official", [False, True])
+@pytest.mark.parametrize("official", [False, True, "one_temperature"])
 @pytest.mark.parametrize(("temperature", "rank_temperature"), [(0.01, 1.0), (0.1, 0.5)])
-def test_value_and_gradient_equal_the_loop(temperature: float, rank_temperature: float, official: bool) -> None:
+def test_value_and_gradient_equal_the_loop(temperature: float, rank_temperature: float, official: bool | str) -> None:
     embeddings, labels = batch()
     loss = RecallAtKLoss((1, 2, 5, 40), temperature, rank_temperature=rank_temperature, official=official)
     value = loss(embeddings, labels)
@@ -70,18 +72,33 @@ def test_official_ranks_the_query_itself_ahead_and_divides_by_at_most_k() -> Non
     assert code(rows, labels).item() == pytest.approx(1, abs=1e-6)
 
 
-def mixed_oracle(embeddings: torch.Tensor, labels: torch.Tensor, shares: list[float], official: bool) -> torch.Tensor:
+def test_a_repository_cuts_k_to_the_batch_and_has_one_rank_temperature_or_one_for_each_k() -> None:
+    labels = torch.tensor([0, 0, 1, 1])
+    rows = torch.eye(2, dtype=torch.float64)[labels]
+    one, each = (RecallAtKLoss((2, 8), 1e-6, official=form) for form in ("one_temperature", True))
+    # a query and its one positive rank alike, before the others: rank 1 + ½; k = 8 is cut to 4
+    near, far = 1 / (1 + math.exp(-0.5)), 1 / (1 + math.exp(-2.5))
+    assert one(rows, labels).item() == pytest.approx(1 - (near + far) / 2, abs=1e-9)
+    near, far = 1 / (1 + math.exp(-0.5 / 2)), 1 / (1 + math.exp(-2.5 / 8))
+    assert each(rows, labels).item() == pytest.approx(1 - (near + far) / 2, abs=1e-9)
+
+
+def mixed_oracle(
+    embeddings: torch.Tensor, labels: torch.Tensor, shares: list[float], official: bool | str
+) -> torch.Tensor:
     rows, all_labels = oracles.mixed_up(embeddings, labels.tolist(), shares)
     similarity = torch.stack([torch.stack([row @ other for other in rows]) for row in rows])
-    given = {"cuts": (1, 4), "temperature": 0.05, "rank_temperature": 1.0, "official": official}
-    return oracles.mean(oracles.recall_at_k(similarity, *oracles.masks(all_labels), **given))
+    given = {"cuts": (1, 10), "temperature": 0.05, "rank_temperature": 1.0, "official": official}
+    return oracles.mean(oracles.recall_at_k(similarity, *oracles.masks(all_labels), batch=len(labels), **given))
 
 
-@pytest.mark.parametrize("official", [False, True])
-def test_mixup_of_similarities_is_that_of_embeddings_averaged_over_true_and_virtual_queries(official: bool) -> None:
+@pytest.mark.parametrize("official", [False, True, "one_temperature"])
+def test_mixup_of_similarities_is_that_of_embeddings_averaged_over_true_and_virtual_queries(
+    official: bool | str,
+) -> None:
     embeddings, labels = batch(SMALL)
     shares = torch.rand(5, generator=torch.Generator().manual_seed(3)).double()  # 3 + 1 + 1 pairs within classes
-    loss = RecallAtKLoss((1, 4), 0.05, similarity_mixup=True, seed=3, official=official)
+    loss = RecallAtKLoss((1, 10), 0.05, similarity_mixup=True, seed=3, official=official)
     value, expected = loss(embeddings, labels), mixed_oracle(embeddings, labels, shares.tolist(), official)
     torch.testing.assert_close(value, expected, rtol=0, atol=1e-10)
     gradient, wanted = (torch.autograd.grad(each, embeddings)[0] for each in (value, expected))
@@ -155,3 +172,10 @@ def test_impossible_temperatures_are_refused() -> None:
     for name in ("temperature", "rank_temperature"):
         with pytest.raises(UserError, match=f"{name} must be > 0, got -1"):
             RecallAtKLoss(**{name: -1})
+
+
+@pytest.mark.parametrize("official", ["2022", 1, None])
+def test_a_form_that_does_not_exist_is_refused(official: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
+    with pytest.raises(UserError, match='official must be True, False or "one_temperature", got'):
+        RecallAtKLoss(official=official)
