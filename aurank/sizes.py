@@ -1,6 +1,9 @@
 """Amounts of memory as people write them."""
 
+import contextlib
+import os
 import re
+from pathlib import Path
 
 SIZE = r"(?i)^([0-9]{1,15}(?:\.[0-9]{1,9})?) ?((?:[KMGT]i?)?B)?$"
 """A number with or without a unit: "512", "512MB", "1.5 GiB"."""
@@ -19,3 +22,28 @@ def size_in_bytes(text: str) -> int:
     if match is None:
         raise ValueError(f"got {text!r}, expected a size such as 512MB or 1GiB, or a number of bytes")
     return int(float(match[1]) * _FACTORS[(match[2] or "").upper()])
+
+
+def as_text(count: int) -> str:
+    """Such as "512.0 MiB"."""
+    amount, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:,.1f} {unit}"
+
+
+def available_memory() -> int | None:
+    """Bytes that a process can still have: free or soon given back, and within a container's limit; None if unknown."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            found.append(int(Path(limit).read_text(encoding="ascii")))
+    if not found:
+        with contextlib.suppress(OSError, ValueError):
+            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(found, default=None)

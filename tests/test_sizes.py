@@ -1,6 +1,8 @@
+import os
+
 import pytest
 
-from aurank.sizes import size_in_bytes
+from aurank.sizes import as_text, available_memory, size_in_bytes
 
 
 @pytest.mark.parametrize(
@@ -24,3 +26,15 @@ def test_a_size_is_read_in_bytes(text: str, expected: int) -> None:
 def test_a_size_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected a size such as"):
         size_in_bytes(text)
+
+
+def test_amounts_are_written_in_the_largest_unit_that_they_fill() -> None:
+    assert [as_text(count) for count in (0, 1023, 1536, 2**30, 5 * 2**50)] == [
+        *("0.0 B", "1,023.0 B", "1.5 KiB", "1.0 GiB", "5,120.0 TiB")
+    ]
+
+
+def test_the_memory_available_is_within_that_of_the_machine() -> None:
+    found = available_memory()
+    assert found is not None
+    assert 2**24 < found <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

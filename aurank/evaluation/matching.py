@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Int64, Integer
 
 from aurank.errors import UserError
 from aurank.evaluation.inputs import (
@@ -15,8 +15,10 @@ from aurank.evaluation.inputs import (
     refuse_masked,
     unique_ids,
 )
+from aurank.sizes import as_text, available_memory
 
 NO_GROUP = -1
+POSITIVE_BYTES = 110  # that a positive takes at most at once: its place, score, counts, and terms of the metrics
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +98,7 @@ def match_sides(
         first, last = (
             np.searchsorted(other.labels[order], query.labels[lines], side=side) for side in ("left", "right")
         )
+        require_room(int((last - first).sum()) - (len(lines) if gallery is None else 0))
         line, column = _expand(first, last)
     else:
         order, lines = kept, np.arange(rows)
@@ -157,6 +160,26 @@ def _assemble(
         num_gallery=num_gallery,
         symmetric=symmetric,
     )
+
+
+def require_room(positives: int) -> None:
+    """Nothing; UserError where so many positives do not fit into memory: told before anything is computed."""
+    free = available_memory()
+    if free is not None and positives * POSITIVE_BYTES > free:
+        raise UserError(
+            f"the labels make {positives:,} positives, which take about {as_text(positives * POSITIVE_BYTES)} beside "
+            f"max_memory, and {as_text(free)} are available: measure a sample of the queries against the whole "
+            "gallery, or labels of smaller classes"
+        )
+
+
+def count_positives(queries: Integer[np.ndarray, " query"], gallery: Integer[np.ndarray, " gallery"]) -> int:
+    """Pairs of a query and a gallery row of one label."""
+    if not len(gallery):
+        return 0
+    names, sizes = np.unique(gallery, return_counts=True)
+    place = np.minimum(np.searchsorted(names, queries), len(names) - 1)
+    return int(sizes[place][names[place] == queries].sum())
 
 
 def _side(

@@ -102,8 +102,9 @@ def positive_ranks(
 
     `distance`: "cosine", "dot" or "euclidean". `backend`: "auto", "numba", "torch" or "triton", by which kernel counts.
     `device` defaults to that of CUDA queries, else to the CPU; several CUDA devices share the work. `max_memory`
-    (bytes, or text such as "512MiB") bounds the working memory; the embeddings themselves, a few numbers per row and
-    per positive, and the result come on top. `progress(done, total)` is called now and then; nothing is shown without.
+    (bytes, or text such as "512MiB") bounds the working memory; the embeddings themselves, a few numbers per row, and
+    with the result about 110 bytes per positive come on top: where these alone do not fit, it is refused at the start.
+    `progress(done, total)` is called now and then; nothing is shown without.
 
     Under an initialised torch.distributed every rank calls this. A side of which all ranks hold the very same rows is
     taken as it is; else each holds a shard of it, of any length, and they are put together in the order of ranks

@@ -21,7 +21,7 @@ from aurank.evaluation.inputs import byte_count
 from aurank.evaluation.protocols import Protocol
 from aurank.evaluation.report import Report
 from aurank.models.adapters import ADAPTERS, load_model
-from aurank.training.build import build_dataset, build_encoder, build_transform, image_weights
+from aurank.training.build import build_dataset, build_encoder, build_transform, image_weights, require_room_for
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.training.pairs import each_image_once
 from aurank.training.selecting import Images, Selected, meaning_of_split, require_comparable, select
@@ -94,6 +94,8 @@ def evaluate_model(
             raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
         prepared = prepare(model, images, running)
         require_comparable(prepared.dataset.manifest)
+        if protocol is None or not protocol.seeds:
+            require_room_for(prepared.dataset.manifest)
         inherited = {**prepared.options, **options}
         if protocol is not None and "recall_at" not in options:
             inherited.pop("recall_at", None)

@@ -16,6 +16,7 @@ from aurank.config.components import signature
 from aurank.data import READERS, SAMPLERS, TRANSFORMS, ImageDataset, Manifest, Pipeline, Sampler
 from aurank.data.dataset import with_own_labels
 from aurank.errors import UserError, first_line
+from aurank.evaluation.matching import count_positives, require_room
 from aurank.losses import LOSSES, MINERS, CrossBatchMemory
 from aurank.models import Encoder, parameter_groups
 from aurank.models.backbones import without_file
@@ -66,13 +67,23 @@ def build_splits(config: DataConfig, *, seed: int, texts: bool = True) -> Splits
 
     def taken(name: str) -> Manifest:
         rows = split_of(whole, config, name)
-        return rows if texts else each_image_once(rows)
+        rows = rows if texts else each_image_once(rows)
+        if name != "train":
+            require_room_for(rows)
+        return rows
 
     train = taken("train")
     val = taken("val") if "val" in whole.split_sizes else None
     if config.train_labels == "class":
         return Splits(whole, train, val, taken("test"))
     return Splits(whole, with_own_labels(train), val, taken("test") if "test" in whole.split_sizes else None)
+
+
+def require_room_for(manifest: Manifest) -> None:
+    """Nothing; UserError where measuring these images would take more memory than there is."""
+    query, gallery = manifest.is_query, manifest.is_gallery
+    own = int((query & gallery).sum())
+    require_room(count_positives(manifest.labels[query], manifest.labels[gallery]) - own)
 
 
 def split_of(whole: Manifest, config: DataConfig, name: str) -> Manifest:

@@ -1,6 +1,7 @@
 """Who competes with whom: every way to say it equals a loop over all pairs, under every distance and kernel."""
 
 import itertools
+import resource
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from aurank.errors import UserError
 from aurank.evaluation import Ranks, positive_ranks
+from aurank.evaluation.matching import count_positives
 
 
 def loop(
@@ -177,3 +179,16 @@ def test_captions_of_images_are_positives_by_pairs() -> None:
     captions = np.array([[1.0, 0.1], [0.9, 0.2], [0.1, 1.0], [1.0, 0.0]])  # the last one misled
     ranks = positive_ranks(images, gallery=captions, positives=[(0, 0), (0, 1), (1, 2), (1, 3)])
     assert listed(ranks) == [(0, 2, [(0, 1, 0, 1), (1, 1, 0, 2)]), (1, 2, [(2, 0, 0, 1), (3, 2, 0, 2)])]
+
+
+def test_more_positives_than_memory_holds_are_refused_before_anything_is_computed() -> None:
+    rows, before = 2_000_000, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    flat = np.broadcast_to(np.float32(np.nan), (rows, 2))  # a product, or even a length, would find the NaN
+    labels = np.arange(rows) % 2
+    with pytest.raises(UserError, match=r"make 1,999,998,000,000 positives, which take about 200\.1 TiB .* available"):
+        positive_ranks(flat, labels)
+    with pytest.raises(UserError, match=r"make 2,000,000,000,000 positives.*: measure a sample of the queries"):
+        positive_ranks(flat, labels, flat, labels)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
+    assert count_positives(np.array([3, 1, 7, 3]), np.array([1, 1, 3, 5])) == 4
+    assert count_positives(np.array([3]), np.array([], dtype=np.int64)) == 0

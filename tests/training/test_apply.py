@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from aurank.errors import UserError
+from aurank.evaluation import matching
 from aurank.training import Images, Running, apply, embed_model, evaluate_model
 from aurank.training.apply import choose_device, embed_prepared
 from aurank.training.selecting import two_tables
@@ -115,13 +116,22 @@ def sop_tree(root: Path) -> Path:
     return root
 
 
+def test_too_many_positives_are_refused_before_anything_is_embedded(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matching, "available_memory", lambda: 2000)
+    monkeypatch.setattr(apply, "embed_prepared", lambda *arguments: pytest.fail("embedded"))
+    with pytest.raises(UserError, match=r"make 24 positives, which take about 2\.6 KiB .*, and 2\.0 KiB are available"):
+        evaluate_model(MODEL, Images("folder:photos"), running=running())
+
+
 def test_a_protocol_is_named_in_the_report_with_its_checksum(place: Path) -> None:
     images = Images(protocol="sop", root=sop_tree(place), overrides=["data.params.complete=false"])
     report = evaluate_model(MODEL, images, running=running())
     assert report.protocol is not None
     assert report.protocol["name"] == "sop"
     assert report.num_queries == 8
-    assert sorted(report.recall) == [1, 10, 100, 1000]
+    assert sorted(report.recall) == [1]  # of 1, 10, 100, 1000; a query has 7 others
     embedded = embed_model(MODEL, images, running=running())
     embedded.save(place / "rows.npz")
     again = evaluate_model(f"embeddings:{place}/rows.npz", images)
