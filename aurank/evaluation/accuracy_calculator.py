@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from aurank.errors import UserError
+from aurank.errors import UserError, first_line
 from aurank.evaluation import metrics
 from aurank.evaluation.averages import Classes, mean, segment_sums
 from aurank.evaluation.faiss_bridge import blocks, faiss_library
@@ -252,21 +252,44 @@ def distance_of(knn_func: Any) -> str:
     from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity, LpDistance
     from pytorch_metric_learning.utils.inference import CustomKNN, FaissKNN
 
-    faiss = faiss_library()
+    found = None
     if isinstance(knn_func, FaissKNN):
-        flat = {faiss.IndexFlatL2: "euclidean", faiss.IndexFlatIP: "dot"}
-        if knn_func.index_init_fn in flat:
-            return flat[knn_func.index_init_fn]
+        found = distance_of_index(knn_func.index_init_fn)
     if isinstance(knn_func, CustomKNN):
         distance = getattr(knn_func.distance, "distance", knn_func.distance)  # within a BatchedDistance
         kinds = {CosineSimilarity: "cosine", DotProductSimilarity: "dot", LpDistance: "euclidean"}
-        if type(distance) in kinds and (distance.p, distance.power) == (2, 1):
-            return "cosine" if distance.normalize_embeddings else kinds[type(distance)]
-    raise UserError(
-        f"knn_func is {knn_func!r}; this calculator ranks by the Euclidean distance, the cosine or the dot product: "
-        "leave it out, or give FaissKNN with a flat index, or CustomKNN with LpDistance(p=2), CosineSimilarity or "
-        "DotProductSimilarity"
-    )
+        # any power of a distance keeps the order, of a similarity, which may be negative, not
+        keeps_order = distance.power > 0 if type(distance) is LpDistance else distance.power == 1
+        if type(distance) in kinds and distance.p == 2 and keeps_order:
+            found = "cosine" if distance.normalize_embeddings else kinds[type(distance)]
+    if found is None:
+        raise UserError(
+            f"knn_func is {knn_func!r}; this calculator ranks by the Euclidean distance, the cosine or the dot "
+            "product: leave it out, or give FaissKNN with a flat index, or CustomKNN with LpDistance(p=2), "
+            "CosineSimilarity or DotProductSimilarity"
+        )
+    return found
+
+
+def distance_of_index(make: Callable[[int], Any]) -> str | None:
+    """The distance by which an index that a function makes for a width ranks exactly; None for one that does not."""
+    faiss = faiss_library()
+    try:
+        index = make(64)
+    except Exception as error:  # whatever somebody's function fails with
+        raise UserError(
+            f"index_init_fn of knn_func makes no index of 64 columns ({first_line(error)}): leave knn_func out, or "
+            "give FaissKNN with a flat index"
+        ) from error
+    is_normalised = False
+    if isinstance(index, faiss.IndexPreTransform):
+        chain = [faiss.downcast_VectorTransform(index.chain.at(place)) for place in range(index.chain.size())]
+        is_normalised = all(isinstance(each, faiss.NormalizationTransform) and each.norm == 2 for each in chain)
+        index = faiss.downcast_index(index.index) if is_normalised else None
+    if not isinstance(index, faiss.IndexFlat):
+        return None
+    found = {faiss.METRIC_L2: "euclidean", faiss.METRIC_INNER_PRODUCT: "dot"}.get(index.metric_type)
+    return "cosine" if found and is_normalised else found
 
 
 def _same(left: Embeddings, right: Embeddings) -> bool:

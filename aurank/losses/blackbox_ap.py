@@ -115,8 +115,15 @@ class RankingMemory(nn.Module):
         return Lists(*(torch.cat(parts, dim=1) for parts in zip(*every, strict=True)))
 
     def push(self, lists: Lists) -> None:
-        """Nothing; the lists are kept, in place of the oldest once the memory is full."""
-        self.batches.append(lists._replace(scores=lists.scores.detach()))
+        """Nothing; the lists are kept, in place of the oldest once the memory is full; less what is not finite."""
+        scores = lists.scores.detach()
+        bad = scores.isnan() | (scores == torch.inf)  # minus infinity stands for what is not in a list
+        kept = lists._replace(
+            scores=scores.masked_fill(bad, -torch.inf),
+            positive=lists.positive & ~bad,
+            is_hit=lists.is_hit & ~bad.gather(1, lists.hit),
+        )
+        self.batches.append(kept)
 
     def get_extra_state(self) -> UInt8[Tensor, " byte"]:
         """The batches in memory, oldest first, as the bytes of safetensors: their sizes differ."""

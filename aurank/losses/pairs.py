@@ -288,7 +288,10 @@ def as_pairs(mined: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def check_mined(mined: Sequence[Tensor], shape: Sequence[int]) -> None:
-    """Nothing; UserError unless rows and columns pair up and lie within masks of this shape."""
+    """Nothing; UserError unless rows and columns are integers, pair up and lie within masks of this shape."""
+    for values in mined:
+        if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+            raise UserError(f"indices_tuple must hold integers, rows of the batch, got {describe(values)}")
     for rows, columns in zip(mined[::2], mined[1::2], strict=True):
         if rows.shape != columns.shape or rows.ndim != 1:
             raise UserError(

@@ -36,6 +36,21 @@ class PMLLoss(TakesInputs, nn.Module):
         self.loss = loss
         self.gather = Gather(distributed)
 
+    @property
+    def distance(self) -> BaseDistance:
+        """The distance of PML's loss."""
+        return self.loss.distance
+
+    @property
+    def reducer(self) -> BaseReducer:
+        """The reducer of PML's loss."""
+        return self.loss.reducer
+
+    @property
+    def collect_stats(self) -> bool:
+        """Whether PML's loss keeps statistics of its last call as attributes."""
+        return bool(self.loss.collect_stats)
+
     def of_inputs(self, inputs: Inputs) -> Any:
         """The loss of arguments that were read before."""
         return call_loss(self.loss, self.gather(inputs))
@@ -50,6 +65,9 @@ def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
         return loss.of_inputs(inputs)
     if "ids" in inspect.signature(loss.forward).parameters:
         return loss(*inputs.five, ids=inputs.ids, ref_ids=inputs.ref_ids)
+    if isinstance(inputs.indices_tuple, Sequence):
+        others = inputs.embeddings if inputs.ref_emb is None else inputs.ref_emb
+        check_mined(as_pairs(inputs.indices_tuple), (len(inputs.embeddings), len(others)))
     if inputs.is_self_set:
         query, _ = in_common_precision(inputs.embeddings, inputs.embeddings)
         inputs = replace(inputs, embeddings=query, ref_emb=None, ref_labels=None)
@@ -72,7 +90,6 @@ def without_itself(inputs: Inputs) -> Sequence[Tensor] | None:
     if mined is None:
         return all_pairs(inputs, ~itself)
     mined = [to_device_of(itself, part) for part in mined]
-    check_mined(as_pairs(mined), itself.shape)
     if len(mined) == 3:
         anchor, positive, negative = mined
         kept = ~(itself[anchor, positive] | itself[anchor, negative])

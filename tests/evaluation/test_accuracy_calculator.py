@@ -78,8 +78,13 @@ def test_it_equals_pml_where_pml_is_right(k: Any, mode: dict[str, bool], call: s
         CustomKNN(DotProductSimilarity(normalize_embeddings=False)),
         CustomKNN(LpDistance(normalize_embeddings=False, p=2), batch_size=7),
         CustomKNN(LpDistance()),
+        CustomKNN(LpDistance(normalize_embeddings=False, power=2)),
+        CustomKNN(BatchedDistance(LpDistance(power=0.5))),
+        FaissKNN(index_init_fn=lambda width: faiss.index_factory(width, "Flat")),
+        FaissKNN(index_init_fn=lambda width: faiss.IndexFlat(width, faiss.METRIC_INNER_PRODUCT)),
+        FaissKNN(index_init_fn=lambda width: faiss.index_factory(width, "L2norm,Flat")),
     ],
-    ids=["faiss", "inner", "cosine", "dot", "batched", "normalised"],
+    ids=["faiss", "inner", "cosine", "dot", "batched", "normalised", "squared", "root", "factory", "metric", "L2norm"],
 )
 def test_the_distance_of_pmls_search_is_kept(search: Any) -> None:
     query, labels, other, other_labels = calls()["reference"]
@@ -264,8 +269,13 @@ def test_a_hook_sees_the_values_of_each_query() -> None:
         ({"label_comparison_fn": torch.ne}, "ranks by equal labels: leave it out, or call .*positive_ranks with"),
         ({"knn_func": CustomKNN(SNRDistance())}, "ranks by the Euclidean distance, the cosine or the dot product"),
         ({"knn_func": CustomKNN(LpDistance(p=1))}, "ranks by the Euclidean distance"),
-        ({"knn_func": CustomKNN(BatchedDistance(LpDistance(power=2)))}, "ranks by the Euclidean distance"),
+        ({"knn_func": CustomKNN(BatchedDistance(LpDistance(power=0)))}, "ranks by the Euclidean distance"),
+        ({"knn_func": CustomKNN(DotProductSimilarity(power=2))}, "ranks by the Euclidean distance"),
         ({"knn_func": FaissKNN(index_init_fn=faiss.IndexLSH)}, "FaissKNN with a flat index"),
+        ({"knn_func": FaissKNN(index_init_fn=lambda d: faiss.IndexFlat(d, faiss.METRIC_L1))}, "with a flat index"),
+        ({"knn_func": FaissKNN(index_init_fn=lambda d: faiss.index_factory(d, "PCA8,Flat"))}, "with a flat index"),
+        ({"knn_func": FaissKNN(index_init_fn=lambda d: faiss.index_factory(d, "HNSW8"))}, "with a flat index"),
+        ({"knn_func": FaissKNN(index_init_fn=lambda d: faiss.index_factory(d, "Flut"))}, "makes no index of 64 col"),
     ],
 )
 def test_what_it_cannot_do_is_refused_at_once(options: dict[str, Any], message: str) -> None:

@@ -221,6 +221,29 @@ def test_official_appends_previous_batches_rows_to_each_query() -> None:
         loss.train()(batches[0][:3], labels[:3])
 
 
+def test_rows_that_are_not_finite_are_never_stored() -> None:
+    random = torch.Generator().manual_seed(0)
+    rows, labels = torch.randn(8, 5, generator=random, dtype=torch.float64), torch.arange(8) // 2
+    bad = rows.clone()
+    bad[3, 1], bad[4] = torch.nan, torch.inf
+    loss = BlackBoxAPLoss(margin=0, flat_weight=0, official=True, batch_memory=2)
+    assert loss(bad, labels).isnan()
+    value = loss(rows, labels)
+    # two earlier lists of the same rows but the two: rankings of entries that are there
+    similarity = torch.nn.functional.normalize(rows) @ torch.nn.functional.normalize(rows).T
+    kept = torch.tensor([row not in (3, 4) for row in range(8)])
+    same = labels[:, None] == labels
+    scores = torch.cat([similarity, similarity.masked_fill(~(kept[:, None] & kept), -torch.inf)], dim=1)
+    expected = []
+    for row in range(8):
+        positive = torch.cat([same[row], same[row] & kept & kept[row]])
+        ranks = [(int((scores[row] >= scores[row, entry]).sum()), entry) for entry in positive.nonzero().squeeze(1)]
+        hits = [int((scores[row][positive] >= scores[row, entry]).sum()) for _, entry in ranks]
+        expected.append(1 - sum(hit / rank for hit, (rank, _) in zip(hits, ranks, strict=True)) / len(ranks))
+    torch.testing.assert_close(value, torch.tensor(expected, dtype=torch.float64).mean(), rtol=0, atol=1e-12)
+    assert loss(rows, labels).isfinite()
+
+
 def test_any_order_of_rows_and_any_names_of_labels_give_the_same_loss() -> None:
     embeddings, labels = batch()
     loss = BlackBoxAPLoss(margin=0)

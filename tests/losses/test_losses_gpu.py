@@ -9,6 +9,7 @@ import torch
 from aurank.losses import (
     AUROCLoss,
     BlackBoxAPLoss,
+    CrossBatchMemory,
     FastAPLoss,
     ListwiseAPLoss,
     PairLoss,
@@ -91,3 +92,39 @@ def test_half_precision_autocast_gives_float32(name: str) -> None:
         value = MAKERS[name]().cuda()(rows, labels)
     assert value.dtype == torch.float32
     torch.testing.assert_close(value, plain)
+
+
+@pytest.mark.parametrize("official", [False, True])
+def test_a_memory_with_labels_on_the_host_costs_no_synchronisation(official: bool) -> None:
+    embeddings, labels = data()
+    rows, ids = embeddings.cuda().requires_grad_(), torch.arange(128)
+    memory = CrossBatchMemory(SmoothAPLoss(), 64, 300, official=official).cuda()
+    memory(rows, labels, ids=ids)  # where it stands is asked of the device once
+    with no_host_synchronisation():
+        for step in range(4):
+            memory(rows, labels, ids=ids + step).backward()
+    assert memory.has_been_filled
+
+
+def test_a_memory_on_the_gpu_is_that_on_the_cpu_whoever_writes_to_it() -> None:
+    embeddings, labels = data()
+    random = torch.Generator().manual_seed(1)
+    memories = [CrossBatchMemory(SmoothAPLoss(), 64, 300).double().to(device) for device in ("cpu", "cuda")]
+    for step in range(8):
+        order = torch.randperm(128, generator=random)[: 100 + step]
+        rows = embeddings[order].double()
+        rows[step] = torch.nan if step in (2, 5) else 1
+        values = [each(rows.to(each.counters.device), labels[order], ids=order).cpu() for each in memories]
+        torch.testing.assert_close(*values, rtol=1e-9, atol=1e-12, equal_nan=True)
+        if step == 3:  # a checkpoint is loaded, and a step is undone
+            for each in memories:
+                each.load_state_dict(
+                    {name: value.flip(0) for name, value in each.state_dict().items()}
+                    | {"counters": each.counters.clone()}
+                )
+                each.mark()
+        if step == 4:
+            for each in memories:
+                each.take_back()
+        for name in ("embedding_memory", "label_memory", "id_memory", "counters"):
+            assert memories[0].get_buffer(name).equal(memories[1].get_buffer(name).cpu()), (step, name)

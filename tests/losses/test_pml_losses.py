@@ -10,6 +10,7 @@ from cases import MADE_MINERS
 from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning import reducers
 from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
+from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor, nn
 
 from aurank.errors import UserError
@@ -215,3 +216,33 @@ def test_bad_arguments_are_named(make: Callable[[], object], word: str, monkeypa
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
     with pytest.raises(UserError, match=word):
         make()
+
+
+def test_distance_reducer_and_statistics_are_those_of_pml_s_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c_f, "COLLECT_STATS", True)
+    distance, reducer = LpDistance(), reducers.MeanReducer()
+    loss = contrastive(distance=distance, reducer=reducer)
+    assert (loss.distance, loss.collect_stats) == (distance, True)
+    assert isinstance(loss.reducer.reducers["pos_loss"], reducers.MeanReducer)  # one for each of its terms
+    assert not PMLLoss(pml.TripletMarginLoss(collect_stats=False)).collect_stats
+
+
+@pytest.mark.parametrize("references", [(), batch(1)], ids=["batch", "references"])
+@pytest.mark.parametrize("loss", [contrastive(), PMLLoss(pml.ArcFaceLoss(4, 5))], ids=["pairs", "proxies"])
+@pytest.mark.parametrize(
+    ("mined", "word"),
+    [
+        (([0], [12], [0], [1]), r"holds 12, outside the 12 (embeddings|references) \(0..11\)"),
+        (([-1], [0], [1]), "holds -1, outside the 12 embeddings"),
+        (([0, 1], [1], [0], [1]), "pair up one by one"),
+        (([0], [1]), "3 .triplets. or 4 .pairs. tensors, got 2"),
+        (([0.0], [1.0], [2.0]), r"must hold integers, rows of the batch, got torch\.float32"),
+        (([True], [True], [False]), r"must hold integers, rows of the batch, got torch\.bool"),
+    ],
+)
+def test_mined_indices_that_fit_nothing_are_named(
+    mined: tuple[list[float], ...], word: str, loss: PMLLoss, references: tuple[Tensor, Tensor]
+) -> None:
+    embeddings, labels = batch()
+    with pytest.raises(UserError, match=word):
+        loss(embeddings.float(), labels, tuple(torch.tensor(part) for part in mined), *references)

@@ -1,0 +1,123 @@
+"""CrossBatchMemory is called, and answers, as the one of pytorch-metric-learning."""
+
+import pytest
+import torch
+from pytorch_metric_learning import losses as pml
+from pytorch_metric_learning import miners
+from torch import Tensor
+
+from aurank.errors import UserError
+from aurank.losses import CrossBatchMemory, MultipleLosses, SmoothAPLoss, SogCLRLoss, contrastive
+
+SIZE, DIM = 12, 5
+
+
+def batch(seed: int, number: int = SIZE) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    embeddings = torch.randn(number, DIM, generator=random, dtype=torch.float64)
+    return embeddings.requires_grad_(), torch.randint(4, (number,), generator=random)
+
+
+def both(*given: object, **named: object) -> tuple[CrossBatchMemory, pml.CrossBatchMemory]:
+    ours = CrossBatchMemory(pml.ContrastiveLoss(), *given, official=True, **named).double()
+    return ours, pml.CrossBatchMemory(pml.ContrastiveLoss(), *given, **named)
+
+
+def test_arguments_stand_in_pml_s_order_and_bear_its_names() -> None:
+    miner = miners.MultiSimilarityMiner()
+    for memory in (
+        CrossBatchMemory(contrastive(), DIM, 30, miner),
+        CrossBatchMemory(loss=contrastive(), embedding_size=DIM, memory_size=30, miner=miner),
+    ):
+        assert (memory.embedding_size, memory.memory_size, memory.miner) == (DIM, 30, miner)
+    assert CrossBatchMemory(contrastive(), DIM).memory_size == 1024
+
+
+@pytest.mark.parametrize(
+    "miner", [None, miners.MultiSimilarityMiner(0.3), miners.TripletMarginMiner(0.3)], ids=["none", "pairs", "triplets"]
+)
+@pytest.mark.parametrize("keys", [0, 5])
+def test_values_gradients_and_queue_are_pml_s(miner: torch.nn.Module | None, keys: int) -> None:
+    ours, theirs = both(DIM, 30, miner)
+    for seed in range(6):
+        embeddings, labels = batch(seed)
+        mask = None if keys == 0 else torch.arange(SIZE) % 7 < 3  # MoCo's keys among the queries
+        values = [memory(embeddings, labels, None, mask) for memory in (ours, theirs)]
+        torch.testing.assert_close(*values, rtol=0, atol=1e-12)
+        torch.testing.assert_close(*(torch.autograd.grad(each, embeddings)[0] for each in values), rtol=0, atol=1e-12)
+        assert ours.embedding_memory.equal(theirs.embedding_memory)
+        assert ours.label_memory.equal(theirs.label_memory)
+        assert (ours.queue_idx, ours.has_been_filled) == (theirs.queue_idx, theirs.has_been_filled)
+    assert ours.has_been_filled
+    ours.reset_queue()
+    theirs.reset_queue()
+    values = [memory(*batch(9)) for memory in (ours, theirs)]
+    torch.testing.assert_close(*values, rtol=0, atol=1e-12)
+    assert ours.embedding_memory.equal(theirs.embedding_memory)
+    assert (ours.queue_idx, ours.has_been_filled) == (SIZE, False)
+
+
+@pytest.mark.parametrize("outer", [miners.MultiSimilarityMiner(0.2), miners.TripletMarginMiner(0.2)])
+@pytest.mark.parametrize("inner", [miners.MultiSimilarityMiner(0.3), miners.TripletMarginMiner(0.3)])
+def test_a_tuple_of_the_batch_is_added_to_what_the_miner_finds(inner: torch.nn.Module, outer: torch.nn.Module) -> None:
+    ours, theirs = both(DIM, 60, inner)
+    embeddings, labels = batch(0)
+    mined = outer(embeddings, labels)
+    # PML takes the batch's rows for the first of its memory, which they are in the first call only
+    first = [memory(embeddings, labels, mined) for memory in (ours, theirs)]
+    torch.testing.assert_close(*first, rtol=0, atol=1e-12)
+    assert not torch.isclose(first[0], both(DIM, 60, inner)[0](embeddings, labels))
+    ours(*batch(1))
+    embeddings, labels = batch(2)
+    value = ours(embeddings, labels, outer(embeddings, labels))
+    rows = torch.cat([embeddings, batch(0)[0], batch(1)[0]]).detach()
+    row_labels = torch.cat([labels, batch(0)[1], batch(1)[1]])
+    plain = both(DIM, 60, inner)[1].double()  # their own, of a memory that begins with the batch
+    plain.add_to_memory(rows, row_labels, len(rows))
+    plain.curr_batch_idx = torch.arange(SIZE)
+    pairs = plain.create_indices_tuple(embeddings, labels, rows, row_labels, outer(embeddings, labels), True)
+    torch.testing.assert_close(value, pml.ContrastiveLoss()(embeddings, labels, pairs, rows, row_labels))
+
+
+def test_keys_have_no_gradient_and_stay_positives_of_their_queries() -> None:
+    embeddings, labels, ids = *batch(0), torch.arange(SIZE // 2).repeat(2)
+    is_key = torch.arange(SIZE) >= SIZE // 2
+    memory = CrossBatchMemory(SogCLRLoss(SIZE), DIM, 40).double()
+    for _ in range(2):
+        value = memory(embeddings, ids, enqueue_mask=is_key, ids=ids)
+    (gradient,) = torch.autograd.grad(value, embeddings)
+    assert gradient[~is_key].abs().sum() > 0
+    assert gradient[is_key].equal(torch.zeros_like(gradient[is_key]))
+    assert memory.id_memory[:SIZE].tolist() == ids[is_key].tolist() * 2
+    # in the second step the keys of the first, of the same images, are left out: nothing but the batch is seen
+    ours = CrossBatchMemory(SmoothAPLoss(), DIM, 40).double()
+    values = [ours(embeddings, labels, enqueue_mask=is_key, ids=ids) for _ in range(2)]
+    alone = SmoothAPLoss().double()(
+        embeddings[~is_key], labels[~is_key], ref_emb=embeddings[is_key], ref_labels=labels[is_key]
+    )
+    assert values[0] == alone
+    assert ours(embeddings, labels, enqueue_mask=is_key) != alone
+
+
+def test_masks_that_cannot_be_are_named() -> None:
+    memory = CrossBatchMemory(contrastive(), DIM, 30).double()
+    rows, labels = batch(0)
+    keys = torch.arange(SIZE) > 5
+    with pytest.raises(UserError, match=r"enqueue_mask must be 12 of True and False, .*, got torch\.int64"):
+        memory(rows, labels, None, labels)
+    with pytest.raises(UserError, match=r"got torch\.bool of shape \[3\]"):
+        memory(rows, labels, None, keys[:3])
+    with pytest.raises(UserError, match="indices_tuple and enqueue_mask were both given"):
+        memory(rows, labels, miners.MultiSimilarityMiner()(rows, labels), keys)
+    with pytest.raises(UserError, match="no query is left"):
+        memory(rows, labels, enqueue_mask=torch.ones_like(keys))
+    with pytest.raises(UserError, match="the memory is empty: there is no reference"):
+        memory(rows, labels, enqueue_mask=torch.zeros_like(keys))
+    with pytest.raises(UserError, match="outside the 12 references"):
+        memory(rows, labels, (torch.tensor([0]), torch.tensor([12]), torch.tensor([1])))
+    with pytest.raises(UserError, match="CrossBatchMemory has one"):
+        CrossBatchMemory(contrastive(), DIM, 30, miners.MultiSimilarityMiner()).double()(
+            rows, labels, miners.MultiSimilarityMiner()
+        )
+    with pytest.raises(UserError, match="its own references"):
+        MultipleLosses([memory])(rows, labels, None, rows, labels)
