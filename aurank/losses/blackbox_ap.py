@@ -90,9 +90,10 @@ def tie_mirrored(similarity: Float[Tensor, "row row"]) -> Float[Tensor, "row row
 
 
 class RankingMemory(nn.Module):
-    """The lists of previous batches, appended to each query's own row by row, as the authors' code does.
+    """The lists of previous batches, appended to each query's own row by row, as the SOPRC repository does.
 
     Row i of a batch is not the same query as row i of the batch before it: what comes out is no ranking of anything.
+    In the paper's own code a row is a class, whose images of several batches may well be ranked together.
     The memory is complete in `state_dict`.
     """
 
@@ -191,7 +192,9 @@ class BlackBoxAPLoss(PairLoss):
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise UserError(f"batch_memory must be a whole number >= 0, got {size!r}")
         if size and not official:
-            raise UserError(f"batch_memory={size} mixes up queries, as the authors' code does: it needs official=True")
+            raise UserError(
+                f"batch_memory={size} mixes up queries, as the SOPRC repository does: it needs official=True"
+            )
         self.memory = RankingMemory(size) if size else None
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:

@@ -71,7 +71,8 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         it narrows the pairs within the batch and takes all with the memory.
     start_at: calls in training mode before the memory is used; the batch alone is used until then. Embeddings change
         fast in the beginning: the paper starts after 1,000 steps, the SOPRC repository after 10,000 to 30,000.
-    official: True does as PML: the batch's rows too are references without gradient.
+    official: True does as PML: the batch's rows too are references without gradient. The paper's own code adds the
+        loss within the batch to that; the copy in the SOPRC repository takes a query's own copy for a positive too.
     distributed: as in `PairLoss`; every process then keeps the same memory, of all batches. With None each keeps its
         own, or, inside of DistributedDataParallel, which hands out the first process's buffers, that of the first.
 
