@@ -35,7 +35,7 @@ class Mined(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.miner, self.loss = EMC2Miner(SAMPLES, views=SAMPLES), PMLLoss(contrastive().loss)
+        self.miner, self.loss = EMC2Miner(SAMPLES, views=SAMPLES, embedding_dim=WIDTH), PMLLoss(contrastive().loss)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor = self.loss(embeddings, labels, self.miner)
@@ -88,7 +88,7 @@ FURTHER_STATEFUL: dict[str, Callable[[], nn.Module]] = {
     "isogclr host": lambda: ISogCLRLoss(SAMPLES, state_on="host", **KEYED).cpu(),
     "multi_similarity": LOSSES["multi_similarity"],
     "negative_cache refresh": lambda: reencoded(
-        NegativeCacheLoss(SAMPLES, out_of_batch="reencode", refresh=0.2, **KEYED)
+        NegativeCacheLoss(SAMPLES, out_of_batch="reencode", refresh=0.2, embedding_dim=WIDTH, **KEYED)
     ),
     "neuclip two_way": lambda: against_another_modality(NeuCLIPLoss(WIDTH, 16, restart_every=2)),
     "recall_at_k similarity_mixup": lambda: RecallAtKLoss(similarity_mixup=True),

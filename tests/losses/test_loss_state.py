@@ -34,12 +34,12 @@ def test_nothing_is_written_while_gradients_are_disabled(
         assert same_state(loss.state_dict(), other.state_dict())
 
 
-@pytest.mark.parametrize("name", sorted(STATEFUL.keys() - {"cross_batch_memory", "several"}))
+@EACH
 def test_a_state_goes_through_safetensors_and_the_next_step_is_the_same_to_the_last_bit(
-    name: str,
+    make: Callable[[], nn.Module],
 ) -> None:
     # HF's Trainer and Accelerate write their checkpoints so
-    loss, restored = STATEFUL[name](), STATEFUL[name]()
+    loss, restored = make(), make()
     for seed in range(3):
         loss(*batch(seed)).backward()
     restored.load_state_dict(load(save(loss.state_dict())))
