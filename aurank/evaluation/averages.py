@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int64, Shaped
 
 MACRO = "macro:"  # the prefix of a metric that is averaged over classes instead of queries
 
@@ -28,12 +28,12 @@ def segment_sums(values: Float64[np.ndarray, " value"], edges: list[int]) -> Flo
 class Classes:
     """The queries of each label, for sums and means within a class; classes stand by increasing label."""
 
-    label: Int64[np.ndarray, " class"]
+    label: Shaped[np.ndarray, " class"]  # integers or text
     count: Int64[np.ndarray, " class"]  # queries of the class
     order: Int64[np.ndarray, " query"]  # queries, class by class
 
     @classmethod
-    def of(cls, labels: Int64[np.ndarray, " query"]) -> "Classes":
+    def of(cls, labels: Shaped[np.ndarray, " query"]) -> "Classes":
         """The classes of queries with these labels."""
         label, count = np.unique(labels, return_counts=True)
         return cls(label, count.astype(np.int64), np.argsort(labels, kind="stable"))

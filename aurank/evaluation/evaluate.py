@@ -10,7 +10,7 @@ from aurank.evaluation.approximate import approximate_report, faiss_ranks
 from aurank.evaluation.averages import MACRO
 from aurank.evaluation.counting import Progress
 from aurank.evaluation.index import Index
-from aurank.evaluation.inputs import Embeddings, Integers, choose_devices
+from aurank.evaluation.inputs import Embeddings, Integers, choose_devices, numbered
 from aurank.evaluation.intervals import Resampling
 from aurank.evaluation.lists import Sides
 from aurank.evaluation.metrics import TIES, check_names, split_cut
@@ -50,8 +50,8 @@ def evaluate(
     Every row of `embeddings` [query, dim] is a query; equal labels make a positive. Without a `gallery` the set is its
     own gallery, and each row is left out of its own result. With one, equal `ids` and `gallery_ids` leave the same item
     out. Queries without a positive are skipped and counted. Tensors or NumPy arrays of any real type, memory-mapped
-    too; labels and ids are integers. `groups`, `positives`, `ignore`, `junk`, `distance`, `device`, `max_memory`,
-    `distributed` and `progress`: as for `positive_ranks`.
+    too; labels and ids are integers or text, and the report names classes as they came. `groups`, `positives`,
+    `ignore`, `junk`, `distance`, `device`, `max_memory`, `distributed` and `progress`: as for `positive_ranks`.
 
     `recall_at`: every k for recall@k and precision@k; those beyond the gallery are left out, and a note says so.
     `metrics`: names of docs/metrics.md, in place of the usual ones; there k may exceed the gallery. `ties`: how average
@@ -71,8 +71,11 @@ def evaluate(
     names = None if metrics is None else check_names(metrics)
     if labels is None and any(name.startswith(MACRO) for name in names or ()):
         raise UserError(f"a metric with {MACRO} is a mean over classes: give the queries' labels")
-    if (index is not None or backend == "faiss") and make_team(distributed).size > 1:
+    team = make_team(distributed)
+    if (index is not None or backend == "faiss") and team.size > 1:
         raise UserError("faiss searches in one process: call evaluate on one rank, with distributed=False")
+    labels, gallery_labels, classes = numbered(labels, gallery_labels, name="label", team=team)
+    ids, gallery_ids, _ = numbered(ids, gallery_ids, name="id", team=team)
     sides = Sides(
         embeddings, labels, gallery, gallery_labels, ids, gallery_ids, groups, gallery_groups, positives, ignore, junk
     )
@@ -106,7 +109,7 @@ def evaluate(
         recall_at=cuts,
         ties=ties,
         distance=distance,
-        labels=None if labels is None else ranks.labels,
+        labels=None if labels is None else ranks.labels if classes is None else classes[ranks.labels],
         metrics=names,
         notes=notes,
         resampling=resampling,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.evaluation.scores import Distance, tree_sum
+from aurank.evaluation.team import Team
 from aurank.sizes import size_in_bytes
 
 Embeddings: TypeAlias = Tensor | np.ndarray[Any, np.dtype[Any]]
@@ -83,6 +84,36 @@ def check_embeddings(embeddings: Embeddings, *, side: str) -> None:
         real = embeddings.dtype.kind in "fiub" or embeddings.dtype.name.startswith(("bfloat", "float"))
     if not real:
         raise UserError(f"the {side} embeddings have type {embeddings.dtype}: give a dense array of real numbers")
+
+
+def numbered(
+    first: Integers | None, second: Integers | None, *, name: str, team: Team | None = None
+) -> tuple[Integers | None, Integers | None, Shaped[np.ndarray, " name"] | None]:
+    """Labels or ids of both sides with text as integers, and the names in the order of their numbers.
+
+    What is no text comes back as it came, without names. In a team the numbers are the same for all members.
+    """
+    sides = [_as_text(values, name) for values in (first, second)]
+    given = sum(values is not None for values in (first, second))
+    members = (team or Team()).exchange((given, [np.unique(values) for values in sides if values is not None]))
+    texts = [text for _, some in members for text in some]
+    if not texts:
+        return first, second, None
+    if len(texts) < sum(given for given, _ in members):
+        raise UserError(f"some {name}s are text and some are not: give the {name}s of both sides alike")
+    names = np.unique(np.concatenate(texts))
+    left, right = (None if values is None else np.searchsorted(names, values) for values in sides)
+    return left, right, names
+
+
+def _as_text(values: Integers | None, name: str) -> Shaped[np.ndarray, "..."] | None:
+    """An array of text, or None where the values are something else."""
+    if values is None or isinstance(values, Tensor) or (isinstance(values, np.ndarray) and values.ndim != 1):
+        return None
+    if not len(values) or not all(isinstance(one, str) for one in values):
+        return None
+    refuse_masked(values, f"{name}s")
+    return np.asarray(values, dtype=np.str_)
 
 
 def integer_array(values: Integers, *, name: str, rows: int, side: str) -> Int64[np.ndarray, " row"]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int64, Integer
+from jaxtyping import Bool, Int64, Shaped
 
 from aurank.data import READERS, Manifest
 from aurank.errors import UserError
@@ -47,7 +47,7 @@ class Protocol:
             raise UserError(f"protocol {self.name} sets {fixed[0]} itself, to {self.params[fixed[0]]!r}; leave it out")
         return READERS[self.reader](root, **self.params, **params).split("test")
 
-    def checksum(self, paths: Sequence[str], labels: Integer[np.ndarray, " image"]) -> str:
+    def checksum(self, paths: Sequence[str], labels: Shaped[np.ndarray, " image"]) -> str:
         """Returns 16 hexadecimal digits over what is measured: this protocol, the images, who is positive for whom.
 
         Neither the order of the images nor the numbering of the labels matters. Equal checksums: the same question.
@@ -172,7 +172,7 @@ def find_protocol(name: str, *, seeds: Sequence[int] | None = None) -> Protocol:
 
 def _one_draw(
     embedded: Embedded,
-    labels: Integer[np.ndarray, " image"],
+    labels: Shaped[np.ndarray, " image"],
     query: Int64[np.ndarray, " query"],
     gallery: Int64[np.ndarray, " gallery"],
     **options: Any,
@@ -185,11 +185,11 @@ def _one_draw(
 
 
 def _canonical(
-    paths: Sequence[str], labels: Integer[np.ndarray, " image"]
+    paths: Sequence[str], labels: Shaped[np.ndarray, " image"]
 ) -> tuple[Int64[np.ndarray, " image"], Int64[np.ndarray, " image"]]:
     """Returns the rows in the order of their paths, and in that order their classes, numbered as first met."""
     ordered = np.array(sorted(range(len(paths)), key=paths.__getitem__), dtype=np.int64)
-    numbers: dict[int, int] = {}
+    numbers: dict[Any, int] = {}
     classes = [numbers.setdefault(label, len(numbers)) for label in labels[ordered].tolist()]
     return ordered, np.array(classes, dtype=np.int64)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Shaped
 
 from aurank.errors import UserError
 from aurank.evaluation.averages import MACRO, Classes, mean
@@ -92,7 +92,7 @@ class Report:
         return {"label": classes.label, "num_queries": classes.count, **self._means(classes)}
 
     def frequency_table(
-        self, edges: Sequence[int], *, class_counts: Mapping[int, int] | None = None
+        self, edges: Sequence[int], *, class_counts: Mapping[Any, int] | None = None
     ) -> dict[str, Column]:
         """Columns over buckets of frequency, from rare to common: the long tail in numbers.
 
@@ -194,7 +194,7 @@ class Report:
     def _means(self, classes: Classes) -> dict[str, Column]:
         return {name: classes.means(self.values(name)) for name in ("mauprc", *self._metric_names)}
 
-    def _labels(self, purpose: str) -> Int64[np.ndarray, " query"]:
+    def _labels(self, purpose: str) -> Shaped[np.ndarray, " query"]:
         if "label" not in self.per_query:
             raise UserError(f"{purpose} needs the queries' labels, and this report has none: evaluate with labels")
         return self.per_query["label"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Shaped
 
 from aurank.errors import UserError
 from aurank.evaluation.averages import MACRO, Classes, average, mean
@@ -46,7 +46,7 @@ def report_of(
     recall_at: tuple[int, ...] = (1, 10, 100, 1000),
     ties: str = "threshold",
     distance: str = "cosine",
-    labels: Int64[np.ndarray, " query"] | None = None,
+    labels: Shaped[np.ndarray, " query"] | None = None,
     metrics: Iterable[str] | None = None,
     protocol: dict[str, Any] | None = None,
     notes: Iterable[str] = (),

@@ -238,7 +238,14 @@ ROWS = np.eye(4, dtype=np.float32)
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"labels": [0, 0, 1]}, r"3 entries for 4 query embeddings"),
     ({"labels": [0.0, 0.0, 1.0, 1.0]}, r"labels are float64: give integers"),
-    ({"labels": list("aabb")}, r"labels are <U1, not integers: .*np\.unique\(labels, return_inverse=True\)\[1\]"),
+    (
+        {"labels": ["a", "a", "b", 1]},
+        r"labels are <U21, not integers: .*np\.unique\(labels, return_inverse=True\)\[1\]",
+    ),
+    (
+        {"gallery": ROWS, "gallery_labels": list("abcd")},
+        r"some labels are text and some are not: give .* alike",
+    ),
     ({"labels": [0, 1, 2, 3]}, r"none of the 4 queries has a positive"),
     ({"embeddings": np.where(ROWS > 2, ROWS, np.nan)}, r"row 0 of the query embeddings holds NaN"),
     ({"embeddings": ROWS * [[1], [1], [0], [1]]}, r"row 2 of the query embeddings is all zeros"),

@@ -46,6 +46,8 @@ elif mode == "one side":  # shards of queries, the whole gallery everywhere; oth
     report = aurank.evaluate(
         rows[part], both[part][:, 0], rows[half:], labels[half:], max_memory=f"{256 * (1 + rank)}KiB", distance="dot"
     )
+elif mode == "text":  # no member knows all the names
+    report = aurank.evaluate(rows[own], [f"class {label}" for label in labels[own]], **small)
 elif mode == "almost copies":
     rows[3, 0] += 1e-6 * rank
     report = aurank.evaluate(rows, labels, **small)
@@ -91,6 +93,14 @@ def test_shards_on_several_processes_give_the_report_of_one(size: int, tmp_path:
     expected = (tmp_path / "alone.json").read_bytes()
     for rank in range(size):
         assert (tmp_path / f"report-{rank}.json").read_bytes() == expected
+
+
+def test_text_labels_are_the_same_names_on_all_processes(tmp_path: Path) -> None:
+    run(tmp_path, "text", 2)
+    labels = [f"class {label}" for label in np.load(tmp_path / "labels.npy")]
+    evaluate(np.load(tmp_path / "rows.npy"), labels).save(tmp_path / "alone.json")
+    for rank in range(2):
+        assert (tmp_path / f"report-{rank}.json").read_bytes() == (tmp_path / "alone.json").read_bytes()
 
 
 def test_equal_rows_on_all_processes_count_once(tmp_path: Path) -> None:

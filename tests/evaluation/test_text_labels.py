@@ -1,0 +1,68 @@
+"""Labels and ids may be text: the same digits as with integers, and reports that name classes as they came."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+
+import aurank
+from aurank.errors import UserError
+from aurank.evaluation import compare
+from aurank.evaluation.embed import Embedded
+
+CHANCE = np.random.default_rng(0)
+ROWS = CHANCE.normal(size=(40, 6))
+NUMBERS = CHANCE.integers(0, 5, 40)
+NAMES = [("owl", "cat", "Ä", "bee", "a b")[number] for number in NUMBERS]
+METRICS = ("mauprc", "macro:mauprc", "recall@1", "ndcg")
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, lambda names: np.array(names, dtype=object)])
+def test_text_gives_the_digits_of_integers_and_the_names_of_classes(kind: Any) -> None:
+    report = aurank.evaluate(ROWS, kind(NAMES), metrics=METRICS, resampling=aurank.evaluation.Resampling(200))
+    plain = aurank.evaluate(ROWS, NUMBERS, metrics=METRICS, resampling=aurank.evaluation.Resampling(200))
+    assert report.metrics == plain.metrics
+    assert report.intervals == plain.intervals
+    assert report.per_query["label"].tolist() == [NAMES[row] for row in report.per_query["query"]]
+    table = report.class_table()
+    assert table["label"].tolist() == ["a b", "bee", "cat", "owl", "Ä"]
+    owls = plain.class_table()["mauprc"][plain.class_table()["label"] == 0]
+    assert table["mauprc"][3] == owls[0]
+    tail = report.frequency_table((5,), class_counts={"owl": 9, "bee": 5, "cat": 1})
+    assert dict(zip(tail["bucket"].tolist(), tail["num_queries"].tolist(), strict=True)) == {
+        "0-4": sum(name in ("cat", "Ä", "a b") for name in NAMES), "5+": sum(name in ("owl", "bee") for name in NAMES)
+    }  # fmt: skip
+
+
+def test_two_sides_share_their_names_and_text_ids_leave_out_the_same_item() -> None:
+    items = [f"item {row}" for row in range(40)]
+    report = aurank.evaluate(
+        ROWS[:10], NAMES[:10], ROWS[5:], NAMES[5:], ids=items[:10], gallery_ids=items[5:], metrics=METRICS
+    )
+    plain = aurank.evaluate(
+        ROWS[:10], NUMBERS[:10], ROWS[5:], NUMBERS[5:], ids=range(10), gallery_ids=range(5, 40), metrics=METRICS
+    )
+    assert report.metrics == plain.metrics
+    assert report.per_query["num_negatives"].tolist() == plain.per_query["num_negatives"].tolist()
+
+
+def test_names_are_kept_in_files_and_compared(tmp_path: Path) -> None:
+    report = aurank.evaluate(ROWS, NAMES)
+    report.save(tmp_path / "report.json")
+    report.write_per_query(tmp_path / "rows.parquet")
+    loaded = aurank.Report.load(tmp_path / "report.json")
+    assert loaded.per_query["label"].tolist() == report.per_query["label"].tolist()
+    assert pyarrow.parquet.read_table(tmp_path / "rows.parquet")["label"].to_pylist() == NAMES
+    other = aurank.evaluate(-ROWS + 1, NAMES)
+    assert f"(label {NAMES[0]})" in str(compare(loaded, other, most=40))
+    with pytest.raises(UserError, match="the reports' queries differ in their labels"):
+        compare(report, aurank.evaluate(ROWS, NUMBERS))
+
+
+def test_saved_embeddings_may_have_text_labels_and_ids(tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "rows.npz", embeddings=ROWS, labels=np.array(NAMES), ids=np.array([f"{n}.png" for n in range(40)])
+    )
+    assert Embedded.load(tmp_path / "rows.npz").evaluate().metrics == aurank.evaluate(ROWS, NUMBERS).metrics
