@@ -8,7 +8,7 @@ from aurank.cli import training, measuring, data, configs  # noqa: F401  # they 
 
 # isort: on
 from aurank.cli.app import app
-from aurank.cli.drawing import complaints, draw_warnings
+from aurank.cli.drawing import complaints, draw_warnings, is_control
 from aurank.errors import AurankError, UserError
 
 # albumentations asks the network for its newest version when it is imported.
@@ -20,6 +20,9 @@ __all__ = ["app", "main"]
 def main() -> None:
     """Run the command line; exit with 0, 2 for the user's mistake, 130 / 143 after a signal, 1 for anything else."""
     try:
+        for argument in sys.argv[1:]:
+            if any(map(is_control, argument)):
+                raise UserError(f"the argument {argument!r} holds a control character; write it without")
         with draw_warnings():
             app()
     except UserError as error:

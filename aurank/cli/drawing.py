@@ -6,14 +6,47 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
+from unicodedata import category as category_of
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from aurank.errors import AurankWarning, UserError
 
-console = Console()
-complaints = Console(stderr=True, highlight=False)
+LONGEST_LINE = 4000
+_TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+class Terminal(Console):
+    """A console on which no text that came from a file, a name or another library can move the cursor or lie."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+
+def printable(text: str) -> str:
+    """The text with its control characters written out, as \\x1b, and its longest lines cut in the middle.
+
+    So too the characters that turn the direction of writing around, and what is no character.
+    """
+    shown = "".join(_escaped(one) if is_control(one) else one for one in text)
+    half = LONGEST_LINE // 2
+    lines = shown.split("\n")
+    return "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:half]}…{line[-half:]}" for line in lines)
+
+
+def is_control(character: str) -> bool:
+    """Whether a character is written to a terminal for what it does there, line breaks and tabs aside."""
+    return character not in "\n\t" and (category_of(character) in ("Cc", "Cs") or character in _TURNING)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+console = Terminal()
+complaints = Terminal(stderr=True, highlight=False)
 
 # Of a validation, as far as it has them.
 SHOWN = {
@@ -38,7 +71,7 @@ def draw_warnings() -> Iterator[None]:
         line: str | None = None,
     ) -> None:
         if not issubclass(category, AurankWarning):
-            usual(message, category, filename, lineno, file, line)
+            usual(printable(str(message)), category, filename, lineno, file, line)
         elif os.environ.get("RANK", "0") == "0":
             complaints.print(str(message), markup=False, soft_wrap=True)
 

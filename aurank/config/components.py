@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -118,7 +119,7 @@ def check_component(
         elif more:
             values[key] = value
         else:
-            problems.add(path, unknown_key(path, value, known))
+            problems.add(path, partial(unknown_key, path, value, known))
     required = [key for key in named if named[key].default is _EMPTY and key not in choices.filled]
     for key in required:
         if key not in params:

@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def load_config(
         _add(problems, complaints(_judged(tree, problems)))
     checked = {path: _check(tree, path, choices[path], problems, known) for path in choices}
     if config is None or problems:
-        raise ConfigError(problems.lines(), name)
+        raise ConfigError(problems.lines(), name, count=len(problems))
     for line in dropped:
         warnings.warn(line, AurankWarning, stacklevel=2)
     for path, values in checked.items():
@@ -109,7 +110,7 @@ def _validate(
         return Config.model_validate_json(json.dumps(tree))
     except ValidationError as error:
         for item in error.errors(include_url=False):
-            problems.add(item["loc"], _explain(item, choices, known))
+            problems.add(item["loc"], partial(_explain, item, choices, known))
     # pydantic compares keys only once each is right alone; here what can be compared is compared at once.
     _add(problems, contradictions(_judged(tree, problems)))
     return None

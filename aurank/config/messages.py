@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from aurank.errors import UserError
@@ -13,6 +13,7 @@ KeyPath = tuple[str | int, ...]
 # From here on a bound only keeps nonsense out, and is not told before it is crossed.
 HIGH = 1e6
 _LONGEST = 60
+_MOST_TOLD = 100
 
 # Words of other programs, and the key that holds the same thing here.
 _SYNONYMS = {
@@ -42,48 +43,66 @@ class ConfigError(UserError):
     Attributes:
         errors: one line each: key path, what came, what was expected, and "did you mean …?" where something is close.
         source: the file, or None for a configuration given as a dict.
+        count: how many mistakes there are, where not all have a line.
     """
 
-    def __init__(self, errors: Sequence[str], source: str | None = None) -> None:
+    def __init__(self, errors: Sequence[str], source: str | None = None, *, count: int | None = None) -> None:
         super().__init__(errors, source)
         self.errors = list(errors)
+        self.count = len(errors) if count is None else count
         self.source = source
 
     def __str__(self) -> str:
         start = f"{self.source}: " if self.source else ""
         if len(self.errors) == 1:
             return start + self.errors[0]
-        return "\n  ".join([f"{start}{len(self.errors)} errors", *self.errors])
+        return "\n  ".join([f"{start}{self.count:,} errors", *self.errors])
 
 
 class Problems:
-    """The mistakes found so far, at most one for a key: what follows from a mistake is not a second one."""
+    """The mistakes found so far, at most one for a key: what follows from a mistake is not a second one.
+
+    The first hundred are told; of more, only how many they are.
+    """
 
     def __init__(self) -> None:
-        self._texts: dict[KeyPath, str] = {}
+        self._paths: set[KeyPath] = set()
+        self._holders: set[KeyPath] = set()  # every path that a mistake is at or below
+        self._lists: set[KeyPath] = set()  # lists with a mistake in an item
+        self._lines: list[str] = []
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self._paths)
 
-    def add(self, path: KeyPath, text: str, *, label: str | None = None) -> None:
-        """Record ``text`` under ``path`` unless the key, what holds it, or an item of it already has a mistake."""
-        if not self.covers(path):
-            self._texts[path] = f"{dotted(path) if label is None else label}: {one_line(text)}"
+    def add(self, path: KeyPath, text: str | Callable[[], str], *, label: str | None = None) -> None:
+        """Record ``text`` under ``path`` unless the key, what holds it, or an item of it already has a mistake.
+
+        A text that takes long to make is given as a function, which is called where it is told.
+        """
+        if self.covers(path):
+            return
+        self._paths.add(path)
+        for length, part in enumerate(path):
+            self._holders.add(path[:length])
+            if isinstance(part, int):
+                self._lists.add(path[:length])
+        self._holders.add(path)
+        if len(self._paths) <= _MOST_TOLD:
+            said = text if isinstance(text, str) else text()
+            self._lines.append(f"{dotted(path) if label is None else label}: {one_line(said)}")
 
     def covers(self, path: KeyPath) -> bool:
         """Whether a mistake at ``path`` is already told by another."""
-        return any(
-            path[: len(known)] == known or (known[: len(path)] == path and isinstance(known[len(path)], int))
-            for known in self._texts
-        )
+        return path in self._lists or any(path[:length] in self._paths for length in range(len(path) + 1))
 
     def within(self, path: KeyPath) -> bool:
         """Whether anything at or below ``path`` has a mistake."""
-        return any(known[: len(path)] == path for known in self._texts)
+        return path in self._holders
 
     def lines(self) -> list[str]:
-        """One line for each mistake, in the order found."""
-        return list(self._texts.values())
+        """One line for each mistake that is told, in the order found, and one for the others."""
+        more = len(self._paths) - len(self._lines)
+        return [*self._lines, *([f"and {more:,} more"] if more else [])]
 
 
 def dotted(path: KeyPath) -> str:

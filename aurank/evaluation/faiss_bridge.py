@@ -14,6 +14,7 @@ from aurank.errors import UserError
 from aurank.evaluation.inputs import Embeddings
 
 BLOCK = 2**21  # numbers read and handed to faiss at a time
+LONGEST_FACTORY, LARGEST_NUMBER, MOST_BITS = 200, 2**24, 16
 
 
 def faiss_library() -> Any:
@@ -21,6 +22,41 @@ def faiss_library() -> Any:
     import faiss
 
     return faiss
+
+
+@contextmanager
+def sizes_bounded(size: int) -> Iterator[None]:
+    """A context in which faiss reads no array of more bytes: it sets memory aside before it misses what is not there.
+
+    Older releases of faiss know no such bound.
+    """
+    faiss = faiss_library()
+    if not hasattr(faiss, "set_deserialization_vector_byte_limit"):
+        yield
+        return
+    before = faiss.get_deserialization_vector_byte_limit()
+    faiss.set_deserialization_vector_byte_limit(size)
+    try:
+        yield
+    finally:
+        faiss.set_deserialization_vector_byte_limit(before)
+
+
+def checked_factory(factory: str) -> str:
+    """The factory string; UserError unless it is text, short, and of numbers that an index can be made for.
+
+    faiss sets memory aside for what the string says, tables of 2 to the bits of a code among it.
+    """
+    if not isinstance(factory, str) or not 0 < len(factory) <= LONGEST_FACTORY:
+        shown = factory if len(str(factory)) <= LONGEST_FACTORY else f"{str(factory)[:20]}…"
+        raise UserError(f'an index is a text such as "Flat" or "IVF1024,Flat", got {shown!r}')
+    for number in re.findall(r"\d+", factory):
+        if int(number) > LARGEST_NUMBER:
+            raise UserError(f"the index {factory!r} has the number {number}: at most {LARGEST_NUMBER:,} can be made")
+    for bits in re.findall(r"x(\d+)", factory):
+        if int(bits) > MOST_BITS:
+            raise UserError(f"the index {factory!r} has codes of {bits} bits: at most {MOST_BITS} can be trained")
+    return factory
 
 
 def choose_gpus(device: torch.device | str | None, index: Any, factory: str) -> list[int]:

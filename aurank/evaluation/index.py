@@ -21,6 +21,7 @@ from aurank.evaluation.faiss_bridge import (
     BLOCK,
     blocks,
     check_rows,
+    checked_factory,
     choose_gpus,
     faiss_library,
     faiss_says,
@@ -76,7 +77,7 @@ class Index:
         if distance not in DISTANCES:
             raise UserError(f"distance must be one of {', '.join(DISTANCES)}; got {distance!r}")
         self.dim, self.factory, self.distance = dim, factory, distance
-        kind, _, parameters = (part.strip() for part in factory.partition(";"))
+        kind, _, parameters = (part.strip() for part in checked_factory(factory).partition(";"))
         metric = faiss.METRIC_L2 if distance == "euclidean" else faiss.METRIC_INNER_PRODUCT
         with faiss_says(f"the index {factory!r} cannot be made for {dim} dimensions and the distance {distance}"):
             self.host = faiss.index_factory(dim, kind, metric)

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from aurank.errors import UserError
-from aurank.evaluation.faiss_bridge import faiss_library, faiss_says
+from aurank.errors import UserError, first_line
+from aurank.evaluation.faiss_bridge import faiss_library, faiss_says, sizes_bounded
 from aurank.evaluation.scores import DISTANCES
 from aurank.files import replacing
 
@@ -58,11 +58,12 @@ def read_index(path: Path) -> tuple[Any, Header]:
             start = file.tell()
             _check_digest(file, path)
             file.seek(start)
-            with faiss_says(f"{path} cannot be read: build the index again"):
+            at_most = max(2**20, path.stat().st_size)
+            with sizes_bounded(at_most), faiss_says(f"{path} cannot be read: build the index again"):
                 host = faiss.read_index(faiss.PyCallbackIOReader(file.read, PIECE))
     except OSError as error:
         raise UserError(f"cannot read the index {path}: {error.strerror}") from error
-    if (host.d, host.ntotal) != (header.dim, header.count):
+    if (host.d, host.ntotal) != (header.dim, header.count) or header.count < 0:
         raise UserError(f"{path} holds another index than its first line says: build the index again")
     return host, header
 
@@ -82,7 +83,10 @@ def _read_header(file: BinaryIO, path: Path) -> Header:
     try:
         header = Header(**content)
     except TypeError as error:
-        raise UserError(f"{path} is a damaged index ({error}): build it again") from error
+        raise UserError(f"{path} is a damaged index ({first_line(error)}): build it again") from error
+    for name, kind in Header.__annotations__.items():
+        if type(value := getattr(header, name)) is not kind:
+            raise UserError(f"{path} is a damaged index ({name} is {value!r}, no {kind.__name__}): build it again")
     if header.distance not in DISTANCES:
         raise UserError(f"{path} is an index for the distance {header.distance!r}, which this aurank does not know")
     return header

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from config_tables import CHOICES, MINIMAL, VALID
 
-from aurank.config import ConfigError, load_config
+from aurank.config import ConfigError, load_config, messages
 
 
 def errors_of(edits: str, overrides: Sequence[str] = ()) -> list[str]:
@@ -292,3 +292,17 @@ def test_mistakes_in_overrides_and_in_the_file_come_together() -> None:
     }
     assert len(errors) == len(starts)
     assert all(any(line.startswith(start) for line in errors) for start in starts), errors
+
+
+def test_of_thousands_of_mistakes_the_first_are_told_and_none_costs_more_than_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_up = []
+    monkeypatch.setattr(messages, "nearest", lambda name, *_, **__: looked_up.append(name) or [])
+    tree = {**MINIMAL, "loss": {**MINIMAL["loss"], "params": {f"b{row}": 1 for row in range(20_000)}}}
+    with pytest.raises(ConfigError) as caught:
+        load_config(tree | {f"a{row}": 1 for row in range(20_000)}, choices=CHOICES)
+    assert str(caught.value).startswith("40,000 errors\n  a0: unknown key")
+    assert caught.value.errors[-1] == "and 39,900 more"
+    assert len(caught.value.errors) == 101
+    assert len(looked_up) <= 200

@@ -1,6 +1,8 @@
 """An index finds what brute force finds, keeps its file whole, and says in one line what it cannot do."""
 
+import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +174,49 @@ def test_other_files_are_refused_with_what_they_are(tmp_path: Path) -> None:
         Index.load(path)
 
 
+def forged(path: Path, *, faiss_bytes: Callable[[bytes], bytes] = bytes, **header: Any) -> None:
+    """Write an index file anew, with another first line or other bytes of faiss, and their checksum."""
+    line, rest = path.read_bytes().split(b"\n", 1)
+    content = json.dumps({**json.loads(line), **header}).encode() + b"\n" + faiss_bytes(rest[:-32])
+    path.write_bytes(content + hashlib.sha256(content).digest())
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"factory": 7},
+        {"factory": None},
+        {"distance": []},
+        {"dim": "4"},
+        {"count": True},
+        {"count": 10**30},
+        {"dim": {}},
+    ],
+    ids=str,
+)
+def test_a_forged_first_line_is_refused(tmp_path: Path, header: dict[str, Any]) -> None:
+    path = tmp_path / "index"
+    Index.build(rows(0, 20), device="cpu").save(path)
+    forged(path, **header)
+    with pytest.raises(UserError, match=r"index.*build (it|the index) again"):
+        Index.load(path)
+
+
+def test_a_forged_size_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    Index.build(rows(0, 20), device="cpu").save(path)
+    numbers = 20 * rows(0, 20).shape[1]
+
+    def larger(content: bytes) -> bytes:
+        place = content.rindex(numbers.to_bytes(8, "little"))
+        return content[:place] + (2**35).to_bytes(8, "little") + content[place + 8 :]
+
+    forged(path, faiss_bytes=larger)
+    with pytest.raises(UserError, match="build the index again"):
+        Index.load(path)
+    assert faiss.get_deserialization_vector_byte_limit() > 2**35
+
+
 def test_a_file_stays_whole_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "index"
     built = Index.build(rows(0, 20), device="cpu")
@@ -197,7 +242,10 @@ def test_a_file_stays_whole_when_writing_fails(tmp_path: Path, monkeypatch: pyte
     ("factory", "message"),
     [
         ("Rubbish", "'Rubbish' cannot be made for 8 dimensions.*could not parse index string Rubbish"),
-        ("", "could not parse"),
+        ("", 'an index is a text such as "Flat"'),
+        ("Flat," * 100, 'an index is a text such as "Flat"'),
+        ("IVF99999999999,Flat", "number 99999999999: at most"),
+        ("PQ4x24", "codes of 24 bits: at most 16"),
         ("PQ3", "multiple of"),
         ("Flat; nprobe=3", "could not set parameter nprobe"),
         ("IVF4,Flat; nprobe=0", 'such as "nprobe=16", got .nprobe=0.'),

@@ -1,0 +1,52 @@
+"""What is printed holds no control characters, and no line without end."""
+
+import io
+import sys
+import warnings
+
+import pytest
+from rich.table import Table
+
+from aurank import cli
+from aurank.cli.drawing import LONGEST_LINE, Terminal, draw_warnings, printable
+
+HOSTILE = "\x1b[31mred\x1b]0;title\x07 \x00 \x9b2J \u202egnp.exe \ud800"
+
+
+@pytest.mark.parametrize("markup", [True, False])
+def test_text_of_any_kind_reaches_the_terminal_escaped(markup: bool) -> None:
+    written = io.StringIO()
+    terminal = Terminal(file=written, force_terminal=True, color_system=None, width=400)
+    terminal.print(f"class {HOSTILE}", markup=markup, highlight=False)
+    table = Table("name", title=HOSTILE)
+    table.add_row(HOSTILE)
+    terminal.print(table)
+    text = written.getvalue()
+    assert r"\x1b[31mred\x1b]0;title\x07 \x00 \x9b2J \u202egnp.exe \ud800" in text
+    assert not set(text) & set("\x1b\x07\x00\x9b\u202e\ud800")
+
+
+def test_a_line_is_cut_in_its_middle_and_other_lines_are_whole() -> None:
+    text = printable("short\n" + "a" * 10_000 + "z")
+    first, second = text.split("\n")
+    assert first == "short"
+    assert len(second) == LONGEST_LINE + 1
+    assert (second[0], second[-1]) == ("a", "z")
+
+
+def test_warnings_of_other_libraries_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: shown.append(message))
+    with draw_warnings():
+        warnings.showwarning(UserWarning("from a file: \x1b[2J"), UserWarning, "file.py", 1)
+    assert shown == [r"from a file: \x1b[2J"]
+
+
+def test_an_argument_with_a_control_character_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["aurank", "--\x1b[31m"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "error: the argument '--\\x1b[31m' holds a control character; write it without\n"
