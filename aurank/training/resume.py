@@ -6,6 +6,7 @@ from typing import Any
 from aurank.config import Config, config_difference
 from aurank.errors import UserError
 from aurank.training.checkpoint import load_checkpoint, restore_random_state
+from aurank.training.claim import LOCK
 from aurank.training.components import read_config
 from aurank.training.parts import Parts
 from aurank.training.state import Progress
@@ -16,15 +17,9 @@ MAY_CHANGE = ("data.workers", "data.root", "data.cache", "train.trackers")
 
 def prepare(config: Config, out: Path, resume: bool) -> dict[str, Any] | None:
     """The state to resume from, or None for a fresh run; refuses a folder or a configuration that does not fit."""
-    occupied = out.is_dir() and any(out.iterdir())
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file; name a folder")
+    occupied = out.is_dir() and any(path.name != LOCK for path in out.iterdir())
     if occupied and not resume:
         raise UserError(f"--out {out} is not empty; add --resume to go on with the run in it, or name another folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot create --out {out}: {error}") from error
     last = out / "last.pt"
     if not resume or not last.exists():
         if occupied and not (out / "metrics.jsonl").exists() and not (out / "config.yaml").exists():

@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from aurank.training.build import (
 )
 from aurank.training.callbacks import Reencode, offer_reencoding
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint, seed_everything
+from aurank.training.claim import claimed
 from aurank.training.components import read_config
 from aurank.training.gradient_cache import GradientCache
 from aurank.training.loop import Listener, Loop
@@ -104,9 +105,10 @@ def train(
     else:
         config = read_config(config, overrides)
     out = Path(out)
-    state = prepare(config, out, resume)
-    notices = [f"--resume: {out} holds no checkpoint yet; the run starts anew"] if resume and state is None else []
-    with own_settings():
+    main = os.environ.get("RANK", "0") == "0"
+    with claimed(out) if main else nullcontext(), own_settings():
+        state = prepare(config, out, resume)
+        notices = [f"--resume: {out} holds no checkpoint yet; the run starts anew"] if resume and state is None else []
         return _train(config, out, state, listener, notices)
 
 
@@ -135,6 +137,8 @@ def _train(
     if parts.accelerator.is_main_process:
         try_evaluation(config)
         write_text(out / "config.yaml", dump_config(config))
+    if config.train.trackers:
+        parts.accelerator.init_trackers("aurank")
     loop = Loop(parts, out, progress=progress, listener=listener)
     for text in [*notices, *remarks(parts, splits)]:
         loop.listen("notice", {"text": text})
@@ -304,8 +308,6 @@ def _accelerator(config: Config, out: Path | None) -> Accelerator:
             log_with=trackers or None,
             project_dir=None if out is None else str(out),
         )
-        if trackers:
-            accelerator.init_trackers("aurank")
     except (ValueError, ImportError) as error:
         raise UserError(
             f"train.mixed_precision={config.train.mixed_precision}, train.trackers={trackers}: {error}; "

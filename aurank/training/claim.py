@@ -1,0 +1,182 @@
+"""One run in a folder at a time: a claim that ends with its owner, however that ends."""
+
+import contextlib
+import importlib
+import json
+import os
+import re
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from aurank.errors import UserError
+
+fcntl: Any = None
+with contextlib.suppress(ImportError):  # on Windows, where the signs of life have to do
+    fcntl = importlib.import_module("fcntl")
+
+LOCK = ".lock"
+BEAT = 5.0  # seconds between two signs of life
+WATCHED = 3  # signs of life that a lock of another machine is watched for
+
+# A run's own files, half written, and the folder in which those of a report are made.
+_TEMPORARY = re.compile(r"\.(.+\.(pt|yaml|json|parquet|png)\.[0-9a-f]{12}|[0-9]+)\.part")
+
+_held: set[int] = set()  # descriptors of locks
+
+
+def _forget() -> None:
+    """Close the locks in a forked worker: one that outlives a killed run would go on holding its lock."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+@contextmanager
+def claimed(out: Path) -> Iterator[None]:
+    """A context in which no other run writes into ``out``, which is made; if it is empty in the end, it goes again.
+
+    What a killed run left half written is removed. The lock is the kernel's, which ends it with its owner. Some network
+    folders keep it from other machines: there a file says whose it is, and shows that it lives.
+
+    Raises:
+        UserError: another process trains into the folder; names it. Or the folder cannot be written.
+    """
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file; name a folder")
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    path, ended = out / LOCK, threading.Event()
+    with contextlib.ExitStack() as stack:
+        stack.callback(_remove_empty, made)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            descriptor = _acquire(path)
+        except OSError as error:
+            raise UserError(
+                f"cannot create --out {out}: {error.strerror or error}; name a folder that can be written"
+            ) from error
+        stack.callback(_release, path, descriptor, os.getpid())
+        stack.callback(ended.set)
+        threading.Thread(target=_beat, args=(path, ended), daemon=True).start()
+        _remove_temporaries(out)
+        yield
+
+
+def _acquire(path: Path) -> int:
+    """The descriptor of the file, locked and with this process's name in it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            owner, own = _owner(descriptor), _this_process()
+            locked = _lock(path, descriptor, owner)
+            # A run that ended in between has removed its file, and a third may have made and locked a new one.
+            if not _is_still(path, descriptor):
+                os.close(descriptor)
+                continue
+            if owner and not (locked and owner.get("machine") == own["machine"]) and _lives(path):
+                raise _in_use(path, owner)
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(own).encode(), 0)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        _held.add(descriptor)
+        return descriptor
+
+
+def _lock(path: Path, descriptor: int, owner: dict[str, Any]) -> bool:
+    """Whether the file is locked now, False where the file system knows no locks."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _in_use(path, owner) from None
+    except OSError:
+        return False
+    return True
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _in_use(path: Path, owner: dict[str, Any]) -> UserError:
+    who = f"process {owner['pid']} on {owner['host']}, since {owner['since']}" if owner else "another process"
+    return UserError(
+        f"--out {path.parent} is in use: {who}, trains into it; wait for it or stop it, or name another folder"
+    )
+
+
+def _this_process() -> dict[str, Any]:
+    # Containers of one kernel have names of their own and share its locks.
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    host, machine = socket.gethostname(), ""
+    with contextlib.suppress(OSError):
+        machine = boot.read_text(encoding="ascii").strip()
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    return {"host": host, "pid": os.getpid(), "since": since, "machine": machine or host}
+
+
+def _owner(descriptor: int) -> dict[str, Any]:
+    """Whose name is in the file; nothing where it has none, or none that is whole."""
+    try:
+        found = json.loads(os.pread(descriptor, 4096, 0))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) and {"host", "pid", "since"} <= found.keys() else {}
+
+
+def _lives(path: Path) -> bool:
+    """Whether the owner shows a sign of life while being watched; clocks of different machines are not compared."""
+
+    def newest() -> int:
+        with path.open("rb") as file:  # opening makes a network folder ask its server
+            return os.fstat(file.fileno()).st_mtime_ns
+
+    with contextlib.suppress(FileNotFoundError):
+        first = newest()
+        for _ in range(WATCHED * 4):
+            time.sleep(BEAT / 4)
+            if newest() != first:
+                return True
+    return False
+
+
+def _beat(path: Path, ended: threading.Event) -> None:
+    while not ended.wait(BEAT):
+        with contextlib.suppress(OSError):
+            os.utime(path)
+
+
+def _release(path: Path, descriptor: int, owner: int) -> None:
+    if os.getpid() == owner and descriptor in _held:
+        _held.remove(descriptor)
+        with contextlib.suppress(OSError):
+            path.unlink()  # while it is locked: nobody else's can be met
+        os.close(descriptor)
+
+
+def _remove_temporaries(out: Path) -> None:
+    for left in out.rglob(".*.part"):
+        if _TEMPORARY.fullmatch(left.name):
+            with contextlib.suppress(OSError):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()

@@ -1,0 +1,146 @@
+"""One run in a folder at a time."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tiny import tiny_config
+
+import aurank
+from aurank.errors import UserError
+from aurank.training import claim
+from aurank.training.claim import LOCK, claimed
+
+FORK = multiprocessing.get_context("fork")
+BEATING = "import os, sys, time\nfor _ in range(600): os.utime(sys.argv[1]), time.sleep(0.05)"
+
+
+def hold(out: Path, pids: Any) -> None:
+    """Claim the folder, and start a worker that outlives this process."""
+    with claimed(out):
+        worker = FORK.Process(target=time.sleep, args=(60,))
+        worker.start()
+        pids.put((os.getpid(), worker.pid))
+        time.sleep(60)
+
+
+def test_a_second_run_is_told_who_trains_there_and_a_killed_owner_gives_way_at_once(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    pids = FORK.SimpleQueue()
+    process = FORK.Process(target=hold, args=(out, pids))
+    process.start()
+    pid, worker = pids.get()
+    try:
+        with pytest.raises(UserError, match=rf"out is in use: process {pid} on .*, trains into it; wait for"):
+            aurank.train(tiny_config(), out)
+        os.kill(pid, signal.SIGSTOP)  # stopped, it still owns the folder
+        with pytest.raises(UserError, match="is in use"), claimed(out):
+            pass
+        process.kill()
+        process.join()
+        assert (out / LOCK).exists()
+        started = time.monotonic()
+        with claimed(out):
+            assert time.monotonic() - started < claim.BEAT
+        assert not (out / LOCK).exists()
+    finally:
+        process.kill()
+        os.kill(worker, signal.SIGKILL)
+
+
+def test_two_runs_of_one_process_do_not_meet_either(tmp_path: Path) -> None:
+    with claimed(tmp_path / "out"):
+        with pytest.raises(UserError, match=f"process {os.getpid()} on"), claimed(tmp_path / "out"):
+            pass
+        assert (tmp_path / "out" / LOCK).exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_worker_that_ends_leaves_the_lock_alone(tmp_path: Path) -> None:
+    with claimed(tmp_path / "out"):
+        worker = FORK.Process(target=sys.exit)
+        worker.start()
+        worker.join()
+        with pytest.raises(UserError, match="is in use"), claimed(tmp_path / "out"):
+            pass
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_lock_of_another_machine_is_its_own_while_it_shows_signs_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool
+) -> None:
+    """A network folder that keeps locks from other machines, or has none: this process may lock what is locked."""
+    monkeypatch.setattr(claim, "BEAT", 0.1)
+    if not locks:
+        monkeypatch.setattr(claim, "fcntl", None)
+    other = {"host": "b", "pid": 7, "since": "2026-01-01 00:00:00", "machine": "another"}
+    (tmp_path / LOCK).write_text(json.dumps(other), encoding="utf-8")
+    beating = subprocess.Popen([sys.executable, "-c", BEATING, str(tmp_path / LOCK)])
+    try:
+        with pytest.raises(UserError, match=r"in use: process 7 on b, since 2026"), claimed(tmp_path):
+            pass
+    finally:
+        beating.kill()
+        beating.wait()
+    with claimed(tmp_path):
+        assert json.loads((tmp_path / LOCK).read_text(encoding="utf-8"))["pid"] == os.getpid()
+        first = (tmp_path / LOCK).stat().st_mtime_ns
+        time.sleep(0.5)
+        assert (tmp_path / LOCK).stat().st_mtime_ns > first  # it shows that it lives
+
+
+def test_what_killed_runs_left_half_written_goes_and_nothing_else(tmp_path: Path) -> None:
+    left = [
+        ".last.pt.0123456789ab.part",
+        ".report.json.0123456789ab.part",
+        "two_way/all/.report.json.0123456789ab.part",
+    ]
+    others = [".mine.part", ".rows.npz.0123456789ab.part"]
+    for name in [*left, *others]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"half")
+    (tmp_path / ".4711.part").mkdir()
+    (tmp_path / ".4711.part" / "report.json").write_bytes(b"half")
+    with claimed(tmp_path):
+        assert not any((tmp_path / name).exists() for name in [*left, ".4711.part"])
+    assert all((tmp_path / name).exists() for name in others)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"data": {"name": "folder", "params": {"path": "none"}}},
+        {"model": {"init_from": "none.pt"}},
+        {"train": {"trackers": ["tensorboard"], "early_stopping": 1}, "data": {"validation_fraction": 0}},
+    ],
+)
+def test_a_refused_run_leaves_no_empty_folder(tmp_path: Path, sections: dict[str, dict[str, object]]) -> None:
+    with pytest.raises(UserError):
+        aurank.train(tiny_config(**sections), tmp_path / "runs" / "out")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "own").mkdir()  # somebody made it, who may want it
+    with pytest.raises(UserError):
+        aurank.train(tiny_config(**sections), tmp_path / "own")
+    assert (tmp_path / "own").is_dir()
+
+
+@pytest.mark.slow
+def test_of_two_processes_started_on_one_folder_one_trains(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(tiny_config(train={"steps": 40})), encoding="utf-8")
+    arguments = [sys.executable, "-m", "aurank", "train", str(config), "--out", str(tmp_path / "out"), "--resume"]
+    processes = [subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in "ab"]
+    complaints = [process.communicate(timeout=240)[1] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert sorted(codes) == [0, 2], complaints
+    assert "is in use: process" in complaints[codes.index(2)]
+    steps = [json.loads(line)["step"] for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert len([step for step in steps if step == 40]) == 2  # a line of training and one of validation
