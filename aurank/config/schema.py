@@ -227,6 +227,12 @@ class TrainConfig(Strict):
     checkpoint_every: int = Field(
         default=500, ge=1, le=10**9, description="Steps between checkpoints; there is one after the last step too."
     )
+    keep_last: int = Field(
+        default=1,
+        ge=1,
+        le=100,
+        description="Checkpoints kept to resume from: last.pt, and before it last.1.pt, last.2.pt, …",
+    )
     trackers: list[Tracker] = Field(default_factory=list, description="Where else to log, such as tensorboard.")
 
 

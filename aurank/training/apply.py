@@ -23,6 +23,7 @@ from aurank.evaluation.report import Report
 from aurank.models.adapters import ADAPTERS, load_model
 from aurank.training.build import build_dataset, build_encoder, build_transform, image_weights, require_room_for
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
+from aurank.training.fitting import load_weights
 from aurank.training.pairs import each_image_once
 from aurank.training.selecting import Images, Selected, meaning_of_split, require_comparable, select
 from aurank.training.tasks import TRIAL, evaluation_options
@@ -181,7 +182,7 @@ def prepare(model: str, images: Images, running: Running) -> Prepared:
         selected = select_images(images, checkpoint)
         config = selected.config
         module = build_encoder(config.model, channels=config.data.channels, load=False)
-        module.load_state_dict(image_weights(checkpoint))
+        load_weights(module, image_weights(checkpoint), what)
         data = config.data
         description = own_description(config)
 

@@ -1,6 +1,7 @@
 """metrics.jsonl: one JSON object a line, without wall-clock values, so that equal runs write equal bytes."""
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -33,19 +34,22 @@ class MetricsFile:
         with self._complaining():
             path.touch(exist_ok=True)
             os.truncate(path, min(keep, path.stat().st_size))
+            self._digest = hashlib.sha256(path.read_bytes())
             self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: dict[str, Any]) -> None:
+        line = json.dumps({key: _plain(value) for key, value in record.items()}) + "\n"
         with self._complaining():
-            self._file.write(json.dumps({key: _plain(value) for key, value in record.items()}) + "\n")
+            self._file.write(line)
             self._file.flush()
+        self._digest.update(line.encode())
 
-    def position(self) -> int:
-        """Bytes written so far, safe on disk: a checkpoint that names them can rely on them."""
+    def position(self) -> tuple[int, str]:
+        """Bytes written so far, safe on disk, and their SHA-256: a checkpoint that names them can rely on them."""
         with self._complaining():
             self._file.flush()
             os.fsync(self._file.fileno())
-            return os.fstat(self._file.fileno()).st_size
+            return os.fstat(self._file.fileno()).st_size, self._digest.hexdigest()
 
     def close(self) -> None:
         # Every record has been flushed; one that could not be has raised already, and fails once more here.

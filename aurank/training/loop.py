@@ -18,9 +18,11 @@ from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import write_text
 from aurank.training.build import learning_rate
 from aurank.training.checkpoint import random_state, save_checkpoint
+from aurank.training.checksums import fingerprint
 from aurank.training.logs import MetricsFile, collapse_signs, learnt_temperature
 from aurank.training.optim import set_learning_rate
 from aurank.training.parts import Parts
+from aurank.training.resume import older_checkpoints
 from aurank.training.signals import StopRequest
 from aurank.training.state import Before, Progress
 
@@ -44,6 +46,7 @@ class Loop:
         self.listen = listener if listener is not None and self.main else _ignore
         self.metrics = MetricsFile(out / "metrics.jsonl", keep=progress.metrics_bytes) if self.main else None
         self.validation_seconds = 0.0
+        self.saved_step = progress.step  # that of last.pt
 
     def run(self) -> int | None:
         """Train; returns the signal that ended the run early, or None: the same in every process."""
@@ -51,6 +54,8 @@ class Loop:
             with StopRequest() as stop:
                 if self.progress.step == 0:
                     self.save("last")
+                if self.progress.validation_owed:
+                    self._conclude()
                 batches: Iterator[tuple[Batch, int, int]] | None = None
                 while self.progress.step < self.settings.steps and not self._stopped_early():
                     if self._refreshed() or batches is None:
@@ -132,7 +137,19 @@ class Loop:
             },
         )
         self._log(embeddings, rate)
-        improved = self._validate() if self._due(self.settings.validate_every) else False
+        checkpoint, validation = self._due(self.settings.checkpoint_every), self._due(self.settings.validate_every)
+        progress.validation_owed = validation and parts.val_data is not None
+        if checkpoint and progress.validation_owed:
+            self.save("last")  # so that a validation that fails loses no step
+        if validation:
+            self._conclude()
+        elif checkpoint:
+            self.save("last")
+
+    def _conclude(self) -> None:
+        """Do the validation that is due at this step, and save what it and the step ask for."""
+        improved = self._validate()
+        self.progress.validation_owed = False
         if improved:
             self.save("best")
         if self._due(self.settings.checkpoint_every) or self._stopped_early():
@@ -235,31 +252,39 @@ class Loop:
     # -- state --------------------------------------------------------------------------------------------------
 
     def save(self, name: str) -> None:
-        """Write ``name``.pt with everything a resumed run needs."""
+        """Write ``name``.pt: "best" with the weights and what measuring them needs, else with all to go on from."""
         parts, progress = self.parts, self.progress
         random_states = gather_object([random_state()])
         if not self.main or self.metrics is None:
             return
-        progress.metrics_bytes = self.metrics.position()
-        scaler = parts.accelerator.scaler
-        save_checkpoint(
-            self.out / f"{name}.pt",
-            {
-                "config": parts.config.model_dump(mode="json"),
-                "manifest": parts.manifest_hash,
-                "data": None,
-                "progress": vars(progress),
-                "encoder": parts.module.state_dict(),
+        progress.metrics_bytes, progress.metrics_sha256 = self.metrics.position()
+        content: dict[str, Any] = {
+            "config": parts.config.model_dump(mode="json"),
+            "manifest": parts.manifest_hash,
+            "data": parts.data,
+            "progress": vars(progress).copy(),
+            "encoder": parts.module.state_dict(),
+            "average": None if parts.average is None else parts.average.state_dict(),
+            "tokeniser": parts.task.state_dict(),
+        }
+        if name == "best":
+            content["progress"]["best_sha256"] = None  # that of the best before it is not its own
+            progress.best_sha256 = fingerprint(content)
+            save_checkpoint(self.out / "best.pt", content)
+        else:
+            scaler = parts.accelerator.scaler
+            content |= {
                 "loss": parts.loss.state_dict(),
                 "miner": {} if parts.miner is None else parts.miner.state_dict(),
                 "optimiser": parts.optimiser.state_dict(),
                 "scaler": None if scaler is None else scaler.state_dict(),
-                "average": None if parts.average is None else parts.average.state_dict(),
                 "sampler": parts.sampler.state_dict(),
-                "tokeniser": parts.task.state_dict(),
                 "random": random_states,
-            },
-        )
+            }
+            keep = self.settings.keep_last if name == "last" and progress.step != self.saved_step else 1
+            save_checkpoint(self.out / f"{name}.pt", content, displaced=older_checkpoints(self.out, keep))
+        if name == "last":
+            self.saved_step = progress.step
         self.listen("saved", {"name": name, "step": progress.step})
 
 

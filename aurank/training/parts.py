@@ -19,7 +19,10 @@ from aurank.training.tasks import Task
 
 @dataclass(eq=False)
 class Parts:
-    """What the loop drives; built by ``aurank.training.run`` from a configuration. `notices`: what to say of that."""
+    """What the loop drives; built by ``aurank.training.run`` from a configuration. `notices`: what to say of that.
+
+    `manifest_hash` and `data` say in checkpoints which images those are; `data` is left out where none are written.
+    """
 
     config: Config
     accelerator: Accelerator
@@ -34,6 +37,7 @@ class Parts:
     val_data: ImageDataset | None
     manifest_hash: str
     notices: list[str]
+    data: dict[str, str] | None = None
     average: WeightAverage | None = None
     cache: GradientCache | None = None
 

@@ -1,58 +1,193 @@
-"""Resuming: the state that a run goes on from, and putting it back."""
+"""Resuming: the state that a run goes on from, whether it belongs to its folder and data, and putting it back."""
 
+import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aurank.config import Config, config_difference
+from aurank.data import Manifest
 from aurank.errors import UserError
-from aurank.training.checkpoint import load_checkpoint, restore_random_state
+from aurank.training.build import build_schedule
+from aurank.training.checkpoint import (
+    CONTENT,
+    DamagedCheckpointError,
+    load_checkpoint,
+    restore_random_state,
+    save_checkpoint,
+)
+from aurank.training.checksums import fingerprint
 from aurank.training.claim import LOCK
 from aurank.training.components import read_config
+from aurank.training.fitting import load_optimiser, load_weights, put, read_progress, require_alike
 from aurank.training.parts import Parts
 from aurank.training.state import Progress
 
-MAY_CHANGE = ("data.workers", "data.root", "data.cache", "train.trackers")
+MAY_CHANGE = ("data.workers", "data.root", "data.cache", "train.trackers", "train.keep_last")
 """Settings a resumed run may change, because they cannot change a result."""
 
 
-def prepare(config: Config, out: Path, resume: bool) -> dict[str, Any] | None:
-    """The state to resume from, or None for a fresh run; refuses a folder or a configuration that does not fit."""
+@dataclass(frozen=True)
+class Resumed:
+    """Where a run goes on from: what the checkpoint ``path`` holds, and what is to be said of that.
+
+    ``settled``: last.pt is this state as it stands; else it has to be written before the log is cut.
+    """
+
+    path: Path
+    state: dict[str, Any]
+    notices: list[str]
+    settled: bool
+
+    def settle(self, out: Path) -> None:
+        """Nothing; makes last.pt what the run goes on from, so that the next resume finds it again."""
+        if not self.settled:
+            save_checkpoint(out / "last.pt", {name: self.state[name] for name in CONTENT})
+
+
+def prepare(config: Config, out: Path, resume: bool) -> Resumed | None:
+    """Where to resume from, or None for a fresh run; refuses a folder or a configuration that does not fit."""
     occupied = out.is_dir() and any(path.name != LOCK for path in out.iterdir())
     if occupied and not resume:
         raise UserError(f"--out {out} is not empty; add --resume to go on with the run in it, or name another folder")
-    last = out / "last.pt"
-    if not resume or not last.exists():
+    kept = [path for path in (out / "last.pt", *older_checkpoints(out, 100)) if path.exists()]
+    if not resume or not kept:
         if occupied and not (out / "metrics.jsonl").exists() and not (out / "config.yaml").exists():
             raise UserError(f"--resume: {out} holds no aurank run (no last.pt); name the folder of one")
         return None
-    state = load_checkpoint(last)
-    saved = read_config(state["config"])
+    path, state, notices = _newest(out / "last.pt", kept)
+    progress = read_progress(state, path)
+    notices += _changes(path, read_config(state["config"]), config, progress)
+    best = _belonging_best(out, path, progress)
+    settled = path.name == "last.pt" and best == progress.best_sha256
+    return Resumed(path, {**state, "progress": {**vars(progress), "best_sha256": best}}, notices, settled)
+
+
+def older_checkpoints(out: Path, keep: int) -> list[Path]:
+    """Where the checkpoints before last.pt are kept, ``keep`` with it (train.keep_last), the newest first."""
+    return [out / f"last.{age}.pt" for age in range(1, keep)]
+
+
+def _newest(last: Path, kept: list[Path]) -> tuple[Path, dict[str, Any], list[str]]:
+    """The newest checkpoint that is what was written, its content, and a notice where that is not last.pt."""
+    trouble: UserError | None = None
+    for path in kept:
+        try:
+            state = load_checkpoint(path, whole=True)
+        except DamagedCheckpointError as error:
+            trouble = trouble or error
+            continue
+        why = f"{last} is missing" if trouble is None else str(trouble)
+        step = state["progress"].get("step")
+        return path, state, [] if path == last else [f"{why}: the run goes on from {path}, step {step}"]
+    assert trouble is not None
+    raise trouble
+
+
+def _changes(path: Path, saved: Config, config: Config, progress: Progress) -> list[str]:
+    """What to say of the settings that are others now; UserError where the run may not change one."""
     different = [line for line in config_difference(saved, config) if not line.startswith(MAY_CHANGE)]
-    if different:
+    before, now = saved.train, config.train
+    longer = now.steps > before.steps
+    patient = before.early_stopping is not None and (now.early_stopping or 10**9) > before.early_stopping
+    horizon = ["train.steps:"] * longer + ["train.early_stopping:"] * patient
+    refused = [line for line in different if not line.startswith(tuple(horizon))]
+    if refused:
         raise UserError(
-            f"{last} was trained with another configuration (saved != given): {'; '.join(different)}; "
+            f"{path} was trained with another configuration (saved != given): {'; '.join(refused)}; "
             "use the same one, or another --out"
         )
-    return state
+    if not longer:
+        return []
+    if now.early_stopping is not None and progress.without_improvement >= now.early_stopping:
+        raise UserError(
+            f"{path}: the run was ended by early stopping at step {progress.step}, which more train.steps do not "
+            f"change; raise train.early_stopping={now.early_stopping} as well, or set it to null"
+        )
+    old, new = build_schedule(saved), build_schedule(config)
+    same = all(old(step) == new(step) for step in range(0, progress.step, max(1, progress.step // 1000)))
+    rates = f"the learning rates up to step {progress.step} were those of {before.steps} steps"
+    told = "the same as of the longer run" if same else f"a run of {now.steps} steps from its start would differ"
+    return [f"train.steps={now.steps} extends a run of {before.steps}: {rates}, {told}"]
 
 
-def restore(parts: Parts, state: dict[str, Any]) -> Progress:
+def _belonging_best(out: Path, path: Path, progress: Progress) -> str | None:
+    """The fingerprint of best.pt; UserError unless it and metrics.jsonl belong to the checkpoint at ``path``.
+
+    best.pt may be of a later step than that: the run was killed, or goes on from an older checkpoint. The log, not cut
+    yet, shows that it is of the same run, and the same step will be trained again.
+    """
+    log, best = out / "metrics.jsonl", out / "best.pt"
+    if not _begins(log, progress):
+        raise UserError(
+            f"{log} does not begin with the {progress.metrics_bytes:,} bytes that {path} recorded: it was deleted or "
+            "changed; put it back, or train into another --out"
+        )
+    if progress.best_sha256 is None or (progress.best_sha256 == "" and not best.exists()):
+        return progress.best_sha256
+    if not best.exists():
+        raise UserError(f"{best} is missing, which {path} recorded; put it back, or train into another --out")
+    content = load_checkpoint(best)
+    found = fingerprint(content)
+    later = read_progress(content, best)
+    newer = later.step > progress.step or (later.step == progress.step and progress.validation_owed)
+    if found != progress.best_sha256 and not (newer and _begins(log, later)):
+        raise UserError(
+            f"{best} is not of this run: {path} recorded another; put its own back, or train into another --out"
+        )
+    return found
+
+
+def _begins(log: Path, progress: Progress) -> bool:
+    """Whether the log begins with what it held then; of checkpoints of before, whether it is long enough."""
+    if progress.metrics_bytes == 0:
+        return True
+    if not log.is_file():
+        return False
+    with log.open("rb") as file:
+        begin = file.read(progress.metrics_bytes)
+    digest = hashlib.sha256(begin).hexdigest()
+    return len(begin) == progress.metrics_bytes and progress.metrics_sha256 in (None, digest)
+
+
+def require_same_data(resumed: Resumed, whole: Manifest, found: dict[str, str]) -> None:
+    """Nothing; UserError where the data set, or what its images hold, is not what the run was trained on.
+
+    found: its ``contents`` now.
+    """
+    state, path = resumed.state, resumed.path
+    remedy = "point data.root at the same images, or choose another --out"
+    if state["manifest"] != whole.sha256:
+        raise UserError(
+            f"{path} was trained on other data: manifest {state['manifest'][:12]}…, now {whole.sha256[:12]}…; {remedy}"
+        )
+    recorded = state["data"] or {}
+    words = {"sizes": "the lengths of its files", "sample": "what files of it hold", "sums": "what its files hold"}
+    for name, what in words.items():
+        if name in recorded and name in found and recorded[name] != found[name]:
+            raise UserError(f"{path} was trained on other images of {whole.name}: {what} changed; {remedy}")
+
+
+def restore(parts: Parts, resumed: Resumed) -> Progress:
     """Put the parts back to a checkpoint's state; returns where the run stood."""
+    state, path = resumed.state, resumed.path
     ranks = len(state["random"])
     if ranks != parts.accelerator.num_processes:
         raise UserError(
             f"the run used {ranks} process(es) and this one has {parts.accelerator.num_processes}; "
             "resume with the same number"
         )
-    parts.module.load_state_dict(state["encoder"])
-    parts.loss.load_state_dict(state["loss"])
+    load_weights(parts.module, state["encoder"], path)
+    put(parts.loss.load_state_dict, state["loss"], path, "loss")
     if parts.miner is not None:
-        parts.miner.load_state_dict(state["miner"])
-    parts.optimiser.load_state_dict(state["optimiser"])
+        put(parts.miner.load_state_dict, state["miner"], path, "miner")
+    load_optimiser(parts.optimiser, state["optimiser"], path)
     if parts.accelerator.scaler is not None:
-        parts.accelerator.scaler.load_state_dict(state["scaler"])
+        put(parts.accelerator.scaler.load_state_dict, state["scaler"], path, "scaler")
     if parts.average is not None:
+        values = (state["average"] or {}).get("values", {})
+        require_alike(values, parts.average.values, path, "average")
         parts.average.load_state_dict(state["average"])
-    parts.sampler.load_state_dict(state["sampler"])
-    restore_random_state(state["random"][parts.accelerator.process_index])
-    return Progress(**state["progress"])
+    put(parts.sampler.load_state_dict, state["sampler"], path, "sampler")
+    put(restore_random_state, state["random"][parts.accelerator.process_index], path, "random")
+    return read_progress(state, path)

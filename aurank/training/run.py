@@ -19,6 +19,7 @@ from torch import nn
 
 from aurank.config import Config, dump_config
 from aurank.data import Manifest, MultiCrop, Pipeline, Sampler
+from aurank.data.contents import contents
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
@@ -42,13 +43,14 @@ from aurank.training.callbacks import Reencode, offer_reencoding
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint, seed_everything
 from aurank.training.claim import claimed
 from aurank.training.components import read_config
+from aurank.training.fitting import load_weights, read_progress
 from aurank.training.gradient_cache import GradientCache
 from aurank.training.loop import Listener, Loop
 from aurank.training.mining import NearestImages
 from aurank.training.optim import WeightAverage
 from aurank.training.pairs import require_pairs, texts_of
 from aurank.training.parts import Parts
-from aurank.training.resume import prepare, restore
+from aurank.training.resume import Resumed, prepare, require_same_data, restore
 from aurank.training.state import Progress
 from aurank.training.tasks import ImageTask, PairTask, Task, Tested, try_evaluation
 from aurank.training.towers import build_towers
@@ -107,9 +109,9 @@ def train(
     out = Path(out)
     main = os.environ.get("RANK", "0") == "0"
     with claimed(out) if main else nullcontext(), own_settings():
-        state = prepare(config, out, resume)
-        notices = [f"--resume: {out} holds no checkpoint yet; the run starts anew"] if resume and state is None else []
-        return _train(config, out, state, listener, notices)
+        resumed = prepare(config, out, resume)
+        anew = [f"--resume: {out} holds no checkpoint yet; the run starts anew"] if resume else []
+        return _train(config, out, resumed, listener, anew if resumed is None else resumed.notices)
 
 
 @contextmanager
@@ -122,19 +124,20 @@ def own_settings() -> Iterator[None]:
 
 
 def _train(
-    config: Config, out: Path, state: dict[str, Any] | None, listener: Listener | None, notices: Sequence[str]
+    config: Config, out: Path, resumed: Resumed | None, listener: Listener | None, notices: Sequence[str]
 ) -> TrainResult:
     started = time.perf_counter()
     seed_everything(config.seed)
     splits = build_splits(config.data, seed=config.seed, texts=config.model.text is not None)
-    if state is not None and state["manifest"] != splits.whole.sha256:
-        raise UserError(
-            f"{out / 'last.pt'} was trained on other data: manifest {state['manifest'][:12]}…, now "
-            f"{splits.whole.sha256[:12]}…; point data.root at the same images, or choose another --out"
-        )
-    parts = build_parts(config, splits, out, state)
-    progress = Progress() if state is None else restore(parts, state)
+    data = contents(splits.whole)
+    if resumed is not None:
+        require_same_data(resumed, splits.whole, data)
+    parts = build_parts(config, splits, out, None if resumed is None else resumed.state)
+    parts.data = data
+    progress = Progress() if resumed is None else restore(parts, resumed)
     if parts.accelerator.is_main_process:
+        if resumed is not None:
+            resumed.settle(out)
         try_evaluation(config)
         write_text(out / "config.yaml", dump_config(config))
     if config.train.trackers:
@@ -326,12 +329,12 @@ def _test(loop: Loop, splits: Splits, test: Manifest, out: Path) -> tuple[Tested
     config = loop.parts.config
     loop.parts.average = None
     best = load_checkpoint(out / "best.pt")
-    loop.parts.module.load_state_dict(model_weights(best))
+    load_weights(loop.parts.module, model_weights(best), out / "best.pt")
     data = build_dataset(config.data, test, train=False)
     tested = loop.parts.task.test(data, splits.train)
     # Nothing of this process's own course, such as what training skipped: a resumed run writes the same report.
     note = (
-        f"best weights, of step {best['progress']['step']}; {len(data):,} {loop.parts.task.unit} of "
+        f"best weights, of step {read_progress(best, out / 'best.pt').step}; {len(data):,} {loop.parts.task.unit} of "
         f"{data.manifest.name}, split test, manifest {data.manifest.sha256[:16]}, {len(data.skipped):,} of them "
         "skipped as unreadable"
     )
@@ -353,5 +356,5 @@ def load(path: Path | str) -> tuple[nn.Module, Pipeline]:
     checkpoint = load_checkpoint(resolve_checkpoint(path))
     config = read_config(checkpoint["config"])
     encoder = build_encoder(config.model, channels=config.data.channels, load=False)
-    encoder.load_state_dict(image_weights(checkpoint))
+    load_weights(encoder, image_weights(checkpoint), path)
     return encoder.eval(), build_transform(config.data, train=False)

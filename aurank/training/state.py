@@ -13,7 +13,12 @@ from aurank.training.checkpoint import random_state, restore_random_state
 
 @dataclass
 class Progress:
-    """Where a run stands. ``epoch`` and ``batch`` name the next batch to consume; all of it is in the checkpoint."""
+    """Where a run stands. ``epoch`` and ``batch`` name the next batch to consume; all of it is in the checkpoint.
+
+    ``metrics_sha256`` is of the first ``metrics_bytes`` of metrics.jsonl, ``best_sha256`` the fingerprint of best.pt,
+    empty before there is one; None in checkpoints of before these were recorded. ``validation_owed``: one is due at
+    this step, and was not done when the checkpoint was written.
+    """
 
     step: int = 0
     epoch: int = 0
@@ -23,6 +28,9 @@ class Progress:
     best: dict[str, float] = field(default_factory=dict)
     without_improvement: int = 0
     metrics_bytes: int = 0
+    metrics_sha256: str | None = ""
+    best_sha256: str | None = ""
+    validation_owed: bool = False
 
 
 class Kept:

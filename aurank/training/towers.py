@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aurank.config import Config
+from aurank.config.messages import one_line
 from aurank.data import Pipeline, Tokeniser
 from aurank.errors import UserError
 from aurank.models import Encoder, ProjectedText, TextTower, TwoTower
@@ -15,6 +16,7 @@ from aurank.models.text_adapters import load_text_model
 from aurank.training.build import build_encoder, build_transform, model_weights
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.training.components import read_config
+from aurank.training.fitting import load_weights
 from aurank.training.pairs import Tokenise
 
 OWN = "transformer"  # the text model that is trained from random weights, with a tokeniser of its own
@@ -61,7 +63,7 @@ def build_towers(
     tokeniser = (
         Tokeniser.learn(texts, length=settings.length, vocabulary=settings.vocabulary)
         if saved is None
-        else Tokeniser.from_state(saved)
+        else _tokeniser_of(saved)
     )
     tower = TextTower(
         tokeniser.vocabulary,
@@ -72,6 +74,16 @@ def build_towers(
         heads=settings.heads,
     )
     return Towers(TwoTower(image, tower), tokeniser.encode, tokeniser)
+
+
+def _tokeniser_of(saved: dict[str, Any]) -> Tokeniser:
+    """The tokeniser of that state; UserError where it is none."""
+    try:
+        return Tokeniser.from_state(saved)
+    except (LookupError, TypeError, ValueError) as error:
+        raise UserError(
+            f"the checkpoint's 'tokeniser' is not one ({one_line(str(error))}); use last.pt or best.pt of a run"
+        ) from error
 
 
 def freeze_unused(module: nn.Module, tokens: Tensor) -> None:
@@ -116,6 +128,9 @@ def require_texts(config: Config, name: str) -> None:
 def towers_of(checkpoint: dict[str, Any], config: Config, name: str) -> Towers:
     """The towers of a checkpoint that was read, with the weights to evaluate; UserError where it has none."""
     require_texts(config, name)
+    assert config.model.text is not None
+    if checkpoint["tokeniser"] is None and config.model.text.name == OWN:
+        raise UserError(f"{name} lacks the tokeniser of its texts; use last.pt or best.pt of a run")
     towers = build_towers(config, saved=checkpoint["tokeniser"], load=False)
-    towers.module.load_state_dict(model_weights(checkpoint))
+    load_weights(towers.module, model_weights(checkpoint), name)
     return towers

@@ -212,7 +212,7 @@ def test_saved_embeddings_with_faults_are_refused(tmp_path: Path) -> None:
 def test_the_log_keeps_only_what_a_checkpoint_knows(tmp_path: Path) -> None:
     log = MetricsFile(tmp_path / "metrics.jsonl")
     log.write({"step": 1, "value": float("nan")})
-    kept = log.position()
+    kept, _ = log.position()
     log.write({"step": 2})
     log.close()
     log = MetricsFile(tmp_path / "metrics.jsonl", keep=kept)

@@ -1,0 +1,121 @@
+"""Putting what a checkpoint holds into the parts of a run or a model; what does not fit is told in one line."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from aurank.config.messages import one_line, show
+from aurank.errors import UserError
+from aurank.training.state import Progress
+
+_MOST = 200  # characters of another library's words
+
+
+def load_weights(module: nn.Module, weights: dict[str, Tensor], source: Path | str, *, part: str = "encoder") -> None:
+    """Nothing; the module takes over the weights. UserError naming the first tensor that does not fit it."""
+    require_alike(weights, module.state_dict(), source, part)
+    put(module.load_state_dict, weights, source, part)
+
+
+def require_alike(saved: dict[str, Any], own: dict[str, Any], source: Path | str, part: str) -> None:
+    """Nothing; UserError unless both have the same tensors: names, shapes, and whether they are of real numbers."""
+    wrong = [name for name in dict.fromkeys([*own, *saved]) if _kind(saved.get(name)) != _kind(own.get(name))]
+    if wrong:
+        came, expected = (_described(state.get(wrong[0])) for state in (saved, own))
+        more = f", and {len(wrong) - 1} more differ" if len(wrong) > 1 else ""
+        raise UserError(
+            f"{source} does not fit this model: {part} {wrong[0]!r} is {came}, expected {expected}{more}; "
+            f"use the versions of aurank and timm that wrote it (timm is {version('timm')} here), or another checkpoint"
+        )
+
+
+def _kind(value: Any) -> object:
+    return (tuple(value.shape), value.is_floating_point()) if isinstance(value, Tensor) else value is None
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return "missing" if value is None else f"of type {type(value).__name__}"
+
+
+def put(load: Callable[[Any], object], value: Any, source: Path | str, part: str) -> None:
+    """Nothing; hands what a checkpoint holds of a part to it. UserError where it refuses that, in its own way."""
+    try:
+        load(value)
+    except Exception as error:
+        said = one_line(str(error) or type(error).__name__)[:_MOST]
+        raise UserError(
+            f"{source} does not fit this run: {part!r} is refused ({said}); use the version of aurank that wrote it, "
+            "or another checkpoint"
+        ) from error
+
+
+def load_optimiser(optimiser: Optimizer, saved: dict[str, Any], source: Path | str) -> None:
+    """Nothing; the optimiser takes over its state. torch looks at the number of parameters only, not at their sizes."""
+    groups, held = saved.get("param_groups"), saved.get("state")
+    trouble = None
+    if not isinstance(groups, list) or not isinstance(held, dict):
+        trouble = "expected a list 'param_groups' and a dict 'state'"
+    else:
+        trouble = _unlike(groups, optimiser.state_dict()["param_groups"], "param_groups") or _misfit(held, optimiser)
+    if trouble is not None:
+        raise UserError(f"{source} does not fit this run: its 'optimiser': {trouble}; use another checkpoint")
+    put(optimiser.load_state_dict, saved, source, "optimiser")
+
+
+def _unlike(saved: Any, own: Any, path: str) -> str | None:
+    """What of plain values in lists and dicts is of another type or number, None where nothing is."""
+    numbers = (int, float)
+    if type(saved) is not type(own) and not (type(saved) in numbers and type(own) in numbers):
+        return f"{path} is of type {type(saved).__name__}, expected {type(own).__name__}"
+    if isinstance(own, dict):
+        if saved.keys() != own.keys():
+            return f"{path} has {', '.join(map(show, saved))}, expected {', '.join(map(show, own))}"
+        return next(filter(None, (_unlike(saved[key], own[key], f"{path}.{key}") for key in own)), None)
+    if isinstance(own, list | tuple):
+        if len(saved) != len(own):
+            return f"{path} has {len(saved)} values, expected {len(own)}"
+        return next(filter(None, (_unlike(saved[at], own[at], f"{path}.{at}") for at in range(len(own)))), None)
+    return None
+
+
+def _misfit(held: dict[Any, Any], optimiser: Optimizer) -> str | None:
+    """What of the state of single parameters is of another size, None where nothing is."""
+    shapes = [parameter.shape for group in optimiser.param_groups for parameter in group["params"]]
+    names = next((set(state) for state in held.values() if isinstance(state, dict)), set())
+    for index, state in held.items():
+        if type(index) is not int or not 0 <= index < len(shapes):
+            return f"state is of a parameter {show(index)}, expected a number below {len(shapes)}"
+        if not isinstance(state, dict) or set(state) != names:
+            return f"state.{index} is not a dict of {', '.join(sorted(map(str, names)))}"
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.ndim and value.shape != shapes[index]:
+                return f"state.{index}.{name} is {_described(value)}, expected {list(shapes[index])}"
+            if not isinstance(value, Tensor | int | float | None):
+                return f"state.{index}.{name} is {_described(value)}, expected a tensor"
+    return None
+
+
+def read_progress(checkpoint: dict[str, Any], source: Path | str) -> Progress:
+    """Where the run of a checkpoint stood; UserError for values of another type."""
+    # Of before these were recorded: unknown, which is not the same as nothing.
+    values = {"best_sha256": None, "metrics_sha256": None, **checkpoint["progress"]}
+    defaults = {field.name: getattr(Progress(), field.name) for field in fields(Progress)}
+    for name, value in values.items():
+        own = defaults.get(name, ...)
+        numeric = type(own) is float and type(value) is int
+        unknown = name.endswith("_sha256") and value is None
+        if not (type(value) is type(own) or numeric or unknown) or (type(own) is int and value < 0):
+            expected = "no such value" if own is ... else f"a value like {show(own)}"
+            raise UserError(f"{source}: progress {show(name)} is {show(value)}, expected {expected}; use another one")
+    if not all(type(key) is str and isinstance(value, int | float) for key, value in values.get("best", {}).items()):
+        raise UserError(
+            f"{source}: progress 'best' is {show(values['best'])}, expected numbers by name; use another one"
+        )
+    return Progress(**values)

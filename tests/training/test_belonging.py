@@ -1,0 +1,190 @@
+"""On resume, last.pt, best.pt, metrics.jsonl and the images have to be of one run; an older last may stand in."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from test_resume import assert_equal
+from tiny import tiny_config
+
+import aurank
+from aurank.errors import UserError
+from aurank.training.checkpoint import load_checkpoint, save_checkpoint
+from aurank.training.run import Loop
+
+EVERY = {"steps": 6, "validate_every": 2, "checkpoint_every": 2, "keep_last": 2}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    for split, classes in (("train", range(8)), ("test", range(8, 11))):
+        for label in classes:
+            folder = root / split / f"c{label}"
+            folder.mkdir(parents=True)
+            for number in range(6):
+                pixels = (torch.rand(16, 16, generator=torch.Generator().manual_seed(31 * label + number)) * 99).byte()
+                Image.fromarray((pixels + 12 * label).numpy()).save(folder / f"{number}.png")
+    return root
+
+
+def config_of(images: Path, **train: Any) -> dict[str, Any]:
+    data = {"name": "folder", "root": str(images), "validation_fraction": 0.5}
+    sampler = {"batch": 8, "params": {"per_class": 2}}
+    optim = {"schedule": {"name": "constant"}, "warmup_steps": 0}
+    return tiny_config("smooth_ap", data=data, sampler=sampler, optim=optim, train={**EVERY, **train})
+
+
+@pytest.fixture(scope="module")
+def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six steps, with last.pt of step 6, last.1.pt of step 4, and the best of some validation."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    aurank.train(config_of(images), out)
+    return out
+
+
+@pytest.fixture
+def out(whole: Path, tmp_path: Path) -> Path:
+    shutil.copytree(whole, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def resume(config: dict[str, Any], out: Path) -> list[str]:
+    notices: list[str] = []
+    listen: Callable[[str, dict[str, Any]], None] = lambda kind, values: (  # noqa: E731
+        notices.append(values["text"]) if kind == "notice" else None
+    )
+    aurank.train(config, out, resume=True, listener=listen)
+    return notices
+
+
+def assert_same(out: Path, whole: Path) -> None:
+    for name in ("metrics.jsonl", "report.json"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+    for name in ("last.pt", "best.pt"):
+        assert_equal(load_checkpoint(out / name), load_checkpoint(whole / name), ignore=("python", "root", "steps"))
+
+
+def test_best_holds_the_weights_alone(whole: Path) -> None:
+    best = load_checkpoint(whole / "best.pt")
+    assert not {"optimiser", "random", "loss"} & set(best)
+    assert (whole / "best.pt").stat().st_size < 0.4 * (whole / "last.pt").stat().st_size
+
+
+def test_a_log_that_was_deleted_or_changed_is_refused(images: Path, out: Path) -> None:
+    log = out / "metrics.jsonl"
+    written = log.read_bytes()
+    for content in (b"x" + written[1:], written[:-1], None):
+        log.unlink() if content is None else log.write_bytes(content)
+        with pytest.raises(UserError, match=r"metrics\.jsonl does not begin with .*last\.pt recorded.*put it back"):
+            aurank.train(config_of(images), out, resume=True)
+
+
+def test_the_best_of_another_run_or_none_is_refused(images: Path, out: Path, whole: Path) -> None:
+    best = load_checkpoint(whole / "best.pt")
+    best["encoder"]["head.weight"] += 1
+    save_checkpoint(out / "best.pt", best)
+    with pytest.raises(UserError, match=r"best\.pt is not of this run: .*last\.pt recorded another"):
+        aurank.train(config_of(images), out, resume=True)
+    (out / "best.pt").unlink()
+    with pytest.raises(UserError, match=r"best\.pt is missing, which .*last\.pt recorded"):
+        aurank.train(config_of(images), out, resume=True)
+
+
+def test_moved_images_are_accepted_and_others_under_their_names_refused(
+    images: Path, out: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(images, tmp_path / "moved", copy_function=shutil.copyfile)
+    resume(config_of(tmp_path / "moved"), out)
+    Image.new("L", (16, 16), 200).save(tmp_path / "moved" / "train" / "c0" / "0.png")
+    with pytest.raises(UserError, match=r"last\.pt was trained on other images of .* changed; point data\.root"):
+        aurank.train(config_of(tmp_path / "moved"), out, resume=True)
+
+
+def test_the_checkpoint_before_stands_in_for_a_damaged_one(images: Path, out: Path, whole: Path) -> None:
+    """The best may be of a step after that checkpoint, and the run may be killed again before it gets there."""
+    assert load_checkpoint(out / "last.1.pt")["progress"]["step"] == 4
+    damaged = bytearray((out / "last.pt").read_bytes())
+    damaged[len(damaged) // 2] ^= 4
+    (out / "last.pt").write_bytes(damaged)
+
+    def interrupt(kind: str, values: dict[str, Any]) -> None:
+        if kind == "step":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        aurank.train(config_of(images), out, resume=True, listener=interrupt)
+    assert load_checkpoint(out / "last.pt")["progress"]["step"] == 4
+    notices = resume(config_of(images), out)
+    assert not any("damaged" in text for text in notices)  # told by the first
+    assert_same(out, whole)
+    (out / "last.pt").unlink()
+    told = f"{out / 'last.pt'} is missing: the run goes on from {out / 'last.1.pt'}, step 4"
+    assert resume(config_of(images), out)[0] == told
+    assert_same(out, whole)
+
+
+def test_a_validation_that_fails_loses_no_step(
+    images: Path, tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, measure = tmp_path / "run", Loop.measure
+
+    def failing(self: Loop, data: Any) -> Any:
+        if self.progress.step == 4:
+            raise RuntimeError("no memory")
+        return measure(self, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "measure", failing)
+        with pytest.raises(RuntimeError, match="no memory"):
+            aurank.train(config_of(images), out)
+    progress = load_checkpoint(out / "last.pt")["progress"]
+    assert (progress["step"], progress["validation_owed"]) == (4, True)
+    resume(config_of(images), out)
+    assert_same(out, whole)
+
+
+def test_a_best_that_was_written_after_last_is_taken_over(images: Path, tmp_path: Path, whole: Path) -> None:
+    out = tmp_path / "run"
+
+    def interrupt(kind: str, values: dict[str, Any]) -> None:
+        if kind == "saved" and values["name"] == "best":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        aurank.train(config_of(images), out, listener=interrupt)
+    resume(config_of(images), out)
+    assert_same(out, whole)
+
+
+def test_a_finished_run_is_extended_where_only_the_horizon_grows(images: Path, tmp_path: Path, whole: Path) -> None:
+    out = tmp_path / "run"
+    aurank.train(config_of(images, steps=4), out)
+    with pytest.raises(UserError, match=r"train\.steps: 4 != 2"):
+        aurank.train(config_of(images, steps=2), out, resume=True)
+    with pytest.raises(UserError, match=r"another configuration .*: train\.ema: null != 0\.9; use the same"):
+        aurank.train(config_of(images, ema=0.9), out, resume=True)
+    notices = resume(config_of(images), out)
+    assert "train.steps=6 extends a run of 4" in notices[0]
+    assert "the same as of the longer run" in notices[0]
+    assert_same(out, whole)
+    shorter = config_of(images, steps=8)
+    shorter["optim"]["schedule"] = {"name": "cosine"}
+    with pytest.raises(UserError, match=r"optim\.schedule\.name"):
+        aurank.train(shorter, out, resume=True)
+
+
+def test_an_extended_cosine_is_told_and_early_stopping_has_to_grow_too(images: Path, tmp_path: Path) -> None:
+    config = config_of(images, early_stopping=1, validate_every=1)
+    config["optim"] |= {"schedule": {"name": "cosine"}, "lr": 1e-12}
+    done = aurank.train(config, tmp_path / "run")
+    assert done.steps < 6
+    with pytest.raises(UserError, match=r"ended by early stopping at step \d.*raise train\.early_stopping=1"):
+        aurank.train(config | {"train": config["train"] | {"steps": 9}}, tmp_path / "run", resume=True)
+    notices = resume(config | {"train": config["train"] | {"steps": 9, "early_stopping": 2}}, tmp_path / "run")
+    assert "a run of 9 steps from its start would differ" in notices[0]
+    assert load_checkpoint(tmp_path / "run" / "last.pt")["progress"]["step"] > done.steps
