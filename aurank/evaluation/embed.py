@@ -89,12 +89,7 @@ class Embedded:
             if name not in content:
                 raise UserError(f"{path} holds no array {name!r}, only {', '.join(content) or 'nothing'}{remedy}")
         count = len(np.atleast_1d(content["embeddings"]))
-        ids, places = np.unique(content.setdefault("ids", np.arange(count)), return_index=True)
-        if len(ids) < len(content["ids"]):
-            again = np.setdiff1d(np.arange(len(content["ids"])), places)[0]
-            raise UserError(
-                f"{path}: ids name an item twice, {content['ids'].flat[again]!r}; give each item its own id"
-            )
+        content.setdefault("ids", np.arange(count))
         content.setdefault("paths", np.array([""] * count))
         content.setdefault("is_query", np.ones(count, dtype=bool))
         content.setdefault("is_gallery", np.ones(count, dtype=bool))
@@ -104,6 +99,10 @@ class Embedded:
             if values.ndim != (2 if name == "embeddings" else 1) or len(values) != count:
                 expected = "a matrix, one row an item" if name == "embeddings" else f"{count} values, one an embedding"
                 raise UserError(f"{path}: {name} has shape {values.shape}, expected {expected}; they must agree")
+        ids, places = np.unique(fields["ids"], return_index=True)
+        if len(ids) < count:
+            again = fields["ids"][np.setdiff1d(np.arange(count), places)[0]]
+            raise UserError(f"{path}: ids name an item twice, {again!r}; give each item its own id")
         for name in ("is_query", "is_gallery"):
             fields[name] = _flags(fields[name], f"{path}: {name}")
         return Embedded(**fields)

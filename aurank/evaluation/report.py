@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Shaped
 
-from aurank.errors import UserError
+from aurank.errors import UserError, first_line
 from aurank.evaluation.averages import MACRO, Classes, mean
 from aurank.evaluation.curves import Curve, random_order_ap
 from aurank.evaluation.intervals import Intervals, Resampling, Units, resampled_means
+from aurank.evaluation.report_check import check_content
 from aurank.files import replacing, write_text
 from aurank.names import meant, nearest
 
@@ -125,7 +126,7 @@ class Report:
                 lines.append(f"{allowed} for mauprc")
         lone = f", {self.num_lone_queries:,} of them skipped: no positive" if self.num_lone_queries else ""
         lines.append(f"{self.num_queries:,} queries{lone}; {self.num_gallery:,} gallery rows")
-        if "mauprc" in self.metrics:
+        if "mauprc" in self.metrics and "num_negatives" in self.per_query:  # reports of version 1 lack these
             lines.append(f"a random order has mauprc {self.random_order:.4f}")
         if self.protocol:
             lines.append(f"protocol {self.protocol.get('name')} ({self.protocol.get('checksum')})")
@@ -171,8 +172,8 @@ class Report:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise UserError(f"cannot read the report {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise UserError(f"{path} is not a report, or is cut short: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} is not a report, or is cut short: {first_line(error)}") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise UserError(f"{path} is not a report: expected a file that Report.save or `aurank evaluate` wrote")
         if content.get("version") not in (1, VERSION):
@@ -181,9 +182,11 @@ class Report:
                 f"{VERSION}: update aurank, or evaluate again"
             )
         try:
+            check_content(content)
             return _from_json(content)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UserError(f"{path} is a damaged report ({type(error).__name__}: {error}): evaluate again") from error
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            what = f"{error} is missing" if isinstance(error, KeyError) else first_line(error)
+            raise UserError(f"{path} is a damaged report ({what}): evaluate again") from error
 
     @property
     def _metric_names(self) -> list[str]:

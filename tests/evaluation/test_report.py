@@ -114,6 +114,7 @@ def test_a_report_of_version_1_still_loads(tmp_path: Path) -> None:
     assert report.values("mauprc").tolist() == [1.0, 0.5]
     assert (report.protocol, report.notes, report.intervals, report.curve) == (None, [], None, None)
     assert report.distance == "cosine"
+    assert "mauprc" in str(report)
     with pytest.raises(UserError, match=r"no values per query of 'recall@1', only of mauprc, ndcg: evaluate again"):
         report.with_intervals()
 
@@ -127,6 +128,15 @@ def test_a_report_of_version_1_still_loads(tmp_path: Path) -> None:
         ('{"format": "aurank.report", "version": 2, "metrics": {}}', "is a damaged report"),
         (json.dumps({**VERSION_1, "intervals": {"bounds": {"mauprc": [1]}}}), "is a damaged report"),
         (json.dumps({**VERSION_1, "curve": {"recall": [1.0]}}), "is a damaged report"),
+        (
+            json.dumps({**VERSION_1, "metrics": {"mauprc": {}}}),
+            r"damaged report \(metrics\.mauprc is {}, expected a number",
+        ),
+        (json.dumps({**VERSION_1, "num_queries": "3"}), r"num_queries is '3', expected a whole number"),
+        (json.dumps({**VERSION_1, "per_query": {"ap": [0.5]}}), r"per_query\.query is None, expected a column"),
+        (json.dumps({**VERSION_1, "per_query": {**VERSION_1["per_query"], "ap": [[1], 2]}}), r"per_query\.ap is "),
+        (json.dumps({**VERSION_1, "per_query": {**VERSION_1["per_query"], "label": [1, "b"]}}), "values of one type"),
+        ("[" * 100_000, "is not a report, or is cut short"),
         ("\u0000\u0001", "is not a report, or is cut short"),
         ('{"metrics": ', "is not a report, or is cut short"),
     ],
