@@ -51,7 +51,7 @@ def contradictions(look: Callable[[str], Any]) -> list[tuple[str, str]]:
         elif below < batch:
             text += f"a multiple of sampler.params.per_class = {per_class}, such as {below} or {below + per_class}"
             found.append(("sampler.batch", text))
-    return found + _of_views(look) + _of_crops(look) + _of_texts(look)
+    return found + _of_channels(look) + _of_views(look) + _of_crops(look) + _of_texts(look)
 
 
 def one_way_loss(look: Callable[[str], Any], two_way: Mapping[str, bool]) -> list[tuple[str, str]]:
@@ -61,6 +61,17 @@ def one_way_loss(look: Callable[[str], Any], two_way: Mapping[str, bool]) -> lis
         return []
     others = ", ".join(other for other, can in two_way.items() if can)
     return [("loss.name", f"got {name!r}, which compares images alone; with model.text take one of {others}")]
+
+
+def _of_channels(look: Callable[[str], Any]) -> list[tuple[str, str]]:
+    """What has not one value for each channel of an image."""
+    channels, found = _number(look("data.channels")), []
+    for path in ("data.normalise.mean", "data.normalise.std"):
+        values = look(path)
+        if channels is not None and isinstance(values, (list, tuple)) and len(values) != channels:
+            text = f"got {len(values)} values, expected one for each of data.channels = {channels}"
+            found.append((path, text))
+    return found
 
 
 def _of_views(look: Callable[[str], Any]) -> list[tuple[str, str]]:

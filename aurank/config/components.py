@@ -135,11 +135,9 @@ def check_component(
 
 def _source_of(key: str, section: KeyPath, known: Sequence[KeyPath]) -> str:
     """Where the program takes an argument from: the nearest key of that name around the section, else the data."""
-    for end in range(len(section), -1, -1):
-        path = (*section[:end], key)
-        if path in known and key != "params":
-            return f"'{dotted(path)}'"
-    return "the data"
+    near = [(*section[:end], key) for end in range(len(section), -1, -1)]
+    far = [path for path in known if path[-1] == key and "params" not in path]
+    return next((f"'{dotted(path)}'" for path in [*near, *far] if path in known and key != "params"), "the data")
 
 
 def fit(value: Any, annotation: Any) -> tuple[Any, str | None]:

@@ -94,6 +94,13 @@ def _component(path: str) -> Callable[[], Component]:
     return lambda: Component(name=DEFAULT_NAMES[path])
 
 
+class NormaliseConfig(Strict):
+    """What is taken off the values of an image, from 0 to 1, and what they are divided by, for each channel."""
+
+    mean: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(min_length=1, description="Mean of each channel.")
+    std: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=1, description="Deviation of each channel.")
+
+
 class DataConfig(Strict):
     """Which images, and what is done to them."""
 
@@ -102,6 +109,13 @@ class DataConfig(Strict):
     root: Path | None = Field(default=None, description="Folder of the data; null: $AURANK_DATA, else ./data.")
     image_size: int = Field(default=224, ge=1, le=8192, description="Height and width after the transform, in pixels.")
     channels: int = Field(default=3, ge=1, le=256, description="Channels of an image: 1 grey, 3 colour.")
+    normalise: NormaliseConfig | None = Field(
+        default=None, description="Mean and deviation of each channel; null: those that the backbone was trained with."
+    )
+    interpolation: Literal["area", "nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"] | None = Field(
+        default=None,
+        description="How images are resized; null: as for the backbone's pretrained weights, else by area.",
+    )
     train_transform: Component = Field(
         default_factory=_component("data.train_transform"), description="Augmentation while training."
     )

@@ -1,11 +1,12 @@
 """Training without labels: the augmentations that make several views of one image."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
+from aurank.data.resizing import Number
 from aurank.data.transforms import (
     CropFlip,
-    Number,
+    Look,
     Pipeline,
     checked_probability,
     checked_range,
@@ -47,10 +48,9 @@ class SimCLR(CropFlip):
         strength: Number = 1.0,
         grey: Number = 0.2,
         blur: Number = 0.5,
-        mean: Sequence[Number] | None = None,
-        std: Sequence[Number] | None = None,
+        **look: Unpack[Look],
     ) -> None:
-        super().__init__(image_size, channels, margin=margin, scale=scale, ratio=ratio, flip=flip, mean=mean, std=std)
+        super().__init__(image_size, channels, margin=margin, scale=scale, ratio=ratio, flip=flip, **look)
         if not 0 <= strength <= _STRONGEST:
             raise UserError(f"strength must be between 0 and {_STRONGEST}, got {strength}")
         self.jitter = checked_probability("jitter", jitter)
@@ -60,7 +60,7 @@ class SimCLR(CropFlip):
 
     def random_transforms(self) -> list[Any]:
         library = load_albumentations()
-        size, change = (self.image_size, self.image_size), 0.8 * self.strength
+        change = 0.8 * self.strength
         around_one = (max(0.0, 1 - change), 1 + change)
         hue = (-0.2 * self.strength, 0.2 * self.strength)
         colours = [
@@ -70,7 +70,7 @@ class SimCLR(CropFlip):
         kernel = max(3, self.image_size // 20 * 2 + 1)
         return [
             # By area: a small crop may be smaller than the part of the image that it is made of.
-            library.RandomResizedCrop(size, scale=self.scale, ratio=self.ratio, area_for_downscale="image", p=1.0),
+            self.random_part("image"),
             library.HorizontalFlip(p=self.flip),
             *(colours if self.channels == 3 else []),
             library.GaussianBlur((kernel, kernel), sigma_limit=(0.1, 2.0), p=self.blur),
@@ -107,12 +107,11 @@ class MultiCrop(SimCLR):
         strength: Number = 1.0,
         grey: Number = 0.2,
         blur: Number = 0.5,
-        mean: Sequence[Number] | None = None,
-        std: Sequence[Number] | None = None,
+        **look: Unpack[Look],
     ) -> None:
         same: dict[str, Any] = {
             "margin": margin, "ratio": ratio, "flip": flip, "jitter": jitter, "strength": strength, "grey": grey,
-            "blur": blur, "mean": mean, "std": std,
+            "blur": blur, **look,
         }  # fmt: skip
         super().__init__(image_size, channels, scale=scale, **same)
         for name, value in {"local_size": local_size, "global_views": global_views}.items():

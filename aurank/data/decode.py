@@ -91,19 +91,25 @@ def _from_npy(data: bytes, max_pixels: int) -> UInt8[np.ndarray, "height width c
 def _from_file(data: bytes, channels: int | None, max_pixels: int) -> UInt8[np.ndarray, "height width channel"]:
     with Image.open(io.BytesIO(data)) as file:
         _check_size(*file.size, max_pixels)
-        file.load()
-        image: Image.Image = ImageOps.exif_transpose(file)
-        transparent = image.mode in _ALPHA_MODES or "transparency" in image.info
-        if channels is None:
-            channels = 4 if transparent else 1 if image.mode in _GREY_MODES else 3
-        if channels not in _COLOURS:
-            raise UserError(f"a {file.format} file gives 1, 3 or 4 channels, not {channels}; store .npy files instead")
-        image = _eight_bits(image)
-        if transparent:
-            image = image.convert("RGBA")
-            if channels != 4:
-                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-        pixels = np.array(image.convert(_COLOURS[channels]))
+        return to_pixels(file, channels)
+
+
+def to_pixels(file: Image.Image, channels: int | None) -> UInt8[np.ndarray, "height width channel"]:
+    """Returns the pixels of an opened file, or of any image of Pillow, by the rules of `decode`."""
+    file.load()
+    image: Image.Image = ImageOps.exif_transpose(file)
+    transparent = image.mode in _ALPHA_MODES or "transparency" in image.info
+    if channels is None:
+        channels = 4 if transparent else 1 if image.mode in _GREY_MODES else 3
+    if channels not in _COLOURS:
+        kind = f"a {file.format} file" if file.format else "an image of Pillow"
+        raise UserError(f"{kind} gives 1, 3 or 4 channels, not {channels}; store .npy files instead")
+    image = _eight_bits(image)
+    if transparent:
+        image = image.convert("RGBA")
+        if channels != 4:
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    pixels = np.array(image.convert(_COLOURS[channels]))
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 

@@ -4,28 +4,48 @@ import os
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import cv2
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
+from PIL.Image import Image
 from torch import Tensor
 
+from aurank.data.decode import to_pixels
+from aurank.data.resizing import (
+    AREA,
+    ENLARGING,
+    INTERPOLATIONS,
+    Number,
+    Pixels,
+    Prepared,
+    Square,
+    centre_crop,
+    resize,
+    resize_shorter,
+    with_channels,
+)
 from aurank.errors import UserError
-
-# One thread: images are small, several workers run at once, and OpenCV's own threads do not survive a fork.
-cv2.setNumThreads(0)
 
 # Image transforms of ImageNet models: shorter side 256 for crops of 224.
 _MARGIN = 256 / 224
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 
-Number = int | float
-Pixels = UInt8[np.ndarray, "height width channel"]
-Prepared = UInt8[np.ndarray, "new_height new_width channel"]
-Square = UInt8[np.ndarray, "size size channel"]
+
+class Look(TypedDict, total=False):
+    """How the values of an image are shown to a model, and how images are resized; `mean` and `std` by channel."""
+
+    mean: Sequence[Number] | None
+    std: Sequence[Number] | None
+    interpolation: str
+
+
+def usual_look(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Returns mean and deviation where nothing else is known: ImageNet's for colours, 0.5 otherwise."""
+    return (_IMAGENET_MEAN, _IMAGENET_STD) if channels == 3 else ((0.5,) * channels, (0.5,) * channels)
 
 
 class Pipeline(ABC):
@@ -34,7 +54,8 @@ class Pipeline(ABC):
     `pipeline(image, seed)` depends on its two arguments only. Its steps are public, so that the first may be kept:
     `prepare(image)` never changes, `augment(prepared, seed)` is random or, with seed None, the same without chance, and
     `normalise` takes a batch. Values are (v / 255 − mean) / std; the defaults of `mean` and `std` are ImageNet's for 3
-    channels and 0.5 otherwise. Raises UserError for impossible parameters.
+    channels and 0.5 otherwise. `interpolation` is that of whole images, one of INTERPOLATIONS. Raises UserError for
+    impossible parameters.
     """
 
     def __init__(
@@ -44,18 +65,23 @@ class Pipeline(ABC):
         *,
         mean: Sequence[Number] | None = None,
         std: Sequence[Number] | None = None,
+        interpolation: str = AREA,
     ) -> None:
         if image_size < 1 or channels < 1:
             raise UserError(f"image_size and channels must be at least 1, got {image_size} and {channels}")
         self.image_size = image_size
         self.channels = channels
-        self.mean = tuple(mean or (_IMAGENET_MEAN if channels == 3 else (0.5,) * channels))
-        self.std = tuple(std or (_IMAGENET_STD if channels == 3 else (0.5,) * channels))
+        usual = usual_look(channels)
+        self.mean = tuple(mean or usual[0])
+        self.std = tuple(std or usual[1])
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != channels:
                 raise UserError(f"{name} must have one value for each of {channels} channels, got {list(values)}")
         if min(self.std) <= 0 or not 0 <= min(self.mean) <= max(self.mean) <= 1:
             raise UserError(f"mean must be between 0 and 1, and std above 0, got {list(self.mean)}, {list(self.std)}")
+        if interpolation not in INTERPOLATIONS:
+            raise UserError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {interpolation!r}")
+        self.interpolation = interpolation
 
     @abstractmethod
     def prepare(self, image: Pixels) -> Prepared:
@@ -83,14 +109,24 @@ class Pipeline(ABC):
         """Does now what the first image would have to wait for, so that each forked worker need not."""
         return
 
-    def __call__(self, image: np.ndarray, seed: int | None = None) -> Float[Tensor, "channel size size"]:
-        """Returns the tensor of one image; UserError unless that is uint8 [height, width, channel]."""
+    def __call__(self, image: np.ndarray | Image, seed: int | None = None) -> Float[Tensor, "channel size size"]:
+        """Returns the tensor of one image: uint8 [height, width, channel], or Pillow's, of any mode and orientation."""
+        if isinstance(image, Image):
+            image = to_pixels(image, self.channels)
         shape = tuple(getattr(image, "shape", ()))
         kind = getattr(image, "dtype", type(image).__name__)
         if kind != np.uint8 or len(shape) != 3 or shape[2] != self.channels or 0 in shape:
-            expected = f"a uint8 array [height, width, {self.channels}]"
+            expected = f"Pillow's or a uint8 array [height, width, {self.channels}]"
             raise UserError(f"the image must be {expected}, got {kind} of shape {list(shape)}")
         return self.normalise(self.augment(self.prepare(image), seed)[None])[0]
+
+    def resize(self, image: Pixels, height: int, width: int) -> Prepared:
+        """Returns the image at another size, by this pipeline's interpolation."""
+        return resize(image, height, width, self.interpolation)
+
+    def resize_shorter(self, image: Pixels, margin: Number) -> Prepared:
+        """Returns the image with its shorter side at `margin` × image_size, its shape kept."""
+        return resize_shorter(image, round(margin * self.image_size), self.interpolation)
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value}" for name, value in vars(self).items() if not name.startswith("_"))
@@ -116,7 +152,7 @@ class RandomPipeline(Pipeline):
         self.get_ready()
         # albumentations draws from these two; set anew for each image, so neither order nor worker matters.
         self._compose.set_random_state(np.random.default_rng(seed), random.Random(seed))
-        return np.ascontiguousarray(_with_channels(self._compose(image=prepared)["image"]))
+        return np.ascontiguousarray(with_channels(self._compose(image=prepared)["image"]))
 
     def get_ready(self) -> None:
         if self._compose is None:
@@ -130,7 +166,7 @@ class Resize(Pipeline):
     """Evaluation: the whole image, squeezed to image_size × image_size."""
 
     def prepare(self, image: Pixels) -> Prepared:
-        return resize(image, self.image_size, self.image_size)
+        return self.resize(image, self.image_size, self.image_size)
 
     def augment(self, prepared: Prepared, seed: int | None) -> Square:
         return prepared
@@ -148,14 +184,13 @@ class Center(Pipeline):
         channels: int,
         *,
         margin: Number = _MARGIN,
-        mean: Sequence[Number] | None = None,
-        std: Sequence[Number] | None = None,
+        **look: Unpack[Look],
     ) -> None:
-        super().__init__(image_size, channels, mean=mean, std=std)
+        super().__init__(image_size, channels, **look)
         self.margin = checked_margin(margin)
 
     def prepare(self, image: Pixels) -> Prepared:
-        return centre_crop(resize_shorter(image, round(self.margin * self.image_size)), self.image_size)
+        return centre_crop(self.resize_shorter(image, self.margin), self.image_size)
 
     def augment(self, prepared: Prepared, seed: int | None) -> Square:
         return prepared
@@ -176,15 +211,14 @@ class RandomCrop(RandomPipeline):
         *,
         margin: Number = _MARGIN,
         flip: Number = 0.5,
-        mean: Sequence[Number] | None = None,
-        std: Sequence[Number] | None = None,
+        **look: Unpack[Look],
     ) -> None:
-        super().__init__(image_size, channels, mean=mean, std=std)
+        super().__init__(image_size, channels, **look)
         self.margin = checked_margin(margin)
         self.flip = checked_probability("flip", flip)
 
     def prepare(self, image: Pixels) -> Prepared:
-        return resize_shorter(image, round(self.margin * self.image_size))
+        return self.resize_shorter(image, self.margin)
 
     def fit(self, prepared: Prepared) -> Square:
         return centre_crop(prepared, self.image_size)
@@ -217,31 +251,38 @@ class CropFlip(RandomPipeline):
         scale: Sequence[Number] = (0.16, 1.0),
         ratio: Sequence[Number] = (0.75, 4 / 3),
         flip: Number = 0.5,
-        mean: Sequence[Number] | None = None,
-        std: Sequence[Number] | None = None,
+        **look: Unpack[Look],
     ) -> None:
-        super().__init__(image_size, channels, mean=mean, std=std)
+        super().__init__(image_size, channels, **look)
         self.margin = None if margin is None else checked_margin(margin)
         self.scale = checked_range("scale", scale, low=0, high=1)
         self.ratio = checked_range("ratio", ratio, low=0)
         self.flip = checked_probability("flip", flip)
 
     def prepare(self, image: Pixels) -> Prepared:
-        return image if self.margin is None else resize_shorter(image, round(self.margin * self.image_size))
+        return image if self.margin is None else self.resize_shorter(image, self.margin)
 
     def fit(self, prepared: Prepared) -> Square:
         margin = _MARGIN if self.margin is None else self.margin
-        return centre_crop(resize_shorter(prepared, round(margin * self.image_size)), self.image_size)
+        return centre_crop(self.resize_shorter(prepared, margin), self.image_size)
 
     def random_transforms(self) -> list[Any]:
-        albumentations = load_albumentations()
-        size = (self.image_size, self.image_size)
         # By area, as `resize`: parts of a whole photo are reduced several times over.
-        area = "image" if self.margin is None else None
         return [
-            albumentations.RandomResizedCrop(size, scale=self.scale, ratio=self.ratio, area_for_downscale=area, p=1.0),
-            albumentations.HorizontalFlip(p=self.flip),
+            self.random_part("image" if self.margin is None else None),
+            load_albumentations().HorizontalFlip(p=self.flip),
         ]
+
+    def random_part(self, area: str | None) -> Any:
+        """Returns albumentations' crop of a random part; `area`: "image" where it is reduced by area."""
+        return load_albumentations().RandomResizedCrop(
+            (self.image_size, self.image_size),
+            scale=self.scale,
+            ratio=self.ratio,
+            interpolation=ENLARGING.get(self.interpolation, cv2.INTER_LINEAR),
+            area_for_downscale=area,
+            p=1.0,
+        )
 
 
 class Affine(RandomPipeline):
@@ -268,10 +309,9 @@ class Affine(RandomPipeline):
         shear: Number = 10.0,
         fill: int = 255,
         oversample: Number = 4.0,
-        mean: Sequence[Number] | None = None,
-        std: Sequence[Number] | None = None,
+        **look: Unpack[Look],
     ) -> None:
-        super().__init__(image_size, channels, mean=mean, std=std)
+        super().__init__(image_size, channels, **look)
         for name, value, limit in (("rotate", rotate, 180), ("translate", translate, 1), ("shear", shear, 60)):
             if not 0 <= value <= limit:
                 raise UserError(f"{name} must be between 0 and {limit}, got {value}")
@@ -289,10 +329,10 @@ class Affine(RandomPipeline):
     def prepare(self, image: Pixels) -> Prepared:
         most = round(self.oversample * self.image_size)
         height, width = (min(max(side, self.image_size), most) for side in image.shape[:2])
-        return resize(image, height, width)
+        return self.resize(image, height, width)
 
     def fit(self, prepared: Prepared) -> Square:
-        return resize(prepared, self.image_size, self.image_size)
+        return self.resize(prepared, self.image_size, self.image_size)
 
     def random_transforms(self) -> list[Any]:
         albumentations = load_albumentations()
@@ -308,36 +348,6 @@ class Affine(RandomPipeline):
             ),
             albumentations.Resize(self.image_size, self.image_size, interpolation=cv2.INTER_AREA, p=1.0),
         ]
-
-
-def resize(image: Pixels, height: int, width: int) -> Prepared:
-    """Returns the image at another size: by area where it shrinks (no aliasing), bilinear where it grows."""
-    if image.shape[:2] == (height, width):
-        return image
-    shrinks = height < image.shape[0] or width < image.shape[1]
-    method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-    # OpenCV reduces at most four channels at once.
-    parts = [image[:, :, start : start + 4] for start in range(0, image.shape[2], 4)]
-    done = [_with_channels(np.asarray(cv2.resize(part, (width, height), interpolation=method))) for part in parts]
-    return done[0] if len(done) == 1 else np.concatenate(done, axis=2)
-
-
-def resize_shorter(image: Pixels, side: int) -> Prepared:
-    """Returns the image with its shorter side at `side`, its shape kept."""
-    height, width = image.shape[:2]
-    scale = side / min(height, width)
-    return resize(image, max(side, round(height * scale)), max(side, round(width * scale)))
-
-
-def centre_crop(image: Pixels, size: int) -> Square:
-    """Returns the size × size middle of an image at least that large."""
-    top, left = (image.shape[0] - size) // 2, (image.shape[1] - size) // 2
-    return np.ascontiguousarray(image[top : top + size, left : left + size])
-
-
-def _with_channels(image: UInt8[np.ndarray, "height width ..."]) -> Pixels:
-    """Returns the image with the channel axis that OpenCV drops when there is one channel."""
-    return image if image.ndim == 3 else image[:, :, None]
 
 
 def load_albumentations() -> Any:

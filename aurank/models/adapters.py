@@ -72,14 +72,7 @@ def load_model(name: str, *, allow_code: bool = False) -> ImageModel:
 
     Raises UserError for an unknown name, a package that is not installed, weights that cannot be had.
     """
-    kind, _, rest = name.partition(":")
-    if kind not in ADAPTERS or not rest:
-        raise UserError(f"no model {name!r}; expected one of {', '.join(f'{known}:…' for known in ADAPTERS)}")
-    if kind == "python" and not allow_code:
-        raise UserError(f"{name} runs Python code of that module; if you trust it, add --allow-code")
-    what, options = parse_options(name, rest)
-    if not allow_code and kind in IMAGE_OPTIONS:
-        require_known(name, options, IMAGE_OPTIONS[kind])
+    kind, what, options = check_model(name, allow_code=allow_code)
     with torch.random.fork_rng(devices=[]), weights_only(allow_code):
         torch.manual_seed(0)
         model = ADAPTERS[kind](name, what, options, allow_code)
@@ -87,9 +80,25 @@ def load_model(name: str, *, allow_code: bool = False) -> ImageModel:
     return model
 
 
-def _timm(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
-    if (complaint := unknown_backbone(what)) is not None:
+def check_model(name: str, *, allow_code: bool = False) -> tuple[str, str, Options]:
+    """Returns the kind that a name begins with, what it names and the options, nothing of which is loaded.
+
+    Raises UserError for an unknown name or option, and for what may run code unless `allow_code` is set.
+    """
+    kind, _, rest = name.partition(":")
+    if kind not in ADAPTERS or not rest:
+        raise UserError(f"no model {name!r}; expected one of {', '.join(f'{known}:…' for known in ADAPTERS)}")
+    if kind == "python" and not allow_code:
+        raise UserError(f"{name} runs Python code of that module; if you trust it, add --allow-code")
+    what, options = parse_options(name, rest)
+    if kind == "timm" and (complaint := unknown_backbone(what)) is not None:
         raise UserError(f"{name}: {complaint}")
+    if not allow_code and kind in IMAGE_OPTIONS:
+        require_known(name, options, IMAGE_OPTIONS[kind])
+    return kind, what, options
+
+
+def _timm(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
     own = {option: value for option, value in options.items() if option not in ("pretrained", "input_size")}
     if not allow_code:
         for complaint in unknown_options(what, own).values():

@@ -37,7 +37,15 @@ class Preprocessing:
 def unknown_backbone(name: str) -> str | None:
     """What to say of a name that timm has no model of, None where it has one or only a hub can tell."""
     timm: Any = importlib.import_module("timm")
-    if name.startswith(HUBS) or timm.is_model(name.split(".")[0]):
+    if name.startswith(HUBS):
+        return None
+    architecture = name.split(".")[0]
+    if timm.is_model(architecture):
+        try:
+            timm.get_pretrained_cfg(name)
+        except RuntimeError:
+            likely = nearest(name, timm.list_pretrained(f"{architecture}.*"), most=3)
+            return f"timm has no weights {name!r}{meant(likely)}"
         return None
     return f"timm has no model {name!r}" + (
         meant(nearest(name, timm.list_models(), most=3)) or "; timm.list_models() names them all"

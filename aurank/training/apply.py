@@ -20,11 +20,13 @@ from aurank.evaluation.index import Index
 from aurank.evaluation.inputs import byte_count
 from aurank.evaluation.protocols import Protocol
 from aurank.evaluation.report import Report
-from aurank.models.adapters import ADAPTERS, load_model
+from aurank.models.adapters import ADAPTERS, check_model, load_model
 from aurank.training.build import build_dataset, build_encoder, build_transform, image_weights, require_room_for
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
+from aurank.training.components import read_config
 from aurank.training.fitting import load_weights
 from aurank.training.pairs import each_image_once
+from aurank.training.preprocessing import with_preprocessing
 from aurank.training.selecting import Images, Selected, meaning_of_split, require_comparable, select
 from aurank.training.tasks import TRIAL, evaluation_options
 
@@ -164,12 +166,14 @@ def prepare(model: str, images: Images, running: Running) -> Prepared:
     """The model, which is not run yet, and the images chosen; UserError for either."""
     kind, what = split_name(model)
     if kind != "aurank":
-        loaded = load_model(model, allow_code=running.allow_code)
+        check_model(model, allow_code=running.allow_code)
         selected = select_images(images, None)
-        unusable = ("data.image_size", "data.channels", "data.test_transform", "data.train_transform", "data.cache")
+        keys = ("image_size", "channels", "normalise", "interpolation", "test_transform", "train_transform", "cache")
+        unusable = tuple(f"data.{key}" for key in keys)
         for override in images.overrides:
             if override.startswith(unusable):
                 raise UserError(f"{override} has no use with --model {model}, which brings its own preprocessing")
+        loaded = load_model(model, allow_code=running.allow_code)
         config = selected.config
         on_error, max_pixels = config.data.on_error, config.data.max_pixels
 
@@ -181,6 +185,7 @@ def prepare(model: str, images: Images, running: Running) -> Prepared:
         checkpoint = load_checkpoint(resolve_checkpoint(what))
         selected = select_images(images, checkpoint)
         config = selected.config
+        config = with_preprocessing(config, read_config(checkpoint["config"]))  # where it was set to null
         module = build_encoder(config.model, channels=config.data.channels, load=False)
         load_weights(module, image_weights(checkpoint), what)
         data = config.data

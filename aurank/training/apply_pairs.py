@@ -22,6 +22,7 @@ from aurank.training.pairs import (
     reports_by_group,
     require_pairs,
 )
+from aurank.training.preprocessing import with_preprocessing
 from aurank.training.selecting import Images, select
 from aurank.training.tasks import noted, noted_both, two_way_options
 from aurank.training.towers import require_texts, towers_of
@@ -90,7 +91,8 @@ def evaluate_pairs(
         raise UserError(f"{images.given[0]} has no use here: pairs are the rows of a table, --data table:FILE")
     device = choose_device(running.device)
     checkpoint = load_checkpoint(resolve_checkpoint(what))
-    require_texts(read_config(checkpoint["config"]), model)
+    saved = read_config(checkpoint["config"])
+    require_texts(saved, model)
     prompts([], PROMPTS if templates is None else templates)  # refuses those without a place for the class
     config, manifest, trained = select(images, checkpoint)
     require_pairs(manifest)
@@ -99,6 +101,7 @@ def evaluate_pairs(
             f"--prompt has no use here: the images of {manifest.name} have no classes to tell apart; "
             "give its table a column label, one for each image"
         )
+    config = with_preprocessing(config, saved)
     towers = towers_of(checkpoint, config, model)
     whole = None if images.split == "train" else trained
     once = distinct_images(manifest)  # as `aurank evaluate` takes them, so that both share what is in the cache

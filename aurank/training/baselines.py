@@ -8,7 +8,7 @@ from aurank.errors import UserError
 from aurank.evaluation.embed import embed, embed_pixels
 from aurank.evaluation.report import Report
 from aurank.files import write_text
-from aurank.training.build import build_dataset, build_encoder, build_splits
+from aurank.training.build import build_dataset, build_encoder, build_splits, fill_preprocessing
 from aurank.training.checkpoint import seed_everything
 from aurank.training.components import read_config
 from aurank.training.loop import Listener
@@ -23,6 +23,7 @@ def baselines(config: Config) -> dict[str, Report]:
     splits = build_splits(config.data, seed=config.seed, texts=False)
     if splits.test is None:
         raise UserError(f"{splits.whole.name} has no test split to measure a baseline on; choose data that has one")
+    config = fill_preprocessing(config)
     data = build_dataset(config.data, splits.test, train=False)
     seed_everything(config.seed)
     untrained = build_encoder(config.model, channels=config.data.channels)

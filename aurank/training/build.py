@@ -21,8 +21,10 @@ from aurank.losses import LOSSES, MINERS, CrossBatchMemory
 from aurank.models import Encoder, parameter_groups
 from aurank.models.backbones import without_file
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
+from aurank.training.components import read_config
 from aurank.training.optim import BATCH_RULES, OPTIMISERS, SCHEDULES, Schedule, loss_group
 from aurank.training.pairs import each_image_once
+from aurank.training.preprocessing import with_preprocessing
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,12 +111,29 @@ def _split_remedy(config: DataConfig, name: str) -> str:
 
 
 def build_transform(config: DataConfig, *, train: bool) -> Pipeline:
-    """The training or the evaluation pipeline."""
+    """The training or the evaluation pipeline; what the backbone wants has been filled in (`fill_preprocessing`)."""
     component = config.train_transform if train else config.test_transform
+    assert config.normalise is not None
+    assert config.interpolation is not None
     pipeline: Pipeline = TRANSFORMS[component.name](
-        image_size=config.image_size, channels=config.channels, **component.params
+        image_size=config.image_size,
+        channels=config.channels,
+        mean=config.normalise.mean,
+        std=config.normalise.std,
+        interpolation=config.interpolation,
+        **component.params,
     )
     return pipeline
+
+
+def fill_preprocessing(config: Config, state: dict[str, Any] | None = None) -> Config:
+    """The configuration with the normalisation and interpolation of its backbone, unless it names its own.
+
+    state: the checkpoint that a run resumes from, whose values it keeps; otherwise `model.init_from` may name one.
+    """
+    if state is None and config.model.init_from is not None:
+        state = load_checkpoint(resolve_checkpoint(config.model.init_from))
+    return with_preprocessing(config, None if state is None else read_config(state["config"]))
 
 
 def build_dataset(config: DataConfig, manifest: Manifest, *, train: bool, seed: int = 0) -> ImageDataset:

@@ -13,6 +13,7 @@ from aurank.errors import AurankError, UserError, first_line
 from aurank.files import replacing
 from aurank.training.checksums import DamageError, check_archive, checksums, first_difference, require_small
 from aurank.training.components import read_config
+from aurank.training.preprocessing import as_trained
 
 FORMAT = 2
 WEIGHTS: dict[str, tuple[type, ...]] = {
@@ -78,6 +79,8 @@ def load_checkpoint(path: Path, *, whole: bool = False) -> dict[str, Any]:
         )
     if content["format"] < 2:
         _from_format_1(content)
+    if isinstance(content.get("config"), dict):
+        content["config"] = as_trained(content["config"])
     weights_only = not any(name in content for name in CONTENT if name not in WEIGHTS)
     if whole and weights_only:
         raise UserError(f"{path} holds weights only, no run goes on from it; --resume takes last.pt of its folder")

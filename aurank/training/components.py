@@ -18,7 +18,11 @@ from aurank.training.optim import OPTIMISERS, SCHEDULES
 
 _DEFAULT_BACKBONE = known_keys()["model", "backbone"].default
 
-_TRANSFORMS = Choices(TRANSFORMS, filled=frozenset({"image_size", "channels"}), trial={"image_size": 32, "channels": 3})
+_TRANSFORMS = Choices(
+    TRANSFORMS,
+    filled=frozenset({"image_size", "channels", "mean", "std", "interpolation"}),
+    trial={"image_size": 32, "channels": 3},
+)
 
 CHOICES = {
     "data": Choices(READERS, filled=frozenset({"root"}), trial=None),

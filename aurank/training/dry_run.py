@@ -73,10 +73,11 @@ def rehearse(config: Config) -> Rehearsal:
     with own_settings():
         seed_everything(config.seed)
         splits = build_splits(config.data, seed=config.seed, texts=config.model.text is not None)
-        return _rehearse(config, splits, build_parts(config, splits))
+        return _rehearse(splits, build_parts(config, splits))
 
 
-def _rehearse(config: Config, splits: Splits, parts: Parts) -> Rehearsal:
+def _rehearse(splits: Splits, parts: Parts) -> Rehearsal:
+    config = parts.config
     saved = _SavedBytes()
     if isinstance(parts.loss, CrossBatchMemory):
         parts.loss.start_at = min(parts.loss.start_at, 1)  # so that the second batch meets the memory

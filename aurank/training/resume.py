@@ -21,6 +21,7 @@ from aurank.training.claim import LOCK
 from aurank.training.components import read_config
 from aurank.training.fitting import load_optimiser, load_weights, put, read_progress, require_alike
 from aurank.training.parts import Parts
+from aurank.training.preprocessing import with_preprocessing
 from aurank.training.state import Progress
 
 MAY_CHANGE = ("data.workers", "data.root", "data.cache", "train.trackers", "train.keep_last")
@@ -57,7 +58,8 @@ def prepare(config: Config, out: Path, resume: bool) -> Resumed | None:
         return None
     path, state, notices = _newest(out / "last.pt", kept)
     progress = read_progress(state, path)
-    notices += _changes(path, read_config(state["config"]), config, progress)
+    saved = read_config(state["config"])
+    notices += _changes(path, saved, with_preprocessing(config, saved), progress)
     best = _belonging_best(out, path, progress)
     settled = path.name == "last.pt" and best == progress.best_sha256
     return Resumed(path, {**state, "progress": {**vars(progress), "best_sha256": best}}, notices, settled)

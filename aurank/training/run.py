@@ -36,6 +36,7 @@ from aurank.training.build import (
     build_splits,
     build_transform,
     check_image_size,
+    fill_preprocessing,
     image_weights,
     model_weights,
 )
@@ -139,7 +140,7 @@ def _train(
         if resumed is not None:
             resumed.settle(out)
         try_evaluation(config)
-        write_text(out / "config.yaml", dump_config(config))
+        write_text(out / "config.yaml", dump_config(parts.config))
     if config.train.trackers:
         parts.accelerator.init_trackers("aurank")
     loop = Loop(parts, out, progress=progress, listener=listener)
@@ -182,6 +183,7 @@ def build_parts(config: Config, splits: Splits, out: Path | None = None, state: 
             f"train.early_stopping={config.train.early_stopping} needs a validation split and {splits.whole.name} has "
             "none; set data.validation_fraction above 0, or train.early_stopping=null"
         )
+    config = fill_preprocessing(config, state)
     accelerator = _accelerator(config, out)
     notices: list[str] = []
     task = _task(config, splits, state, notices.append)
@@ -351,7 +353,7 @@ def load(path: Path | str) -> tuple[nn.Module, Pipeline]:
 
     Example:
         >>> model, transform = aurank.load("runs/soprc/best")
-        >>> embedding = model(transform(image)[None])   # image: uint8 [height, width, channel]
+        >>> embedding = model(transform(image)[None])   # image: Pillow's, or uint8 [height, width, channel]
     """
     checkpoint = load_checkpoint(resolve_checkpoint(path))
     config = read_config(checkpoint["config"])

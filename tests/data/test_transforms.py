@@ -7,8 +7,10 @@ import torch
 from data_trees import pixels
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from aurank.data import TRANSFORMS
+from aurank.data import TRANSFORMS, open_source
+from aurank.data.decode import decode
 from aurank.data.transforms import resize, resize_shorter
 from aurank.errors import UserError
 
@@ -248,7 +250,7 @@ def test_impossible_parameters_are_refused(name, params, message):
 )
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_an_image_of_another_shape_or_type_is_refused_with_what_was_expected(name, image, came):
-    with pytest.raises(UserError, match=r"must be a uint8 array \[height, width, 1\], got " + came):
+    with pytest.raises(UserError, match=r"must be Pillow's or a uint8 array \[height, width, 1\], got " + came):
         TRANSFORMS[name](8, 1)(image)
 
 
@@ -259,3 +261,45 @@ def test_impossible_sizes_are_refused():
 
 def test_a_pipeline_shows_its_parameters():
     assert "rotate=15.0" in repr(TRANSFORMS["affine"](32, 1))
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_an_image_of_pillow_is_taken_as_its_file_would_be(channels, tmp_path):
+    grey = Image.fromarray(pixels(0, 20, 30, 1)[:, :, 0])
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side
+    Image.fromarray(pixels(1, 20, 30, 3)).save(tmp_path / "turned.png", exif=exif)
+    Image.fromarray(pixels(2, 20, 30, 4)).save(tmp_path / "clear.png")
+    grey.save(tmp_path / "grey.png")
+    grey.convert("P").save(tmp_path / "palette.png")
+    pipeline = TRANSFORMS["resize"](16, channels)
+    for name in ("turned.png", "clear.png", "grey.png", "palette.png"):
+        expected = pipeline(decode(open_source(tmp_path), name, channels))
+        with Image.open(tmp_path / name) as file:
+            assert torch.equal(pipeline(file), expected)
+    with pytest.raises(UserError, match="an image of Pillow gives 1, 3 or 4 channels, not 2"):
+        TRANSFORMS["resize"](16, 2)(grey)
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"])
+def test_other_interpolations_are_those_of_pillow_for_each_channel(interpolation):
+    image = pixels(0, 31, 47, 5)
+    method = Image.Resampling[interpolation.upper()]
+    for height, width in ((9, 14), (60, 70)):
+        found = resize(image, height, width, interpolation)
+        for channel in range(5):
+            expected = Image.fromarray(image[:, :, channel]).resize((width, height), method)
+            assert np.array_equal(found[:, :, channel], np.array(expected))
+        colours = Image.fromarray(image[:, :, :3]).resize((width, height), method)
+        assert np.array_equal(resize(image[:, :, :3], height, width, interpolation), np.array(colours))
+    assert resize(image, 31, 47, interpolation) is image
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_every_transform_resizes_by_the_interpolation_that_it_is_given(name):
+    image = pixels(0, 90, 70)
+    found = {way: TRANSFORMS[name](16, 3, interpolation=way)(image) for way in ("area", "nearest", "bicubic")}
+    assert not torch.equal(found["area"], found["bicubic"])
+    assert not torch.equal(found["nearest"], found["bicubic"])
+    with pytest.raises(UserError, match=r"interpolation must be one of area, .*, got 'cubic'"):
+        TRANSFORMS[name](16, 3, interpolation="cubic")

@@ -18,7 +18,7 @@ from aurank.evaluation.embed import Embedded, embed
 from aurank.models import Encoder
 from aurank.training import Images, rehearse
 from aurank.training.apply import embed_model, evaluate_model
-from aurank.training.build import build_dataset, build_encoder, build_splits
+from aurank.training.build import build_dataset, build_encoder, build_splits, fill_preprocessing
 from aurank.training.checkpoint import load_checkpoint
 from aurank.training.components import read_config
 from aurank.training.logs import MetricsFile, collapse_signs
@@ -42,7 +42,7 @@ def test_a_short_run_learns_and_leaves_every_promised_file(trained: Path) -> Non
     losses = [record["loss"] for record in records(trained, "train")]
     assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
     splits = build_splits(read_config(tiny_config()).data, seed=3)
-    data = build_dataset(read_config(tiny_config()).data, splits.test, train=False)
+    data = build_dataset(fill_preprocessing(read_config(tiny_config())).data, splits.test, train=False)
     untrained = embed(build_encoder(read_config(tiny_config()).model, channels=1), data).evaluate()
     report = aurank.Report.load(trained / "report.json")
     assert report.mauprc > untrained.mauprc + 0.05

@@ -14,7 +14,7 @@ from tiny import STEPS, tiny_config
 import aurank
 from aurank.data import HardNegativeSampler
 from aurank.training import read_config, rehearse
-from aurank.training.build import build_dataset, build_splits
+from aurank.training.build import build_dataset, build_splits, fill_preprocessing
 from aurank.training.checkpoint import load_checkpoint
 from aurank.training.run import build_parts, own_settings
 
@@ -25,7 +25,7 @@ def test_nearest_images_are_those_of_all_others_under_the_evaluation_transform(t
     photos(tmp_path, {f"{split}/{split}{label}": 4 for split in ("train", "val", "test") for label in "abcd"})
     (tmp_path / "train" / "trainb" / "1.png").write_bytes(b"broken")
     data = {"name": "folder", "root": str(tmp_path), "on_error": "skip", "channels": 3}
-    config = read_config(tiny_config(data=data, sampler=HARD))
+    config = fill_preprocessing(read_config(tiny_config(data=data, sampler=HARD)))
     data_set = build_dataset(config.data, build_splits(config.data, seed=3).train, train=False)
     with own_settings():
         parts = build_parts(config, build_splits(config.data, seed=3))

@@ -19,7 +19,7 @@ from aurank.errors import AurankError, UserError
 from aurank.evaluation import linear_probe
 from aurank.evaluation.embed import embed
 from aurank.training import build_manifest, read_config
-from aurank.training.build import build_dataset
+from aurank.training.build import build_dataset, fill_preprocessing
 from global_miniatures.store import Line, Run
 from global_miniatures.subsets import write_table
 
@@ -108,6 +108,7 @@ def carry_out(run: Run, work: Path) -> Line | None:
 def looked_at(checkpoint: Path, config: Config) -> dict[str, Any]:
     """The linear probe of some test classes, and how much two views of a training image differ (SogCLR, Fig. 2)."""
     model, _ = aurank.load(checkpoint)
+    config = fill_preprocessing(config)
     manifest = build_manifest(config.data, seed=config.seed)
     test = manifest.split("test")
     embedded = embed(model, build_dataset(config.data, test.select(test.labels < PROBED), train=False))
