@@ -15,9 +15,10 @@ from aurank.evaluation.intervals import Resampling
 from aurank.evaluation.lists import Sides
 from aurank.evaluation.metrics import TIES, check_names, split_cut
 from aurank.evaluation.ranks import Ranks, positive_ranks
+from aurank.evaluation.relevance import Grades
 from aurank.evaluation.report import Report
 from aurank.evaluation.summary import check_cuts, fitting_cuts, report_of
-from aurank.evaluation.team import make_team
+from aurank.evaluation.team import agree, make_team
 
 
 def evaluate(
@@ -31,6 +32,7 @@ def evaluate(
     groups: Integers | None = None,
     gallery_groups: Integers | None = None,
     positives: Integers | None = None,
+    relevance: Integers | None = None,
     ignore: Integers | None = None,
     junk: Integers | None = None,
     distance: str = "cosine",
@@ -53,6 +55,9 @@ def evaluate(
     too; labels and ids are integers or text, and the report names classes as they came. `groups`, `positives`,
     `ignore`, `junk`, `distance`, `device`, `max_memory`, `distributed` and `progress`: as for `positive_ranks`.
 
+    `relevance`: for each pair in `positives` how relevant it is, a number above 0, which is its gain in nDCG; all other
+    metrics count positives alike.
+
     `recall_at`: every k for recall@k and precision@k; those beyond the gallery are left out, and a note says so.
     `metrics`: names of docs/metrics.md, in place of the usual ones; there k may exceed the gallery. `ties`: how average
     precision treats equal scores, "threshold" as scikit-learn, or "optimistic" and "pessimistic", which bound it.
@@ -71,7 +76,9 @@ def evaluate(
     names = None if metrics is None else check_names(metrics)
     if labels is None and any(name.startswith(MACRO) for name in names or ()):
         raise UserError(f"a metric with {MACRO} is a mean over classes: give the queries' labels")
+    grades = None if relevance is None else Grades.of(positives, relevance)
     team = make_team(distributed)
+    agree(team, relevance=relevance)
     if (index is not None or backend == "faiss") and team.size > 1:
         raise UserError("faiss searches in one process: call evaluate on one rank, with distributed=False")
     labels, gallery_labels, classes = numbered(labels, gallery_labels, name="label", team=team)
@@ -100,6 +107,9 @@ def evaluate(
             progress=progress,
         )
     _check_some(ranks, labelled=positives is None)
+    if grades is not None:
+        ranks = grades.of_ranks(ranks)
+        notes.append("nDCG is of graded relevance, with linear gain")
     fitting = fitting_cuts(cuts, ranks)
     if names is None and fitting != cuts:
         beyond = ", ".join(str(k) for k in cuts if k not in fitting)

@@ -99,17 +99,23 @@ def r_precision(ranks: Ranks) -> Float64[np.ndarray, " query"]:
 
 
 def ndcg(ranks: Ranks, k: int | None = None) -> Float64[np.ndarray, " query"]:
-    """nDCG of binary relevance: sum of 1 / log2(1 + rank_j), divided by its value if all positives led.
+    """nDCG: sum of relevance_j / log2(1 + rank_j), divided by its value if the positives led, the most relevant first.
 
-    Both sums run over ranks up to `k`, or over the whole gallery without one.
+    Both sums run over ranks up to `k`, or over the whole gallery without one. Relevance is 1 where `ranks` have none.
     """
     cut = _cut(ranks, ranks.num_gallery if k is None else k)
     # A table over ranks, since a vectorised logarithm may round differently at different places of an array.
     highest = min(cut, int(ranks.rank.max(initial=1)))
     gains = np.array([0.0, *(1 / math.log2(1 + rank) for rank in range(1, highest + 1)), 0.0])
+    found = gains[np.minimum(ranks.rank, highest + 1)]
+    if ranks.relevance is not None:
+        line = np.repeat(np.arange(len(ranks.query)), ranks.num_positives)
+        best_first = ranks.relevance[np.lexsort((-ranks.relevance, line))]
+        ideal = _query_sums(best_first * gains[np.minimum(ranks.place, highest + 1)], ranks)
+        return np.asarray(_query_sums(ranks.relevance * found, ranks) / ideal)
     counts, place = np.unique(np.minimum(ranks.num_positives, cut), return_inverse=True)
     best = np.array([math.fsum(gains[1 : count + 1].tolist()) for count in counts.tolist()], dtype=np.float64)
-    return np.asarray(_query_sums(gains[np.minimum(ranks.rank, highest + 1)], ranks) / best[place])
+    return np.asarray(_query_sums(found, ranks) / best[place])
 
 
 def reciprocal_rank(ranks: Ranks) -> Float64[np.ndarray, " query"]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
 from aurank.evaluation.counting import Progress, Task, count_all, find_thresholds
 from aurank.evaluation.exact import ExactScores
@@ -45,6 +45,7 @@ class Ranks:
     num_queries: int  # rows given, with a positive or without
     num_gallery: int
     num_rechecked: int = 0  # scores so close to a positive's that they were taken again, exactly
+    relevance: Float64[np.ndarray, " positive"] | None = None  # gain of each positive in nDCG, 1 without
 
     @property
     def num_positives(self) -> Int64[np.ndarray, " query"]:
