@@ -80,7 +80,8 @@ def test_train_evaluate_and_embed_from_the_command_line(aurank: Run, config: Pat
         np.save(tmp_path / "labels.npy", saved["labels"])
     for source in (["embeddings:" + str(tmp_path / "test.npz")],
                    ["embeddings:" + str(tmp_path / "rows.npy"), "--labels", tmp_path / "labels.npy"]):  # fmt: skip
-        code, _, _ = aurank("evaluate", "--model", *source, "--out", tmp_path / "again", "--recall-at", "1,5")
+        command = ("evaluate", "--model", *source, "--out", tmp_path / "again", "--recall-at", "1,5", "--overwrite")
+        code, _, _ = aurank(*command)
         assert code == 0
         again = json.loads((tmp_path / "again" / "report.json").read_text(encoding="utf-8"))["metrics"]
         assert again["mauprc"] == metrics["mauprc"]
@@ -98,7 +99,14 @@ def test_another_data_set_can_be_measured(aurank: Run, config: Path, tmp_path: P
     assert aurank("train", config, "train.steps=3", "--out", tmp_path / "run")[0] == 0
     model = f"aurank:{tmp_path}/run/best"
     code, _, complaint = aurank(
-        "evaluate", "--model", model, "--data", f"folder:{tmp_path / 'photos'}", "--out", tmp_path / "photos-report"
+        "evaluate",
+        "--model",
+        model,
+        "--data",
+        f"folder:{tmp_path / 'photos'}",
+        "--out",
+        tmp_path / "photos-report",
+        "data.odd_classes=keep",
     )
     assert code == 0, complaint
     report = json.loads((tmp_path / "photos-report" / "report.json").read_text(encoding="utf-8"))
@@ -117,7 +125,7 @@ def test_images_left_out_are_counted_and_named_in_what_is_printed(
         Image.fromarray(np.random.default_rng(number).integers(0, 255, (20, 20, 3), dtype=np.uint8)).save(path)
     assert aurank("train", config, "train.steps=3", "--out", tmp_path / "run")[0] == 0
     common = ["--model", f"aurank:{tmp_path}/run/best", "--data", f"folder:{tmp_path / 'photos'}"]
-    common += ["data.on_error=skip", f"data.workers={workers}", "data.cache=0"]
+    common += ["data.odd_classes=keep", "data.on_error=skip", f"data.workers={workers}", "data.cache=0"]
     code, output, _ = aurank("evaluate", *common, "--out", tmp_path / "measured")
     assert code == 0
     assert "skipped" not in output

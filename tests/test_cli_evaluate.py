@@ -1,5 +1,6 @@
 """`aurank evaluate`, `probe`, `compare` and `data check` as typed, with models and images from elsewhere."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -50,7 +51,10 @@ def aurank(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     return Shell(monkeypatch, capsys)
 
 
-TIMM = ("evaluate", "--model", "timm:test_resnet,pretrained=false", "--data", "folder:photos", "--recall-at", "1,3")
+TIMM = (
+    *("evaluate", "--model", "timm:test_resnet,pretrained=false", "--data", "folder:photos", "--recall-at", "1,3"),
+    "data.odd_classes=keep",
+)
 
 
 def test_a_timm_model_is_measured_twice_and_embedded_once(place: Path, aurank: Shell) -> None:
@@ -63,11 +67,35 @@ def test_a_timm_model_is_measured_twice_and_embedded_once(place: Path, aurank: S
     assert code == 0
     assert said.startswith("read 8 embeddings from the cache")
     assert second.replace("two", "one") == first
-    for name in ("per_query.parquet", "report.json"):
-        assert (place / "one" / name).read_bytes() == (place / "two" / name).read_bytes()
+    assert (place / "one" / "per_query.parquet").read_bytes() == (place / "two" / "per_query.parquet").read_bytes()
+    reports = [json.loads((place / name / "report.json").read_text()) for name in ("one", "two")]
+    made = [(report.pop("command"), report.pop("date")) for report in reports]
+    assert made[0][0] == " ".join(["aurank", *TIMM, "--out", "one"])
+    assert reports[0] == reports[1]
     code, _, said = aurank(*TIMM, "--out", "three", "--no-cache")
     assert (code, said) == (0, "")
-    assert len(pyarrow.parquet.read_table(place / "one" / "per_query.parquet")) == 8
+    table = pyarrow.parquet.read_table(place / "one" / "per_query.parquet")
+    assert table["path"].to_pylist() == [f"{'ab'[row // 4]}/{row}.png" for row in range(8)]
+    assert table["class"].to_pylist() == ["a"] * 4 + ["b"] * 4
+
+
+def test_a_result_is_replaced_by_its_own_command_or_when_asked_for(place: Path, aurank: Shell) -> None:
+    for number in range(2):
+        rows = np.random.default_rng(number).normal(size=(6, 4))
+        np.savez(place / f"{number}.npz", embeddings=rows, labels=np.arange(6) % 3)
+    first, second = (("evaluate", "--model", f"embeddings:{number}.npz", "--out", "out") for number in range(2))
+    for _ in range(2):
+        assert aurank(*first)[0] == 0
+    before = (place / "out" / "report.json").read_bytes()
+    code, _, complaint = aurank(*second)
+    assert (code, complaint.count("\n")) == (2, 1)
+    assert "--out out holds the result of another command (aurank evaluate --model embeddings:0.npz" in complaint
+    assert "--overwrite" in complaint
+    assert (place / "out" / "report.json").read_bytes() == before
+    assert aurank(*second, "--overwrite")[0] == 0
+    assert aurank(*second)[0] == 0
+    (place / "out" / "report.json").write_text("{}")
+    assert "holds the result of something else" in aurank(*second)[2]
 
 
 def test_intervals_are_asked_for_and_seeded(place: Path, aurank: Shell) -> None:
@@ -150,7 +178,16 @@ def test_pickled_embeddings_are_refused(place: Path, aurank: Shell) -> None:
 
 def test_ones_own_function_needs_leave(place: Path, aurank: Shell) -> None:
     (place / "own_model.py").write_text("import torch\ndef build():\n    return torch.nn.AdaptiveAvgPool2d(1)\n")
-    command = ("evaluate", "--model", "python:own_model:build", "--data", "folder:photos", "--out", "x")
+    command = (
+        "evaluate",
+        "--model",
+        "python:own_model:build",
+        "--data",
+        "folder:photos",
+        "--out",
+        "x",
+        "data.odd_classes=keep",
+    )
     code, _, complaint = aurank(*command)
     assert code == 2
     assert "add --allow-code" in complaint

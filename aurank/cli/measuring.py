@@ -1,5 +1,7 @@
 """Commands that run a model, or read what one made."""
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,24 +52,30 @@ def evaluate(
     cache: CacheOption = None,
     no_cache: NoCacheOption = False,
     allow_code: AllowCodeOption = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what another command has left in --out.")
+    ] = False,
     overrides: DataOverrides = None,
 ) -> None:
     """Measure any model on any images, or saved embeddings, exactly."""
     from aurank.evaluation.intervals import Resampling
-    from aurank.reporting import require_free, write_results
+    from aurank.reporting import require_free, require_same_command, write_results
     from aurank.training import Images, evaluate_model
 
     cuts = None if recall_at is None else whole_numbers("--recall-at", recall_at)
     options: dict[str, Any] = {"recall_at": cuts, "distance": distance, "ties": ties, "index": index}
     options |= {"backend": backend, "max_memory": max_memory}
     options["resampling"] = None if intervals is None else Resampling(intervals, seed)
+    command = shlex.join(["aurank", *(argument for argument in sys.argv[1:] if argument != "--overwrite")])
     require_free(out)
+    if not overwrite:
+        require_same_command(out, command)
     drawn = None if seeds is None else whole_numbers("--seeds", seeds)
     images = Images(data, split, protocol, root, query, gallery, overrides or [], drawn)
     with draw_running(batch, device, cache, no_cache, allow_code) as running:
         given = {name: value for name, value in options.items() if value is not None}
         report = evaluate_model(model, images, labels=labels, running=running, **given)
-    write_results(report, out)
+    write_results(report.made_by(command), out)
     console.print(str(report), highlight=False, markup=False, soft_wrap=True)
     console.print(f"written to {out / 'report.json'}", highlight=False, markup=False, soft_wrap=True)
 

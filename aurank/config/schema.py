@@ -136,6 +136,13 @@ class DataConfig(Strict):
     max_pixels: int = Field(
         default=128_000_000, ge=1, le=178_956_970, description="An image of more pixels counts as corrupt."
     )
+    repeated: Literal["refuse", "keep"] = Field(
+        default="refuse", description="Images listed more than once stop the run (refuse), or count as others (keep)."
+    )
+    odd_classes: Literal["refuse", "keep"] = Field(
+        default="refuse",
+        description="Two classes, or ones named like splits, stop aurank evaluate, or are right (keep).",
+    )
     cache: Size = Field(default="1GiB", description="A set whose decoded images fit in this is kept in memory.")
 
     @property

@@ -7,7 +7,7 @@ from aurank.data.completeness import Completeness, check_benchmark
 from aurank.data.dataset import Batch, ImageDataset, augmentation_seed, keys
 from aurank.data.doctor import DoctorReport, Finding
 from aurank.data.hard_negatives import HardNegativeSampler
-from aurank.data.loaders import BatchLoader, evaluation_loader, loader
+from aurank.data.loaders import BatchLoader, loader
 from aurank.data.manifest import SPLITS, Manifest, build_manifest
 from aurank.data.readers import READERS
 from aurank.data.samplers import PKSampler, Sampler, ShuffledSampler
@@ -58,7 +58,6 @@ __all__ = [
     "augmentation_seed",
     "build_manifest",
     "check_benchmark",
-    "evaluation_loader",
     "keys",
     "loader",
     "open_source",

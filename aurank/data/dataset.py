@@ -101,11 +101,6 @@ class ImageDataset(Dataset[Sample]):
         return len(self.manifest)
 
     @property
-    def is_cached(self) -> bool:
-        """Whether all images are held in memory."""
-        return self._cache is not None
-
-    @property
     def cached_bytes(self) -> int:
         """Memory that the images held take; 0 when they are read each time."""
         return sum(image.nbytes for image in self._cache or () if image is not None)

@@ -27,15 +27,6 @@ def loader(dataset: ImageDataset, batches: Iterable[Sequence[Key]], *, workers: 
     return BatchLoader(dataset, batches, workers=workers)
 
 
-def evaluation_loader(dataset: ImageDataset, *, batch: int, workers: int = 0) -> "BatchLoader":
-    """Returns a loader of all images in the order of their rows, not augmented, at most `batch` at a time."""
-    if batch < 1:
-        raise UserError(f"batch must be at least 1, got {batch}")
-    rows: list[Key] = list(range(len(dataset)))
-    batches = [rows[start : start + batch] for start in range(0, len(rows), batch)]
-    return BatchLoader(dataset, batches, workers=workers)
-
-
 class BatchLoader(DataLoader[Any]):
     """A DataLoader whose workers are forked where that is safe: they share the parent's images instead of copying.
 

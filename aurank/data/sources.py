@@ -4,7 +4,7 @@ import io
 import os
 import stat
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -36,7 +36,7 @@ class ImageSource(Protocol):
         """Returns whether the source holds that file."""
 
     def names(self) -> list[str]:
-        """Returns the paths of all files, sorted, without what operating systems leave behind."""
+        """Returns the paths of all files, sorted, without what operating systems leave; links are followed once."""
 
 
 def open_source(path: Path, *, prefix: str = "") -> ImageSource:
@@ -89,10 +89,28 @@ class FolderSource:
 
     def names(self) -> list[str]:
         found = []
-        for folder, _, files in os.walk(self.root, followlinks=True):
+        for folder, files in _folders(str(self.root)):
             inside = Path(folder).relative_to(self.root).as_posix()
             found += [name if inside == "." else f"{inside}/{name}" for name in files]
         return sorted(name for name in found if not _is_litter(name))
+
+
+def _folders(root: str) -> Iterator[tuple[str, list[str]]]:
+    """Return every folder at or below one with its files, each once: by its own name, else by the first link to it."""
+    seen: set[str] = set()
+    waiting = [root]
+    while waiting:
+        links: list[str] = []
+        for start in waiting:
+            real = os.path.realpath(start)
+            for folder, below, files in os.walk(start):
+                if real + folder[len(start) :] in seen:
+                    below.clear()
+                    continue
+                seen.add(real + folder[len(start) :])
+                links += [str(path) for name in below if (path := Path(folder, name)).is_symlink()]
+                yield folder, files
+        waiting = sorted(links)
 
 
 class ZipSource:

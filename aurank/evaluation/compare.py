@@ -16,8 +16,9 @@ class Comparison:
 
     `interval` is the percentile bootstrap interval of the difference; `p_value` the two-sided one: twice the part of
     the resamples in which the difference is 0 or has the other sign, at least 2 / (resamples + 1). `changed` are the
-    queries that changed most, the largest change first: columns "query", "label" where there are labels, "a", "b",
-    "difference". `num_better` and `num_worse` count the queries for which b scores higher and lower than a.
+    queries that changed most, the largest change first: columns "query", "label", "path" and "class" where there are
+    such, "a", "b", "difference". `num_better` and `num_worse` count the queries for which b scores higher and lower
+    than a.
     """
 
     metric: str
@@ -43,9 +44,10 @@ class Comparison:
         ]
         if len(self.changed["query"]):
             lines.append("changed most:")
-        label = self.changed.get("label")
+        named_by = next((name for name in ("class", "label") if name in self.changed), None)
         for place, query in enumerate(self.changed["query"].tolist()):
-            named = "" if label is None else f" (label {label[place]})"
+            path = f" {self.changed['path'][place]}" if "path" in self.changed else ""
+            named = path if named_by is None else f"{path} ({named_by} {self.changed[named_by][place]})"
             a, b, difference = (self.changed[name][place] for name in ("a", "b", "difference"))
             lines.append(f"  query {query}{named}  {a:.4f} → {b:.4f}  {difference:+.4f}")
         return "\n".join(lines)
@@ -83,7 +85,7 @@ def compare(
     beyond = 1 + min(int((draws <= 0).sum()), int((draws >= 0).sum()))
     # Among equal changes the first query comes first.
     order = np.argsort(-np.abs(change), kind="stable")[: max(0, min(most, int((change != 0).sum())))]
-    facts = [name for name in ("query", "label") if name in report_a.per_query]
+    facts = [name for name in ("query", "label", "path", "class") if name in report_a.per_query]
     return Comparison(
         metric=metric,
         a=first,

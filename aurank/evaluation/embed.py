@@ -30,6 +30,7 @@ class Embedded:
     """Embeddings float32 [row, dim] with each row's label, id (row of the manifest), path, protocol flags and group.
 
     Of a query's own label and group (a camera, −1 for none), nothing counts, neither as positive nor as negative.
+    `classes[label]` is the name of a class, where names are known.
     """
 
     embeddings: np.ndarray
@@ -39,16 +40,17 @@ class Embedded:
     is_query: np.ndarray
     is_gallery: np.ndarray
     groups: np.ndarray
+    classes: np.ndarray | None = None
 
     def evaluate(self, **options: Any) -> Report:
         """The exact ``Report`` under the manifest's query and gallery flags; ``options`` go to ``aurank.evaluate``."""
         if self.is_query.all() and self.is_gallery.all():
-            return evaluate(self.embeddings, self.labels, groups=self.groups, **options)
+            return self.named(evaluate(self.embeddings, self.labels, groups=self.groups, **options))
         query, gallery = self.is_query, self.is_gallery
         for side, rows in (("query", query), ("gallery", gallery)):
             if not rows.any():
                 raise UserError(f"none of the {len(rows)} images is a {side}: mark some as such")
-        return evaluate(
+        report = evaluate(
             self.embeddings[query],
             self.labels[query],
             self.embeddings[gallery],
@@ -59,11 +61,17 @@ class Embedded:
             gallery_groups=self.groups[gallery],
             **options,
         )
+        return self.named(report, np.flatnonzero(query))
+
+    def named(self, report: Report, rows: np.ndarray | None = None) -> Report:
+        """Return the report with the path and the class of each query, whose rows here are `rows`, by default all."""
+        paths, labels = (self.paths, self.labels) if rows is None else (self.paths[rows], self.labels[rows])
+        return report.named(paths, None if self.classes is None else self.classes[labels])
 
     def save(self, path: Path) -> None:
         """Write an ``.npz`` with all arrays, whole or not at all."""
         with replacing(path) as file:
-            np.savez(file, **{name: getattr(self, name) for name in self.__dataclass_fields__})
+            np.savez(file, **{name: values for name, values in vars(self).items() if values is not None})
 
     @staticmethod
     def load(path: Path, labels: Path | None = None) -> "Embedded":
@@ -94,7 +102,8 @@ class Embedded:
         content.setdefault("is_query", np.ones(count, dtype=bool))
         content.setdefault("is_gallery", np.ones(count, dtype=bool))
         content.setdefault("groups", np.full(count, -1))
-        fields = {name: content[name] for name in Embedded.__dataclass_fields__}
+        classes = content.pop("classes", None)
+        fields = {name: content[name] for name in Embedded.__dataclass_fields__ if name != "classes"}
         for name, values in fields.items():
             if values.ndim != (2 if name == "embeddings" else 1) or len(values) != count:
                 expected = "a matrix, one row an item" if name == "embeddings" else f"{count} values, one an embedding"
@@ -105,7 +114,9 @@ class Embedded:
             raise UserError(f"{path}: ids name an item twice, {again!r}; give each item its own id")
         for name in ("is_query", "is_gallery"):
             fields[name] = _flags(fields[name], f"{path}: {name}")
-        return Embedded(**fields)
+        if classes is not None:
+            _check_classes(classes, fields["labels"], path)
+        return Embedded(**fields, classes=classes)
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -119,6 +130,13 @@ def _read_labels(path: Path) -> np.ndarray:
     if "labels" not in content and len(content) != 1:
         raise UserError(f"--labels {path} holds {', '.join(content) or 'nothing'}; expected one array, or 'labels'")
     return content["labels"] if "labels" in content else next(iter(content.values()))
+
+
+def _check_classes(classes: np.ndarray, labels: np.ndarray, path: Path) -> None:
+    """Raise UserError unless each label has its name in `classes`."""
+    named = labels.dtype.kind in "iu" and (not len(labels) or (labels.min() >= 0 and labels.max() < len(classes)))
+    if classes.ndim != 1 or classes.dtype.kind != "U" or not named:
+        raise UserError(f"{path}: classes must be the names of the labels 0, 1, …, in their order; leave them out")
 
 
 def _flags(values: np.ndarray, name: str) -> np.ndarray:
@@ -294,4 +312,5 @@ def described(manifest: Manifest, rows: np.ndarray, embeddings: np.ndarray) -> E
         is_query=manifest.is_query[rows],
         is_gallery=manifest.is_gallery[rows],
         groups=np.full(len(rows), -1) if manifest.groups is None else manifest.groups[rows],
+        classes=np.array(manifest.classes),
     )

@@ -93,16 +93,15 @@ class Protocol:
             information["params"] = dict(self.params)
         if not self.seeds:
             report = evaluate(embedded.embeddings, labels, recall_at=self.recall_at, **options)
-            return dataclasses.replace(report, protocol=information)
+            return dataclasses.replace(embedded.named(report), protocol=information)
         ordered, classes = _canonical(paths, labels)
         reports = []
         for seed in self.seeds:
             drawn = draw_gallery(classes, seed)
             gallery, query = np.sort(ordered[drawn]), np.sort(ordered[~drawn])
             reports.append(_one_draw(embedded, labels, query, gallery, recall_at=self.recall_at, **options))
-        return dataclasses.replace(
-            mean_report(reports, self.seeds), protocol={**information, "seeds": list(self.seeds)}
-        )
+        report = embedded.named(mean_report(reports, self.seeds))
+        return dataclasses.replace(report, protocol={**information, "seeds": list(self.seeds)})
 
     def _paths(self, embedded: Embedded) -> list[str]:
         paths = [str(path) for path in embedded.paths.tolist()]

@@ -1,8 +1,13 @@
 """What an evaluation found: numbers, values per query, a table to read and files to keep."""
 
 import json
+import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,8 +23,19 @@ from aurank.evaluation.report_check import check_content
 from aurank.files import replacing, write_text
 from aurank.names import meant, nearest
 
+_LIBRARIES = ("aurank", "numpy", "torch", "timm", "numba", "faiss-cpu", "faiss-gpu")
 FORMAT, VERSION = "aurank.report", 2
 Column = np.ndarray[Any, np.dtype[Any]]
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """The versions of Python and of the libraries that a number may depend on, as far as they are there."""
+    found = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,13 +44,14 @@ class Report:
 
     `metrics`: by the names of docs/metrics.md, means over queries, or over classes with the prefix "macro:".
     `per_query`: arrays over the queries with a positive, in the caller's order: "query" (its row), "label" where there
-    are labels, "num_positives", "num_negatives", "first_rank", "last_rank", "ap" (the values of mauprc), and the values
-    of every other metric by its name. `num_queries` counts every query given, `num_lone_queries` those among them
-    without a positive. `tie_bounds`: mauprc under the pessimistic and the optimistic reading of equal scores.
-    `protocol`: at least "name" and "checksum" of the protocol that chose the queries and the gallery. `notes`: what a
-    reader of the numbers must know. `curve`: the mean precision-recall curve, interpolated, at 101 recalls.
-    `approximation`: the fields of an `Approximation`, where an index was measured beside the exact numbers. `distance`:
-    by which items were ranked.
+    are labels, "path" and "class" where they are known, "num_positives", "num_negatives", "first_rank", "last_rank",
+    "ap" (the values of mauprc), and the values of every other metric by its name. `num_queries` counts every query
+    given, `num_lone_queries` those among them without a positive. `tie_bounds`: mauprc under the pessimistic and the
+    optimistic reading of equal scores. `protocol`: at least "name" and "checksum" of the protocol that chose the
+    queries and the gallery. `notes`: what a reader of the numbers must know. `curve`: the mean precision-recall curve,
+    interpolated, at 101 recalls. `approximation`: the fields of an `Approximation`, where an index was measured beside
+    the exact numbers. `distance`: by which items were ranked. `versions` of the libraries that made it; `command` and
+    `date` (UTC) where a command did.
     """
 
     metrics: dict[str, float]
@@ -50,6 +67,9 @@ class Report:
     curve: Curve | None = None
     approximation: dict[str, Any] | None = None
     distance: str = "cosine"
+    versions: dict[str, str] = field(default_factory=lambda: dict(_versions()))
+    date: str | None = None
+    command: str | None = None
 
     @property
     def mauprc(self) -> float:
@@ -86,6 +106,18 @@ class Report:
         draws = resampled_means(terms, resamples=resamples, seed=seed)
         bounds = {name: resampling.bounds(drawn) for name, drawn in zip(self.metrics, draws, strict=True)}
         return replace(self, intervals=Intervals(bounds, resampling, units.name, len(units)))
+
+    def named(self, paths: Column, classes: Column | None = None) -> "Report":
+        """Return this report with the path and the class of each query, given those of all queries by their rows."""
+        names = {"path": paths if (paths != "").any() else None, "class": classes}
+        rows = self.per_query["query"]
+        facts = {name: values for name, values in self.per_query.items() if name in ("query", "label")}
+        facts |= {name: values[rows] for name, values in names.items() if values is not None}
+        return replace(self, per_query={**facts, **self.per_query, **facts})
+
+    def made_by(self, command: str) -> "Report":
+        """Return this report with the command that made it, and the time."""
+        return replace(self, command=command, date=datetime.now(UTC).isoformat(timespec="seconds"))
 
     def class_table(self) -> dict[str, Column]:
         """Columns over classes, by increasing label: "label", "num_queries", and each metric's mean over the class."""
@@ -150,7 +182,10 @@ class Report:
             "notes": self.notes,
             "intervals": None if self.intervals is None else _intervals_to_json(self.intervals),
             "approximation": self.approximation,
+            "versions": self.versions,
         }
+        if self.command is not None:
+            content |= {"date": self.date, "command": self.command}
         text = json.dumps(content, indent=2)[: -len("\n}")]
         if self.curve is not None:
             text += ',\n  "curve": ' + _columns_to_json(vars(self.curve))
@@ -161,7 +196,14 @@ class Report:
         import pyarrow
         import pyarrow.parquet
 
-        table = pyarrow.table(dict(self.per_query))
+        # A name that is no UTF-8 is written with its bytes as escapes.
+        columns = {
+            name: [text.encode("utf-8", "backslashreplace").decode() for text in values.tolist()]
+            if values.dtype.kind == "U"
+            else values
+            for name, values in self.per_query.items()
+        }
+        table = pyarrow.table(columns)
         with replacing(Path(path)) as file:
             pyarrow.parquet.write_table(table, file)
 
@@ -191,7 +233,7 @@ class Report:
     @property
     def _metric_names(self) -> list[str]:
         """Names of the columns of `per_query` that are metrics, mauprc aside."""
-        facts = {"query", "label", "num_positives", "num_negatives", "first_rank", "last_rank", "ap"}
+        facts = {"query", "label", "path", "class", "num_positives", "num_negatives", "first_rank", "last_rank", "ap"}
         return [name for name in self.per_query if name not in facts]
 
     def _means(self, classes: Classes) -> dict[str, Column]:
@@ -246,4 +288,7 @@ def _from_json(content: dict[str, Any]) -> Report:
         intervals=None if intervals is None else _intervals_from_json(intervals),
         curve=None if curve is None else Curve(np.array(curve["recall"]), np.array(curve["precision"])),
         approximation=content.get("approximation"),
+        versions={str(name): str(value) for name, value in content.get("versions", {}).items()},
+        date=content.get("date"),
+        command=content.get("command"),
     )

@@ -13,13 +13,28 @@ REPORT, PER_QUERY, CURVE = "report.json", "per_query.parquet", "pr_curve.png"
 
 
 def require_free(out: Path) -> None:
-    """Nothing; UserError where `out` cannot be written, or holds a training run, whose report.json is its own."""
+    """Raise UserError where `out` cannot be written, or holds a training run, whose report.json is its own."""
     for name in (REPORT, PER_QUERY, CURVE):
         if (out / name).is_dir():
             raise UserError(f"--out {out}: {name} is a folder there; move it away, or name another --out")
     require_writable(out / REPORT)
     if all((out / name).exists() for name in ("config.yaml", "metrics.jsonl")):
         raise UserError(f"--out {out} holds a training run, and its {REPORT} would be overwritten; name another folder")
+
+
+def require_same_command(out: Path, command: str) -> None:
+    """Raise UserError where `out` holds a result of another command: only its own may be replaced unasked."""
+    if not (out / REPORT).exists():
+        return
+    try:
+        made_by = Report.load(out / REPORT).command
+    except UserError:
+        made_by = None
+    if made_by != command:
+        by = "something else" if made_by is None else f"another command ({made_by})"
+        raise UserError(
+            f"--out {out} holds the result of {by}: name another folder, or add --overwrite to replace that result"
+        )
 
 
 def write_results(report: Report, out: Path) -> None:

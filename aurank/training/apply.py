@@ -1,6 +1,7 @@
 """Embedding and measuring with any model: what ``aurank embed`` and ``aurank evaluate`` call."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,14 +22,30 @@ from aurank.evaluation.inputs import byte_count
 from aurank.evaluation.protocols import Protocol
 from aurank.evaluation.report import Report
 from aurank.models.adapters import ADAPTERS, check_model, load_model
-from aurank.training.build import build_dataset, build_encoder, build_transform, image_weights, require_room_for
+from aurank.training.build import (
+    build_dataset,
+    build_encoder,
+    build_transform,
+    image_weights,
+    require_distinct,
+    require_room_for,
+)
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.training.components import read_config
 from aurank.training.fitting import load_weights
 from aurank.training.pairs import each_image_once
 from aurank.training.preprocessing import with_preprocessing
-from aurank.training.selecting import Images, Selected, meaning_of_split, require_comparable, select
+from aurank.training.selecting import (
+    Images,
+    Selected,
+    meaning_of_split,
+    require_comparable,
+    require_likely_classes,
+    select,
+)
 from aurank.training.tasks import TRIAL, evaluation_options
+
+_KEEP = "data.repeated=keep"
 
 Listener = Callable[[str, int, int], None]
 """Told a stage, such as "embedding" or "ranking", how much of it is done and how much there is."""
@@ -83,20 +100,24 @@ def evaluate_model(
     device = choose_device(running.device)
     options = {**options, "device": device}
     if kind == "embeddings":
-        if images.given and protocol is None:
-            raise UserError(
-                f"{images.given[0]} has no use with --model {model}: saved embeddings bring their own labels"
-            )
+        given = [option for option in images.given if option != _KEEP]
+        if given and protocol is None:
+            raise UserError(f"{given[0]} has no use with --model {model}: saved embeddings bring their own labels")
         _check_options(options, protocol)
         embedded = Embedded.load(Path(what), labels)
+        again = [path for path, count in Counter(embedded.paths.tolist()).items() if path and count > 1]
+        if again and _KEEP not in images.overrides:
+            raise UserError(f"{what} holds image {again[0]!r} twice; embed each image once, or add {_KEEP}")
         if protocol is not None:
             protocol.require_same(embedded, select(images, None).images)
-        notes = [f"model {model}"]
+        notes = [f"model {model}; {len(set(embedded.labels.tolist())):,} classes"]
     else:
         if labels is not None:
             raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
         prepared = prepare(model, images, running)
         require_comparable(prepared.dataset.manifest)
+        require_likely_classes(prepared.dataset.manifest, prepared.config.data)
+        require_distinct(prepared.dataset.manifest, prepared.config.data)
         if protocol is None or not protocol.seeds:
             require_room_for(prepared.dataset.manifest)
         inherited = {**prepared.options, **options}
@@ -159,7 +180,8 @@ class Prepared:
     @property
     def note(self) -> str:
         manifest = self.dataset.manifest
-        return f"model {self.name}; {len(manifest):,} images of {manifest.name}, manifest {manifest.sha256[:16]}"
+        of = f"{manifest.name}, manifest {manifest.sha256[:16]}, {len(manifest.classes):,} classes"
+        return f"model {self.name}; {len(manifest):,} images of {of}"
 
 
 def prepare(model: str, images: Images, running: Running) -> Prepared:

@@ -15,6 +15,7 @@ from aurank.config import Component, Config, DataConfig, ModelConfig
 from aurank.config.components import signature
 from aurank.data import READERS, SAMPLERS, TRANSFORMS, ImageDataset, Manifest, Pipeline, Sampler
 from aurank.data.dataset import with_own_labels
+from aurank.data.repeated import repeated_image
 from aurank.errors import UserError, first_line
 from aurank.evaluation.matching import count_positives, require_room
 from aurank.losses import LOSSES, MINERS, CrossBatchMemory
@@ -66,6 +67,7 @@ def build_splits(config: DataConfig, *, seed: int, texts: bool = True) -> Splits
     `texts=False`: none are read (model.text is null), so that each split has an image once, however many its texts are.
     """
     whole = build_manifest(config, seed=seed)
+    require_distinct(whole, config)
 
     def taken(name: str) -> Manifest:
         rows = split_of(whole, config, name)
@@ -86,6 +88,12 @@ def require_room_for(manifest: Manifest) -> None:
     query, gallery = manifest.is_query, manifest.is_gallery
     own = int((query & gallery).sum())
     require_room(count_positives(manifest.labels[query], manifest.labels[gallery]) - own)
+
+
+def require_distinct(manifest: Manifest, config: DataConfig) -> None:
+    """Raise UserError where an image is listed more than once, unless the configuration keeps such."""
+    if config.repeated == "refuse" and (repeated := repeated_image(manifest)):
+        raise UserError(f"{repeated}; list each image once, or take them as different ones with data.repeated=keep")
 
 
 def split_of(whole: Manifest, config: DataConfig, name: str) -> Manifest:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from aurank.data import READERS, Manifest
+from aurank.data.repeated import repeated_image
 from aurank.errors import UserError
 from aurank.evaluation.embed import Embedded
 from aurank.evaluation.inputs import integer_array
@@ -132,7 +133,7 @@ def _embed_sides(
         embedded = embed_prepared(side, device, running)
         notes += [f"{role}: {line}" for line in (side.note, *skipped(side.dataset, embedded))]
         sides.append(embedded)
-    return sides[1], dataclasses.replace(sides[0], labels=own[sides[0].labels]), notes
+    return sides[1], dataclasses.replace(sides[0], labels=own[sides[0].labels], classes=None), notes
 
 
 def _training_images(prepared: Prepared) -> Manifest | None:
@@ -152,10 +153,5 @@ def _training_images(prepared: Prepared) -> Manifest | None:
 
 
 def _require_once(manifest: Manifest) -> None:
-    seen: set[str] = set()
-    for path in manifest.paths:
-        if path in seen:
-            raise UserError(
-                f"{manifest.name} lists image {path!r} twice: a probe could train and test on it; list it once"
-            )
-        seen.add(path)
+    if repeated := repeated_image(manifest):
+        raise UserError(f"{repeated}: a probe could train and test on it; list it once")

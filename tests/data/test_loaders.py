@@ -14,7 +14,7 @@ import pytest
 import torch
 from data_trees import array_manifest, write_tree, zip_tree
 
-from aurank.data import TRANSFORMS, Batch, ImageDataset, PKSampler, evaluation_loader, loader
+from aurank.data import TRANSFORMS, Batch, ImageDataset, PKSampler, loader
 from aurank.data.readers import folder
 from aurank.errors import UserError
 
@@ -41,6 +41,11 @@ def _batches(dataset, count, **options):
     return list(itertools.islice(loader(dataset, wanted, **options), count))
 
 
+def _in_order(dataset, batch):
+    """The keys of all rows in order, not augmented."""
+    return [range(start, min(start + batch, len(dataset))) for start in range(0, len(dataset), batch)]
+
+
 def _equal(first, second):
     return len(first) == len(second) and all(
         torch.equal(one, other)
@@ -52,7 +57,7 @@ def _equal(first, second):
 def test_batches_are_pinned_where_there_is_a_cuda_device(zipped, monkeypatch):
     for available in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
-        assert evaluation_loader(_dataset(zipped), batch=4).pin_memory is available
+        assert loader(_dataset(zipped), []).pin_memory is available
 
 
 @pytest.mark.gpu
@@ -60,7 +65,7 @@ def test_batches_are_pinned_where_there_is_a_cuda_device(zipped, monkeypatch):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pinned_batches_hold_the_same_images(zipped, workers):
     dataset = _dataset(zipped)
-    found = list(evaluation_loader(dataset, batch=10, workers=workers))
+    found = list(loader(dataset, _in_order(dataset, 10), workers=workers))
     assert all(part.is_pinned() for batch in found for part in batch)
     assert _equal(found, [dataset.__getitems__(range(start, min(start + 10, 24))) for start in (0, 10, 20)])
 
@@ -83,8 +88,8 @@ def test_nothing_warns_with_more_workers_than_processors_threads_and_forks(zippe
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_evaluation_has_all_rows_in_order_each_time(zipped, workers):
-    batches = evaluation_loader(_dataset(zipped), batch=10, workers=workers)
+def test_a_loader_has_its_batches_in_order_each_time(zipped, workers):
+    batches = loader(_dataset(zipped), _in_order(zipped, 10), workers=workers)
     assert len(batches) == 3
     for _ in range(2):
         found = list(batches)
@@ -116,7 +121,7 @@ def test_a_corrupt_image_ends_in_its_own_message(tmp_path, workers):
     (tree / "a/5.png").write_bytes(b"no image")
     dataset = _dataset(manifest, cache_bytes=0)
     with pytest.raises(UserError) as error:
-        list(evaluation_loader(dataset, batch=2, workers=workers))
+        list(loader(dataset, _in_order(dataset, 2), workers=workers))
     assert str(error.value).startswith("image 'a/5.png' in ")
     assert "\n" not in str(error.value)
 
@@ -128,7 +133,7 @@ def test_what_a_worker_skips_is_counted_in_the_parent(tmp_path, workers):
     for number in (2, 5):
         (tree / f"a/{number}.png").write_bytes(b"no image")
     dataset = _dataset(manifest, cache_bytes=0, on_error="skip")
-    found = list(evaluation_loader(dataset, batch=3, workers=workers))
+    found = list(loader(dataset, _in_order(dataset, 3), workers=workers))
     assert torch.cat([batch.id for batch in found]).tolist() == [0, 1, 3, 4, 6, 7]
     assert dataset.skipped == ["a/2.png", "a/5.png"]
 
@@ -144,7 +149,7 @@ def test_a_stopped_run_continues_with_the_same_batches(zipped):
 
 def test_workers_leave_the_first_signal_to_the_parent():
     manifest = array_manifest({"test": [40]})
-    batches = evaluation_loader(_dataset(manifest), batch=2, workers=2)
+    batches = loader(_dataset(manifest), _in_order(manifest, 2), workers=2)
     iterator = iter(batches)
     next(iterator), next(iterator)  # one from each, so both have started
     for worker in multiprocessing.active_children():
@@ -157,7 +162,7 @@ def test_workers_end_with_the_iteration_however_it_ends(tmp_path):
     tree = write_tree(tmp_path, [f"a/{number}.png" for number in range(8)])
     manifest = folder(tree)
     (tree / "a/5.png").write_bytes(b"no image")
-    batches = evaluation_loader(_dataset(manifest, cache_bytes=0), batch=2, workers=2)
+    batches = loader(_dataset(manifest, cache_bytes=0), _in_order(manifest, 2), workers=2)
     for _ in range(3):
         with pytest.raises(UserError):
             list(batches)
@@ -169,7 +174,7 @@ def test_workers_end_with_the_iteration_however_it_ends(tmp_path):
 
 
 def test_an_iteration_forgotten_in_a_cycle_does_not_reach_into_new_workers(zipped, capfd):
-    batches = evaluation_loader(_dataset(zipped), batch=4, workers=2)
+    batches = loader(_dataset(zipped), _in_order(zipped, 4), workers=2)
     for _ in range(5):
         forgotten = [iter(batches)]
         next(forgotten[0])
@@ -183,8 +188,6 @@ def test_impossible_options_are_refused(zipped):
     dataset = _dataset(zipped)
     with pytest.raises(UserError, match="workers must be at least 0, got -1"):
         loader(dataset, [], workers=-1)
-    with pytest.raises(UserError, match="batch must be at least 1, got 0"):
-        evaluation_loader(dataset, batch=0)
 
 
 @pytest.mark.slow

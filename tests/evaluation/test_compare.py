@@ -9,7 +9,7 @@ import pytest
 from listing import ranks_of, read
 
 from aurank.errors import UserError
-from aurank.evaluation import Report
+from aurank.evaluation import Report, evaluate
 from aurank.evaluation.compare import compare
 from aurank.evaluation.summary import report_of
 
@@ -150,3 +150,14 @@ def test_a_metric_that_the_report_lacks_is_refused_with_the_nearest() -> None:
         UserError, match=r"no values per query of 'recall@2'.*evaluate again with it.*; did you mean 'recall@1'"
     ):
         compare(report(), report(), metric="recall@2")
+
+
+def test_the_queries_that_changed_are_named_by_path_and_class() -> None:
+    labels = np.array([1, 1, 0, 0])
+    names = np.array(["a/0.png", "a/1.png", "b/2.png", "b/3.png"]), np.array(["apple", "pear"])[labels]
+    rows = np.array([[1, 0], [1, 0.1], [0, 1], [0.1, 1]])
+    a, b = (evaluate(found, labels) for found in (rows, rows[[0, 2, 1, 3]]))
+    found = compare(a.named(*names), b.named(*names), resamples=100, most=1)
+    assert found.changed["path"].tolist() == ["a/0.png"]
+    assert str(found).splitlines()[-1].startswith("  query 0 a/0.png (class pear)  1.0000 → ")
+    assert "(label 1)" in str(compare(a, b, resamples=100, most=1))

@@ -218,3 +218,23 @@ def test_a_single_class_costs_the_intervals_and_not_the_report() -> None:
     assert report.notes == [
         "no intervals: an interval needs queries of 2 classes or more to draw from; there is 1 class"
     ]
+
+
+def test_queries_are_named_and_what_made_a_report_is_kept(tmp_path: Path) -> None:
+    report = full().named(np.array(["a.png", "b.png", "c.png", "é.png", "\udcff.png"]), np.array(list("xyzxx")))
+    assert list(report.per_query)[:4] == ["query", "label", "path", "class"]
+    assert report.per_query["path"].tolist() == ["a.png", "b.png", "c.png", "\udcff.png"]  # the fourth is alone
+    assert set(report.versions) >= {"python", "aurank", "numpy", "torch"}
+    made = report.made_by("aurank evaluate --out x")
+    made.save(tmp_path / "report.json")
+    loaded = Report.load(tmp_path / "report.json")
+    assert (loaded.command, loaded.date, loaded.versions) == (made.command, made.date, made.versions)
+    assert loaded.date is not None
+    assert loaded.date.endswith("+00:00")
+    assert loaded.per_query["path"].tolist() == report.per_query["path"].tolist()
+    assert list(loaded.class_table()) == ["label", "num_queries", "mauprc", *report._metric_names]
+    made.write_per_query(tmp_path / "rows.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "rows.parquet")
+    assert table["path"].to_pylist() == ["a.png", "b.png", "c.png", "\\udcff.png"]
+    report.save(tmp_path / "plain.json")
+    assert not {"date", "command"} & set(json.loads((tmp_path / "plain.json").read_text(encoding="utf-8")))

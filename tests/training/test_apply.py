@@ -42,15 +42,16 @@ def table(path: Path, rows: list[tuple[str, str]]) -> Path:
     return path
 
 
+PHOTOS = Images("folder:photos", overrides=["data.odd_classes=keep"])  # of two classes
+
+
 def running(**changes: Any) -> Running:
     return Running(allow_code=True, **changes)
 
 
 def test_a_folder_is_embedded_and_measured(place: Path) -> None:
     stages: list[tuple[str, int, int]] = []
-    report = evaluate_model(
-        MODEL, Images("folder:photos"), running=running(batch=3, listener=lambda *stage: stages.append(stage))
-    )
+    report = evaluate_model(MODEL, PHOTOS, running=running(batch=3, listener=lambda *stage: stages.append(stage)))
     assert report.mauprc == 1
     assert (report.num_queries, report.num_gallery) == (8, 8)
     assert [stage for stage in stages if stage[0] == "embedding"] == [("embedding", n, 8) for n in (3, 6, 8)]
@@ -178,7 +179,7 @@ def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
         raise AssertionError("embedded")
 
     monkeypatch.setattr(apply, "embed", never)
-    images = Images("folder:photos")
+    images = PHOTOS
     for options, message in (
         ({"ties": "none"}, "ties must be one of"),
         ({"recall_at": (0,)}, "recall_at"),
@@ -226,7 +227,7 @@ def test_the_seeds_of_a_protocols_draws_are_chosen() -> None:
 
 def test_what_has_no_use_is_refused(place: Path) -> None:
     with pytest.raises(UserError, match=r"--labels x.npy has no use with --model python"):
-        evaluate_model(MODEL, Images("folder:photos"), labels=Path("x.npy"), running=running())
+        evaluate_model(MODEL, PHOTOS, labels=Path("x.npy"), running=running())
     with pytest.raises(UserError, match="--data folder:photos has no use with --model embeddings"):
         evaluate_model("embeddings:x.npz", Images("folder:photos"))
     with pytest.raises(UserError, match="these are embeddings already"):
@@ -234,12 +235,12 @@ def test_what_has_no_use_is_refused(place: Path) -> None:
     with pytest.raises(UserError, match="expected aurank:DIR/best, embeddings:FILE, timm:NAME"):
         evaluate_model("resnet18")
     with pytest.raises(UserError, match="--allow-code"):
-        evaluate_model(MODEL, Images("folder:photos"))
+        evaluate_model(MODEL, PHOTOS)
 
 
 def test_skipped_images_are_counted_in_the_report(place: Path) -> None:
     (place / "photos" / "a" / "2.png").write_bytes(b"no image")
-    images = Images("folder:photos", overrides=["data.on_error=skip"])
+    images = Images("folder:photos", overrides=["data.on_error=skip", "data.odd_classes=keep"])
     report = evaluate_model(MODEL, images, running=running())
     assert report.num_queries == 7
     assert report.notes[-1] == "skipped, unreadable: 1 of 8 images (a/2.png)"
@@ -248,14 +249,14 @@ def test_skipped_images_are_counted_in_the_report(place: Path) -> None:
 def test_the_cache_serves_the_second_call_and_not_another_set(place: Path) -> None:
     said: list[str] = []
     how = running(cache=place / "cache", say=said.append)
-    first = evaluate_model(MODEL, Images("folder:photos"), running=how)
+    first = evaluate_model(MODEL, PHOTOS, running=how)
     assert said == []
-    again = evaluate_model(MODEL, Images("folder:photos"), running=how, ties="optimistic")
+    again = evaluate_model(MODEL, PHOTOS, running=how, ties="optimistic")
     assert len(said) == 1
     assert said[0].startswith("read 8 embeddings from the cache")
     assert np.array_equal(first.per_query["ap"], again.per_query["ap"])
     Image.new("RGB", (2, 2), (1, 2, 3)).save(place / "photos" / "a" / "0.png")
-    evaluate_model(MODEL, Images("folder:photos"), running=how)
+    evaluate_model(MODEL, PHOTOS, running=how)
     assert len(said) == 1
 
 
@@ -268,7 +269,7 @@ def test_progress_asked_for_is_told_of_the_ranking_and_of_no_trial(
     monkeypatch.setattr(apply, "embed_prepared", lambda *given: told.append("embedded") or embed_prepared(*given))
     evaluate_model(
         MODEL,
-        Images("folder:photos"),
+        PHOTOS,
         running=running(listener=(lambda name, *_: stages.append(name)) if listening else None),
         progress=lambda *_: told.append("ranked"),
     )

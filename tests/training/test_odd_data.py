@@ -1,0 +1,108 @@
+"""What `evaluate` and `train` ask back about: images listed twice, and classes that are none."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny import tiny_config
+
+import aurank
+from aurank.errors import UserError
+from aurank.training import Images, Running, embed_model, evaluate_model, read_config
+from aurank.training.build import build_splits
+
+MODEL = "python:odd_embedder:build"
+CODE = """
+import numpy, torch
+def build():
+    return torch.nn.Flatten(), lambda image: torch.from_numpy(numpy.array(image)).permute(2, 0, 1).float()
+"""
+
+
+def photos(root: Path, *classes: str) -> Images:
+    """Four photos of each class in a folder of its name."""
+    for number, name in enumerate(classes):
+        for row in range(4):
+            path = root / name / f"{row}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(4 * number + row).integers(0, 256, (2, 2, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path)
+    return Images(f"folder:{root}")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "odd_embedder.py").write_text(CODE)
+    return tmp_path
+
+
+RUNNING = Running(allow_code=True)
+KEPT = ["data.odd_classes=keep"]
+
+
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        (("set/train", "set/test"), "classes that look like splits, such as 'set/test' and 'set/train'"),
+        (("bounding_box_test", "bounding_box_train", "query"), "'bounding_box_test' and 'bounding_box_train'"),
+        (("Gallery/a", "Query/a", "Query/b"), "'Gallery/a' and 'Query/a'"),
+        (("cropped", "whole"), "two classes, 'cropped' and 'whole'"),
+    ],
+)
+def test_classes_that_are_none_are_asked_about(place: Path, classes: tuple[str, ...], words: str) -> None:
+    images = photos(place / "photos", *classes)
+    count = 4 * len(classes)
+    with pytest.raises(UserError, match=f"{count} queries, {count} gallery rows.*{words}.*data.odd_classes=keep"):
+        evaluate_model(MODEL, images, running=RUNNING)
+    report = evaluate_model(MODEL, Images(images.data, overrides=KEPT), running=RUNNING)
+    assert report.notes[-1].endswith(f", {len(classes)} classes")
+    assert report.num_queries == count
+
+
+def test_one_class_named_like_a_split_may_be_a_class(place: Path) -> None:
+    report = evaluate_model(MODEL, photos(place / "photos", "bus", "steam_train", "plane"), running=RUNNING)
+    assert report.num_queries == 12
+
+
+def doubled(place: Path) -> str:
+    """A table that lists each of twelve photos twice."""
+    photos(place, "a", "b", "c")
+    rows = [f"{name}/{row}.png,{name},test" for name in "abc" for row in range(4)] * 2
+    (place / "rows.csv").write_text("path,label,split\n" + "\n".join(rows) + "\n")
+    return "table:rows.csv"
+
+
+def test_images_listed_twice_are_measured_only_if_asked_for(place: Path) -> None:
+    data = doubled(place)
+    message = "lists image 'a/0.png' twice, and 11 more rows repeat an image; .*data.repeated=keep"
+    with pytest.raises(UserError, match=message):
+        evaluate_model(MODEL, Images(data), running=RUNNING)
+    kept = Images(data, overrides=["data.repeated=keep"])
+    assert evaluate_model(MODEL, kept, running=RUNNING).metrics["recall@1"] == 1
+    embed_model(MODEL, Images(data), running=RUNNING).save(place / "rows.npz")
+    with pytest.raises(UserError, match=r"rows.npz holds image 'a/0.png' twice; .*data.repeated=keep"):
+        evaluate_model("embeddings:rows.npz")
+    saved = evaluate_model("embeddings:rows.npz", Images(overrides=["data.repeated=keep"]))
+    assert saved.metrics["recall@1"] == 1
+    assert saved.notes == ["model embeddings:rows.npz; 3 classes"]
+
+
+def test_a_link_to_the_own_folder_changes_no_number(place: Path) -> None:
+    images = photos(place / "photos", "a", "b", "c")
+    before = evaluate_model(MODEL, images, running=RUNNING).metrics
+    (place / "photos" / "self").symlink_to(".")
+    assert evaluate_model(MODEL, images, running=RUNNING).metrics == before
+
+
+def test_images_listed_twice_are_trained_on_only_if_asked_for(place: Path) -> None:
+    photos(place, "a", "b", "c", "d")
+    rows = [f"{name}/{row}.png,{name},{'test' if name == 'd' else 'train'}" for name in "abcd" for row in range(4)]
+    (place / "rows.csv").write_text("path,label,split\n" + "\n".join([*rows, "a/0.png,a,test"]) + "\n")
+    data = {"name": "table", "params": {"file": "rows.csv"}, "root": str(place), "validation_fraction": 0.0}
+    with pytest.raises(UserError, match=r"lists image 'a/0.png' twice; .*data.repeated=keep"):
+        aurank.train(tiny_config(data=data), place / "run")
+    kept = read_config(tiny_config(data={**data, "repeated": "keep"}))
+    assert len(build_splits(kept.data, seed=0).whole) == 17
