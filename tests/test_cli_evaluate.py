@@ -340,3 +340,61 @@ def test_seeds_have_no_use_for_knn_on_two_splits(place: Path, aurank: Shell) -> 
     assert "k-NN draws nothing" in complaint
     assert aurank(*command)[0] == 0
     assert ProbeResult.load(place / "x" / "linear_probe.json").seeds == [1]
+
+
+def test_of_classes_of_two_images_the_neighbours_alone_are_probed(place: Path, aurank: Shell) -> None:
+    rows = np.random.default_rng(0).normal(size=(12, 4))
+    np.savez(place / "pairs.npz", embeddings=rows, labels=np.arange(12) // 2)
+    command = ("probe", "--model", "embeddings:pairs.npz", "--out", "x")
+    code, _, said = aurank(*command)
+    assert code == 0
+    assert said.startswith("no linear probe: every class has a single training row")
+    assert [path.name for path in (place / "x").iterdir()] == ["knn.json"]
+    code, _, said = aurank(*command[:-1], "y", "--protocol", "linear_probe")
+    assert (code, (place / "y").exists()) == (2, False)
+
+
+def test_the_cache_is_pruned_and_shows_what_goes(place: Path, aurank: Shell) -> None:
+    assert aurank(*TIMM, "--out", "one")[0] == 0
+    code, output, _ = aurank("cache", "prune", "--max", "0B", "--dry-run")
+    assert code == 0
+    assert output.startswith("would remove 0.000 GiB, last used ")
+    assert "timm:test_resnet,pretrained=false; 8 images of photos" in output
+    code, output, _ = aurank("cache", "prune", "--max", "1GiB")
+    assert output == f"1 sets, 0.000 GiB, stay in {place / 'cache'}\n"
+    code, output, _ = aurank("cache", "prune", "--max", "0B")
+    assert output.startswith("removed 0.000 GiB, last used ")
+    assert list((place / "cache").iterdir()) == []
+    code, _, complaint = aurank("cache", "prune", "--max", "much")
+    assert (code, complaint.count("\n")) == (2, 1)
+
+
+def test_doctor_takes_a_reader_and_a_path(place: Path, aurank: Shell) -> None:
+    code, output, _ = aurank("doctor", "folder:photos")
+    assert code == 0
+    assert output.startswith("photos: 8 images, 2 classes, 8 test images, 2 test classes\n")
+    code, output, _ = aurank("doctor", "folder:photos", "data.params.test_fraction=0.5")
+    assert "4 train images" in output
+    code, _, complaint = aurank("doctor", "folder:none")
+    assert (code, complaint.count("\n")) == (2, 1)
+    assert "there is no none" in complaint
+
+
+def test_shipped_configurations_are_filtered(aurank: Shell) -> None:
+    names = {line.split()[0] for line in aurank("ls", "SOPRC")[1].splitlines() if "/" in line.split()[0]}
+    assert "digits/soprc" in names
+    assert len(names) < len([line for line in aurank("ls")[1].splitlines() if "/" in line.split()[0]])
+    code, _, complaint = aurank("ls", "no such thing")
+    assert code == 2
+    assert "no shipped configuration has 'no such thing'" in complaint
+
+
+@pytest.mark.parametrize("command", ["evaluate", "embed", "probe"])
+def test_what_is_refused_leaves_no_folder(place: Path, aurank: Shell, command: str) -> None:
+    (place / "photos" / "a" / "0.png").write_bytes(b"no image")  # met only while embedding
+    out = "new/x.npz" if command == "embed" else "new/x"
+    options = ("--model", TIMM[2], "--data", "folder:photos", "data.odd_classes=keep", "--out", out, "--no-cache")
+    code, _, complaint = aurank(command, *options)
+    assert code == 2
+    assert "0.png" in complaint
+    assert sorted(path.name for path in place.iterdir()) == ["photos"]

@@ -23,14 +23,19 @@ def config(file: ConfigFile, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def ls() -> None:
+def ls(
+    wanted: Annotated[str, typer.Argument(metavar="[FILTER]", help="Only those with this in their name or line.")] = "",
+) -> None:
     """List the shipped configurations with the first line of their headers."""
     from aurank.config import shipped_configs
 
     table = Table("name", "about", box=None)
     for name, path in sorted(shipped_configs().items()):
-        first = path.read_text(encoding="utf-8").splitlines()[0]
-        table.add_row(name, first.removeprefix("#").strip())
+        about = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("#").strip()
+        if wanted.lower() in f"{name}\n{about}".lower():
+            table.add_row(name, about)
+    if not table.rows:
+        raise UserError(f"no shipped configuration has {wanted!r} in its name or first line; aurank ls lists them all")
     console.print(table)
 
 

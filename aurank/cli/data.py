@@ -1,24 +1,30 @@
-"""Commands that look at data sets."""
+"""Commands that look at data sets, and at the cache of their embeddings."""
 
 import os
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from aurank.cli.app import app, data_app
+from aurank.cli.app import app, cache_app, data_app
 from aurank.cli.drawing import console, draw_bar
-from aurank.cli.options import ConfigFile, Overrides
+from aurank.cli.options import CacheOption, Overrides, size
 
 
 @app.command()
-def doctor(file: ConfigFile, overrides: Overrides = None) -> None:
-    """Check the data of a configuration: missing, broken or duplicate images, lone classes, leaks between splits."""
-    from aurank.training import build_manifest, read_config
+def doctor(
+    data: Annotated[
+        str, typer.Argument(help="READER:PATH such as folder:photos, a YAML file, or a shipped one's name.")
+    ],
+    overrides: Overrides = None,
+) -> None:
+    """Check data: missing, broken or duplicate images, lone classes, leaks between splits."""
+    from aurank.training import build_manifest, read_config, read_data
 
-    settings = read_config(file, overrides or [])
+    settings = read_data(data, overrides or []) or read_config(data, overrides or [])
     manifest = build_manifest(settings.data, seed=settings.seed)
-    report = manifest.doctor(train_labels=settings.data.train_labels == "class", max_pixels=settings.data.max_pixels)
+    report = manifest.doctor(train_labels=settings.data.train_labels == "class")
     console.print(str(report), highlight=False, markup=False, soft_wrap=True)
     if report.errors:
         raise SystemExit(2)
@@ -44,3 +50,28 @@ def check_data(
     console.print(str(found), highlight=False, markup=False, soft_wrap=True)
     if not found.complete:
         raise SystemExit(2)
+
+
+@cache_app.command("prune")
+def prune_cache(
+    most: Annotated[str, typer.Option("--max", help="How much may stay, such as 20GiB.")],
+    cache: CacheOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and remove nothing.")] = False,
+) -> None:
+    """Remove embeddings from the cache, the least recently used first, until the rest is small enough."""
+    from aurank.evaluation.cache import CachedSet, default_cache, prune
+
+    root = cache or default_cache()
+
+    def told(one: CachedSet) -> None:
+        used = datetime.fromtimestamp(one.used).astimezone().isoformat(" ", "minutes")
+        text = f"{'would remove' if dry_run else 'removed'} {_gib(one.num_bytes)}, last used {used}: {one.about}"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    kept = prune(root, size("--max", most), told=told, dry_run=dry_run)
+    stays = f"{len(kept):,} sets, {_gib(sum(one.num_bytes for one in kept))}, stay in {root}"
+    console.print(stays, highlight=False, markup=False, soft_wrap=True)
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.3f} GiB"

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from aurank.errors import UserError
+from aurank.sizes import size_in_bytes
 
 ConfigFile = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped one (aurank ls).")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Dotted overrides, such as optim.lr=1e-4.")]
@@ -38,6 +39,14 @@ NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Neither read no
 AllowCodeOption = Annotated[
     bool, typer.Option("--allow-code", help="Let --model run code: python:…, or options that may.")
 ]
+
+
+def size(option: str, text: str) -> int:
+    """The bytes in "20GiB"; UserError naming the option for anything else."""
+    try:
+        return size_in_bytes(text)
+    except ValueError as error:
+        raise UserError(f"{option}: {error}") from None
 
 
 def whole_numbers(option: str, text: str) -> tuple[int, ...]:

@@ -1,9 +1,12 @@
 """Readers of list files: tables (csv, parquet) and lists in the column format of Stanford Online Products."""
 
 import csv
+import dataclasses
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
+
+import numpy as np
 
 from aurank.data.captions import text_key, tidied
 from aurank.data.manifest import SPLITS, Manifest, build_manifest, first_seen
@@ -40,23 +43,72 @@ def table(root: Path, *, file: str, path: str = ".", images: str = "", outside: 
     """
     archive = open_source(root / path)
     lines = list(_table_lines(archive if archive.exists(file) else FolderSource(root), file))
+    return _of_lines(PurePosixPath(file).stem, open_source(root / path, prefix=images), lines, outside=outside)
+
+
+def two_tables(query: Path, gallery: Path, *, root: Path | None = None) -> Manifest:
+    """Return the images of both tables, each once and all "test", marked as query, gallery or both.
+
+    Columns: those of `table`, of which `split`, `is_query` and `is_gallery` have no use. A group is the same on both
+    sides where it is written alike. Paths start at `root`, by default the folder of the tables.
+
+    Raises UserError for a table that cannot be read, an image that is twice on one side, or one that has another label
+    or group on the other side.
+    """
+    if root is None and query.resolve().parent != gallery.resolve().parent:
+        raise UserError(f"{query} and {gallery} lie in different folders; say where their paths start with --root")
+    source = open_source((root or query.parent).resolve())
+    lines: list[Line] = []
+    sides: list[dict[str, Line]] = []
+    for file in (query, gallery):
+        if not file.is_file():
+            raise UserError(f"no table {file}; expected csv or parquet with the columns path,label")
+        rows: dict[str, Line] = {}
+        for where, values in _table_lines(FolderSource(file.parent), file.name, splits=False):
+            path = PurePosixPath(values["path"]).as_posix()
+            if path in rows:
+                raise UserError(f"{where}: {file} lists image {path!r} twice; list each image once")
+            used = {name: value for name, value in values.items() if name in ("path", "label", "text", "group")}
+            rows[path] = where, {**used, "split": "test"}
+        check_listing(source, [where for where, _ in rows.values()], list(rows), [""] * len(rows))
+        lines += rows.values()
+        sides.append(rows)
+    headers = [set(rows[next(iter(rows))][1]) for rows in sides if rows]
+    if len({"label" in header for header in headers}) > 1:
+        raise UserError(f"of {query} and {gallery} one has a column label and the other has none; write it into both")
+    if "group" in set().union(*headers):
+        for _, values in lines:
+            values.setdefault("group", "")
+    for path in sides[0].keys() & sides[1].keys():
+        for name in ("label", "group"):
+            one, other = (rows[path][1].get(name) for rows in sides)
+            if one != other:
+                raise UserError(f"image {path!r} has {name} {one!r} in {query} and {other!r} in {gallery}")
+    whole = _of_lines(f"{query.stem} in {gallery.stem}", source, lines)
+    row_of = {path: row for row, path in reversed(list(enumerate(whole.paths)))}
+    once = whole.select(sorted(row_of.values()))
+    flags = [np.array([path in rows for path in once.paths]) for rows in sides]
+    return dataclasses.replace(once, is_query=flags[0], is_gallery=flags[1])
+
+
+def _of_lines(name: str, source: ImageSource, lines: Sequence[Line], *, outside: bool = False) -> Manifest:
+    """Return the manifest of the lines of a table."""
     for where, line in lines:
         if line["split"] not in SPLITS:
             raise UserError(f"{where}: split {line['split']!r} is not one of {', '.join(SPLITS)}")
-    for name in _TABLE_COLUMNS:
-        empty = [where for where, line in lines if not line.get(name, "?")]
-        if empty and (name != "text" or "label" not in lines[0][1]):
+    for column in _TABLE_COLUMNS:
+        empty = [where for where, line in lines if not line.get(column, "?")]
+        if empty and (column != "text" or "label" not in lines[0][1]):
             more = f", and in {len(empty) - 1:,} more line{'s' if len(empty) > 2 else ''}" if len(empty) > 1 else ""
-            raise UserError(f"{empty[0]}: {name} is empty{more}")
+            raise UserError(f"{empty[0]}: {column} is empty{more}")
     written = [tidied(line.get("text", "")) for _, line in lines]
     texts = written if all(written) else None
     labelled = not lines or "label" in lines[0][1]
     labels = [line["label"] for _, line in lines] if labelled else _named_by_first(written)
-    source = open_source(root / path, prefix=images)
     paths = [PurePosixPath(line["path"]).as_posix() for _, line in lines]
     check_listing(source, [where for where, _ in lines], paths, labels, one_label=labelled, outside=outside)
     return build_manifest(
-        PurePosixPath(file).stem,
+        name,
         source,
         paths=paths,
         labels=labels,
@@ -123,8 +175,11 @@ def _list_lines(source: ImageSource, file: str) -> Iterator[tuple[str, list[str]
         yield where, [*fields[:3], fields[3].strip()]
 
 
-def _table_lines(source: ImageSource, file: str) -> Iterator[Line]:
-    """Returns, line by line, where it stands and its values by column, checked to be complete."""
+def _table_lines(source: ImageSource, file: str, *, splits: bool = True) -> Iterator[Line]:
+    """Returns, line by line, where it stands and its values by column, checked to be complete.
+
+    `splits=False`: there may be no column split.
+    """
     if PurePosixPath(file).suffix.lower() in (".parquet", ".pq"):
         header, body = _parquet(source, file)
     else:
@@ -135,12 +190,13 @@ def _table_lines(source: ImageSource, file: str) -> Iterator[Line]:
             raise UserError(f"{file}, line 1: not a csv table that can be read ({error})") from None
         body = ((reader.line_num, line) for line in reader)
     what = "text" if "text" in header and "label" not in header else "label"
-    missing = [name for name in ("path", what, "split") if name not in header]
+    wanted = ("path", what, "split") if splits else ("path", what)
+    missing = [name for name in wanted if name not in header]
     if missing:
         either = "columns 'label' and 'text' are both" if missing[0] == "label" else f"column {missing[0]!r} is"
         raise UserError(
-            f"{file}: {either} missing; expected path,{what},split"
-            f"{' or path,text,split' if missing[0] == 'label' else ''}, got {','.join(header)}"
+            f"{file}: {either} missing; expected {','.join(wanted)}"
+            f"{' or path,text' + ',split' * splits if missing[0] == 'label' else ''}, got {','.join(header)}"
         )
     known = [name for name in header if name in _TABLE_COLUMNS + _TABLE_OPTIONAL]
     if len(known) > len(set(known)):

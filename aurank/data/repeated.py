@@ -49,6 +49,6 @@ def _resolved(folder: Path) -> tuple[str, dict[str, str]]:
     try:
         with os.scandir(folder) as entries:
             links = {entry.name: os.path.realpath(entry.path) for entry in entries if entry.is_symlink()}
-    except OSError:  # it is missing: so are its images, which is told when they are read
-        links = {}
-    return os.path.realpath(folder), links
+        return os.path.realpath(folder), links
+    except (OSError, ValueError):  # it is missing, or can be no folder: so are its images, told when they are read
+        return str(folder), {}

@@ -3,9 +3,13 @@
 import hashlib
 import json
 import os
+import shutil
+import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +23,9 @@ from aurank.errors import AurankError, UserError
 from aurank.files import replacing, write_text
 
 FORMAT = 1  # raised when what is stored, or how pixels are made, changes: older pieces are then not found
-
+ABOUT = "about.json"
+_NAME_LENGTH = 32
+_REMOVED = ".removed-"
 
 # What numpy and zipfile raise on reading a file with any byte changed, or cut short; the last for an .npy in its place.
 _DAMAGE = (
@@ -76,14 +82,19 @@ class EmbeddingCache:
         say: Callable[[str], None] | None = None,
     ) -> None:
         keys = {"format": FORMAT, "weights": weights, "transform": transform, "data": data}
-        self.folder = root / hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:32]
+        self.folder = root / hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:_NAME_LENGTH]
         self.say = say
+        self.about = json.dumps({**about, **keys}, indent=1) + "\n"
         try:
-            write_text(self.folder / "about.json", json.dumps({**about, **keys}, indent=1) + "\n")
+            self._describe()
         except AurankError as error:
             raise UserError(
                 f"the embedding cache: {error}; name another folder with --cache, or do without by --no-cache"
             ) from error
+
+    def _describe(self) -> None:
+        # Its time of change says when the folder was last used.
+        write_text(self.folder / ABOUT, self.about)
 
     def read(self, count: int) -> list[Piece]:
         """The pieces that are whole, of a data set of ``count`` rows, no row twice; damaged ones are removed."""
@@ -92,6 +103,8 @@ class EmbeddingCache:
         damaged = 0
         for path in sorted(self.folder.glob("*.npz")):
             piece = _read_piece(path, count, dim=pieces[0].embeddings.shape[1] if pieces else None)
+            if piece is None and not path.exists():  # `prune` took it
+                continue
             if piece is None:
                 path.unlink(missing_ok=True)
                 damaged += 1
@@ -113,8 +126,12 @@ class EmbeddingCache:
         """Keep a piece that holds at least one row."""
         path = self.folder / f"{int(piece.rows[0]):010d}.npz"
         try:
-            with replacing(path) as file:
-                np.savez(file, rows=piece.rows, embeddings=piece.embeddings)
+            try:
+                self._write(path, piece)
+            except AurankError:
+                if self.folder.exists():
+                    raise
+                self._write(path, piece)  # `prune` took the folder meanwhile
         except AurankError as error:
             # Another run that shares the cache may have kept the same rows.
             held = _read_piece(path, int(piece.rows[-1]) + 1, dim=piece.embeddings.shape[1])
@@ -123,6 +140,63 @@ class EmbeddingCache:
             raise AurankError(
                 f"the embedding cache: {error}; free some space and give the same command again, or use --no-cache"
             ) from error
+
+    def _write(self, path: Path, piece: Piece) -> None:
+        with replacing(path) as file:
+            np.savez(file, rows=piece.rows, embeddings=piece.embeddings)
+        if not (self.folder / ABOUT).exists():
+            self._describe()
+
+
+@dataclass(frozen=True)
+class CachedSet:
+    """The embeddings of one model on one data set: their folder, size, last use (seconds since 1970), and of what."""
+
+    folder: Path
+    num_bytes: int
+    used: float
+    about: str
+
+
+def cached_sets(root: Path) -> list[CachedSet]:
+    """Return what a cache holds, the least recently used first."""
+    found = []
+    for folder in root.glob("[0-9a-f]" * _NAME_LENGTH):
+        if (folder / ABOUT).is_file():
+            stats = [entry.stat() for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)]
+            used = max(stat.st_mtime for stat in stats)
+            found.append(CachedSet(folder, sum(stat.st_size for stat in stats), used, _about(folder / ABOUT)))
+    return sorted(found, key=lambda held: (held.used, held.folder))
+
+
+def prune(root: Path, most: int, *, told: Callable[[CachedSet], None], dry_run: bool = False) -> list[CachedSet]:
+    """Remove the least recently used sets until at most so many bytes are left; return what stays.
+
+    A run that uses a set which is removed goes on, and keeps anew what it embeds from then on: a folder is renamed
+    before anything in it is removed, so that no run finds half of one. `told` is given each set before it goes.
+    """
+    held = cached_sets(root)
+    total = sum(one.num_bytes for one in held)
+    while held and total > most:
+        oldest = held.pop(0)
+        told(oldest)
+        total -= oldest.num_bytes
+        if not dry_run:
+            with suppress(FileNotFoundError):  # another prune was first
+                oldest.folder.rename(root / f"{oldest.folder.name}{_REMOVED}{uuid.uuid4().hex[:12]}")
+    if not dry_run:
+        for left in root.glob("[0-9a-f]" * _NAME_LENGTH + f"{_REMOVED}*"):  # those of a killed one too
+            shutil.rmtree(left, ignore_errors=True)
+    return held
+
+
+def _about(path: Path) -> str:
+    """What a set is of, in words."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return f"{content['model']}; {content['images']:,} images of {content['of']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "unknown"
 
 
 def _read_piece(path: Path, count: int, *, dim: int | None) -> Piece | None:

@@ -91,8 +91,8 @@ def check_linear_probe(plan: Plan, *, strengths: Sequence[float] = STRENGTHS) ->
         raise UserError(f"strengths must be numbers > 0, at least one, got {tuple(strengths)}")
     if len(strengths) > 1 and not all((np.bincount(draw.train_classes) > 1).any() for draw in plan.draws):
         raise UserError(
-            "every class has a single training row, so none can be held out to choose the regularisation: give one "
-            "strength, such as strengths=[0.01], or more rows"
+            "every class has a single training row, so none can be held out to choose the regularisation: give more "
+            "rows or, from Python, one strength, such as strengths=[0.01]"
         )
 
 

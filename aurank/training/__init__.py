@@ -10,7 +10,7 @@ from aurank.training.gradient_cache import GradientCache
 from aurank.training.pairs import describe_groups
 from aurank.training.probing import probe_model
 from aurank.training.run import TrainResult, load, train
-from aurank.training.selecting import Images
+from aurank.training.selecting import Images, read_data
 from aurank.training.towers import load_pairs
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "load_pairs",
     "probe_model",
     "read_config",
+    "read_data",
     "rehearse",
     "train",
 ]

@@ -116,8 +116,6 @@ def evaluate_model(
             raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
         prepared = prepare(model, images, running)
         require_comparable(prepared.dataset.manifest)
-        require_likely_classes(prepared.dataset.manifest, prepared.config.data)
-        require_distinct(prepared.dataset.manifest, prepared.config.data)
         if protocol is None or not protocol.seeds:
             require_room_for(prepared.dataset.manifest)
         inherited = {**prepared.options, **options}
@@ -125,6 +123,8 @@ def evaluate_model(
             inherited.pop("recall_at", None)
         options = inherited
         _check_options(options, protocol)
+        require_likely_classes(prepared.dataset.manifest, prepared.config.data)
+        require_distinct(prepared.dataset.manifest, prepared.config.data)
         embedded = embed_prepared(prepared, device, running)
         notes = [prepared.note, *prepared.remarks, *skipped(prepared.dataset, embedded)]
     options.setdefault("progress", running.stage("ranking"))

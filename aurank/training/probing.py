@@ -62,7 +62,7 @@ def probe_model(
             )
         embedded, train, notes = Embedded.load(Path(what), labels), None, [f"model {model}"]
         given = integer_array(embedded.labels, name="label", rows=len(embedded.labels), side="probed")
-        _check_probes(options, given, None, seeds)
+        _check_probes(options, given, None, seeds, running)
     else:
         if labels is not None:
             raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
@@ -99,13 +99,24 @@ def _check_probes(
     labels: np.ndarray,
     test_labels: np.ndarray | None,
     seeds: Sequence[int] | None,
+    running: Running,
 ) -> None:
-    """Raises UserError for what the probes could not do with these labels."""
+    """Raise UserError where the probes cannot be; a linear probe that the labels forbid goes from `options` instead.
+
+    So what can be had is had. It alone is refused for its labels only; other mistakes are the caller's.
+    """
     if seeds is not None and test_labels is not None and "linear_probe" not in options:
         raise UserError(f"--seeds {','.join(map(str, seeds))}: k-NN draws nothing where a training split is given")
     plan = plan_probe(labels, test_labels, seeds=seeds)
-    for name, given in options.items():
-        CHECKS[name](plan, **given)
+    for name, given in list(options.items()):
+        try:
+            CHECKS[name](plan, **given)
+        except UserError as error:
+            if name != "linear_probe" or len(options) == 1:
+                raise
+            del options[name]
+            if running.say is not None:
+                running.say(f"no linear probe: {error}")
 
 
 def _embed_sides(
@@ -120,13 +131,13 @@ def _embed_sides(
     _require_once(tested)
     training = _training_images(prepared)
     if training is None:
-        _check_probes(options, tested.labels, None, seeds)
+        _check_probes(options, tested.labels, None, seeds, running)
         embedded = embed_prepared(prepared, device, running)
         return embedded, None, [prepared.note, *skipped(prepared.dataset, embedded)]
     _require_once(training)
     numbers = {name: number for number, name in enumerate(dict.fromkeys((*tested.classes, *training.classes)))}
     own = np.array([numbers[name] for name in training.classes], dtype=np.int64)
-    _check_probes(options, own[training.labels], tested.labels, seeds)
+    _check_probes(options, own[training.labels], tested.labels, seeds, running)
     teaching = dataclasses.replace(prepared, dataset=prepared.dataset_of(training))
     notes, sides = [], []
     for role, side in (("training", teaching), ("test", prepared)):

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aurank.config import Config, DataConfig
-from aurank.data import READERS, Manifest, build_manifest, open_source
+from aurank.data import READERS, Manifest
+from aurank.data.listings import two_tables
 from aurank.errors import UserError
 from aurank.evaluation.protocols import Protocol, find_protocol
 from aurank.training.build import data_root, hold_out, split_of
@@ -70,6 +71,13 @@ class Images:
     def find_protocol(self) -> Protocol | None:
         """The protocol named, or None."""
         return None if self.protocol is None else find_protocol(self.protocol, seeds=self.seeds)
+
+
+def read_data(data: str, overrides: Sequence[str] = ()) -> Config | None:
+    """Return a configuration that names the data of READER:PATH and nothing else; None where `data` names no reader."""
+    if data.partition(":")[0] not in READERS or Path(data).is_file():
+        return None
+    return read_config({**_UNTRAINED, "data": {**_UNTRAINED["data"], **_located(data)}}, overrides)
 
 
 class Selected(NamedTuple):
@@ -210,43 +218,3 @@ def _located(data: str) -> dict[str, Any]:
     # A file is named by its folder and its own name: `file` for a table, `path` for an archive of images.
     params = {"file" if name == "table" else "path": target.name}
     return {"name": name, "params": params, "root": str(target.parent)}
-
-
-def two_tables(query: Path, gallery: Path, *, root: Path | None = None) -> Manifest:
-    """The images of both tables, each once, marked as query, gallery or both; every split of the tables counts.
-
-    Raises UserError for a table that cannot be read, an image that is twice on one side, or one that has another label
-    on the other side.
-    """
-    if root is None and query.resolve().parent != gallery.resolve().parent:
-        raise UserError(f"{query} and {gallery} lie in different folders; say where their paths start with --root")
-    base = (root or query.parent).resolve()
-    labels: dict[str, str] = {}
-    sides: dict[Path, set[str]] = {}
-    for file in (query, gallery):
-        if not file.is_file():
-            raise UserError(f"no table {file}; expected csv or parquet with the columns path,label,split")
-        table = READERS["table"](base, file=str(file.resolve()))
-        if table.groups is not None:
-            raise UserError(
-                f"{file} has a column group, which two tables cannot share; put both sides into one table with the "
-                "columns is_query and is_gallery, and give it with --data table:FILE"
-            )
-        sides[file] = set(table.paths)
-        if len(sides[file]) < len(table.paths):
-            twice = next(path for row, path in enumerate(table.paths) if path in table.paths[:row])
-            raise UserError(f"{file} lists image {twice!r} twice; list each image once")
-        for path, label in zip(table.paths, table.labels.tolist(), strict=True):
-            name = table.classes[label]
-            if labels.setdefault(path, name) != name:
-                raise UserError(f"image {path!r} has label {labels[path]!r} in {query} and {name!r} in {gallery}")
-    paths = list(labels)
-    return build_manifest(
-        f"{query.stem} in {gallery.stem}",
-        open_source(base),
-        paths=paths,
-        labels=list(labels.values()),
-        splits=["test"] * len(paths),
-        is_query=[path in sides[query] for path in paths],
-        is_gallery=[path in sides[gallery] for path in paths],
-    )

@@ -45,7 +45,7 @@ def test_links_that_lead_elsewhere_are_followed_once(photos: Path, tmp_path: Pat
 def test_rows_that_name_one_image_twice_are_found(photos: Path) -> None:
     def table(*rows: str, header: str = "path,label,split") -> str | None:
         (photos / "rows.csv").write_text("\n".join([header, *rows]) + "\n")
-        return repeated_image(READERS["table"](photos, file="rows.csv"))
+        return repeated_image(READERS["table"](photos, file="rows.csv", outside=True))
 
     assert table("a/0.png,a,test", "a/1.png,a,test") is None
     assert table("a/0.png,a,test", "a/1.png,a,test", "a/0.png,a,train") == "rows lists image 'a/0.png' twice"

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -15,7 +16,16 @@ from torch import nn
 
 from aurank.data import READERS, ArraySource, Manifest, build_manifest
 from aurank.errors import AurankError, UserError
-from aurank.evaluation.cache import EmbeddingCache, Piece, data_sha256, default_cache, weights_sha256
+from aurank.evaluation.cache import (
+    CachedSet,
+    EmbeddingCache,
+    Piece,
+    cached_sets,
+    data_sha256,
+    default_cache,
+    prune,
+    weights_sha256,
+)
 
 COUNT, DIM = 10, 3
 
@@ -227,3 +237,76 @@ def test_the_default_folder_follows_the_environment(tmp_path: Path, monkeypatch:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_cache() == tmp_path / ".cache" / "aurank" / "embeddings"
+
+
+def filled(root: Path, **ages: float) -> dict[str, EmbeddingCache]:
+    """A set of two pieces for each name, last used so many seconds ago."""
+    found = {}
+    for name, age in ages.items():
+        found[name] = opened(root, data=name)
+        for part in (piece(0, 4), piece(4, 7)):
+            found[name].write(part)
+        for path in found[name].folder.iterdir():
+            os.utime(path, (path.stat().st_atime, time.time() - age))
+    return found
+
+
+def size_of(cache: EmbeddingCache) -> int:
+    return sum(path.stat().st_size for path in cache.folder.iterdir())
+
+
+def test_the_least_recently_used_sets_are_pruned_until_the_rest_is_small_enough(tmp_path: Path) -> None:
+    caches = filled(tmp_path, old=300, middle=200, new=100)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "about.json").write_text("not the cache's")
+    opened(tmp_path, data="old")  # used again
+    told: list[CachedSet] = []
+    room = size_of(caches["old"]) + size_of(caches["new"])
+    assert len(prune(tmp_path, room, told=told.append, dry_run=True)) == 2
+    assert all(cache.folder.exists() for cache in caches.values())
+    kept = prune(tmp_path, room, told=told.append)
+    assert [one.folder for one in told] == [caches["middle"].folder] * 2
+    assert told[0].num_bytes == size_of(caches["old"])
+    assert [one.folder for one in kept] == [caches["new"].folder, caches["old"].folder]
+    assert prune(tmp_path, 0, told=told.append) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_a_run_goes_on_while_its_set_is_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    cache = opened(tmp_path, said)
+    cache.write(piece(0, 4))
+    prune(tmp_path, 0, told=lambda _: None)
+    cache.write(piece(4, 7))  # the folder is gone
+    save, calls = np.savez, []
+
+    def pruned(*given: object, **arrays: np.ndarray) -> None:
+        calls.append(prune(tmp_path, 0, told=lambda _: None) if not calls else [])
+        save(*given, **arrays)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(np, "savez", pruned)
+    cache.write(piece(7, 10))  # it goes while the piece is written
+    assert len(calls) == 2
+    monkeypatch.undo()
+    assert same(opened(tmp_path, said).read(COUNT), [piece(7, 10)])
+    (held,) = cached_sets(tmp_path)
+    assert held.about == "unknown"  # of the words that these tests give
+
+    def gone(path: Path, *_: object, **__: object) -> None:
+        path.unlink()
+
+    monkeypatch.setattr("aurank.evaluation.cache._read_piece", gone)
+    said.clear()
+    assert cache.read(COUNT) == []
+    assert said == []  # nothing was damaged
+
+
+def test_a_prune_that_was_killed_is_finished_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path, old=1)
+    monkeypatch.setattr("aurank.evaluation.cache.shutil.rmtree", lambda *_, **__: None)
+    prune(tmp_path, 0, told=lambda _: None)
+    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.undo()
+    assert cached_sets(tmp_path) == []
+    prune(tmp_path, 10**9, told=lambda _: None)
+    assert list(tmp_path.iterdir()) == []

@@ -35,7 +35,8 @@ def embedded(counts: list[int], *, seed: int = 0) -> Embedded:
 
 
 def reordered(given: Embedded, order: np.ndarray) -> Embedded:
-    return Embedded(**{name: getattr(given, name)[order] for name in Embedded.__dataclass_fields__})
+    rows = {name: values[order] for name, values in vars(given).items() if values is not None}
+    return Embedded(**rows)
 
 
 def checksum(protocol: Protocol, given: Embedded) -> str:

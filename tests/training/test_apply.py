@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
+from aurank.data.listings import two_tables
 from aurank.errors import UserError
 from aurank.evaluation import matching
 from aurank.training import Images, Running, apply, embed_model, evaluate_model
 from aurank.training.apply import choose_device, embed_prepared
-from aurank.training.selecting import two_tables
 
 MODEL = "python:tiny_embedder:build"
 CODE = """
@@ -94,11 +94,38 @@ def test_tables_in_different_folders_need_a_root(place: Path) -> None:
     with pytest.raises(UserError, match="say where their paths start with --root"):
         two_tables(query, gallery)
     assert two_tables(query, gallery, root=place / "photos").paths == ("a/0.png", "a/1.png")
-    (place / "grouped.csv").write_text("path,label,split,group\na/1.png,a,test,3\n")
-    with pytest.raises(UserError, match="one table with the columns is_query and is_gallery"):
-        two_tables(query, place / "grouped.csv", root=place / "photos")
     with pytest.raises(UserError, match=r"no table .*none.csv"):
         two_tables(query, place / "none.csv", root=place / "photos")
+
+
+def test_tables_of_two_sides_need_no_split_and_may_have_groups(place: Path) -> None:
+    def write(name: str, *rows: str) -> Path:
+        (place / name).write_text("\n".join(rows) + "\n")
+        return place / name
+
+    query = write("query.csv", "path,label,group", "photos/a/0.png,a,left", "photos/b/4.png,b,right")
+    gallery = write(
+        "gallery.csv", "path,label,group", "photos/a/1.png,a,right", "photos/a/2.png,a,left", "photos/b/5.png,b,"
+    )
+    found = two_tables(query, gallery)
+    assert found.groups is not None
+    assert found.groups.tolist() == [0, 1, 1, 0, -1]
+    report = embed_model(MODEL, Images(query=query, gallery=gallery), running=running()).evaluate()
+    assert report.per_query["num_positives"].tolist() == [1, 1]  # not the one of its own group
+    plain = write("plain.csv", "label,path", "a,photos/a/1.png", "b,photos/b/5.png")
+    half = two_tables(query, plain).groups
+    assert half is not None
+    assert half.tolist() == [0, 1, -1, -1]
+    assert two_tables(plain, write("other.csv", "path,label", "photos/a/1.png,a")).groups is None
+    other = write("other.csv", "path,label,group", "photos/a/0.png,a,right")
+    with pytest.raises(UserError, match=r"'photos/a/0.png' has group 'left' in .*query.csv and 'right' in .*other.csv"):
+        two_tables(query, other)
+    with pytest.raises(UserError, match="one has a column label and the other has none"):
+        two_tables(query, write("texts.csv", "path,text", "photos/a/1.png,a cat"))
+    with pytest.raises(
+        UserError, match=r"columns 'label' and 'text' are both missing; expected path,label or path,text, g"
+    ):
+        two_tables(query, write("none.csv", "path", "photos/a/1.png"))
 
 
 def sop_tree(root: Path) -> Path:
