@@ -1,5 +1,6 @@
 """The files of an evaluation: made whole beside their names, then renamed."""
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -61,3 +62,5 @@ def write_results(report: Report, out: Path) -> None:
         ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        with contextlib.suppress(OSError):  # it holds the files, or what was there before
+            out.rmdir()

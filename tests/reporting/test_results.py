@@ -44,6 +44,9 @@ def test_a_failure_leaves_the_earlier_files_as_they_were(
     with pytest.raises(AurankError, match=r"cannot write to .*No space left on device"):
         write_results(replace(report, metrics={**report.metrics, "mauprc": 0.0}), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    with pytest.raises(AurankError, match="No space left on device"):
+        write_results(report, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_training_runs_report_is_not_overwritten(report: Report, tmp_path: Path) -> None:
