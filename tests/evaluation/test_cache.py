@@ -256,7 +256,7 @@ def size_of(cache: EmbeddingCache) -> int:
 
 
 def test_the_least_recently_used_sets_are_pruned_until_the_rest_is_small_enough(tmp_path: Path) -> None:
-    caches = filled(tmp_path, old=300, middle=200, new=100)
+    caches = filled(tmp_path, old=300, mid=200, new=100)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "about.json").write_text("not the cache's")
     opened(tmp_path, data="old")  # used again
@@ -265,7 +265,7 @@ def test_the_least_recently_used_sets_are_pruned_until_the_rest_is_small_enough(
     assert len(prune(tmp_path, room, told=told.append, dry_run=True)) == 2
     assert all(cache.folder.exists() for cache in caches.values())
     kept = prune(tmp_path, room, told=told.append)
-    assert [one.folder for one in told] == [caches["middle"].folder] * 2
+    assert [one.folder for one in told] == [caches["mid"].folder] * 2
     assert told[0].num_bytes == size_of(caches["old"])
     assert [one.folder for one in kept] == [caches["new"].folder, caches["old"].folder]
     assert prune(tmp_path, 0, told=told.append) == []
