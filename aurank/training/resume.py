@@ -24,8 +24,10 @@ from aurank.training.parts import Parts
 from aurank.training.preprocessing import with_preprocessing
 from aurank.training.state import Progress
 
-MAY_CHANGE = ("data.workers", "data.root", "data.cache", "data.repeated", "data.odd_classes")
-MAY_CHANGE += ("train.trackers", "train.keep_last")
+MAY_CHANGE = (
+    *("data.workers", "data.root", "data.cache", "data.repeated", "data.odd_classes"),
+    *("train.trackers", "train.keep_last"),
+)
 """Settings a resumed run may change, because they cannot change a result."""
 
 
