@@ -72,6 +72,16 @@ def _remove_abandoned(path: Path, temporary: Path) -> None:
                 left.unlink()
 
 
+def require_ordinary(path: Path) -> None:
+    """Raise UserError where there is something at `path` that is no file: a pipe is waited for, a device never ends."""
+    try:
+        is_other = path.exists() and not path.is_file()
+    except OSError:  # reading it will tell
+        return
+    if is_other:
+        raise UserError(f"{path} is {'a folder' if path.is_dir() else 'a pipe or a device'}; name a file")
+
+
 def require_writable(path: Path, *, suffix: str = "") -> None:
     """Nothing; UserError unless a file, of this ``suffix``, can be written: told before the work that it is to hold."""
     try:

@@ -224,6 +224,7 @@ def test_shipped_configs_are_listed_and_copied(aurank: Run, tmp_path: Path, monk
         ("omniglot/soprc", "mine.yaml", "exists already"),
         ("omniglot/sopcr", "other.yaml", "omniglot/soprc"),
         ("omniglot/soprc", "no/such/folder.yaml", "create it first"),
+        ("omniglot/soprc", "/proc/mine.yaml", "cannot write /proc/mine.yaml"),
     ):
         code, _, complaint = aurank("cp", name, target)
         assert code == 2

@@ -2,11 +2,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from aurank.errors import AurankError, UserError
+from aurank.evaluation import Index, Report
 from aurank.files import ABANDONED, replacing, require_writable, write_text
 
 
@@ -122,3 +124,12 @@ def test_a_name_is_on_disk_with_its_file_and_what_was_there_may_be_kept(
             file.write(text.encode())
     assert synced == [True] * 4
     assert [one.read_text(encoding="utf-8") for one in (path, *older)] == ["d", "c", "b"]
+
+
+@pytest.mark.parametrize("load", [Report.load, Index.load])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, load: Callable[[Path], object]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    for name, said in (("pipe", "a pipe or a device"), ("endless", "a pipe or a device"), (".", "a folder")):
+        with pytest.raises(UserError, match=f"is {said}; name a file"):
+            load(tmp_path / name)

@@ -55,5 +55,8 @@ def cp(
         raise UserError(f"{target} exists already; name another file")
     if not target.parent.is_dir():
         raise UserError(f"no folder {target.parent}; create it first")
-    shutil.copyfile(shipped[name], target)
+    try:
+        shutil.copyfile(shipped[name], target)
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror}; name another place") from error
     console.print(f"{name} copied to {target}", highlight=False, markup=False, soft_wrap=True)

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from aurank.errors import UserError, first_line
 from aurank.evaluation.faiss_bridge import faiss_library, faiss_says, sizes_bounded
 from aurank.evaluation.scores import DISTANCES
-from aurank.files import replacing
+from aurank.files import replacing, require_ordinary
 
 FORMAT, VERSION = "aurank.index", 1
 LONGEST_HEADER = 4096
@@ -52,6 +52,7 @@ def read_index(path: Path) -> tuple[Any, Header]:
     The checksum comes first: faiss trusts the sizes that it reads, and damaged ones could take all memory.
     """
     faiss = faiss_library()
+    require_ordinary(path)
     try:
         with path.open("rb") as file:
             header = _read_header(file, path)

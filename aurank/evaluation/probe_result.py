@@ -13,7 +13,7 @@ from jaxtyping import Int64
 from aurank.errors import UserError
 from aurank.evaluation.averages import mean
 from aurank.evaluation.probe_rows import Plan
-from aurank.files import write_text
+from aurank.files import require_ordinary, write_text
 
 FORMAT, VERSION = "aurank.probe", 1
 TOP = (1, 5)
@@ -82,6 +82,7 @@ class ProbeResult:
     @classmethod
     def load(cls, path: Path | str) -> "ProbeResult":
         """The result that `save` wrote; UserError if the file is missing or something else."""
+        require_ordinary(Path(path))
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:

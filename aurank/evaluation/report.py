@@ -20,7 +20,7 @@ from aurank.evaluation.averages import MACRO, Classes, mean
 from aurank.evaluation.curves import Curve, random_order_ap
 from aurank.evaluation.intervals import Intervals, Resampling, Units, resampled_means
 from aurank.evaluation.report_check import check_content
-from aurank.files import replacing, write_text
+from aurank.files import replacing, require_ordinary, write_text
 from aurank.names import meant, nearest
 
 _LIBRARIES = ("aurank", "numpy", "torch", "timm", "numba", "faiss-cpu", "faiss-gpu")
@@ -210,6 +210,7 @@ class Report:
     @classmethod
     def load(cls, path: Path | str) -> "Report":
         """The report that `save` wrote, digit for digit; UserError if the file is missing or something else."""
+        require_ordinary(Path(path))
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:

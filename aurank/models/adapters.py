@@ -18,6 +18,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from aurank.errors import UserError, first_line
+from aurank.files import require_ordinary
 from aurank.models.backbones import create, unknown_backbone, unknown_options
 from aurank.models.loading import (
     IMAGE_OPTIONS,
@@ -198,6 +199,7 @@ class _Onnx(nn.Module):
 
 def _onnx(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
     library = library_of("onnxruntime", name, package="onnxruntime")
+    require_ordinary(Path(what))
     try:
         content = Path(what).read_bytes()
     except OSError as error:
