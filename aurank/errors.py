@@ -1,5 +1,7 @@
 """The two kinds of failure that end in one clear line instead of a traceback, and the kind of warning."""
 
+import errno
+
 
 class AurankError(Exception):
     """A failure that aurank understands; the command line prints its message and exits with 1."""
@@ -19,3 +21,29 @@ class AurankWarning(UserWarning):
 def first_line(error: BaseException) -> str:
     """The first line of what an error says; its type where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+_REMEDIES = {
+    errno.EMFILE: "raise the limit of this process (ulimit -n), or use fewer data.workers",
+    errno.ENFILE: "close some on this machine, or use fewer data.workers",
+    errno.ENOSPC: "free some space, or name another folder",
+    errno.EDQUOT: "free some of your quota, or name another folder",
+    errno.EROFS: "name a folder that can be written",
+    errno.ENOMEM: "use fewer data.workers, or a machine with more memory",
+}
+
+
+def explained(error: BaseException) -> str | None:
+    """What a machine that has run short of something says, with the path and the remedy; None for other failures."""
+    text = first_line(error)
+    if isinstance(error, RuntimeError) and text.startswith("DataLoader worker"):
+        return (
+            f"a process that reads images has ended, most often for want of memory ({text.rstrip('. ')}); use fewer "
+            "data.workers, smaller batches, or a machine with more memory, shared memory included"
+        )
+    if isinstance(error, RuntimeError) and "items of ancillary data" in text:
+        return f"too many open files ({text}); {_REMEDIES[errno.EMFILE]}"
+    if isinstance(error, OSError) and error.errno in _REMEDIES:
+        place = "" if error.filename is None else f" {error.filename}"
+        return f"{error.strerror}{':' if place else ''}{place}; {_REMEDIES[error.errno]}"
+    return None

@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them."""
+"""Amounts of memory and of time as people write them."""
 
 import contextlib
 import os
@@ -47,3 +47,19 @@ def available_memory() -> int | None:
         with contextlib.suppress(OSError, ValueError):
             found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return min(found, default=None)
+
+
+DURATION = r"(?i)^([0-9]{1,6}(?:\.[0-9]{1,3})?) ?(s|min|h)?$"
+"""A number with or without a unit: "90", "90s", "1.5 h"."""
+
+
+def seconds(text: str) -> float:
+    """The seconds in ``"10min"`` (600), ``"90"`` (90).
+
+    Raises:
+        ValueError: not a time.
+    """
+    match = re.fullmatch(DURATION, text)
+    if match is None:
+        raise ValueError(f"got {text!r}, expected a time such as 90s, 10min or 2h, or a number of seconds")
+    return float(match[1]) * {"": 1, "s": 1, "min": 60, "h": 3600}[(match[2] or "").lower()]

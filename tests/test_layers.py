@@ -18,8 +18,8 @@ LAYERS = [
     ("aurank.losses",),
     ("aurank.evaluation",),
     ("aurank.evaluation.embed", "aurank.evaluation.protocols", "aurank.evaluation.cache"),
-    ("aurank.training",),
     ("aurank.reporting",),
+    ("aurank.training",),
     ("aurank", "aurank.cli", "aurank.__main__"),
 ]
 # Beyond order: these layers know nothing of the named ones although they stand to their left.

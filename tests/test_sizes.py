@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from aurank.sizes import as_text, available_memory, size_in_bytes
+from aurank.sizes import as_text, available_memory, seconds, size_in_bytes
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,14 @@ def test_the_memory_available_is_within_that_of_the_machine() -> None:
     found = available_memory()
     assert found is not None
     assert 2**24 < found <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(("text", "expected"), [("90", 90), ("1.5 h", 5400), ("10min", 600), ("2S", 2)])
+def test_a_time_is_read_in_seconds(text: str, expected: int) -> None:
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["soon", "", "-1", "1 day", "min"])
+def test_a_time_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a time such as"):
+        seconds(text)

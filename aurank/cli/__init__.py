@@ -9,7 +9,7 @@ from aurank.cli import training, measuring, data, configs  # noqa: F401  # they 
 # isort: on
 from aurank.cli.app import app
 from aurank.cli.drawing import complaints, draw_warnings, is_control
-from aurank.errors import AurankError, UserError
+from aurank.errors import AurankError, UserError, explained
 
 # albumentations asks the network for its newest version when it is imported.
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
@@ -33,3 +33,8 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+    except (OSError, RuntimeError) as error:
+        if (text := explained(error)) is None:
+            raise
+        complaints.print(f"error: {text}", markup=False, soft_wrap=True)
+        sys.exit(1)

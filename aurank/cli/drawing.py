@@ -1,6 +1,8 @@
 """What is drawn while a command runs."""
 
+import math
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,6 +46,8 @@ def is_control(character: str) -> bool:
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
+
+QUIET = 30.0  # seconds between two lines of progress where there is no terminal
 
 console = Terminal()
 complaints = Terminal(stderr=True, highlight=False)
@@ -96,14 +100,21 @@ def draw_bar(total: int | None, text: str) -> Iterator[tuple[Progress, Any]]:
 
 @contextmanager
 def draw_training() -> Iterator[Callable[[str, dict[str, Any]], None]]:
-    """A listener that draws training: a bar on a terminal, lines for validations everywhere."""
+    """A listener that draws training: a bar on a terminal, elsewhere a line now and then; lines for validations."""
+    told = -math.inf
     with draw_bar(None, "training") as (progress, task):
 
         def listen(kind: str, values: dict[str, Any]) -> None:
+            nonlocal told
             if kind == "step":
                 loss = "" if values["loss"] is None else f"loss {values['loss']:.4f}  "
                 note = f"{loss}lr {values['lr']:.1e}  {values['images_per_second']:.0f} images/s"
                 progress.update(task, completed=values["step"], total=values["steps"], note=note)
+                if progress.disable and time.monotonic() - told >= QUIET:
+                    told = time.monotonic()
+                    progress.console.print(
+                        f"step {values['step']} of {values['steps']}: {note}", highlight=False, soft_wrap=True
+                    )
             elif kind == "validation":
                 mark = " (best)" if values["improved"] else ""
                 shown = ", ".join(f"{label} {values[name]:.4f}" for name, label in SHOWN.items() if name in values)

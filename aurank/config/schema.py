@@ -19,7 +19,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from aurank.config.agreement import TEXT_SIZES, contradictions
 from aurank.config.messages import KeyPath, describe, enumerated, one_of, resolve
-from aurank.sizes import SIZE, size_in_bytes
+from aurank.sizes import DURATION, SIZE, seconds, size_in_bytes
 
 # The component that a section uses where its ``name`` is left out.
 DEFAULT_NAMES = {
@@ -34,14 +34,20 @@ DEFAULT_NAMES = {
 TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
 
 
-def _size_text(value: Any) -> Any:
-    # A bare number of bytes is a size too.
+def _as_text(value: Any) -> Any:
+    # A bare number of bytes is a size too, and one of seconds a time.
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _positive_size(text: str) -> str:
     if size_in_bytes(text) < 1:
         raise PydanticCustomError("size", "nothing")
+    return text
+
+
+def _positive_time(text: str) -> str:
+    if seconds(text) < 1:
+        raise PydanticCustomError("time", "too short")
     return text
 
 
@@ -59,13 +65,22 @@ def _distinct(values: tuple[int, ...]) -> tuple[int, ...]:
 
 Size = Annotated[
     str,
-    BeforeValidator(_size_text),
+    BeforeValidator(_as_text),
     Field(pattern=SIZE, json_schema_extra={"expected": "a size such as 512MB or 1GiB, or a number of bytes"}),
 ]
 PositiveSize = Annotated[
     Size,
     AfterValidator(_positive_size),
     Field(json_schema_extra={"expected": "a size above 0 such as 512MB or 1GiB, or a number of bytes"}),
+]
+Duration = Annotated[
+    str,
+    BeforeValidator(_as_text),
+    AfterValidator(_positive_time),
+    Field(
+        pattern=DURATION,
+        json_schema_extra={"expected": "a time of at least a second such as 90s, 10min or 2h, or a number of seconds"},
+    ),
 ]
 Tracker = Annotated[
     str, AfterValidator(_known_tracker), Field(json_schema_extra={"expected": one_of(TRACKERS), "enum": list(TRACKERS)})
@@ -253,6 +268,9 @@ class TrainConfig(Strict):
         ge=1,
         le=100,
         description="Checkpoints kept to resume from: last.pt, and before it last.1.pt, last.2.pt, …",
+    )
+    timeout: Duration = Field(
+        default="30min", description="Of several processes, how long one waits for another: longer than a validation."
     )
     trackers: list[Tracker] = Field(default_factory=list, description="Where else to log, such as tensorboard.")
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from aurank.data.dataset import Batch, ImageDataset, Key
-from aurank.errors import UserError
+from aurank.errors import AurankError, UserError, explained
 
 
 def loader(dataset: ImageDataset, batches: Iterable[Sequence[Key]], *, workers: int = 0) -> "BatchLoader":
@@ -82,8 +82,10 @@ class Iteration:
             if text.startswith("Caught UserError in DataLoader worker"):
                 text = text.rpartition("UserError: ")[2].strip()
             raise UserError(text) from None
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if (said := explained(error)) is not None:
+                raise AurankError(said) from error
             raise
 
 

@@ -39,12 +39,16 @@ def require_same_command(out: Path, command: str) -> None:
 
 
 def write_results(report: Report, out: Path) -> None:
+    """`save_results`; UserError where `out` holds a training run or a folder of one of the names."""
+    require_free(out)
+    save_results(report, out)
+
+
+def save_results(report: Report, out: Path) -> None:
     """Writes report.json, per_query.parquet and pr_curve.png; until all three are whole, `out` stays as it is.
 
-    Those of an earlier evaluation are replaced, one after the other and report.json last; UserError where `out` holds a
-    training run or a folder of one of the names.
+    Those of an earlier evaluation are replaced, one after the other and report.json last.
     """
-    require_free(out)
     # Beside the names they are given in the end, so that only renaming is left.
     staging = out / f".{os.getpid()}.part"
     try:
@@ -57,8 +61,8 @@ def write_results(report: Report, out: Path) -> None:
             (staging / name).replace(out / name)
     except (OSError, AurankError) as error:
         raise AurankError(
-            f"cannot write to {out} ({error}); give the same command again once that is mended, or name another --out: "
-            "what the cache holds is not embedded again"
+            f"cannot write to {out} ({error}); mend that and give the command again (train with --resume), or "
+            "name another --out: what the cache holds is not embedded again"
         ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)

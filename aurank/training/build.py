@@ -250,6 +250,8 @@ def _initialise(encoder: Encoder, source: str, say: Callable[[str], None] | None
         )
     if any(name not in fits for name in own):
         fits = {name: value for name, value in fits.items() if not name.startswith("head.")}  # all of it or nothing
+        if say is not None:
+            say(f"model.init_from: the projection of {source} has another shape; it begins anew, at random")
     encoder.load_state_dict(fits, strict=False)
 
 

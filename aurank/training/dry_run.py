@@ -15,7 +15,8 @@ from aurank.training.build import Splits, build_dataset, build_splits
 from aurank.training.checkpoint import seed_everything
 from aurank.training.loop import too_few_readable
 from aurank.training.parts import Parts
-from aurank.training.run import build_parts, own_settings, remarks
+from aurank.training.processes import joined
+from aurank.training.run import build_parts, remarks
 
 GIB = 2**30
 _OPTIMISER_COPIES = {"sgd": 1, "adam": 2, "adamw": 2, "lars": 1}
@@ -70,7 +71,7 @@ def rehearse(config: Config) -> Rehearsal:
     Raises:
         UserError: whatever a real run would raise before or in its first two steps, or in measuring its splits.
     """
-    with own_settings():
+    with joined(config.train.timeout):
         seed_everything(config.seed)
         splits = build_splits(config.data, seed=config.seed, texts=config.model.text is not None)
         return _rehearse(splits, build_parts(config, splits))

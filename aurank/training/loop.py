@@ -66,6 +66,7 @@ class Loop:
                     if received:
                         self.save("last")
                         return received[0]
+                self._say_if_early()
                 return None
         finally:
             if self.metrics is not None:
@@ -195,6 +196,15 @@ class Loop:
     def _stopped_early(self) -> bool:
         patience = self.settings.early_stopping
         return patience is not None and self.progress.without_improvement >= patience
+
+    def _say_if_early(self) -> None:
+        progress, patience = self.progress, self.settings.early_stopping
+        if self._stopped_early() and progress.step < self.settings.steps:
+            text = (
+                f"stopped early at step {progress.step} of {self.settings.steps}: {patience} validation(s) without "
+                f"improvement (train.early_stopping), the best is that of step {progress.best['step']:.0f}"
+            )
+            self.listen("notice", {"text": text})
 
     def _log(self, embeddings: Tensor, rate: float) -> None:
         progress = self.progress

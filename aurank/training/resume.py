@@ -26,7 +26,7 @@ from aurank.training.state import Progress
 
 MAY_CHANGE = (
     *("data.workers", "data.root", "data.cache", "data.repeated", "data.odd_classes"),
-    *("train.trackers", "train.keep_last"),
+    *("train.timeout", "train.trackers", "train.keep_last"),
 )
 """Settings a resumed run may change, because they cannot change a result."""
 

@@ -1,18 +1,18 @@
 """``train``: from a configuration to a trained, measured and saved embedding."""
 
 import json
-import os
+import shlex
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
+from accelerate.state import PartialState
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import gather_object
 from torch import nn
@@ -24,6 +24,7 @@ from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import write_text
+from aurank.reporting import save_results
 from aurank.training.build import (
     Splits,
     build_dataset,
@@ -51,6 +52,7 @@ from aurank.training.mining import NearestImages
 from aurank.training.optim import WeightAverage
 from aurank.training.pairs import require_pairs, texts_of
 from aurank.training.parts import Parts
+from aurank.training.processes import joined, launched, on_cpu, require_same, together
 from aurank.training.resume import Resumed, prepare, require_same_data, restore
 from aurank.training.state import Progress
 from aurank.training.tasks import ImageTask, PairTask, Task, Tested, try_evaluation
@@ -90,8 +92,9 @@ def train(
 ) -> TrainResult:
     """Train an embedding as ``config`` says, into the folder ``out``.
 
-    Writes config.yaml, metrics.jsonl, last.pt, best.pt, timing.json and, at the end, report.json (not where
-    data.train_labels=image and there is no test split), and with model.text two_way/GROUP for each group of test pairs.
+    Writes config.yaml, metrics.jsonl, last.pt, best.pt, timing.json and, at the end, the report.json, per_query.parquet
+    and pr_curve.png of the test split (data.train_labels=image may be without one), and with model.text two_way/GROUP
+    for each group of test pairs.
 
     Args:
         config: a ``Config``, the path of a YAML file, the name of a shipped configuration, or a plain dict.
@@ -108,20 +111,18 @@ def train(
     else:
         config = read_config(config, overrides)
     out = Path(out)
-    main = os.environ.get("RANK", "0") == "0"
-    with claimed(out) if main else nullcontext(), own_settings():
-        resumed = prepare(config, out, resume)
+    with ExitStack() as held:
+        held.enter_context(joined(config.train.timeout))
+        require_same(config, **{"--out": str(out), "--resume": resume})
+
+        def begin() -> Resumed | None:
+            if PartialState().is_main_process:
+                held.enter_context(claimed(out))
+            return prepare(config, out, resume)
+
+        resumed = together(begin)
         anew = [f"--resume: {out} holds no checkpoint yet; the run starts anew"] if resume else []
         return _train(config, out, resumed, listener, anew if resumed is None else resumed.notices)
-
-
-@contextmanager
-def own_settings() -> Iterator[None]:
-    """A context for one Accelerator: it keeps its settings in a class, and the next run may ask for others."""
-    try:
-        yield
-    finally:
-        AcceleratorState._reset_state(reset_partial_state=False)
 
 
 def _train(
@@ -129,8 +130,9 @@ def _train(
 ) -> TrainResult:
     started = time.perf_counter()
     seed_everything(config.seed)
-    splits = build_splits(config.data, seed=config.seed, texts=config.model.text is not None)
+    splits = together(lambda: build_splits(config.data, seed=config.seed, texts=config.model.text is not None))
     data = contents(splits.whole)
+    require_same(config, images=splits.whole.sha256[:12])
     if resumed is not None:
         require_same_data(resumed, splits.whole, data)
     parts = build_parts(config, splits, out, None if resumed is None else resumed.state)
@@ -144,6 +146,8 @@ def _train(
     if config.train.trackers:
         parts.accelerator.init_trackers("aurank")
     loop = Loop(parts, out, progress=progress, listener=listener)
+    if resumed is not None:
+        notices = [*notices, f"resumed from step {progress.step} of {config.train.steps}"]
     for text in [*notices, *remarks(parts, splits)]:
         loop.listen("notice", {"text": text})
     first_step = progress.step
@@ -159,10 +163,12 @@ def _train(
             tested, skipped["test"] = _test(loop, splits, splits.test, out)
             loop.listen("tested", {"images": len(splits.test), "skipped": skipped["test"]})
             if tested.report is not None:
-                tested.report.save(out / "report.json")
+                save_results(tested.report, out)
             for name, found in tested.two_way.items():
                 found.save(out / "two_way" / name)
         timing = {
+            "finished": time.strftime("%Y-%m-%d %H:%M:%S%z"),
+            "command": shlex.join(sys.argv),
             "steps": progress.step - first_step,
             "training_seconds": training_seconds,
             "validation_seconds": loop.validation_seconds,
@@ -304,10 +310,9 @@ def _accelerator(config: Config, out: Path | None) -> Accelerator:
             f"pip install {packages}, or leave it out"
         )
     trackers = list(config.train.trackers) if out is not None else []
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
     try:
         accelerator = Accelerator(
-            cpu=launched > 1 and not torch.cuda.is_available(),  # else it would not join processes without GPUs
+            cpu=on_cpu(),
             mixed_precision=config.train.mixed_precision,
             gradient_accumulation_steps=config.train.accumulate,
             log_with=trackers or None,
@@ -318,9 +323,9 @@ def _accelerator(config: Config, out: Path | None) -> Accelerator:
             f"train.mixed_precision={config.train.mixed_precision}, train.trackers={trackers}: {error}; "
             "fp16 needs a GPU, trackers need their package (pip install 'aurank[trackers]')"
         ) from error
-    if accelerator.num_processes != launched:
+    if accelerator.num_processes != launched():
         raise UserError(
-            f"{launched} processes were launched and Accelerate joins {accelerator.num_processes}: launch with "
+            f"{launched()} processes were launched and Accelerate joins {accelerator.num_processes}: launch with "
             "torchrun or accelerate launch, one process for each GPU"
         )
     return accelerator

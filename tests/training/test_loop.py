@@ -38,7 +38,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_short_run_learns_and_leaves_every_promised_file(trained: Path) -> None:
     names = {path.name for path in trained.iterdir()}
-    assert names == {"config.yaml", "metrics.jsonl", "last.pt", "best.pt", "report.json", "timing.json"}
+    measured = {"report.json", "per_query.parquet", "pr_curve.png"}
+    assert names == {"config.yaml", "metrics.jsonl", "last.pt", "best.pt", "timing.json", *measured}
+    assert {"finished", "command"} < json.loads((trained / "timing.json").read_text(encoding="utf-8")).keys()
     losses = [record["loss"] for record in records(trained, "train")]
     assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
     splits = build_splits(read_config(tiny_config()).data, seed=3)

@@ -16,7 +16,8 @@ from aurank.data import HardNegativeSampler
 from aurank.training import read_config, rehearse
 from aurank.training.build import build_dataset, build_splits, fill_preprocessing
 from aurank.training.checkpoint import load_checkpoint
-from aurank.training.run import build_parts, own_settings
+from aurank.training.processes import joined
+from aurank.training.run import build_parts
 
 HARD = {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 5, "num_neighbours": 7}}
 
@@ -27,7 +28,7 @@ def test_nearest_images_are_those_of_all_others_under_the_evaluation_transform(t
     data = {"name": "folder", "root": str(tmp_path), "on_error": "skip", "channels": 3}
     config = fill_preprocessing(read_config(tiny_config(data=data, sampler=HARD)))
     data_set = build_dataset(config.data, build_splits(config.data, seed=3).train, train=False)
-    with own_settings():
+    with joined("1min"):
         parts = build_parts(config, build_splits(config.data, seed=3))
         assert isinstance(parts.sampler, HardNegativeSampler)
         found = parts.sampler.neighbours(20)

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from tiny import tiny_config
 from aurank.training.checkpoint import load_checkpoint
 
 
-def start(config: Path, out: Path, ranks: int) -> list[subprocess.Popen[str]]:
-    """One process for each rank, as torchrun starts them."""
+def start(
+    config: Path, out: Path, ranks: int, *options: Sequence[str], common: Sequence[str] = ()
+) -> list[subprocess.Popen[str]]:
+    """One process for each rank, as torchrun starts them, with options of their own and in common."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -26,13 +29,13 @@ def start(config: Path, out: Path, ranks: int) -> list[subprocess.Popen[str]]:
     shared |= {"GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": str(ranks)}
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "aurank", "train", str(config), "--out", str(out)],
+            [sys.executable, "-m", "aurank", "train", str(config), "--out", str(out), *common, *own],
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(ranks)
+        for rank, own in zip(range(ranks), options or [()] * ranks, strict=True)
     ]
 
 
@@ -71,6 +74,67 @@ def test_a_signal_to_one_process_ends_all_at_the_same_step_with_everything_saved
     assert len(state["random"]) == 2
     assert f"stopped by a signal after step {state['progress']['step']};" in results[0][2]
     assert "stopped" not in results[1][2]
+
+
+def steps_done(out: Path, processes: list[subprocess.Popen[str]], steps: int) -> None:
+    """Wait until so many steps are logged."""
+    log, deadline = out / "metrics.jsonl", time.monotonic() + 240
+    while not (log.exists() and log.read_bytes().count(b"\n") >= steps):
+        assert all(process.poll() is None for process in processes), ended(processes)
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "rank", "said"),
+    [(signal.SIGKILL, 1, "has ended"), (signal.SIGSTOP, 1, "is stopped"), (9, 0, "has ended")],
+)
+def test_a_process_that_ends_or_stops_is_named_in_one_line(
+    tmp_path: Path, number: signal.Signals, rank: int, said: str
+) -> None:
+    config = tmp_path / "config.yaml"
+    train = {"steps": 100_000, "validate_every": 100_000, "checkpoint_every": 100_000}
+    config.write_text(yaml.safe_dump(tiny_config(train=train)), encoding="utf-8")
+    timeout = "40s" if number == signal.SIGSTOP else "30min"  # an ended process is noticed without
+    processes = start(config, tmp_path / "out", 2, common=[f"train.timeout={timeout}"])
+    other = processes[1 - rank]
+    try:
+        steps_done(tmp_path / "out", processes, 3)
+        processes[rank].send_signal(number)
+        _, complaint = other.communicate(timeout=120)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert other.returncode == 1, complaint
+    error = [line for line in complaint.splitlines() if not line.startswith("step ")]
+    assert len(error) == 1, complaint
+    assert error[0].startswith(f"error: rank {rank} (process {processes[rank].pid} on ")
+    assert f") {said}; see what it says, then go on from the last checkpoint with --resume" in error[0]
+
+
+@pytest.mark.slow
+def test_an_option_that_differs_is_told_by_every_process(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(tiny_config(train={"steps": 3})), encoding="utf-8")
+    results = ended(start(config, tmp_path / "out", 2, ["sampler.batch=16"], ["sampler.batch=32", "data.workers=0"]))
+    told = "rank 0 and rank 1 were started with different options (rank 0 != rank 1): sampler.batch: 16 != 32; start"
+    for code, _, complaint in results:
+        assert (code, complaint.count("\n")) == (2, 1), results
+        assert told in complaint
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_what_stops_one_process_stops_all(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine", encoding="utf-8")
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(tiny_config(train={"steps": 3})), encoding="utf-8")
+    results = ended(start(config, tmp_path / "out", 2))
+    assert [code for code, _, _ in results] == [2, 2], results
+    assert all("is not empty" in complaint for _, _, complaint in results)
 
 
 @pytest.mark.slow

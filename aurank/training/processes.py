@@ -1,0 +1,142 @@
+"""The processes of one run: how they join, agree on what they do, and what is said when one of them is gone."""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import gather_object
+
+from aurank.config import Config, config_difference
+from aurank.errors import AurankError, UserError
+from aurank.sizes import seconds
+from aurank.training.resume import MAY_CHANGE
+
+Result = TypeVar("Result")
+
+# What gloo says of a connection, which it raises as a RuntimeError as torch does for anything else.
+_LOST = ("gloo", "Connection closed by peer", "Connection reset", "Broken pipe")
+_NOTICED = 3.0  # seconds in which the system may notice that a process has ended
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A process of the run."""
+
+    rank: int
+    host: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (process {self.pid} on {self.host})"
+
+    @property
+    def state(self) -> str:
+        """What is the matter with it, nothing where it runs or is on another machine."""
+        if self.host != socket.gethostname():
+            return ""
+        with suppress(OSError):
+            letter = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+            return {"Z": "has ended", "X": "has ended", "T": "is stopped", "t": "is stopped"}.get(letter, "")
+        with suppress(PermissionError):
+            try:
+                os.kill(self.pid, 0)  # no signal: whether there is such a process
+            except ProcessLookupError:
+                return "has ended"
+        return ""
+
+
+def launched() -> int:
+    """How many processes were launched."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def on_cpu() -> bool:
+    """Whether Accelerate has to be told that there are no GPUs: it would not join processes without them."""
+    return launched() > 1 and not torch.cuda.is_available()
+
+
+@contextmanager
+def joined(timeout: str) -> Iterator[None]:
+    """A context in which the processes that were launched are joined; of one, and of one alone, nothing.
+
+    A process that ends, stops or cannot be reached is named in one line, after ``timeout`` at most. Accelerate keeps
+    the settings of an Accelerator in a class: they are gone in the end, as the next run may ask for others.
+
+    Raises:
+        AurankError: another process is gone, or does not come.
+    """
+    peers: list[Peer] = []
+    try:
+        if launched() > 1:
+            PartialState(cpu=on_cpu(), timeout=timedelta(seconds=seconds(timeout)))
+            own = Peer(int(os.environ.get("RANK", "0")), socket.gethostname(), os.getpid())
+            peers = [peer for peer in gather_object([own]) if peer != own]
+        yield
+    except RuntimeError as error:
+        if launched() < 2 or not (
+            isinstance(error, torch.distributed.DistError) or any(text in str(error) for text in _LOST)
+        ):
+            raise
+        raise AurankError(_gone(peers, timeout, waited="imed out" in str(error))) from error
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=False)
+
+
+def _gone(peers: list[Peer], timeout: str, *, waited: bool) -> str:
+    """What to say where the other processes do not answer."""
+    if not peers:
+        return (
+            f"not all of the {launched()} processes have come within train.timeout={timeout}: look at what the others "
+            "say, and whether MASTER_ADDR can be reached"
+        )
+    deadline = time.monotonic() + _NOTICED
+    while not (found := [f"{peer} {peer.state}" for peer in peers if peer.state]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    what = "; ".join(found)
+    if not found:
+        away = [str(peer) for peer in peers if peer.host != socket.gethostname()] or [str(peer) for peer in peers]
+        what = f"{' or '.join(away)} " + (
+            f"did not come within train.timeout={timeout}" if waited else "has ended or cannot be reached"
+        )
+    return f"{what}; see what it says, then go on from the last checkpoint with --resume in every process"
+
+
+def together(work: Callable[[], Result]) -> Result:
+    """What ``work`` returns; where it fails in one process, it fails in all of them, with its message."""
+    problem: AurankError | None = None
+    try:
+        result = work()
+    except AurankError as error:
+        problem = error
+    rank = int(os.environ.get("RANK", "0"))
+    told = [] if problem is None else [(type(problem) is UserError, f"rank {rank}: {problem}")]
+    failures: list[tuple[bool, str]] = gather_object(told)
+    if problem is not None:
+        raise problem
+    for mistake, text in failures:
+        raise UserError(text) if mistake else AurankError(text)
+    return result
+
+
+def require_same(config: Config, **others: object) -> None:
+    """Nothing; UserError where the processes were started with different options: names each, and the ranks."""
+    everyone: list[tuple[Config, dict[str, object]]] = gather_object([(config, others)])
+    first, first_others = everyone[0]
+    for rank, (settings, values) in enumerate(everyone):
+        found = [line for line in config_difference(first, settings) if not line.startswith(MAY_CHANGE)]
+        found += [
+            f"{name}: {first_others[name]} != {value}" for name, value in values.items() if first_others[name] != value
+        ]
+        if found:
+            raise UserError(
+                f"rank 0 and rank {rank} were started with different options (rank 0 != rank {rank}): "
+                f"{'; '.join(found)}; start every process with the same command"
+            )

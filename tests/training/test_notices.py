@@ -1,0 +1,105 @@
+"""What a run says once: where it went on, why it ended, what began anew; and failures of the machine in one line."""
+
+import errno
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import tiny_config
+
+import aurank
+from aurank import cli
+from aurank.cli import drawing
+from aurank.data import keys, loader
+from aurank.errors import AurankError, UserError, explained
+from aurank.training import read_config
+from aurank.training.build import build_dataset, build_splits
+
+
+def notices_of(config: dict[str, Any], out: Path, **options: Any) -> list[str]:
+    found: list[str] = []
+
+    def listen(kind: str, values: dict[str, Any]) -> None:
+        if kind == "notice":
+            found.append(values["text"])
+
+    aurank.train(config, out, listener=listen, **options)
+    return found
+
+
+def test_early_stopping_and_resuming_are_each_said_once(tmp_path: Path) -> None:
+    train = {"steps": 200, "validate_every": 1, "early_stopping": 2, "log_every": 100}
+    config = tiny_config(optim={"lr": 1e-12}, train=train)
+    (said,) = notices_of(config, tmp_path / "out")
+    assert said.startswith("stopped early at step ")
+    assert "of 200: 2 validation(s) without improvement (train.early_stopping), the best is that of step " in said
+    step = int(said.split()[4])
+    resumed, again = notices_of(config, tmp_path / "out", resume=True)
+    assert resumed == f"resumed from step {step} of 200"
+    assert again == said
+
+
+def test_a_projection_that_begins_anew_is_said(tmp_path: Path) -> None:
+    aurank.train(tiny_config(train={"steps": 3}), tmp_path / "first")
+    source = str(tmp_path / "first" / "best")
+    for dim, expected in ((8, []), (12, [f"model.init_from: the projection of {source} has another shape; it begins"])):
+        said = notices_of(tiny_config(model={"init_from": source, "dim": dim}, train={"steps": 3}), tmp_path / str(dim))
+        assert [line[: len(start)] for line, start in zip(said, expected, strict=True)] == expected
+
+
+def test_without_a_terminal_a_line_of_progress_comes_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(drawing.time, "monotonic", lambda: now[0])
+    with drawing.draw_training() as listen:
+        for step in range(1, 101):
+            now[0] = float(step)
+            listen("step", {"step": step, "steps": 100, "loss": 0.5, "lr": 1e-3, "images_per_second": 8.0})
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in lines] == [f"step {step} of 100" for step in (1, 31, 61, 91)]
+    assert lines[0] == "step 1 of 100: loss 0.5000  lr 1.0e-03  8 images/s"
+
+
+def test_a_killed_data_worker_is_one_line_with_a_remedy() -> None:
+    config = read_config(tiny_config(data={"workers": 1}))
+    splits = build_splits(config.data, seed=config.seed)
+    data = build_dataset(config.data, splits.train, train=True)
+    batches = iter(loader(data, (keys([0, 1], 0, 1) for _ in range(1000)), workers=1))
+    next(batches)
+    os.kill(batches._batches._workers[0].pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    with pytest.raises(AurankError, match=r"reads images has ended, .*; use fewer data\.workers") as caught:
+        for _ in batches:
+            pass
+    assert not isinstance(caught.value, UserError)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_machine_runs_short_of_is_told_with_the_path_and_the_remedy() -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a")
+    assert explained(full) == "No space left on device: runs/a; free some space, or name another folder"
+    many = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    assert (
+        explained(many) == "Too many open files; raise the limit of this process (ulimit -n), or use fewer data.workers"
+    )
+    assert explained(ValueError("no")) is explained(RuntimeError("no")) is explained(FileNotFoundError(2, "no")) is None
+
+
+def test_the_command_line_ends_in_that_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a")
+
+    def app() -> None:
+        raise full
+
+    monkeypatch.setattr(cli, "app", app)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 1
+    assert (
+        capsys.readouterr().err == "error: No space left on device: runs/a; free some space, or name another folder\n"
+    )
