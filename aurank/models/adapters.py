@@ -183,17 +183,28 @@ def _transformers(name: str, what: str, options: Options, allow_code: bool) -> I
     return ImageModel(name, _Transformers(model), transform, description)
 
 
+_ANY_BATCH = "export it with a batch of any size, torch.onnx.export(…, dynamic_axes={'images': {0: 'batch'}})"
+
+
 class _Onnx(nn.Module):
     """An ONNX graph, run by onnxruntime on the CPU. The file's digest stands in the state for its weights."""
 
-    def __init__(self, session: Any, content: bytes) -> None:
+    def __init__(self, name: str, session: Any, content: bytes) -> None:
         super().__init__()
+        self.name = name
         self.session = session
         self.register_buffer("digest", torch.tensor(list(hashlib.sha256(content).digest()), dtype=torch.uint8))
 
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
         graph = self.session
-        found = graph.run([graph.get_outputs()[0].name], {graph.get_inputs()[0].name: images.cpu().numpy()})
+        if graph.get_inputs()[0].shape[0] == 1 < len(images):
+            raise UserError(f"{self.name}: the graph takes one image at a time: add --batch 1, or {_ANY_BATCH}")
+        try:
+            found = graph.run([graph.get_outputs()[0].name], {graph.get_inputs()[0].name: images.cpu().numpy()})
+        except Exception as error:
+            raise UserError(
+                f"{self.name}: the graph fails on images {list(images.shape)}: {first_line(error)}"
+            ) from error
         return torch.from_numpy(found[0]).flatten(1)
 
 
@@ -211,12 +222,20 @@ def _onnx(name: str, what: str, options: Options, allow_code: bool) -> ImageMode
     shape = session.get_inputs()[0].shape
     if len(session.get_inputs()) != 1 or len(shape) != 4:
         raise UserError(f"{name}: expected one input [batch, channel, height, width], got {shape}")
-    fixed = shape[-1] if isinstance(shape[-1], int) else None
+    if isinstance(shape[0], int) and shape[0] != 1:
+        raise UserError(f"{name}: the graph takes {shape[0]} images at once, no more and no fewer: {_ANY_BATCH}")
+    fixed = sorted({side for side in shape[2:] if isinstance(side, int)})
+    if len(fixed) > 1:
+        raise UserError(f"{name}: the graph takes images of {shape[2]} × {shape[3]}; export it for square ones")
+    if fixed and options.get("size", fixed[0]) != fixed[0]:
+        raise UserError(
+            f"{name}: the graph takes images of {fixed[0]} × {fixed[0]} alone: leave out size={options['size']}, or "
+            "export it with height and width of any size (dynamic_axes)"
+        )
     channels = shape[1] if isinstance(shape[1], int) else 3
-    transform = _standard(name, channels=channels, **{"size": fixed or 224, **options})
-    return ImageModel(
-        name, _Onnx(session, content), transform, describe(library, what, options, transform), channels=channels
-    )
+    transform = _standard(name, channels=channels, **{"size": fixed[0] if fixed else 224, **options})
+    description = describe(library, what, options, transform)
+    return ImageModel(name, _Onnx(name, session, content), transform, description, channels=channels)
 
 
 def _python(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:

@@ -209,18 +209,22 @@ def test_transformers_are_pooled_or_give_their_first_token(pooled: bool, monkeyp
 class Session:
     """Stands for onnxruntime's: the mean of each channel."""
 
+    shape: tuple[int | str, ...] = ("batch", 3, 8, 8)
+
     def __init__(self, content: bytes, providers: list[str]) -> None:
         if content != b"graph":
             raise RuntimeError("not a graph\nsecond line")
 
     def get_inputs(self) -> list[SimpleNamespace]:
-        return [SimpleNamespace(name="images", shape=["batch", 3, 8, 8])]
+        return [SimpleNamespace(name="images", shape=self.shape)]
 
     def get_outputs(self) -> list[SimpleNamespace]:
         return [SimpleNamespace(name="embeddings")]
 
     def run(self, outputs: list[str], inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
         assert outputs == ["embeddings"]
+        if inputs["images"].shape[2] != 8:
+            raise RuntimeError("Got invalid dimensions\nindex 2")
         return [inputs["images"].mean((2, 3))]
 
 
@@ -245,3 +249,32 @@ def test_an_onnx_file_says_its_image_size_and_takes_a_normalisation(
     file.write_bytes(b"other")
     with pytest.raises(UserError, match=r"no ONNX model that can be run: not a graph$"):
         load_model(f"onnx:{file}")
+
+
+@pytest.mark.parametrize(
+    ("shape", "option", "message"),
+    [
+        ((4, 3, 8, 8), "", r"takes 4 images at once, no more and no fewer: export it with a batch of any size"),
+        (("batch", 3, 8, 16), "", r"takes images of 8 × 16; export it for square ones"),
+        (("batch", 3, 8, 8), ",size=16", r"takes images of 8 × 8 alone: leave out size=16, or export it"),
+        ((1, 3, 8, 8), "", r"takes one image at a time: add --batch 1, or export it"),
+        (("batch", 3, "height", "width"), ",size=9", r"fails on images \[2, 3, 9, 9\]: Got invalid dimensions$"),
+    ],
+)
+def test_a_graph_of_fixed_sizes_is_told_with_the_remedy(
+    shape: tuple[int | str, ...], option: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = ModuleType("onnxruntime")
+    vars(library).update(InferenceSession=Session)
+    monkeypatch.setitem(sys.modules, "onnxruntime", library)
+    monkeypatch.setattr(Session, "shape", shape)
+    (tmp_path / "model.onnx").write_bytes(b"graph")
+
+    def embed() -> torch.Tensor:
+        model = load_model(f"onnx:{tmp_path}/model.onnx{option}")
+        image = model.transform(picture())
+        return model.module(torch.stack([image, image]))
+
+    with pytest.raises(UserError, match=message) as caught:
+        embed()
+    assert "\n" not in str(caught.value)
