@@ -290,6 +290,6 @@ def _from_json(content: dict[str, Any]) -> Report:
         curve=None if curve is None else Curve(np.array(curve["recall"]), np.array(curve["precision"])),
         approximation=content.get("approximation"),
         versions={str(name): str(value) for name, value in content.get("versions", {}).items()},
-        date=content.get("date"),
-        command=content.get("command"),
+        date=None if content.get("date") is None else str(content["date"]),
+        command=None if content.get("command") is None else str(content["command"]),
     )

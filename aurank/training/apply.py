@@ -123,7 +123,8 @@ def evaluate_model(
             inherited.pop("recall_at", None)
         options = inherited
         _check_options(options, protocol)
-        require_likely_classes(prepared.dataset.manifest, prepared.config.data)
+        if images.data is not None or images.query is not None:  # a folder too high can have been named
+            require_likely_classes(prepared.dataset.manifest, prepared.config.data)
         require_distinct(prepared.dataset.manifest, prepared.config.data)
         embedded = embed_prepared(prepared, device, running)
         notes = [prepared.note, *prepared.remarks, *skipped(prepared.dataset, embedded)]
