@@ -82,20 +82,22 @@ def require_ordinary(path: Path) -> None:
         raise UserError(f"{path} is {'a folder' if path.is_dir() else 'a pipe or a device'}; name a file")
 
 
-def require_writable(path: Path, *, suffix: str = "") -> None:
+def require_writable(path: Path, *, suffix: str = "", option: str = "--out") -> None:
     """Nothing; UserError unless a file, of this ``suffix``, can be written: told before the work that it is to hold."""
     try:
         folder = next(parent for parent in path.absolute().parents if parent.exists())
         if path.is_dir():
-            raise UserError(f"--out {path} is a folder; name a file in it")
+            raise UserError(f"{option} {path} is a folder; name a file in it")
     except OSError as error:
-        raise UserError(f"cannot write --out {path}: {error.strerror}; name another place") from error
+        raise UserError(f"cannot write {option} {path}: {error.strerror}; name another place") from error
     if suffix and path.suffix != suffix:
-        raise UserError(f"--out {path}: the file written is of type {suffix}; name it {path.with_suffix(suffix).name}")
+        raise UserError(
+            f"{option} {path}: the file written is of type {suffix}; name it {path.with_suffix(suffix).name}"
+        )
     if not folder.is_dir():
-        raise UserError(f"cannot write --out {path}: {folder} is a file; name another place")
+        raise UserError(f"cannot write {option} {path}: {folder} is a file; name another place")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write --out {path}: no permission in {folder}; name another place")
+        raise UserError(f"cannot write {option} {path}: no permission in {folder}; name another place")
 
 
 def write_text(path: Path, text: str) -> None:

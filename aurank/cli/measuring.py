@@ -38,7 +38,8 @@ def evaluate(
     seeds: Annotated[str | None, typer.Option(help="Seeds of a protocol's draws, such as 0,1,2.")] = None,
     query: QueryOption = None,
     gallery: GalleryOption = None,
-    labels: Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings; qrels of a run.")] = None,
+    metrics: Annotated[str | None, typer.Option(help="In place of the usual ones, such as mauprc,mrr@10.")] = None,
     recall_at: Annotated[str | None, typer.Option(help="The k of Recall@k and precision@k, such as 1,10,100.")] = None,
     distance: Annotated[str | None, typer.Option(help="cosine, dot or euclidean.")] = None,
     ties: Annotated[str | None, typer.Option(help="threshold, optimistic or pessimistic.")] = None,
@@ -47,6 +48,7 @@ def evaluate(
     intervals: Annotated[int | None, typer.Option(help="Bootstrap resamples for intervals, such as 1000.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     max_memory: Annotated[str | None, typer.Option(help="Bound on the engine's memory, such as 1GiB.")] = None,
+    trec_run: Annotated[Path | None, typer.Option(help="Write a .run for trec_eval, and .qrels beside it.")] = None,
     batch: BatchOption = None,
     device: DeviceOption = None,
     cache: CacheOption = None,
@@ -59,22 +61,27 @@ def evaluate(
 ) -> None:
     """Measure any model on any images, or saved embeddings, exactly."""
     from aurank.evaluation.intervals import Resampling
+    from aurank.evaluation.metrics import check_names
+    from aurank.files import require_writable
     from aurank.reporting import require_free, require_same_command, write_results
     from aurank.training import Images, evaluate_model
 
     cuts = None if recall_at is None else whole_numbers("--recall-at", recall_at)
     options: dict[str, Any] = {"recall_at": cuts, "distance": distance, "ties": ties, "index": index}
     options |= {"backend": backend, "max_memory": max_memory}
+    options["metrics"] = None if metrics is None else check_names(metrics.split(","))
     options["resampling"] = None if intervals is None else Resampling(intervals, seed)
     command = shlex.join(["aurank", *(argument for argument in sys.argv[1:] if argument != "--overwrite")])
     require_free(out)
     if not overwrite:
         require_same_command(out, command)
+    if trec_run is not None:
+        require_writable(trec_run, suffix=".run", option="--trec-run")
     drawn = None if seeds is None else whole_numbers("--seeds", seeds)
     images = Images(data, split, protocol, root, query, gallery, overrides or [], drawn)
     with draw_running(batch, device, cache, no_cache, allow_code) as running:
         given = {name: value for name, value in options.items() if value is not None}
-        report = evaluate_model(model, images, labels=labels, running=running, **given)
+        report = evaluate_model(model, images, labels=labels, trec_run=trec_run, running=running, **given)
     write_results(report.made_by(command), out)
     console.print(str(report), highlight=False, markup=False, soft_wrap=True)
     console.print(f"written to {out / 'report.json'}", highlight=False, markup=False, soft_wrap=True)

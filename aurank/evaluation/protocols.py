@@ -130,7 +130,7 @@ def mean_report(reports: Sequence[Report], seeds: Sequence[int]) -> Report:
         f"mean over {len(reports)} draws of one gallery image of each class, seeds {', '.join(map(str, seeds))}; "
         f"mauprc from {min(values):.4f} to {max(values):.4f}; queries are counted once a draw"
     )
-    low, high = (mean([report.tie_bounds[side] for report in reports]) for side in (0, 1))
+    bounds = [report.tie_bounds for report in reports if report.tie_bounds is not None]
     curves = [report.curve for report in reports if report.curve is not None]
     whole = dataclasses.replace(
         first,
@@ -138,7 +138,7 @@ def mean_report(reports: Sequence[Report], seeds: Sequence[int]) -> Report:
         per_query={name: np.concatenate([report.per_query[name] for report in reports]) for name in first.per_query},
         num_queries=sum(report.num_queries for report in reports),
         num_lone_queries=sum(report.num_lone_queries for report in reports),
-        tie_bounds=(low, high),
+        tie_bounds=(mean([low for low, _ in bounds]), mean([high for _, high in bounds])),
         notes=[note, *first.notes],
         intervals=None,
         curve=Curve(curves[0].recall, np.mean([curve.precision for curve in curves], axis=0)) if curves else None,

@@ -47,11 +47,11 @@ class Report:
     are labels, "path" and "class" where they are known, "num_positives", "num_negatives", "first_rank", "last_rank",
     "ap" (the values of mauprc), and the values of every other metric by its name. `num_queries` counts every query
     given, `num_lone_queries` those among them without a positive. `tie_bounds`: mauprc under the pessimistic and the
-    optimistic reading of equal scores. `protocol`: at least "name" and "checksum" of the protocol that chose the
-    queries and the gallery. `notes`: what a reader of the numbers must know. `curve`: the mean precision-recall curve,
-    interpolated, at 101 recalls. `approximation`: the fields of an `Approximation`, where an index was measured beside
-    the exact numbers. `distance`: by which items were ranked. `versions` of the libraries that made it; `command` and
-    `date` (UTC) where a command did.
+    optimistic reading of equal scores; None, and no "ap", for a run of TREC, whose lists are cut. `protocol`: at least
+    "name" and "checksum" of the protocol that chose the queries and the gallery. `notes`: what a reader of the numbers
+    must know. `curve`: the mean precision-recall curve, interpolated, at 101 recalls. `approximation`: the fields of an
+    `Approximation`, where an index was measured beside the exact numbers. `distance`: by which items were ranked.
+    `versions` of the libraries that made it; `command` and `date` (UTC) where a command did.
     """
 
     metrics: dict[str, float]
@@ -60,7 +60,7 @@ class Report:
     num_lone_queries: int
     num_gallery: int
     ties: str
-    tie_bounds: tuple[float, float]
+    tie_bounds: tuple[float, float] | None
     protocol: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
     intervals: Intervals | None = None
@@ -74,7 +74,7 @@ class Report:
     @property
     def mauprc(self) -> float:
         """Mean over queries of the area under the precision-recall curve (= mean AP over the full gallery)."""
-        return self.metrics["mauprc"] if "mauprc" in self.metrics else mean(self.per_query["ap"])
+        return self.metrics["mauprc"] if "mauprc" in self.metrics else mean(self.values("mauprc"))
 
     @property
     def random_order(self) -> float:
@@ -90,7 +90,7 @@ class Report:
     def values(self, name: str) -> Float64[np.ndarray, " query"]:
         """Values per query of a metric, with "macro:" before its name or without; UserError if the report lacks it."""
         base = name.removeprefix(MACRO)
-        held = {"mauprc": "ap", **{metric: metric for metric in self._metric_names}}
+        held = {name: "ap" if name == "mauprc" else name for name in self._metric_names}
         if base not in held:
             raise UserError(
                 f"the report holds no values per query of {name!r}, only of {', '.join(held)}: evaluate again with it "
@@ -149,7 +149,7 @@ class Report:
         """A table for people: one metric a line, its interval beside it, then what was counted."""
         width = max(len(name) for name in self.metrics)
         lines = [f"{name:<{width}}  {value:.4f}{self._interval(name)}" for name, value in self.metrics.items()]
-        low, high = self.tie_bounds
+        low, high = self.tie_bounds or (0, 0)
         if low != high:
             allowed = f"equal scores allow {low:.4f} to {high:.4f}"
             if "mauprc" in self.metrics:
@@ -177,7 +177,7 @@ class Report:
             "num_gallery": self.num_gallery,
             "distance": self.distance,
             "ties": self.ties,
-            "tie_bounds": list(self.tie_bounds),
+            "tie_bounds": None if self.tie_bounds is None else list(self.tie_bounds),
             "protocol": self.protocol,
             "notes": self.notes,
             "intervals": None if self.intervals is None else _intervals_to_json(self.intervals),
@@ -233,12 +233,13 @@ class Report:
 
     @property
     def _metric_names(self) -> list[str]:
-        """Names of the columns of `per_query` that are metrics, mauprc aside."""
+        """Names of the metrics of which `per_query` holds the values, mauprc first."""
         facts = {"query", "label", "path", "class", "num_positives", "num_negatives", "first_rank", "last_rank", "ap"}
-        return [name for name in self.per_query if name not in facts]
+        whole = ["mauprc"] if "ap" in self.per_query else []
+        return [*whole, *(name for name in self.per_query if name not in facts)]
 
     def _means(self, classes: Classes) -> dict[str, Column]:
-        return {name: classes.means(self.values(name)) for name in ("mauprc", *self._metric_names)}
+        return {name: classes.means(self.values(name)) for name in self._metric_names}
 
     def _labels(self, purpose: str) -> Shaped[np.ndarray, " query"]:
         if "label" not in self.per_query:
@@ -273,7 +274,7 @@ def _intervals_from_json(content: dict[str, Any]) -> Intervals:
 
 
 def _from_json(content: dict[str, Any]) -> Report:
-    low, high = content["tie_bounds"]
+    bounds = content["tie_bounds"]
     protocol, intervals, curve = (content.get(name) for name in ("protocol", "intervals", "curve"))
     return Report(
         metrics={str(name): float(value) for name, value in content["metrics"].items()},
@@ -283,7 +284,7 @@ def _from_json(content: dict[str, Any]) -> Report:
         num_gallery=int(content["num_gallery"]),
         distance=str(content.get("distance", "cosine")),
         ties=str(content["ties"]),
-        tie_bounds=(float(low), float(high)),
+        tie_bounds=None if bounds is None else (float(bounds[0]), float(bounds[1])),
         protocol=None if protocol is None else dict(protocol),
         notes=[str(note) for note in content.get("notes", [])],
         intervals=None if intervals is None else _intervals_from_json(intervals),

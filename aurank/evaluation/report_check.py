@@ -19,7 +19,7 @@ def check_content(content: dict[str, Any]) -> None:
         value = content.get(name)
         _require(value is None or isinstance(value, optional), name, value, "a mapping, or null")
     rows = content["num_queries"] - content["num_lone_queries"]
-    for name in ("query", "num_positives", "ap"):
+    for name in ("query", "num_positives", *(() if content["tie_bounds"] is None else ("ap",))):
         _require(name in content["per_query"], f"per_query.{name}", None, "a column")
     for name, values in content["per_query"].items():
         fits, expected = _column(name)

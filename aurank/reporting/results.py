@@ -55,10 +55,14 @@ def save_results(report: Report, out: Path) -> None:
         staging.mkdir(parents=True, exist_ok=True)
         report.save(staging / REPORT)
         report.write_per_query(staging / PER_QUERY)
-        with replacing(staging / CURVE) as file:
-            file.write(draw_curve(report))
+        if report.curve is not None:
+            with replacing(staging / CURVE) as file:
+                file.write(draw_curve(report))
+        else:  # of cut lists; an earlier picture would be of something else
+            (out / CURVE).unlink(missing_ok=True)
         for name in (PER_QUERY, CURVE, REPORT):
-            (staging / name).replace(out / name)
+            if (staging / name).exists():
+                (staging / name).replace(out / name)
     except (OSError, AurankError) as error:
         raise AurankError(
             f"cannot write to {out} ({error}); mend that and give the command again (train with --resume), or "

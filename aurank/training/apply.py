@@ -21,6 +21,7 @@ from aurank.evaluation.index import Index
 from aurank.evaluation.inputs import byte_count
 from aurank.evaluation.protocols import Protocol
 from aurank.evaluation.report import Report
+from aurank.evaluation.trec import evaluate_run, read_qrels, read_run, write_run
 from aurank.models.adapters import ADAPTERS, check_model, load_model
 from aurank.training.build import (
     build_dataset,
@@ -79,14 +80,17 @@ def evaluate_model(
     images: Images | None = None,
     *,
     labels: Path | None = None,
+    trec_run: Path | None = None,
     running: Running | None = None,
     **options: Any,
 ) -> Report:
     """The exact report of a model, or of saved embeddings, on the images chosen.
 
     Args:
-        model: ``aurank:DIR/best``, a name as for ``aurank.models.adapters.load_model``, or ``embeddings:FILE``.
-        labels: for ``embeddings:FILE.npy``: the file of their labels.
+        model: ``aurank:DIR/best``, a name as for ``aurank.models.adapters.load_model``, ``embeddings:FILE``, or
+            ``trec:RUN``, a file of ranked lists.
+        labels: for ``embeddings:FILE.npy``: the file of their labels; for ``trec:RUN`` the qrels.
+        trec_run: a file to write the nearest 1000 images of each query to, with the qrels beside it, for trec_eval.
         images: with ``embeddings:FILE`` at most a protocol, whose data, read too, must be what was embedded.
         options: arguments of ``aurank.evaluate``; where absent, those of a checkpoint's configuration hold.
 
@@ -94,9 +98,14 @@ def evaluate_model(
         UserError: whatever is wrong with the options, before anything is embedded where that can be known.
     """
     images, running = images or Images(), running or Running()
+    if model.startswith("trec:"):
+        given = [*images.given, *([] if trec_run is None else [f"--trec-run {trec_run}"])]
+        return _evaluate_run(model, labels, given, options)
     kind, what = split_name(model)
     images.check()
     protocol = images.find_protocol()
+    if trec_run is not None and protocol is not None and protocol.seeds:
+        raise UserError(f"--trec-run has no use with --protocol {protocol.name}, which draws several galleries")
     device = choose_device(running.device)
     options = {**options, "device": device}
     if kind == "embeddings":
@@ -130,7 +139,29 @@ def evaluate_model(
         notes = [prepared.note, *prepared.remarks, *skipped(prepared.dataset, embedded)]
     options.setdefault("progress", running.stage("ranking"))
     report = embedded.evaluate(**options) if protocol is None else protocol.evaluate(embedded, **options)
+    if trec_run is not None:
+        _write_run(trec_run, embedded, options.get("distance", "cosine"))
     return dataclasses.replace(report, notes=[*report.notes, *notes])
+
+
+def _evaluate_run(model: str, qrels: Path | None, given: list[str], options: dict[str, Any]) -> Report:
+    """The report of a file of ranked lists."""
+    known = ("recall_at", "metrics", "resampling")
+    given += [f"--{name.replace('_', '-')} {value}" for name, value in options.items() if name not in known]
+    if given:
+        raise UserError(f"{given[0]} has no use with --model {model}, whose lists are ranked already")
+    if qrels is None:
+        raise UserError(f"--model {model} needs the judgements: give the file of qrels as --labels FILE")
+    report = evaluate_run(read_run(Path(model.removeprefix("trec:"))), read_qrels(qrels), **options)
+    return dataclasses.replace(report, notes=[*report.notes, f"model {model}"])
+
+
+def _write_run(path: Path, embedded: Embedded, distance: str) -> None:
+    """A run of trec_eval and its qrels, by the images' paths, or by their ids where no paths are known."""
+    names = embedded.paths if all(embedded.paths.tolist()) else embedded.ids
+    roles = {name: getattr(embedded, name) for name in ("is_query", "is_gallery", "groups")}
+    qrels = path.with_suffix(".qrels")
+    write_run(path, qrels, embedded.embeddings, embedded.labels, names.tolist(), **roles, distance=distance)
 
 
 def embed_model(model: str, images: Images | None = None, *, running: Running | None = None) -> Embedded:
@@ -303,7 +334,7 @@ def split_name(model: str) -> tuple[str, str]:
     kind, _, what = model.partition(":")
     known = ("aurank", "embeddings", *ADAPTERS)
     if kind not in known or not what:
-        shapes = "aurank:DIR/best, embeddings:FILE, timm:NAME[,pretrained=false]"
+        shapes = "aurank:DIR/best, embeddings:FILE, trec:RUN, timm:NAME[,pretrained=false]"
         raise UserError(
             f"--model {model!r}: expected {shapes}, or one of {', '.join(f'{name}:…' for name in known[3:])}"
         )

@@ -232,7 +232,7 @@ def test_queries_are_named_and_what_made_a_report_is_kept(tmp_path: Path) -> Non
     assert loaded.date is not None
     assert loaded.date.endswith("+00:00")
     assert loaded.per_query["path"].tolist() == report.per_query["path"].tolist()
-    assert list(loaded.class_table()) == ["label", "num_queries", "mauprc", *report._metric_names]
+    assert list(loaded.class_table()) == ["label", "num_queries", *report._metric_names]
     made.write_per_query(tmp_path / "rows.parquet")
     table = pyarrow.parquet.read_table(tmp_path / "rows.parquet")
     assert table["path"].to_pylist() == ["a.png", "b.png", "c.png", "\\udcff.png"]

@@ -1,0 +1,76 @@
+"""`aurank evaluate` with runs and qrels of TREC, as typed."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aurank import cli
+from aurank.evaluation import Report
+
+ROWS = ("evaluate", "--model", "embeddings:rows.npz")
+TREC = ("evaluate", "--model", "trec:out/a.run", "--out", "two", "--overwrite")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with embeddings of eight images in two classes, where commands are given."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    chance = np.random.default_rng(0)
+    paths = np.array([f"{row}.png" for row in range(8)])
+    np.savez(tmp_path / "rows.npz", embeddings=chance.normal(size=(8, 3)), labels=np.arange(8) % 2, paths=paths)
+    return tmp_path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["aurank", *arguments])
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_a_run_is_written_for_trec_eval_and_measured_from_its_files(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--metrics", "mauprc,map@7(r),mrr@3", "--trec-run", "out/a.run")
+    assert run(monkeypatch, *ROWS, "--out", "one", *asked) == 0
+    assert run(monkeypatch, *ROWS, "--out", "two") == 0
+    assert (place / "two" / "pr_curve.png").exists()
+    lines = (place / "out" / "a.run").read_text().splitlines()
+    assert len(lines) == 8 * 7
+    assert lines[0].startswith("0.png Q0 ")
+    assert len((place / "out" / "a.qrels").read_text().splitlines()) == 8 * 3
+    assert run(monkeypatch, *TREC, "--labels", "out/a.qrels") == 0
+    assert "of a run with up to 7 documents a query: what it does not list counts as never" in capsys.readouterr().out
+    assert sorted(path.name for path in (place / "two").iterdir()) == ["per_query.parquet", "report.json"]
+    exact, read = (Report.load(place / name / "report.json").metrics for name in ("one", "two"))
+    assert list(exact) == ["mauprc", "map@7(r)", "mrr@3"]
+    assert read["map@7(r)"] == exact["map@7(r)"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (TREC, "needs the judgements: give the file of qrels as --labels FILE"),
+        ((*TREC, "--labels", "x", "--data", "folder:x"), "--data folder:x has no use with --model trec:out/a.run"),
+        ((*TREC, "--labels", "x", "--distance", "dot"), "--distance dot has no use with --model trec:out/a.run"),
+        ((*TREC, "--labels", "x"), "cannot read out/a.run as a run"),
+        ((*ROWS, "--out", "x", "--trec-run", "a.txt"), "--trec-run a.txt: the file written is of type .run"),
+        ((*ROWS, "--out", "x", "--metrics", "mAP"), "unknown metric 'mAP'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    arguments: tuple[str, ...],
+    message: str,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, *arguments) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
