@@ -322,3 +322,14 @@ def test_help_and_bad_options_come_from_the_parser(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "aurank", "--help"], capture_output=True, text=True)
     assert done.returncode == 0
     assert all(name in done.stdout for name in ("train", "evaluate", "embed", "demo", "config", "ls", "cp", "doctor"))
+
+
+def test_train_and_evaluate_put_baselines_beside_the_model(aurank: Run, config: Path, tmp_path: Path) -> None:
+    code, output, _ = aurank("train", config, "train.steps=3", "--out", tmp_path / "run", "--baselines")
+    assert code == 0
+    best = f"aurank:{tmp_path / 'run' / 'best'}"
+    assert aurank("evaluate", "--model", best, "--out", tmp_path / "report", "--baselines")[0] == 0
+    first, second = (json.loads((tmp_path / one / "baselines.json").read_text()) for one in ("run", "report"))
+    assert first == second
+    assert list(first) == ["model", "untrained", "raw_pixels", "chance"]
+    assert f"{first['raw_pixels']['mauprc']:.4f}" in output

@@ -1,5 +1,6 @@
 """What is drawn while a command runs."""
 
+import json
 import math
 import os
 import time
@@ -12,9 +13,11 @@ from unicodedata import category as category_of
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
 
 from aurank.errors import AurankWarning, UserError
+from aurank.files import write_text
 
 LONGEST_LINE = 4000
 _TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -164,3 +167,14 @@ def draw_running(
             say=lambda text: progress.console.print(text, highlight=False, markup=False, soft_wrap=True),
             finished=pause,
         )
+
+
+def keep_baselines(found: dict[str, dict[str, float]], out: Path) -> None:
+    """Write baselines.json, and print its main metrics as a table."""
+    write_text(out / "baselines.json", json.dumps(found, indent=1) + "\n")
+    names = [name for name in ("mauprc", "recall@1") if name in found["model"]]
+    table = Table("", *(SHOWN[name] for name in names), title="beside baselines")
+    for label, metrics in found.items():
+        row = [f"{metrics[name]:.4f}" if name in metrics else "" for name in names]
+        table.add_row(label.replace("_", " "), *row)
+    console.print(table)

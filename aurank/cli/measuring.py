@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from aurank.cli.app import app
-from aurank.cli.drawing import console, draw_running
+from aurank.cli.drawing import console, draw_running, keep_baselines
 from aurank.cli.options import (
     AllowCodeOption,
+    BaselinesOption,
     BatchOption,
     CacheOption,
     DataOption,
@@ -57,6 +58,7 @@ def evaluate(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what another command has left in --out.")
     ] = False,
+    baselines: BaselinesOption = False,
     overrides: DataOverrides = None,
 ) -> None:
     """Measure any model on any images, or saved embeddings, exactly."""
@@ -64,8 +66,10 @@ def evaluate(
     from aurank.evaluation.metrics import check_names
     from aurank.files import require_writable
     from aurank.reporting import require_free, require_same_command, write_results
-    from aurank.training import Images, evaluate_model
+    from aurank.training import Images, evaluate_model, measure_baselines, require_images
 
+    if baselines:
+        require_images(model)
     cuts = None if recall_at is None else whole_numbers("--recall-at", recall_at)
     options: dict[str, Any] = {"recall_at": cuts, "distance": distance, "ties": ties, "index": index}
     options |= {"backend": backend, "max_memory": max_memory}
@@ -82,8 +86,11 @@ def evaluate(
     with draw_running(batch, device, cache, no_cache, allow_code) as running:
         given = {name: value for name, value in options.items() if value is not None}
         report = evaluate_model(model, images, labels=labels, trec_run=trec_run, running=running, **given)
-    write_results(report.made_by(command), out)
+        write_results(report.made_by(command), out)
+        beside = measure_baselines(model, report, images, running=running, **given) if baselines else None
     console.print(str(report), highlight=False, markup=False, soft_wrap=True)
+    if beside is not None:
+        keep_baselines(beside, out)
     console.print(f"written to {out / 'report.json'}", highlight=False, markup=False, soft_wrap=True)
 
 

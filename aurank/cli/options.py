@@ -29,6 +29,9 @@ ProtocolOption = Annotated[
 RootOption = Annotated[Path | None, typer.Option(help="Folder of a protocol's data, or that table paths start from.")]
 QueryOption = Annotated[Path | None, typer.Option(help="Table (csv, parquet) of the queries; needs --gallery.")]
 GalleryOption = Annotated[Path | None, typer.Option(help="Table (csv, parquet) of the gallery.")]
+BaselinesOption = Annotated[
+    bool, typer.Option("--baselines", help="Measure chance, raw pixels and the untrained network too: baselines.json.")
+]
 BatchOption = Annotated[int | None, typer.Option(min=1, help="Images embedded at once.")]
 DeviceOption = Annotated[str | None, typer.Option(help="Such as cuda:1 or cpu; default: CUDA where there is one.")]
 CacheOption = Annotated[

@@ -7,8 +7,8 @@ import typer
 from rich.table import Table
 
 from aurank.cli.app import app
-from aurank.cli.drawing import complaints, console, draw_training
-from aurank.cli.options import ConfigFile, Overrides
+from aurank.cli.drawing import complaints, console, draw_training, keep_baselines
+from aurank.cli.options import BaselinesOption, ConfigFile, Overrides
 
 
 @app.command()
@@ -20,9 +20,10 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Build everything, run two batches, write nothing.")
     ] = False,
+    baselines: BaselinesOption = False,
 ) -> None:
     """Train an embedding from a configuration; writes checkpoints, metrics.jsonl and the test split's report.json."""
-    from aurank.training import describe_groups, read_config, rehearse, train
+    from aurank.training import describe_groups, measure_baselines, read_config, rehearse, train
 
     settings = read_config(config, overrides or [])
     if dry_run:
@@ -44,6 +45,8 @@ def train(
             console.print(describe_groups(result.two_way, *images), highlight=False, markup=False, soft_wrap=True)
         elif result.report is not None:
             console.print(str(result.report), highlight=False, markup=False, soft_wrap=True)
+        if baselines and result.report is not None:
+            keep_baselines(measure_baselines(f"aurank:{result.out / 'best.pt'}", result.report), result.out)
         console.print(f"written to {result.out}", highlight=False, markup=False, soft_wrap=True)
 
 

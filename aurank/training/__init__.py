@@ -2,7 +2,7 @@
 
 from aurank.training.apply import Running, embed_model, evaluate_model
 from aurank.training.apply_pairs import PairsResult, evaluate_pairs
-from aurank.training.baselines import demo
+from aurank.training.baselines import demo, measure_baselines, require_images
 from aurank.training.build import build_manifest
 from aurank.training.components import read_config
 from aurank.training.dry_run import rehearse
@@ -27,9 +27,11 @@ __all__ = [
     "evaluate_pairs",
     "load",
     "load_pairs",
+    "measure_baselines",
     "probe_model",
     "read_config",
     "read_data",
     "rehearse",
+    "require_images",
     "train",
 ]

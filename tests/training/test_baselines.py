@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from tiny import tiny_config
 
-from aurank.training import demo, read_config
+from aurank.errors import UserError
+from aurank.training import Running, demo, measure_baselines, read_config, require_images, train
+from aurank.training.baselines import baselines
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +39,30 @@ def test_a_demo_that_is_interrupted_goes_on(tmp_path: Path) -> None:
     results, stopped_by = demo(tmp_path)
     assert stopped_by is None
     assert "trained" in results
+
+
+def test_chance_pixels_and_the_untrained_network_stand_beside_any_model(tmp_path: Path) -> None:
+    config = read_config(tiny_config(train={"steps": 3}))
+    report = train(config, tmp_path / "run").report
+    assert report is not None
+    found = measure_baselines(f"aurank:{tmp_path / 'run' / 'best'}", report)
+    own = {name: one.metrics for name, one in baselines(config).items()}
+    chance = {"mauprc": report.random_order}
+    assert found == {"model": report.metrics, **own, "chance": chance}
+    assert 0.1 < report.random_order < found["raw_pixels"]["mauprc"]
+
+
+def test_what_cannot_be_had_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aurank.training.baselines.MOST_PIXELS", 100)
+    monkeypatch.setattr("aurank.training.baselines._untrained", lambda *_: None)
+    report = train(tiny_config(train={"steps": 3}), tmp_path / "run").report
+    assert report is not None
+    said: list[str] = []
+    found = measure_baselines(f"aurank:{tmp_path / 'run' / 'best'}", report, running=Running(say=said.append))
+    assert list(found) == ["model", "chance"]
+    assert [line.split(",")[0] for line in said] == [
+        f"--baselines: the untrained network of aurank:{tmp_path / 'run' / 'best'} cannot be had",
+        "--baselines: raw pixels are left out",
+    ]
+    with pytest.raises(UserError, match="it needs the images"):
+        require_images("embeddings:rows.npz")
