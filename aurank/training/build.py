@@ -23,6 +23,7 @@ from aurank.models import Encoder, parameter_groups
 from aurank.models.backbones import without_file
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.training.components import read_config
+from aurank.training.fitting import described
 from aurank.training.optim import BATCH_RULES, OPTIMISERS, SCHEDULES, Schedule, loss_group
 from aurank.training.pairs import each_image_once
 from aurank.training.preprocessing import with_preprocessing
@@ -237,16 +238,18 @@ def _check_size(encoder: Encoder, config: Config, size: int, device: torch.devic
 def _initialise(encoder: Encoder, source: str, say: Callable[[str], None] | None) -> None:
     """Copy a checkpoint's weights; a projection of another shape starts afresh, a backbone that differs is refused."""
     checkpoint = load_checkpoint(resolve_checkpoint(source))
-    if say is not None and checkpoint["config"]["model"].get("text") is not None:
+    if say is not None and checkpoint["config"].get("model", {}).get("text") is not None:
         say(f"model.init_from: {source} is of images and texts; its image encoder is taken, its text encoder is not")
     saved = image_weights(checkpoint)
     own = encoder.state_dict()
     fits = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
     lacking = [name for name in own if name not in fits and not name.startswith("head.")]
     if lacking:
+        came, expected = (described(held.get(lacking[0])) for held in (saved, own))
         raise UserError(
             f"model.init_from: {source} does not fit this backbone: {len(lacking)} tensors are missing or of another "
-            f"shape, the first {lacking[0]}; use the backbone, channels and pooling it was trained with"
+            f"shape, the first {lacking[0]!r} is {came}, expected {expected}; use the backbone, channels and pooling "
+            "it was trained with"
         )
     if any(name not in fits for name in own):
         fits = {name: value for name, value in fits.items() if not name.startswith("head.")}  # all of it or nothing

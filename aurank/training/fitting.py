@@ -26,7 +26,7 @@ def require_alike(saved: dict[str, Any], own: dict[str, Any], source: Path | str
     """Nothing; UserError unless both have the same tensors: names, shapes, and whether they are of real numbers."""
     wrong = [name for name in dict.fromkeys([*own, *saved]) if _kind(saved.get(name)) != _kind(own.get(name))]
     if wrong:
-        came, expected = (_described(state.get(wrong[0])) for state in (saved, own))
+        came, expected = (described(state.get(wrong[0])) for state in (saved, own))
         more = f", and {len(wrong) - 1} more differ" if len(wrong) > 1 else ""
         raise UserError(
             f"{source} does not fit this model: {part} {wrong[0]!r} is {came}, expected {expected}{more}; "
@@ -38,7 +38,8 @@ def _kind(value: Any) -> object:
     return (tuple(value.shape), value.is_floating_point()) if isinstance(value, Tensor) else value is None
 
 
-def _described(value: Any) -> str:
+def described(value: Any) -> str:
+    """The type and shape of a tensor, in words for a message; of anything else its type."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     return "missing" if value is None else f"of type {type(value).__name__}"
@@ -96,9 +97,9 @@ def _misfit(held: dict[Any, Any], optimiser: Optimizer) -> str | None:
             return f"state.{index} is not a dict of {', '.join(sorted(map(str, names)))}"
         for name, value in state.items():
             if isinstance(value, Tensor) and value.ndim and value.shape != shapes[index]:
-                return f"state.{index}.{name} is {_described(value)}, expected {list(shapes[index])}"
+                return f"state.{index}.{name} is {described(value)}, expected {list(shapes[index])}"
             if not isinstance(value, Tensor | int | float | None):
-                return f"state.{index}.{name} is {_described(value)}, expected a tensor"
+                return f"state.{index}.{name} is {described(value)}, expected a tensor"
     return None
 
 

@@ -188,3 +188,17 @@ def test_an_extended_cosine_is_told_and_early_stopping_has_to_grow_too(images: P
     notices = resume(config | {"train": config["train"] | {"steps": 9, "early_stopping": 2}}, tmp_path / "run")
     assert "a run of 9 steps from its start would differ" in notices[0]
     assert load_checkpoint(tmp_path / "run" / "last.pt")["progress"]["step"] > done.steps
+
+
+def test_a_run_of_before_checkpoints_had_sums_goes_on_to_the_same_end(images: Path, out: Path, whole: Path) -> None:
+    state = load_checkpoint(out / "last.1.pt", whole=True)
+    del state["data"], state["config"]["train"]["keep_last"]
+    for name in ("best_sha256", "metrics_sha256", "validation_owed"):
+        del state["progress"][name]
+    torch.save({**state, "format": 1}, out / "last.pt")
+    resume(config_of(images), out)
+    for name in ("metrics.jsonl", "report.json"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+    after, expected = load_checkpoint(out / "last.pt"), load_checkpoint(whole / "last.pt")
+    for name in ("encoder", "optimiser", "loss"):
+        assert_equal(after[name], expected[name], ignore=())

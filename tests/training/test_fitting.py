@@ -1,0 +1,122 @@
+"""What a checkpoint holds and a run or a model cannot take is told in one line that names file and part."""
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_config
+
+import aurank
+from aurank.errors import UserError
+from aurank.training import Images, embed_model, evaluate_model
+from aurank.training.build import build_encoder, build_splits
+from aurank.training.checkpoint import load_checkpoint, save_checkpoint
+from aurank.training.components import read_config
+from aurank.training.parts import Parts
+from aurank.training.resume import Resumed, restore
+from aurank.training.run import build_parts, own_settings
+
+CONFIG = tiny_config(
+    train={"steps": 2, "ema": 0.5, "checkpoint_every": 1},
+    sampler={"name": "hard_negative", "params": {"per_class": 4, "refresh_every": 2, "num_neighbours": 2}},
+    memory={"size": 40},
+    optim={"warmup_steps": 0},
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("fitting") / "run"
+    aurank.train(CONFIG, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def parts(run: Path) -> Iterator[Parts]:
+    config = read_config(CONFIG)
+    with own_settings():
+        yield build_parts(config, build_splits(config.data, seed=config.seed))
+
+
+def without(*path: Any) -> Callable[[Any], None]:
+    def change(state: Any) -> None:
+        for key in path[:-1]:
+            state = state[key]
+        del state[path[-1]]
+
+    return change
+
+
+def with_(value: Any, *path: Any) -> Callable[[Any], None]:
+    def change(state: Any) -> None:
+        for key in path[:-1]:
+            state = state[key]
+        state[path[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without("encoder", "head.bias"), r"encoder 'head\.bias' is missing, expected float32 \[8\]"),
+        (
+            with_(torch.zeros(9), "encoder", "head.bias"),
+            r"'head\.bias' is float32 \[9\], expected float32 \[8\]",
+        ),
+        (with_(torch.zeros(8).long(), "encoder", "head.bias"), r"is int64 \[8\], expected float32 \[8\].*timm is \d"),
+        (with_(torch.zeros(1), "encoder", "more"), r"encoder 'more' is float32 \[1\], expected missing"),
+        (with_({}, "average", "values"), r"average .* is missing, expected float32"),
+        (with_({}, "loss"), r"'loss' is refused \(.*Missing key"),
+        (with_({"nearest": 3}, "sampler"), r"'sampler' is refused"),
+        (with_({}, "random", 0), r"'random' is refused \('python'\)"),
+        (with_(torch.zeros(3), "random", 0, "torch"), r"'random' is refused"),
+        (with_({}, "optimiser"), r"'optimiser': expected a list 'param_groups'"),
+        (without("optimiser", "param_groups", 0, "lr"), r"'optimiser': param_groups\.0 has "),
+        (with_("fast", "optimiser", "param_groups", 0, "lr"), r"param_groups\.0\.lr is of type str, expected float"),
+        (with_([0], "optimiser", "param_groups", 0, "params"), r"param_groups\.0\.params has 1 values, expected"),
+        (with_({}, "optimiser", "state", 999), r"state is of a parameter 999, expected a number below"),
+        (without("optimiser", "state", 1, "exp_avg"), r"state\.1 is not a dict of exp_avg, exp_avg_sq, step"),
+        (
+            with_(torch.zeros(1, 2), "optimiser", "state", 0, "exp_avg"),
+            r"state\.0\.exp_avg is float32 \[1, 2\], expected \[",
+        ),
+        (with_("two", "progress", "step"), r"progress 'step' is 'two', expected a value like 0"),
+        (with_(-1, "progress", "batch"), r"progress 'batch' is -1"),
+        (with_(1, "progress", "steps"), r"progress 'steps' is 1, expected no such value"),
+        (with_({"mauprc": "x"}, "progress", "best"), r"progress 'best' is .*expected numbers by name"),
+    ],
+)
+def test_a_run_is_not_resumed_from_what_does_not_fit(
+    run: Path, parts: Parts, change: Callable[[Any], None], message: str
+) -> None:
+    state = copy.deepcopy(load_checkpoint(run / "last.pt"))
+    change(state)
+    with pytest.raises(UserError, match=rf"last\.pt.*{message}") as caught:
+        restore(parts, Resumed(run / "last.pt", state, [], settled=True))
+    assert "\n" not in str(caught.value)
+    assert "; use " in str(caught.value) or "expected numbers" in str(caught.value)
+
+
+def test_a_whole_state_is_restored(run: Path, parts: Parts) -> None:
+    state = load_checkpoint(run / "last.pt")
+    assert vars(restore(parts, Resumed(run / "last.pt", state, [], settled=True))) == state["progress"]
+
+
+def test_a_model_whose_weights_do_not_fit_is_told_wherever_it_is_read(run: Path, tmp_path: Path) -> None:
+    """As after an upgrade of the library that has the backbone."""
+    best, path = load_checkpoint(run / "best.pt"), tmp_path / "best.pt"
+    best["average"]["values"]["backbone.conv1.0.weight"] = torch.zeros(2, 2)
+    save_checkpoint(path, best)
+    config = read_config({**CONFIG, "model": {**CONFIG["model"], "init_from": str(path)}})
+    for work in (
+        lambda: aurank.load(path),
+        lambda: evaluate_model(f"aurank:{path}"),
+        lambda: embed_model(f"aurank:{path}", Images(split="test")),
+        lambda: build_encoder(config.model, channels=1),
+    ):
+        with pytest.raises(UserError, match=r"best\.pt does not fit .*\.conv1\.0\.weight' is float32 \[2, 2\]"):
+            work()
