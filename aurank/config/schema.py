@@ -286,6 +286,9 @@ class EvaluateConfig(Strict):
     """How embeddings are measured."""
 
     recall_at: RecallAt = Field(default=(1, 10, 100, 1000), description="The k of Recall@k and precision@k.")
+    metrics: tuple[str, ...] | None = Field(
+        default=None, min_length=1, description="Names of docs/metrics.md beside mauprc; null: the usual ones."
+    )
     ties: Literal["threshold", "optimistic", "pessimistic"] = Field(
         default="threshold", description="How equal scores count in average precision."
     )

@@ -10,6 +10,7 @@ import torch
 from aurank.config import Choices, Config, known_keys, load_config, shipped_configs
 from aurank.data import READERS, SAMPLERS, TRANSFORMS
 from aurank.errors import UserError
+from aurank.evaluation.metrics import check_names
 from aurank.losses import LOSSES, MINERS
 from aurank.models.backbones import HUBS, unknown_backbone, unknown_options
 from aurank.models.encoder import FILLED
@@ -59,7 +60,19 @@ def read_config(source: Path | str | dict[str, Any], overrides: Sequence[str] = 
     """
     if not isinstance(source, dict) and not Path(source).exists():
         source = shipped_configs().get(str(source), source)
-    return load_config(source, overrides, choices=CHOICES, complaints=_of_models)
+    return load_config(source, overrides, choices=CHOICES, complaints=lambda look: _of_models(look) + _of_metrics(look))
+
+
+def _of_metrics(look: Callable[[str], Any]) -> list[tuple[str, str]]:
+    """What is wrong with the names of metrics."""
+    names = look("evaluate.metrics")
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        return []
+    try:
+        check_names(names)
+    except UserError as error:
+        return [("evaluate.metrics", str(error))]
+    return []
 
 
 def _of_models(look: Callable[[str], Any]) -> list[tuple[str, str]]:

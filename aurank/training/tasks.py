@@ -205,7 +205,13 @@ def noted_both(report: TwoWayReport, note: str) -> TwoWayReport:
 def evaluation_options(config: Config) -> dict[str, Any]:
     """The arguments of ``aurank.evaluate`` that a configuration holds."""
     settings = config.evaluate
-    options = {"recall_at": tuple(settings.recall_at), "ties": settings.ties, "max_memory": settings.max_memory}
+    options: dict[str, Any] = {
+        "recall_at": tuple(settings.recall_at),
+        "ties": settings.ties,
+        "max_memory": settings.max_memory,
+    }
+    if settings.metrics is not None:
+        options["metrics"] = ("mauprc", *settings.metrics)  # by which the best validation is chosen
     return {**options, "distributed": False}  # the main process alone evaluates
 
 
@@ -228,7 +234,7 @@ def try_evaluation(config: Config) -> None:
 
 def two_way_options(config: Config) -> dict[str, Any]:
     """The same of `two_way`, which is compared by the recalls at 1, 5 and 10, whatever the cuts for images are."""
-    return {name: value for name, value in evaluation_options(config).items() if name != "recall_at"}
+    return {name: value for name, value in evaluation_options(config).items() if name not in ("recall_at", "metrics")}
 
 
 def _readable(data: ImageDataset) -> np.ndarray:
