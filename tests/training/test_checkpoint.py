@@ -22,6 +22,7 @@ from aurank.training.checkpoint import (
     restore_random_state,
     save_checkpoint,
 )
+from aurank.training.preprocessing import as_trained
 
 
 def content(**parts: Any) -> dict[str, Any]:
@@ -81,7 +82,11 @@ def test_a_missing_or_foreign_or_future_file_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_of_before_samplers_had_a_state_and_models_texts_is_read(tmp_path: Path) -> None:
     older = {key: value for key, value in of_before().items() if key not in ("sampler", "miner", "tokeniser")}
     torch.save(older, tmp_path / "last.pt")
-    assert load_checkpoint(tmp_path / "last.pt") == {**content(), "format": 1}
+    assert load_checkpoint(tmp_path / "last.pt") == {
+        **content(),
+        "config": as_trained(content()["config"]),
+        "format": 1,
+    }
 
 
 @pytest.mark.parametrize("name", [name for name in CONTENT if name not in ("sampler", "miner", "tokeniser", "data")])
