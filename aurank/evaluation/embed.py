@@ -108,6 +108,10 @@ class Embedded:
             if values.ndim != (2 if name == "embeddings" else 1) or len(values) != count:
                 expected = "a matrix, one row an item" if name == "embeddings" else f"{count} values, one an embedding"
                 raise UserError(f"{path}: {name} has shape {values.shape}, expected {expected}; they must agree")
+        if fields["paths"].dtype.kind != "U":
+            raise UserError(
+                f"{path}: paths are {fields['paths'].dtype}; save them as text, numpy.array([...], dtype=str)"
+            )
         ids, places = np.unique(fields["ids"], return_index=True)
         if len(ids) < count:
             again = fields["ids"][np.setdiff1d(np.arange(count), places)[0]]
@@ -134,8 +138,8 @@ def _read_labels(path: Path) -> np.ndarray:
 
 def _check_classes(classes: np.ndarray, labels: np.ndarray, path: Path) -> None:
     """Raise UserError unless each label has its name in `classes`."""
-    named = labels.dtype.kind in "iu" and (not len(labels) or (labels.min() >= 0 and labels.max() < len(classes)))
-    if classes.ndim != 1 or classes.dtype.kind != "U" or not named:
+    texts = classes.ndim == 1 and classes.dtype.kind == "U"
+    if not texts or labels.dtype.kind not in "iu" or not ((labels >= 0) & (labels < len(classes))).all():
         raise UserError(f"{path}: classes must be the names of the labels 0, 1, …, in their order; leave them out")
 
 

@@ -197,6 +197,7 @@ def _arrays(chance: Chance) -> dict[str, np.ndarray]:
         "paths": np.array([f"{row}.png" for row in range(12)]),
         "is_query": np.ones(12, dtype=bool),
         "groups": np.full(12, -1),
+        "classes": np.array([f"class {row}" for row in range(4)]),
     }
     if chance.random() < 0.6:
         name = chance.choice(list(arrays))
