@@ -27,6 +27,7 @@ from aurank.models.loading import (
     library_of,
     loading,
     located,
+    no_code_of_hubs,
     open_clip_arguments,
     parse_options,
     quick_when_offline,
@@ -146,7 +147,8 @@ def _open_clip(name: str, what: str, options: Options, allow_code: bool) -> Imag
     library = library_of("open_clip", name, package="open_clip_torch")
     arguments = open_clip_arguments(library, name, what, options)
     pretrained = arguments["pretrained"] is not None
-    with loading(name, pretrained=pretrained), quick_when_offline(needed=pretrained or ":" in what):
+    fetched = quick_when_offline(needed=pretrained or ":" in what)
+    with loading(name, pretrained=pretrained), no_code_of_hubs(allow_code), fetched:
         model, _, transform = library.create_model_and_transforms(what, **arguments)
     return ImageModel(name, _OpenClip(model), transform, describe(library, what, arguments, transform))
 
@@ -171,7 +173,8 @@ class _Transformers(nn.Module):
 def _transformers(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
     library = library_of("transformers", name, package="transformers")
     pretrained, arguments = transformers_arguments(options)
-    with loading(name, pretrained=pretrained), quick_when_offline(needed=not Path(what).is_dir()):
+    fetched = quick_when_offline(needed=not Path(what).is_dir())
+    with loading(name, pretrained=pretrained), no_code_of_hubs(allow_code), fetched:
         processor = library.AutoImageProcessor.from_pretrained(what, **located(arguments))
         model = transformers_model(library, what, arguments, pretrained=pretrained)
 

@@ -9,7 +9,7 @@ import ssl
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -106,6 +106,38 @@ def weights_only(allow_code: bool = False) -> Iterator[None]:
         if not allow_code:
             del os.environ[names[0]]
         os.environ.update(before)
+
+
+@contextlib.contextmanager
+def no_code_of_hubs(allow_code: bool = False) -> Iterator[None]:
+    """A context in which transformers runs no code of a model's repository, whoever tells it to trust that.
+
+    Not only its caller does: open_clip hands on what a repository's own configuration says.
+    """
+    try:
+        hub: Any = None if allow_code else importlib.import_module("transformers.dynamic_module_utils")
+    except ImportError:
+        hub = None
+    inside = True
+
+    def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def refuse(what: Any, *others: Any, **options: Any) -> Any:
+            if inside:  # a module that is imported meanwhile keeps this function
+                raise ValueError(f"it would run code of {str(what)!r}, which --allow-code lets an image model do alone")
+            return call(what, *others, **options)
+
+        return refuse
+
+    names = [name for name in ("get_cached_module_file", "get_class_in_module") if hasattr(hub, name)]
+    before = {name: getattr(hub, name) for name in names}
+    for name, call in before.items():
+        setattr(hub, name, refusing(call))
+    try:
+        yield
+    finally:
+        inside = False
+        for name, call in before.items():
+            setattr(hub, name, call)
 
 
 @contextlib.contextmanager

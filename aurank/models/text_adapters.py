@@ -16,6 +16,7 @@ from aurank.models.loading import (
     library_of,
     loading,
     located,
+    no_code_of_hubs,
     open_clip_arguments,
     parse_options,
     quick_when_offline,
@@ -61,7 +62,7 @@ def load_text_model(name: str, *, weights: bool = True) -> TextModel:
     kind, what, options = check_text_model(name)
     if not weights:
         options |= _WITHOUT_WEIGHTS[kind]
-    with torch.random.fork_rng(devices=[]), weights_only():
+    with torch.random.fork_rng(devices=[]), weights_only(), no_code_of_hubs():
         torch.manual_seed(0)
         module, tokenise = TEXT_ADAPTERS[kind](name, what, options)
     module.eval()

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 _CHUNK = 1 << 20
-_EXPANSION = 16  # a tensor may repeat its storage (strides of 0): how often, before it is taken for a bomb
+_EXPANSION = 16  # values may repeat each other, tensors their storage: how often, before it is taken for a bomb
+_PATH = 32  # characters of a path that count as one byte: a short key names far larger values
 
 
 class DamageError(ValueError):
@@ -83,11 +84,20 @@ def _digest(tensor: Tensor) -> str:
 
 
 def require_small(content: dict[str, Any], size: int) -> None:
-    """Nothing; DamageError where tensors claim far more memory than a file of that size holds."""
-    tensors = (item for value in content.values() for _, item in _walk(value, "") if isinstance(item, Tensor))
-    claimed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    if claimed > _EXPANSION * size:
-        raise DamageError(f"tensors of {claimed:,} bytes in a file of {size:,}")
+    """Nothing; DamageError where what is held, counted as often as it is referred to, is far more than the file's size.
+
+    A few hundred bytes can hold lists that refer to each other so often that no walk through them ends.
+    """
+    claimed = 0
+    for part, value in content.items():
+        for path, item in _walk(value, str(part)):
+            if isinstance(item, Tensor):
+                claimed += item.numel() * item.element_size()
+            elif isinstance(item, str | bytes):
+                claimed += len(item)
+            claimed += 1 + len(path) // _PATH
+            if claimed > _EXPANSION * size:
+                raise DamageError(f"values that take more than {_EXPANSION} times the {size:,} bytes of the file")
 
 
 def first_difference(expected: Any, found: dict[str, str]) -> str | None:

@@ -87,6 +87,37 @@ def test_code_of_a_hub_is_trusted_behind_the_flag_alone(asked: list[dict[str, An
     assert [options["trust_remote_code"] for options in asked] == [False, False, True]
 
 
+def test_a_repository_cannot_have_its_own_code_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """open_clip hands what a repository's configuration says of its tokeniser to transformers, trust included."""
+    import transformers
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    ran = tmp_path / "ran"
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "evil/config.json").write_text('{"model_type": "evil", "auto_map": {"AutoConfig": "code.Evil"}}')
+    (tmp_path / "evil/code.py").write_text(
+        "import pathlib\nfrom transformers import PretrainedConfig\n"
+        f"pathlib.Path({str(ran)!r}).touch()\nclass Evil(PretrainedConfig):\n    model_type = 'evil'\n"
+    )
+
+    def trusting(*_: object, **__: object) -> Any:
+        return transformers.AutoConfig.from_pretrained(tmp_path / "evil", trust_remote_code=True)
+
+    library = ModuleType("open_clip")
+    vars(library).update(
+        list_pretrained=list, create_model=trusting, get_tokenizer=trusting, create_model_and_transforms=trusting
+    )
+    monkeypatch.setitem(sys.modules, "open_clip", library)
+    for load in (load_text_model, load_model):
+        with pytest.raises(UserError, match="cannot be built: it would run code of .*evil"):
+            load("open_clip:hf-hub:evil/repo,pretrained=false")
+        assert not ran.exists()
+    trusting()  # what others do afterwards is theirs
+    assert ran.exists()
+
+
 def test_the_flag_is_asked_for_by_what_evaluates(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
     images = Images(f"folder:{tmp_path}")
     with pytest.raises(UserError, match=r"unknown option 'trust_remote_code'.*add --allow-code"):

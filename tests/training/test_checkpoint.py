@@ -203,12 +203,21 @@ def test_a_checkpoint_of_weights_is_measured_and_not_resumed(tmp_path: Path) -> 
 
 def test_a_checkpoint_that_claims_more_memory_than_it_has_bytes_is_refused(tmp_path: Path) -> None:
     torch.save(of_before(encoder={"bomb": torch.zeros(1).expand(10**6, 10**6)}), tmp_path / "bomb.pt")
-    with pytest.raises(UserError, match=r"tensors of 4,000,000,000,000 bytes in a file of"):
+    with pytest.raises(UserError, match=r"values that take more than 16 times the [0-9,]+ bytes of the file"):
         load_checkpoint(tmp_path / "bomb.pt")
     with zipfile.ZipFile(tmp_path / "deflated.pt", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", bytes(10**7))
     with pytest.raises(UserError, match=r"record 'archive/data\.pkl' is compressed"):
         load_checkpoint(tmp_path / "deflated.pt")
+
+
+@pytest.mark.parametrize("below", [0, "long text " * 10_000, {"a long key " * 10_000: 0}])
+def test_lists_that_refer_to_each_other_ten_times_are_refused_at_once(tmp_path: Path, below: Any) -> None:
+    for _ in range(4 if below else 30):
+        below = [below] * 10
+    torch.save(of_before(progress={"nested": below}), tmp_path / "bomb.pt")
+    with pytest.raises(UserError, match=r"bomb\.pt is damaged.*values that take more than 16 times the"):
+        load_checkpoint(tmp_path / "bomb.pt")
 
 
 @pytest.mark.parametrize(

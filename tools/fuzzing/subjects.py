@@ -296,12 +296,24 @@ def _run() -> tuple[bytes, bytes]:
         return (Path(name) / "run/best.pt").read_bytes(), (Path(name) / "run/last.pt").read_bytes()
 
 
+def _nested(depth: int, item: Any) -> Any:
+    """Return lists in lists, each of which refers ten times to the one below: small in a file, endless to a walk."""
+    for _ in range(depth):
+        item = [item] * 10
+    return item
+
+
 def checkpoint(folder: Path, chance: Chance) -> None:
     """A checkpoint with damaged bytes, or written anew with other content and no word of it."""
     best, last = _run()
     content = chance.choice((best, last))
     file = folder / "best.pt"
-    if chance.random() < 0.5:
+    how = chance.random()
+    if how < 0.05:
+        whole = torch.load(io.BytesIO(content), weights_only=True)
+        key = chance.choice(sorted(whole))
+        torch.save({**whole, key: _nested(chance.choice((3, 30)), whole[key])}, file)
+    elif how < 0.5:
         file.write_bytes(damage_bytes(content, chance, last))
     else:
         values = (
