@@ -129,12 +129,18 @@ def preprocessing(name: str, options: Mapping[str, Any], *, channels: int, pretr
     """How images are shown to a backbone: as it was trained, as far as that is known.
 
     Of another number of channels than it was trained with, pretrained weights get the colours' mean for each, and
-    random ones 0.5. Random weights know no interpolation: "area".
+    random ones 0.5. Random weights know no interpolation: "area". Raises UserError for what is not lists of numbers.
     """
     overlay = options.get(_OVERLAY) or {}
     settings = {**_pretrained_settings(name), **{key: overlay[key] for key in _OVERLAID[1:] if key in overlay}}
     learnt = pretrained or weights_file(options) is not None
-    mean, std = (tuple(float(value) for value in settings[key]) for key in ("mean", "std"))
+    try:
+        mean, std = (tuple(float(value) for value in settings[key]) for key in ("mean", "std"))
+    except (TypeError, ValueError):
+        mean, std = (), ()
+    if not len(mean) == len(std) > 0:
+        got = ", ".join(f"{key}={settings[key]!r}" for key in ("mean", "std"))
+        raise UserError(f"the images of {name}: got {got}, expected lists of numbers, one for each channel")
     if len(mean) != channels:
         mean, std = (((sum(one) / len(one) if learnt else 0.5),) * channels for one in (mean, std))
     return Preprocessing(mean, std, str(settings["interpolation"]) if learnt else "area")

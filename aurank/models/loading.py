@@ -22,9 +22,12 @@ _WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "none": None,
 _PATIENCE = 3.0  # seconds that a hub has to answer
 
 TEXT_OPTIONS: Mapping[str, frozenset[str]] = {
-    "open_clip": frozenset({"pretrained", "pretrained_hf", "precision", "force_quick_gelu", "force_context_length"}),
+    "open_clip": frozenset(
+        {"pretrained", "pretrained_hf", "precision", "force_quick_gelu", "force_context_length", "cache_dir"}
+    ),
     "transformers": frozenset(
         {"pretrained", "length", "revision", "variant", "subfolder", "add_pooling_layer", "num_hidden_layers"}
+        | {"torch_dtype", "dtype", "cache_dir", "local_files_only"}
     ),
 }
 """The options of text models by library, those of which no value can run code."""

@@ -32,7 +32,7 @@ from aurank.training.build import (
     require_room_for,
 )
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
-from aurank.training.components import read_config
+from aurank.training.components import read_trained
 from aurank.training.fitting import load_weights
 from aurank.training.pairs import each_image_once
 from aurank.training.preprocessing import with_preprocessing
@@ -239,7 +239,7 @@ def prepare(model: str, images: Images, running: Running) -> Prepared:
         checkpoint = load_checkpoint(resolve_checkpoint(what))
         selected = select_images(images, checkpoint)
         config = selected.config
-        config = with_preprocessing(config, read_config(checkpoint["config"]))  # where it was set to null
+        config = with_preprocessing(config, read_trained(checkpoint["config"]))  # where it was set to null
         module = build_encoder(config.model, channels=config.data.channels, load=False)
         load_weights(module, image_weights(checkpoint), what)
         data = config.data

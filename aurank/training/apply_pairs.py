@@ -13,7 +13,7 @@ from aurank.evaluation.two_way import DIRECTIONS, PROMPTS, TwoWayReport, prompts
 from aurank.training.apply import Running, choose_device, opened_cache, own_description, split_name
 from aurank.training.build import build_dataset
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
-from aurank.training.components import read_config
+from aurank.training.components import read_trained
 from aurank.training.pairs import (
     describe_groups,
     distinct_images,
@@ -91,7 +91,7 @@ def evaluate_pairs(
         raise UserError(f"{images.given[0]} has no use here: pairs are the rows of a table, --data table:FILE")
     device = choose_device(running.device)
     checkpoint = load_checkpoint(resolve_checkpoint(what))
-    saved = read_config(checkpoint["config"])
+    saved = read_trained(checkpoint["config"])
     require_texts(saved, model)
     prompts([], PROMPTS if templates is None else templates)  # refuses those without a place for the class
     config, manifest, trained = select(images, checkpoint)

@@ -22,7 +22,7 @@ from aurank.losses import LOSSES, MINERS, CrossBatchMemory
 from aurank.models import Encoder, parameter_groups
 from aurank.models.backbones import without_file
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
-from aurank.training.components import read_config
+from aurank.training.components import read_trained
 from aurank.training.fitting import described
 from aurank.training.optim import BATCH_RULES, OPTIMISERS, SCHEDULES, Schedule, loss_group
 from aurank.training.pairs import each_image_once
@@ -142,7 +142,7 @@ def fill_preprocessing(config: Config, state: dict[str, Any] | None = None) -> C
     """
     if state is None and config.model.init_from is not None:
         state = load_checkpoint(resolve_checkpoint(config.model.init_from))
-    return with_preprocessing(config, None if state is None else read_config(state["config"]))
+    return with_preprocessing(config, None if state is None else read_trained(state["config"]))
 
 
 def build_dataset(config: DataConfig, manifest: Manifest, *, train: bool, seed: int = 0) -> ImageDataset:

@@ -12,7 +12,7 @@ from aurank.config.messages import one_line
 from aurank.errors import AurankError, UserError, first_line
 from aurank.files import replacing
 from aurank.training.checksums import DamageError, check_archive, checksums, first_difference, require_small
-from aurank.training.components import read_config
+from aurank.training.components import read_config, read_trained
 from aurank.training.preprocessing import as_trained
 
 FORMAT = 2
@@ -89,7 +89,7 @@ def load_checkpoint(path: Path, *, whole: bool = False) -> dict[str, Any]:
             came = f"is of type {type(content[name]).__name__}" if name in content else "is missing"
             expected = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in types)
             raise _incomplete(path, f"{name!r} {came}, expected {expected}")
-    _check_weights(content, path)
+    _check_weights(content, path, whole=whole)
     return content
 
 
@@ -139,7 +139,7 @@ def _incomplete(path: Path, what: str) -> UserError:
     return UserError(f"{path} is not a complete aurank checkpoint: {one_line(what)}; use last.pt or best.pt of a run")
 
 
-def _check_weights(content: dict[str, Any], path: Path) -> None:
+def _check_weights(content: dict[str, Any], path: Path, *, whole: bool) -> None:
     """Nothing; UserError unless what measuring takes of a checkpoint has the types it relies on."""
     average = content["average"]
     if average is not None and not (isinstance(average.get("values"), dict) and type(average.get("updates")) is int):
@@ -149,7 +149,7 @@ def _check_weights(content: dict[str, Any], path: Path) -> None:
             if not isinstance(key, str) or not isinstance(value, torch.Tensor):
                 raise _incomplete(path, f"{name!r} has at {key!r} a {type(value).__name__}, expected a tensor")
     try:
-        read_config(content["config"])
+        (read_config if whole else read_trained)(content["config"])
     except UserError as error:
         said = one_line(getattr(error, "errors", [str(error)])[0])
         raise UserError(f"{path}: this aurank cannot use its config ({said}); use the version that wrote it") from error

@@ -49,6 +49,9 @@ CHOICES = {
 }
 
 
+_OF_TRAINING = ("sampler", "loss", "miner", "optim", "optim.schedule")
+
+
 def read_config(source: Path | str | dict[str, Any], overrides: Sequence[str] = ()) -> Config:
     """The configuration in ``source`` with dotted ``overrides``, checked against every table of components.
 
@@ -60,7 +63,20 @@ def read_config(source: Path | str | dict[str, Any], overrides: Sequence[str] = 
     """
     if not isinstance(source, dict) and not Path(source).exists():
         source = shipped_configs().get(str(source), source)
-    return load_config(source, overrides, choices=CHOICES, complaints=lambda look: _of_models(look) + _of_metrics(look))
+    return load_config(source, overrides, choices=CHOICES, complaints=_complaints)
+
+
+def read_trained(content: dict[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """The configuration of a model that was trained before, as ``read_config``, to use its weights alone.
+
+    How it was trained is taken as it stands: what a loss no longer allows keeps nobody from measuring the model.
+    """
+    choices = {path: table for path, table in CHOICES.items() if path not in _OF_TRAINING}
+    return load_config(content, overrides, choices=choices, complaints=_complaints)
+
+
+def _complaints(look: Callable[[str], Any]) -> list[tuple[str, str]]:
+    return _of_models(look) + _of_metrics(look)
 
 
 def _of_metrics(look: Callable[[str], Any]) -> list[tuple[str, str]]:

@@ -2,10 +2,14 @@
 
 from typing import Any
 
+from pydantic import ValidationError
+
 from aurank.config import Config
+from aurank.config.messages import one_line, show
 from aurank.config.schema import NormaliseConfig
-from aurank.data.resizing import AREA
+from aurank.data.resizing import AREA, INTERPOLATIONS
 from aurank.data.transforms import usual_look
+from aurank.errors import UserError
 from aurank.models.backbones import preprocessing
 
 
@@ -13,6 +17,8 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
     """The configuration with `data.normalise` and `data.interpolation`, which a checkpoint then keeps.
 
     saved: that of the run to go on with, or to take the first weights from; None to take those of the backbone.
+
+    Raises UserError for a backbone's that no configuration may hold: its checkpoints could not be read.
     """
     data, model = config.data, config.model
     if data.normalise is not None and data.interpolation is not None:
@@ -20,11 +26,27 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
     if saved is not None:
         normalise, interpolation = saved.data.normalise, saved.data.interpolation
     else:
-        own = preprocessing(model.backbone, model.params, channels=data.channels, pretrained=model.pretrained)
-        normalise = NormaliseConfig.model_construct(mean=own.mean, std=own.std)
-        interpolation = own.interpolation  # type: ignore[assignment]  # timm's, which the transform checks
+        try:
+            own = preprocessing(model.backbone, model.params, channels=data.channels, pretrained=model.pretrained)
+            normalise = data.normalise or NormaliseConfig(mean=own.mean, std=own.std)
+            interpolation = data.interpolation or _known(own.interpolation)
+        except (UserError, ValidationError) as error:
+            said = str(error)
+            if isinstance(error, ValidationError):
+                wrong = error.errors()[0]
+                said = f"{'.'.join(map(str, wrong['loc']))} is {show(wrong['input'])}: {wrong['msg']}"
+            raise UserError(
+                f"model.backbone={model.backbone}: how it was shown images cannot be taken over ({one_line(said)}); "
+                "correct model.params.pretrained_cfg_overlay, or set data.normalise and data.interpolation"
+            ) from error
     found = {"normalise": data.normalise or normalise, "interpolation": data.interpolation or interpolation}
     return config.model_copy(update={"data": data.model_copy(update=found)})
+
+
+def _known(interpolation: str) -> Any:
+    if interpolation not in INTERPOLATIONS:
+        raise UserError(f"interpolation is {interpolation!r}, expected one of {', '.join(INTERPOLATIONS)}")
+    return interpolation
 
 
 def as_trained(content: dict[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from aurank.training.build import (
 from aurank.training.callbacks import Reencode, offer_reencoding
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint, seed_everything
 from aurank.training.claim import claimed
-from aurank.training.components import read_config
+from aurank.training.components import read_config, read_trained
 from aurank.training.fitting import load_weights, read_progress
 from aurank.training.gradient_cache import GradientCache
 from aurank.training.loop import Listener, Loop
@@ -361,7 +361,7 @@ def load(path: Path | str) -> tuple[nn.Module, Pipeline]:
         >>> embedding = model(transform(image)[None])   # image: Pillow's, or uint8 [height, width, channel]
     """
     checkpoint = load_checkpoint(resolve_checkpoint(path))
-    config = read_config(checkpoint["config"])
+    config = read_trained(checkpoint["config"])
     encoder = build_encoder(config.model, channels=config.data.channels, load=False)
     load_weights(encoder, image_weights(checkpoint), path)
     return encoder.eval(), build_transform(config.data, train=False)

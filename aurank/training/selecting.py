@@ -12,7 +12,7 @@ from aurank.data.listings import two_tables
 from aurank.errors import UserError
 from aurank.evaluation.protocols import Protocol, find_protocol
 from aurank.training.build import data_root, hold_out, split_of
-from aurank.training.components import read_config
+from aurank.training.components import read_config, read_trained
 from aurank.training.pairs import WITH_TEXTS
 
 # What a model that was not trained here brings along: only the section of the data is ever looked at.
@@ -108,18 +108,18 @@ def select(images: Images, checkpoint: dict[str, Any] | None) -> Selected:
         manifest = two_tables(images.query, images.gallery, root=images.root)
         # The reader is named for form's sake: the rows are there already.
         content["data"] = {**content["data"], "name": "table", "params": {"file": images.query.name}}
-        return Selected(read_config(content, images.overrides), manifest)
+        return Selected(read_trained(content, images.overrides), manifest)
     protocol = images.find_protocol()
     if protocol is not None:
         root = None if images.root is None else str(images.root)
         content["data"] = {**content["data"], "name": protocol.reader, "params": {}, "root": root}
-        config = read_config(content, images.overrides)
+        config = read_trained(content, images.overrides)
         return Selected(config, protocol.manifest(data_root(config.data), **config.data.params))
     if images.data is not None:
         content["data"] = {**content["data"], **_located(images.data)}
     elif checkpoint is None:
         raise UserError("say which images to embed: --data READER:PATH, --protocol NAME, or --query and --gallery")
-    config = read_config(content, images.overrides)
+    config = read_trained(content, images.overrides)
     given = READERS[config.data.name](data_root(config.data), **config.data.params)
     trained = None if checkpoint is None else _as_trained(given, config, checkpoint)
     if any(override.startswith("data.validation_fraction") for override in images.overrides):
@@ -140,7 +140,7 @@ def select(images: Images, checkpoint: dict[str, Any] | None) -> Selected:
 
 def _as_trained(whole: Manifest, config: Config, checkpoint: dict[str, Any]) -> Manifest | None:
     """Return the data with the splits of the run that made the checkpoint; None where it was trained on others."""
-    held_out = read_config(checkpoint["config"]).data.validation_fraction
+    held_out = read_trained(checkpoint["config"]).data.validation_fraction
     try:
         trained = hold_out(whole, config.data.model_copy(update={"validation_fraction": held_out}), seed=config.seed)
     except UserError:  # too few classes to hold some out

@@ -15,7 +15,7 @@ from aurank.models import Encoder, ProjectedText, TextTower, TwoTower
 from aurank.models.text_adapters import load_text_model
 from aurank.training.build import build_encoder, build_transform, model_weights
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
-from aurank.training.components import read_config
+from aurank.training.components import read_trained
 from aurank.training.fitting import load_weights
 from aurank.training.pairs import Tokenise
 
@@ -111,7 +111,7 @@ def load_pairs(path: Path | str) -> tuple[TwoTower, Tokenise, Pipeline]:
         ...     similarity = model.encode_image(transform(image)[None]) @ model.encode_text(tokenise(["a pear"])).T
     """
     checkpoint = load_checkpoint(resolve_checkpoint(path))
-    config = read_config(checkpoint["config"])
+    config = read_trained(checkpoint["config"])
     towers = towers_of(checkpoint, config, str(path))
     return towers.module.eval(), towers.tokenise, build_transform(config.data, train=False)
 

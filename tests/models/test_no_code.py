@@ -15,7 +15,7 @@ from aurank.config import ConfigError
 from aurank.errors import UserError
 from aurank.models import Encoder
 from aurank.models.adapters import ADAPTERS, load_model
-from aurank.models.text_adapters import load_text_model
+from aurank.models.text_adapters import check_text_model, load_text_model
 from aurank.training import Images, Running, evaluate_model
 from aurank.training.components import read_config
 
@@ -71,6 +71,13 @@ def test_an_option_that_is_not_known_reaches_no_library(option: str, asked: list
     assert asked == []
 
 
+def test_harmless_options_of_names_in_older_checkpoints_are_known() -> None:
+    options = {"torch_dtype": "float32", "cache_dir": "x", "local_files_only": True}
+    given = ",".join(f"{name}={value}" for name, value in options.items())
+    assert check_text_model(f"transformers:some/model,{given}")[2] == options
+    assert check_text_model("open_clip:ViT-B-32,pretrained=x,cache_dir=x")[2]["cache_dir"] == "x"
+
+
 def test_every_adapter_refuses_an_option_that_it_does_not_know() -> None:
     for kind in ADAPTERS:
         with pytest.raises(UserError, match=r"unknown option|takes no option|--allow-code"):
@@ -111,7 +118,7 @@ def test_a_repository_cannot_have_its_own_code_trusted(tmp_path: Path, monkeypat
     )
     monkeypatch.setitem(sys.modules, "open_clip", library)
     for load in (load_text_model, load_model):
-        with pytest.raises(UserError, match="cannot be built: it would run code of .*evil"):
+        with pytest.raises(UserError, match=r"cannot be built: it would run code of .*evil"):
             load("open_clip:hf-hub:evil/repo,pretrained=false")
         assert not ran.exists()
     trusting()  # what others do afterwards is theirs

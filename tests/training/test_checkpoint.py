@@ -11,7 +11,10 @@ import torch
 from test_resume import assert_equal
 from tiny import tiny_config
 
+import aurank
 from aurank.errors import UserError
+from aurank.training import evaluate_model, read_config
+from aurank.training.build import build_encoder
 from aurank.training.checkpoint import (
     CONTENT,
     FORMAT,
@@ -23,6 +26,7 @@ from aurank.training.checkpoint import (
     save_checkpoint,
 )
 from aurank.training.preprocessing import as_trained
+from aurank.training.state import Progress
 
 
 def content(**parts: Any) -> dict[str, Any]:
@@ -198,6 +202,22 @@ def test_a_checkpoint_of_weights_is_measured_and_not_resumed(tmp_path: Path) -> 
     save_checkpoint(path, {name: content()[name] for name in WEIGHTS})
     assert load_checkpoint(path)["manifest"] == ""
     with pytest.raises(UserError, match=r"best\.pt holds weights only, .*--resume takes last\.pt"):
+        load_checkpoint(path, whole=True)
+
+
+def test_a_model_is_used_whose_loss_may_no_longer_be_configured_so(tmp_path: Path) -> None:
+    path, config = tmp_path / "best.pt", tiny_config("emc2")
+    settings = read_config(config)
+    encoder = build_encoder(settings.model, channels=1).state_dict()
+    config["loss"]["params"] = {"official": True, "burn_in": 0.1}
+    config["sampler"]["params"] = {"gone": 1}
+    config["optim"]["name"] = "gone"
+    weights = content(config=config, encoder=encoder, progress=vars(Progress()))
+    save_checkpoint(path, {name: weights[name] for name in WEIGHTS})
+    assert evaluate_model(f"aurank:{path}").metrics["mauprc"] > 0
+    assert aurank.load(path)[0].dim == 8
+    save_checkpoint(path, weights)
+    with pytest.raises(UserError, match=r"cannot use its config \(.*; use the version that wrote it"):
         load_checkpoint(path, whole=True)
 
 

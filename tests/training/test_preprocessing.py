@@ -72,6 +72,24 @@ def test_the_configuration_overrides_the_backbone() -> None:
             read_config(tiny_config(), overrides)
 
 
+@pytest.mark.parametrize(
+    ("overlay", "message"),
+    [
+        ({"mean": [123.7, 116.3, 103.5]}, r"mean\.0 is 123\.7"),
+        ({"std": [0, 0, 0]}, r"std\.0 is 0"),
+        ({"mean": 0.5}, r"got mean=0\.5, .*expected lists of numbers"),
+        ({"mean": "abc"}, r"got mean='abc', .*expected lists of numbers"),
+        ({"mean": []}, r"got mean=\[\], .*expected lists of numbers"),
+        ({"std": [0.5]}, r"std=\[0\.5\], expected lists of numbers, one for each channel"),
+        ({"interpolation": "cubic"}, r"interpolation is 'cubic', expected one of .*bicubic"),
+    ],
+)
+def test_what_no_checkpoint_could_hold_is_refused_before_training(overlay: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=f"{message}.*correct model.params.pretrained_cfg_overlay") as caught:
+        filled({"backbone": BACKBONE, "pretrained": True, "params": {"pretrained_cfg_overlay": overlay}})
+    assert "\n" not in str(caught.value)
+
+
 def trained(out: Path, weights: str, **data: Any) -> dict[str, Any]:
     config = tiny_config(
         model={"backbone": BACKBONE, "params": {"file": weights}},
