@@ -3,6 +3,7 @@
 import contextlib
 import glob
 import os
+import shutil
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,13 +30,12 @@ def replacing(path: Path, *, displaced: Sequence[Path] = ()) -> Iterator[BinaryI
     Raises:
         AurankError: a full disk, a missing permission, a folder in the way; names the file and the reason.
     """
-    # A name of its own for each writer: two processes never mix their bytes in one file.
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.part")
+    temporary = temporary_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as file:
-                _remove_abandoned(path, temporary)
+                remove_abandoned(path, temporary)
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -61,15 +61,20 @@ def _sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def _remove_abandoned(path: Path, temporary: Path) -> None:
-    """Remove what killed processes left of ``path``; never the file of one that still writes."""
+def temporary_name(path: Path) -> Path:
+    """Return a name beside ``path`` of its writer's own: two processes never mix their bytes in one file."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.part")
+
+
+def remove_abandoned(path: Path, temporary: Path) -> None:
+    """Remove what killed processes left under temporary names of ``path``; never what one still writes."""
     # The clock of the disk: that of this machine may differ from it.
     now = temporary.stat().st_mtime
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         # Gone already, or another user's: no reason to fail.
         with contextlib.suppress(OSError):
             if now - left.stat().st_mtime > ABANDONED:
-                left.unlink()
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def require_ordinary(path: Path) -> None:

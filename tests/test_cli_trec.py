@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from aurank import cli
+from aurank.errors import AurankError
 from aurank.evaluation import Report
 
 ROWS = ("evaluate", "--model", "embeddings:rows.npz")
@@ -61,6 +62,15 @@ def test_a_run_is_written_for_trec_eval_and_measured_from_its_files(
         ((*TREC, "--labels", "x"), "cannot read out/a.run as a run"),
         ((*ROWS, "--out", "x", "--trec-run", "a.txt"), "--trec-run a.txt: the file written is of type .run"),
         ((*ROWS, "--out", "x", "--metrics", "mAP"), "unknown metric 'mAP'"),
+        ((*TREC, "--labels", "x", "--batch", "4"), "--batch 4 has no use with --model trec:out/a.run"),
+        ((*TREC, "--labels", "x", "--device", "cpu"), "--device cpu has no use with"),
+        ((*TREC, "--labels", "x", "--cache", "kept"), "--cache kept has no use with"),
+        ((*TREC, "--labels", "x", "--seeds", "0,1"), "--seeds 0,1 has no use with"),
+        ((*TREC, "--labels", "x", "--no-cache"), "--no-cache has no use with"),
+        ((*TREC, "--labels", "x", "--allow-code"), "--allow-code has no use with"),
+        ((*TREC, "--labels", "x", "--baselines"), "--baselines has no use with --model trec:out/a.run"),
+        (("embed", "--model", "trec:a.run", "--out", "x.npz"), "a file of ranked lists, which `aurank evaluate`"),
+        (("probe", "--model", "trec:a.run", "--out", "x"), "a file of ranked lists, which `aurank evaluate`"),
     ],
 )
 def test_what_does_not_go_together_is_refused(
@@ -74,3 +84,37 @@ def test_what_does_not_go_together_is_refused(
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["a.run", "a.qrels"])
+def test_a_run_that_is_there_is_replaced_by_its_own_command_or_when_asked_for(
+    name: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / name).write_text("mine")
+    command = (*ROWS, "--out", "one", "--trec-run", "a.run")
+    assert run(monkeypatch, *command) == 2
+    assert f"--trec-run a.run: {name} is there already; name another, or add --overwrite" in capsys.readouterr().err
+    assert (place / name).read_text() == "mine"
+    assert not (place / "one").exists()
+    assert run(monkeypatch, *command, "--overwrite") == 0
+    assert run(monkeypatch, *command) == 0
+    assert run(monkeypatch, *ROWS, "--out", "two", "--trec-run", "a.run") == 2
+
+
+def test_names_are_looked_at_before_the_ranking_and_a_run_that_fails_loses_no_report(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise AurankError("cannot save a.run: no space")
+
+    monkeypatch.setattr("aurank.training.apply.write_run", full)
+    assert run(monkeypatch, *ROWS, "--out", "one", "--trec-run", "a.run") == 1
+    assert Report.load(place / "one" / "report.json").num_queries == 8
+    paths = np.array(["a b", "a b", *"cdefgh"])
+    np.savez(place / "rows.npz", embeddings=np.eye(8), labels=np.arange(8) % 2, paths=paths)
+    monkeypatch.setattr("aurank.evaluation.embed.Embedded.evaluate", lambda *_, **__: pytest.fail("ranked"))
+    monkeypatch.setattr("aurank.training.apply._check_options", lambda *_: None)
+    capsys.readouterr()
+    command = (*ROWS, "--out", "two", "--trec-run", "b.run", "data.repeated=keep")
+    assert run(monkeypatch, *command) == 2
+    assert "a run needs a name for each row, all different" in capsys.readouterr().err

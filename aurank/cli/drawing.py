@@ -147,6 +147,8 @@ def draw_running(
 
     if no_cache and cache is not None:
         raise UserError(f"--cache {cache} and --no-cache exclude each other; give one of them")
+    given = [f"--{name} {value}" for name, value in (("batch", batch), ("device", device), ("cache", cache)) if value]
+    given += [option for option, is_on in (("--no-cache", no_cache), ("--allow-code", allow)) if is_on]
     with draw_bar(None, "preparing") as (progress, task):
 
         def listen(stage: str, done: int, total: int) -> None:
@@ -166,14 +168,18 @@ def draw_running(
             listener=listen,
             say=lambda text: progress.console.print(text, highlight=False, markup=False, soft_wrap=True),
             finished=pause,
+            given=given,
         )
 
 
 def keep_baselines(found: dict[str, dict[str, float]], out: Path) -> None:
     """Write baselines.json, and print its main metrics as a table."""
-    write_text(out / "baselines.json", json.dumps(found, indent=1) + "\n")
-    names = [name for name in ("mauprc", "recall@1") if name in found["model"]]
-    table = Table("", *(SHOWN[name] for name in names), title="beside baselines")
+    from aurank.reporting.results import BASELINES
+
+    write_text(out / BASELINES, json.dumps(found, indent=1) + "\n")
+    # Of metrics that were chosen otherwise the first few.
+    names = [name for name in ("mauprc", "recall@1") if name in found["model"]] or list(found["model"])[:3]
+    table = Table("", *(SHOWN.get(name, name) for name in names), title="beside baselines")
     for label, metrics in found.items():
         row = [f"{metrics[name]:.4f}" if name in metrics else "" for name in names]
         table.add_row(label.replace("_", " "), *row)

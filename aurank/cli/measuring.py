@@ -26,6 +26,7 @@ from aurank.cli.options import (
     SplitOption,
     whole_numbers,
 )
+from aurank.errors import UserError
 
 
 @app.command()
@@ -62,9 +63,9 @@ def evaluate(
     overrides: DataOverrides = None,
 ) -> None:
     """Measure any model on any images, or saved embeddings, exactly."""
+    from aurank.evaluation import Report
     from aurank.evaluation.intervals import Resampling
     from aurank.evaluation.metrics import check_names
-    from aurank.files import require_writable
     from aurank.reporting import require_free, require_same_command, write_results
     from aurank.training import Images, evaluate_model, measure_baselines, require_images
 
@@ -75,23 +76,37 @@ def evaluate(
     options |= {"backend": backend, "max_memory": max_memory}
     options["metrics"] = None if metrics is None else check_names(metrics.split(","))
     options["resampling"] = None if intervals is None else Resampling(intervals, seed)
-    command = shlex.join(["aurank", *(argument for argument in sys.argv[1:] if argument != "--overwrite")])
+    typed = shlex.join(["aurank", *(argument for argument in sys.argv[1:] if argument != "--overwrite")])
+    command = f"cd {shlex.quote(str(Path.cwd()))} && {typed}"  # the same words mean other files elsewhere
     require_free(out)
-    if not overwrite:
-        require_same_command(out, command)
+    is_replaced = overwrite or require_same_command(out, command)
     if trec_run is not None:
-        require_writable(trec_run, suffix=".run", option="--trec-run")
+        _require_free_run(trec_run, is_replaced)
     drawn = None if seeds is None else whole_numbers("--seeds", seeds)
     images = Images(data, split, protocol, root, query, gallery, overrides or [], drawn)
-    with draw_running(batch, device, cache, no_cache, allow_code) as running:
+
+    def finished(_: str, report: Report) -> None:
+        write_results(report.made_by(command), out, overwrite=overwrite)
+        console.print(str(report), highlight=False, markup=False, soft_wrap=True)
+
+    with draw_running(batch, device, cache, no_cache, allow_code, finished) as running:
         given = {name: value for name, value in options.items() if value is not None}
         report = evaluate_model(model, images, labels=labels, trec_run=trec_run, running=running, **given)
-        write_results(report.made_by(command), out)
         beside = measure_baselines(model, report, images, running=running, **given) if baselines else None
-    console.print(str(report), highlight=False, markup=False, soft_wrap=True)
     if beside is not None:
         keep_baselines(beside, out)
     console.print(f"written to {out / 'report.json'}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _require_free_run(run: Path, is_replaced: bool) -> None:
+    """Raise UserError where a run and its qrels cannot be written, or, unless they may be replaced, are there."""
+    from aurank.files import require_writable
+
+    require_writable(run, suffix=".run", option="--trec-run")
+    for path in (run, run.with_suffix(".qrels")):
+        require_writable(path, option="--trec-run")
+        if path.exists() and not is_replaced:
+            raise UserError(f"--trec-run {run}: {path} is there already; name another, or add --overwrite")
 
 
 @app.command()

@@ -9,6 +9,7 @@ from rich.table import Table
 from aurank.cli.app import app
 from aurank.cli.drawing import complaints, console, draw_training, keep_baselines
 from aurank.cli.options import BaselinesOption, ConfigFile, Overrides
+from aurank.errors import UserError
 
 
 @app.command()
@@ -26,6 +27,8 @@ def train(
     from aurank.training import describe_groups, measure_baselines, read_config, rehearse, train
 
     settings = read_config(config, overrides or [])
+    if dry_run and baselines:
+        raise UserError("--baselines has no use with --dry-run, which measures nothing: give one of them")
     if dry_run:
         console.print(str(rehearse(settings)), highlight=False, soft_wrap=True)
         return
@@ -47,6 +50,8 @@ def train(
             console.print(str(result.report), highlight=False, markup=False, soft_wrap=True)
         if baselines and result.report is not None:
             keep_baselines(measure_baselines(f"aurank:{result.out / 'best.pt'}", result.report), result.out)
+        elif baselines:
+            complaints.print("--baselines: left out, as no report on images found by images was made")
         console.print(f"written to {result.out}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -165,7 +165,7 @@ class AccuracyCalculator:
         if name == "mean_average_precision":
             return metrics.map_at(ranks, depth, denominator="r")
         if name == "mean_reciprocal_rank":
-            return np.where(metrics.first_rank(ranks) <= depth, metrics.reciprocal_rank(ranks), 0.0)
+            return metrics.reciprocal_rank_at(ranks, depth)
         seen = np.minimum(ranks.num_positives, depth)
         inside = ranks.rank <= np.repeat(seen, ranks.num_positives)
         if name == "r_precision":

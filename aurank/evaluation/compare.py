@@ -7,7 +7,7 @@ import numpy as np
 from aurank.errors import UserError
 from aurank.evaluation.averages import MACRO, average
 from aurank.evaluation.intervals import Resampling, Units, resampled_means
-from aurank.evaluation.report import Column, Report
+from aurank.evaluation.report import RUN, Column, Report
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,8 @@ def compare(
     Paired bootstrap: both reports get the same draws, of whole classes where the reports have labels, else of single
     queries. `most` limits the list of changed queries. Raises UserError where queries, labels, positives or galleries
     of the reports differ, where the metric depends on a rule for ties and those differ, and, unless `force`, where the
-    protocols or the distances differ.
+    protocols or the distances differ. Paths are compared where both reports have them, numbers of documents of two runs
+    are not: each counts what its own run names.
     """
     for report in (report_a, report_b):
         if not isinstance(report, Report):
@@ -121,19 +122,25 @@ def _check_pair(a: Report, b: Report, metric: str, force: bool) -> None:
             "force=True to compare them all the same"
         )
     remedy = "evaluate both models on the same lists, in the same order"
-    for name, what in (("query", "rows"), ("label", "labels"), ("num_positives", "numbers of positives")):
+    facts = {"query": "rows", "label": "labels", "path": "paths", "num_positives": "numbers of positives"}
+    for name, what in facts.items():
         left, right = a.per_query.get(name), b.per_query.get(name)
         if left is None and right is None:
+            continue
+        if name == "path" and (left is None or right is None):  # saved embeddings may have none
             continue
         if left is None or right is None:
             raise UserError(f"only one of the reports has the queries' {what}: {remedy}")
         if len(left) != len(right):
             raise UserError(f"the reports are about {len(left):,} and {len(right):,} queries with a positive: {remedy}")
+        kinds = ["text" if values.dtype.kind == "U" else "numbers" for values in (left, right)]
+        if kinds[0] != kinds[1]:
+            raise UserError(f"the reports' queries differ in their {what}: {kinds[0]} and {kinds[1]}; {remedy}")
         if not np.array_equal(left, right):
             place = int(np.flatnonzero(left != right)[0])
             pair = f"{left[place]} and {right[place]} at place {place}"
             raise UserError(f"the reports' queries differ in their {what}: {pair}; {remedy}")
-    if a.num_gallery != b.num_gallery:
+    if a.num_gallery != b.num_gallery and not a.distance == b.distance == RUN:
         raise UserError(f"the galleries have {a.num_gallery:,} and {b.num_gallery:,} rows: {remedy}")
     if metric.removeprefix(MACRO) == "mauprc" and a.ties != b.ties:
         raise UserError(f"the reports treat ties as {a.ties} and {b.ties}: evaluate both with one rule")

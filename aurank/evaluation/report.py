@@ -25,6 +25,7 @@ from aurank.names import meant, nearest
 
 _LIBRARIES = ("aurank", "numpy", "torch", "timm", "numba", "faiss-cpu", "faiss-gpu")
 FORMAT, VERSION = "aurank.report", 2
+RUN = "run"  # in place of a distance: the lists were ranked elsewhere
 Column = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -50,7 +51,8 @@ class Report:
     optimistic reading of equal scores; None, and no "ap", for a run of TREC, whose lists are cut. `protocol`: at least
     "name" and "checksum" of the protocol that chose the queries and the gallery. `notes`: what a reader of the numbers
     must know. `curve`: the mean precision-recall curve, interpolated, at 101 recalls. `approximation`: the fields of an
-    `Approximation`, where an index was measured beside the exact numbers. `distance`: by which items were ranked.
+    `Approximation`, where an index was measured beside the exact numbers. `distance`: by which items were ranked,
+    "run" for a run of TREC.
     `versions` of the libraries that made it; `command` and `date` (UTC) where a command did.
     """
 
@@ -107,6 +109,15 @@ class Report:
         bounds = {name: resampling.bounds(drawn) for name, drawn in zip(self.metrics, draws, strict=True)}
         return replace(self, intervals=Intervals(bounds, resampling, units.name, len(units)))
 
+    def resampled(self, resampling: Resampling | None) -> "Report":
+        """Return this report with intervals, where asked for; where they cannot be had, with a note that says why."""
+        if resampling is None:
+            return self
+        try:
+            return self.with_intervals(**vars(resampling))
+        except UserError as error:  # a single class: no reason to lose the evaluation
+            return replace(self, notes=[*self.notes, f"no intervals: {error}"])
+
     def named(self, paths: Column, classes: Column | None = None) -> "Report":
         """Return this report with the path and the class of each query, given those of all queries by their rows."""
         names = {"path": paths if (paths != "").any() else None, "class": classes}
@@ -157,12 +168,13 @@ class Report:
             else:
                 lines.append(f"{allowed} for mauprc")
         lone = f", {self.num_lone_queries:,} of them skipped: no positive" if self.num_lone_queries else ""
-        lines.append(f"{self.num_queries:,} queries{lone}; {self.num_gallery:,} gallery rows")
+        items = "documents" if self.distance == RUN else "gallery rows"
+        lines.append(f"{self.num_queries:,} queries{lone}; {self.num_gallery:,} {items}")
         if "mauprc" in self.metrics and "num_negatives" in self.per_query:  # reports of version 1 lack these
             lines.append(f"a random order has mauprc {self.random_order:.4f}")
         if self.protocol:
             lines.append(f"protocol {self.protocol.get('name')} ({self.protocol.get('checksum')})")
-        if self.distance != "cosine":
+        if self.distance not in ("cosine", RUN):
             lines.append(f"distance {self.distance}")
         return "\n".join([*lines, *([str(self.intervals)] if self.intervals else []), *self.notes])
 

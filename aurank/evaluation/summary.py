@@ -1,7 +1,6 @@
 """From ranks to the Report: which metrics, averaged how."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,7 +65,7 @@ def report_of(
     held = dict.fromkeys(["mauprc", *(name.removeprefix(MACRO) for name in names)])
     values = {name: query_values(ranks, name, ties=ties) for name in held}
     classes = None if labels is None else Classes.of(labels)
-    report = Report(
+    return Report(
         metrics={name: average(name, values[name.removeprefix(MACRO)], classes) for name in names},
         per_query={
             "query": ranks.query,
@@ -87,10 +86,4 @@ def report_of(
         protocol=protocol,
         notes=list(notes),
         curve=precision_recall_curve(ranks, ties=ties),
-    )
-    if resampling is None:
-        return report
-    try:
-        return report.with_intervals(**vars(resampling))
-    except UserError as error:  # a single class: no reason to lose the evaluation
-        return replace(report, notes=[*report.notes, f"no intervals: {error}"])
+    ).resampled(resampling)

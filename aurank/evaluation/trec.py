@@ -23,9 +23,9 @@ from aurank.evaluation.intervals import Resampling
 from aurank.evaluation.matching import NO_GROUP
 from aurank.evaluation.metrics import check_names, query_values, split_cut
 from aurank.evaluation.ranks import Ranks
-from aurank.evaluation.report import Report
+from aurank.evaluation.report import RUN, Report
 from aurank.evaluation.summary import check_cuts
-from aurank.files import replacing
+from aurank.files import replacing, require_ordinary
 
 Table = dict[str, dict[str, float]]  # a number for each document of each query
 
@@ -42,8 +42,9 @@ def read_qrels(path: Path) -> Table:
 
 def _read(path: Path, *, columns: int, number: int, what: str) -> Table:
     table: Table = {}
+    require_ordinary(path)
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:  # a mark of the byte order is no part of the first name
             for count, line in enumerate(file, start=1):
                 parts = line.split()
                 if not parts:
@@ -84,9 +85,10 @@ def evaluate_run(
     """Report of a run over the queries of which qrels name a relevant document, with relevance above 0.
 
     A document that the run does not list for a query was never retrieved, and a query that it lacks retrieved nothing.
-    So metrics are cut at most where the longest list ends, at depth D: `map@D(r)`, `mrr@D` and `ndcg@D` are trec_eval's
-    map, recip_rank and ndcg, and `coverage@k` its recall_k. nDCG takes the grades of the qrels. Equal scores count
-    against the run, as in `evaluate`; trec_eval goes by the documents' names. `per_query["path"]` names the queries.
+    So metrics are cut at most where the longest list ends, at depth D: `map@D(r)` and `mrr@D` are trec_eval's map and
+    recip_rank, `coverage@k` its recall_k, and `ndcg@D` its ndcg_cut_D. (Its ndcg compares with a list of all that is
+    relevant, also beyond D.) nDCG takes the grades of the qrels. Equal scores count against the run, as in `evaluate`;
+    trec_eval goes by the documents' names. `per_query["path"]` names the queries.
     """
     depth = max(map(len, run.values()))
     cuts = tuple(k for k in check_cuts(recall_at) if k <= depth)
@@ -108,7 +110,7 @@ def evaluate_run(
     ranks = _ranks(run, {query: judged[query] for query in queries}, depth, len(documents))
     values = {name: query_values(ranks, name) for name in names}
     lacking = len(set(queries) - run.keys())
-    report = Report(
+    return Report(
         metrics={name: mean(column) for name, column in values.items()},
         per_query={"query": ranks.query, "path": np.array(queries), "num_positives": ranks.num_positives, **values},
         num_queries=len(qrels),
@@ -116,14 +118,13 @@ def evaluate_run(
         num_gallery=len(documents),
         ties="pessimistic",
         tie_bounds=None,
-        distance="run",
+        distance=RUN,
         notes=[
             f"of a run with up to {depth:,} documents a query: what it does not list counts as never retrieved",
-            "gallery rows are the documents that run and qrels name",
+            "documents are those that run and qrels name",
             *([f"{lacking:,} of the queries are not in the run, and count as 0"] if lacking else []),
         ],
-    )
-    return report if resampling is None else report.with_intervals(**vars(resampling))
+    ).resampled(resampling)
 
 
 def _ranks(run: Table, judged: Table, depth: int, documents: int) -> Ranks:
@@ -158,6 +159,18 @@ def _ranks(run: Table, judged: Table, depth: int, documents: int) -> Ranks:
     )
 
 
+def run_names(names: Iterable[Any]) -> list[str]:
+    """Return the names as runs and qrels hold them; UserError unless they are all different.
+
+    Blanks and "%" are written as in URLs. A name that is no UTF-8 is written with its bytes as escapes.
+    """
+    texts = [str(name).encode("utf-8", "backslashreplace").decode() for name in names]
+    written = [re.sub(r"[\s%]", lambda blank: quote(blank[0]), text) for text in texts]
+    if len(set(written)) < len(written) or not all(written):
+        raise UserError("a run needs a name for each row, all different: give paths or ids")
+    return written
+
+
 def write_run(
     run: Path,
     qrels: Path,
@@ -176,12 +189,8 @@ def write_run(
     A row is neither in its own list nor relevant to itself, and the same holds for rows of its own label and group. The
     scores are faiss's, in float32: rows closer than that rounding may stand in another order than in `evaluate`.
     """
-    written = np.array([re.sub(r"[\s%]", lambda blank: quote(blank[0]), str(name)) for name in names])
-    if len(np.unique(written)) < len(written) or not all(written):
-        raise UserError("a run needs a name for each row, all different: give paths or ids")
+    written = run_names(names)
     queries, gallery = np.flatnonzero(is_query), np.flatnonzero(is_gallery)
-    place = np.full(len(written), -1)
-    place[gallery] = np.arange(len(gallery))
 
     def others(query: int, rows: Int64[np.ndarray, " place"]) -> Int64[np.ndarray, " kept"]:
         own = (labels[rows] == labels[query]) & (groups[rows] == groups[query]) & (groups[query] != NO_GROUP)

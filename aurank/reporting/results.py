@@ -1,16 +1,16 @@
 """The files of an evaluation: made whole beside their names, then renamed."""
 
 import contextlib
-import os
 import shutil
 from pathlib import Path
 
 from aurank.errors import AurankError, UserError
 from aurank.evaluation.report import Report
-from aurank.files import replacing, require_writable
+from aurank.files import remove_abandoned, replacing, require_writable, temporary_name
 from aurank.reporting.curves import draw_curve
 
 REPORT, PER_QUERY, CURVE = "report.json", "per_query.parquet", "pr_curve.png"
+BASELINES = "baselines.json"
 
 
 def require_free(out: Path) -> None:
@@ -23,10 +23,10 @@ def require_free(out: Path) -> None:
         raise UserError(f"--out {out} holds a training run, and its {REPORT} would be overwritten; name another folder")
 
 
-def require_same_command(out: Path, command: str) -> None:
-    """Raise UserError where `out` holds a result of another command: only its own may be replaced unasked."""
+def require_same_command(out: Path, command: str | None) -> bool:
+    """Return whether `out` holds a result of this command; UserError for another's: that is not replaced unasked."""
     if not (out / REPORT).exists():
-        return
+        return False
     try:
         made_by = Report.load(out / REPORT).command
     except UserError:
@@ -36,23 +36,31 @@ def require_same_command(out: Path, command: str) -> None:
         raise UserError(
             f"--out {out} holds the result of {by}: name another folder, or add --overwrite to replace that result"
         )
+    return True
 
 
-def write_results(report: Report, out: Path) -> None:
-    """`save_results`; UserError where `out` holds a training run or a folder of one of the names."""
+def write_results(report: Report, out: Path, *, overwrite: bool = False) -> None:
+    """`save_results`; UserError where `out` holds a training run, a folder of one of the names or another's result.
+
+    Args:
+        overwrite: whether the result of another command, which may have come since this one began, is replaced.
+    """
     require_free(out)
+    if not overwrite:
+        require_same_command(out, report.command)
     save_results(report, out)
 
 
 def save_results(report: Report, out: Path) -> None:
     """Writes report.json, per_query.parquet and pr_curve.png; until all three are whole, `out` stays as it is.
 
-    Those of an earlier evaluation are replaced, one after the other and report.json last.
+    Those of an earlier evaluation are replaced, one after the other and report.json last; its baselines go.
     """
     # Beside the names they are given in the end, so that only renaming is left.
-    staging = out / f".{os.getpid()}.part"
+    staging = temporary_name(out / REPORT)
     try:
-        staging.mkdir(parents=True, exist_ok=True)
+        staging.mkdir(parents=True)
+        remove_abandoned(out / REPORT, staging)
         report.save(staging / REPORT)
         report.write_per_query(staging / PER_QUERY)
         if report.curve is not None:
@@ -60,6 +68,7 @@ def save_results(report: Report, out: Path) -> None:
                 file.write(draw_curve(report))
         else:  # of cut lists; an earlier picture would be of something else
             (out / CURVE).unlink(missing_ok=True)
+        (out / BASELINES).unlink(missing_ok=True)  # they stand beside the metrics of another report
         for name in (PER_QUERY, CURVE, REPORT):
             if (staging / name).exists():
                 (staging / name).replace(out / name)

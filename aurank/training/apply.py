@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -21,7 +22,7 @@ from aurank.evaluation.index import Index
 from aurank.evaluation.inputs import byte_count
 from aurank.evaluation.protocols import Protocol
 from aurank.evaluation.report import Report
-from aurank.evaluation.trec import evaluate_run, read_qrels, read_run, write_run
+from aurank.evaluation.trec import evaluate_run, read_qrels, read_run, run_names, write_run
 from aurank.models.adapters import ADAPTERS, check_model, load_model
 from aurank.training.build import (
     build_dataset,
@@ -58,8 +59,8 @@ class Running:
 
     `batch`: images embedded at once (default: the configuration's 256). `device`: default CUDA where there is one.
     `cache`: folder of the embedding cache, None for none. `allow_code`: whether ``python:`` models may run. `listener`
-    draws progress; `say` is given lines such as what was read from the cache. `finished` is given each of several
-    results with its name, before the next is begun.
+    draws progress; `say` is given lines such as what was read from the cache. `finished` is given each result with its
+    name, before what follows is begun. `given`: these options as they were typed.
     """
 
     batch: int | None = None
@@ -69,6 +70,12 @@ class Running:
     listener: Listener | None = None
     say: Callable[[str], None] | None = None
     finished: Callable[[str, Any], None] | None = None
+    given: Sequence[str] = ()
+
+    def finish(self, name: str, result: Any) -> None:
+        """Give `finished` a result, where there is one to be told."""
+        if self.finished is not None:
+            self.finished(name, result)
 
     def stage(self, name: str) -> Progress | None:
         """What tells the listener how far that stage is; None without a listener."""
@@ -90,7 +97,8 @@ def evaluate_model(
         model: ``aurank:DIR/best``, a name as for ``aurank.models.adapters.load_model``, ``embeddings:FILE``, or
             ``trec:RUN``, a file of ranked lists.
         labels: for ``embeddings:FILE.npy``: the file of their labels; for ``trec:RUN`` the qrels.
-        trec_run: a file to write the nearest 1000 images of each query to, with the qrels beside it, for trec_eval.
+        trec_run: a file to write the nearest 1000 images of each query to, with the qrels beside it, for trec_eval: by
+            the images' paths, or by their ids where no paths are known.
         images: with ``embeddings:FILE`` at most a protocol, whose data, read too, must be what was embedded.
         options: arguments of ``aurank.evaluate``; where absent, those of a checkpoint's configuration hold.
 
@@ -99,8 +107,10 @@ def evaluate_model(
     """
     images, running = images or Images(), running or Running()
     if model.startswith("trec:"):
-        given = [*images.given, *([] if trec_run is None else [f"--trec-run {trec_run}"])]
-        return _evaluate_run(model, labels, given, options)
+        given = [*images.given, *([] if trec_run is None else [f"--trec-run {trec_run}"]), *running.given]
+        report = _evaluate_run(model, labels, given, options)
+        running.finish("report", report)
+        return report
     kind, what = split_name(model)
     images.check()
     protocol = images.find_protocol()
@@ -138,10 +148,15 @@ def evaluate_model(
         embedded = embed_prepared(prepared, device, running)
         notes = [prepared.note, *prepared.remarks, *skipped(prepared.dataset, embedded)]
     options.setdefault("progress", running.stage("ranking"))
-    report = embedded.evaluate(**options) if protocol is None else protocol.evaluate(embedded, **options)
+    names = embedded.paths if all(embedded.paths.tolist()) else embedded.ids
     if trec_run is not None:
-        _write_run(trec_run, embedded, options.get("distance", "cosine"))
-    return dataclasses.replace(report, notes=[*report.notes, *notes])
+        run_names(names.tolist())  # refused before the ranking
+    report = embedded.evaluate(**options) if protocol is None else protocol.evaluate(embedded, **options)
+    report = dataclasses.replace(report, notes=[*report.notes, *notes])
+    running.finish("report", report)
+    if trec_run is not None:
+        _write_run(trec_run, embedded, names, options.get("distance", "cosine"))
+    return report
 
 
 def _evaluate_run(model: str, qrels: Path | None, given: list[str], options: dict[str, Any]) -> Report:
@@ -156,9 +171,8 @@ def _evaluate_run(model: str, qrels: Path | None, given: list[str], options: dic
     return dataclasses.replace(report, notes=[*report.notes, f"model {model}"])
 
 
-def _write_run(path: Path, embedded: Embedded, distance: str) -> None:
-    """A run of trec_eval and its qrels, by the images' paths, or by their ids where no paths are known."""
-    names = embedded.paths if all(embedded.paths.tolist()) else embedded.ids
+def _write_run(path: Path, embedded: Embedded, names: np.ndarray, distance: str) -> None:
+    """A run of trec_eval and its qrels."""
     roles = {name: getattr(embedded, name) for name in ("is_query", "is_gallery", "groups")}
     qrels = path.with_suffix(".qrels")
     write_run(path, qrels, embedded.embeddings, embedded.labels, names.tolist(), **roles, distance=distance)
@@ -333,8 +347,12 @@ def split_name(model: str) -> tuple[str, str]:
     """The kind of a model, "aurank", "embeddings" or an adapter's, and what follows the colon; UserError for others."""
     kind, _, what = model.partition(":")
     known = ("aurank", "embeddings", *ADAPTERS)
+    if kind == "trec":
+        raise UserError(
+            f"--model {model}: a file of ranked lists, which `aurank evaluate` measures, and nothing else; name a model"
+        )
     if kind not in known or not what:
-        shapes = "aurank:DIR/best, embeddings:FILE, trec:RUN, timm:NAME[,pretrained=false]"
+        shapes = "aurank:DIR/best, embeddings:FILE, timm:NAME[,pretrained=false]"
         raise UserError(
             f"--model {model!r}: expected {shapes}, or one of {', '.join(f'{name}:…' for name in known[3:])}"
         )

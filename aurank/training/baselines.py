@@ -39,8 +39,8 @@ def baselines(config: Config) -> dict[str, Report]:
 
 
 def require_images(model: str) -> None:
-    """Nothing; UserError for saved embeddings: their images, which baselines are measured on, are not at hand."""
-    if split_name(model)[0] == "embeddings":
+    """Nothing; UserError for saved embeddings and ranked lists: the images to measure baselines on are not at hand."""
+    if model.startswith("trec:") or split_name(model)[0] == "embeddings":
         raise UserError(f"--baselines has no use with --model {model}: it needs the images; name a model, with --data")
 
 

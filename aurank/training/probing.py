@@ -12,7 +12,7 @@ from aurank.data import READERS, Manifest
 from aurank.data.repeated import repeated_image
 from aurank.errors import UserError
 from aurank.evaluation.embed import Embedded
-from aurank.evaluation.inputs import integer_array
+from aurank.evaluation.inputs import integer_array, numbered
 from aurank.evaluation.probe_result import ProbeResult
 from aurank.evaluation.probe_rows import plan_probe
 from aurank.evaluation.probes import CHECKS, PROBES
@@ -61,7 +61,9 @@ def probe_model(
                 f"{images.given[0]} has no use with --model {model}: saved embeddings bring their own labels"
             )
         embedded, train, notes = Embedded.load(Path(what), labels), None, [f"model {model}"]
-        given = integer_array(embedded.labels, name="label", rows=len(embedded.labels), side="probed")
+        numbers, *_ = numbered(embedded.labels, None, name="label")
+        given = integer_array(np.asarray(numbers), name="label", rows=len(embedded.labels), side="probed")
+        embedded = dataclasses.replace(embedded, labels=given)
         _check_probes(options, given, None, seeds, running)
     else:
         if labels is not None:
@@ -79,8 +81,7 @@ def probe_model(
             sides = (train.embeddings, train.labels, embedded.embeddings, embedded.labels)
             result = PROBES[name](*sides, ids=train.ids, **chosen)
         results[name] = dataclasses.replace(result, notes=[*result.notes, *notes])
-        if running.finished is not None:
-            running.finished(name, results[name])
+        running.finish(name, results[name])
     return results
 
 

@@ -50,7 +50,8 @@ class Images:
     def given(self) -> list[str]:
         """The options that say where images are, as typed."""
         named = {name: getattr(self, name) for name in ("data", "split", "protocol", "root", "query", "gallery")}
-        return [f"--{name} {value}" for name, value in named.items() if value is not None] + list(self.overrides)
+        drawn = [] if self.seeds is None else [f"--seeds {','.join(map(str, self.seeds))}"]
+        return [f"--{name} {value}" for name, value in named.items() if value is not None] + drawn + [*self.overrides]
 
     def check(self) -> None:
         """Raises UserError where the options do not go together."""

@@ -1,6 +1,7 @@
 """Runs and qrels of TREC: measured against lists gone through one by one, written, read back, refused where odd."""
 
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -147,3 +148,58 @@ def test_a_file_that_is_missing_or_no_text_is_refused(tmp_path: Path) -> None:
     for name in ("binary", "none"):
         with pytest.raises(UserError, match=f"cannot read .*{name} as a run"):
             read_run(tmp_path / name)
+
+
+def test_ndcg_compares_with_an_ideal_that_is_cut_too() -> None:
+    report = evaluate_run({"q": {"a": 2.0, "b": 1.0}}, {"q": {"a": 1.0, "b": 1.0, "c": 1.0}})
+    assert report.metrics["ndcg@2"] == 1.0  # trec_eval's ndcg_cut_2; its ndcg is 0.7654
+    assert "`ndcg@D` its ndcg_cut_D" in (evaluate_run.__doc__ or "")
+
+
+def test_a_mark_of_the_byte_order_changes_no_number(tmp_path: Path) -> None:
+    plain = evaluate_run(*files(tmp_path))
+    for name in ("a.run", "a.qrels"):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + (tmp_path / name).read_bytes())
+        marked = evaluate_run(read_run(tmp_path / "a.run"), read_qrels(tmp_path / "a.qrels"))
+        assert marked.metrics == plain.metrics
+        assert marked.per_query["path"].tolist() == ["q1", "q2", "q3"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such files")
+def test_a_pipe_and_a_device_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        for read in (read_run, read_qrels):
+            with pytest.raises(UserError, match=f"{path} is a pipe or a device; name a file"):
+                read(path)
+
+
+def test_names_that_are_no_utf_8_are_written_with_their_bytes_as_escapes(tmp_path: Path) -> None:
+    every = {"is_query": np.ones(3, bool), "is_gallery": np.ones(3, bool), "groups": np.full(3, -1)}
+    names = ["\udcff.png", "b.png", "c.png"]
+    write_run(tmp_path / "a.run", tmp_path / "a.qrels", np.eye(3), np.zeros(3, int), names, **every)
+    assert set(read_run(tmp_path / "a.run")) == {"\\udcff.png", "b.png", "c.png"}
+    assert set(read_qrels(tmp_path / "a.qrels")) == {"\\udcff.png", "b.png", "c.png"}
+
+
+def test_two_runs_are_compared_whatever_else_they_list_but_not_over_other_queries() -> None:
+    qrels = {"q1": {"a": 1.0}, "q2": {"b": 1.0}}
+    one = evaluate_run({"q1": {"a": 1.0, "x": 2.0}, "q2": {"b": 1.0}}, qrels, metrics=["mrr@1"])
+    two = evaluate_run({"q1": {"a": 1.0, "y": 0.5}, "q2": {"b": 1.0, "z": 0.1}}, qrels, metrics=["mrr@1"])
+    assert (one.num_gallery, two.num_gallery) == (3, 4)
+    assert compare(one, two, metric="mrr@1").difference == 0.5
+    others = evaluate_run({"q1": {"a": 1.0}}, {"q1": {"a": 1.0}, "q3": {"b": 1.0}}, metrics=["mrr@1"])
+    with pytest.raises(UserError, match="differ in their paths: q2 and q3 at place 1"):
+        compare(one, others, metric="mrr@1")
+
+
+def test_one_query_has_no_intervals_and_a_note_says_so() -> None:
+    report = evaluate_run({"q": {"a": 1.0}}, {"q": {"a": 1.0}}, resampling=aurank.evaluation.Resampling(100))
+    assert report.intervals is None
+    assert any(note.startswith("no intervals: an interval needs") for note in report.notes)
+
+
+def test_a_runs_table_speaks_of_documents(tmp_path: Path) -> None:
+    lines = str(evaluate_run(*files(tmp_path))).splitlines()
+    assert "4 queries, 1 of them skipped: no positive; 5 documents" in lines
+    assert not any("gallery rows" in line or "distance" in line for line in lines)

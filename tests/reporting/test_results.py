@@ -1,6 +1,7 @@
 """The files of an evaluation: whole, together, and as the report says."""
 
 import io
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from PIL import Image
 
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Report, evaluate
+from aurank.files import ABANDONED
 from aurank.reporting import draw_curve, require_free, results, write_results
 
 
@@ -108,3 +110,35 @@ def test_the_picture_and_the_table_show_what_a_random_order_scores(
     monkeypatch.setattr("matplotlib.axes.Axes.axhline", lambda _, y, **__: heights.append(y))
     draw_curve(report)
     assert heights == [report.random_order]
+
+
+def test_baselines_of_an_earlier_report_do_not_stay_beside_a_new_one(report: Report, tmp_path: Path) -> None:
+    write_results(report, tmp_path)
+    (tmp_path / "baselines.json").write_text("{}", encoding="utf-8")
+    write_results(report, tmp_path)
+    assert not (tmp_path / "baselines.json").exists()
+
+
+def test_a_result_that_came_meanwhile_is_not_replaced_unasked(report: Report, tmp_path: Path) -> None:
+    write_results(report.made_by("one"), tmp_path)
+    with pytest.raises(UserError, match=r"holds the result of another command \(one\)"):
+        write_results(report.made_by("two"), tmp_path)
+    write_results(report.made_by("one"), tmp_path)
+    write_results(report.made_by("two"), tmp_path, overwrite=True)
+    assert Report.load(tmp_path / "report.json").command == "two"
+
+
+def test_what_killed_evaluations_left_goes_and_what_others_write_stays(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+    with monkeypatch.context() as patch:  # a process that is killed removes nothing
+        patch.setattr(results.shutil, "rmtree", lambda folder, **_: made.append(folder))
+        for _ in range(2):
+            write_results(report, tmp_path)
+    assert len({folder.name for folder in made}) == 2  # of one process, as of two with one number
+    old, new = made
+    past = old.stat().st_mtime - ABANDONED - 60
+    os.utime(old, (past, past))
+    write_results(report, tmp_path)
+    assert (old.exists(), new.exists()) == (False, True)
