@@ -39,7 +39,7 @@ CONTENT: dict[str, tuple[type, ...]] = {
 
 
 class DamagedCheckpointError(UserError):
-    """The file is not what was written, or no checkpoint at all: one of before it may do."""
+    """The file is not what was written, cannot be read, or is no checkpoint at all: one of before it may do."""
 
 
 def save_checkpoint(path: Path, content: dict[str, Any], *, displaced: Sequence[Path] = ()) -> None:
@@ -58,9 +58,17 @@ def save_checkpoint(path: Path, content: dict[str, Any], *, displaced: Sequence[
     except (AurankError, RuntimeError) as error:
         # torch reports a write that failed as a RuntimeError of its own.
         kept = f"the previous {path} is untouched" if path.exists() else "no earlier checkpoint exists"
-        raise AurankError(
-            f"cannot save {path}: {first_line(error.__cause__ or error)}; {kept}; free some space, then --resume"
-        ) from error
+        raise AurankError(f"cannot save {path}: {_reason(error)}; {kept}; free some space, then --resume") from error
+
+
+def _reason(error: BaseException) -> str:
+    """What the system said, where torch or `replacing` put another error around it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError):
+            return cause.strerror or first_line(cause)
+        cause = cause.__cause__ or cause.__context__
+    return first_line(error)
 
 
 def load_checkpoint(path: Path, *, whole: bool = False) -> dict[str, Any]:
@@ -111,7 +119,9 @@ def _read(path: Path) -> dict[str, Any]:
     except UserError:
         raise
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}; name another checkpoint") from error
+        raise DamagedCheckpointError(
+            f"{path} cannot be read: {error.strerror or error}; name another checkpoint"
+        ) from error
     except DamageError as error:
         raise DamagedCheckpointError(
             f"{path} is damaged, truncated or not an aurank checkpoint ({one_line(str(error))}); use another one"

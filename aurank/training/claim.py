@@ -25,7 +25,8 @@ BEAT = 5.0  # seconds between two signs of life
 WATCHED = 3  # signs of life that a lock of another machine is watched for
 
 # A run's own files, half written, and the folder in which those of a report are made.
-_TEMPORARY = re.compile(r"\.(.+\.(pt|yaml|json|parquet|png)\.[0-9a-f]{12}|[0-9]+)\.part")
+_TEMPORARY = re.compile(r"\..+\.(pt|yaml|json|parquet|png)\.[0-9a-f]{12}\.part")
+_STAGING = re.compile(r"\.[0-9]+\.part")
 
 _held: set[int] = set()  # descriptors of locks
 
@@ -45,11 +46,12 @@ if hasattr(os, "register_at_fork"):
 def claimed(out: Path) -> Iterator[None]:
     """A context in which no other run writes into ``out``, which is made; if it is empty in the end, it goes again.
 
-    What a killed run left half written is removed. The lock is the kernel's, which ends it with its owner. Some network
-    folders keep it from other machines: there a file says whose it is, and shows that it lives.
+    The lock is the kernel's, which ends it with its owner. Some network folders keep it from other machines: there a
+    file says whose it is, and shows that it lives.
 
     Raises:
-        UserError: another process trains into the folder; names it. Or the folder cannot be written.
+        UserError: another process trains into the folder; names it. Or the folder cannot be written, or holds a file of
+            the lock's name that is no lock.
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; name a folder")
@@ -67,16 +69,17 @@ def claimed(out: Path) -> Iterator[None]:
         stack.callback(_release, path, descriptor, os.getpid())
         stack.callback(ended.set)
         threading.Thread(target=_beat, args=(path, ended), daemon=True).start()
-        _remove_temporaries(out)
         yield
 
 
 def _acquire(path: Path) -> int:
     """The descriptor of the file, locked and with this process's name in it."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        if path.is_symlink():  # O_NOFOLLOW sees one that comes after this
+            raise _foreign(path)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         try:
-            owner, own = _owner(descriptor), _this_process()
+            owner, own = _owner(path, descriptor), _this_process()
             locked = _lock(path, descriptor, owner)
             # A run that ended in between has removed its file, and a third may have made and locked a new one.
             if not _is_still(path, descriptor):
@@ -108,7 +111,7 @@ def _lock(path: Path, descriptor: int, owner: dict[str, Any]) -> bool:
 
 def _is_still(path: Path, descriptor: int) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False
 
@@ -118,6 +121,10 @@ def _in_use(path: Path, owner: dict[str, Any]) -> UserError:
     return UserError(
         f"--out {path.parent} is in use: {who}, trains into it; wait for it or stop it, or name another folder"
     )
+
+
+def _foreign(path: Path) -> UserError:
+    return UserError(f"{path} is not the lock of an aurank run; move it away, or name another --out")
 
 
 def _this_process() -> dict[str, Any]:
@@ -130,13 +137,16 @@ def _this_process() -> dict[str, Any]:
     return {"host": host, "pid": os.getpid(), "since": since, "machine": machine or host}
 
 
-def _owner(descriptor: int) -> dict[str, Any]:
-    """Whose name is in the file; nothing where it has none, or none that is whole."""
+def _owner(path: Path, descriptor: int) -> dict[str, Any]:
+    """Whose name is in the file, nothing where it is empty; UserError where it holds something else."""
+    content = os.pread(descriptor, 4096, 0)
     try:
-        found = json.loads(os.pread(descriptor, 4096, 0))
+        found = json.loads(content) if content else {}
     except ValueError:
-        return {}
-    return found if isinstance(found, dict) and {"host", "pid", "since"} <= found.keys() else {}
+        raise _foreign(path) from None
+    if content and not (isinstance(found, dict) and {"host", "pid", "since"} <= found.keys()):
+        raise _foreign(path)
+    return dict(found)
 
 
 def _lives(path: Path) -> bool:
@@ -169,11 +179,19 @@ def _release(path: Path, descriptor: int, owner: int) -> None:
         os.close(descriptor)
 
 
-def _remove_temporaries(out: Path) -> None:
-    for left in out.rglob(".*.part"):
-        if _TEMPORARY.fullmatch(left.name):
-            with contextlib.suppress(OSError):
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+def is_passing(path: Path) -> bool:
+    """Whether a file in the folder of a run is its lock, or one that a killed run left half written."""
+    return path.name == LOCK or (_TEMPORARY.fullmatch(path.name) is not None and path.is_file())
+
+
+def remove_temporaries(out: Path) -> None:
+    """Remove what a killed run left half written; only where it writes, for runs of others may lie in ``out``."""
+    for left in [*out.glob(".*.part"), *out.glob("two_way/*/.*.part")]:
+        with contextlib.suppress(OSError):
+            if _TEMPORARY.fullmatch(left.name):
+                left.unlink()
+            elif left.parent == out and _STAGING.fullmatch(left.name):
+                shutil.rmtree(left)
 
 
 def _remove_empty(folders: list[Path]) -> None:

@@ -117,7 +117,7 @@ def together(work: Callable[[], Result]) -> Result:
     except AurankError as error:
         problem = error
     rank = int(os.environ.get("RANK", "0"))
-    told = [] if problem is None else [(type(problem) is UserError, f"rank {rank}: {problem}")]
+    told = [] if problem is None else [(isinstance(problem, UserError), f"rank {rank}: {problem}")]
     failures: list[tuple[bool, str]] = gather_object(told)
     if problem is not None:
         raise problem

@@ -1,6 +1,8 @@
 """Resuming: the state that a run goes on from, whether it belongs to its folder and data, and putting it back."""
 
 import hashlib
+import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from aurank.training.checkpoint import (
     save_checkpoint,
 )
 from aurank.training.checksums import fingerprint
-from aurank.training.claim import LOCK
+from aurank.training.claim import is_passing
 from aurank.training.components import read_config
 from aurank.training.fitting import load_optimiser, load_weights, put, read_progress, require_alike
 from aurank.training.parts import Parts
@@ -29,6 +31,7 @@ MAY_CHANGE = (
     *("train.timeout", "train.trackers", "train.keep_last"),
 )
 """Settings a resumed run may change, because they cannot change a result."""
+KEPT = 100  # how many checkpoints train.keep_last may ask for, and older runs have kept
 
 
 @dataclass(frozen=True)
@@ -43,27 +46,64 @@ class Resumed:
     notices: list[str]
     settled: bool
 
-    def settle(self, out: Path) -> None:
-        """Nothing; makes last.pt what the run goes on from, so that the next resume finds it again."""
+    @property
+    def fingerprint(self) -> str:
+        """What the state is, in a few words that are the same of the same state."""
+        return f"step {self.state['progress']['step']} ({fingerprint(self.state)[:12]})"
+
+    def settle(self, out: Path, keep: int) -> None:
+        """Nothing; makes last.pt what the run goes on from, so that the next resume finds it again.
+
+        keep: with how many, itself included (train.keep_last); older ones, of a run that kept more, are removed.
+        """
         if not self.settled:
             save_checkpoint(out / "last.pt", {name: self.state[name] for name in CONTENT})
+        for path in older_checkpoints(out, KEPT)[keep - 1 :]:
+            path.unlink(missing_ok=True)
+
+
+def require_usable(config: Config, out: Path, resume: bool) -> list[Path]:
+    """The checkpoints to resume from, the newest first; UserError where the folder holds what no run may write over."""
+    try:
+        occupied = out.is_dir() and not all(is_passing(path) for path in out.iterdir())
+    except OSError as error:
+        raise UserError(f"cannot read --out {out}: {error.strerror or error}; name another folder") from error
+    if occupied and not resume:
+        raise UserError(f"--out {out} is not empty; add --resume to go on with the run in it, or name another folder")
+    kept = [path for path in (out / "last.pt", *older_checkpoints(out, KEPT)) if path.exists()]
+    if occupied and not kept:
+        if not (out / "metrics.jsonl").exists() and not (out / "config.yaml").exists():
+            raise UserError(f"--resume: {out} holds no aurank run (no last.pt); name the folder of one")
+        if _had_checkpoint(config, out):
+            raise UserError(
+                f"{out / 'last.pt'} is missing, which the run in {out} wrote; put it back, or train into another --out"
+            )
+    return kept
+
+
+def _had_checkpoint(config: Config, out: Path) -> bool:
+    """Whether the run has written last.pt: it has ended, or its log goes on after the first step that asks for one."""
+    if any((out / name).exists() for name in ("timing.json", "report.json")):
+        return True
+    first, log = min(config.train.checkpoint_every, config.train.steps), out / "metrics.jsonl"
+    for line in log.read_bytes().splitlines() if log.is_file() else []:
+        with suppress(ValueError, TypeError, KeyError):  # the last line of a killed run may be half written
+            record = json.loads(line)
+            if record["step"] >= first + (record["split"] != "val"):  # it is written before a validation
+                return True
+    return False
 
 
 def prepare(config: Config, out: Path, resume: bool) -> Resumed | None:
     """Where to resume from, or None for a fresh run; refuses a folder or a configuration that does not fit."""
-    occupied = out.is_dir() and any(path.name != LOCK for path in out.iterdir())
-    if occupied and not resume:
-        raise UserError(f"--out {out} is not empty; add --resume to go on with the run in it, or name another folder")
-    kept = [path for path in (out / "last.pt", *older_checkpoints(out, 100)) if path.exists()]
-    if not resume or not kept:
-        if occupied and not (out / "metrics.jsonl").exists() and not (out / "config.yaml").exists():
-            raise UserError(f"--resume: {out} holds no aurank run (no last.pt); name the folder of one")
+    kept = require_usable(config, out, resume)
+    if not kept:
         return None
     path, state, notices = _newest(out / "last.pt", kept)
     progress = read_progress(state, path)
     saved = read_config(state["config"])
     notices += _changes(path, saved, with_preprocessing(config, saved), progress)
-    best = _belonging_best(out, path, progress)
+    best = _belonging_best(out, path, progress, extended=config.train.steps > saved.train.steps)
     settled = path.name == "last.pt" and best == progress.best_sha256
     return Resumed(path, {**state, "progress": {**vars(progress), "best_sha256": best}}, notices, settled)
 
@@ -116,11 +156,12 @@ def _changes(path: Path, saved: Config, config: Config, progress: Progress) -> l
     return [f"train.steps={now.steps} extends a run of {before.steps}: {rates}, {told}"]
 
 
-def _belonging_best(out: Path, path: Path, progress: Progress) -> str | None:
+def _belonging_best(out: Path, path: Path, progress: Progress, *, extended: bool) -> str | None:
     """The fingerprint of best.pt; UserError unless it and metrics.jsonl belong to the checkpoint at ``path``.
 
     best.pt may be of a later step than that: the run was killed, or goes on from an older checkpoint. The log, not cut
-    yet, shows that it is of the same run, and the same step will be trained again.
+    yet, shows that it is of the same run, and the same step will be trained again. Not so where the run is
+    ``extended`` to more steps: it may come to other weights there.
     """
     log, best = out / "metrics.jsonl", out / "best.pt"
     if not _begins(log, progress):
@@ -132,13 +173,22 @@ def _belonging_best(out: Path, path: Path, progress: Progress) -> str | None:
         return progress.best_sha256
     if not best.exists():
         raise UserError(f"{best} is missing, which {path} recorded; put it back, or train into another --out")
-    content = load_checkpoint(best)
+    try:
+        content = load_checkpoint(best)
+    except DamagedCheckpointError as error:
+        why = str(error).rpartition(";")[0]
+        raise UserError(f"{why}, which {path} recorded; put it back, or train into another --out") from error
     found = fingerprint(content)
     later = read_progress(content, best)
     newer = later.step > progress.step or (later.step == progress.step and progress.validation_owed)
     if found != progress.best_sha256 and not (newer and _begins(log, later)):
         raise UserError(
             f"{best} is not of this run: {path} recorded another; put its own back, or train into another --out"
+        )
+    if extended and later.step > progress.step:
+        raise UserError(
+            f"{best} is of step {later.step}, {path} of step {progress.step}: with more train.steps the run may "
+            "come to another; end it with the old train.steps first, then give more"
         )
     return found
 
@@ -147,7 +197,7 @@ def _begins(log: Path, progress: Progress) -> bool:
     """Whether the log begins with what it held then; of checkpoints of before, whether it is long enough."""
     if progress.metrics_bytes == 0:
         return True
-    if not log.is_file():
+    if not log.is_file() or log.stat().st_size < progress.metrics_bytes:  # a checkpoint may claim any length
         return False
     with log.open("rb") as file:
         begin = file.read(progress.metrics_bytes)

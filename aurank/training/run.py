@@ -43,7 +43,7 @@ from aurank.training.build import (
 )
 from aurank.training.callbacks import Reencode, offer_reencoding
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint, seed_everything
-from aurank.training.claim import claimed
+from aurank.training.claim import claimed, remove_temporaries
 from aurank.training.components import read_config, read_trained
 from aurank.training.fitting import load_weights, read_progress
 from aurank.training.gradient_cache import GradientCache
@@ -53,7 +53,7 @@ from aurank.training.optim import WeightAverage
 from aurank.training.pairs import require_pairs, texts_of
 from aurank.training.parts import Parts
 from aurank.training.processes import joined, launched, on_cpu, require_same, together
-from aurank.training.resume import Resumed, prepare, require_same_data, restore
+from aurank.training.resume import Resumed, prepare, require_same_data, require_usable, restore
 from aurank.training.state import Progress
 from aurank.training.tasks import ImageTask, PairTask, Task, Tested, try_evaluation
 from aurank.training.towers import build_towers
@@ -116,11 +116,18 @@ def train(
         require_same(config, **{"--out": str(out), "--resume": resume})
 
         def begin() -> Resumed | None:
-            if PartialState().is_main_process:
+            require_usable(config, out, resume)  # before anything is written there
+            main = PartialState().is_main_process
+            if main:
                 held.enter_context(claimed(out))
-            return prepare(config, out, resume)
+            found = prepare(config, out, resume)
+            if main:
+                remove_temporaries(out)
+            return found
 
         resumed = together(begin)
+        shared = "the checkpoint in --out, a folder that all processes share"
+        require_same(config, **{shared: None if resumed is None else resumed.fingerprint})
         anew = [f"--resume: {out} holds no checkpoint yet; the run starts anew"] if resume else []
         return _train(config, out, resumed, listener, anew if resumed is None else resumed.notices)
 
@@ -140,7 +147,7 @@ def _train(
     progress = Progress() if resumed is None else restore(parts, resumed)
     if parts.accelerator.is_main_process:
         if resumed is not None:
-            resumed.settle(out)
+            resumed.settle(out, config.train.keep_last)
         try_evaluation(config)
         write_text(out / "config.yaml", dump_config(parts.config))
     if config.train.trackers:

@@ -1,5 +1,6 @@
 """On resume, last.pt, best.pt, metrics.jsonl and the images have to be of one run; an older last may stand in."""
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +94,81 @@ def test_the_best_of_another_run_or_none_is_refused(images: Path, out: Path, who
     (out / "best.pt").unlink()
     with pytest.raises(UserError, match=r"best\.pt is missing, which .*last\.pt recorded"):
         aurank.train(config_of(images), out, resume=True)
+
+
+def test_a_best_that_cannot_be_read_is_told_with_a_remedy(images: Path, out: Path) -> None:
+    (out / "best.pt").write_bytes(b"damaged")
+    told = r"best\.pt is damaged.*\), which .*last\.pt recorded; put it back, or train into another --out$"
+    with pytest.raises(UserError, match=told):
+        aurank.train(config_of(images), out, resume=True)
+
+
+def test_a_run_whose_checkpoint_is_gone_is_not_begun_anew(images: Path, out: Path) -> None:
+    (out / "last.pt").unlink()
+    (out / "last.1.pt").unlink()
+    log = (out / "metrics.jsonl").read_bytes()
+    for name in ("", "timing.json", "report.json"):  # without these it was killed
+        (out / name).unlink() if name else None
+        with pytest.raises(UserError, match=r"last\.pt is missing, which the run in .* wrote; put it back, or train"):
+            aurank.train(config_of(images), out, resume=True)
+        assert (out / "metrics.jsonl").read_bytes() == log
+    lines = log.splitlines(keepends=True)  # of steps 1, 2, the validation of 2, and so on
+    (out / "metrics.jsonl").write_bytes(b"".join(lines[:3]))
+    with pytest.raises(UserError, match=r"last\.pt is missing"):
+        aurank.train(config_of(images), out, resume=True)
+    (out / "metrics.jsonl").write_bytes(b"".join(lines[:2]) + b'{"split": "tr')  # killed before it wrote one
+    assert "the run starts anew" in resume(config_of(images), out)[0]
+    assert (out / "metrics.jsonl").read_bytes() == log
+
+
+def test_a_log_is_read_no_further_than_it_goes(images: Path, out: Path) -> None:
+    state = load_checkpoint(out / "last.pt", whole=True)
+    for claimed in (10**15, 10**19):
+        state["progress"]["metrics_bytes"] = claimed
+        save_checkpoint(out / "last.pt", state)
+        with pytest.raises(UserError, match=rf"metrics\.jsonl does not begin with the {claimed:,} bytes"):
+            aurank.train(config_of(images), out, resume=True)
+
+
+def test_a_longer_run_does_not_take_over_a_later_best_of_the_shorter(images: Path, out: Path) -> None:
+    """Killed between best.pt of step 6 and last.pt of it; the log that best.pt knows is there."""
+    best = load_checkpoint(out / "best.pt")
+    last = load_checkpoint(out / "last.pt", whole=True)
+    for name in ("encoder", "average"):
+        best[name] = last[name]
+    best["progress"] = last["progress"] | {"best_sha256": None}
+    save_checkpoint(out / "best.pt", best)
+    (out / "last.pt").unlink()
+    with pytest.raises(UserError, match=r"best\.pt is of step 6, .*last\.1\.pt of step 4.*with the old train\.steps"):
+        aurank.train(config_of(images, steps=8), out, resume=True)
+    resume(config_of(images), out)
+    assert "train.steps=8 extends a run of 6" in resume(config_of(images, steps=8), out)[0]
+
+
+def test_keeping_fewer_checkpoints_removes_the_older_ones(images: Path, out: Path, whole: Path) -> None:
+    shutil.copy(out / "last.1.pt", out / "last.7.pt")
+    shutil.copy(out / "last.1.pt", out / "last.mine.pt")
+    resume(config_of(images), out)
+    assert sorted(path.name for path in out.glob("last*")) == ["last.1.pt", "last.mine.pt", "last.pt"]
+    resume(config_of(images, keep_last=1), out)
+    assert sorted(path.name for path in out.glob("last*")) == ["last.mine.pt", "last.pt"]
+
+
+def test_the_checkpoint_before_stands_in_for_one_that_the_disk_does_not_give(
+    images: Path, out: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failing = Path.open, [out / "last.pt"]
+
+    def broken(self: Path, *arguments: Any, **options: Any) -> Any:
+        if self in failing:
+            failing.remove(self)
+            raise OSError(errno.EIO, "Input/output error")
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", broken)
+    told = f"{out / 'last.pt'} cannot be read: Input/output error; name another checkpoint: the run goes on from "
+    assert resume(config_of(images), out)[0] == f"{told}{out / 'last.1.pt'}, step 4"
+    assert_same(out, whole)
 
 
 def test_moved_images_are_accepted_and_others_under_their_names_refused(

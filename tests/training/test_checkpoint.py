@@ -139,7 +139,7 @@ except AurankError as error:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"cannot save {tmp_path / 'last.pt'}")
+    assert done.stdout.startswith(f"cannot save {tmp_path / 'last.pt'}: File too large; ")
     assert "is untouched" in done.stdout
     assert done.stdout.count("\n") == 1
     assert torch.equal(load_checkpoint(tmp_path / "last.pt")["encoder"]["weights"], torch.ones(10))

@@ -17,7 +17,7 @@ from tiny import tiny_config
 import aurank
 from aurank.errors import UserError
 from aurank.training import claim
-from aurank.training.claim import LOCK, claimed
+from aurank.training.claim import LOCK, claimed, remove_temporaries
 
 FORK = multiprocessing.get_context("fork")
 BEATING = "import os, sys, time\nfor _ in range(600): os.utime(sys.argv[1]), time.sleep(0.05)"
@@ -103,15 +103,53 @@ def test_what_killed_runs_left_half_written_goes_and_nothing_else(tmp_path: Path
         ".report.json.0123456789ab.part",
         "two_way/all/.report.json.0123456789ab.part",
     ]
-    others = [".mine.part", ".rows.npz.0123456789ab.part"]
+    others = [".mine.part", ".rows.npz.0123456789ab.part", "deeper/.last.pt.0123456789ab.part", "deeper/.2024.part/a"]
     for name in [*left, *others]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"half")
     (tmp_path / ".4711.part").mkdir()
     (tmp_path / ".4711.part" / "report.json").write_bytes(b"half")
-    with claimed(tmp_path):
-        assert not any((tmp_path / name).exists() for name in [*left, ".4711.part"])
+    remove_temporaries(tmp_path)
+    assert not any((tmp_path / name).exists() for name in [*left, ".4711.part"])
     assert all((tmp_path / name).exists() for name in others)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_refused_run_changes_nothing_in_a_folder_of_others(tmp_path: Path, resume: bool) -> None:
+    """The folder above those of runs, named by mistake, while one of them writes a checkpoint."""
+    half = ["a/.last.pt.0123456789ab.part", ".last.pt.0123456789ab.part", ".2024.part/photo.png", "b/.2024.part/c.png"]
+    with claimed(tmp_path / "a"):
+        for name in [*half, LOCK]:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text("kept", encoding="utf-8")
+        with pytest.raises(UserError, match="holds no aurank run" if resume else "is not empty"):
+            aurank.train(tiny_config(), tmp_path, resume)
+        assert {(tmp_path / name).read_text(encoding="utf-8") for name in [*half, LOCK]} == {"kept"}
+
+
+@pytest.mark.parametrize("content", ["mine", "3", '{"mine": 1}', "link", "broken link"])
+def test_a_file_of_the_name_of_the_lock_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
+    path, target = tmp_path / "out" / LOCK, tmp_path / "target"
+    path.parent.mkdir()
+    if content == "link":
+        target.write_text("", encoding="utf-8")
+    if "link" in content:
+        path.symlink_to(target)
+    else:
+        path.write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=r"\.lock is not the lock of an aurank run; move it away"), claimed(path.parent):
+        pass
+    if "link" in content:
+        assert path.is_symlink()
+        assert not target.exists() or target.read_bytes() == b""
+    else:
+        assert path.read_text(encoding="utf-8") == content
+
+
+def test_a_run_goes_where_a_killed_one_left_half_a_file(tmp_path: Path) -> None:
+    (tmp_path / ".config.yaml.0123456789ab.part").write_bytes(b"half")
+    aurank.train(tiny_config(train={"steps": 3}), tmp_path)
+    assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize(
