@@ -10,14 +10,14 @@ import numpy as np
 
 from aurank.errors import UserError, first_line
 
-# A member of an archive that is both larger than this and so many times its compressed size is a bomb.
-_LARGE, _DENSE = 2**26, 1000
+# What is both larger than this and so many times its compressed size is a bomb.
+_LARGE, _DENSE = 2**26, 100
 _MAGIC = b"\x93NUMPY"
 
 
-def is_bomb(member: zipfile.ZipInfo, size: int, *, dense: int = _DENSE) -> bool:
+def is_bomb(member: zipfile.ZipInfo, size: int) -> bool:
     """Whether a member of an archive of `size` bytes claims far more than what it is packed in can hold."""
-    return member.compress_size > size or member.file_size > max(_LARGE, dense * member.compress_size)
+    return member.compress_size > size or member.file_size > max(_LARGE, _DENSE * member.compress_size)
 
 
 def read_header(file: io.BufferedIOBase, size: int) -> tuple[tuple[int, ...], np.dtype]:
@@ -70,12 +70,10 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
 
 def _load_archive(file: io.BufferedReader, path: Path) -> dict[str, np.ndarray]:
     with zipfile.ZipFile(file) as archive:
+        size, claimed = path.stat().st_size, sum(member.file_size for member in archive.infolist())
+        if claimed > max(_LARGE, _DENSE * size):
+            raise UserError(f"{path} claims {claimed:,} bytes in {size:,}; save the arrays with numpy.savez")
         for member in archive.infolist():
-            if is_bomb(member, path.stat().st_size):
-                raise UserError(
-                    f"{path}: {member.filename!r} claims {member.file_size:,} bytes in {member.compress_size:,}; "
-                    "save the arrays anew"
-                )
             with archive.open(member) as entry:
                 read_header(cast(io.BufferedIOBase, entry), member.file_size)
     file.seek(0)

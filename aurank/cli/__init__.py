@@ -31,6 +31,9 @@ def main() -> None:
     except AurankError as error:
         complaints.print(f"error: {error}", markup=False, soft_wrap=True)
         sys.exit(1)
+    except MemoryError:
+        complaints.print("error: there is not enough memory; take less at once (--batch, max_memory, a smaller file)")
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
     except (OSError, RuntimeError) as error:

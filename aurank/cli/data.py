@@ -24,7 +24,7 @@ def doctor(
 
     settings = read_data(data, overrides or []) or read_config(data, overrides or [])
     manifest = build_manifest(settings.data, seed=settings.seed)
-    report = manifest.doctor(train_labels=settings.data.train_labels == "class")
+    report = manifest.doctor(train_labels=settings.data.train_labels == "class", max_pixels=settings.data.max_pixels)
     console.print(str(report), highlight=False, markup=False, soft_wrap=True)
     if report.errors:
         raise SystemExit(2)

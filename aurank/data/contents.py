@@ -40,7 +40,7 @@ def _marks(manifest: Manifest, paths: list[str]) -> tuple[_Marks, _Marks]:
         for path in paths:
             try:
                 sizes[path] = (source.root / path).stat().st_size
-            except OSError:
+            except (OSError, ValueError):  # a zero byte in the name
                 sizes[path] = None
         return sizes, {}
     if isinstance(source, ZipSource):

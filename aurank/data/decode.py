@@ -15,7 +15,7 @@ from aurank.data.sources import ImageSource
 from aurank.errors import UserError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".npy")
-MAX_PIXELS = 128_000_000  # more than a phone's largest photo
+MAX_PIXELS = 128_000_000  # 384 MB decoded
 _LONGEST_STRIP = 400  # its shorter side brought to 512 pixels, such a strip has as many as the largest photo
 _NPY_MAGIC = b"\x93NUMPY"
 # NumPy parses the header as Python code, which in threads at once can fail with a SystemError under Python 3.11.
@@ -45,6 +45,11 @@ def decode(
         raise
     except UserError as error:
         raise UserError(f"image {path!r} in {source.where}: {error}") from None
+    except Image.DecompressionBombError:
+        raise UserError(
+            f"image {path!r} in {source.where} has more than 178,956,970 pixels, the most that Pillow reads, and more "
+            f"than data.max_pixels={max_pixels:,}; reduce it, or set data.on_error=skip"
+        ) from None
     # Pillow's readers of broken files raise almost anything: OSError, SyntaxError, ValueError, struct.error, …
     except Exception as error:
         raise UserError(

@@ -5,6 +5,7 @@ import dataclasses
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ _TABLE_COLUMNS = ("path", "label", "text", "split")
 _TABLE_OPTIONAL = ("is_query", "is_gallery", "group", "super_label")
 _LIST_HEADER = "image_id class_id super_class_id path"
 DIGITS = 18  # of a number that fits 64 bits
+_LARGE, _DENSE = 2**26, 100  # a table larger than this and so many times its file is none
 _FLAGS = {"1": True, "true": True, "yes": True, "": True, "0": False, "false": False, "no": False}
 
 Line = tuple[str, dict[str, str]]  # where it stands ("FILE, line 7"), and its values by column
@@ -46,11 +48,11 @@ def table(root: Path, *, file: str, path: str = ".", images: str = "", outside: 
     return _of_lines(PurePosixPath(file).stem, open_source(root / path, prefix=images), lines, outside=outside)
 
 
-def two_tables(query: Path, gallery: Path, *, root: Path | None = None) -> Manifest:
+def two_tables(query: Path, gallery: Path, *, root: Path | None = None, outside: bool = False) -> Manifest:
     """Return the images of both tables, each once and all "test", marked as query, gallery or both.
 
     Columns: those of `table`, of which `split`, `is_query` and `is_gallery` have no use. A group is the same on both
-    sides where it is written alike. Paths start at `root`, by default the folder of the tables.
+    sides where it is written alike. Paths start at `root`, by default the folder of the tables; `outside` as there.
 
     Raises UserError for a table that cannot be read, an image that is twice on one side, or one that has another label
     or group on the other side.
@@ -70,7 +72,7 @@ def two_tables(query: Path, gallery: Path, *, root: Path | None = None) -> Manif
                 raise UserError(f"{where}: {file} lists image {path!r} twice; list each image once")
             used = {name: value for name, value in values.items() if name in ("path", "label", "text", "group")}
             rows[path] = where, {**used, "split": "test"}
-        check_listing(source, [where for where, _ in rows.values()], list(rows), [""] * len(rows))
+        check_listing(source, [where for where, _ in rows.values()], list(rows), [""] * len(rows), outside=outside)
         lines += rows.values()
         sides.append(rows)
     headers = [set(rows[next(iter(rows))][1]) for rows in sides if rows]
@@ -84,7 +86,7 @@ def two_tables(query: Path, gallery: Path, *, root: Path | None = None) -> Manif
             one, other = (rows[path][1].get(name) for rows in sides)
             if one != other:
                 raise UserError(f"image {path!r} has {name} {one!r} in {query} and {other!r} in {gallery}")
-    whole = _of_lines(f"{query.stem} in {gallery.stem}", source, lines)
+    whole = _of_lines(f"{query.stem} in {gallery.stem}", source, lines, outside=outside)
     row_of = {path: row for row, path in reversed(list(enumerate(whole.paths)))}
     once = whole.select(sorted(row_of.values()))
     flags = [np.array([path in rows for path in once.paths]) for rows in sides]
@@ -218,15 +220,39 @@ def _parquet(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[
     import pyarrow
     import pyarrow.parquet
 
+    data = source.read_bytes(file)
     try:
-        content = pyarrow.parquet.read_table(pyarrow.BufferReader(source.read_bytes(file)))
-        columns = [["" if value is None else str(value) for value in column.to_pylist()] for column in content.columns]
+        schema = pyarrow.parquet.read_schema(pyarrow.BufferReader(data))
+        wanted = [name for name in schema.names if name in _TABLE_COLUMNS + _TABLE_OPTIONAL]
+        # A value that stands in many rows is then held once.
+        texts = [one.name for one in schema if one.name in wanted and pyarrow.types.is_string(one.type)]
+        content = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data), read_dictionary=texts)
+        about, rows = content.metadata, content.metadata.num_rows
+        claimed = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
+        if rows > len(data) or claimed > max(_LARGE, _DENSE * len(data)):
+            raise UserError(f"{file} claims {rows:,} rows, {claimed:,} bytes, in {len(data):,}; write the table anew")
+        found = content.read(columns=wanted)
+        columns = dict(zip(found.column_names, map(_texts, found.columns), strict=True))
     except (UserError, MemoryError):
         raise
     # A damaged file fails anywhere: ArrowException, OSError, UnicodeDecodeError, ValueError, …
     except Exception as error:
         raise UserError(f"{file}: not a parquet table that can be read ({first_line(error)})") from None
-    return list(content.column_names), enumerate(map(list, zip(*columns, strict=True)), start=1)
+    absent = [""] * rows  # of a column that is passed over
+    lines = zip(*(columns.get(name, absent) for name in schema.names), strict=True)
+    return schema.names, enumerate(map(list, lines), start=1)
+
+
+def _texts(column: Any) -> list[str]:
+    """Return the values of a column of a parquet table as text, "" where there is none."""
+    texts: list[str] = []
+    for chunk in column.chunks:
+        if hasattr(chunk, "dictionary"):
+            values = [str(value) for value in chunk.dictionary.to_pylist()]
+            texts += ["" if place is None else values[place] for place in chunk.indices.to_pylist()]
+        else:
+            texts += ["" if value is None else str(value) for value in chunk.to_pylist()]
+    return texts
 
 
 def read_text(source: ImageSource, file: str) -> str:

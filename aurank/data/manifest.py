@@ -16,6 +16,7 @@ from aurank.data.sources import ImageSource
 from aurank.errors import UserError
 
 SPLITS = ("train", "val", "test")
+_LONGEST_NAME = 4096  # as the longest path of Linux
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,6 +180,15 @@ def build_manifest(
     """
     if not paths:
         raise UserError(f"{name}: no images in {source.where}")
+    for what, names in (("path", paths), ("class", labels)):
+        for one in names:
+            # As a column, all are as wide as the longest; a line break would forge a line of what is printed.
+            if len(one) > _LONGEST_NAME or "\n" in one or "\r" in one:
+                shown = one if len(one) <= 40 else f"{one[:40]}…"
+                raise UserError(
+                    f"{name}: the {what} {shown!r} has {len(one):,} characters, or a line break among them; a name has "
+                    f"at most {_LONGEST_NAME:,} and stands on one line: rename it"
+                )
     numbers = first_seen(labels)
     return Manifest(
         name=name,

@@ -15,7 +15,6 @@ from aurank.errors import UserError, first_line
 
 # What an operating system leaves beside the images: never data.
 _LITTER = ("__MACOSX", "Thumbs.db", "desktop.ini")
-_DENSE = 100  # no image is packed to less than a hundredth
 
 
 @runtime_checkable
@@ -151,7 +150,7 @@ class ZipSource:
         try:
             archive = self._archive()
             member = archive.getinfo(self.prefix + path)
-            if is_bomb(member, self._size, dense=_DENSE):
+            if is_bomb(member, self._size):
                 raise UserError(
                     f"image {path!r} in {self.where} claims {member.file_size:,} bytes in {member.compress_size:,} of "
                     "the archive; no image is packed so densely: remove it"

@@ -129,9 +129,7 @@ class EmbeddingCache:
             try:
                 self._write(path, piece)
             except AurankError:
-                if self.folder.exists():
-                    raise
-                self._write(path, piece)  # `prune` took the folder meanwhile
+                self._write(path, piece)  # once more: `prune` may have taken the folder meanwhile
         except AurankError as error:
             # Another run that shares the cache may have kept the same rows.
             held = _read_piece(path, int(piece.rows[-1]) + 1, dim=piece.embeddings.shape[1])
@@ -162,32 +160,57 @@ def cached_sets(root: Path) -> list[CachedSet]:
     """Return what a cache holds, the least recently used first."""
     found = []
     for folder in root.glob("[0-9a-f]" * _NAME_LENGTH):
-        if (folder / ABOUT).is_file():
-            stats = [entry.stat() for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)]
+        if (folder / ABOUT).is_file() and (stats := _stats(folder)):
             used = max(stat.st_mtime for stat in stats)
             found.append(CachedSet(folder, sum(stat.st_size for stat in stats), used, _about(folder / ABOUT)))
     return sorted(found, key=lambda held: (held.used, held.folder))
+
+
+def _stats(folder: Path) -> list[os.stat_result]:
+    """What the files of a set take. A run that writes it, or another prune, may take one away meanwhile."""
+    found = []
+    with suppress(FileNotFoundError):
+        for entry in os.scandir(folder):
+            with suppress(FileNotFoundError):
+                if entry.is_file(follow_symlinks=False):
+                    found.append(entry.stat())
+    return found
 
 
 def prune(root: Path, most: int, *, told: Callable[[CachedSet], None], dry_run: bool = False) -> list[CachedSet]:
     """Remove the least recently used sets until at most so many bytes are left; return what stays.
 
     A run that uses a set which is removed goes on, and keeps anew what it embeds from then on: a folder is renamed
-    before anything in it is removed, so that no run finds half of one. `told` is given each set before it goes.
+    before anything in it is removed, so that no run finds half of one. `told` is given each set that is gone.
+
+    Raises:
+        UserError: a set cannot be removed, which is another user's, say.
     """
     held = cached_sets(root)
     total = sum(one.num_bytes for one in held)
     while held and total > most:
         oldest = held.pop(0)
-        told(oldest)
         total -= oldest.num_bytes
         if not dry_run:
-            with suppress(FileNotFoundError):  # another prune was first
-                oldest.folder.rename(root / f"{oldest.folder.name}{_REMOVED}{uuid.uuid4().hex[:12]}")
+            _remove(oldest.folder)
+        told(oldest)
     if not dry_run:
-        for left in root.glob("[0-9a-f]" * _NAME_LENGTH + f"{_REMOVED}*"):  # those of a killed one too
+        for left in root.glob("[0-9a-f]" * _NAME_LENGTH + f"{_REMOVED}*"):  # of a prune that was killed
             shutil.rmtree(left, ignore_errors=True)
     return held
+
+
+def _remove(folder: Path) -> None:
+    away = folder.with_name(f"{folder.name}{_REMOVED}{uuid.uuid4().hex[:12]}")
+    try:
+        folder.rename(away)
+        shutil.rmtree(away)
+    except FileNotFoundError:  # another prune was first
+        return
+    except OSError as error:
+        raise UserError(
+            f"cannot remove {folder}: {error.strerror}; remove it by hand, or name another --cache"
+        ) from error
 
 
 def _about(path: Path) -> str:
@@ -255,6 +278,6 @@ def data_sha256(manifest: Manifest) -> str:
 def _stamp(path: Path) -> tuple[int, int] | None:
     try:
         found = path.stat()
-    except OSError:
+    except (OSError, ValueError):  # a zero byte in the name
         return None
     return found.st_mtime_ns, found.st_size

@@ -163,7 +163,7 @@ AT_K: dict[str, Callable[[Ranks, int], np.ndarray]] = {
     "mrr@{k}": reciprocal_rank_at,
 }
 NAMES = ("mauprc", *AT_K, *WHOLE)
-CUT = re.compile(r"([a-z]+@)([1-9][0-9]*)(\([a-z]+\))?")
+CUT = re.compile(r"([a-z]+@)([1-9][0-9]{0,99})(\([a-z]+\))?")
 
 
 def query_values(ranks: Ranks, name: str, *, ties: str = "threshold") -> Float64[np.ndarray, " query"]:
@@ -192,7 +192,7 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
     for name in listed:
         base = name.removeprefix(MACRO)
         if base != "mauprc" and base not in WHOLE and split_cut(base)[0] not in AT_K:
-            number = re.search(r"[1-9][0-9]*", base)
+            number = re.search(r"[1-9][0-9]{0,99}", base)
             known = [metric.format(k=number[0] if number else 1) for metric in NAMES]
             every = ", ".join(NAMES)
             raise UserError(

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,36 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from aurank.errors import UserError
+from aurank.errors import UserError, first_line
 from aurank.evaluation.averages import mean
 from aurank.evaluation.probe_rows import Plan
+from aurank.evaluation.report_check import is_count, is_number
 from aurank.files import require_ordinary, write_text
 
 FORMAT, VERSION = "aurank.probe", 1
 TOP = (1, 5)
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, dict) and bool(values) and all(map(is_number, values.values()))
+
+
+def _are_lists(values: Any) -> bool:
+    return isinstance(values, dict) and all(
+        isinstance(one, list) and all(map(is_number, one)) for one in values.values()
+    )
+
+
+# What each field of a saved result must be before it is used.
+_FITS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("protocol", "design"), lambda value: isinstance(value, str)),
+    **dict.fromkeys(("num_train", "num_test", "num_classes", "num_left_out"), is_count),
+    "metrics": _are_numbers,
+    "per_seed": _are_lists,
+    "seeds": lambda values: isinstance(values, list) and all(map(is_count, values)),
+    "settings": lambda value: isinstance(value, dict),
+    "notes": lambda values: isinstance(values, list) and all(isinstance(one, str) for one in values),
+}
 
 
 @dataclass(frozen=True)
@@ -87,8 +110,8 @@ class ProbeResult:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise UserError(f"cannot read the probe's result {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise UserError(f"{path} is not a probe's result, or is cut short: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} is not a probe's result, or is cut short: {first_line(error)}") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise UserError(f"{path} is not a probe's result: expected a file that `aurank probe` wrote")
         if content.get("version") != VERSION:
@@ -99,6 +122,11 @@ class ProbeResult:
         lacking = [name for name in cls.__dataclass_fields__ if name not in content]
         if lacking:
             raise UserError(f"{path} is damaged, {lacking[0]!r} is missing: probe again")
+        if wrong := next((name for name, fits in _FITS.items() if not fits(content[name])), None):
+            raise UserError(f"{path} is damaged, {wrong!r} is of another type: probe again")
+        lengths = {len(values) for values in content["per_seed"].values()}
+        if content["per_seed"].keys() != content["metrics"].keys() or lengths != {max(1, len(content["seeds"]))}:
+            raise UserError(f"{path} is damaged, 'per_seed' fits neither 'metrics' nor 'seeds': probe again")
         return cls(**{name: content[name] for name in cls.__dataclass_fields__})
 
 

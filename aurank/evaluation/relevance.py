@@ -28,7 +28,7 @@ class Grades:
             values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
             for values in (positives, relevance)
         )
-        if grade.shape != (len(pairs),) or grade.dtype.kind not in "iuf":
+        if pairs.ndim == 0 or grade.shape != (len(pairs),) or grade.dtype.kind not in "iuf":
             raise UserError(
                 f"relevance has shape {grade.shape}, {grade.dtype}: give a number for each pair in positives"
             )

@@ -10,15 +10,16 @@ _NAMES = ("label", "class", "path")  # columns of text, labels also of whole num
 def check_content(content: dict[str, Any]) -> None:
     """Raise ValueError, naming the entry, unless the JSON content of a report has the types and lengths it needs."""
     for name in ("num_queries", "num_lone_queries", "num_gallery"):
-        _require(_is_count(content[name]), name, content[name], "a whole number of at least 0")
+        _require(is_count(content[name]), name, content[name], "a whole number of at least 0")
     for name in ("metrics", "per_query"):
         _require(isinstance(content[name], dict) and bool(content[name]), name, content[name], "a mapping")
     for name, value in content["metrics"].items():
-        _require(_is_number(value), f"metrics.{name}", value, "a number")
+        _require(is_number(value), f"metrics.{name}", value, "a number")
     for name, optional in (("protocol", dict), ("intervals", dict), ("curve", dict), ("approximation", dict)):
         value = content.get(name)
         _require(value is None or isinstance(value, optional), name, value, "a mapping, or null")
     rows = content["num_queries"] - content["num_lone_queries"]
+    _require(rows >= 1, "num_queries", content["num_queries"], "more than num_lone_queries")
     for name in ("query", "num_positives", *(() if content["tie_bounds"] is None else ("ap",))):
         _require(name in content["per_query"], f"per_query.{name}", None, "a column")
     for name, values in content["per_query"].items():
@@ -36,22 +37,24 @@ def check_content(content: dict[str, Any]) -> None:
     if (curve := content.get("curve")) is not None:
         for name in ("recall", "precision"):
             values = curve.get(name)
-            _require(isinstance(values, list) and all(map(_is_number, values)), f"curve.{name}", values, "numbers")
+            _require(isinstance(values, list) and all(map(is_number, values)), f"curve.{name}", values, "numbers")
 
 
 def _column(name: str) -> tuple[Callable[[Any], bool], str]:
     if name in _COUNTS:
-        return _is_count, "a whole number of at least 0"
+        return is_count, "a whole number of at least 0"
     if name in _NAMES:
         return _is_name, "a text, or a whole number"
-    return _is_number, "a number"
+    return is_number, "a number"
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Whether it is a whole number of at least 0 that floats hold exactly."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether it is a number, finite, and no bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 

@@ -106,10 +106,11 @@ def select(images: Images, checkpoint: dict[str, Any] | None) -> Selected:
     # How images were changed for training need not agree with what they are measured with, another image_size say.
     content["data"] = {key: value for key, value in content["data"].items() if key != "train_transform"}
     if images.query is not None and images.gallery is not None:
-        manifest = two_tables(images.query, images.gallery, root=images.root)
-        # The reader is named for form's sake: the rows are there already.
+        # The reader is named for form's sake: of its params only `outside` is asked for here.
         content["data"] = {**content["data"], "name": "table", "params": {"file": images.query.name}}
-        return Selected(read_trained(content, images.overrides), manifest)
+        config = read_trained(content, images.overrides)
+        outside = bool(config.data.params.get("outside", False))
+        return Selected(config, two_tables(images.query, images.gallery, root=images.root, outside=outside))
     protocol = images.find_protocol()
     if protocol is not None:
         root = None if images.root is None else str(images.root)

@@ -18,11 +18,13 @@ from data.data_trees import png, write_tree
 from PIL import Image
 
 from aurank.arrays import load_arrays
-from aurank.data import READERS, FolderSource, ImageDataset
+from aurank.data import READERS, FolderSource, ImageDataset, build_manifest
+from aurank.data.contents import contents
 from aurank.data.decode import decode, quiet_decoding
 from aurank.data.sources import open_source
 from aurank.data.transforms import Resize
 from aurank.errors import UserError
+from aurank.evaluation.cache import data_sha256
 
 NAMES = [f"{label}/{row}.png" for label in "ab" for row in range(2)]
 HEADER = "path,label,split"
@@ -121,7 +123,7 @@ def test_a_bomb_of_arrays_is_not_unpacked(tmp_path: Path) -> None:
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (2**16, 2**10)})
         archive.writestr("embeddings.npy", header.getvalue() + bytes(2**28))
-    with pytest.raises(UserError, match=r"claims 268,"):
+    with pytest.raises(UserError, match=r"claims 268,\d+,\d+ bytes in"):
         load_arrays(tmp_path / "x.npz")
 
 
@@ -206,3 +208,41 @@ def test_numbers_too_long_for_python_are_no_annotation(tmp_path: Path) -> None:
     (folder / "val2018.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="KeyError"):
         READERS["inaturalist2018"](tmp_path, path=".", complete=False)
+
+
+def test_a_parquet_table_that_claims_more_rows_than_it_has_bytes_is_not_read(root: Path) -> None:
+    rows = pyarrow.array([0] * 100_000, pyarrow.int32())
+    column = pyarrow.DictionaryArray.from_arrays(rows, pyarrow.array(["a/0.png"]))
+    pyarrow.parquet.write_table(pyarrow.table(dict.fromkeys(HEADER.split(","), column)), root / "t.parquet")
+    with pytest.raises(UserError, match=r"claims 100,000 rows"):
+        READERS["table"](root, file="t.parquet")
+
+
+def test_columns_that_have_no_use_are_not_read_and_a_text_in_many_rows_is_held_once(root: Path) -> None:
+    label = "x" * 4000
+    columns = {"path": NAMES, "label": [label] * 4, "split": ["test"] * 4, "other": [{"a": b"\xff"}] * 4}
+    pyarrow.parquet.write_table(pyarrow.table(columns), root / "t.parquet")
+    assert READERS["table"](root, file="t.parquet").classes == (label,)
+
+
+def test_arrays_of_an_archive_are_held_against_its_size_together(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "x.npz", **{f"a{row}": np.zeros(2**25, dtype=np.uint8) for row in range(3)})
+    with pytest.raises(UserError, match=r"claims 100,6\d\d,\d\d\d bytes in"):
+        load_arrays(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("label", ["x" * 5000, "a\nmauprc  0.9999", "a\rb"])
+def test_a_name_without_end_or_with_a_line_break_is_refused(root: Path, label: str) -> None:
+    with pytest.raises(UserError, match="rename it") as caught:
+        build_manifest("odd", FolderSource(root), paths=["a/0.png"], labels=[label], splits=["test"])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_zero_byte_in_a_listed_path_is_an_unreadable_image(root: Path) -> None:
+    manifest = build_manifest(
+        "odd", FolderSource(root), paths=["a/0.png", "a\x00b.png"], labels=["a", "a"], splits=["test"] * 2
+    )
+    assert data_sha256(manifest)
+    assert contents(manifest)
+    data = ImageDataset(manifest, Resize(8, 3), channels=3, on_error="skip")
+    assert len(data.__getitems__([0, 1]).id) == 1

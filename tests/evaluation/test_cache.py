@@ -310,3 +310,25 @@ def test_a_prune_that_was_killed_is_finished_by_the_next(tmp_path: Path, monkeyp
     assert cached_sets(tmp_path) == []
     prune(tmp_path, 10**9, told=lambda _: None)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_prune_beside_a_run_that_writes_meets_no_file_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("a" * 32)
+    folder.mkdir()
+    (folder / "about.json").write_text("{}")
+
+    class Gone:
+        def is_file(self, *, follow_symlinks: bool) -> bool:
+            return True
+
+        def stat(self) -> os.stat_result:
+            raise FileNotFoundError
+
+    real = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: [Gone()] if Path(path) == folder else real(path))
+    assert cached_sets(tmp_path) == []
+    monkeypatch.undo()
+    (held,) = cached_sets(tmp_path)
+    assert held.folder == folder

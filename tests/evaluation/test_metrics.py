@@ -207,3 +207,9 @@ def test_the_order_of_queries_changes_no_digit_of_any_metric() -> None:
     assert one.curve is not None
     assert other.curve is not None
     assert np.array_equal(one.curve.precision, other.curve.precision)
+
+
+@pytest.mark.parametrize("name", ["precision@1" + "0" * 400, "recall@1" + "0" * 4400])
+def test_a_cut_of_hundreds_of_digits_is_no_metric(name: str) -> None:
+    with pytest.raises(UserError, match="unknown metric"):
+        metrics.check_names([name])

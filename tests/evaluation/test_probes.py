@@ -240,14 +240,18 @@ def test_a_result_is_saved_loaded_and_printed(tmp_path: Path) -> None:
         ({"format": "other"}, "is not a probe's result"),
         ({"version": 9}, "is of version 9"),
         ({"metrics": None}, "'metrics' is missing"),
+        ({"num_train": "6"}, "'num_train' is of another type"),
+        ({"metrics": {"top1": []}}, "'metrics' is of another type"),
+        ({"per_seed": {"other": [1, 2, 3]}}, "'per_seed' fits neither"),
     ):
         damaged = {name: value for name, value in {**content, **change}.items() if value is not None}
         (tmp_path / "damaged.json").write_text(json.dumps(damaged))
         with pytest.raises(UserError, match=message):
             ProbeResult.load(tmp_path / "damaged.json")
-    (tmp_path / "damaged.json").write_text("{")
-    with pytest.raises(UserError, match="cut short"):
-        ProbeResult.load(tmp_path / "damaged.json")
+    for text in ("{", "[" * 100_000):
+        (tmp_path / "damaged.json").write_text(text)
+        with pytest.raises(UserError, match="cut short"):
+            ProbeResult.load(tmp_path / "damaged.json")
     with pytest.raises(UserError, match="cannot read"):
         ProbeResult.load(tmp_path / "none.json")
 

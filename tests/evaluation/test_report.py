@@ -136,6 +136,7 @@ def test_a_report_of_version_1_still_loads(tmp_path: Path) -> None:
         (json.dumps({**VERSION_1, "per_query": {"ap": [0.5]}}), r"per_query\.query is None, expected a column"),
         (json.dumps({**VERSION_1, "per_query": {**VERSION_1["per_query"], "ap": [[1], 2]}}), r"per_query\.ap is "),
         (json.dumps({**VERSION_1, "per_query": {**VERSION_1["per_query"], "label": [1, "b"]}}), "values of one type"),
+        (json.dumps({**VERSION_1, "num_lone_queries": 3, "num_queries": 3}), "expected more than num_lone_queries"),
         ("[" * 100_000, "is not a report, or is cut short"),
         ("\u0000\u0001", "is not a report, or is cut short"),
         ('{"metrics": ', "is not a report, or is cut short"),

@@ -22,10 +22,14 @@ from PIL import Image
 
 import aurank
 from aurank.config import shipped_configs
-from aurank.data import READERS, FolderSource, Manifest
+from aurank.data import READERS, FolderSource, ImageDataset, Manifest
+from aurank.data.contents import contents as contents_of
 from aurank.data.decode import decode
-from aurank.evaluation import Index
+from aurank.data.transforms import Resize
+from aurank.evaluation import Index, ProbeResult
+from aurank.evaluation.cache import data_sha256
 from aurank.evaluation.embed import Embedded
+from aurank.evaluation.trec import evaluate_run, read_qrels, read_run
 from aurank.training import read_config
 from fuzzing.damage import HOSTILE_VALUES, HOSTILE_WORDS, damage_bytes, damage_text, damage_tree
 
@@ -59,9 +63,11 @@ def write_images(folder: Path, names: list[str]) -> None:
 
 
 def use(manifest: Manifest) -> None:
-    """Do with a manifest what the commands do: look for what is wrong, decode its images."""
+    """Do with a manifest what the commands do: look for what is wrong, tell whether it is the same, read its images."""
     manifest.doctor()
-    _ = manifest.sha256, repr(manifest)
+    _ = repr(manifest), data_sha256(manifest), contents_of(manifest)
+    data = ImageDataset(manifest, Resize(8, 3), channels=3, on_error="skip")
+    _ = data.__getitems__(range(len(data))), data.skipped
 
 
 # -- configurations ---------------------------------------------------------------------------------------------------
@@ -258,6 +264,42 @@ def report(folder: Path, chance: Chance) -> None:
     print_report(aurank.Report.load(folder / "report.json"))
 
 
+def probe(folder: Path, chance: Chance) -> None:
+    """A damaged result of a probe, read and printed."""
+    result = ProbeResult(
+        protocol="knn",
+        design="halves",
+        metrics={"top@1": 0.5},
+        per_seed={"top@1": [0.4, 0.6]},
+        seeds=[0, 1],
+        num_train=6,
+        num_test=6,
+        num_classes=3,
+        num_left_out=0,
+        settings={"k": 5},
+        notes=["a note"],
+    )
+    result.save(folder / "probe.json")
+    text = (folder / "probe.json").read_text()
+    whole = chance.random() < 0.7
+    text = json.dumps(damage_tree(json.loads(text), chance)) if whole else damage_text(text, chance)
+    (folder / "probe.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    _ = str(ProbeResult.load(folder / "probe.json"))
+
+
+def trec(folder: Path, chance: Chance) -> None:
+    """A damaged run, or damaged qrels, of TREC."""
+    run = "".join(f"q{row // 4} Q0 d{row % 4} {row % 4 + 1} {1 - row % 4 / 8} tag\n" for row in range(12))
+    qrels = "".join(f"q{row // 4} 0 d{row % 4} {row % 2}\n" for row in range(12))
+    damaged = {"run": run, "qrels": qrels}
+    name = chance.choice(("run", "qrels"))
+    damaged[name] = damage_text(damaged[name], chance)
+    for one, text in damaged.items():
+        content = text.encode("utf-8", "surrogatepass")
+        (folder / one).write_bytes(damage_bytes(content, chance) if chance.random() < 0.2 else content)
+    print_report(evaluate_run(read_run(folder / "run"), read_qrels(folder / "qrels")))
+
+
 @functools.cache
 def _index_bytes(factory: str) -> bytes:
     import tempfile
@@ -335,6 +377,8 @@ SUBJECTS: dict[str, Callable[[Path, Chance], None]] = {
     "archive": archive,
     "embeddings": embeddings,
     "report": report,
+    "probe": probe,
+    "trec": trec,
     "index": index,
     "checkpoint": checkpoint,
 }
