@@ -18,6 +18,8 @@ POOLINGS: tuple[Pooling, ...] = ("avg", "max", "gem")
 FILLED = ("in_chans", "num_classes")
 """Arguments of a backbone that an encoder gives itself."""
 
+_OF_ARGUMENTS = (TypeError, AssertionError, ValueError, AttributeError)  # what timm raises of values that do not fit
+
 
 class GeneralisedMean(nn.Module):
     """Generalised-mean pooling with a learnt power: 1 is the average, infinity the maximum.
@@ -177,19 +179,17 @@ def _create_backbone(name: str, pretrained: bool, channels: int, pooling: Poolin
         model = create(name, {**fixed, **given}, pretrained=pretrained)
     except UserError as error:
         raise UserError(f"model.params: {error}") from error
-    except (TypeError, AssertionError, ValueError) as error:
+    except Exception as error:
+        # A name on a hub is looked up there, whatever becomes of its weights.
+        if (pretrained or ":" in name) and not isinstance(error, _OF_ARGUMENTS):
+            remedy = "" if ":" in name else ", or set model.pretrained=false"
+            raise UserError(
+                f"model.pretrained: the weights of {name!r} could not be loaded ({type(error).__name__}: "
+                f"{first_line(error)}); connect to the network once{remedy}"
+            ) from error
         raise UserError(
             f"model: timm cannot build {name!r} with pooling={pooling!r}, params={params}: {first_line(error)}; "
             "where it refuses the pooling, model.params.global_pool=avg or token names one that it has"
-        ) from error
-    except Exception as error:
-        # A name on a hub is looked up there, whatever becomes of its weights.
-        if not pretrained and ":" not in name:
-            raise
-        remedy = "" if ":" in name else ", or set model.pretrained=false"
-        raise UserError(
-            f"model.pretrained: the weights of {name!r} could not be loaded ({type(error).__name__}: "
-            f"{first_line(error)}); connect to the network once{remedy}"
         ) from error
     return _FeatureMap(name, model) if pooling == "gem" else model
 

@@ -69,7 +69,7 @@ def measure_baselines(
 
     sizes: dict[str, Any] = {"batch": prepared.batch, "workers": prepared.workers}
     found = {"model": report.metrics}
-    network = _untrained(model, prepared)
+    network = _untrained(model, prepared, running)
     if network is None:
         say(f"--baselines: the untrained network of {model} cannot be had, and is left out")
     else:
@@ -84,7 +84,7 @@ def measure_baselines(
     return found
 
 
-def _untrained(model: str, prepared: Prepared) -> nn.Module | None:
+def _untrained(model: str, prepared: Prepared, running: Running) -> nn.Module | None:
     kind, what = split_name(model)
     seed_everything(prepared.config.seed)
     if kind == "aurank":
@@ -94,7 +94,7 @@ def _untrained(model: str, prepared: Prepared) -> nn.Module | None:
         options = [
             part for part in what.split(",") if not part.startswith(("pretrained=", "file=", "checkpoint_path="))
         ]
-        return load_model(f"timm:{','.join(options)},pretrained=false").module
+        return load_model(f"timm:{','.join(options)},pretrained=false", allow_code=running.allow_code).module
     return None
 
 

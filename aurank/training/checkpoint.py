@@ -81,10 +81,6 @@ def load_checkpoint(path: Path, *, whole: bool = False) -> dict[str, Any]:
         UserError: the file is missing, not what was written, no (complete) checkpoint, or of a newer version.
     """
     content = _read(path)
-    if content["format"] > FORMAT:
-        raise UserError(
-            f"{path} has checkpoint format {content['format']}, this aurank reads up to {FORMAT}; upgrade aurank"
-        )
     if content["format"] < 2:
         _from_format_1(content)
     if isinstance(content.get("config"), dict):
@@ -111,6 +107,7 @@ def _read(path: Path) -> dict[str, Any]:
             content: Any = torch.load(file, map_location="cpu", weights_only=True)
             wrong = None
             if isinstance(content, dict):
+                _require_readable(content.get("format"), path)  # a later one may be summed otherwise
                 require_small(content, path.stat().st_size)
                 if content.get("format") == FORMAT or "checksums" in content:
                     wrong = first_difference(content.pop("checksums", None), checksums(content))
@@ -135,6 +132,11 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path} is not an aurank checkpoint: it holds no format number; use last.pt or best.pt of a run"
         )
     return content
+
+
+def _require_readable(version: Any, path: Path) -> None:
+    if type(version) is int and version > FORMAT:
+        raise UserError(f"{path} has checkpoint format {version}, this aurank reads up to {FORMAT}; upgrade aurank")
 
 
 def _from_format_1(content: dict[str, Any]) -> None:

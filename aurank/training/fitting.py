@@ -58,13 +58,21 @@ def put(load: Callable[[Any], object], value: Any, source: Path | str, part: str
 
 
 def load_optimiser(optimiser: Optimizer, saved: dict[str, Any], source: Path | str) -> None:
-    """Nothing; the optimiser takes over its state. torch looks at the number of parameters only, not at their sizes."""
+    """Nothing; the optimiser takes over its state. torch looks at the number of parameters only, not at their sizes.
+
+    Switches that only a newer torch has, such as `fused` or `decoupled_weight_decay`, stay as they are.
+    """
     groups, held = saved.get("param_groups"), saved.get("state")
+    current = optimiser.state_dict()["param_groups"]
+    if isinstance(groups, list):
+        switches = {name: value for name, value in current[0].items() if value is None or isinstance(value, bool)}
+        groups = [{**switches, **group} if isinstance(group, dict) else group for group in groups]
+        saved = {**saved, "param_groups": groups}
     trouble = None
     if not isinstance(groups, list) or not isinstance(held, dict):
         trouble = "expected a list 'param_groups' and a dict 'state'"
     else:
-        trouble = _unlike(groups, optimiser.state_dict()["param_groups"], "param_groups") or _misfit(held, optimiser)
+        trouble = _unlike(groups, current, "param_groups") or _misfit(held, optimiser)
     if trouble is not None:
         raise UserError(f"{source} does not fit this run: its 'optimiser': {trouble}; use another checkpoint")
     put(optimiser.load_state_dict, saved, source, "optimiser")

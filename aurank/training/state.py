@@ -38,22 +38,21 @@ class Kept:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        # a memory, or a table of a row for each sample, remembers by itself what it overwrites
-        self.tables = {name: part for name, part in module.named_modules() if isinstance(part, Undoable)}
-        own: set[str] = set()
-        for name, part in self.tables.items():
-            part.mark()
-            own |= {
-                f"{name}.{buffer}".lstrip(".") for buffer, _ in module.get_submodule(name).named_buffers(recurse=False)
-            }
-        self.state: dict[str, Any] = {
-            name: deepcopy(value) for name, value in module.state_dict().items() if name not in own
-        }
+        self.tables: list[Undoable] = []
+        state: dict[str, Any] = {}
+        for name, part in module.named_modules():
+            # a memory, or a table of a row for each sample, remembers by itself what it overwrites
+            if isinstance(part, Undoable):
+                self.tables.append(part)
+                part.mark()
+            else:  # part by part, as state_dict would write out the memories too
+                part._save_to_state_dict(state, f"{name}." if name else "", keep_vars=False)
+        self.state = deepcopy(state)
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put it back."""
-        for table in self.tables.values():
+        for table in self.tables:
             table.take_back()
         self.module.load_state_dict(self.state, strict=False)
 

@@ -143,6 +143,13 @@ def test_bad_backbone_arguments_are_the_users_mistake() -> None:
         Encoder("resnet10t", pretrained=False, params={"no_such": 1})
 
 
+@pytest.mark.parametrize("params", [{"block": "os.system"}, {"layers": 3}, {"stem_width": "x"}, {"act_layer": 1.5}])
+def test_values_that_no_layer_can_be_built_from_are_told_in_one_line(params: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="timm cannot build 'resnet10t'") as caught:
+        Encoder("resnet10t", pretrained=False, params=params)
+    assert "\n" not in str(caught.value)
+
+
 def test_pretrained_weights_that_cannot_be_had_name_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError("no route to the hub\nsecond line")

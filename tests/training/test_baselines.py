@@ -8,7 +8,7 @@ import pytest
 from tiny import tiny_config
 
 from aurank.errors import UserError
-from aurank.training import Running, demo, measure_baselines, read_config, require_images, train
+from aurank.training import Images, Running, demo, evaluate_model, measure_baselines, read_config, require_images, train
 from aurank.training.baselines import baselines
 
 
@@ -50,6 +50,12 @@ def test_chance_pixels_and_the_untrained_network_stand_beside_any_model(tmp_path
     chance = {"mauprc": report.random_order}
     assert found == {"model": report.metrics, **own, "chance": chance}
     assert 0.1 < report.random_order < found["raw_pixels"]["mauprc"]
+
+
+def test_the_untrained_network_of_a_model_that_needs_leave_is_measured_with_it() -> None:
+    model, images = "timm:test_resnet,pretrained=false,exportable=false", Images("digits:")
+    report = evaluate_model(model, images, running=Running(allow_code=True))
+    assert "untrained" in measure_baselines(model, report, images, running=Running(allow_code=True))
 
 
 def test_what_cannot_be_had_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

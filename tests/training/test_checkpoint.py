@@ -78,9 +78,10 @@ def test_a_missing_or_foreign_or_future_file_is_refused(tmp_path: Path) -> None:
     torch.save({"weights": 1}, tmp_path / "foreign.pt")
     with pytest.raises(UserError, match="no format number"):
         load_checkpoint(tmp_path / "foreign.pt")
-    torch.save({"format": FORMAT + 1}, tmp_path / "future.pt")
-    with pytest.raises(UserError, match=f"format {FORMAT + 1}.*upgrade aurank"):
-        load_checkpoint(tmp_path / "future.pt")
+    for sums in ({}, {"checksums": {"progress": "of another kind"}}):
+        torch.save({"format": FORMAT + 1, **sums}, tmp_path / "future.pt")
+        with pytest.raises(UserError, match=f"format {FORMAT + 1}.*upgrade aurank"):
+            load_checkpoint(tmp_path / "future.pt")
 
 
 def test_a_checkpoint_of_before_samplers_had_a_state_and_models_texts_is_read(tmp_path: Path) -> None:

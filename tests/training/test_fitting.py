@@ -16,8 +16,9 @@ from aurank.training.build import build_encoder, build_splits
 from aurank.training.checkpoint import load_checkpoint, save_checkpoint
 from aurank.training.components import read_config
 from aurank.training.parts import Parts
+from aurank.training.processes import joined
 from aurank.training.resume import Resumed, restore
-from aurank.training.run import build_parts, own_settings
+from aurank.training.run import build_parts
 
 CONFIG = tiny_config(
     train={"steps": 2, "ema": 0.5, "checkpoint_every": 1},
@@ -37,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def parts(run: Path) -> Iterator[Parts]:
     config = read_config(CONFIG)
-    with own_settings():
+    with joined(config.train.timeout):
         yield build_parts(config, build_splits(config.data, seed=config.seed))
 
 
@@ -104,6 +105,19 @@ def test_a_run_is_not_resumed_from_what_does_not_fit(
 def test_a_whole_state_is_restored(run: Path, parts: Parts) -> None:
     state = load_checkpoint(run / "last.pt")
     assert vars(restore(parts, Resumed(run / "last.pt", state, [], settled=True))) == state["progress"]
+
+
+def test_a_switch_that_only_a_newer_torch_has_stays_as_it_is(run: Path, parts: Parts) -> None:
+    state = copy.deepcopy(load_checkpoint(run / "last.pt"))
+    for group in state["optimiser"]["param_groups"]:
+        del group["maximize"], group["fused"]
+        group.pop("decoupled_weight_decay", None)
+    before = [set(group) for group in parts.optimiser.param_groups]
+    restore(parts, Resumed(run / "last.pt", state, [], settled=True))
+    assert [set(group) for group in parts.optimiser.param_groups] == before
+    state["optimiser"]["param_groups"][0]["faster"] = True
+    with pytest.raises(UserError, match=r"param_groups\.0 has .*'?faster'?.*, expected"):
+        restore(parts, Resumed(run / "last.pt", state, [], settled=True))
 
 
 def test_a_model_whose_weights_do_not_fit_is_told_wherever_it_is_read(run: Path, tmp_path: Path) -> None:

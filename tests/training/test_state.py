@@ -5,7 +5,8 @@ import torch
 from test_resume import assert_equal
 from torch import Tensor, nn
 
-from aurank.losses import CrossBatchMemory, EMC2Miner, SogCLRLoss, SOPRCLoss
+from aurank.losses import BlackBoxAPLoss, CrossBatchMemory, EMC2Miner, SogCLRLoss, SOPRCLoss
+from aurank.losses.blackbox_ap import RankingMemory
 from aurank.training.checkpoint import random_state
 from aurank.training.state import Before, Progress
 
@@ -77,6 +78,22 @@ def test_of_a_table_of_samples_only_what_a_step_overwrites_is_kept() -> None:
     for _ in range(2):  # as under train.accumulate
         loss(torch.randn(6, 4), labels, ids=ids.flip(0) + 1 - (ids.flip(0) == 9_999).long())
         assert not loss.log_u.equal(whole[0]["tables.0.rows"].T)
+    before.restore(Progress())
+    assert_equal(state_of(loss), whole, ignore=())
+
+
+def test_a_memory_of_rankings_is_taken_back_and_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss, labels = BlackBoxAPLoss(official=True, batch_memory=3), torch.tensor([0, 0, 1, 1, 2, 2])
+    for _ in range(4):
+        loss(torch.randn(6, 4), labels)
+    whole = state_of(loss)
+    with monkeypatch.context() as forbidding:
+        forbidding.setattr(RankingMemory, "get_extra_state", None)
+        before = Before(nn.Linear(2, 3), loss, Progress())
+    for _ in range(2):
+        loss(torch.randn(6, 4), labels)
+    with pytest.raises(AssertionError):
+        assert_equal(state_of(loss), whole, ignore=())
     before.restore(Progress())
     assert_equal(state_of(loss), whole, ignore=())
 
