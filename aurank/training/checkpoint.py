@@ -84,7 +84,10 @@ def load_checkpoint(path: Path, *, whole: bool = False) -> dict[str, Any]:
     if content["format"] < 2:
         _from_format_1(content)
     if isinstance(content.get("config"), dict):
-        content["config"] = as_trained(content["config"])
+        try:
+            content["config"] = as_trained(content["config"], resumed=whole)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
     weights_only = not any(name in content for name in CONTENT if name not in WEIGHTS)
     if whole and weights_only:
         raise UserError(f"{path} holds weights only, no run goes on from it; --resume takes last.pt of its folder")

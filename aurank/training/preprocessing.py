@@ -49,25 +49,35 @@ def _known(interpolation: str) -> Any:
     return interpolation
 
 
-def as_trained(content: dict[str, Any]) -> dict[str, Any]:
+def as_trained(content: dict[str, Any], *, resumed: bool = False) -> dict[str, Any]:
     """The configuration of a checkpoint with what images were shown with, which older ones do not name.
 
     Until it stood in `data.normalise` it was ImageNet's, or 0.5 for other than 3 channels, unless params of the
     transforms said otherwise; images were resized by area.
+
+    resumed: whether training goes on. Raises UserError then where it saw images otherwise than they were measured with.
     """
     data = content.get("data")
     if not isinstance(data, dict) or data.get("normalise") is not None:
         return content
     data, channels, given = dict(data), data.get("channels", 3), {}
+    looks = []
     for key in ("train_transform", "test_transform"):
-        params = data[key].get("params") if isinstance(data.get(key), dict) else None
+        params = (data[key].get("params") or {}) if isinstance(data.get(key), dict) else None
         if isinstance(params, dict):
-            # The last is what was measured with; training differed from it in no run that made sense.
+            # The last is what was measured with.
             given = {name: params[name] for name in ("mean", "std") if params.get(name)}
             rest = {name: value for name, value in params.items() if name not in ("mean", "std")}
             data[key] = {**data[key], "params": rest}
+            looks.append(given)
     if isinstance(channels, int) and 0 < channels <= 256:
         mean, std = usual_look(channels)
-        data["normalise"] = {"mean": list(mean), "std": list(std), **given}
+        usual = {"mean": list(mean), "std": list(std)}
+        if resumed and any({**usual, **look} != {**usual, **given} for look in looks):
+            raise UserError(
+                "it was trained on images of another mean or std (data.train_transform.params) than it was measured "
+                "with, which no run does any more; evaluate it, or train anew with data.normalise"
+            )
+        data["normalise"] = {**usual, **given}
         data["interpolation"] = AREA
     return {**content, "data": data}

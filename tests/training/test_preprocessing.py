@@ -150,6 +150,18 @@ def test_what_params_of_transforms_said_is_kept() -> None:
     assert as_trained({"data": 3}) == {"data": 3}
 
 
+def test_a_run_is_not_resumed_with_another_normalisation_than_it_was_trained_with() -> None:
+    same = {"name": "resize", "params": {"mean": [0.2]}}
+    for data in ({"train_transform": same}, {"test_transform": same}):
+        content = tiny_config(data={"train_transform": {"name": "resize", "params": {}}, **data})
+        content["data"]["test_transform"].setdefault("params", {})
+        assert as_trained(content)["data"]["normalise"]["std"] == [0.5]
+        with pytest.raises(UserError, match="trained on images of another mean or std"):
+            as_trained(content, resumed=True)
+    content = tiny_config(data={"train_transform": same, "test_transform": same})
+    assert as_trained(content, resumed=True)["data"]["normalise"]["mean"] == [0.2]
+
+
 def config_of(interpolation: str, **data: Any) -> Config:
     return fill_preprocessing(read_config(tiny_config(data={"interpolation": interpolation, "channels": 3, **data})))
 
