@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from aurank.arrays import read_header
 from aurank.data.sources import ImageSource
@@ -49,6 +49,11 @@ def decode(
         raise UserError(
             f"image {path!r} in {source.where} has more than 178,956,970 pixels, the most that Pillow reads, and more "
             f"than data.max_pixels={max_pixels:,}; reduce it, or set data.on_error=skip"
+        ) from None
+    except UnidentifiedImageError:
+        raise UserError(
+            f"image {path!r} in {source.where} is no image that Pillow knows ({len(data):,} bytes); replace it, or set "
+            "data.on_error=skip"
         ) from None
     # Pillow's readers of broken files raise almost anything: OSError, SyntaxError, ValueError, struct.error, …
     except Exception as error:

@@ -60,6 +60,7 @@ def two_tables(query: Path, gallery: Path, *, root: Path | None = None, outside:
     if root is None and query.resolve().parent != gallery.resolve().parent:
         raise UserError(f"{query} and {gallery} lie in different folders; say where their paths start with --root")
     source = open_source((root or query.parent).resolve())
+    remedy = "name the folder that the paths start at with --root"
     lines: list[Line] = []
     sides: list[dict[str, Line]] = []
     for file in (query, gallery):
@@ -72,7 +73,9 @@ def two_tables(query: Path, gallery: Path, *, root: Path | None = None, outside:
                 raise UserError(f"{where}: {file} lists image {path!r} twice; list each image once")
             used = {name: value for name, value in values.items() if name in ("path", "label", "text", "group")}
             rows[path] = where, {**used, "split": "test"}
-        check_listing(source, [where for where, _ in rows.values()], list(rows), [""] * len(rows), outside=outside)
+        check_listing(
+            source, [where for where, _ in rows.values()], list(rows), [""] * len(rows), outside=outside, remedy=remedy
+        )
         lines += rows.values()
         sides.append(rows)
     headers = [set(rows[next(iter(rows))][1]) for rows in sides if rows]
@@ -272,6 +275,7 @@ def check_listing(
     *,
     one_label: bool = True,
     outside: bool = False,
+    remedy: str = "set data.params.path and data.params.images to where the paths start",
 ) -> None:
     """Raises UserError where one image has two labels, or where none is found: the paths then start elsewhere.
 
@@ -293,8 +297,8 @@ def check_listing(
             )
     if paths and not any(source.exists(path) for path in paths):
         raise UserError(
-            f"none of the images listed is in {source.where} (first: {paths[0]!r}, {wheres[0]}); "
-            "unpack the images there, or set data.params.path and data.params.images to where the paths start"
+            f"none of the images listed is in {source.where} (first: {paths[0]!r}, {wheres[0]}); unpack the images "
+            f"there, or {remedy}"
         )
 
 

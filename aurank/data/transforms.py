@@ -112,6 +112,8 @@ class Pipeline(ABC):
     def __call__(self, image: np.ndarray | Image, seed: int | None = None) -> Float[Tensor, "channel size size"]:
         """Returns the tensor of one image: uint8 [height, width, channel], or Pillow's, of any mode and orientation."""
         if isinstance(image, Image):
+            if image.mode == "I" and image.format is None:  # of a file they are 16-bit values, here nobody knows
+                raise UserError("the image has mode I, whose values may be of 8 or 16 bits: give image.convert('L')")
             image = to_pixels(image, self.channels)
         shape = tuple(getattr(image, "shape", ()))
         kind = getattr(image, "dtype", type(image).__name__)

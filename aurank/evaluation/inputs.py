@@ -70,7 +70,10 @@ def refuse_masked(values: Any, name: str) -> None:
 def check_embeddings(embeddings: Embeddings, *, side: str) -> None:
     """Nothing, or UserError unless `embeddings` is a non-empty matrix of real numbers."""
     refuse_masked(embeddings, f"{side} embeddings")
-    shape = tuple(getattr(embeddings, "shape", ()))  # a list has none, and is told to be a matrix
+    if not hasattr(embeddings, "shape"):
+        kind = type(embeddings).__name__
+        raise UserError(f"the {side} embeddings are a {kind}: give a tensor or NumPy array, numpy.asarray(embeddings)")
+    shape = tuple(embeddings.shape)
     if len(shape) != 2:
         raise UserError(
             f"the {side} embeddings have shape {shape}: expected two dimensions, one row per item, "

@@ -92,7 +92,8 @@ def loading(name: str, *, pretrained: bool) -> Iterator[None]:
             raise UserError(f"{name}: {type(error).__name__}: {first_line(error)}") from error
         raise UserError(
             f"{name}: the pretrained weights could not be had ({type(error).__name__}: {first_line(error)}); connect "
-            "to the network once, or take random weights with pretrained=false"
+            "to the network once, name a local file of timm's weights (file=FILE, model.params.file), or take random "
+            "weights with pretrained=false"
         ) from error
 
 

@@ -77,6 +77,8 @@ class Images:
 def read_data(data: str, overrides: Sequence[str] = ()) -> Config | None:
     """Return a configuration that names the data of READER:PATH and nothing else; None where `data` names no reader."""
     if data.partition(":")[0] not in READERS or Path(data).is_file():
+        if Path(data).is_dir():
+            raise UserError(f"{data} is a folder; did you mean 'folder:{data}'?")
         return None
     return read_config({**_UNTRAINED, "data": {**_UNTRAINED["data"], **_located(data)}}, overrides)
 
@@ -108,6 +110,9 @@ def select(images: Images, checkpoint: dict[str, Any] | None) -> Selected:
     if images.query is not None and images.gallery is not None:
         # The reader is named for form's sake: of its params only `outside` is asked for here.
         content["data"] = {**content["data"], "name": "table", "params": {"file": images.query.name}}
+        odd = [one for one in images.overrides if one.startswith("data.params.") and ".outside=" not in one]
+        if odd:
+            raise UserError(f"{odd[0]} has no use with --query and --gallery: --root names where their paths start")
         config = read_trained(content, images.overrides)
         outside = bool(config.data.params.get("outside", False))
         return Selected(config, two_tables(images.query, images.gallery, root=images.root, outside=outside))

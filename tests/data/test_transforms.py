@@ -277,6 +277,8 @@ def test_an_image_of_pillow_is_taken_as_its_file_would_be(channels, tmp_path):
         expected = pipeline(decode(open_source(tmp_path), name, channels))
         with Image.open(tmp_path / name) as file:
             assert torch.equal(pipeline(file), expected)
+    with pytest.raises(UserError, match=r"mode I, whose values may be of 8 or 16 bits: give image\.convert"):
+        pipeline(grey.convert("I"))
     with pytest.raises(UserError, match="an image of Pillow gives 1, 3 or 4 channels, not 2"):
         TRANSFORMS["resize"](16, 2)(grey)
 

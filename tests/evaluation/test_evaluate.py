@@ -277,10 +277,12 @@ def test_bad_input_is_refused_in_one_line(change: dict[str, Any], message: str) 
     assert "\n" not in str(caught.value)
 
 
-def test_one_number_for_recall_at_is_refused_where_types_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_other_types_are_refused_where_types_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
     with pytest.raises(UserError, match=r"recall_at must be a list of integers, such as \(1, 10, 100\); got 5"):
         aurank.evaluate(ROWS, [0, 0, 1, 1], recall_at=5)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"are a list: give a tensor or NumPy array, numpy\.asarray"):
+        aurank.evaluate(ROWS.tolist(), [0, 0, 1, 1])
 
 
 @pytest.mark.gpu

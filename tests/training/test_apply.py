@@ -126,6 +126,18 @@ def test_tables_of_two_sides_need_no_split_and_may_have_groups(place: Path) -> N
         UserError, match=r"columns 'label' and 'text' are both missing; expected path,label or path,text, g"
     ):
         two_tables(query, write("none.csv", "path", "photos/a/1.png"))
+    elsewhere = write("elsewhere.csv", "path,label", "a/1.png,a")
+    with pytest.raises(UserError, match=r"none of the images listed .*elsewhere.csv.* the folder .* with --root"):
+        two_tables(query, elsewhere)
+    sides = Images(query=query, gallery=elsewhere, overrides=["data.params.path=photos"])
+    with pytest.raises(UserError, match=r"data\.params\.path=photos has no use with --query and --gallery: --root"):
+        embed_model(MODEL, sides, running=running())
+    (place / "photos/beside.png").write_bytes((place / "photos/a/1.png").read_bytes())
+    outer = write("outer.csv", "path,label", f"{place}/photos/beside.png,a", "photos/b/5.png,b")
+    with pytest.raises(UserError, match=r"leaves .*data\.params\.outside=true"):
+        embed_model(MODEL, Images(query=query, gallery=outer), running=running())
+    sides = Images(query=query, gallery=outer, overrides=["data.params.outside=true"])
+    assert len(embed_model(MODEL, sides, running=running()).ids) == 4
 
 
 def sop_tree(root: Path) -> Path:
