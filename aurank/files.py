@@ -30,7 +30,7 @@ def replacing(path: Path, *, displaced: Sequence[Path] = ()) -> Iterator[BinaryI
     Raises:
         AurankError: a full disk, a missing permission, a folder in the way; names the file and the reason.
     """
-    temporary = temporary_name(path)
+    temporary, spare = temporary_name(path), temporary_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -39,16 +39,28 @@ def replacing(path: Path, *, displaced: Sequence[Path] = ()) -> Iterator[BinaryI
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            for newer, older in reversed(list(pairwise([path, *displaced]))):
+            for newer, older in reversed(list(pairwise(displaced))):
                 if newer.exists():
                     newer.replace(older)
+            if displaced and path.exists():  # it stays under its name as well, should the last step fail
+                _link(path, spare)
+                spare.replace(displaced[0])
             temporary.replace(path)
             _sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+            spare.unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or error
         raise AurankError(f"cannot save {path}: {reason}; what was there before is untouched") from error
+
+
+def _link(path: Path, other: Path) -> None:
+    """Give the file a second name, or a copy where the file system has no such names."""
+    try:
+        os.link(path, other)
+    except OSError:
+        shutil.copyfile(path, other)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,3 +1,4 @@
+import errno
 import os
 import subprocess
 import sys
@@ -124,6 +125,37 @@ def test_a_name_is_on_disk_with_its_file_and_what_was_there_may_be_kept(
             file.write(text.encode())
     assert synced == [True] * 4
     assert [one.read_text(encoding="utf-8") for one in (path, *older)] == ["d", "c", "b"]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_keeps_its_name_where_the_last_step_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    path, older = tmp_path / "last.pt", [tmp_path / "last.1.pt", tmp_path / "last.2.pt"]
+    for text in ("a", "b"):
+        with replacing(path, displaced=older) as file:
+            file.write(text.encode())
+    real = Path.replace
+
+    def replace(self: Path, target: Path) -> Path:
+        if target == path:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(self, target)
+
+    def unable(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(os, "link", unable)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", replace)
+        with pytest.raises(AurankError, match="is untouched"), replacing(path, displaced=older) as file:
+            file.write(b"c")
+    assert path.read_text(encoding="utf-8") == "b"
+    with replacing(path, displaced=older) as file:
+        file.write(b"d")
+    assert [one.read_text(encoding="utf-8") for one in (path, *older)] == ["d", "b", "b"]
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 @pytest.mark.parametrize("load", [Report.load, Index.load])
