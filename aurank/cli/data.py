@@ -20,11 +20,15 @@ def doctor(
     overrides: Overrides = None,
 ) -> None:
     """Check data: missing, broken or duplicate images, lone classes, leaks between splits."""
-    from aurank.training import build_manifest, read_config, read_data
+    from aurank.training import asks_about_classes, build_manifest, read_config, read_data
 
     settings = read_data(data, overrides or []) or read_config(data, overrides or [])
     manifest = build_manifest(settings.data, seed=settings.seed)
-    report = manifest.doctor(train_labels=settings.data.train_labels == "class", max_pixels=settings.data.max_pixels)
+    report = manifest.doctor(
+        train_labels=settings.data.train_labels == "class",
+        ask_classes=asks_about_classes(settings.data, manifest),
+        max_pixels=settings.data.max_pixels,
+    )
     console.print(str(report), highlight=False, markup=False, soft_wrap=True)
     if report.errors:
         raise SystemExit(2)

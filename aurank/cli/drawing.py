@@ -101,23 +101,35 @@ def draw_bar(total: int | None, text: str) -> Iterator[tuple[Progress, Any]]:
         yield progress, progress.add_task(text, total=total, note="")
 
 
+class _Lines:
+    """Lines of progress where there is no terminal: the first at once, or after the first 30 s, and one each 30 s."""
+
+    def __init__(self, progress: Progress, *, at_once: bool) -> None:
+        self._progress = progress
+        self._quiet_until = -math.inf if at_once else time.monotonic() + QUIET
+        self._next, self._stage = self._quiet_until, ""
+
+    def tell(self, text: str, stage: str = "") -> None:
+        """Print the text where a line is due; one is at the start of a stage too, but not in a command's first 30 s."""
+        now = time.monotonic()
+        begins, self._stage = stage != self._stage, stage
+        if self._progress.disable and now >= (self._quiet_until if begins else self._next):
+            self._next = now + QUIET
+            self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 @contextmanager
 def draw_training() -> Iterator[Callable[[str, dict[str, Any]], None]]:
     """A listener that draws training: a bar on a terminal, elsewhere a line now and then; lines for validations."""
-    told = -math.inf
     with draw_bar(None, "training") as (progress, task):
+        lines = _Lines(progress, at_once=True)
 
         def listen(kind: str, values: dict[str, Any]) -> None:
-            nonlocal told
             if kind == "step":
                 loss = "" if values["loss"] is None else f"loss {values['loss']:.4f}  "
                 note = f"{loss}lr {values['lr']:.1e}  {values['images_per_second']:.0f} images/s"
                 progress.update(task, completed=values["step"], total=values["steps"], note=note)
-                if progress.disable and time.monotonic() - told >= QUIET:
-                    told = time.monotonic()
-                    progress.console.print(
-                        f"step {values['step']} of {values['steps']}: {note}", highlight=False, soft_wrap=True
-                    )
+                lines.tell(f"step {values['step']} of {values['steps']}: {note}")
             elif kind == "validation":
                 mark = " (best)" if values["improved"] else ""
                 shown = ", ".join(f"{label} {values[name]:.4f}" for name, label in SHOWN.items() if name in values)
@@ -141,7 +153,10 @@ def draw_running(
     allow: bool,
     finished: Callable[[str, Any], None] | None = None,
 ) -> Iterator[Any]:
-    """How a model is run, drawn as one bar a stage on a terminal; `finished` may print: no bar is drawn meanwhile."""
+    """How a model is run, drawn as one bar a stage on a terminal, elsewhere as lines of a run that takes a while.
+
+    `finished` may print: no bar is drawn meanwhile.
+    """
     from aurank.evaluation.cache import default_cache
     from aurank.training import Running
 
@@ -150,10 +165,12 @@ def draw_running(
     given = [f"--{name} {value}" for name, value in (("batch", batch), ("device", device), ("cache", cache)) if value]
     given += [option for option, is_on in (("--no-cache", no_cache), ("--allow-code", allow)) if is_on]
     with draw_bar(None, "preparing") as (progress, task):
+        lines = _Lines(progress, at_once=False)
 
         def listen(stage: str, done: int, total: int) -> None:
             progress.start()  # again, after a result
             progress.update(task, description=stage, completed=done, total=total)
+            lines.tell(f"{stage}: {done:,} of {total:,}", stage)
 
         def pause(name: str, result: Any) -> None:
             progress.stop()

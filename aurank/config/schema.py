@@ -156,7 +156,7 @@ class DataConfig(Strict):
     )
     odd_classes: Literal["refuse", "keep"] = Field(
         default="refuse",
-        description="Two classes, or ones named like splits, stop aurank evaluate, or are right (keep).",
+        description="Two classes, or ones named like splits, stop a run (refuse), or are right (keep).",
     )
     cache: Size = Field(default="1GiB", description="A set whose decoded images fit in this is kept in memory.")
 

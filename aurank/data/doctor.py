@@ -12,6 +12,7 @@ from jaxtyping import Int64, Shaped
 
 from aurank.data.captions import text_key
 from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding
+from aurank.data.odd_classes import odd_classes
 from aurank.data.sources import ImageSource
 from aurank.errors import UserError
 
@@ -69,6 +70,7 @@ def examine(
     *,
     texts: Sequence[str] | None = None,
     train_labels: bool = True,
+    ask_classes: bool = False,
     contents: bool,
     max_pixels: int = MAX_PIXELS,
 ) -> DoctorReport:
@@ -76,7 +78,7 @@ def examine(
 
     With `texts`, a row is a pair: an image may stand in several, but in one split, and needs no other of its class.
     Without `train_labels` training rows have no classes, and there may be no test split. Where each row is of a class
-    of its own name, none has.
+    of its own name, none has. `ask_classes` finds classes that look like splits, or two at most.
     """
     labelled = np.ones(len(paths), dtype=np.bool_) if train_labels else splits != "train"
     if tuple(classes) == tuple(paths):
@@ -90,6 +92,9 @@ def examine(
     if texts is None:
         lone = _lone_classes(labels[labelled], classes, splits[labelled])
         findings.append(_finding("classes with one image in their split", lone))
+    held = [classes[label] for label in np.unique(labels[labelled]).tolist()]
+    if ask_classes and held and (odd := odd_classes(held)) is not None:
+        findings.append(_finding(f"{odd[0]}, so the folder may be a level too high", odd[1]))
     for one, other in _PAIRS:
         shared = np.intersect1d(labels[labelled & (splits == one)], labels[labelled & (splits == other)])
         findings.append(_finding(f"classes in both {one} and {other}", [classes[label] for label in shared.tolist()]))
@@ -101,7 +106,7 @@ def examine(
         distinct = {"images": len(set(paths)), "texts": len({text_key(text) for text in texts})}
         rows, counts = "pairs", {"pairs": len(paths), **distinct}
     if labelled.any():
-        counts["classes"] = len(np.unique(labels[labelled]))
+        counts["classes"] = len(held)
     for split in np.unique(splits).tolist():
         counts[f"{split} {rows}"] = int(np.count_nonzero(splits == split))
         if (labelled & (splits == split)).any():

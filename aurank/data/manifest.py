@@ -142,12 +142,20 @@ class Manifest:
         splits[training & np.isin(labels, chosen)] = "val"
         return dataclasses.replace(self, splits=splits)
 
-    def doctor(self, *, contents: bool = True, train_labels: bool = True, max_pixels: int = MAX_PIXELS) -> DoctorReport:
+    def doctor(
+        self,
+        *,
+        contents: bool = True,
+        train_labels: bool = True,
+        ask_classes: bool = False,
+        max_pixels: int = MAX_PIXELS,
+    ) -> DoctorReport:
         """Returns all that is wrong or odd, together, with counts.
 
         `contents=False` looks for the files but does not decode them, so it finds no unreadable or identical images.
         An image of more than `max_pixels` is unreadable. `train_labels=False` finds nothing wrong with classes of
-        training images, nor with there being no test split.
+        training images, nor with there being no test split. `ask_classes` warns of classes that look like splits, or
+        are two at most, as a folder that was named a level too high has.
         """
         columns = (self.paths, self.labels, self.classes, self.splits)
         return examine(
@@ -156,6 +164,7 @@ class Manifest:
             *columns,
             texts=self.texts,
             train_labels=train_labels,
+            ask_classes=ask_classes,
             contents=contents,
             max_pixels=max_pixels,
         )

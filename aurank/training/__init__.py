@@ -3,7 +3,7 @@
 from aurank.training.apply import Running, embed_model, evaluate_model
 from aurank.training.apply_pairs import PairsResult, evaluate_pairs
 from aurank.training.baselines import demo, measure_baselines, require_images
-from aurank.training.build import build_manifest
+from aurank.training.build import asks_about_classes, build_manifest
 from aurank.training.components import read_config
 from aurank.training.dry_run import rehearse
 from aurank.training.gradient_cache import GradientCache
@@ -19,6 +19,7 @@ __all__ = [
     "PairsResult",
     "Running",
     "TrainResult",
+    "asks_about_classes",
     "build_manifest",
     "demo",
     "describe_groups",

@@ -30,6 +30,7 @@ from aurank.training.build import (
     build_transform,
     image_weights,
     require_distinct,
+    require_likely_classes,
     require_room_for,
 )
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
@@ -42,7 +43,6 @@ from aurank.training.selecting import (
     Selected,
     meaning_of_split,
     require_comparable,
-    require_likely_classes,
     select,
 )
 from aurank.training.tasks import TRIAL, evaluation_options
@@ -143,7 +143,9 @@ def evaluate_model(
         options = inherited
         _check_options(options, protocol)
         if images.data is not None or images.query is not None:  # a folder too high can have been named
-            require_likely_classes(prepared.dataset.manifest, prepared.config.data)
+            manifest = prepared.dataset.manifest
+            sides = f"{int(manifest.is_query.sum()):,} queries, {int(manifest.is_gallery.sum()):,} gallery rows"
+            require_likely_classes(manifest, prepared.config.data, counts=sides)
         require_distinct(prepared.dataset.manifest, prepared.config.data)
         embedded = embed_prepared(prepared, device, running)
         notes = [prepared.note, *prepared.remarks, *skipped(prepared.dataset, embedded)]

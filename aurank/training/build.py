@@ -15,6 +15,7 @@ from aurank.config import Component, Config, DataConfig, ModelConfig
 from aurank.config.components import signature
 from aurank.data import READERS, SAMPLERS, TRANSFORMS, ImageDataset, Manifest, Pipeline, Sampler
 from aurank.data.dataset import with_own_labels
+from aurank.data.odd_classes import odd_classes
 from aurank.data.repeated import repeated_image
 from aurank.errors import UserError, first_line
 from aurank.evaluation.matching import count_positives, require_room
@@ -49,7 +50,11 @@ def data_root(config: DataConfig) -> Path:
 
 def build_manifest(config: DataConfig, *, seed: int) -> Manifest:
     """Every image of the data set with its split, validation (class-disjoint from training, seeded) included."""
-    return hold_out(READERS[config.name](data_root(config), **config.params), config, seed=seed)
+    return hold_out(_read(config), config, seed=seed)
+
+
+def _read(config: DataConfig) -> Manifest:
+    return READERS[config.name](data_root(config), **config.params)
 
 
 def hold_out(manifest: Manifest, config: DataConfig, *, seed: int) -> Manifest:
@@ -67,7 +72,12 @@ def build_splits(config: DataConfig, *, seed: int, texts: bool = True) -> Splits
 
     `texts=False`: none are read (model.text is null), so that each split has an image once, however many its texts are.
     """
-    whole = build_manifest(config, seed=seed)
+    given = _read(config)
+    if asks_about_classes(config, given):
+        labelled = given if config.train_labels == "class" else given.select(given.splits != "train")
+        counts = ", ".join(f"{count:,} {split}" for split, count in labelled.split_sizes.items())
+        require_likely_classes(labelled, config, counts=counts)
+    whole = hold_out(given, config, seed=seed)
     require_distinct(whole, config)
 
     def taken(name: str) -> Manifest:
@@ -95,6 +105,28 @@ def require_distinct(manifest: Manifest, config: DataConfig) -> None:
     """Raise UserError where an image is listed more than once, unless the configuration keeps such."""
     if config.repeated == "refuse" and (repeated := repeated_image(manifest)):
         raise UserError(f"{repeated}; list each image once, or take them as different ones with data.repeated=keep")
+
+
+_OWN_FILES = ("folder", "table")  # readers of people's own files, of which a folder too high can have been named
+
+
+def asks_about_classes(config: DataConfig, manifest: Manifest) -> bool:
+    """Return whether classes of what was read may be none; where images have texts, they can be the texts."""
+    measured = config.train_labels == "class" or (manifest.splits != "train").any()
+    return config.name in _OWN_FILES and config.odd_classes == "refuse" and manifest.texts is None and bool(measured)
+
+
+def require_likely_classes(manifest: Manifest, config: DataConfig, *, counts: str) -> None:
+    """Raise UserError where classes look like splits, or two hold everything, unless the configuration keeps such."""
+    if config.odd_classes == "keep" or (odd := odd_classes(manifest.classes)) is None:
+        return
+    what, names = odd
+    such_as = "such as " if "splits" in what else ""
+    raise UserError(
+        f"the {len(manifest):,} images of {manifest.name} ({counts}) are of {what}, {such_as}"
+        f"{' and '.join(repr(name) for name in names[:2])}: name the folder that holds a folder for each class, or say "
+        "with data.odd_classes=keep that these are the classes"
+    )
 
 
 def split_of(whole: Manifest, config: DataConfig, name: str) -> Manifest:

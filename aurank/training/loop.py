@@ -57,7 +57,7 @@ class Loop:
                 if self.progress.validation_owed:
                     self._conclude()
                 batches: Iterator[tuple[Batch, int, int]] | None = None
-                while self.progress.step < self.settings.steps and not self._stopped_early():
+                while not self.finished:
                     if self._refreshed() or batches is None:
                         batches = self._batches()
                     self._step(batches)
@@ -192,6 +192,12 @@ class Loop:
 
     def _due(self, every: int) -> bool:
         return self.progress.step % every == 0 or self.progress.step == self.settings.steps
+
+    @property
+    def finished(self) -> bool:
+        """Whether no step is left, nor a validation that is due at the last one."""
+        progress = self.progress
+        return not progress.validation_owed and (progress.step >= self.settings.steps or self._stopped_early())
 
     def _stopped_early(self) -> bool:
         patience = self.settings.early_stopping

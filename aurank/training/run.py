@@ -154,7 +154,9 @@ def _train(
         parts.accelerator.init_trackers("aurank")
     loop = Loop(parts, out, progress=progress, listener=listener)
     if resumed is not None:
-        notices = [*notices, f"resumed from step {progress.step} of {config.train.steps}"]
+        again = "measuring the test split again" if splits.test is not None else "there is no test split to measure"
+        done = f"finished already at step {progress.step}; {again}"
+        notices = [*notices, done if loop.finished else f"resumed from step {progress.step} of {config.train.steps}"]
     for text in [*notices, *remarks(parts, splits)]:
         loop.listen("notice", {"text": text})
     first_step = progress.step

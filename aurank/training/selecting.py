@@ -1,12 +1,11 @@
 """Which images are embedded: a split of a data set, the test images of a protocol, or a query and a gallery table."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aurank.config import Config, DataConfig
+from aurank.config import Config
 from aurank.data import READERS, Manifest
 from aurank.data.listings import two_tables
 from aurank.errors import UserError
@@ -171,40 +170,6 @@ def require_comparable(manifest: Manifest) -> None:
     if manifest.class_counts.max() < 2:
         remedy = f"measuring {_WANTS_LABELS}" if manifest.texts is None else WITH_TEXTS
         raise UserError(f"no two of the {len(manifest):,} images of {manifest.name} have one label: {remedy}")
-
-
-_SPLIT_NAMES = {
-    *("train", "training", "val", "valid", "validation", "dev", "test", "testing"),
-    *("query", "queries", "gallery", "index", "database", "distractors"),
-}
-
-
-def require_likely_classes(manifest: Manifest, config: DataConfig) -> None:
-    """Raise UserError where classes look like splits, or two hold everything, unless the configuration keeps such.
-
-    A class looks like a split where a folder of its name, or the last word of one (bounding_box_train), is the name of
-    one; that is no chance where classes do so in two ways.
-    """
-    folders = {name: re.split(r"[/\\]", name.lower()) for name in manifest.classes}
-    words = {
-        name: _SPLIT_NAMES & {*parts, *(re.split(r"[ _-]", part)[-1] for part in parts)}
-        for name, parts in folders.items()
-    }
-    alike = [name for name in manifest.classes if words[name]]
-    if config.odd_classes == "keep" or (len(set().union(*words.values())) < 2 and len(manifest.classes) > 2):
-        return
-    what = (
-        f"classes that look like splits, such as {_two(alike)}" if alike else f"two classes, {_two(manifest.classes)}"
-    )
-    raise UserError(
-        f"the {len(manifest):,} images of {manifest.name} ({int(manifest.is_query.sum()):,} queries, "
-        f"{int(manifest.is_gallery.sum()):,} gallery rows) are of {what}: name the folder that holds a folder for each "
-        "class, or say with data.odd_classes=keep that these are the classes"
-    )
-
-
-def _two(names: Sequence[str]) -> str:
-    return " and ".join(repr(name) for name in names[:2])
 
 
 def _located(data: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from aurank.cli import drawing
 from aurank.data import keys, loader
 from aurank.errors import AurankError, UserError, explained
 from aurank.training import read_config
-from aurank.training.build import build_dataset, build_splits
+from aurank.training.build import build_dataset, build_splits, fill_preprocessing
 
 
 def notices_of(config: dict[str, Any], out: Path, **options: Any) -> list[str]:
@@ -37,8 +37,17 @@ def test_early_stopping_and_resuming_are_each_said_once(tmp_path: Path) -> None:
     assert "of 200: 2 validation(s) without improvement (train.early_stopping), the best is that of step " in said
     step = int(said.split()[4])
     resumed, again = notices_of(config, tmp_path / "out", resume=True)
-    assert resumed == f"resumed from step {step} of 200"
+    assert resumed == f"finished already at step {step}; measuring the test split again"
     assert again == said
+
+
+def test_a_finished_run_that_is_resumed_says_that_it_is_measured_again(tmp_path: Path) -> None:
+    config = tiny_config(train={"steps": 3})
+    assert notices_of(config, tmp_path / "out") == []
+    said = notices_of(config, tmp_path / "out", resume=True)
+    assert said == ["finished already at step 3; measuring the test split again"]
+    longer = notices_of(tiny_config(train={"steps": 4}), tmp_path / "out", resume=True)
+    assert longer[-1] == "resumed from step 3 of 4"
 
 
 def test_a_projection_that_begins_anew_is_said(tmp_path: Path) -> None:
@@ -63,8 +72,35 @@ def test_without_a_terminal_a_line_of_progress_comes_now_and_then(
     assert lines[0] == "step 1 of 100: loss 0.5000  lr 1.0e-03  8 images/s"
 
 
+def lines_of_running(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What is printed of a stage of five batches of ten seconds, then of one whose first ends 4 s later."""
+    now = [0.0]
+    monkeypatch.setattr(drawing.time, "monotonic", lambda: now[0])
+    with drawing.draw_running(None, None, None, no_cache=True, allow=False) as running:
+        embedding, ranking = running.stage("embedding"), running.stage("ranking")
+        for now[0] in (10.0, 20.0, 29.0, 31.0, 41.0, 60.0, 62.0):
+            embedding(int(now[0]) * 100, 13_180)
+        for now[0] in (66.0, 70.0):
+            ranking(int(now[0]) - 65, 9)
+    return capsys.readouterr().err.splitlines()
+
+
+def test_without_a_terminal_a_model_that_runs_long_tells_its_stages_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = ["embedding: 3,100 of 13,180", "embedding: 6,200 of 13,180", "ranking: 1 of 9"]
+    assert lines_of_running(monkeypatch, capsys) == expected
+
+
+def test_on_a_terminal_a_model_that_runs_long_draws_its_bar_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawing, "complaints", drawing.Terminal(stderr=True, force_terminal=True))
+    assert not any(" of " in line for line in lines_of_running(monkeypatch, capsys))
+
+
 def test_a_killed_data_worker_is_one_line_with_a_remedy() -> None:
-    config = read_config(tiny_config(data={"workers": 1}))
+    config = fill_preprocessing(read_config(tiny_config(data={"workers": 1})))
     splits = build_splits(config.data, seed=config.seed)
     data = build_dataset(config.data, splits.train, train=True)
     batches = iter(loader(data, (keys([0, 1], 0, 1) for _ in range(1000)), workers=1))

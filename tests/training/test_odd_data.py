@@ -1,6 +1,7 @@
 """What `evaluate` and `train` ask back about: images listed twice, and classes that are none."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,8 +9,9 @@ from PIL import Image
 from tiny import tiny_config
 
 import aurank
+from aurank.cli.data import doctor
 from aurank.errors import UserError
-from aurank.training import Images, Running, embed_model, evaluate_model, read_config
+from aurank.training import Images, Running, embed_model, evaluate_model, read_config, rehearse
 from aurank.training.build import build_splits
 
 MODEL = "python:odd_embedder:build"
@@ -65,6 +67,46 @@ def test_classes_that_are_none_are_asked_about(place: Path, classes: tuple[str, 
 def test_one_class_named_like_a_split_may_be_a_class(place: Path) -> None:
     report = evaluate_model(MODEL, photos(place / "photos", "bus", "steam_train", "plane"), running=RUNNING)
     assert report.num_queries == 12
+
+
+@pytest.mark.parametrize("run", [aurank.train, lambda config, out: rehearse(read_config(config))])
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        (("images/test/a", "images/test/b", "images/train/c", "images/train/d"), "classes that look like splits, such"),
+        (("cropped", "whole"), "two classes, 'cropped' and 'whole'"),
+    ],
+)
+def test_classes_that_are_none_are_not_trained_on(place: Path, classes: tuple[str, ...], words: str, run: Any) -> None:
+    photos(place / "photos", *classes)
+    data = {"name": "folder", "params": {"test_fraction": 0.5}, "root": str(place / "photos"), "channels": 3}
+    with pytest.raises(UserError, match=f"of {words}.*data.odd_classes=keep"):
+        run(tiny_config(data=data), place / "run")
+    assert not (place / "run").exists()
+    kept = read_config(tiny_config(data={**data, "odd_classes": "keep", "validation_fraction": 0.0}))
+    assert len(build_splits(kept.data, seed=0).whole.classes) == len(classes)
+
+
+def test_training_without_labels_is_asked_about_the_classes_that_are_measured_only(place: Path) -> None:
+    photos(place, "train", "test", "a", "b")
+    rows = [f"{name}/{row}.png,{name},train" for name in ("train", "test") for row in range(4)]
+    (place / "rows.csv").write_text("\n".join(["path,label,split", *rows]) + "\n")
+    data = {"name": "table", "params": {"file": "rows.csv"}, "root": str(place), "validation_fraction": 0.0}
+    written = tiny_config(data={**data, "train_labels": "image", "views": 2})
+    config = read_config({**written, "sampler": {"name": "shuffled", "batch": 4}})
+    assert build_splits(config.data, seed=0).test is None
+    measured = [f"{name}/{row}.png,{name},test" for name in "ab" for row in range(4)]
+    (place / "rows.csv").write_text("\n".join(["path,label,split", *rows, *measured]) + "\n")
+    with pytest.raises(UserError, match="are of two classes, 'a' and 'b'"):
+        build_splits(config.data, seed=0)
+
+
+def test_doctor_warns_of_classes_that_are_none(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos(place / "photos", "images/test/a", "images/train/a", "images/train/b")
+    for overrides, warned in (([], True), (KEPT, False)):
+        doctor(f"folder:{place / 'photos'}", overrides)
+        told = "warning: classes that look like splits, so the folder may be a level too high: 3 (images/test/a; "
+        assert (told in capsys.readouterr().out) is warned
 
 
 def doubled(place: Path) -> str:
