@@ -66,7 +66,8 @@ def load_optimiser(optimiser: Optimizer, saved: dict[str, Any], source: Path | s
     current = optimiser.state_dict()["param_groups"]
     if isinstance(groups, list):
         switches = {name: value for name, value in current[0].items() if value is None or isinstance(value, bool)}
-        groups = [{**switches, **group} if isinstance(group, dict) else group for group in groups]
+        # In the saved order: a run that goes on writes the bytes of one that never stopped.
+        groups = [{**group, **switches, **group} if isinstance(group, dict) else group for group in groups]
         saved = {**saved, "param_groups": groups}
     trouble = None
     if not isinstance(groups, list) or not isinstance(held, dict):
