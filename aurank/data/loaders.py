@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from aurank.data.dataset import Batch, ImageDataset, Key
-from aurank.errors import AurankError, UserError, explained
+from aurank.errors import AurankError, UserError, explained, first_line
 
 
 def loader(dataset: ImageDataset, batches: Iterable[Sequence[Key]], *, workers: int = 0) -> "BatchLoader":
@@ -83,8 +83,14 @@ class Iteration:
                 text = text.rpartition("UserError: ")[2].strip()
             raise UserError(text) from None
         except BaseException as error:
-            self.close()
-            if (said := explained(error)) is not None:
+            said = explained(error)
+            try:
+                self.close()
+            except RuntimeError as late:  # torch tells of a dead worker at whatever the process does next
+                said = said or explained(late)
+            if said is None and isinstance(error, ConnectionError | EOFError):  # nobody is at the other end
+                said = explained(RuntimeError(f"DataLoader worker is gone: {first_line(error)}"))
+            if said is not None:
                 raise AurankError(said) from error
             raise
 

@@ -183,11 +183,9 @@ def test_two_processes_train_the_weights_of_one(tmp_path: Path, sections: dict[s
     for name, value in first.items():
         torch.testing.assert_close(last[name], value, rtol=1e-5, atol=1e-6, msg=name)
     if "memory" in sections:
-        one, two = (state["loss"]["_extra_state"] for state in states)
-        assert {name: two[name] for name in ("position", "filled", "calls")} == {
-            name: one[name] for name in ("position", "filled", "calls")
-        }
-        for name in ("labels", "ids"):  # the rows of a batch stand in the order of the processes
+        one, two = (state["loss"] for state in states)
+        assert two["counters"].equal(one["counters"])
+        for name in ("label_memory", "id_memory"):  # the rows of a batch stand in the order of the processes
             assert two[name].sort().values.equal(one[name].sort().values)
         for name, value in states[0]["loss"].items():
             if name.startswith("loss."):  # what the loss keeps of each class

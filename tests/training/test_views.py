@@ -85,8 +85,8 @@ def test_a_run_of_views_with_cached_gradients_accumulation_and_a_memory_is_the_p
     plain, cached = weights(tmp_path / "plain"), weights(tmp_path / "cached")
     for name, value in plain.items():
         torch.testing.assert_close(cached[name], value, rtol=1e-5, atol=1e-6, msg=name)
-    memory = load_checkpoint(tmp_path / "plain" / "last.pt")["loss"]["_extra_state"]
-    assert memory["filled"] == 100
+    memory = load_checkpoint(tmp_path / "plain" / "last.pt")["loss"]
+    assert memory["counters"][1] == 100
 
 
 def test_a_run_of_views_and_crops_resumes_bit_for_bit(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_folder_without_labels_is_trained_on_without_being_measured(tmp_path: 
     assert names == {"config.yaml", "metrics.jsonl", "last.pt", "best.pt", "timing.json"}
     assert load_checkpoint(tmp_path / "out" / "best.pt")["progress"]["step"] == 6
     # Measured elsewhere, on images that have classes.
-    photos(tmp_path / "classes", {"a": 3, "b": 3})
+    photos(tmp_path / "classes", {"a": 2, "b": 2, "c": 2})
     report = evaluate_model(f"aurank:{tmp_path / 'out' / 'best'}", Images(data=f"folder:{tmp_path / 'classes'}"))
     assert report.num_queries == 6
     assert aurank.train(config, tmp_path / "out", resume=True).report is None
@@ -210,7 +210,7 @@ def test_a_discarded_projection_of_several_layers_is_trained_and_not_measured(tm
     model = {"head_layers": 3, "head_width": 16, "discard_head": True}
     config = tiny_config("smooth_ap", model=model, train={"steps": 3, "ema": 0.5}, memory={"size": 100})
     result = aurank.train(config, tmp_path / "out")
-    assert load_checkpoint(tmp_path / "out" / "last.pt")["loss"]["embeddings"].shape == (100, 8)
+    assert load_checkpoint(tmp_path / "out" / "last.pt")["loss"]["embedding_memory"].shape == (100, 8)
     encoder, transform = aurank.load(tmp_path / "out" / "best")
     assert encoder(transform(np.zeros((20, 20, 1), np.uint8))[None]).shape == (1, 512)
     report = evaluate_model(f"aurank:{tmp_path / 'out' / 'best'}")
