@@ -11,6 +11,7 @@ from aurank.training.signals import StopRequest
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
