@@ -52,8 +52,8 @@ def decode(
         ) from None
     except UnidentifiedImageError:
         raise UserError(
-            f"image {path!r} in {source.where} is no image that Pillow knows ({len(data):,} bytes); replace it, or set "
-            "data.on_error=skip"
+            f"image {path!r} in {source.where} cannot be decoded (its {len(data):,} bytes are in no format of "
+            "Pillow); replace it, or set data.on_error=skip"
         ) from None
     # Pillow's readers of broken files raise almost anything: OSError, SyntaxError, ValueError, struct.error, …
     except Exception as error:
