@@ -11,6 +11,7 @@ from torch import Tensor
 
 _CHUNK = 1 << 20
 _EXPANSION = 16  # values may repeat each other, tensors their storage: how often, before it is taken for a bomb
+_FEW, _ITEM = 20_000, 16  # values that any file may hold, and bytes of a file for each value beyond
 _PATH = 32  # characters of a path that count as one byte: a short key names far larger values
 
 
@@ -88,9 +89,12 @@ def require_small(content: dict[str, Any], size: int) -> None:
 
     A few hundred bytes can hold lists that refer to each other so often that no walk through them ends.
     """
-    claimed = 0
+    claimed = visited = 0
     for part, value in content.items():
         for path, item in _walk(value, str(part)):
+            visited += 1
+            if visited > _FEW + size // _ITEM:
+                raise DamageError(f"more than {visited - 1:,} values in the {size:,} bytes of the file")
             if isinstance(item, Tensor):
                 claimed += item.numel() * item.element_size()
             elif isinstance(item, str | bytes):
