@@ -10,14 +10,18 @@ import numpy as np
 
 from aurank.errors import UserError, first_line
 
-# What is both larger than this and so many times its compressed size is a bomb.
 _LARGE, _DENSE = 2**26, 100
-_MAGIC = b"\x93NUMPY"
+NPY_MAGIC = b"\x93NUMPY"
+
+
+def claims_too_much(claimed: int, size: int) -> bool:
+    """Whether so many bytes, packed in `size`, are a bomb: more than 64 MiB, and more than a hundred times as many."""
+    return claimed > max(_LARGE, _DENSE * size)
 
 
 def is_bomb(member: zipfile.ZipInfo, size: int) -> bool:
     """Whether a member of an archive of `size` bytes claims far more than what it is packed in can hold."""
-    return member.compress_size > size or member.file_size > max(_LARGE, _DENSE * member.compress_size)
+    return member.compress_size > size or claims_too_much(member.file_size, member.compress_size)
 
 
 def read_header(file: io.BufferedIOBase, size: int) -> tuple[tuple[int, ...], np.dtype]:
@@ -51,11 +55,11 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
         if not path.is_file():
             raise UserError(f"no file {path}; expected saved arrays, .npz or .npy")
         with path.open("rb") as file:
-            start = file.read(len(_MAGIC))
+            start = file.read(len(NPY_MAGIC))
             file.seek(0)
             if start.startswith(b"PK"):
                 return _load_archive(file, path)
-            if start != _MAGIC:
+            if start != NPY_MAGIC:
                 raise UserError(f"{path} is neither .npz nor .npy; save arrays with numpy.savez or numpy.save")
             read_header(file, path.stat().st_size)
         return {"": np.load(path, mmap_mode="r", allow_pickle=False)}
@@ -71,7 +75,7 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
 def _load_archive(file: io.BufferedReader, path: Path) -> dict[str, np.ndarray]:
     with zipfile.ZipFile(file) as archive:
         size, claimed = path.stat().st_size, sum(member.file_size for member in archive.infolist())
-        if claimed > max(_LARGE, _DENSE * size):
+        if claims_too_much(claimed, size):
             raise UserError(f"{path} claims {claimed:,} bytes in {size:,}; save the arrays with numpy.savez")
         for member in archive.infolist():
             with archive.open(member) as entry:

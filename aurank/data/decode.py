@@ -10,14 +10,13 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from aurank.arrays import read_header
+from aurank.arrays import NPY_MAGIC, read_header
 from aurank.data.sources import ImageSource
 from aurank.errors import UserError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".npy")
 MAX_PIXELS = 128_000_000  # 384 MB decoded
 _LONGEST_STRIP = 400  # its shorter side brought to 512 pixels, such a strip has as many as the largest photo
-_NPY_MAGIC = b"\x93NUMPY"
 # NumPy parses the header as Python code, which in threads at once can fail with a SystemError under Python 3.11.
 _NPY_HEADER = threading.Lock()
 _ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
@@ -38,7 +37,7 @@ def decode(
     """
     data = source.read_bytes(path)
     try:
-        if data.startswith(_NPY_MAGIC):
+        if data.startswith(NPY_MAGIC):
             return _match_channels(_from_npy(data, max_pixels), channels)
         return _from_file(data, channels, max_pixels)
     except MemoryError:

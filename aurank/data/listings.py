@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from aurank.arrays import claims_too_much
 from aurank.data.captions import text_key, tidied
 from aurank.data.manifest import SPLITS, Manifest, build_manifest, first_seen
 from aurank.data.sources import FolderSource, ImageSource, open_source
@@ -18,7 +19,6 @@ _TABLE_COLUMNS = ("path", "label", "text", "split")
 _TABLE_OPTIONAL = ("is_query", "is_gallery", "group", "super_label")
 _LIST_HEADER = "image_id class_id super_class_id path"
 DIGITS = 18  # of a number that fits 64 bits
-_LARGE, _DENSE = 2**26, 100  # a table larger than this and so many times its file is none
 _FLAGS = {"1": True, "true": True, "yes": True, "": True, "0": False, "false": False, "no": False}
 
 Line = tuple[str, dict[str, str]]  # where it stands ("FILE, line 7"), and its values by column
@@ -232,7 +232,7 @@ def _parquet(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[
         content = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data), read_dictionary=texts)
         about, rows = content.metadata, content.metadata.num_rows
         claimed = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
-        if rows > len(data) or claimed > max(_LARGE, _DENSE * len(data)):
+        if rows > len(data) or claims_too_much(claimed, len(data)):
             raise UserError(f"{file} claims {rows:,} rows, {claimed:,} bytes, in {len(data):,}; write the table anew")
         found = content.read(columns=wanted)
         columns = dict(zip(found.column_names, map(_texts, found.columns), strict=True))

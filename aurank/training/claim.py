@@ -26,7 +26,6 @@ WATCHED = 3  # signs of life that a lock of another machine is watched for
 
 # A run's own files, half written, and the folder in which those of a report are made.
 _TEMPORARY = re.compile(r"\..+\.(pt|yaml|json|parquet|png)\.[0-9a-f]{12}\.part")
-_STAGING = re.compile(r"\.[0-9]+\.part")
 
 _held: set[int] = set()  # descriptors of locks
 
@@ -189,9 +188,7 @@ def remove_temporaries(out: Path) -> None:
     for left in [*out.glob(".*.part"), *out.glob("two_way/*/.*.part")]:
         with contextlib.suppress(OSError):
             if _TEMPORARY.fullmatch(left.name):
-                left.unlink()
-            elif left.parent == out and _STAGING.fullmatch(left.name):
-                shutil.rmtree(left)
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def _remove_empty(folders: list[Path]) -> None:

@@ -103,14 +103,15 @@ def test_what_killed_runs_left_half_written_goes_and_nothing_else(tmp_path: Path
         ".report.json.0123456789ab.part",
         "two_way/all/.report.json.0123456789ab.part",
     ]
-    others = [".mine.part", ".rows.npz.0123456789ab.part", "deeper/.last.pt.0123456789ab.part", "deeper/.2024.part/a"]
+    others = [".mine.part", ".rows.npz.0123456789ab.part", "deeper/.last.pt.0123456789ab.part", ".2024.part/a"]
     for name in [*left, *others]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"half")
-    (tmp_path / ".4711.part").mkdir()
-    (tmp_path / ".4711.part" / "report.json").write_bytes(b"half")
+    staging = tmp_path / ".report.json.fedcba987654.part"  # a folder, in which the files of a report were made
+    staging.mkdir()
+    (staging / "report.json").write_bytes(b"half")
     remove_temporaries(tmp_path)
-    assert not any((tmp_path / name).exists() for name in [*left, ".4711.part"])
+    assert not any((tmp_path / name).exists() for name in [*left, staging.name])
     assert all((tmp_path / name).exists() for name in others)
 
 
