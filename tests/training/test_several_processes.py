@@ -15,18 +15,25 @@ import torch
 import yaml
 from tiny import tiny_config
 
+import aurank
 from aurank.training.checkpoint import load_checkpoint
 
 
 def start(
-    config: Path, out: Path, ranks: int, *options: Sequence[str], common: Sequence[str] = ()
+    config: Path,
+    out: Path,
+    ranks: int,
+    *options: Sequence[str],
+    common: Sequence[str] = (),
+    folders: Sequence[Path | None] = (),
 ) -> list[subprocess.Popen[str]]:
-    """One process for each rank, as torchrun starts them, with options of their own and in common."""
+    """One process for each rank, as torchrun starts them, with options of their own and in common, and folders."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
     shared |= {"GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": str(ranks)}
+    shared["PYTHONPATH"] = str(Path(aurank.__file__).parents[1])  # whatever the folder
     return [
         subprocess.Popen(
             [sys.executable, "-m", "aurank", "train", str(config), "--out", str(out), *common, *own],
@@ -34,8 +41,9 @@ def start(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            cwd=folder,
         )
-        for rank, own in zip(range(ranks), options or [()] * ranks, strict=True)
+        for rank, own, folder in zip(range(ranks), options or [()] * ranks, folders or [None] * ranks, strict=True)
     ]
 
 
@@ -124,6 +132,21 @@ def test_an_option_that_differs_is_told_by_every_process(tmp_path: Path) -> None
         assert (code, complaint.count("\n")) == (2, 1), results
         assert told in complaint
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_processes_that_find_different_checkpoints_are_told(tmp_path: Path) -> None:
+    folders = [tmp_path / "0", tmp_path / "1"]  # as disks of two nodes, of which one has been written to
+    for folder in folders:
+        folder.mkdir()
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(tiny_config(train={"steps": 3})), encoding="utf-8")
+    results = ended(start(config, Path("out"), 2, folders=folders))
+    assert [code for code, _, _ in results] == [0, 0], results
+    for code, _, complaint in ended(start(config, Path("out"), 2, common=["--resume"], folders=folders)):
+        assert (code, complaint.count("\n")) == (2, 1), complaint
+        assert "the checkpoint in --out, a folder that all processes share: step 3 (" in complaint
+        assert ") != None; start" in complaint
 
 
 @pytest.mark.slow
