@@ -2,6 +2,7 @@
 
 import ast
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,36 +10,54 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "aurank").rglob("*.py"))
 
-# A file imports only from layers to its left, or from its own. The longest matching prefix names a file's layer.
-LAYERS = [
+# A file imports only from rooms to its left, or from its own.
+ROOMS = [
     ("aurank.errors", "aurank.arrays", "aurank.files", "aurank.names", "aurank.sizes"),
     ("aurank.config",),
     ("aurank.data",),
     ("aurank.models",),
+    ("aurank.losses.core",),
+    ("aurank.losses.ranking", "aurank.losses.contrastive", "aurank.losses.global_contrastive"),
+    ("aurank.losses.wrappers", "aurank.losses.miners"),
     ("aurank.losses",),
     ("aurank.evaluation",),
-    ("aurank.evaluation.embed", "aurank.evaluation.protocols", "aurank.evaluation.cache"),
-    ("aurank.reporting",),
+    ("aurank.embedding",),
     ("aurank.training",),
-    ("aurank", "aurank.cli", "aurank.__main__"),
+    ("aurank.commands",),
+    ("aurank.reporting", "aurank.cli", "aurank", "aurank.__main__"),
 ]
-# Beyond order: these layers know nothing of the named ones although they stand to their left.
+# Beyond order: these rooms know nothing of the named ones although they stand to their left.
 BLIND = {
     "aurank.losses": ("aurank.config", "aurank.data", "aurank.models"),
     "aurank.evaluation": ("aurank.config", "aurank.data", "aurank.models", "aurank.losses"),
     "aurank.data": ("aurank.config",),
     "aurank.models": ("aurank.config", "aurank.data"),
+    "aurank.embedding": ("aurank.losses",),
+    "aurank.reporting": ("aurank.cli",),
 }
 HOMES = {
     "pytorch_metric_learning": ("aurank.losses", "aurank.evaluation.accuracy_calculator"),
     "timm": ("aurank.models",),
-    "albumentations": ("aurank.data",),
+    "albumentations": ("aurank.data.transforms",),
+    "ruamel": ("aurank.config",),
     "yaml": ("aurank.config",),
-    "faiss": ("aurank.evaluation",),
+    "faiss": ("aurank.evaluation.index", "aurank.evaluation.accuracy_calculator"),
     "accelerate": ("aurank.training",),
     "matplotlib": ("aurank.reporting",),
     "typer": ("aurank.cli",),
     "rich": ("aurank.cli",),
+}
+# Imports that were there when the rooms were drawn; none may be added, and none shall stay.
+DEBTS = {
+    "aurank.embedding.select_images aurank.training.build.data_root",
+    "aurank.embedding.select_images aurank.training.build.hold_out",
+    "aurank.embedding.select_images aurank.training.build.split_of",
+    "aurank.embedding.select_images aurank.training.components.read_config",
+    "aurank.embedding.select_images aurank.training.components.read_trained",
+    "aurank.losses.miners.emc2 aurank.losses.global_contrastive._markov_chain.OutsideState",
+    "aurank.losses.miners.emc2 aurank.losses.global_contrastive._markov_chain.Walk",
+    "aurank.training.logs aurank.losses.global_contrastive._individual_temperatures.IndividualTemperatures",
+    "aurank.training.run aurank.reporting.save_results",
 }
 
 
@@ -62,23 +81,43 @@ def within(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(prefix + ".")
 
 
-def layer(name: str) -> tuple[int, str]:
-    matches = [
-        (len(prefix), place, prefix) for place, row in enumerate(LAYERS) for prefix in row if within(name, prefix)
-    ]
-    _, place, prefix = max(matches)
-    return place, prefix
+def place(name: str, rooms: Sequence[tuple[str, ...]]) -> int:
+    """Where a module stands in the order of `rooms`: the longest name that it lies within counts."""
+    return max((len(prefix), number) for number, row in enumerate(rooms) for prefix in row if within(name, prefix))[1]
+
+
+def violations(module: str, imported: str) -> list[str]:
+    """What is wrong with `module` importing `imported`, both dotted names."""
+    found = []
+    if place(imported, ROOMS) > place(module, ROOMS):
+        found.append("stands to its right")
+    for room, unknown in BLIND.items():
+        if within(module, room) and any(within(imported, other) for other in unknown):
+            found.append("is a room that it must know nothing of")
+    parts = imported.split(".")
+    for depth, part in enumerate(parts):
+        if (
+            part.startswith("_")
+            and not part.startswith("__")
+            and depth > 1
+            and not within(module, ".".join(parts[:depth]))
+        ):
+            found.append("is the business of its own folder")
+    return found
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_a_file_imports_only_from_its_left(path: Path) -> None:
-    own, prefix = layer(module_name(path))
+def test_a_file_imports_only_what_its_room_may(path: Path) -> None:
+    module = module_name(path)
     for name in imports(path):
-        if not within(name, "aurank"):
-            continue
-        assert layer(name)[0] <= own, f"{path} imports {name}, which stands to its right"
-        forbidden = BLIND.get(prefix, ())
-        assert not any(within(name, other) for other in forbidden), f"{path} must know nothing of {name}"
+        if within(name, "aurank"):
+            wrong = violations(module, name)
+            assert not wrong or f"{module} {name}" in DEBTS, f"{path} imports {name}, which {wrong[0]}"
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in FILES}), ids=lambda folder: folder.name)
+def test_a_folder_has_at_most_16_files(folder: Path) -> None:
+    assert len(list(folder.glob("*.py"))) <= 16 or folder.name == "training", folder
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_name)

@@ -5,8 +5,8 @@ python tools/baselines.py omniglot/soprc [key=value …]
 
 import sys
 
+from aurank.commands.demo import baselines
 from aurank.training import read_config
-from aurank.training.baselines import baselines
 
 
 def main() -> None:

@@ -73,7 +73,7 @@ def turns(steps: dict[str, Callable[[], object]], repeats: int) -> dict[str, flo
 def side_by_side(rows: int, given: argparse.Namespace) -> None:
     """Prints one block of lines for a set that is its own gallery."""
     from aurank.evaluation import positive_ranks
-    from aurank.evaluation.averages import mean
+    from aurank.evaluation.aggregate import mean
     from aurank.evaluation.metrics import average_precision
 
     vectors, labels = (part.to(given.device) for part in data(rows))

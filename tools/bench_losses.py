@@ -36,7 +36,7 @@ from torch.nn.functional import normalize
 
 from aurank.config.components import signature
 from aurank.losses import LOSSES, CrossBatchMemory, ListwiseAPLoss, RecallAtKLoss, contrastive
-from aurank.losses.inputs import read_inputs
+from aurank.losses.core.loss_inputs import read_inputs
 
 Loss = Callable[..., Tensor]
 Result = dict[str, Any]

@@ -20,7 +20,8 @@ def doctor(
     overrides: Overrides = None,
 ) -> None:
     """Check data: missing, broken or duplicate images, lone classes, leaks between splits."""
-    from aurank.training import asks_about_classes, build_manifest, read_config, read_data
+    from aurank.embedding import read_data
+    from aurank.training import asks_about_classes, build_manifest, read_config
 
     settings = read_data(data, overrides or []) or read_config(data, overrides or [])
     manifest = build_manifest(settings.data, seed=settings.seed)
@@ -63,7 +64,7 @@ def prune_cache(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and remove nothing.")] = False,
 ) -> None:
     """Remove embeddings from the cache, the least recently used first, until the rest is small enough."""
-    from aurank.evaluation.cache import CachedSet, default_cache, prune
+    from aurank.embedding.cache import CachedSet, default_cache, prune
 
     root = cache or default_cache()
 

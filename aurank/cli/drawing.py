@@ -157,8 +157,8 @@ def draw_running(
 
     `finished` may print: no bar is drawn meanwhile.
     """
-    from aurank.evaluation.cache import default_cache
-    from aurank.training import Running
+    from aurank.commands import Running
+    from aurank.embedding.cache import default_cache
 
     if no_cache and cache is not None:
         raise UserError(f"--cache {cache} and --no-cache exclude each other; give one of them")

@@ -63,11 +63,12 @@ def evaluate(
     overrides: DataOverrides = None,
 ) -> None:
     """Measure any model on any images, or saved embeddings, exactly."""
+    from aurank.commands import evaluate_model, measure_baselines, require_images
+    from aurank.embedding import Images
     from aurank.evaluation import Report
-    from aurank.evaluation.intervals import Resampling
+    from aurank.evaluation.bootstrap import Resampling
     from aurank.evaluation.metrics import check_names
     from aurank.reporting import require_free, require_same_command, write_results
-    from aurank.training import Images, evaluate_model, measure_baselines, require_images
 
     if baselines:
         require_images(model)
@@ -146,8 +147,9 @@ def embed(
     overrides: DataOverrides = None,
 ) -> None:
     """Write the embeddings of a data set's split, with ids, paths and labels."""
+    from aurank.commands import embed_model
+    from aurank.embedding import Images
     from aurank.files import require_writable
-    from aurank.training import Images, embed_model
 
     require_writable(out, suffix=".npz")
     images = Images(data, split, protocol, root, query, gallery, overrides or [])
@@ -178,8 +180,9 @@ def pairs(
     overrides: DataOverrides = None,
 ) -> None:
     """Measure a model of images and texts: each found by the other, and images classified by the names of classes."""
+    from aurank.commands import evaluate_pairs
+    from aurank.embedding import Images
     from aurank.files import require_writable
-    from aurank.training import Images, evaluate_pairs
 
     require_writable(out / "zero_shot.json")
     images = Images(data, split, overrides=overrides or [])
@@ -208,10 +211,11 @@ def probe(
     overrides: DataOverrides = None,
 ) -> None:
     """Classify by frozen embeddings: nearest neighbours and a linear classifier (by default both)."""
+    from aurank.commands import probe_model
+    from aurank.embedding import Images
     from aurank.evaluation import ProbeResult
     from aurank.evaluation.probes import PROBES
     from aurank.files import require_writable
-    from aurank.training import Images, probe_model
 
     protocols = protocol or list(PROBES)
     for name in protocols:

@@ -24,7 +24,9 @@ def train(
     baselines: BaselinesOption = False,
 ) -> None:
     """Train an embedding from a configuration; writes checkpoints, metrics.jsonl and the test split's report.json."""
-    from aurank.training import describe_groups, measure_baselines, read_config, rehearse, train
+    from aurank.commands import measure_baselines
+    from aurank.embedding import describe_groups
+    from aurank.training import read_config, rehearse, train
 
     settings = read_config(config, overrides or [])
     if dry_run and baselines:
@@ -60,7 +62,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for demo.json and the run.")] = Path("runs/demo"),
 ) -> None:
     """Train on scikit-learn's digits in a minute, and compare with raw pixels and the untrained network."""
-    from aurank.training import demo
+    from aurank.commands import demo
 
     with draw_training() as listener:
         results, stopped_by = demo(out, listener=listener)

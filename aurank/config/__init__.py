@@ -5,7 +5,7 @@ without them it would spare only the few lines that read overrides.
 """
 
 from aurank.config.components import Choices
-from aurank.config.loading import config_difference, dump_config, load_config, shipped_configs
+from aurank.config.load import config_difference, dump_config, load_config, shipped_configs
 from aurank.config.messages import ConfigError
 from aurank.config.schema import (
     Component,

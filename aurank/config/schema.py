@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from aurank.config.agreement import TEXT_SIZES, contradictions
+from aurank.config.cross_checks import TEXT_SIZES, contradictions
 from aurank.config.messages import KeyPath, describe, enumerated, one_of, resolve
 from aurank.sizes import DURATION, SIZE, seconds, size_in_bytes
 

@@ -1,18 +1,18 @@
 """Images on disk to batches: manifest, readers, transforms, samplers, loaders."""
 
-from aurank.data.augmentations import MultiCrop, SimCLR
-from aurank.data.benchmarks import BENCHMARKS
 from aurank.data.captions import Tokeniser
-from aurank.data.completeness import Completeness, check_benchmark
+from aurank.data.checks.completeness import Completeness, check_benchmark
+from aurank.data.checks.doctor import DoctorReport, Finding
 from aurank.data.dataset import Batch, ImageDataset, augmentation_seed, keys
-from aurank.data.doctor import DoctorReport, Finding
-from aurank.data.hard_negatives import HardNegativeSampler
-from aurank.data.loaders import BatchLoader, loader
+from aurank.data.loader import BatchLoader, loader
 from aurank.data.manifest import SPLITS, Manifest, build_manifest
-from aurank.data.readers import READERS
-from aurank.data.samplers import PKSampler, Sampler, ShuffledSampler
+from aurank.data.readers.benchmarks import BENCHMARKS
+from aurank.data.readers.standard import READERS
+from aurank.data.samplers.hard_negative import HardNegativeSampler
+from aurank.data.samplers.pk import PKSampler, Sampler, ShuffledSampler
 from aurank.data.sources import ArraySource, FolderSource, ImageSource, ZipSource, open_source
-from aurank.data.transforms import Affine, Center, CropFlip, Pipeline, RandomCrop, Resize
+from aurank.data.transforms.standard import Affine, Center, CropFlip, Pipeline, RandomCrop, Resize
+from aurank.data.transforms.views import MultiCrop, SimCLR
 
 SAMPLERS: dict[str, type[Sampler]] = {
     "pk": PKSampler,

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding
 from aurank.data.manifest import Manifest
-from aurank.data.transforms import Pipeline
+from aurank.data.transforms.standard import Pipeline
 from aurank.errors import UserError
 
 Key = int | np.integer | tuple[int, int, int]  # row, or (row, epoch, view)

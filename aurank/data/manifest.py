@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int64, Integer, Shaped
 
+from aurank.data.checks.doctor import DoctorReport, examine
 from aurank.data.decode import MAX_PIXELS
-from aurank.data.doctor import DoctorReport, examine
 from aurank.data.sources import ImageSource
 from aurank.errors import UserError
 

@@ -1,17 +1,17 @@
 """Exact evaluation of embeddings over the full gallery: embeddings → ranks → metrics → report."""
 
 from aurank.evaluation.accuracy_calculator import AccuracyCalculator
-from aurank.evaluation.approximate import Approximation, approximate_report, faiss_ranks
+from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.compare import Comparison, compare
 from aurank.evaluation.curves import Curve, precision_recall_curve
+from aurank.evaluation.engine.ranks import Ranks, positive_ranks
 from aurank.evaluation.evaluate import evaluate
-from aurank.evaluation.index import Index, Neighbours, neighbours
-from aurank.evaluation.intervals import Resampling
-from aurank.evaluation.lists import Sides
-from aurank.evaluation.probe_knn import knn
-from aurank.evaluation.probe_linear import linear_probe
-from aurank.evaluation.probe_result import ProbeResult
-from aurank.evaluation.ranks import Ranks, positive_ranks
+from aurank.evaluation.index.approximate import Approximation, approximate_report, faiss_ranks
+from aurank.evaluation.index.neighbour_lists import Sides
+from aurank.evaluation.index.neighbours import Index, Neighbours, neighbours
+from aurank.evaluation.probes.knn import knn
+from aurank.evaluation.probes.linear import linear_probe
+from aurank.evaluation.probes.result import ProbeResult
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport, ensemble, prompts, two_way, zero_shot
 

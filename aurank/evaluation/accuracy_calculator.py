@@ -12,10 +12,10 @@ from torch import Tensor
 
 from aurank.errors import UserError, first_line
 from aurank.evaluation import metrics
-from aurank.evaluation.averages import Classes, mean, segment_sums
-from aurank.evaluation.faiss_bridge import blocks, faiss_library
-from aurank.evaluation.inputs import Embeddings, Integers, integer_array, read
-from aurank.evaluation.ranks import Ranks, positive_ranks
+from aurank.evaluation.aggregate import Classes, mean, segment_sums
+from aurank.evaluation.engine.inputs import Embeddings, Integers, integer_array, read
+from aurank.evaluation.engine.ranks import Ranks, positive_ranks
+from aurank.evaluation.index.faiss_bridge import blocks, faiss_library
 from aurank.names import meant, nearest
 
 Values = Float64[np.ndarray, " query"]

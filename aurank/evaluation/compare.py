@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurank.errors import UserError
-from aurank.evaluation.averages import MACRO, average
-from aurank.evaluation.intervals import Resampling, Units, resampled_means
+from aurank.evaluation.aggregate import MACRO, average
+from aurank.evaluation.bootstrap import Resampling, Units, resampled_means
 from aurank.evaluation.report import RUN, Column, Report
 
 

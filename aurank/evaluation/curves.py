@@ -6,8 +6,8 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from aurank.errors import UserError
+from aurank.evaluation.engine.ranks import Ranks
 from aurank.evaluation.metrics import precision_when_found
-from aurank.evaluation.ranks import Ranks
 
 
 @dataclass(frozen=True, eq=False)

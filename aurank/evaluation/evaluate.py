@@ -6,19 +6,19 @@ from dataclasses import asdict, replace
 import torch
 
 from aurank.errors import UserError
-from aurank.evaluation.approximate import approximate_report, faiss_ranks
-from aurank.evaluation.averages import MACRO
-from aurank.evaluation.counting import Progress
-from aurank.evaluation.index import Index
-from aurank.evaluation.inputs import Embeddings, Integers, choose_devices, numbered
-from aurank.evaluation.intervals import Resampling
-from aurank.evaluation.lists import Sides
+from aurank.evaluation.aggregate import MACRO
+from aurank.evaluation.bootstrap import Resampling
+from aurank.evaluation.build_report import check_cuts, fitting_cuts, report_of
+from aurank.evaluation.engine.counting import Progress
+from aurank.evaluation.engine.inputs import Embeddings, Integers, choose_devices, numbered
+from aurank.evaluation.engine.process_group import agree, make_team
+from aurank.evaluation.engine.ranks import Ranks, positive_ranks
+from aurank.evaluation.index.approximate import approximate_report, faiss_ranks
+from aurank.evaluation.index.neighbour_lists import Sides
+from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.metrics import TIES, check_names, split_cut
-from aurank.evaluation.ranks import Ranks, positive_ranks
 from aurank.evaluation.relevance import Grades
 from aurank.evaluation.report import Report
-from aurank.evaluation.summary import check_cuts, fitting_cuts, report_of
-from aurank.evaluation.team import agree, make_team
 
 
 def evaluate(

@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from aurank.errors import UserError
-from aurank.evaluation.averages import MACRO, segment_sums
-from aurank.evaluation.ranks import Ranks
+from aurank.evaluation.aggregate import MACRO, segment_sums
+from aurank.evaluation.engine.ranks import Ranks
 from aurank.names import meant, nearest
 
 Ties = Literal["threshold", "optimistic", "pessimistic"]

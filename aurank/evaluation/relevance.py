@@ -7,8 +7,8 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.evaluation.inputs import Integers, refuse_masked
-from aurank.evaluation.ranks import Ranks
+from aurank.evaluation.engine.inputs import Integers, refuse_masked
+from aurank.evaluation.engine.ranks import Ranks
 
 
 @dataclass(frozen=True, eq=False)

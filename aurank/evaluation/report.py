@@ -16,10 +16,10 @@ import numpy as np
 from jaxtyping import Float64, Shaped
 
 from aurank.errors import UserError, first_line
-from aurank.evaluation.averages import MACRO, Classes, mean
+from aurank.evaluation._report_check import check_content
+from aurank.evaluation.aggregate import MACRO, Classes, mean
+from aurank.evaluation.bootstrap import Intervals, Resampling, Units, resampled_means
 from aurank.evaluation.curves import Curve, random_order_ap
-from aurank.evaluation.intervals import Intervals, Resampling, Units, resampled_means
-from aurank.evaluation.report_check import check_content
 from aurank.files import replacing, require_ordinary, write_text
 from aurank.names import meant, nearest
 

@@ -16,15 +16,15 @@ import numpy as np
 from jaxtyping import Bool, Int64, Shaped
 
 from aurank.errors import UserError
-from aurank.evaluation.averages import mean
-from aurank.evaluation.index import Index
-from aurank.evaluation.inputs import Embeddings
-from aurank.evaluation.intervals import Resampling
-from aurank.evaluation.matching import NO_GROUP
+from aurank.evaluation.aggregate import mean
+from aurank.evaluation.bootstrap import Resampling
+from aurank.evaluation.build_report import check_cuts
+from aurank.evaluation.engine.inputs import Embeddings
+from aurank.evaluation.engine.positives import NO_GROUP
+from aurank.evaluation.engine.ranks import Ranks
+from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.metrics import check_names, query_values, split_cut
-from aurank.evaluation.ranks import Ranks
 from aurank.evaluation.report import RUN, Report
-from aurank.evaluation.summary import check_cuts
 from aurank.files import replacing, require_ordinary
 
 Table = dict[str, dict[str, float]]  # a number for each document of each query

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from aurank.errors import UserError
-from aurank.evaluation.averages import mean
+from aurank.evaluation.aggregate import mean
+from aurank.evaluation.build_report import check_cuts, default_metrics
+from aurank.evaluation.engine.inputs import Embeddings, Integers, check_embeddings, integer_array
 from aurank.evaluation.evaluate import evaluate
-from aurank.evaluation.inputs import Embeddings, Integers, check_embeddings, integer_array
 from aurank.evaluation.report import Report
-from aurank.evaluation.summary import check_cuts, default_metrics
 from aurank.files import write_text
 
 DIRECTIONS = ("image_to_text", "text_to_image")

@@ -4,35 +4,35 @@ from collections.abc import Callable
 
 from torch import nn
 
-from aurank.losses.auroc import AUROCLoss
-from aurank.losses.base import PairLoss
-from aurank.losses.blackbox_ap import BlackBoxAPLoss
-from aurank.losses.clip import CLIPLoss, SigLIPLoss
-from aurank.losses.cross_batch import CrossBatchMemory
-from aurank.losses.cyclip import CyCLIPLoss
-from aurank.losses.decoupled import DCLLoss, FlatNCELoss, SiMoLoss
-from aurank.losses.emc2 import EMC2Loss
-from aurank.losses.emc2_miner import EMC2Miner
-from aurank.losses.fast_ap import FastAPLoss
-from aurank.losses.fastclip import FastCLIPLoss
-from aurank.losses.info_nce import InfoNCELoss, SupConLoss
-from aurank.losses.isogclr import ISogCLRLoss
-from aurank.losses.lightly import LightlyLoss, barlow_twins, from_lightly, vicreg
-from aurank.losses.listwise_ap import ListwiseAPLoss
+from aurank.losses.contrastive.clip import CLIPLoss, SigLIPLoss
+from aurank.losses.contrastive.cyclip import CyCLIPLoss
+from aurank.losses.contrastive.decoupled import DCLLoss, FlatNCELoss, SiMoLoss
+from aurank.losses.contrastive.info_nce import InfoNCELoss, SupConLoss
+from aurank.losses.contrastive.simco import SimCoLoss
+from aurank.losses.contrastive.spectral import SpectralContrastiveLoss
+from aurank.losses.core.pair_loss import PairLoss
+from aurank.losses.core.pairs import Pairs, Positives, make_pairs
+from aurank.losses.core.row_table import RowTable, Undoable
+from aurank.losses.global_contrastive.emc2 import EMC2Loss
+from aurank.losses.global_contrastive.fastclip import FastCLIPLoss
+from aurank.losses.global_contrastive.isogclr import ISogCLRLoss
+from aurank.losses.global_contrastive.negative_cache import NegativeCacheLoss
+from aurank.losses.global_contrastive.neuclip import NeuCLIPLoss
+from aurank.losses.global_contrastive.sogclr import SogCLRLoss
 from aurank.losses.miners import MINERS
-from aurank.losses.multiple import MultipleLosses
-from aurank.losses.negative_cache import NegativeCacheLoss
-from aurank.losses.neuclip import NeuCLIPLoss
-from aurank.losses.pairs import Pairs, Positives, make_pairs
-from aurank.losses.pml import PMLLoss, contrastive, multi_similarity, triplet
-from aurank.losses.recall_at_k import RecallAtKLoss
-from aurank.losses.semi_variance import SemiVarianceLoss
-from aurank.losses.simco import SimCoLoss
-from aurank.losses.smooth_ap import SmoothAPLoss
-from aurank.losses.sogclr import SogCLRLoss
-from aurank.losses.soprc import SOPRCLoss
-from aurank.losses.spectral import SpectralContrastiveLoss
-from aurank.losses.state import RowTable, Undoable
+from aurank.losses.miners.emc2 import EMC2Miner
+from aurank.losses.ranking.auroc import AUROCLoss
+from aurank.losses.ranking.blackbox_ap import BlackBoxAPLoss
+from aurank.losses.ranking.fast_ap import FastAPLoss
+from aurank.losses.ranking.listwise_ap import ListwiseAPLoss
+from aurank.losses.ranking.recall_at_k import RecallAtKLoss
+from aurank.losses.ranking.semi_variance import SemiVarianceLoss
+from aurank.losses.ranking.smooth_ap import SmoothAPLoss
+from aurank.losses.ranking.soprc import SOPRCLoss
+from aurank.losses.wrappers.cross_batch import CrossBatchMemory
+from aurank.losses.wrappers.lightly import LightlyLoss, barlow_twins, from_lightly, vicreg
+from aurank.losses.wrappers.multiple import MultipleLosses
+from aurank.losses.wrappers.pml import PMLLoss, contrastive, multi_similarity, triplet
 
 LOSSES: dict[str, Callable[..., nn.Module]] = {
     "auroc": AUROCLoss,

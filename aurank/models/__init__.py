@@ -2,7 +2,7 @@
 
 from aurank.models.encoder import POOLINGS, EachSize, Encoder, GeneralisedMean, Pooling, parameter_groups
 from aurank.models.lars import Lars
-from aurank.models.text import EachSide, ProjectedText, TextTower, TwoTower
+from aurank.models.text_encoder import EachSide, ProjectedText, TextTower, TwoTower
 
 __all__ = [
     "POOLINGS",

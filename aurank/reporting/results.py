@@ -7,7 +7,7 @@ from pathlib import Path
 from aurank.errors import AurankError, UserError
 from aurank.evaluation.report import Report
 from aurank.files import remove_abandoned, replacing, require_writable, temporary_name
-from aurank.reporting.curves import draw_curve
+from aurank.reporting.plots import draw_curve
 
 REPORT, PER_QUERY, CURVE = "report.json", "per_query.parquet", "pr_curve.png"
 BASELINES = "baselines.json"

@@ -14,20 +14,20 @@ from torch.optim import Optimizer
 from aurank.config import Component, Config, DataConfig, ModelConfig
 from aurank.config.components import signature
 from aurank.data import READERS, SAMPLERS, TRANSFORMS, ImageDataset, Manifest, Pipeline, Sampler
+from aurank.data.checks.odd_classes import odd_classes
+from aurank.data.checks.repeated import repeated_image
 from aurank.data.dataset import with_own_labels
-from aurank.data.odd_classes import odd_classes
-from aurank.data.repeated import repeated_image
+from aurank.embedding.image_text_pairs import each_image_once
+from aurank.embedding.preprocessing import with_preprocessing
 from aurank.errors import UserError, first_line
-from aurank.evaluation.matching import count_positives, require_room
+from aurank.evaluation.engine.positives import count_positives, require_room
 from aurank.losses import LOSSES, MINERS, CrossBatchMemory
 from aurank.models import Encoder, parameter_groups
-from aurank.models.backbones import without_file
+from aurank.models.adapters.backbones import without_file
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.training.components import read_trained
 from aurank.training.fitting import described
 from aurank.training.optim import BATCH_RULES, OPTIMISERS, SCHEDULES, Schedule, loss_group
-from aurank.training.pairs import each_image_once
-from aurank.training.preprocessing import with_preprocessing
 
 
 @dataclass(frozen=True, eq=False)

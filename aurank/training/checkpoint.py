@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from aurank.config.messages import one_line
+from aurank.embedding.preprocessing import as_trained
 from aurank.errors import AurankError, UserError, first_line
 from aurank.files import replacing
 from aurank.training.checksums import DamageError, check_archive, checksums, first_difference, require_small
 from aurank.training.components import read_config, read_trained
-from aurank.training.preprocessing import as_trained
 
 FORMAT = 2
 WEIGHTS: dict[str, tuple[type, ...]] = {

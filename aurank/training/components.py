@@ -12,9 +12,9 @@ from aurank.data import READERS, SAMPLERS, TRANSFORMS
 from aurank.errors import UserError
 from aurank.evaluation.metrics import check_names
 from aurank.losses import LOSSES, MINERS
-from aurank.models.backbones import HUBS, unknown_backbone, unknown_options
+from aurank.models.adapters.backbones import HUBS, unknown_backbone, unknown_options
+from aurank.models.adapters.texts import check_text_model
 from aurank.models.encoder import FILLED
-from aurank.models.text_adapters import check_text_model
 from aurank.training.optim import OPTIMISERS, SCHEDULES
 
 _DEFAULT_BACKBONE = known_keys()["model", "backbone"].default

@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from aurank.errors import AurankError
-from aurank.losses.individual_temperatures import IndividualTemperatures
-from aurank.losses.temperature import Temperature
+from aurank.losses.core.temperature import Temperature
+from aurank.losses.global_contrastive._individual_temperatures import IndividualTemperatures
 
 
 class MetricsFile:

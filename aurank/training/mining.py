@@ -10,8 +10,8 @@ from jaxtyping import Int64
 from torch import nn
 
 from aurank.data import ImageDataset
-from aurank.evaluation.embed import embed
-from aurank.evaluation.index import neighbours
+from aurank.embedding.embed import embed
+from aurank.evaluation.index.neighbours import neighbours
 
 
 class NearestImages:

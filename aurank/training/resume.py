@@ -9,6 +9,7 @@ from typing import Any
 
 from aurank.config import Config, config_difference
 from aurank.data import Manifest
+from aurank.embedding.preprocessing import with_preprocessing
 from aurank.errors import UserError
 from aurank.training.build import build_schedule
 from aurank.training.checkpoint import (
@@ -23,7 +24,6 @@ from aurank.training.claim import is_passing
 from aurank.training.components import read_config
 from aurank.training.fitting import load_optimiser, load_weights, put, read_progress, require_alike
 from aurank.training.parts import Parts
-from aurank.training.preprocessing import with_preprocessing
 from aurank.training.state import Progress
 
 MAY_CHANGE = (

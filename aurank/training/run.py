@@ -19,7 +19,8 @@ from torch import nn
 
 from aurank.config import Config, dump_config
 from aurank.data import Manifest, MultiCrop, Pipeline, Sampler
-from aurank.data.contents import contents
+from aurank.data.checks.contents import contents
+from aurank.embedding.image_text_pairs import require_pairs, texts_of
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
@@ -50,7 +51,6 @@ from aurank.training.gradient_cache import GradientCache
 from aurank.training.loop import Listener, Loop
 from aurank.training.mining import NearestImages
 from aurank.training.optim import WeightAverage
-from aurank.training.pairs import require_pairs, texts_of
 from aurank.training.parts import Parts
 from aurank.training.processes import joined, launched, on_cpu, require_same, together
 from aurank.training.resume import Resumed, prepare, require_same_data, require_usable, restore

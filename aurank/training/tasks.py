@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from aurank.config import Config
 from aurank.data import Batch, ImageDataset, Manifest
 from aurank.data.captions import PADDING
+from aurank.embedding.embed import Embedded, embed
+from aurank.embedding.image_text_pairs import EmbeddedPairs, embed_pairs, reports_by_group, texts_of
 from aurank.errors import UserError
-from aurank.evaluation.embed import Embedded, embed
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.models import EachSide, EachSize, Encoder
-from aurank.training.pairs import EmbeddedPairs, embed_pairs, reports_by_group, texts_of
 from aurank.training.towers import Towers
 
 

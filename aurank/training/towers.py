@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from aurank.config import Config
 from aurank.config.messages import one_line
 from aurank.data import Pipeline, Tokeniser
+from aurank.embedding.image_text_pairs import Tokenise
 from aurank.errors import UserError
 from aurank.models import Encoder, ProjectedText, TextTower, TwoTower
-from aurank.models.text_adapters import load_text_model
+from aurank.models.adapters.texts import load_text_model
 from aurank.training.build import build_encoder, build_transform, model_weights
 from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.training.components import read_trained
 from aurank.training.fitting import load_weights
-from aurank.training.pairs import Tokenise
 
 OWN = "transformer"  # the text model that is trained from random weights, with a tokeniser of its own
 

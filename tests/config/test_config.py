@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
-from config_tables import CHOICES, MINIMAL, VALID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from testing.config_tables import CHOICES, MINIMAL, VALID
 
 from aurank.config import (
     Component,

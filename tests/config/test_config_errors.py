@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import yaml
-from config_tables import CHOICES, MINIMAL, VALID
+from testing.config_tables import CHOICES, MINIMAL, VALID
 
 from aurank.config import ConfigError, load_config, messages
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from config_tables import CHOICES, VALID
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testing.config_tables import CHOICES, VALID
 
 from aurank.config import Config, ConfigError, dump_config, load_config
 

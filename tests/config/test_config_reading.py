@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from config_tables import CHOICES, MINIMAL, VALID
+from testing.config_tables import CHOICES, MINIMAL, VALID
 
 from aurank.config import Config, ConfigError, load_config
 from aurank.config.messages import Problems

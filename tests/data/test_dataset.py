@@ -4,13 +4,13 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from data_trees import array_manifest, pixels, write_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testing.data_trees import array_manifest, pixels, write_tree
 
 from aurank.data import TRANSFORMS, ArraySource, ImageDataset, augmentation_seed, keys
 from aurank.data.dataset import with_own_labels
-from aurank.data.readers import folder
+from aurank.data.readers.standard import folder
 from aurank.errors import UserError
 
 

@@ -4,10 +4,10 @@ import struct
 
 import numpy as np
 import pytest
-from data_trees import pixels, png
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from testing.data_trees import pixels, png
 
 from aurank.data import ArraySource, FolderSource
 from aurank.data.decode import decode, quiet_decoding

@@ -14,17 +14,17 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from data.data_trees import png, write_tree
 from PIL import Image
+from testing.data_trees import png, write_tree
 
 from aurank.arrays import load_arrays
 from aurank.data import READERS, FolderSource, ImageDataset, build_manifest
-from aurank.data.contents import contents
+from aurank.data.checks.contents import contents
 from aurank.data.decode import decode, quiet_decoding
 from aurank.data.sources import open_source
-from aurank.data.transforms import Resize
+from aurank.data.transforms.standard import Resize
+from aurank.embedding.cache import data_sha256
 from aurank.errors import UserError
-from aurank.evaluation.cache import data_sha256
 
 NAMES = [f"{label}/{row}.png" for label in "ab" for row in range(2)]
 HEADER = "path,label,split"

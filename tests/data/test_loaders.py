@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data_trees import array_manifest, write_tree, zip_tree
+from testing.data_trees import array_manifest, write_tree, zip_tree
 
 from aurank.data import TRANSFORMS, Batch, ImageDataset, PKSampler, loader
-from aurank.data.readers import folder
+from aurank.data.readers.standard import folder
 from aurank.errors import UserError
 
 
@@ -199,7 +199,7 @@ def test_workers_that_are_not_forked_give_the_same_pixels(tmp_path, method):
         import multiprocessing, sys
         from pathlib import Path
         import torch
-        import aurank.data.loaders as loaders
+        import aurank.data.loader as loaders
         from aurank.data import READERS, TRANSFORMS, ImageDataset, keys
 
         if __name__ == "__main__":

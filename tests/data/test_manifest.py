@@ -3,9 +3,9 @@ import pickle
 
 import numpy as np
 import pytest
-from data_trees import array_manifest, pixels
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testing.data_trees import array_manifest, pixels
 
 from aurank.data import ArraySource, Manifest, build_manifest
 from aurank.errors import UserError

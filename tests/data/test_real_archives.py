@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from data_trees import real_archive
+from testing.data_trees import real_archive
 
 from aurank.data import TRANSFORMS, ImageDataset, Manifest, PKSampler, keys
 from aurank.data.decode import decode
-from aurank.data.readers import READERS, omniglot
+from aurank.data.readers.standard import READERS, omniglot
 
 pytestmark = pytest.mark.data
 

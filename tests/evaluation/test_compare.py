@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from listing import ranks_of, read
+from testing.listing import ranks_of, read
 
 from aurank.errors import UserError
 from aurank.evaluation import Report, evaluate
+from aurank.evaluation.build_report import report_of
 from aurank.evaluation.compare import compare
-from aurank.evaluation.summary import report_of
 
 LISTS = ["+ - -", "- + -", "- - +", "+ - -", "- + -", "+ + -"]
 LABELS = np.array([4, 4, 5, 5, 6, 6])

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from listing import Item, groups, ranks_of, read
+from testing.listing import Item, groups, ranks_of, read
 
 from aurank.errors import UserError
 from aurank.evaluation import metrics
-from aurank.evaluation.averages import mean
+from aurank.evaluation.aggregate import mean
 from aurank.evaluation.curves import precision_recall_curve, random_order_ap
 
 ITEMS = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=12).filter(

@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracle import brute_force, exact_score
 from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
+from testing.brute_force import brute_force, exact_score
 
 import aurank
 from aurank.errors import UserError
 from aurank.evaluation import positive_ranks
-from aurank.evaluation.summary import default_metrics
+from aurank.evaluation.build_report import default_metrics
 
 CUTS = (1, 2, 5, 100)
 NAMES = default_metrics(CUTS)  # by name, since 100 is beyond the gallery

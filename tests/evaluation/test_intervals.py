@@ -9,7 +9,7 @@ import torch
 
 from aurank.errors import UserError
 from aurank.evaluation import Report
-from aurank.evaluation.intervals import CELLS, Resampling, Units, resampled_means
+from aurank.evaluation.bootstrap import CELLS, Resampling, Units, resampled_means
 
 
 def report_with(values: np.ndarray, labels: np.ndarray | None, *, metrics: tuple[str, ...] = ("mauprc",)) -> Report:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from listing import Item, expected, ranks_of, read, relevance
 from sklearn.metrics import average_precision_score
+from testing.listing import Item, expected, ranks_of, read, relevance
 
 from aurank.errors import UserError
 from aurank.evaluation import evaluate, metrics
-from aurank.evaluation.summary import default_metrics, report_of
+from aurank.evaluation.build_report import default_metrics, report_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"\| `([^`]+)` \| .* \| `([^`]+)` \|")

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from listing import Item, ranks_of, read, relevance
 from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
+from testing.listing import Item, ranks_of, read, relevance
 
 import aurank
 from aurank.evaluation import metrics

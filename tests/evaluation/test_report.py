@@ -7,12 +7,12 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from listing import ranks_of, read
+from testing.listing import ranks_of, read
 
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Report
-from aurank.evaluation.intervals import Resampling
-from aurank.evaluation.summary import report_of
+from aurank.evaluation.bootstrap import Resampling
+from aurank.evaluation.build_report import report_of
 
 LISTS = [read(text) for text in ("+ - -", "- +- +", "- - +", "- -", "+ + + +")]
 LABELS = np.array([2**53 + 1, -3, -3, 2**53 + 1])  # of the four queries that have a positive

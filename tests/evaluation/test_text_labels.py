@@ -8,9 +8,9 @@ import pyarrow.parquet
 import pytest
 
 import aurank
+from aurank.embedding.embed import Embedded
 from aurank.errors import UserError
 from aurank.evaluation import compare
-from aurank.evaluation.embed import Embedded
 
 CHANCE = np.random.default_rng(0)
 ROWS = CHANCE.normal(size=(40, 6))

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import oracles
 import pytest
 import torch
-from cases import COUNTS, FURTHER, MADE_MINERS, OF_LIGHTLY, TABLE, Case
 from pytorch_metric_learning import distances, reducers, regularizers
 from pytorch_metric_learning import losses as pml_losses
-from states import same_state
+from testing.cases import COUNTS, FURTHER, MADE_MINERS, OF_LIGHTLY, TABLE, Case
+from testing.states import same_state
 from torch import Tensor
 
 from aurank.errors import UserError

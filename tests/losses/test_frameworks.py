@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from cases import OF_LIGHTLY
 from safetensors.torch import load, load_file, save
-from stateful import EVERY, FURTHER_STATEFUL, KEYED, SAMPLES, WIDTH
-from states import same_state
+from testing.cases import OF_LIGHTLY
+from testing.stateful import EVERY, FURTHER_STATEFUL, KEYED, SAMPLES, WIDTH
+from testing.states import same_state
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 

@@ -11,12 +11,13 @@ import timm
 import torch
 from safetensors.torch import save_file
 
+from aurank.commands import Running, evaluate_model
 from aurank.config import ConfigError
+from aurank.embedding import Images
 from aurank.errors import UserError
 from aurank.models import Encoder
-from aurank.models.adapters import ADAPTERS, load_model
-from aurank.models.text_adapters import check_text_model, load_text_model
-from aurank.training import Images, Running, evaluate_model
+from aurank.models.adapters.images import ADAPTERS, load_model
+from aurank.models.adapters.texts import check_text_model, load_text_model
 from aurank.training.components import read_config
 
 REMOTE = "trust_remote_code=true"

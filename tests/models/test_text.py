@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.models import Encoder
-from aurank.models.text import EachSide, ProjectedText, TextTower, TwoTower
+from aurank.models.text_encoder import EachSide, ProjectedText, TextTower, TwoTower
 
 
 def tower(**given: int) -> TextTower:

@@ -3,4 +3,5 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+TOOLS = Path(__file__).parents[2] / "tools"
+sys.path[:0] = [str(TOOLS), str(TOOLS / "experiments")]

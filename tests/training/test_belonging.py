@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from test_resume import assert_equal
-from tiny import tiny_config
+from testing.tiny import tiny_config
 
 import aurank
 from aurank.errors import UserError

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from learnt import Learnt
 from test_resume import assert_equal
-from tiny import tiny_config
+from testing.learnt import Learnt
+from testing.tiny import tiny_config
 from torch import Tensor, nn
 
 import aurank

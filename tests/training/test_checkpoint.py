@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from test_resume import assert_equal
-from tiny import tiny_config
+from testing.tiny import tiny_config
 
 import aurank
+from aurank.commands import evaluate_model
+from aurank.embedding.preprocessing import as_trained
 from aurank.errors import UserError
-from aurank.training import evaluate_model, read_config
+from aurank.training import read_config
 from aurank.training.build import build_encoder
 from aurank.training.checkpoint import (
     CONTENT,
@@ -25,7 +27,6 @@ from aurank.training.checkpoint import (
     restore_random_state,
     save_checkpoint,
 )
-from aurank.training.preprocessing import as_trained
 from aurank.training.state import Progress
 
 

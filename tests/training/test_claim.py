@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny import tiny_config
+from testing.tiny import tiny_config
 
 import aurank
 from aurank.errors import UserError

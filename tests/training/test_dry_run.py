@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tiny import tiny_config
+from testing.tiny import tiny_config
 
 import aurank
 from aurank.errors import UserError

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_config
+from testing.tiny import tiny_config
 
 import aurank
+from aurank.commands import embed_model, evaluate_model
+from aurank.embedding import Images
 from aurank.errors import UserError
-from aurank.training import Images, embed_model, evaluate_model
 from aurank.training.build import build_encoder, build_splits
 from aurank.training.checkpoint import load_checkpoint, save_checkpoint
 from aurank.training.components import read_config

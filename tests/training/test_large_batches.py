@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from test_skipping import broken_photos
-from tiny import tiny_config
+from testing.tiny import tiny_config
 
 import aurank
 from aurank.training import read_config, rehearse

@@ -9,15 +9,16 @@ import pytest
 import torch
 from accelerate.utils import LoggerType
 from test_resume import assert_equal
-from tiny import tiny_config
+from testing.tiny import tiny_config
 
 import aurank
+from aurank.commands.evaluate import embed_model, evaluate_model
 from aurank.data.decode import decode
+from aurank.embedding import Images
+from aurank.embedding.embed import Embedded, embed
 from aurank.errors import AurankError, UserError
-from aurank.evaluation.embed import Embedded, embed
 from aurank.models import Encoder
-from aurank.training import Images, rehearse
-from aurank.training.apply import embed_model, evaluate_model
+from aurank.training import rehearse
 from aurank.training.build import build_dataset, build_encoder, build_splits, fill_preprocessing
 from aurank.training.checkpoint import load_checkpoint
 from aurank.training.components import read_config
@@ -309,7 +310,7 @@ def test_what_measures_is_tried_before_the_first_step(tmp_path: Path, monkeypatc
     def broken(*_: Any, **__: Any) -> None:
         raise AurankError("no kernel")
 
-    monkeypatch.setattr("aurank.evaluation.embed.evaluate", broken)
+    monkeypatch.setattr("aurank.embedding.embed.evaluate", broken)
     with pytest.raises(AurankError, match="no kernel"):
         aurank.train(tiny_config(), tmp_path / "out")
     assert not (tmp_path / "out" / "metrics.jsonl").exists()

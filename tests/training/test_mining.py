@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_dry_run import photos
 from test_resume import assert_same_run
-from tiny import STEPS, tiny_config
+from testing.tiny import STEPS, tiny_config
 
 import aurank
 from aurank.data import HardNegativeSampler

@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tiny import tiny_config
+from testing.tiny import tiny_config
 
 import aurank
 from aurank.cli.data import doctor
+from aurank.commands import Running, embed_model, evaluate_model
+from aurank.embedding import Images
 from aurank.errors import UserError
-from aurank.training import Images, Running, embed_model, evaluate_model, read_config, rehearse
+from aurank.training import read_config, rehearse
 from aurank.training.build import build_splits
 
 MODEL = "python:odd_embedder:build"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from aurank.evaluation.embed import Embedded, ModelImages, embed
-from aurank.models.adapters import load_model
+from aurank.embedding.embed import Embedded, ModelImages, embed
+from aurank.models.adapters.images import load_model
 from aurank.training.build import build_dataset, build_encoder, build_manifest, fill_preprocessing
 from aurank.training.components import read_config
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tiny import STEPS, tiny_config
+from testing.tiny import STEPS, tiny_config
 
 import aurank
 from aurank.errors import UserError

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tiny import tiny_config
+from testing.tiny import tiny_config
 
 import aurank
 from aurank.training.checkpoint import load_checkpoint

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from data.data_trees import REAL_DATA
+from testing.data_trees import REAL_DATA
 
 from aurank import cli
 from aurank.config import ConfigError, shipped_configs

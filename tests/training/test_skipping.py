@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from test_dry_run import photos
-from tiny import tiny_config
+from testing.tiny import tiny_config
 
 import aurank
 from aurank.errors import UserError

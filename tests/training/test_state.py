@@ -6,7 +6,7 @@ from test_resume import assert_equal
 from torch import Tensor, nn
 
 from aurank.losses import BlackBoxAPLoss, CrossBatchMemory, EMC2Miner, SogCLRLoss, SOPRCLoss
-from aurank.losses.blackbox_ap import RankingMemory
+from aurank.losses.ranking.blackbox_ap import RankingMemory
 from aurank.training.checkpoint import random_state
 from aurank.training.state import Before, Progress
 

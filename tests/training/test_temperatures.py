@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from learnt import Learnt
 from test_large_batches import EXACT
 from test_resume import assert_equal
-from tiny import tiny_config
+from testing.learnt import Learnt
+from testing.tiny import tiny_config
 
 import aurank
 from aurank.errors import AurankError
@@ -186,7 +186,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(sys.argv[1])))
 import aurank
 from aurank.losses import LOSSES
-from learnt import Learnt
+from testing.learnt import Learnt
 LOSSES["learnt"] = Learnt
 aurank.train(sys.argv[2], sys.argv[3])
 """
@@ -205,7 +205,14 @@ def test_two_processes_learn_the_temperature_of_one(tmp_path: Path) -> None:
             port = probe.getsockname()[1]
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
         shared |= {"GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-        arguments = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(config), str(tmp_path / str(ranks))]
+        arguments = [
+            sys.executable,
+            "-c",
+            SCRIPT,
+            str(Path(__file__).parents[1]),
+            str(config),
+            str(tmp_path / str(ranks)),
+        ]
         processes = [
             subprocess.Popen(
                 arguments,

@@ -1,6 +1,5 @@
 """Training on pairs of images and texts from a configuration: what is compared, measured, saved and resumed."""
 
-import csv
 import json
 import os
 import signal
@@ -17,46 +16,24 @@ from PIL import Image
 from test_loop import records
 from test_resume import assert_equal
 from test_several_processes import ended, start
-from tiny import tiny_config
+from testing.tiny import tiny_config
+from testing.two_towers import pairs_config, parts_of, write_table
 from torch import Tensor, nn
 
 import aurank
 from aurank import cli
+from aurank.commands import evaluate_model, evaluate_pairs, probe_model
 from aurank.config import ConfigError
+from aurank.embedding import Images
 from aurank.errors import UserError
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.losses import SogCLRLoss
-from aurank.training import Images, evaluate_model, evaluate_pairs, load_pairs, probe_model, read_config, rehearse
+from aurank.training import load_pairs, read_config, rehearse
 from aurank.training.build import build_sampler, build_splits
 from aurank.training.checkpoint import load_checkpoint
-from aurank.training.parts import Parts
-from aurank.training.run import _gradient_cache, build_parts
+from aurank.training.run import _gradient_cache
 
-COLOURS = {
-    "red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220), "white": (240, 240, 240),
-    "black": (10, 10, 10), "yellow": (220, 220, 30), "pink": (230, 120, 180), "cyan": (30, 210, 210),
-}  # fmt: skip
-UNSEEN = ("pink", "cyan")
-SENTENCES = ("a {} square", "something {}", "{} paint on paper")
 PLAIN = {"model": {"params": {}, "freeze_batch_norm": True}, "optim": {"name": "sgd", "lr": 0.05, "warmup_steps": 0}}
-
-
-def write_table(root: Path, *, labelled: bool = True, captions: int = 1) -> None:
-    """16 photos of each colour and `pairs.csv`; two colours are only tested, and of the others one sentence is."""
-    random = np.random.default_rng(0)
-    rows: list[tuple[str, ...]] = []
-    for colour, value in COLOURS.items():
-        for number in range(16):
-            pixels = np.clip(np.array(value) + random.normal(0, 12, (16, 16, 3)), 0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(root / f"{colour}{number}.png")
-            test = colour in UNSEEN or number >= 10
-            for caption in range(captions):
-                sentence = SENTENCES[2 if test and number % 2 else (number + caption) % 2].format(colour)
-                rows.append((f"{colour}{number}.png", sentence, colour, "test" if test else "train"))
-    with (root / "pairs.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        header = ("path", "text", "label", "split")
-        writer.writerows(row if labelled else (row[0], row[1], row[3]) for row in [header, *rows])
 
 
 @pytest.fixture(scope="module")
@@ -64,20 +41,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pairs")
     write_table(folder)
     return folder
-
-
-def pairs_config(root: Path, loss: str = "sogclr", **sections: dict[str, Any]) -> dict[str, Any]:
-    data = {"name": "table", "params": {"file": "pairs.csv"}, "root": str(root), "channels": 3}
-    data |= {"validation_fraction": 0.3, "train_transform": {"name": "resize"}}
-    text = {"layers": 1, "width": 16, "heads": 2, "length": 12, "vocabulary": 300}
-    given = {"data": {**data, **sections.pop("data", {})}, "model": {"text": text, **sections.pop("model", {})}}
-    config = tiny_config(loss, **given, **sections)
-    return {**config, "sampler": {"name": "shuffled", "batch": 16}}
-
-
-def parts_of(config: dict[str, Any]) -> Parts:
-    settings = read_config(config)
-    return build_parts(settings, build_splits(settings.data, seed=settings.seed))
 
 
 def run_cli(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:

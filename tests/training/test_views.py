@@ -8,24 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learnt import Learnt
 from test_dry_run import photos
 from test_large_batches import EXACT, weights
 from test_loop import records
 from test_resume import assert_equal
 from test_skipping import broken_photos
-from tiny import tiny_config
+from testing.learnt import Learnt
+from testing.tiny import tiny_config
 
 import aurank
+from aurank.commands.evaluate import Images, evaluate_model
 from aurank.config import ConfigError
+from aurank.embedding.select_images import select
 from aurank.errors import UserError
 from aurank.losses import LOSSES
 from aurank.models import Encoder
 from aurank.training import read_config, rehearse
-from aurank.training.apply import Images, evaluate_model
 from aurank.training.build import build_splits
 from aurank.training.checkpoint import load_checkpoint
-from aurank.training.selecting import select
 
 CROPS: dict[str, Any] = {
     "views": 4,

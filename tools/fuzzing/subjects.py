@@ -23,12 +23,12 @@ from PIL import Image
 import aurank
 from aurank.config import shipped_configs
 from aurank.data import READERS, FolderSource, ImageDataset, Manifest
-from aurank.data.contents import contents as contents_of
+from aurank.data.checks.contents import contents as contents_of
 from aurank.data.decode import decode
-from aurank.data.transforms import Resize
+from aurank.data.transforms.standard import Resize
+from aurank.embedding.cache import data_sha256
+from aurank.embedding.embed import Embedded
 from aurank.evaluation import Index, ProbeResult
-from aurank.evaluation.cache import data_sha256
-from aurank.evaluation.embed import Embedded
 from aurank.evaluation.trec import evaluate_run, read_qrels, read_run
 from aurank.training import read_config
 from fuzzing.damage import HOSTILE_VALUES, HOSTILE_WORDS, damage_bytes, damage_text, damage_tree

@@ -1,0 +1,140 @@
+"""Measuring a trained model of images and texts: what ``aurank pairs`` calls."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aurank.commands.evaluate import Running, choose_device, opened_cache, own_description, split_name
+from aurank.data import Manifest
+from aurank.data.captions import text_key
+from aurank.embedding.image_text_pairs import (
+    describe_groups,
+    distinct_images,
+    embed_pairs,
+    first_rows,
+    reports_by_group,
+    require_pairs,
+)
+from aurank.embedding.preprocessing import with_preprocessing
+from aurank.embedding.select_images import Images, select
+from aurank.errors import UserError
+from aurank.evaluation.report import Report
+from aurank.evaluation.two_way import DIRECTIONS, PROMPTS, TwoWayReport, prompts
+from aurank.training.build import build_dataset
+from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
+from aurank.training.components import read_trained
+from aurank.training.tasks import noted, noted_both, two_way_options
+from aurank.training.towers import require_texts, towers_of
+
+
+@dataclass(frozen=True, eq=False)
+class PairsResult:
+    """Retrieval both ways, of "all" pairs and by group, and images classified by the names of their classes.
+
+    The groups say what training has seen of a pair, and are there where its data are those of training. `zero_shot` is
+    None where images have no classes but their texts.
+    """
+
+    two_way: dict[str, TwoWayReport]
+    zero_shot: Report | None
+
+    def __str__(self) -> str:
+        if self.zero_shot is None:
+            return describe_groups(self.two_way)
+        lines = [f"{f'recall@{k}':<24}  {value:.4f}" for k, value in self.zero_shot.recall.items()]
+        return describe_groups(self.two_way, "\n".join(["zero-shot classification", *lines, *self.zero_shot.notes]))
+
+    def save(self, folder: Path | str) -> None:
+        """Writes two_way/GROUP for each group, and zero_shot.json, into the folder.
+
+        Then the files of an earlier result that this one has not are removed: a folder holds one result.
+        """
+        for name, report in self.two_way.items():
+            report.save(Path(folder) / "two_way" / name)
+        for found in Path(folder).glob("two_way/*/two_way.json"):
+            if found.parent.name not in self.two_way:
+                for name in (*DIRECTIONS, "two_way"):
+                    found.with_name(f"{name}.json").unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # it holds something else
+                    found.parent.rmdir()
+        if self.zero_shot is not None:
+            self.zero_shot.save(Path(folder) / "zero_shot.json")
+        else:
+            (Path(folder) / "zero_shot.json").unlink(missing_ok=True)
+
+
+def evaluate_pairs(
+    model: str,
+    images: Images | None = None,
+    *,
+    templates: Sequence[str] | None = None,
+    running: Running | None = None,
+) -> PairsResult:
+    """What a model that was trained with model.text makes of images and their texts.
+
+    Args:
+        model: ``aurank:DIR/best``.
+        images: its ``data``, ``split`` and ``overrides``: a table with a column text.
+        templates: sentences with {} for the name of a class, which is read with blanks for - and _; None for those of
+            ``aurank.evaluation.two_way.PROMPTS``. Classes are those of the column `label`, one for each image.
+
+    Raises:
+        UserError: whatever is wrong with the options, before anything is embedded.
+    """
+    images, running = images or Images(), running or Running()
+    kind, what = split_name(model)
+    if kind != "aurank":
+        raise UserError(f"--model {model}: pairs need both encoders of a run with model.text, aurank:DIR/best")
+    images.check()
+    if images.protocol is not None or images.query is not None:
+        raise UserError(f"{images.given[0]} has no use here: pairs are the rows of a table, --data table:FILE")
+    device = choose_device(running.device)
+    checkpoint = load_checkpoint(resolve_checkpoint(what))
+    saved = read_trained(checkpoint["config"])
+    require_texts(saved, model)
+    prompts([], PROMPTS if templates is None else templates)  # refuses those without a place for the class
+    config, manifest, trained = select(images, checkpoint)
+    require_pairs(manifest)
+    if templates is not None and not _has_classes(manifest):
+        raise UserError(
+            f"--prompt has no use here: the images of {manifest.name} have no classes to tell apart; "
+            "give its table a column label, one for each image"
+        )
+    config = with_preprocessing(config, saved)
+    towers = towers_of(checkpoint, config, model)
+    whole = None if images.split == "train" else trained
+    once = distinct_images(manifest)  # as `aurank evaluate` takes them, so that both share what is in the cache
+    cache = opened_cache(running, model, towers.image, description=own_description(config), manifest=once)
+    embedded = embed_pairs(
+        towers.module.to(device),
+        towers.tokenise,
+        build_dataset(config.data, once, train=False),
+        pairs=manifest,
+        batch=config.evaluate.batch if running.batch is None else running.batch,
+        text_progress=running.stage("embedding texts"),
+        workers=config.data.workers,
+        progress=running.stage("embedding images"),
+        cache=cache,
+    )
+    options = {**two_way_options(config), "device": device, "progress": running.stage("ranking")}
+    reports = reports_by_group(embedded, None if whole is None else whole.split("train"), manifest, **options)
+    note = (
+        f"model {model}; {len(manifest):,} pairs of {manifest.name}, manifest {manifest.sha256[:16]}, "
+        f"{len(manifest) - len(embedded.rows):,} of them skipped as unreadable"
+    )
+    zero_shot = None
+    if _has_classes(manifest):
+        names = [name.replace("-", " ").replace("_", " ") for name in manifest.classes]
+        zero_shot = noted(
+            embedded.zero_shot(towers.module, towers.tokenise, names, templates=templates or PROMPTS), note
+        )
+    return PairsResult({name: noted_both(report, note) for name, report in reports.items()}, zero_shot)
+
+
+def _has_classes(manifest: Manifest) -> bool:
+    """Whether images have one label each, which is no text that stands beside them."""
+    if manifest.texts is None or first_rows(manifest) is None:
+        return False
+    named = zip(manifest.labels, manifest.texts, strict=True)
+    return any(text_key(manifest.classes[label]) != text_key(text) for label, text in named)

@@ -1,0 +1,169 @@
+"""Probing a model's frozen embeddings: what ``aurank probe`` calls."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from aurank.commands.evaluate import Prepared, Running, choose_device, embed_prepared, prepare, skipped, split_name
+from aurank.data import READERS, Manifest
+from aurank.data.checks.repeated import repeated_image
+from aurank.embedding.embed import Embedded
+from aurank.embedding.image_text_pairs import each_image_once
+from aurank.embedding.select_images import Images
+from aurank.errors import UserError
+from aurank.evaluation.engine.inputs import integer_array, numbered
+from aurank.evaluation.probes import CHECKS, PROBES
+from aurank.evaluation.probes.result import ProbeResult
+from aurank.evaluation.probes.splits import plan_probe
+from aurank.training.build import data_root
+
+CLOSED = 0.5  # part of the tested classes from which on the training split's rows train
+
+
+def probe_model(
+    model: str,
+    images: Images | None = None,
+    *,
+    protocols: Sequence[str] = tuple(PROBES),
+    labels: Path | None = None,
+    k: int | None = None,
+    seeds: Sequence[int] | None = None,
+    running: Running | None = None,
+) -> dict[str, ProbeResult]:
+    """The result of each of the ``protocols``, "knn" and "linear_probe", on a model's frozen embeddings.
+
+    Where at least half of the classes of the split chosen occur in the data's split "train", those rows train and the
+    split tests; rows that a configuration holds out of "train" for validation train too. Else, and for saved
+    embeddings, seeded halves of the classes of the split do.
+
+    Args:
+        model, labels: as for ``evaluate_model``.
+        images: its ``data``, ``split`` and ``overrides``; protocols of retrieval and two tables have no use here.
+        k, seeds: as for ``aurank.evaluation.knn`` and ``linear_probe``.
+
+    Raises:
+        UserError: whatever is wrong with the options, before anything is embedded where that can be known.
+    """
+    images, running = images or Images(), running or Running()
+    kind, what = split_name(model)
+    _check_choice(images, protocols, k)
+    device = choose_device(running.device)
+    options: dict[str, dict[str, Any]] = {name: {} for name in protocols}
+    if "knn" in options:
+        options["knn"] = {"k": k, "device": device}
+    if kind == "embeddings":
+        if images.given:
+            raise UserError(
+                f"{images.given[0]} has no use with --model {model}: saved embeddings bring their own labels"
+            )
+        embedded, train, notes = Embedded.load(Path(what), labels), None, [f"model {model}"]
+        numbers, *_ = numbered(embedded.labels, None, name="label")
+        given = integer_array(np.asarray(numbers), name="label", rows=len(embedded.labels), side="probed")
+        embedded = dataclasses.replace(embedded, labels=given)
+        _check_probes(options, given, None, seeds, running)
+    else:
+        if labels is not None:
+            raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
+        prepared = prepare(model, images, running)
+        embedded, train, notes = _embed_sides(prepared, options, seeds, device, running)
+    results = {}
+    for name, chosen in options.items():
+        if seeds is not None and (train is None or name != "knn"):
+            chosen["seeds"] = seeds
+        chosen["progress"] = running.stage(name.replace("_", " "))
+        if train is None:
+            result = PROBES[name](embedded.embeddings, embedded.labels, ids=embedded.ids, **chosen)
+        else:
+            sides = (train.embeddings, train.labels, embedded.embeddings, embedded.labels)
+            result = PROBES[name](*sides, ids=train.ids, **chosen)
+        results[name] = dataclasses.replace(result, notes=[*result.notes, *notes])
+        running.finish(name, results[name])
+    return results
+
+
+def _check_choice(images: Images, protocols: Sequence[str], k: int | None) -> None:
+    if not protocols or set(protocols) - PROBES.keys() or len(set(protocols)) < len(protocols):
+        raise UserError(f"--protocol: expected {' or '.join(PROBES)}, each once; got {', '.join(protocols) or 'none'}")
+    if k is not None and "knn" not in protocols:
+        raise UserError(f"--k {k} goes with --protocol knn")
+    images.check()
+    if images.protocol is not None or images.query is not None:
+        raise UserError(f"{images.given[0]} has no use here: a probe takes its rows from the splits of --data")
+
+
+def _check_probes(
+    options: dict[str, dict[str, Any]],
+    labels: np.ndarray,
+    test_labels: np.ndarray | None,
+    seeds: Sequence[int] | None,
+    running: Running,
+) -> None:
+    """Raise UserError where the probes cannot be; a linear probe that the labels forbid goes from `options` instead.
+
+    So what can be had is had. It alone is refused for its labels only; other mistakes are the caller's.
+    """
+    if seeds is not None and test_labels is not None and "linear_probe" not in options:
+        raise UserError(f"--seeds {','.join(map(str, seeds))}: k-NN draws nothing where a training split is given")
+    plan = plan_probe(labels, test_labels, seeds=seeds)
+    for name, given in list(options.items()):
+        try:
+            CHECKS[name](plan, **given)
+        except UserError as error:
+            if name != "linear_probe" or len(options) == 1:
+                raise
+            del options[name]
+            if running.say is not None:
+                running.say(f"no linear probe: {error}")
+
+
+def _embed_sides(
+    prepared: Prepared,
+    options: dict[str, dict[str, Any]],
+    seeds: Sequence[int] | None,
+    device: torch.device,
+    running: Running,
+) -> tuple[Embedded, Embedded | None, list[str]]:
+    """The embeddings of the images tested and of those that train, None for halves; labels agree; and notes."""
+    tested = prepared.dataset.manifest
+    _require_once(tested)
+    training = _training_images(prepared)
+    if training is None:
+        _check_probes(options, tested.labels, None, seeds, running)
+        embedded = embed_prepared(prepared, device, running)
+        return embedded, None, [prepared.note, *skipped(prepared.dataset, embedded)]
+    _require_once(training)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys((*tested.classes, *training.classes)))}
+    own = np.array([numbers[name] for name in training.classes], dtype=np.int64)
+    _check_probes(options, own[training.labels], tested.labels, seeds, running)
+    teaching = dataclasses.replace(prepared, dataset=prepared.dataset_of(training))
+    notes, sides = [], []
+    for role, side in (("training", teaching), ("test", prepared)):
+        embedded = embed_prepared(side, device, running)
+        notes += [f"{role}: {line}" for line in (side.note, *skipped(side.dataset, embedded))]
+        sides.append(embedded)
+    return sides[1], dataclasses.replace(sides[0], labels=own[sides[0].labels], classes=None), notes
+
+
+def _training_images(prepared: Prepared) -> Manifest | None:
+    """The images of the split "train" that are not tested, or None where they share too few classes with those tested.
+
+    Read anew: of a configuration that holds classes out for validation, the splits would lack their training rows.
+    """
+    config, tested = prepared.config.data, prepared.dataset.manifest
+    whole = READERS[config.name](data_root(config), **config.params)
+    paths = set(tested.paths)
+    rows = np.array([path not in paths for path in whole.paths]) & (whole.splits == "train")
+    if not rows.any():
+        return None
+    training = whole.select(rows)
+    shared = len(set(training.classes) & set(tested.classes))
+    return each_image_once(training) if shared >= CLOSED * len(tested.classes) else None
+
+
+def _require_once(manifest: Manifest) -> None:
+    if repeated := repeated_image(manifest):
+        raise UserError(f"{repeated}: a probe could train and test on it; list it once")

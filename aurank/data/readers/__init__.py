@@ -1,0 +1,1 @@
+"""Data sets on disk to manifests, one file a format."""

@@ -1,0 +1,1 @@
+"""Which rows make each batch."""

@@ -1,0 +1,1 @@
+"""Decoded pixels to the tensor that a model sees."""

@@ -1,0 +1,130 @@
+"""Training without labels: the augmentations that make several views of one image."""
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+from aurank.data.transforms.resizing import Number
+from aurank.data.transforms.standard import (
+    CropFlip,
+    Look,
+    Pipeline,
+    checked_probability,
+    checked_range,
+    load_albumentations,
+)
+from aurank.errors import UserError
+
+_MARGIN = 256 / 224
+_STRONGEST = 2.5  # of the jitter: a hue that is turned by half a circle either way
+
+
+class SimCLR(CropFlip):
+    """The views of SimCLR: a random part resized to a square, a flip, changed colours, grey, a Gaussian blur.
+
+    Images of 1, 4 or more channels keep their values: colours and grey are of RGB only. As in the paper the blur's
+    kernel is a tenth of the side and its deviation between 0.1 and 2 pixels.
+
+    Args:
+        margin, scale, ratio, flip: as for CropFlip; `scale` from SimCLR.
+        jitter: the probability that brightness, contrast and saturation change by up to 0.8 × `strength`, and the hue
+            by up to 0.2 × `strength` of the circle, in random order.
+        strength: 1 for photos, 0.5 for small images, in the paper.
+        grey: the probability of an image without colours.
+        blur: the probability of a blur; the paper has none for small images.
+
+    Source: Chen et al., A simple framework for contrastive learning of visual representations (ICML 2020), App. A.
+    """
+
+    def __init__(
+        self,
+        image_size: int,
+        channels: int,
+        *,
+        margin: Number | None = _MARGIN,
+        scale: Sequence[Number] = (0.08, 1.0),
+        ratio: Sequence[Number] = (0.75, 4 / 3),
+        flip: Number = 0.5,
+        jitter: Number = 0.8,
+        strength: Number = 1.0,
+        grey: Number = 0.2,
+        blur: Number = 0.5,
+        **look: Unpack[Look],
+    ) -> None:
+        super().__init__(image_size, channels, margin=margin, scale=scale, ratio=ratio, flip=flip, **look)
+        if not 0 <= strength <= _STRONGEST:
+            raise UserError(f"strength must be between 0 and {_STRONGEST}, got {strength}")
+        self.jitter = checked_probability("jitter", jitter)
+        self.strength = strength
+        self.grey = checked_probability("grey", grey)
+        self.blur = checked_probability("blur", blur)
+
+    def random_transforms(self) -> list[Any]:
+        library = load_albumentations()
+        change = 0.8 * self.strength
+        around_one = (max(0.0, 1 - change), 1 + change)
+        hue = (-0.2 * self.strength, 0.2 * self.strength)
+        colours = [
+            library.ColorJitter(around_one, around_one, around_one, hue, p=self.jitter),
+            library.ToGray(p=self.grey),
+        ]
+        kernel = max(3, self.image_size // 20 * 2 + 1)
+        return [
+            # By area: a small crop may be smaller than the part of the image that it is made of.
+            self.random_part("image"),
+            library.HorizontalFlip(p=self.flip),
+            *(colours if self.channels == 3 else []),
+            library.GaussianBlur((kernel, kernel), sigma_limit=(0.1, 2.0), p=self.blur),
+        ]
+
+
+class MultiCrop(SimCLR):
+    """The first views are SimCLR's at image_size, the others small crops of small parts of the image.
+
+    Args:
+        local_size: side of a small crop, in pixels.
+        local_scale: a small crop's part of the area; of a large one, `scale`.
+        global_views: how many views come before the small ones; `data.views` says how many there are in all.
+        margin, ratio, flip, jitter, strength, grey, blur: as for SimCLR, of both.
+
+    Source: Caron et al., Unsupervised learning of visual features by contrasting cluster assignments (SwAV; NeurIPS
+    2020), Sec. 3.2 and App. A; sizes and scales as in its code for 2 × 224 + 6 × 96 pixels. Here every crop is a
+    positive of every other one of its image, where SwAV predicts the codes of the large ones only.
+    """
+
+    def __init__(
+        self,
+        image_size: int,
+        channels: int,
+        *,
+        local_size: int = 96,
+        local_scale: Sequence[Number] = (0.05, 0.14),
+        global_views: int = 2,
+        margin: Number | None = _MARGIN,
+        scale: Sequence[Number] = (0.14, 1.0),
+        ratio: Sequence[Number] = (0.75, 4 / 3),
+        flip: Number = 0.5,
+        jitter: Number = 0.8,
+        strength: Number = 1.0,
+        grey: Number = 0.2,
+        blur: Number = 0.5,
+        **look: Unpack[Look],
+    ) -> None:
+        same: dict[str, Any] = {
+            "margin": margin, "ratio": ratio, "flip": flip, "jitter": jitter, "strength": strength, "grey": grey,
+            "blur": blur, **look,
+        }  # fmt: skip
+        super().__init__(image_size, channels, scale=scale, **same)
+        for name, value in {"local_size": local_size, "global_views": global_views}.items():
+            if value < 1:
+                raise UserError(f"{name} must be at least 1, got {value}")
+        self.local_size = local_size
+        self.local_scale = checked_range("local_scale", local_scale, low=0, high=1)
+        self.global_views = global_views
+        self._local = SimCLR(local_size, channels, scale=local_scale, **same)
+
+    def of_view(self, view: int) -> Pipeline:
+        return self if view < self.global_views else self._local
+
+    def get_ready(self) -> None:
+        super().get_ready()
+        self._local.get_ready()

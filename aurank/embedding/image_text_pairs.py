@@ -1,0 +1,247 @@
+"""Image-text pairs: embedded by both towers, measured both ways, and told apart by what training has seen."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+
+from aurank.data import ImageDataset, Manifest
+from aurank.data.captions import text_key
+from aurank.data.manifest import first_seen
+from aurank.embedding.embed import Embedded, described, embed
+from aurank.errors import UserError
+from aurank.evaluation.engine.counting import Progress
+from aurank.evaluation.report import Report
+from aurank.evaluation.two_way import PROMPTS, TwoWayReport, prompts, two_way, zero_shot
+from aurank.models.text_encoder import TwoTower
+
+WITH_TEXTS = "aurank pairs measures them with their texts"
+
+Tokenise = Callable[[Sequence[str]], Tensor]
+"""Texts to int64 tokens [text, length], 0 where there is none: `Tokeniser.encode`, or that of a loaded text model."""
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedPairs:
+    """The pairs of a manifest: row i holds the embeddings of an image and of its text, of unit length."""
+
+    images: Float32[np.ndarray, "pair dim"]
+    texts: Float32[np.ndarray, "pair dim"]
+    labels: Int64[np.ndarray, " pair"]
+    rows: Int64[np.ndarray, " pair"]  # of the manifest
+    image_ids: Int64[np.ndarray, " pair"]  # equal for one image in several pairs
+    text_ids: Int64[np.ndarray, " pair"]  # equal for one text, in whatever case
+
+    def evaluate(
+        self, rows: Int64[np.ndarray, " row"] | None = None, *, distinct_texts: bool = True, **options: Any
+    ) -> TwoWayReport:
+        """The report both ways of all pairs, or of those of some rows of the manifest among themselves.
+
+        `distinct_texts`: a text that many images have stands once. `options` go to `two_way`.
+        """
+        kept = np.ones(len(self.rows), dtype=np.bool_) if rows is None else np.isin(self.rows, rows)
+        return two_way(
+            self.images[kept],
+            self.texts[kept],
+            self.labels[kept],
+            image_ids=self.image_ids[kept],
+            text_ids=self.text_ids[kept] if distinct_texts else None,
+            **options,
+        )
+
+    def images_alone(self, manifest: Manifest) -> Embedded | None:
+        """Each image once, to be compared with each other; None where their labels do not allow it.
+
+        They do not where an image has several, or where no query has a positive.
+        """
+        first = first_rows(manifest)
+        if first is None:
+            return None
+        once = np.isin(self.rows, first)
+        found = described(manifest, self.rows[once], self.images[once])
+        return found if (found.is_query & (_positives(found) > 0)).any() else None
+
+    def zero_shot(
+        self, model: TwoTower, tokenise: Tokenise, classes: Sequence[str], *, templates: Sequence[str] = PROMPTS
+    ) -> Report:
+        """The report of the classification of the images by the names of the classes, `classes[label]`."""
+        named = embed_texts(model, tokenise, prompts(classes, templates))
+        _, first = np.unique(self.image_ids, return_index=True)
+        by_class = torch.from_numpy(named.reshape(len(classes), len(templates), -1))
+        return zero_shot(self.images[first], self.labels[first], by_class)
+
+
+def embed_pairs(
+    model: TwoTower,
+    tokenise: Tokenise,
+    data: ImageDataset,
+    *,
+    batch: int = 256,
+    pairs: Manifest | None = None,
+    text_progress: Progress | None = None,
+    **options: Any,
+) -> EmbeddedPairs:
+    """The pairs of the data set, each distinct image and text embedded once; those of skipped images are left out.
+
+    Args:
+        pairs: those to embed, if other than the rows of `data`, which then has their images.
+        text_progress: told how many of the texts are done.
+        options: of `embed`, for the images.
+
+    The model is put in evaluation mode, then back. Raises UserError for a data set without texts.
+    """
+    manifest = data.manifest if pairs is None else pairs
+    written = texts_of(manifest)
+    image_ids, text_ids = _numbered(manifest.paths), _numbered([text_key(text) for text in written])
+    _, first_text = np.unique(text_ids, return_index=True)
+    images = embed(model.image, data, batch=batch, rows=_first(data.manifest.paths), **options)
+    distinct = [written[row] for row in first_text.tolist()]
+    texts = embed_texts(model, tokenise, distinct, batch=batch, progress=text_progress)
+    row_of = {path: row for row, path in enumerate(images.paths.tolist())}
+    rows = np.flatnonzero([path in row_of for path in manifest.paths])
+    return EmbeddedPairs(
+        images=images.embeddings[[row_of[manifest.paths[row]] for row in rows]],
+        texts=texts[text_ids[rows]],
+        labels=manifest.labels[rows],
+        rows=rows,
+        image_ids=image_ids[rows],
+        text_ids=text_ids[rows],
+    )
+
+
+@torch.inference_mode()
+def embed_texts(
+    model: TwoTower,
+    tokenise: Tokenise,
+    texts: Sequence[str],
+    *,
+    batch: int = 256,
+    progress: Progress | None = None,
+) -> Float32[np.ndarray, "text dim"]:
+    """Embeddings of the texts; the model is put in evaluation mode, then back.
+
+    `progress` is told after each batch how many are done of how many.
+    """
+    device, training = next(model.parameters()).device, model.training
+    model.eval()
+    parts: list[Tensor] = []
+    try:
+        for start in range(0, len(texts), batch):
+            parts.append(model.encode_text(tokenise(texts[start : start + batch]).to(device)))
+            if progress is not None:
+                progress(min(start + batch, len(texts)), len(texts))
+    finally:
+        model.train(training)
+    return torch.cat(parts).float().cpu().numpy()
+
+
+def texts_of(manifest: Manifest) -> tuple[str, ...]:
+    """The text of each row; UserError where the data set has none."""
+    if manifest.texts is None:
+        raise UserError(
+            f"{manifest.name} has no texts: read a table with a column text, filled in each row (data.name=table)"
+        )
+    return manifest.texts
+
+
+def require_pairs(manifest: Manifest) -> None:
+    """Nothing; UserError for a split that cannot be measured both ways: no texts, rows that are not asked or found."""
+    texts_of(manifest)
+    marked = np.flatnonzero(~(manifest.is_query & manifest.is_gallery))
+    if len(marked):
+        raise UserError(
+            f"{manifest.name} marks {len(marked):,} of {len(manifest):,} pairs as no query or not in the gallery "
+            f"(is_query, is_gallery), such as that of {manifest.paths[marked[0]]!r}, but both ways the image and the "
+            "text of each pair are both; leave out these columns, or the rows"
+        )
+
+
+def first_rows(manifest: Manifest) -> Int64[np.ndarray, " image"] | None:
+    """The first row of each image, in order; None where one has several labels, so that it is of no one class."""
+    first = _first(manifest.paths)
+    labels = manifest.labels[first][_numbered(manifest.paths)]
+    return first if np.array_equal(labels, manifest.labels) else None
+
+
+def each_image_once(manifest: Manifest) -> Manifest:
+    """The first row of each image where texts make several of one: all would be positives of each other.
+
+    Raises UserError where an image has several labels.
+    """
+    if manifest.texts is None:
+        return manifest
+    if first_rows(manifest) is None:
+        raise UserError(
+            f"{manifest.name} has images with several labels, so images cannot be compared with each other; "
+            f"{WITH_TEXTS}"
+        )
+    return distinct_images(manifest)
+
+
+def distinct_images(manifest: Manifest) -> Manifest:
+    """The first row of each image, whatever its labels."""
+    rows = _first(manifest.paths)
+    return manifest if len(rows) == len(manifest) else manifest.select(rows)
+
+
+def reports_by_group(
+    embedded: EmbeddedPairs, train: Manifest | None, test: Manifest, **options: Any
+) -> dict[str, TwoWayReport]:
+    """The report of all pairs of `test`, "all", and of each of its `groups_of` among themselves, if `train` is given.
+
+    `options` go to `two_way`.
+    """
+    groups = {} if train is None else groups_of(train, test)
+    found = {name: rows for name, rows in groups.items() if np.isin(rows, embedded.rows).any()}
+    return {
+        "all": embedded.evaluate(**options),
+        **{name: embedded.evaluate(rows, **options) for name, rows in found.items()},
+    }
+
+
+def describe_groups(reports: dict[str, TwoWayReport], *others: str) -> str:
+    """All reports of `reports_by_group` as text, each under its name, and others; the note that all end with, once."""
+    parts = [f"two-way retrieval, {name.replace('_', ' ')}\n{report}" for name, report in reports.items()] + [*others]
+    if len({part.rpartition("\n")[2] for part in parts}) == 1:
+        parts[:-1] = [part.rpartition("\n")[0] for part in parts[:-1]]
+    return "\n\n".join(parts)
+
+
+def groups_of(train: Manifest, test: Manifest) -> dict[str, Int64[np.ndarray, " row"]]:
+    """Rows of `test` by what training has seen of them; groups without rows are left out.
+
+    "seen_texts": the text itself; "new_texts": other texts of its class; "new_classes": nothing of its class.
+    """
+    texts, classes = {text_key(text) for text in texts_of(train)}, set(train.classes)
+    known_text = np.array([text_key(text) in texts for text in texts_of(test)], dtype=np.bool_)
+    known_class = np.array([name in classes for name in test.classes], dtype=np.bool_)[test.labels]
+    groups = {
+        "seen_texts": known_text,
+        "new_texts": ~known_text & known_class,
+        "new_classes": ~known_text & ~known_class,
+    }
+    return {name: np.flatnonzero(rows) for name, rows in groups.items() if rows.any()}
+
+
+def _positives(found: Embedded) -> Int64[np.ndarray, " row"]:
+    """For each row how many others of its class in the gallery count for it: those of its own group do not."""
+    of_class = np.bincount(found.labels[found.is_gallery], minlength=int(found.labels.max()) + 1)[found.labels]
+    _, camera = np.unique(np.stack([found.labels, found.groups]), axis=1, return_inverse=True)
+    camera = camera.reshape(-1)
+    of_group = np.bincount(camera[found.is_gallery], minlength=int(camera.max()) + 1)[camera]
+    return np.asarray(of_class - np.where(found.groups >= 0, of_group, found.is_gallery), dtype=np.int64)
+
+
+def _first(names: Sequence[str]) -> Int64[np.ndarray, " distinct"]:
+    """The first row of each name, in order."""
+    return np.unique(_numbered(names), return_index=True)[1]
+
+
+def _numbered(names: Sequence[str]) -> Int64[np.ndarray, " row"]:
+    """For each name its number among the distinct ones, in the order they are first met."""
+    numbers = first_seen(names)
+    return np.array([numbers[name] for name in names], dtype=np.int64)

@@ -1,0 +1,211 @@
+"""Named protocols of the benchmarks: which images are queries and gallery, and a checksum over what was measured."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int64, Shaped
+
+from aurank.data import READERS, Manifest
+from aurank.embedding.embed import Embedded
+from aurank.errors import UserError
+from aurank.evaluation.aggregate import mean
+from aurank.evaluation.curves import Curve
+from aurank.evaluation.evaluate import evaluate
+from aurank.evaluation.report import Report
+from aurank.names import meant, nearest
+
+# Enters every checksum: raised when a protocol comes to measure something else.
+VERSION = 1
+VEHICLEID_SIZES = ("small", "medium", "large")
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How one benchmark is measured.
+
+    Without `seeds` every test image is a query against all the others. With them, each seed draws one gallery image of
+    every class, the other images are the queries, and the report is the mean over the draws.
+    `reader` with `params` gives the images, whose split "test" is measured; `recall_at` are the cut-offs.
+    """
+
+    name: str
+    reader: str
+    recall_at: tuple[int, ...]
+    params: Mapping[str, Any] = field(default_factory=dict)
+    seeds: tuple[int, ...] = ()
+
+    def manifest(self, root: Path, **params: Any) -> Manifest:
+        """Returns the images measured, read below the data folder; `params` are further arguments of the reader."""
+        fixed = sorted(self.params.keys() & params.keys())
+        if fixed:
+            raise UserError(f"protocol {self.name} sets {fixed[0]} itself, to {self.params[fixed[0]]!r}; leave it out")
+        return READERS[self.reader](root, **self.params, **params).split("test")
+
+    def checksum(self, paths: Sequence[str], labels: Shaped[np.ndarray, " image"]) -> str:
+        """Returns 16 hexadecimal digits over what is measured: this protocol, the images, who is positive for whom.
+
+        Neither the order of the images nor the numbering of the labels matters. Equal checksums: the same question.
+        """
+        ordered, classes = _canonical(paths, labels)
+        draws = [np.flatnonzero(draw_gallery(classes, seed)).tolist() for seed in self.seeds]
+        definition = {"version": VERSION, "name": self.name, "recall_at": self.recall_at, "draws": draws}
+        digest = hashlib.sha256(json.dumps(definition).encode())
+        digest.update(json.dumps([[paths[row] for row in ordered.tolist()], classes.tolist()]).encode())
+        return digest.hexdigest()[:16]
+
+    def require_same(self, embedded: Embedded, manifest: Manifest) -> None:
+        """Nothing; UserError unless the embeddings are of exactly the images and classes of the manifest."""
+        paths = self._paths(embedded)
+        there, wanted = set(paths), set(manifest.paths)
+        what = f"the embeddings are not those of protocol {self.name}"
+        remedy = "embed its images anew with `aurank embed`, or leave --protocol out"
+        if there != wanted:
+            lacking, beyond = wanted - there, there - wanted
+            counts = f"of {len(wanted):,} images {len(lacking):,} are lacking, and {len(beyond):,} others are there"
+            raise UserError(f"{what}: {counts}, such as {min(lacking or beyond)!r}; {remedy}")
+        if self.checksum(paths, embedded.labels) != self.checksum(manifest.paths, manifest.labels):
+            raise UserError(f"{what}: their labels put the images into other classes; {remedy}")
+
+    def evaluate(self, embedded: Embedded, **options: Any) -> Report:
+        """Returns the exact Report of embedded test images under this protocol, with its name and checksum.
+
+        `options` go to `aurank.evaluate`, cut-offs excepted. With draws, every metric is the mean over them, and
+        `per_query` holds the draws one after the other, in the order of the seeds, "query" being the row of `embedded`.
+        Raises UserError where the embeddings do not say which images they are, or one image is there twice.
+        """
+        if "recall_at" in options:
+            raise UserError(f"protocol {self.name} sets recall_at itself, to {self.recall_at}; leave it out")
+        for name, usual in (("is_query", True), ("is_gallery", True), ("groups", -1)):
+            if (getattr(embedded, name) != usual).any():
+                raise UserError(
+                    f"protocol {self.name} says who is query and gallery, so {name} has no use: leave it out"
+                )
+        paths = self._paths(embedded)
+        labels = np.asarray(embedded.labels)
+        information: dict[str, Any] = {"name": self.name, "checksum": self.checksum(paths, labels)}
+        if self.params:
+            information["params"] = dict(self.params)
+        if not self.seeds:
+            report = evaluate(embedded.embeddings, labels, recall_at=self.recall_at, **options)
+            return dataclasses.replace(embedded.named(report), protocol=information)
+        ordered, classes = _canonical(paths, labels)
+        reports = []
+        for seed in self.seeds:
+            drawn = draw_gallery(classes, seed)
+            gallery, query = np.sort(ordered[drawn]), np.sort(ordered[~drawn])
+            reports.append(_one_draw(embedded, labels, query, gallery, recall_at=self.recall_at, **options))
+        report = embedded.named(mean_report(reports, self.seeds))
+        return dataclasses.replace(report, protocol={**information, "seeds": list(self.seeds)})
+
+    def _paths(self, embedded: Embedded) -> list[str]:
+        paths = [str(path) for path in embedded.paths.tolist()]
+        if "" in paths or len(set(paths)) < len(paths):
+            raise UserError(
+                f"protocol {self.name} needs the path of every image, each once, to say what was measured; "
+                "`aurank embed` writes them with the embeddings"
+            )
+        return paths
+
+
+def draw_gallery(classes: Int64[np.ndarray, " image"], seed: int) -> Bool[np.ndarray, " image"]:
+    """Returns which images are the gallery: one of each class, the first of it in a random order of all images."""
+    order = np.random.default_rng(seed).permutation(len(classes))
+    _, first = np.unique(classes[order], return_index=True)
+    drawn = np.zeros(len(classes), dtype=np.bool_)
+    drawn[order[first]] = True
+    return drawn
+
+
+def mean_report(reports: Sequence[Report], seeds: Sequence[int]) -> Report:
+    """Returns the mean of reports over draws with equally many queries; their `per_query` follow one another."""
+    first = reports[0]
+    values = [report.mauprc for report in reports]
+    note = (
+        f"mean over {len(reports)} draws of one gallery image of each class, seeds {', '.join(map(str, seeds))}; "
+        f"mauprc from {min(values):.4f} to {max(values):.4f}; queries are counted once a draw"
+    )
+    bounds = [report.tie_bounds for report in reports if report.tie_bounds is not None]
+    curves = [report.curve for report in reports if report.curve is not None]
+    whole = dataclasses.replace(
+        first,
+        metrics={name: mean([report.metrics[name] for report in reports]) for name in first.metrics},
+        per_query={name: np.concatenate([report.per_query[name] for report in reports]) for name in first.per_query},
+        num_queries=sum(report.num_queries for report in reports),
+        num_lone_queries=sum(report.num_lone_queries for report in reports),
+        tie_bounds=(mean([low for low, _ in bounds]), mean([high for _, high in bounds])),
+        notes=[note, *first.notes],
+        intervals=None,
+        curve=Curve(curves[0].recall, np.mean([curve.precision for curve in curves], axis=0)) if curves else None,
+    )
+    # Drawn anew: those of one draw say nothing of the mean. A class stays whole, with all its draws.
+    return whole if first.intervals is None else whole.with_intervals(**vars(first.intervals.resampling))
+
+
+def find_protocol(name: str, *, seeds: Sequence[int] | None = None) -> Protocol:
+    """Returns the protocol of that name, with these seeds for its draws in place of the usual ones.
+
+    Raises UserError for an unknown name, and for seeds that do not fit.
+    """
+    if name not in PROTOCOLS:
+        raise UserError(
+            f"no protocol {name!r}, expected one of {', '.join(PROTOCOLS)}{meant(nearest(name, PROTOCOLS))}"
+        )
+    protocol = PROTOCOLS[name]
+    if seeds is None:
+        return protocol
+    if not protocol.seeds:
+        drawn = ", ".join(other for other in PROTOCOLS if PROTOCOLS[other].seeds)
+        raise UserError(f"protocol {name} draws nothing, so seeds have no use; {drawn} do")
+    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise UserError(
+            f"protocol {name}: seeds must be different whole numbers from 0, at least one, got {tuple(seeds)}"
+        )
+    return dataclasses.replace(protocol, seeds=tuple(seeds))
+
+
+def _one_draw(
+    embedded: Embedded,
+    labels: Shaped[np.ndarray, " image"],
+    query: Int64[np.ndarray, " query"],
+    gallery: Int64[np.ndarray, " gallery"],
+    **options: Any,
+) -> Report:
+    """Returns the report of some rows against others, its queries numbered by the rows of `embedded`."""
+    embeddings = embedded.embeddings
+    report = evaluate(embeddings[query], labels[query], embeddings[gallery], labels[gallery], **options)
+    rows = query[report.per_query["query"]]
+    return dataclasses.replace(report, per_query={**report.per_query, "query": rows})
+
+
+def _canonical(
+    paths: Sequence[str], labels: Shaped[np.ndarray, " image"]
+) -> tuple[Int64[np.ndarray, " image"], Int64[np.ndarray, " image"]]:
+    """Returns the rows in the order of their paths, and in that order their classes, numbered as first met."""
+    ordered = np.array(sorted(range(len(paths)), key=paths.__getitem__), dtype=np.int64)
+    numbers: dict[Any, int] = {}
+    classes = [numbers.setdefault(label, len(numbers)) for label in labels[ordered].tolist()]
+    return ordered, np.array(classes, dtype=np.int64)
+
+
+def _all(*protocols: Protocol) -> dict[str, Protocol]:
+    return {protocol.name: protocol for protocol in protocols}
+
+
+# Sources: Song et al. (CVPR 2016); Brown et al. (ECCV 2020), whose VehicleID has no drawn gallery; Liu et al. (CVPR
+# 2016), with one. Numbers of the last two kinds cannot be compared.
+_NAMED: Mapping[str, Protocol] = _all(
+    Protocol("sop", "sop", (1, 10, 100, 1000)),
+    Protocol("inaturalist2018", "inaturalist2018", (1, 4, 16, 32)),
+    *(Protocol(f"vehicleid-{size}", "vehicleid", (1, 5), {"test": size}) for size in VEHICLEID_SIZES),
+    *(
+        Protocol(f"vehicleid-one-gallery-{size}", "vehicleid", (1, 5), {"test": size}, seeds=tuple(range(10)))
+        for size in VEHICLEID_SIZES
+    ),
+)
+PROTOCOLS = {**_NAMED, "vehicleid-one-gallery": _NAMED["vehicleid-one-gallery-small"]}

@@ -1,0 +1,192 @@
+"""Which images are embedded: a split of a data set, the test images of a protocol, or a query and a gallery table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aurank.config import Config
+from aurank.data import READERS, Manifest
+from aurank.data.readers.table import two_tables
+from aurank.embedding.image_text_pairs import WITH_TEXTS
+from aurank.embedding.protocols import Protocol, find_protocol
+from aurank.errors import UserError
+from aurank.training.build import data_root, hold_out, split_of
+from aurank.training.components import read_config, read_trained
+
+# What a model that was not trained here brings along: only the section of the data is ever looked at.
+_UNTRAINED: dict[str, Any] = {
+    "data": {"validation_fraction": 0.0},
+    "loss": {"name": "smooth_ap"},
+    "optim": {"lr": 1.0},
+    "train": {"steps": 1},
+}
+
+_WANTS_LABELS = "needs images with labels, such as --data folder:PATH with PATH/CLASS/IMAGE"
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images to embed; nothing given: the test split of the data that the model was trained on.
+
+    `data`: READER:PATH, with `split` (default "test") as the data have it; of the data that the model was trained on,
+    not named, "train" is what training used and "val" what it held out. `protocol`: a name from
+    `aurank.embedding.protocols`, with the folder of the data, `root`, and `seeds` for its draws. `query` and
+    `gallery`: a table (csv, parquet) for each side, whose paths start at `root` (default: the folder they lie in); an
+    image of both sides is never its own result. `overrides`: dotted changes of the `data` section.
+    """
+
+    data: str | None = None
+    split: str | None = None
+    protocol: str | None = None
+    root: Path | None = None
+    query: Path | None = None
+    gallery: Path | None = None
+    overrides: Sequence[str] = ()
+    seeds: Sequence[int] | None = None
+
+    @property
+    def given(self) -> list[str]:
+        """The options that say where images are, as typed."""
+        named = {name: getattr(self, name) for name in ("data", "split", "protocol", "root", "query", "gallery")}
+        drawn = [] if self.seeds is None else [f"--seeds {','.join(map(str, self.seeds))}"]
+        return [f"--{name} {value}" for name, value in named.items() if value is not None] + drawn + [*self.overrides]
+
+    def check(self) -> None:
+        """Raises UserError where the options do not go together."""
+        tables = self.query is not None or self.gallery is not None
+        ways = [("--data", self.data is not None), ("--protocol", self.protocol is not None), ("--query", tables)]
+        chosen = [name for name, there in ways if there]
+        if len(chosen) > 1:
+            raise UserError(f"{chosen[0]} and {chosen[1]} both say which images to take; give one of them")
+        if tables and (self.query is None or self.gallery is None):
+            raise UserError("--query and --gallery go together: give a table for each side")
+        if self.split is not None and (tables or self.protocol is not None):
+            raise UserError(f"--split {self.split} has no use with {chosen[0]}, which says what is measured")
+        if self.seeds is not None and self.protocol is None:
+            raise UserError("--seeds goes with --protocol: they are of its draws")
+        if self.root is not None and not (tables or self.protocol is not None):
+            raise UserError(f"--root {self.root} goes with --protocol or --query; with --data, write READER:PATH")
+
+    def find_protocol(self) -> Protocol | None:
+        """The protocol named, or None."""
+        return None if self.protocol is None else find_protocol(self.protocol, seeds=self.seeds)
+
+
+def read_data(data: str, overrides: Sequence[str] = ()) -> Config | None:
+    """Return a configuration that names the data of READER:PATH and nothing else; None where `data` names no reader."""
+    if data.partition(":")[0] not in READERS or Path(data).is_file():
+        if Path(data).is_dir():
+            raise UserError(f"{data} is a folder; did you mean 'folder:{data}'?")
+        return None
+    return read_config({**_UNTRAINED, "data": {**_UNTRAINED["data"], **_located(data)}}, overrides)
+
+
+class Selected(NamedTuple):
+    """The configuration that applies, and the images to embed.
+
+    `trained`: the whole data set with the splits of the run that trained the model; None where that had other data.
+    """
+
+    config: Config
+    images: Manifest
+    trained: Manifest | None = None
+
+
+def select(images: Images, checkpoint: dict[str, Any] | None) -> Selected:
+    """Return the images to embed, with the configuration that applies to them.
+
+    Args:
+        checkpoint: of the model, or None for a model from elsewhere.
+    """
+    images.check()
+    wrong = [override for override in images.overrides if not override.startswith("data.")]
+    if wrong:
+        raise UserError(f"{wrong[0]!r}: only data.* can be changed for a model that is measured")
+    content = dict(_UNTRAINED if checkpoint is None else checkpoint["config"])
+    # How images were changed for training need not agree with what they are measured with, another image_size say.
+    content["data"] = {key: value for key, value in content["data"].items() if key != "train_transform"}
+    if images.query is not None and images.gallery is not None:
+        # The reader is named for form's sake: of its params only `outside` is asked for here.
+        content["data"] = {**content["data"], "name": "table", "params": {"file": images.query.name}}
+        odd = [one for one in images.overrides if one.startswith("data.params.") and ".outside=" not in one]
+        if odd:
+            raise UserError(f"{odd[0]} has no use with --query and --gallery: --root names where their paths start")
+        config = read_trained(content, images.overrides)
+        outside = bool(config.data.params.get("outside", False))
+        return Selected(config, two_tables(images.query, images.gallery, root=images.root, outside=outside))
+    protocol = images.find_protocol()
+    if protocol is not None:
+        root = None if images.root is None else str(images.root)
+        content["data"] = {**content["data"], "name": protocol.reader, "params": {}, "root": root}
+        config = read_trained(content, images.overrides)
+        return Selected(config, protocol.manifest(data_root(config.data), **config.data.params))
+    if images.data is not None:
+        content["data"] = {**content["data"], **_located(images.data)}
+    elif checkpoint is None:
+        raise UserError("say which images to embed: --data READER:PATH, --protocol NAME, or --query and --gallery")
+    config = read_trained(content, images.overrides)
+    given = READERS[config.data.name](data_root(config.data), **config.data.params)
+    trained = None if checkpoint is None else _as_trained(given, config, checkpoint)
+    if any(override.startswith("data.validation_fraction") for override in images.overrides):
+        whole = hold_out(given, config.data, seed=config.seed)
+    else:
+        whole = trained if trained is not None and images.data is None else given
+    if images.split in (None, "test") and "test" not in whole.split_sizes:
+        others = " or ".join(whole.split_sizes)
+        if whole.texts is None and whole.class_counts.max() < 2:
+            raise UserError(
+                f"{whole.name} has no test images and no labels: aurank embed takes its images with --split {others}, "
+                f"but measuring {_WANTS_LABELS}"
+            )
+        if images.split is None:
+            raise UserError(f"{whole.name} has no test images to measure; choose another split with --split {others}")
+    return Selected(config, split_of(whole, config.data, images.split or "test"), trained)
+
+
+def _as_trained(whole: Manifest, config: Config, checkpoint: dict[str, Any]) -> Manifest | None:
+    """Return the data with the splits of the run that made the checkpoint; None where it was trained on others."""
+    held_out = read_trained(checkpoint["config"]).data.validation_fraction
+    try:
+        trained = hold_out(whole, config.data.model_copy(update={"validation_fraction": held_out}), seed=config.seed)
+    except UserError:  # too few classes to hold some out
+        return None
+    return trained if trained.sha256 == checkpoint["manifest"] else None
+
+
+def meaning_of_split(images: Images, selected: Selected) -> list[str]:
+    """Return a line on what "train" or "val" means for the data that a model was trained on, none for other data."""
+    if images.split not in ("train", "val") or selected.trained is None:
+        return []
+    sizes = {split: f"{selected.trained.split_sizes.get(split, 0):,}" for split in ("train", "val")}
+    used = f"training used {sizes['train']} images and held out {sizes['val']} for validation"
+    if images.data is not None:
+        return [f"--split {images.split} is as the data have it; of these data {used}"]
+    return [f"--split {images.split} is that of the training run: {used}; --data READER:PATH takes splits as they are"]
+
+
+def require_comparable(manifest: Manifest) -> None:
+    """Nothing; UserError where no two images have one label, so that there is nothing to measure."""
+    if manifest.class_counts.max() < 2:
+        remedy = f"measuring {_WANTS_LABELS}" if manifest.texts is None else WITH_TEXTS
+        raise UserError(f"no two of the {len(manifest):,} images of {manifest.name} have one label: {remedy}")
+
+
+def _located(data: str) -> dict[str, Any]:
+    """The keys of a ``data`` section that READER:PATH sets."""
+    name, _, path = data.partition(":")
+    if name not in READERS:
+        raise UserError(
+            f"--data {data}: expected READER:PATH, such as folder:{path or name}; the readers are {', '.join(READERS)}"
+        )
+    if not path:
+        return {"name": name, "params": {}}
+    target = Path(path)
+    if not target.exists():
+        start = "" if target.is_absolute() else f" in {Path.cwd()}"
+        raise UserError(f"--data {data}: there is no {target}{start}; correct the path")
+    if not target.is_file():
+        return {"name": name, "params": {}, "root": str(target)}
+    # A file is named by its folder and its own name: `file` for a table, `path` for an archive of images.
+    params = {"file" if name == "table" else "path": target.name}
+    return {"name": name, "params": params, "root": str(target.parent)}

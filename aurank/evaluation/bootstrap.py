@@ -1,0 +1,125 @@
+"""Bootstrap by class: all queries of a drawn class come together, since what helps one of them helps the others.
+
+The draws are the same digits on every machine, under any number of threads and after any renaming of labels: classes
+are sorted by what they hold before any is drawn, and their sums are rounded to multiples of a power of two so small
+that a matrix product adds them without further rounding, in whatever order it runs.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from aurank.errors import UserError
+from aurank.evaluation.aggregate import MACRO, Classes
+
+CELLS = 2**20  # numbers held at a time: 8 MiB each of draws and of weights
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """How intervals are made: number of resamples, seed of the draws, and level, the part that an interval covers."""
+
+    resamples: int = 1000
+    seed: int = 0
+    level: float = 0.95
+
+    def __post_init__(self) -> None:
+        if isinstance(self.resamples, bool) or self.resamples < 100:
+            raise UserError(f"resamples must be 100 or more for an interval, such as 1000; got {self.resamples}")
+        if isinstance(self.seed, bool) or self.seed < 0:
+            raise UserError(f"seed must be an integer of 0 or more; got {self.seed}")
+        if not 0 < self.level < 1:
+            raise UserError(f"level must lie between 0 and 1, such as 0.95; got {self.level}")
+        least = math.ceil(2 / (1 - self.level) - 1e-9)
+        if self.resamples < least:
+            raise UserError(f"level {self.level} needs {least} resamples or more; got {self.resamples}")
+
+    def bounds(self, draws: Float64[np.ndarray, " resample"]) -> tuple[float, float]:
+        """The percentile interval: as many draws lie below it as above."""
+        low, high = np.quantile(draws, [(1 - self.level) / 2, (1 + self.level) / 2]).tolist()
+        return low, high
+
+    def how(self, unit: str, num_units: int) -> str:
+        """The level and what was drawn, how often and from which seed, in words."""
+        plural = {"class": "classes", "query": "queries"}[unit]
+        drawn = f"{self.resamples:,} resamples of {num_units:,} {plural}, seed {self.seed}"
+        return f"[{100 * self.level:.4g} % interval]: {drawn}"
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Percentile bootstrap interval of each metric, by name."""
+
+    bounds: dict[str, tuple[float, float]]
+    resampling: Resampling
+    unit: str  # what was drawn: "class", or "query" where queries have no labels
+    num_units: int
+
+    def __str__(self) -> str:
+        return self.resampling.how(self.unit, self.num_units)
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """What is drawn from: classes of queries, or single queries where there are no labels."""
+
+    classes: Classes
+    name: str
+
+    @classmethod
+    def of(cls, per_query: dict[str, np.ndarray[Any, np.dtype[Any]]]) -> "Units":
+        """The units of a report's values per query; UserError where there is only one, whose draws cannot differ."""
+        labelled = "label" in per_query
+        labels = per_query["label"] if labelled else np.arange(len(per_query["query"]))
+        units = cls(Classes.of(labels), "class" if labelled else "query")
+        if len(units) < 2:
+            raise UserError(f"an interval needs queries of 2 classes or more to draw from; there is 1 {units.name}")
+        return units
+
+    def __len__(self) -> int:
+        return len(self.classes.label)
+
+    def terms(self, name: str, values: Float64[np.ndarray, " query"]) -> Float64[np.ndarray, " unit 2"]:
+        """Numerator and denominator that each unit adds to the mean over queries, or over classes for "macro:"."""
+        if name.startswith(MACRO):
+            return np.stack([self.classes.means(values), np.ones(len(self))], axis=1)
+        return np.stack([self.classes.sums(values), self.classes.count.astype(np.float64)], axis=1)
+
+
+def resampled_means(
+    terms: Float64[np.ndarray, "metric unit 2"], *, resamples: int, seed: int
+) -> Float64[np.ndarray, "metric resample"]:
+    """Each metric's ratio of summed numerators to summed denominators, for units drawn anew with replacement.
+
+    As many units are drawn as there are.
+    """
+    metrics, units, _ = terms.shape
+    columns, scales = [], []
+    for numerator, denominator in terms.transpose(0, 2, 1):
+        order = np.lexsort((numerator, denominator))  # by what a unit holds: labels' names and row order do not count
+        scale = _scale(units * float(np.abs(numerator).max()))
+        columns += [np.round(numerator[order] * scale), denominator[order]]
+        scales.append(scale)
+    table = np.stack(columns, axis=1)
+    totals = np.empty((resamples, 2 * metrics))
+    generator = np.random.default_rng(seed)
+    height = max(1, CELLS // units)
+    for start in range(0, resamples, height):
+        rows = min(height, resamples - start)
+        totals[start : start + rows] = _draw(generator, rows, units) @ table
+    return np.ascontiguousarray((totals[:, 0::2] / np.array(scales) / totals[:, 1::2]).T)
+
+
+def _draw(generator: np.random.Generator, rows: int, units: int) -> Float64[np.ndarray, "row unit"]:
+    """How often each unit is drawn, for each of some resamples."""
+    drawn: Int64[np.ndarray, "row unit"] = generator.integers(units, size=(rows, units))
+    drawn += units * np.arange(rows)[:, None]
+    return np.bincount(drawn.ravel(), minlength=rows * units).reshape(rows, units).astype(np.float64)
+
+
+def _scale(bound: float) -> float:
+    """The power of two by which numbers that add up to at most `bound` stay below 2⁵², where integers add exactly."""
+    return math.ldexp(1.0, 52 - math.frexp(bound)[1]) if bound else 1.0

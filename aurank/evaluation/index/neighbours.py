@@ -1,0 +1,360 @@
+"""Nearest neighbours by faiss, exact or approximate: for grids, for mining and for judging an approximate index.
+
+A similarity here is larger where two rows are closer: the cosine, the dot product, or minus the squared Euclidean
+distance. faiss works in float32, so rows closer to one another than its rounding may change places. Results that must
+be exact come from `positive_ranks`.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+
+from aurank.errors import UserError
+from aurank.evaluation.engine.counting import Progress
+from aurank.evaluation.engine.inputs import Embeddings, byte_count, check_embeddings
+from aurank.evaluation.engine.scores import DISTANCES
+from aurank.evaluation.index.faiss_bridge import (
+    BLOCK,
+    blocks,
+    check_rows,
+    checked_factory,
+    choose_gpus,
+    faiss_library,
+    faiss_says,
+    load,
+    set_parameters,
+)
+
+GPU_LONGEST_LIST = 2048  # faiss on a GPU finds no more neighbours than this
+LIST_BLOCK = 2**21  # neighbours found at a time
+OPQ_CENTROIDS = 256  # what a rotation learns its codes with, whatever the codes behind it
+ROWS_PER_CENTROID = 64  # k-means gains little from more; faiss warns below 39
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours:
+    """The nearest rows of each query, best first.
+
+    An approximate index may find fewer than asked for. `found` says how many entries of a query hold; behind them `row`
+    is the size of the index, a row that does not exist, and `similarity` is −inf.
+    """
+
+    row: Int64[np.ndarray, "query k"]
+    similarity: Float32[np.ndarray, "query k"]
+    found: Int64[np.ndarray, " query"]
+
+
+class Index:
+    """A faiss index over rows 0, 1, … in the order in which they are added.
+
+    `factory` is a faiss factory string such as "Flat" (exact up to float32), "IVF1024,Flat", "HNSW32" or
+    "IVF1024,PQ32"; after a semicolon it may set search parameters, as in "IVF1024,Flat; nprobe=16". `distance` is
+    "cosine" (rows are normalised), "dot" or "euclidean". `device`: all GPUs where faiss has this kind on the GPU, else
+    the CPU; "cpu", "cuda" or "cuda:1" decide it. Several GPUs share the rows among them. `float16` halves what flat
+    vectors take on the GPU (on the CPU, write "SQfp16" for "Flat"), and `temporary_memory` bounds what each GPU sets
+    aside besides. The rows are also kept in main memory, as the index stores them.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        factory: str = "Flat",
+        *,
+        distance: str = "cosine",
+        device: torch.device | str | None = None,
+        float16: bool = False,
+        temporary_memory: int | str = "512MiB",
+    ) -> None:
+        faiss = faiss_library()
+        if dim < 1:
+            raise UserError(f"dim must be 1 or more, got {dim}")
+        if distance not in DISTANCES:
+            raise UserError(f"distance must be one of {', '.join(DISTANCES)}; got {distance!r}")
+        self.dim, self.factory, self.distance = dim, factory, distance
+        kind, _, parameters = (part.strip() for part in checked_factory(factory).partition(";"))
+        metric = faiss.METRIC_L2 if distance == "euclidean" else faiss.METRIC_INNER_PRODUCT
+        with faiss_says(f"the index {factory!r} cannot be made for {dim} dimensions and the distance {distance}"):
+            self.host = faiss.index_factory(dim, kind, metric)
+            if parameters:
+                set_parameters(self.host, parameters)
+        self.gpus = choose_gpus(device, self.host, factory)
+        if float16 and not self.gpus:
+            raise UserError('float16 is for indexes on a GPU; on the CPU write "SQfp16" in place of "Flat"')
+        self.float16, self.temporary_bytes = float16, byte_count(temporary_memory)
+        self._resources: list[Any] = []
+        self._copy: Any = None  # of `host`, on the GPUs; made by the first search after rows were added
+
+    @classmethod
+    def build(
+        cls,
+        embeddings: Embeddings,
+        factory: str = "Flat",
+        *,
+        distance: str = "cosine",
+        device: torch.device | str | None = None,
+        float16: bool = False,
+        temporary_memory: int | str = "512MiB",
+        training_rows: int | None = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> "Index":
+        """An index over these embeddings, trained on a sample of them if its kind needs that."""
+        check_embeddings(embeddings, side="gallery")  # before its shape is used
+        index = cls(
+            int(embeddings.shape[1]),
+            factory,
+            distance=distance,
+            device=device,
+            float16=float16,
+            temporary_memory=temporary_memory,
+        )
+        index._check(embeddings, side="gallery")
+        if not index.is_trained:
+            index._train(embeddings, training_rows, seed)
+        index._add(embeddings, progress)
+        return index
+
+    def __len__(self) -> int:
+        return int(self.host.ntotal)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether rows can be added."""
+        return bool(self.host.is_trained)
+
+    @property
+    def place(self) -> str:
+        """Where it searches, in words: "CPU", "GPU 0", "GPUs 0, 1"."""
+        if not self.gpus:
+            return "CPU"
+        return f"GPU{'s' if len(self.gpus) > 1 else ''} {', '.join(map(str, self.gpus))}"
+
+    def train(self, embeddings: Embeddings, *, rows: int | None = None, seed: int = 0) -> None:
+        """Learns lists and codes from a random sample of `rows` rows; the same seed takes the same sample.
+
+        By default 64 rows for each centroid to learn, or all there are.
+        """
+        self._check(embeddings, side="training")
+        self._train(embeddings, rows, seed)
+
+    def add(self, embeddings: Embeddings, *, progress: Progress | None = None) -> None:
+        """Adds the rows behind those that are there, a block at a time; all of them are checked first."""
+        self._check(embeddings, side="gallery")
+        if not self.is_trained:
+            raise UserError(
+                f"the index {self.factory!r} must be trained before rows are added: use Index.build, or train"
+            )
+        self._add(embeddings, progress)
+
+    def search(
+        self,
+        queries: Embeddings,
+        k: int,
+        *,
+        leave_out: Int64[np.ndarray, " query"] | None = None,
+        progress: Progress | None = None,
+    ) -> Neighbours:
+        """The k nearest rows of each query, or all rows where there are fewer.
+
+        `leave_out` names a row that each query must not find, such as its own, or -1: it is recognised by its number,
+        never by its rank, so a duplicate stays. `progress(done, total)` counts queries.
+        """
+        total = len(queries)
+        parts = []
+        for rows, part in self.search_batches(queries, k, leave_out=leave_out):
+            parts.append(part)
+            if progress is not None:
+                progress(rows.stop, total)
+        return Neighbours(
+            row=np.concatenate([part.row for part in parts]),
+            similarity=np.concatenate([part.similarity for part in parts]),
+            found=np.concatenate([part.found for part in parts]),
+        )
+
+    def search_batches(
+        self,
+        queries: Embeddings,
+        k: int,
+        *,
+        leave_out: Int64[np.ndarray, " query"] | None = None,
+        seconds: list[float] | None = None,
+    ) -> Iterator[tuple[slice, Neighbours]]:
+        """What `search` finds, some queries at a time; `seconds` collects the time that each search took."""
+        depth = self._depth(queries, k, leave_out)
+        width = min(k, len(self) - (leave_out is not None and bool((leave_out >= 0).all())))
+        engine = self._engine()
+        for rows in blocks(len(queries), max(1, min(BLOCK // self.dim, LIST_BLOCK // depth))):
+            block = load(queries, rows, self.distance)
+            before = time.perf_counter()
+            with faiss_says(f"the index {self.factory!r} cannot be searched"):
+                similarity, row = engine.search(block, depth)
+            if seconds is not None:
+                seconds.append(time.perf_counter() - before)
+            if self.distance == "euclidean":
+                similarity = -similarity
+            if leave_out is not None:
+                row, similarity = _without(row, similarity, leave_out[rows])
+            yield rows, _neighbours(row[:, :width], similarity[:, :width], size=len(self))
+
+    def save(self, path: Path | str) -> None:
+        """Writes the index to one file, with a header and a checksum; whole or not at all."""
+        from aurank.evaluation.index.index_file import write_index
+
+        write_index(self.host, Path(path), factory=self.factory, distance=self.distance)
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | str,
+        *,
+        device: torch.device | str | None = None,
+        float16: bool = False,
+        temporary_memory: int | str = "512MiB",
+    ) -> "Index":
+        """The index that `save` wrote; UserError for a file that is damaged or something else."""
+        from aurank.evaluation.index.index_file import read_index
+
+        host, header = read_index(Path(path))
+        index = cls(
+            header.dim,
+            header.factory,
+            distance=header.distance,
+            device=device,
+            float16=float16,
+            temporary_memory=temporary_memory,
+        )
+        index.host = host
+        return index
+
+    def _check(self, embeddings: Embeddings, *, side: str) -> None:
+        check_embeddings(embeddings, side=side)
+        if embeddings.shape[1] != self.dim:
+            raise UserError(
+                f"the {side} embeddings have {embeddings.shape[1]} columns and the index has {self.dim}: "
+                "both must come from the same model"
+            )
+        for rows in blocks(len(embeddings), max(1, BLOCK // self.dim)):
+            check_rows(load(embeddings, rows, self.distance), rows.start, side=side, distance=self.distance)
+
+    def _train(self, embeddings: Embeddings, rows: int | None, seed: int) -> None:
+        faiss = faiss_library()
+        least, available = self._centroids(), len(embeddings)
+        size = min(available, least * ROWS_PER_CENTROID if rows is None else rows)
+        if size < least:
+            raise UserError(
+                f"the index {self.factory!r} learns {least} centroids and got {size} training rows: "
+                "give at least one row for each, better 39, or choose fewer lists or shorter codes"
+            )
+        chosen = np.sort(np.random.default_rng(seed).permutation(available)[:size])
+        sample = np.empty((size, self.dim), dtype=np.float32)
+        for part in blocks(size, max(1, BLOCK // self.dim)):
+            sample[part] = load(embeddings, chosen[part], self.distance)
+        lists = faiss.try_extract_index_ivf(self.host)
+        with faiss_says(f"the index {self.factory!r} cannot be trained on {size} rows"):
+            if self.gpus and lists is not None:
+                on_gpus = self._to_gpus(faiss.IndexFlat(lists.d, lists.metric_type))
+                lists.clustering_index = on_gpus
+                self.host.train(sample)
+                lists.clustering_index = None
+            else:
+                self.host.train(sample)
+
+    def _add(self, embeddings: Embeddings, progress: Progress | None) -> None:
+        total = len(embeddings)
+        self._copy = None
+        for rows in blocks(total, max(1, BLOCK // self.dim)):
+            with faiss_says(f"rows cannot be added to the index {self.factory!r}"):
+                self.host.add(load(embeddings, rows, self.distance))
+            if progress is not None:
+                progress(rows.stop, total)
+
+    def _depth(self, queries: Embeddings, k: int, leave_out: np.ndarray | None) -> int:
+        """How many neighbours to ask faiss for."""
+        if k < 1:
+            raise UserError(f"k must be 1 or more, got {k}")
+        if not len(self):
+            raise UserError("the index is empty: add rows before searching it")
+        self._check(queries, side="query")
+        if leave_out is not None and len(leave_out) != len(queries):
+            raise UserError(f"leave_out has {len(leave_out)} entries for {len(queries)} queries: give one for each")
+        depth = min(k + (leave_out is not None), len(self))
+        if self.gpus and depth > GPU_LONGEST_LIST:
+            raise UserError(
+                f"faiss on a GPU finds at most {GPU_LONGEST_LIST} neighbours, the query's own row included, "
+                f'and k = {k} asks for {depth}: use a smaller k, or device="cpu"'
+            )
+        return depth
+
+    def _centroids(self) -> int:
+        """The most centroids that one k-means of the training has to find."""
+        faiss = faiss_library()
+        lists = faiss.try_extract_index_ivf(self.host)
+        coded = self.host if lists is None else faiss.downcast_index(lists)
+        counts = [1 if lists is None else lists.nlist, coded.pq.ksub if hasattr(coded, "pq") else 1]
+        if isinstance(self.host, faiss.IndexPreTransform):
+            steps = [faiss.downcast_VectorTransform(self.host.chain.at(i)) for i in range(self.host.chain.size())]
+            counts += [OPQ_CENTROIDS for step in steps if isinstance(step, faiss.OPQMatrix)]
+        return int(max(counts))
+
+    def _engine(self) -> Any:
+        if not self.gpus:
+            return self.host
+        if self._copy is None:
+            with faiss_says(f"the index {self.factory!r} cannot be moved to {self.place}"):
+                self._copy = self._to_gpus(self.host)
+        return self._copy
+
+    def _to_gpus(self, index: Any) -> Any:
+        faiss = faiss_library()
+        if not self._resources:  # kept: the copies on the GPU live only as long as these
+            for _ in self.gpus:
+                resource = faiss.StandardGpuResources()
+                resource.setTempMemory(self.temporary_bytes)
+                self._resources.append(resource)
+        options = faiss.GpuMultipleClonerOptions()
+        options.shard = True
+        options.useFloat16 = self.float16
+        return faiss.index_cpu_to_gpu_multiple_py(self._resources, index, options, self.gpus)
+
+
+def neighbours(
+    embeddings: Embeddings,
+    k: int,
+    *,
+    exclude_self: bool = True,
+    factory: str = "Flat",
+    distance: str = "cosine",
+    device: torch.device | str | None = None,
+    progress: Progress | None = None,
+) -> Neighbours:
+    """The k nearest rows of each row among the embeddings themselves, its own left out unless `exclude_self` is False.
+
+    The own row is recognised by its number, so a duplicate of it is found. A single row has no neighbours.
+    """
+    index = Index.build(embeddings, factory, distance=distance, device=device)
+    own = np.arange(len(embeddings)) if exclude_self else None
+    return index.search(embeddings, k, leave_out=own, progress=progress)
+
+
+def _without(row: np.ndarray, similarity: np.ndarray, unwanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both lists without the unwanted row of each query; what follows it moves up, and padding fills the end."""
+    row, similarity = (np.pad(part, ((0, 0), (0, 1)), constant_values=-1) for part in (row, similarity))
+    drop = (row == unwanted[:, None]) & (unwanted[:, None] >= 0)
+    drop[~drop.any(axis=1), -1] = True
+    shape = (len(row), row.shape[1] - 1)
+    return row[~drop].reshape(shape), similarity[~drop].reshape(shape)
+
+
+def _neighbours(row: np.ndarray, similarity: np.ndarray, *, size: int) -> Neighbours:
+    missing = row < 0  # faiss pads with -1, which would silently name the last row
+    return Neighbours(
+        row=np.where(missing, size, row).astype(np.int64),
+        similarity=np.where(missing, np.float32(-np.inf), similarity).astype(np.float32),
+        found=np.asarray((~missing).sum(axis=1), dtype=np.int64),
+    )

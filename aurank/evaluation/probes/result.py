@@ -1,0 +1,167 @@
+"""What a probe found: accuracies, what was counted, under which settings."""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from aurank.errors import UserError, first_line
+from aurank.evaluation._report_check import is_count, is_number
+from aurank.evaluation.aggregate import mean
+from aurank.evaluation.probes.splits import Plan
+from aurank.files import require_ordinary, write_text
+
+FORMAT, VERSION = "aurank.probe", 1
+TOP = (1, 5)
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, dict) and bool(values) and all(map(is_number, values.values()))
+
+
+def _are_lists(values: Any) -> bool:
+    return isinstance(values, dict) and all(
+        isinstance(one, list) and all(map(is_number, one)) for one in values.values()
+    )
+
+
+# What each field of a saved result must be before it is used.
+_FITS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("protocol", "design"), lambda value: isinstance(value, str)),
+    **dict.fromkeys(("num_train", "num_test", "num_classes", "num_left_out"), is_count),
+    "metrics": _are_numbers,
+    "per_seed": _are_lists,
+    "seeds": lambda values: isinstance(values, list) and all(map(is_count, values)),
+    "settings": lambda value: isinstance(value, dict),
+    "notes": lambda values: isinstance(values, list) and all(isinstance(one, str) for one in values),
+}
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """Accuracies of one probe, in [0, 1], and all that they depend on.
+
+    `protocol`: "knn" or "linear_probe". `design`: "closed set", where one set of rows trains and another tests, or
+    "halves", where each seed draws half of the rows of every class for training and the others test. `metrics`: means
+    over the seeds, by the names of docs/metrics.md; `per_seed` their values, in the order of `seeds`, which is empty
+    where nothing was drawn. `num_train`, `num_test` and `num_classes` are those of one draw; `num_left_out` counts rows
+    that were not used. `settings` hold every option, those that were chosen too. `notes`: what a reader must know.
+    """
+
+    protocol: str
+    design: str
+    metrics: dict[str, float]
+    per_seed: dict[str, list[float]]
+    seeds: list[int]
+    num_train: int
+    num_test: int
+    num_classes: int
+    num_left_out: int
+    settings: dict[str, Any]
+    notes: list[str]
+
+    @property
+    def spread(self) -> dict[str, float]:
+        """Sample standard deviation over the seeds, by metric; empty with fewer than two."""
+        if len(self.seeds) < 2:
+            return {}
+        squares = {
+            name: [(value - self.metrics[name]) ** 2 for value in values] for name, values in self.per_seed.items()
+        }
+        return {name: math.sqrt(math.fsum(values) / (len(values) - 1)) for name, values in squares.items()}
+
+    def __str__(self) -> str:
+        """A table for people: one metric a line, its spread beside it, then what was counted and how."""
+        width = max(len(name) for name in self.metrics)
+        lines = [self.protocol]
+        for name, value in self.metrics.items():
+            spread = f" ± {self.spread[name]:.4f}" if name in self.spread else ""
+            lines.append(f"{name:<{width}}  {value:.4f}{spread}")
+        lines.append(
+            f"{self.num_test:,} test rows, {self.num_train:,} training rows, {self.num_classes:,} classes; {self._how}"
+        )
+        lines.append(", ".join(f"{name.replace('_', ' ')} {_words(value)}" for name, value in self.settings.items()))
+        return "\n".join([*lines, *self.notes])
+
+    @property
+    def _how(self) -> str:
+        seeds = f"seed{'s' if len(self.seeds) > 1 else ''} {', '.join(map(str, self.seeds))}"
+        if len(self.seeds) > 1:
+            seeds = f"mean ± standard deviation over {seeds}"
+        if self.design == "halves":
+            return f"halves of each class, {seeds}"
+        return f"{self.design}, {seeds}" if self.seeds else self.design
+
+    def save(self, path: Path | str) -> None:
+        """Writes the result as one JSON file, whole or not at all."""
+        content = {"format": FORMAT, "version": VERSION, **asdict(self), "spread": self.spread}
+        write_text(Path(path), json.dumps(content, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: Path | str) -> "ProbeResult":
+        """The result that `save` wrote; UserError if the file is missing or something else."""
+        require_ordinary(Path(path))
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"cannot read the probe's result {path}: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} is not a probe's result, or is cut short: {first_line(error)}") from error
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise UserError(f"{path} is not a probe's result: expected a file that `aurank probe` wrote")
+        if content.get("version") != VERSION:
+            raise UserError(
+                f"{path} is of version {content.get('version')}, and this aurank reads {VERSION}: update aurank, or "
+                "probe again"
+            )
+        lacking = [name for name in cls.__dataclass_fields__ if name not in content]
+        if lacking:
+            raise UserError(f"{path} is damaged, {lacking[0]!r} is missing: probe again")
+        if wrong := next((name for name, fits in _FITS.items() if not fits(content[name])), None):
+            raise UserError(f"{path} is damaged, {wrong!r} is of another type: probe again")
+        lengths = {len(values) for values in content["per_seed"].values()}
+        if content["per_seed"].keys() != content["metrics"].keys() or lengths != {max(1, len(content["seeds"]))}:
+            raise UserError(f"{path} is damaged, 'per_seed' fits neither 'metrics' nor 'seeds': probe again")
+        return cls(**{name: content[name] for name in cls.__dataclass_fields__})
+
+
+def result_of(
+    protocol: str,
+    plan: Plan,
+    found: Sequence[Mapping[str, float]],
+    *,
+    seeds: Sequence[int],
+    settings: dict[str, Any],
+    notes: Sequence[str] = (),
+) -> ProbeResult:
+    """The ProbeResult of what each draw of a plan gave."""
+    per_seed = {name: [values[name] for values in found] for name in found[0]}
+    return ProbeResult(
+        protocol=protocol,
+        design=plan.design,
+        metrics={name: mean(values) for name, values in per_seed.items()},
+        per_seed=per_seed,
+        seeds=list(seeds),
+        num_train=plan.num_train,
+        num_test=plan.num_test,
+        num_classes=plan.num_classes,
+        num_left_out=plan.num_left_out,
+        settings=settings,
+        notes=[*plan.notes, *notes],
+    )
+
+
+def top(ranks: Int64[np.ndarray, " query"]) -> dict[str, float]:
+    """The part of the ranks within the first k, as "top{k}"."""
+    return {f"top{k}": mean((ranks <= k).astype(np.float64)) for k in TOP}
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(_words(one) for one in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""Contrastive losses that see the negatives of one batch."""

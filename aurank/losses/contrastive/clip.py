@@ -1,0 +1,104 @@
+"""CLIP (Radford et al., ICML 2021) and SigLIP (Zhai et al., ICCV 2023): images and texts, from one batch at a time."""
+
+from collections.abc import Sequence
+from typing import Unpack
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from aurank.losses.contrastive.info_nce import cross_entropy
+from aurank.losses.core.checks import Number, refuse_unused, require_finite
+from aurank.losses.core.log_mean_exp import AnyTemperature
+from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
+from aurank.losses.core.pairs import Pairs
+from aurank.losses.core.row_table import FullPrecision
+from aurank.losses.core.temperature import Temperature
+
+
+def sigmoid_losses(
+    pairs: Pairs, temperature: AnyTemperature, bias: Float[Tensor, ""] | float
+) -> Float[Tensor, " query"]:
+    """The sum over each query's references of −log sigmoid(z·(s/τ + b)), z = 1 for positives and −1 for others."""
+    logits = pairs.similarity / temperature + bias
+    signed = torch.where(pairs.positive, -logits, logits)
+    return nn.functional.softplus(signed).masked_fill(~(pairs.positive | pairs.negative), 0).sum(dim=1)
+
+
+class CLIPLoss(PairLoss):
+    """The cross-entropy of finding each row's partner among the rows of the other side, the mean of both directions.
+
+    In its standard form, not in similarity units. Rows of one label are partners, so captions that say the same are no
+    negatives of each other: several are targets of equal weight, as in UniCL.
+
+    temperature: τ, the first one where it is learned. learn_temperature: True (default) makes log τ a parameter of the
+        loss: give it to an optimiser. temperature_bounds: 1/τ is at most 100, as in the paper.
+    two_way: True (default) takes another modality as `ref_emb`. False takes one direction, over any references or the
+        batch itself: with rows as their own labels InfoNCE, with classes SupCon's L_out.
+    """
+
+    def __init__(
+        self,
+        temperature: Number = 0.07,
+        *,
+        learn_temperature: bool = True,
+        temperature_bounds: Sequence[Number | None] = (0.01, None),
+        two_way: bool = True,
+        **options: Unpack[PairLossOptions],
+    ) -> None:
+        super().__init__(**options)
+        self.two_way = two_way
+        self.temperature = Temperature(temperature, learnable=learn_temperature, bounds=temperature_bounds, scale="log")
+        if not learn_temperature:
+            refuse_unused(CLIPLoss, "learn_temperature=False", temperature_bounds=temperature_bounds)
+
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """The cross-entropy; half of it where both directions are added."""
+        return cross_entropy(pairs, self.temperature()) / (1 + self.two_way)
+
+
+class Bias(FullPrecision):
+    """A number, a parameter where it is learnable."""
+
+    def __init__(self, start: Number, *, learnable: bool) -> None:
+        super().__init__()
+        self.start = require_finite("bias", start)
+        self.parameter = nn.Parameter(torch.tensor(self.start)) if learnable else None
+
+    def forward(self) -> Float[Tensor, ""] | float:
+        """The number; a tensor with a gradient where it is learnable."""
+        return self.start if self.parameter is None else self.parameter * 1
+
+
+class SigLIPLoss(PairLoss):
+    """The sum of −log sigmoid(z·(s/τ + b)) over all pairs, divided by the batch; z = 1 for rows of one label, else −1.
+
+    In its standard form, not in similarity units. Where the sides differ in number, the sum is divided by the one
+    and by the other, and the loss is the mean of the two.
+
+    temperature: τ, 1/10 at first, and bias: b, −10 at first, as in the paper. learnable: True (default) makes both,
+        1/τ as its logarithm, parameters of the loss: give them to an optimiser. temperature_bounds: of τ; the paper has
+        none, these keep numbers finite.
+    two_way: True (default) takes another modality as `ref_emb`. False takes any references or the batch itself.
+    """
+
+    def __init__(
+        self,
+        temperature: Number = 0.1,
+        bias: Number = -10.0,
+        *,
+        learnable: bool = True,
+        temperature_bounds: Sequence[Number | None] = (0.001, None),
+        two_way: bool = True,
+        **options: Unpack[PairLossOptions],
+    ) -> None:
+        super().__init__(**options)
+        self.two_way = two_way
+        self.temperature = Temperature(temperature, learnable=learnable, bounds=temperature_bounds, scale="log")
+        if not learnable:
+            refuse_unused(SigLIPLoss, "learnable=False", temperature_bounds=temperature_bounds)
+        self.bias = Bias(bias, learnable=learnable)
+
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """The sum over the query's pairs; half of it where both directions are added."""
+        return sigmoid_losses(pairs, self.temperature(), self.bias()) / (1 + self.two_way)

@@ -1,0 +1,54 @@
+"""SimCo (Zhang et al., CVPR 2022): InfoNCE with one temperature within a query and another between queries."""
+
+from typing import Unpack
+
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from aurank.losses.contrastive.info_nce import log_sum_exp
+from aurank.losses.core.checks import Number, require_positive
+from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
+from aurank.losses.core.pairs import Pairs
+
+FAR = -40.0  # odds below which softplus and sigmoid are the same number, also in float64
+
+
+def dual_temperature(pairs: Pairs, *, temperature: float, inter_temperature: float) -> Float[Tensor, " query"]:
+    """InfoNCE at `temperature`, times (1 − p′)/(1 − p) held constant, the mean over each query's positives.
+
+    p is the share of the positive in InfoNCE's softmax at `temperature`, p′ that at `inter_temperature`.
+    """
+    within, between = (
+        log_sum_exp(pairs, tau)[:, None] - pairs.positives.similarity / tau for tau in (temperature, inter_temperature)
+    )
+    # With odds x, 1 − p is sigmoid(x), InfoNCE softplus(x), and its gradient sigmoid(x)·∇x, so that of the product is
+    # sigmoid(x′)·∇x. The quotient tends to 1 where both vanish.
+    odds = within.detach().clamp(min=FAR)
+    quotient = -logsigmoid(-odds) / odds.sigmoid()
+    weight = between.detach().sigmoid()
+    return pairs.positives.mean(weight * (quotient + within - within.detach()))
+
+
+class SimCoLoss(PairLoss):
+    """(1 − p′)/(1 − p) · InfoNCE of each query and positive, the first factor held constant; the mean over positives.
+
+    InfoNCE's gradient is 1 − p, how hard the query is at the temperature, times a distribution over its negatives. The
+    factor puts the hardness at a higher temperature in the place of that, so that easy queries keep a weight in small
+    batches. The authors' code contrasts a view with the other views alone; here negatives are in both, as in the losses
+    beside.
+
+    temperature: τ of the distribution over the negatives of a query.
+    inter_temperature: τ of the weights between queries. Both as in the authors' code.
+    """
+
+    def __init__(
+        self, temperature: Number = 0.1, inter_temperature: Number = 1.0, **options: Unpack[PairLossOptions]
+    ) -> None:
+        super().__init__(**options)
+        self.temperature = require_positive("temperature", temperature)
+        self.inter_temperature = require_positive("inter_temperature", inter_temperature)
+
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """InfoNCE, weighted."""
+        return dual_temperature(pairs, temperature=self.temperature, inter_temperature=self.inter_temperature)

@@ -1,0 +1,37 @@
+"""The spectral contrastive loss (HaoChen et al., NeurIPS 2021): the low-rank factors of the graph of augmentations."""
+
+from typing import Unpack
+
+from jaxtyping import Float
+from torch import Tensor
+
+from aurank.losses.core.checks import Number, require_positive
+from aurank.losses.core.log_mean_exp import attraction
+from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
+from aurank.losses.core.pairs import Pairs
+
+
+def spectral_contrast(pairs: Pairs, *, mu: float) -> Float[Tensor, " query"]:
+    """−2·mean s⁺ + μ·mean (s⁻)² of each query."""
+    squares = pairs.similarity.masked_fill(~pairs.negative, 0).square().sum(dim=1)
+    return mu * squares / pairs.negative_count.clamp(min=1) - 2 * attraction(pairs)
+
+
+class SpectralContrastiveLoss(PairLoss):
+    """−2·mean s⁺ + μ·mean (s⁻)² of each query.
+
+    The paper's s is the inner product of embeddings of any length: `distance=DotProductSimilarity(
+    normalize_embeddings=False)` of PML. Its code shortens those longer than √μ to that length, and divides by μ; with
+    cosine similarity (default), all are of that length. There the negatives of a view are in the other one alone, here
+    in both.
+
+    mu: μ, the squared length of embeddings; in the authors' runs 1 on CIFAR-10 and 10 on ImageNet.
+    """
+
+    def __init__(self, mu: Number = 1.0, **options: Unpack[PairLossOptions]) -> None:
+        super().__init__(**options)
+        self.mu = require_positive("mu", mu)
+
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """The spectral contrast."""
+        return spectral_contrast(pairs, mu=self.mu)

@@ -1,0 +1,1 @@
+"""What every loss is made of: pairs, inputs, state, checks, the batches of all processes."""

@@ -1,0 +1,82 @@
+"""KeyedLoss: losses that keep state per sample, and how a batch says which sample each row is."""
+
+from dataclasses import replace
+from typing import Unpack
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from aurank.errors import UserError
+from aurank.losses.core.checks import require_whole
+from aurank.losses.core.loss_inputs import Inputs
+from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
+from aurank.losses.core.pairs import Pairs
+
+
+class KeyedLossOptions(PairLossOptions, total=False):
+    """What every loss with state per sample takes beside its own arguments, and passes on to `KeyedLoss`."""
+
+    views: int
+
+
+class KeyedLoss(PairLoss):
+    """A loss whose state is keyed by `ids`, rows 0 … num_samples − 1 of the data set.
+
+    Without `ids` the labels are the ids, which is right where each image is its own class; more than `views` rows of
+    one label are then refused. Several rows of an id, its views, share its state.
+
+    num_samples: rows of the data set.
+    views: most rows of one label in a batch that comes without ids, on each side of a two-way loss.
+
+    Messages about ids name `owner`, and show its `call`.
+    """
+
+    call = "loss(embeddings, labels, ids=batch.id)"
+
+    def __init__(self, num_samples: int, *, views: int = 2, **options: Unpack[PairLossOptions]) -> None:
+        super().__init__(**options)
+        self.owner = type(self).__name__
+        self.num_samples = require_whole("num_samples", num_samples)
+        self.views = require_whole("views", views)
+
+    def prepared(self, inputs: Inputs) -> Inputs:
+        """The inputs with ids, on the host and checked."""
+        ids = self.keys_of("labels", inputs.labels, "ids", inputs.ids)
+        if not self.two_way:
+            return replace(inputs, ids=ids)
+        if inputs.ids is not None and inputs.ref_ids is None:
+            raise UserError(f"{self.owner} with two_way=True keys the state of both sides: pass ref_ids beside ids")
+        assert inputs.ref_labels is not None
+        ref_ids = self.keys_of("ref_labels", inputs.ref_labels, "ref_ids", inputs.ref_ids)
+        return replace(inputs, ids=ids, ref_ids=ref_ids)
+
+    def keys_of(
+        self, labels_name: str, labels: Int64[Tensor, " row"], ids_name: str, ids: Tensor | None
+    ) -> Int64[Tensor, " row"]:
+        """The rows of the state that one side's rows belong to; UserError where they cannot be told, or are outside."""
+        found = (labels if ids is None else ids).detach().cpu().long()
+        if ids is None:
+            values, counts = torch.unique(found, return_counts=True)
+            if int(counts.max()) > self.views:
+                call = "loss(embeddings, labels, ids=batch.id, ref_ids=…)" if self.two_way else self.call
+                raise UserError(
+                    f"{labels_name}: label {int(values[counts.argmax()])} occurs {int(counts.max())} times, more than "
+                    f"views={self.views}: without ids, {self.owner} takes labels for the rows of the data set that key "
+                    f"its state; say which row each is, {call}, or set views (wrappers of pytorch-metric-learning drop "
+                    "ids: use MultipleLosses and CrossBatchMemory of aurank.losses)"
+                )
+        outside = found[(found < 0) | (found >= self.num_samples)]
+        if len(outside):
+            what = f"{labels_name}, taken for ids," if ids is None else ids_name
+            raise UserError(
+                f"{what} hold {int(outside[0])}, outside the {self.num_samples} rows of {self.owner} "
+                f"(0..{self.num_samples - 1}): pass rows of the training set, and its size as num_samples"
+            )
+        return found
+
+
+def keys(pairs: Pairs) -> Int64[Tensor, " query"]:
+    """The ids of the queries, which `KeyedLoss` always has."""
+    assert pairs.query_ids is not None
+    return pairs.query_ids

@@ -1,0 +1,143 @@
+"""What a loss is called with, in one piece: it travels through wrappers, memories and the gathering of processes."""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor, nn
+
+from aurank.errors import UserError
+from aurank.losses.core.checks import check_embeddings, check_integers
+from aurank.losses.core.dtypes import in_common_precision, to_device_of, without_autocast
+
+Mined = Sequence[Tensor] | nn.Module | None  # a miner's tuple, or the miner itself
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """The arguments of a loss: embeddings [batch, dim], labels [batch], what was mined, references, data-set ids.
+
+    batch_leads: the references begin with the batch itself, row by row, as a memory's do. shared: every process has
+    these same inputs.
+    """
+
+    embeddings: Tensor
+    labels: Tensor
+    indices_tuple: Mined = None
+    ref_emb: Tensor | None = None
+    ref_labels: Tensor | None = None
+    ids: Tensor | None = None
+    ref_ids: Tensor | None = None
+    batch_leads: bool = False
+    shared: bool = False
+
+    @property
+    def is_self_set(self) -> bool:
+        """True if the references are the batch itself."""
+        return self.ref_emb is None or self.ref_emb is self.embeddings
+
+    def itself(self) -> Bool[Tensor, "query reference"] | None:
+        """True where a reference is the query itself, its row or, among other rows, its id; None where none can be.
+
+        For references of their own.
+        """
+        assert self.ref_emb is not None
+        size, by_id = len(self.embeddings), self.ids is not None and self.ref_ids is not None
+        if not by_id and not self.batch_leads:
+            return None
+        found = self.embeddings.new_zeros(size, len(self.ref_emb), dtype=torch.bool)
+        if self.ids is not None and self.ref_ids is not None:
+            ids, ref_ids = (to_device_of(found, each.long()) for each in (self.ids, self.ref_ids))
+            found = ids[:, None] == ref_ids
+        if self.batch_leads:  # its other rows are of other images, or other views of the same: both count
+            found[:, :size] = False
+            found.fill_diagonal_(True)
+        return found
+
+    def mined(self) -> "Inputs":
+        """These, a miner among them replaced by what it finds in the batch and the references, outside of autocast."""
+        if not isinstance(self.indices_tuple, nn.Module):
+            return self
+        other = self.embeddings if self.ref_emb is None else self.ref_emb
+        rows, references = in_common_precision(self.embeddings.detach(), other.detach())
+        given = (None, None) if self.is_self_set else (references, self.ref_labels)
+        names = ("ids",) if self.is_self_set else ("ids", "ref_ids", "batch_leads")
+        taken = inspect.signature(self.indices_tuple.forward).parameters  # PML's miners know of no ids
+        named = {name: getattr(self, name) for name in names if name in taken}
+        with without_autocast(rows.device):  # not without gradients, where a miner with a state would not write it
+            found = self.indices_tuple(rows, self.labels, *given, **named)
+        return replace(self, indices_tuple=found)
+
+    @property
+    def five(self) -> tuple[Any, ...]:
+        """The five arguments that PML's own losses take."""
+        return self.embeddings, self.labels, self.indices_tuple, self.ref_emb, self.ref_labels
+
+
+class TakesInputs:
+    """The call that all losses here have in common: it reads the arguments, and hands them to `of_inputs`."""
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: Mined = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+    ) -> Any:
+        """The loss of a batch, a scalar (whatever the reducer returns, where one is given).
+
+        embeddings [batch, dim]; labels [batch], integers; indices_tuple pairs or triplets from a PML miner, or the
+        miner itself, which is then asked about what the loss sees; ref_emb and ref_labels the references to rank, else
+        the batch itself without each query; ids and ref_ids rows of the data set: they key state per sample, and leave
+        a query out of references that hold it. Labels on the host spare the host from waiting for a GPU. Errors:
+        UserError on input that does not fit.
+        """
+        return self.of_inputs(
+            read_inputs(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids)
+        )
+
+    def of_inputs(self, inputs: Inputs) -> Any:
+        """The loss of arguments that were read before."""
+        raise NotImplementedError
+
+
+def read_inputs(
+    embeddings: Tensor,
+    labels: Tensor | None,
+    indices_tuple: Mined = None,
+    ref_emb: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    *,
+    ids: Tensor | None = None,
+    ref_ids: Tensor | None = None,
+) -> Inputs:
+    """The arguments as one; UserError when what a loss was called with does not fit together."""
+    check_embeddings("embeddings", embeddings, "labels", labels)
+    assert labels is not None
+    tensors = isinstance(indices_tuple, Sequence) and all(isinstance(part, Tensor) for part in indices_tuple)
+    if indices_tuple is not None and not isinstance(indices_tuple, nn.Module) and not tensors:
+        raise UserError(f"indices_tuple must be a miner's tuple of tensors, or a miner, got {indices_tuple!r}")
+    inputs = Inputs(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids, ref_ids)
+    if ids is not None:
+        check_integers("ids", ids, "embeddings", len(embeddings))
+    if ref_emb is None:
+        if ref_labels is not None or ref_ids is not None:
+            raise UserError("ref_labels and ref_ids describe ref_emb, which was not given")
+        return inputs
+    if ref_labels is None and ref_emb is embeddings:
+        return inputs
+    check_embeddings("ref_emb", ref_emb, "ref_labels", ref_labels)
+    if ref_emb.shape[1] != embeddings.shape[1]:
+        raise UserError(f"ref_emb must be as wide as embeddings, {embeddings.shape[1]}, got {ref_emb.shape[1]}")
+    if ref_ids is not None:
+        check_integers("ref_ids", ref_ids, "ref_emb", len(ref_emb))
+        if ids is None:
+            raise UserError("ref_ids were given without ids: a reference is left out where it has the id of the query")
+    return inputs

@@ -1,0 +1,150 @@
+"""PairLoss: the only bridge between the losses of aurank and pytorch-metric-learning (PML)."""
+
+import warnings
+from abc import abstractmethod
+from typing import Any, TypedDict
+
+import torch
+from jaxtyping import Float
+from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
+from pytorch_metric_learning.losses import BaseMetricLossFunction
+from pytorch_metric_learning.reducers import BaseReducer
+from pytorch_metric_learning.regularizers import BaseRegularizer
+from torch import Tensor
+
+from aurank.errors import AurankWarning, UserError
+from aurank.losses.core.checks import Number, check_device
+from aurank.losses.core.distributed import Distributed, Gather
+from aurank.losses.core.dtypes import without_autocast
+from aurank.losses.core.loss_inputs import Inputs, TakesInputs
+from aurank.losses.core.pairs import Pairs, make_pairs
+
+
+class PairLossOptions(TypedDict, total=False):
+    """What every loss takes beside its own arguments, and passes on to `PairLoss`."""
+
+    distance: BaseDistance | None
+    reducer: BaseReducer | None
+    embedding_regularizer: BaseRegularizer | None
+    embedding_reg_weight: Number
+    distributed: Distributed
+
+
+class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PML ships no types
+    """A PML loss that is one method, `per_query`, and optionally `extra_terms`, of the pairs of a batch.
+
+    The loss is the mean over queries with at least one positive and one negative, or what a PML reducer makes of those
+    queries' values ("element" losses); extra terms are reduced in the same way and added. A batch without such a query
+    gives exactly 0 with zero gradient. Numbers are float32 inside autocast too, float64 for float64 embeddings.
+
+    A subclass with extra terms sets `extra_names` before this constructor, in which PML makes one reducer per term.
+
+    A subclass with `two_way` True is given the references as another modality of the same data, and asked for both
+    directions: `per_query` again with the references as queries (`pairs.side` is 1); the loss is the sum of both.
+
+    distributed: "auto" makes the loss that of all processes' batches together, where torch.distributed joins several:
+        the gradient is that of one process with the whole batch. None (default) keeps to the process's own batch.
+    """
+
+    two_way = False
+    extra_names: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        *,
+        distance: BaseDistance | None = None,
+        reducer: BaseReducer | None = None,
+        embedding_regularizer: BaseRegularizer | None = None,
+        embedding_reg_weight: Number = 1.0,
+        distributed: Distributed = None,
+    ) -> None:
+        require_kind("distance", distance, BaseDistance)
+        require_kind("reducer", reducer, BaseReducer)
+        require_kind("embedding_regularizer", embedding_regularizer, BaseRegularizer)
+        super().__init__(
+            distance=distance,
+            reducer=reducer,
+            embedding_regularizer=embedding_regularizer,
+            embedding_reg_weight=embedding_reg_weight,
+        )
+        self.gather = Gather(distributed)
+        self._warned = False
+
+    @abstractmethod
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """The loss of each query; any finite value for a query without a positive or a negative, which is left out."""
+        raise NotImplementedError
+
+    def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
+        """Further terms by name: one value per query, reduced as the loss is, or one value for the batch."""
+        return {}
+
+    def of_inputs(self, inputs: Inputs) -> Any:
+        """The loss of arguments that were read before."""
+        self.reset_stats()
+        check_device(self, inputs.embeddings)
+        if self.two_way and inputs.is_self_set:
+            raise UserError(
+                f"{type(self).__name__} with two_way=True contrasts two modalities: pass the other one, "
+                "loss(images, labels, ref_emb=texts, ref_labels=labels), or make it with two_way=False for one"
+            )
+        inputs = self.prepared(self.gather(inputs))
+        pairs = make_pairs(inputs, distance=self.distance, two_way=self.two_way)
+        if self.training and inputs.indices_tuple is None and len(pairs.valid_rows) == 0:
+            self._tell_of_nothing(pairs)
+        with without_autocast(pairs.query.device):
+            found = [self._reduced(side) for side in ((pairs, pairs.other_way()) if self.two_way else (pairs,))]
+        if isinstance(found[0], dict):  # of a reducer that reduces nothing
+            return found[0] if len(found) == 1 else dict(zip(("loss", "other_way"), found, strict=True))
+        return sum(found[1:], found[0])
+
+    def prepared(self, inputs: Inputs) -> Inputs:
+        """The inputs of all processes as the pairs are made of them: where a loss completes or refuses them."""
+        return inputs
+
+    def _tell_of_nothing(self, pairs: Pairs) -> None:
+        if self._warned or torch.compiler.is_compiling():
+            return
+        self._warned = True
+        labels = len(torch.unique(pairs.host_query_labels))
+        own = pairs.own_references is not None  # where ids leave references out
+        remedy = (
+            "references of a query's own id do not count: leave out ref_ids, or set two_way=True for another modality"
+            if own
+            else "draw several images of each of several labels"
+        )
+        warnings.warn(
+            f"no query of the batch has both a positive and a negative ({len(pairs.query)} queries of {labels} labels, "
+            f"{len(pairs.reference)} references), so the loss is 0: {remedy}",
+            AurankWarning,
+            stacklevel=2,
+        )
+
+    def _reduced(self, pairs: Pairs) -> Any:
+        # computed though no query may be valid: under torch.distributed the other ranks wait for this one's state
+        terms = {"loss": self.per_query(pairs), **self.extra_terms(pairs)}
+        loss_dict = {name: self._for_reducer(values, pairs) for name, values in terms.items()}
+        self.add_embedding_regularization_to_loss_dict(loss_dict, pairs.query)
+        return self.reducer(loss_dict, pairs.query, pairs.query_labels)
+
+    def get_default_distance(self) -> BaseDistance:
+        """Cosine similarity."""
+        return CosineSimilarity()
+
+    def _sub_loss_names(self) -> list[str]:
+        return ["loss", *self.extra_names]
+
+    def _for_reducer(self, values: Tensor, pairs: Pairs) -> dict[str, Any]:
+        rows = pairs.valid_rows
+        if len(rows) == 0:
+            zero: dict[str, Any] = self.zero_loss()
+            return zero
+        if values.ndim == 0:
+            return {"losses": values, "indices": None, "reduction_type": "already_reduced"}
+        return {"losses": values[rows], "indices": rows, "reduction_type": "element", "divisor": len(rows)}
+
+
+def require_kind(name: str, value: object, kind: type) -> None:
+    """Nothing; UserError unless the value is None or of PML's kind."""
+    if value is not None and not isinstance(value, kind):
+        raise UserError(f"{name} must be a pytorch-metric-learning {kind.__name__}, got {value!r}")

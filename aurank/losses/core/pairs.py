@@ -1,0 +1,309 @@
+"""The shared layer of every loss: similarity, positives and negatives of a batch, made in one place.
+
+Nothing here waits for an accelerator while the labels are on the host: how many positives a query has, and which
+queries count, is worked out from the labels where they live. Labels on the accelerator cost one copy to the host; a
+miner's tuple two more, because its indices are checked, and only the narrowed masks know what is left.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
+from torch import Tensor, nn
+
+from aurank.errors import UserError
+from aurank.losses.core.checks import describe
+from aurank.losses.core.dtypes import in_common_precision, to_device_of, without_autocast
+from aurank.losses.core.loss_inputs import Inputs
+
+Value = TypeVar("Value")
+
+
+class cached_property(Generic[Value]):
+    """A property computed once, as that of functools without its lock, which compilers of graphs do not know."""
+
+    def __init__(self, compute: Callable[[Any], Value]) -> None:
+        self.compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> Value:
+        value = self.compute(instance)
+        instance.__dict__[self.compute.__name__] = value  # where it is found from now on
+        return value
+
+
+@dataclass(frozen=True, eq=False)
+class Positives:
+    """Each query's positives side by side, padded to the widest query; padding is False in `mask`."""
+
+    index: Int64[Tensor, "query width"]  # reference row; ascending within a query
+    mask: Bool[Tensor, "query width"]
+    similarity: Float[Tensor, "query width"]  # padding holds some other reference's: always apply the mask
+
+    @cached_property
+    def count(self) -> Int64[Tensor, " query"]:
+        """How many positives each query has."""
+        return self.mask.sum(dim=1)
+
+    def mean(self, values: Float[Tensor, "query width"]) -> Float[Tensor, " query"]:
+        """The mean of the values over each query's positives; 0 for a query without any."""
+        return values.masked_fill(~self.mask, 0).sum(dim=1) / self.count.clamp(min=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """What a loss sees of a batch: every query against every reference; larger similarity is closer.
+
+    Without references of their own the queries are the references, and a row never meets itself. `bounds` are the
+    least and greatest possible similarity. Labels are also kept on the host, where a loss may look at their values.
+    """
+
+    query: Float[Tensor, "query dim"]
+    reference: Float[Tensor, "reference dim"]
+    similarity: Float[Tensor, "query reference"]
+    positive: Bool[Tensor, "query reference"]
+    negative: Bool[Tensor, "query reference"]
+    query_labels: Int64[Tensor, " query"]
+    reference_labels: Int64[Tensor, " reference"]
+    query_ids: Int64[Tensor, " query"] | None
+    reference_ids: Int64[Tensor, " reference"] | None
+    host_query_labels: Int64[Tensor, " query"]
+    host_reference_labels: Int64[Tensor, " reference"]
+    valid_rows: Int64[Tensor, " valid"]  # queries with at least one positive and one negative
+    is_self_set: bool  # the references are the queries, row by row
+    is_shared: bool  # every process has these same pairs
+    bounds: tuple[float, float]
+    own_references: Bool[Tensor, "query reference"] | None  # True where one is the query itself; None in a self set
+    valid_references: Int64[Tensor, " valid_reference"] | None = None  # valid_rows of the other way, if any
+    side: int = 0  # 1 where these are the references' pairs with the queries
+
+    @cached_property
+    def itself(self) -> Bool[Tensor, "query reference"]:
+        """True where the reference is the query itself: same row, or same id among references of their own."""
+        if self.is_self_set:
+            return torch.eye(len(self.query), dtype=torch.bool, device=self.query.device)
+        return torch.zeros_like(self.positive) if self.own_references is None else self.own_references
+
+    @cached_property
+    def valid(self) -> Bool[Tensor, " query"]:
+        """True for each query with at least one positive and one negative."""
+        return torch.zeros_like(self.query_labels, dtype=torch.bool).index_fill_(0, self.valid_rows, True)
+
+    @cached_property
+    def positives(self) -> Positives:
+        """The positives gathered side by side."""
+        return self._gather(self.positive, without_self=self.is_self_set)
+
+    @cached_property
+    def positives_and_self(self) -> Positives:
+        """The positives and, where it is among the references, the query itself, side by side."""
+        return self._gather(self.positive | self.itself, without_self=False)
+
+    @cached_property
+    def negative_similarity(self) -> Float[Tensor, "query reference"]:
+        """The similarity where the reference is a negative, minus infinity elsewhere."""
+        with torch.enable_grad():  # kept for later users, so it must not lose its graph to a first one under no_grad
+            return self.similarity.masked_fill(~self.negative, -torch.inf)
+
+    @cached_property
+    def negative_count(self) -> Int64[Tensor, " query"]:
+        """How many negatives each query has."""
+        return self.negative.sum(dim=1)
+
+    def other_way(self) -> "Pairs":
+        """The references' pairs with the queries: the other direction of a two-way loss."""
+        assert self.valid_references is not None
+        other = replace(
+            self,
+            query=self.reference,
+            reference=self.query,
+            similarity=self.similarity.T,
+            positive=self.positive.T,
+            negative=self.negative.T,
+            query_labels=self.reference_labels,
+            reference_labels=self.query_labels,
+            query_ids=self.reference_ids,
+            reference_ids=self.query_ids,
+            host_query_labels=self.host_reference_labels,
+            host_reference_labels=self.host_query_labels,
+            valid_rows=self.valid_references,
+            valid_references=self.valid_rows,
+            side=1 - self.side,
+        )
+        _ = other.positives
+        return other
+
+    def _gather(self, wanted: Bool[Tensor, "query reference"], *, without_self: bool) -> Positives:
+        index, mask = same_label_index(
+            self.host_query_labels, self.host_reference_labels, without_self_row=without_self
+        )
+        index, mask = to_device_of(self.similarity, index), to_device_of(self.similarity, mask)
+        with torch.enable_grad():  # as in negative_similarity
+            return Positives(index, mask & wanted.gather(1, index), self.similarity.gather(1, index))
+
+
+def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False) -> Pairs:
+    """The pairs of a batch, in float32 (float64 if the embeddings are), whatever autocast says.
+
+    Positives share the query's label, negatives do not. Without `ref_emb` a row is never its own pair; with it, a
+    reference of the query's id is left out of both when `ids` and `ref_ids` are given. A miner's `indices_tuple`
+    (pairs or triplets, indices into the batch and the references) only narrows both masks. With `two_way` the
+    references are another modality of the same data, so one of the query's id is no copy of it, but what it belongs
+    to. Errors: UserError on references or mined indices that do not fit.
+    """
+    inputs = inputs.mined()
+    ids, ref_ids, is_self_set, mined = inputs.ids, inputs.ref_ids, inputs.is_self_set, inputs.indices_tuple
+    references = inputs.embeddings if inputs.ref_emb is None else inputs.ref_emb
+    query, reference = in_common_precision(inputs.embeddings, references)
+    host_labels = inputs.labels.detach().cpu().long()
+    host_ref_labels = host_labels if inputs.ref_labels is None else inputs.ref_labels.detach().cpu().long()
+    if is_self_set and not torch.equal(host_labels, host_ref_labels):
+        raise UserError("ref_labels differ from labels though ref_emb is embeddings: leave out ref_emb and ref_labels")
+
+    with without_autocast(query.device):
+        similarity = distance(query, None if is_self_set else reference)
+        if not distance.is_inverted:  # a distance, larger is farther
+            similarity = -similarity
+
+    query_labels = to_device_of(query, host_labels)
+    reference_labels = query_labels if is_self_set else to_device_of(query, host_ref_labels)
+    query_ids = None if ids is None else to_device_of(query, ids.long())
+    reference_ids = query_ids if is_self_set else None if ref_ids is None else to_device_of(query, ref_ids.long())
+
+    positive, itself = query_labels[:, None] == reference_labels, None
+    negative = ~positive
+    if is_self_set:
+        positive.fill_diagonal_(False)
+    elif not two_way and (itself := inputs.itself()) is not None:
+        positive, negative = positive & ~itself, negative & ~itself
+
+    if mined is not None:
+        assert not isinstance(mined, nn.Module)
+        positive, negative = narrow(positive, negative, mined)
+
+    def valid_along(dim: int) -> Int64[Tensor, " valid"]:
+        """The rows along a dimension with both a positive and a negative, worked out on the host where it can be."""
+        if mined is not None:
+            both = (positive.any(dim=1 - dim) & negative.any(dim=1 - dim)).cpu()
+        elif two_way:
+            sides = (host_labels, host_ref_labels) if dim == 0 else (host_ref_labels, host_labels)
+            same = count_equal(sides[0], sides[1].sort().values)[1]
+            both = (same > 0) & (same < len(sides[1]))
+        else:
+            both = torch.stack(count_pairs(inputs, host_labels, host_ref_labels)).all(dim=0)
+        return to_device_of(query, both.nonzero().squeeze(1))
+
+    pairs = Pairs(
+        query=query,
+        reference=reference,
+        similarity=similarity,
+        positive=positive,
+        negative=negative,
+        query_labels=query_labels,
+        reference_labels=reference_labels,
+        query_ids=query_ids,
+        reference_ids=reference_ids,
+        host_query_labels=host_labels,
+        host_reference_labels=host_ref_labels,
+        valid_rows=valid_along(0),
+        valid_references=valid_along(1) if two_way else None,
+        is_self_set=is_self_set,
+        is_shared=inputs.shared,
+        bounds=(-1.0, 1.0) if isinstance(distance, CosineSimilarity) else (-torch.inf, torch.inf),
+        own_references=itself,
+    )
+    _ = pairs.positives  # gathered here, by the host's labels, so that `per_query` can be compiled as one graph
+    return pairs
+
+
+def same_label_index(
+    query: Int64[Tensor, " query"], reference: Int64[Tensor, " reference"], *, without_self_row: bool
+) -> tuple[Int64[Tensor, "query width"], Bool[Tensor, "query width"]]:
+    """Reference rows of each query's label, ascending, padded to the widest query, and the mask of those that count.
+
+    With `without_self_row` the references are the queries and row i is left out of its own list.
+    """
+    ordered, order = reference.sort(stable=True)
+    first, count = count_equal(query, ordered)
+    count = count - int(without_self_row)
+    offset = torch.arange(max(int(count.max()), 1))
+    slot = first[:, None] + offset
+    if without_self_row:
+        own = torch.empty_like(order)
+        own[order] = torch.arange(len(order))
+        slot += slot >= own[:, None]
+    return order[slot.clamp(max=len(order) - 1)], offset < count[:, None]
+
+
+def count_equal(
+    query: Int64[Tensor, " query"], ordered: Int64[Tensor, " reference"]
+) -> tuple[Int64[Tensor, " query"], Int64[Tensor, " query"]]:
+    """Where each query's value starts in the sorted references, and how often it occurs there."""
+    first = torch.searchsorted(ordered, query)
+    return first, torch.searchsorted(ordered, query, right=True) - first
+
+
+def count_pairs(
+    inputs: Inputs, labels: Int64[Tensor, " query"], ref_labels: Int64[Tensor, " reference"]
+) -> tuple[Int64[Tensor, " query"], Int64[Tensor, " query"]]:
+    """How many positives and negatives each query has, counted on the host by sorting, not pair by pair."""
+    own = len(labels) if inputs.is_self_set or inputs.batch_leads else 0  # references that are the batch, row by row
+    positives = count_equal(labels, ref_labels.sort().values)[1]
+    negatives = len(ref_labels) - positives
+    if inputs.ids is not None and inputs.ref_ids is not None and not inputs.is_self_set:
+        ids, ref_ids = inputs.ids.cpu().long(), inputs.ref_ids.cpu().long()[own:]
+        codes = torch.unique(torch.cat([ids, ref_ids]), return_inverse=True)[1]
+        classes = torch.unique(torch.cat([labels, ref_labels[own:]]), return_inverse=True)[1]
+        both = codes * len(classes) + classes  # one number per (id, label)
+        same_id = count_equal(codes[: len(labels)], codes[len(labels) :].sort().values)[1]
+        itself = count_equal(both[: len(labels)], both[len(labels) :].sort().values)[1]
+        positives, negatives = positives - itself, negatives - (same_id - itself)
+    return positives - int(own > 0), negatives
+
+
+def narrow(
+    positive: Bool[Tensor, "query reference"], negative: Bool[Tensor, "query reference"], mined: Sequence[Tensor]
+) -> tuple[Bool[Tensor, "query reference"], Bool[Tensor, "query reference"]]:
+    """Both masks with only what a miner kept: (anchor, positive, anchor, negative) or (anchor, positive, negative).
+
+    Which negative a triplet paired with which positive is not kept: a list-wise loss ranks all of a query's at once.
+    """
+    mined = as_pairs(mined)
+    check_mined(mined, positive.shape)
+    kept = [torch.zeros_like(positive), torch.zeros_like(negative)]
+    for mask, rows, columns in zip(kept, mined[::2], mined[1::2], strict=True):
+        place = (to_device_of(mask, rows.long()), to_device_of(mask, columns.long()))
+        mask.index_put_(place, mask.new_ones(()))
+    return positive & kept[0], negative & kept[1]
+
+
+def as_pairs(mined: Sequence[Tensor]) -> Sequence[Tensor]:
+    """(anchor, positive, anchor, negative), of pairs or triplets; UserError unless there are 4 or 3 tensors."""
+    if len(mined) not in (3, 4):
+        raise UserError(f"indices_tuple must hold 3 (triplets) or 4 (pairs) tensors, got {len(mined)}")
+    return mined if len(mined) == 4 else (*mined[:2], mined[0], mined[2])
+
+
+def check_mined(mined: Sequence[Tensor], shape: Sequence[int]) -> None:
+    """Nothing; UserError unless rows and columns are integers, pair up and lie within masks of this shape."""
+    for values in mined:
+        if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+            raise UserError(f"indices_tuple must hold integers, rows of the batch, got {describe(values)}")
+    for rows, columns in zip(mined[::2], mined[1::2], strict=True):
+        if rows.shape != columns.shape or rows.ndim != 1:
+            raise UserError(
+                f"indices_tuple must hold tensors that pair up one by one, got {describe(rows)} and {describe(columns)}"
+            )
+    sides = (*zip(("embeddings", "references"), shape, strict=True),) * 2
+    outside = [(values < 0) | (values >= size) for values, (_, size) in zip(mined, sides, strict=True)]
+    if not torch.stack([wrong.any() for wrong in outside]).any():  # asked once: an accelerator has to be waited for
+        return
+    for values, wrong, (name, size) in zip(mined, outside, sides, strict=True):
+        if wrong.any():
+            raise UserError(
+                f"indices_tuple holds {int(values[wrong][0])}, outside the {size} {name} (0..{size - 1}): "
+                "mine in the batch and the references that the loss is given"
+            )

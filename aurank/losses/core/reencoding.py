@@ -1,0 +1,58 @@
+"""Embeddings of images that are not in the batch: similarity to them row by row, and how they are embedded anew."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int64
+from pytorch_metric_learning.distances import BaseDistance
+from torch import Tensor
+
+from aurank.errors import UserError
+from aurank.losses.core.checks import describe
+from aurank.losses.core.distributed import gather_rows, world_size
+
+Reencode = Callable[[Tensor], Tensor]
+
+ROWS = 128  # at a time: a distance compares all with all, of which the diagonal is wanted
+
+
+def row_similarity(
+    distance: BaseDistance, query: Float[Tensor, "row dim"], other: Float[Tensor, "row dim"]
+) -> Float[Tensor, " row"]:
+    """The similarity of each query to the other of its own row, by any PML distance."""
+    both = zip(torch.split(query, ROWS), torch.split(other, ROWS), strict=True)
+    parts = [distance(*each).diagonal() for each in both]
+    similarity = torch.cat(parts)
+    return similarity if distance.is_inverted else -similarity
+
+
+def embedded_anew(
+    reencode: Reencode | None,
+    ids: Int64[Tensor, " entry"],
+    *,
+    like: Float[Tensor, "row dim"],
+    is_shared: bool,
+    name: str,
+) -> Float[Tensor, "entry dim"]:
+    """The embeddings of images of the data set as the encoder gives them now, with their graph if they come with one.
+
+    Each image is embedded once, and each by one of the processes where all of them ask for the same (`is_shared`). The
+    host waits for the ids. Errors: UserError without a callback, or where it returns something else.
+    """
+    if reencode is None:
+        raise UserError(
+            f'{name} with out_of_batch="reencode" needs a callback that embeds images anew: set its attribute '
+            'reencode to a function of ids that returns embeddings (aurank train does), or use "stored"'
+        )
+    rows, place = torch.unique(ids, return_inverse=True)
+    world = world_size() if is_shared else 1
+    parts = rows.tensor_split(world)
+    mine = parts[torch.distributed.get_rank() if world > 1 else 0].cpu()
+    embeddings = reencode(mine) if len(mine) else like.new_zeros(0, like.shape[1])
+    if not isinstance(embeddings, Tensor) or embeddings.shape != (len(mine), like.shape[1]):
+        raise UserError(
+            f"reencode must return embeddings of shape [{len(mine)}, {like.shape[1]}] for {len(mine)} ids, "
+            f"got {describe(embeddings)}"
+        )
+    embeddings = embeddings.to(like)
+    return (embeddings if world == 1 else gather_rows(embeddings, [len(part) for part in parts]))[place]

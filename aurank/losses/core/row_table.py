@@ -1,0 +1,302 @@
+"""State that a loss keeps per class or per sample: complete in `state_dict`, the same on every rank."""
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int, Int64
+from torch import Tensor, distributed, nn
+
+from aurank.errors import UserError
+from aurank.losses.core.distributed import gather_rows, world_size
+from aurank.losses.core.staging import Staging
+
+
+def writes(module: nn.Module) -> bool:
+    """True if a call may change what the module keeps: in training mode, unless gradients are disabled.
+
+    Loops that put only the model in evaluation mode validate with a loss in training mode, without gradients.
+    """
+    return module.training and torch.is_grad_enabled()
+
+
+class FullPrecision(nn.Module):
+    """A module whose own numbers stay float32 after `.half()` or `.bfloat16()`, which would swallow small steps."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FullPrecision":
+        # .half() and .bfloat16() come through here as well as .to(device): the move is kept, the rounding is not
+        before = {name: value.detach().clone() for name, value in self.named_parameters(recurse=False)}
+        before |= dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, value in self.named_buffers(recurse=False):
+            if value.dtype in (torch.float16, torch.bfloat16):
+                setattr(self, name, before[name].to(value.device))
+        for name, parameter in self.named_parameters(recurse=False):
+            if parameter.dtype in (torch.float16, torch.bfloat16):
+                parameter.data = before[name].to(parameter.device)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        for name in (*dict(self.named_parameters(recurse=False)), *dict(self.named_buffers(recurse=False))):
+            value = state_dict.get(f"{prefix}{name}")
+            if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
+                wrong = ~value.reshape(len(value) if value.ndim else 1, -1).isfinite().all(dim=1)
+                raise UserError(
+                    f"the saved state {prefix}{name} is not finite in {int(wrong.sum())} of {len(wrong)} rows, first "
+                    f"in row {int(wrong.nonzero()[0])}: take an earlier checkpoint"
+                )
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+class Counters:
+    """A module's whole numbers that say where it stands: attributes on the host, in COUNTERS, saved as one tensor.
+
+    Checkpoints hold tensors only, as safetensors and the frameworks that use it ask for.
+    """
+
+    COUNTERS: ClassVar[tuple[str, ...]] = ()
+
+    def get_extra_state(self) -> Int64[Tensor, " counter"]:
+        """The numbers in their order, for `state_dict`."""
+        return torch.tensor([getattr(self, name) for name in self.COUNTERS])
+
+    def set_extra_state(self, state: Tensor | dict[str, int]) -> None:
+        """Nothing; goes on from there. A dict by name is what was saved before."""
+        numbers = [state[name] for name in self.COUNTERS] if isinstance(state, dict) else state.flatten().tolist()
+        if len(numbers) != len(self.COUNTERS):
+            raise UserError(
+                f"the saved state of {type(self).__name__} has {len(numbers)} numbers, not {', '.join(self.COUNTERS)}: "
+                "take a checkpoint of the same loss"
+            )
+        for name, number in zip(self.COUNTERS, numbers, strict=True):
+            setattr(self, name, int(number))
+
+
+@runtime_checkable
+class Undoable(Protocol):
+    """State too large to be copied before each step, which remembers what it overwrites."""
+
+    def mark(self) -> None:
+        """Nothing; from here on, what is overwritten is remembered for `take_back`, until the next mark."""
+
+    def take_back(self) -> None:
+        """Nothing; the state is again as it was at the mark."""
+
+
+class RowTable(FullPrecision):
+    """A table of moving averages, one row per class or sample; a row's first value is copied, not averaged.
+
+    Buffers: `rows` [row, width] and `seen` [row], False until a row is first written. Rows are float32, also after
+    `.half()` or `.bfloat16()`, which would swallow small steps, and float64 after `.double()`.
+
+    A table with `on_host` True stays in host memory when its module moves. A batch's rows are then fetched by
+    `prefetch` before they are read, kept where the batch is, and written back behind it; `settle` waits for the last.
+    """
+
+    rows: Tensor
+    seen: Tensor
+
+    def __init__(
+        self, num_rows: int, width: int, *, start: Float[Tensor, " width"] | None = None, logarithms: bool = False
+    ) -> None:
+        """`start`: what every row holds from the beginning, as if seen; else rows are zero and unseen.
+
+        logarithms: rows and values are logarithms, and what is averaged is what they are logarithms of.
+        """
+        super().__init__()
+        self.logarithms = logarithms
+        self.on_host = False
+        self._staging: Staging | None = None
+        self._before: list[tuple[Tensor, Tensor, Tensor]] | None = None
+        rows = torch.zeros(num_rows, width) if start is None else start.to(torch.float32).repeat(num_rows, 1)
+        self.register_buffer("rows", rows)
+        self.register_buffer("seen", torch.full((num_rows,), start is not None))
+
+    def read(self, index: Int64[Tensor, " entry"]) -> tuple[Float[Tensor, "entry width"], Bool[Tensor, " entry"]]:
+        """The rows asked for, and whether each has ever been written."""
+        if self._staging is None:
+            return self.rows[index], self.seen[index]
+        places = self._staging.places(index)
+        return self._staging.rows[places], self._staging.seen[places]
+
+    def prefetch(self, ids: Int64[Tensor, " entry"], device: torch.device) -> None:
+        """Nothing; fetches rows (ids on the host) that a batch on the device will use, if the table is on the host."""
+        if self.on_host:
+            self.settle()
+            self._staging = Staging(self.rows, self.seen, ids, device)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Nothing; what batches wrote is in `rows` and `seen`, as it always is in a table that is not `on_host`."""
+        staging, self._staging = self._staging, None
+        returned = None if staging is None else staging.returned()
+        if staging is not None and returned is not None:
+            self._put(staging.host_ids, *returned)
+
+    @torch.no_grad()
+    def blended(
+        self, index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"], *, rate: float
+    ) -> Float[Tensor, "entry width"]:
+        """(1 − rate)·row + rate·value for each entry by itself, or its value where the row was never written."""
+        old, seen = self.read(index)
+        if self.logarithms:
+            kept = math.log1p(-rate) if rate < 1 else -math.inf
+            new = torch.logaddexp(old + kept, values + math.log(rate))
+        else:
+            new = old.lerp(values, rate)
+        return torch.where(seen[:, None], new, values)
+
+    @torch.no_grad()
+    def update(
+        self,
+        index: Int64[Tensor, " entry"],
+        values: Float[Tensor, "entry width"],
+        *,
+        rate: float,
+        is_shared: bool = False,
+    ) -> None:
+        """Nothing; row ← (1 − rate)·row + rate·value, or the value itself for a row not seen before.
+
+        Several entries for one row are averaged first, to the same bits in any order. With torch.distributed, the
+        entries of all ranks count, and every rank must call, if only with none; `is_shared` says that each rank has
+        them all already. Values not finite are left out.
+        """
+        values = values.detach().to(self.rows.dtype)
+        index, values = self.gathered(index, values, is_shared=is_shared)
+        if len(index) == 0:
+            return
+        mean, finite = self.mean(index, values)
+        self.write(index, self.blended(index, mean, rate=rate), finite)
+
+    def gathered(
+        self, index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"], *, is_shared: bool
+    ) -> tuple[Int64[Tensor, " total"], Float[Tensor, "total width"]]:
+        """The entries of all ranks, which must all call; `is_shared` says that each rank has them all already."""
+        if not is_shared:
+            index, values = gather_entries(index, values)
+            if self.on_host and world_size() > 1:
+                self.prefetch(index.cpu(), index.device)  # rows of other processes' batches too
+        return index, values
+
+    def mean(
+        self, index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"]
+    ) -> tuple[Float[Tensor, "entry width"], Bool[Tensor, " entry"]]:
+        """For each entry the mean over all finite entries of its row, and whether there is one."""
+        return (log_mean_by_row if self.logarithms else mean_by_row)(index, values)
+
+    @torch.no_grad()
+    def write(
+        self, index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"], wanted: Bool[Tensor, " entry"]
+    ) -> None:
+        """Nothing; puts values into rows where wanted. Entries of one row must be equal."""
+        old, seen = self.read(index)
+        new = torch.where(wanted[:, None], values, old), seen | wanted
+        if self._staging is None:
+            self._put(index, *new)
+            return
+        places = self._staging.places(index)
+        self._staging.rows[places], self._staging.seen[places] = new
+        self._staging.send_back()
+
+    def _put(self, index: Tensor, rows: Tensor, seen: Tensor) -> None:
+        if self._before is not None:
+            self._before.append((index, self.rows[index], self.seen[index]))
+        self.rows[index], self.seen[index] = rows, seen
+
+    def mark(self) -> None:
+        """Nothing; from here on, what is overwritten is remembered for `take_back`, until the next mark."""
+        self.settle()
+        self._before = []
+
+    @torch.no_grad()
+    def take_back(self) -> None:
+        """Nothing; the table is again as it was at the mark."""
+        self.settle()
+        while self._before:
+            index, rows, seen = self._before.pop()
+            self.rows[index], self.seen[index] = rows, seen
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RowTable":
+        if not self.on_host:
+            super()._apply(fn, recurse)
+            return self
+        self.settle()
+        dtype = fn(self.rows[:0]).dtype  # the move is not made, .double() is
+        self.rows = self.rows.to(dtype if dtype in (torch.float32, torch.float64) else self.rows.dtype)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.settle()  # what is on its way cannot be copied
+        return self.__dict__
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        self.settle()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        self.settle()
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+def mean_by_row(
+    index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"]
+) -> tuple[Float[Tensor, "entry width"], Bool[Tensor, " entry"]]:
+    """For each entry the mean over all finite entries of its row, and whether there is one.
+
+    Sums are taken in integers: those add up to the same bits in any order, so neither the order of a batch, nor a GPU's
+    atomic additions, nor the order of the ranks shows, and the tables of all ranks stay equal.
+    """
+    finite = values.isfinite().all(dim=1)
+    exact = values.masked_fill(~finite[:, None], 0).to(torch.float64)
+    group = group_entries(index)
+    peak = torch.zeros_like(exact).scatter_reduce_(0, group[:, None].expand_as(exact), exact.abs(), "amax")[group]
+    scale = power_of_two(62 - len(index).bit_length() - torch.frexp(peak).exponent)
+    total = torch.zeros_like(exact, dtype=torch.int64)
+    total.index_add_(0, group, (exact * scale).round().to(torch.int64))
+    count = torch.zeros_like(group).index_add_(0, group, finite.to(torch.int64))[group]
+    mean = total[group].to(torch.float64) / scale / count.clamp(min=1)[:, None]
+    return mean.to(values.dtype), count > 0
+
+
+def log_mean_by_row(
+    index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"]
+) -> tuple[Float[Tensor, "entry width"], Bool[Tensor, " entry"]]:
+    """As `mean_by_row` for logarithms: log of the mean of exp, which neither overflows nor vanishes."""
+    finite = values.isfinite().all(dim=1)
+    known = values.masked_fill(~finite[:, None], -torch.inf)
+    group = group_entries(index)
+    start = torch.full_like(values, -torch.inf)
+    peak = start.scatter_reduce_(0, group[:, None].expand_as(values), known, "amax")[group]
+    peak = peak.masked_fill(peak.isneginf(), 0)  # a row without a finite entry
+    mean, found = mean_by_row(index, (values - peak).exp().masked_fill(~finite[:, None], torch.nan))
+    return mean.log() + peak, found
+
+
+def group_entries(index: Int64[Tensor, " entry"]) -> Int64[Tensor, " entry"]:
+    """A number below the number of entries for each entry, the same for entries of the same row."""
+    ordered, order = index.sort()
+    starts = torch.cat([torch.zeros_like(ordered[:1]), (ordered[1:] != ordered[:-1]).to(torch.int64)])
+    return torch.empty_like(index).scatter_(0, order, starts.cumsum(0))
+
+
+def power_of_two(exponent: Int[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
+    """2 to an integer power in float64, exactly: pow and exp2 promise only to come close."""
+    biased = exponent.to(torch.int64).clamp(-1022, 1023) + 1023
+    return (biased << 52).view(torch.float64)
+
+
+def gather_entries(
+    index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"]
+) -> tuple[Int64[Tensor, " total"], Float[Tensor, "total width"]]:
+    """The entries of all ranks, in the order of the ranks; one process's own where there is one.
+
+    Ranks may bring different numbers of entries: the numbers are exchanged first, which the host waits for.
+    """
+    if world_size() == 1:
+        return index, values
+    own = torch.tensor([len(index)], device=index.device)
+    sizes = [torch.zeros_like(own) for _ in range(world_size())]
+    distributed.all_gather(sizes, own)
+    lengths = torch.cat(sizes).tolist()
+    return gather_rows(index, lengths), gather_rows(values, lengths)

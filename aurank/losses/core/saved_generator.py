@@ -1,0 +1,62 @@
+"""Random numbers of a loss: drawn on the host, and saved with it."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from aurank.errors import UserError
+from aurank.losses.core.dtypes import to_device_of
+
+
+class SavedGenerator(nn.Module):
+    """A random generator whose place in its sequence is part of `state_dict`, so that a resumed run draws the same.
+
+    Numbers are drawn on the host in float32, so neither the device nor the precision of the loss changes them, and
+    processes that start from one seed and see one batch draw the same.
+
+    seed: where the generator starts; generator: one of the caller's on the host, in place of the seed.
+    """
+
+    def __init__(self, seed: int, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise UserError(f"seed must be a whole number, got {seed!r}")
+        if generator is not None and (not isinstance(generator, torch.Generator) or generator.device.type != "cpu"):
+            raise UserError(f"generator must be a torch.Generator on the CPU, got {generator!r}: or give a seed")
+        self.generator = torch.Generator().manual_seed(seed) if generator is None else generator
+
+    def normal(self, shape: Sequence[int], *, like: Tensor) -> Tensor:
+        """Numbers from N(0, 1) with the other tensor's type, on its device."""
+        return self._draw(torch.randn, shape, like)
+
+    def uniform(self, shape: Sequence[int], *, like: Tensor) -> Tensor:
+        """Numbers from [0, 1) with the other tensor's type, on its device."""
+        return self._draw(torch.rand, shape, like)
+
+    def on_device(self, device: torch.device) -> torch.Generator | None:
+        """A generator on the device for draws too many to send there, the same one each time until `advance`.
+
+        It is seeded by this one's next number. None on the meta device, where nothing is drawn.
+        """
+        if device.type == "meta":
+            return None
+        ahead = torch.Generator()
+        ahead.set_state(self.generator.get_state())
+        return torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=ahead)))
+
+    def advance(self) -> None:
+        """Nothing; `on_device` goes on to the next number."""
+        torch.randint(2**62, (), generator=self.generator)
+
+    def _draw(self, source: Callable[..., Tensor], shape: Sequence[int], like: Tensor) -> Tensor:
+        numbers = source(*shape, generator=self.generator, dtype=torch.float32, device="cpu")
+        return to_device_of(like, numbers).to(like.dtype)
+
+    def get_extra_state(self) -> Tensor:
+        """Where the generator stands, for `state_dict`."""
+        return self.generator.get_state()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Nothing; the generator goes on from there."""
+        self.generator.set_state(state.cpu())

@@ -1,0 +1,95 @@
+"""A table with a whole number beside each row, whose width may be known only when the first rows come."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from aurank.errors import UserError
+from aurank.losses.core.distributed import world_size
+from aurank.losses.core.row_table import RowTable, group_entries
+
+NONE = -1
+
+
+class TaggedTable(RowTable):
+    """Rows that are replaced, not averaged, each with a tag: an id or a label, −1 for none.
+
+    Buffers: those of RowTable and `tags` [row], int64, which holds ids that float32 would round.
+    """
+
+    tags: Tensor
+
+    def __init__(self, num_rows: int, width: int = 0) -> None:
+        """width: 0 takes that of the first rows put in."""
+        super().__init__(num_rows, width)
+        self.register_buffer("tags", torch.full((num_rows,), NONE))
+        self._tags_before: list[tuple[Tensor, Tensor]] | None = None
+        self._width_before = width
+
+    @torch.no_grad()
+    def put(
+        self,
+        index: Int64[Tensor, " entry"],
+        tags: Int64[Tensor, " entry"],
+        values: Float[Tensor, "entry width"],
+        *,
+        is_shared: bool,
+    ) -> bool:
+        """Whether there was any entry, on any rank; the rows and tags are now those of the last entry of each row.
+
+        With torch.distributed, the entries of all ranks count, in the order of the ranks, and every rank must call, if
+        only with none; `is_shared` says that each rank has them all already. Values not finite are left out.
+        """
+        values = values.detach().to(self.rows.dtype)
+        if not is_shared and world_size() > 1:  # in one piece: float64 holds every id, and every float32
+            both = torch.cat([tags[:, None].to(torch.float64), values.to(torch.float64)], dim=1)
+            index, both = self.gathered(index, both, is_shared=False)
+            tags, values = both[:, 0].to(torch.int64), both[:, 1:].to(self.rows.dtype)
+        if len(index) == 0:
+            return False
+        if self.rows.shape[1] == 0:
+            self.rows = self.rows.new_zeros(len(self.rows), values.shape[1])
+        last = last_of_row(index)
+        tags, values = tags[last], values[last]
+        finite = values.isfinite().all(dim=1)
+        before = self.tags[index]
+        if self._tags_before is not None:
+            self._tags_before.append((index, before))
+        self.tags[index] = torch.where(finite, tags, before)
+        self.write(index, values, finite)
+        return True
+
+    def check_width(self, embeddings: Float[Tensor, "batch dim"]) -> None:
+        """Nothing; UserError unless rows are as wide as these embeddings, or not known to have a width yet."""
+        width = self.rows.shape[1]
+        if width not in (0, embeddings.shape[1]):
+            raise UserError(f"embeddings must be as wide as embedding_dim={width}, got {embeddings.shape[1]}")
+
+    def mark(self) -> None:
+        """Nothing; from here on, what is overwritten is remembered for `take_back`, until the next mark."""
+        super().mark()
+        self._tags_before, self._width_before = [], self.rows.shape[1]
+
+    @torch.no_grad()
+    def take_back(self) -> None:
+        """Nothing; the table is again as it was at the mark."""
+        super().take_back()
+        while self._tags_before:
+            index, tags = self._tags_before.pop()
+            self.tags[index] = tags
+        if self._width_before != self.rows.shape[1]:
+            self.rows = self.rows[:, : self._width_before].clone()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        saved = state_dict.get(f"{prefix}rows")
+        if saved is not None and 0 in (saved.shape[1], self.rows.shape[1]):  # one of them has not seen its width
+            self.rows = self.rows.new_zeros(len(self.rows), saved.shape[1])
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+def last_of_row(index: Int64[Tensor, " entry"]) -> Int64[Tensor, " entry"]:
+    """For each entry the place of the last entry of the same row."""
+    group, place = group_entries(index), torch.arange(len(index), device=index.device)
+    return torch.zeros_like(index).scatter_reduce_(0, group, place, "amax")[group]

@@ -1,0 +1,85 @@
+"""A loss's one temperature: fixed, or a parameter that an optimiser moves within bounds."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from aurank.errors import UserError
+from aurank.losses.core.checks import Number, require_choice, require_positive
+from aurank.losses.core.row_table import FullPrecision, writes
+
+Scale = Literal["linear", "log"]
+
+
+class Temperature(FullPrecision):
+    """τ, one number above 0.
+
+    temperature: its value, or the first one.
+    learnable: True makes it a parameter of the loss: give `loss.parameters()` to an optimiser (`aurank train` does, at
+        the rate `optim.temperature_lr`).
+    bounds: least and greatest value of a learnable one (None: no greatest). A call gives the value within them, with
+        the gradient that τ has there; where a step may follow, in training mode with gradients enabled and outside
+        of torch.func's transforms, the parameter itself is put back too, so that the step starts from there.
+    scale: what the parameter is, τ itself ("linear") or log τ ("log"), −1 times the logit scale of CLIP.
+    """
+
+    def __init__(
+        self,
+        temperature: Number,
+        *,
+        learnable: bool = False,
+        bounds: Sequence[Number | None] = (0.01, None),
+        scale: Scale = "linear",
+    ) -> None:
+        super().__init__()
+        self.start = require_positive("temperature", temperature)
+        self.scale = require_choice("scale", scale, get_args(Scale))
+        self.low, self.high = require_bounds("temperature_bounds", bounds)
+        self.parameter: nn.Parameter | None = None
+        if learnable:
+            if not self.low <= self.start <= self.high:
+                raise UserError(f"temperature must lie within temperature_bounds={tuple(bounds)}, got {temperature!r}")
+            self.parameter = nn.Parameter(torch.tensor(self._stored(self.start)))
+
+    def forward(self) -> Float[Tensor, ""] | float:
+        """τ; a tensor with a gradient where it is learnable."""
+        parameter = self.parameter
+        if parameter is None:
+            return self.start
+        bounds = self._stored(self.low), self._stored(self.high)
+        if writes(self) and isinstance(parameter, nn.Parameter) and not _transformed():
+            # Not in place by autograd's count: one step may ask several times, and only the first can change anything.
+            parameter.data.clamp_(*bounds)
+        bounded = parameter.detach().clamp(*bounds) + (parameter - parameter.detach())  # plus 0, which has the gradient
+        return bounded.exp() if self.scale == "log" else bounded
+
+    @property
+    def learnt(self) -> Float[Tensor, ""] | None:
+        """τ as it stands, without a gradient; None where it is fixed."""
+        if self.parameter is None:
+            return None
+        bounded = self.parameter.detach().clamp(self._stored(self.low), self._stored(self.high))
+        return bounded.exp() if self.scale == "log" else bounded
+
+    def _stored(self, value: float) -> float:
+        return (math.log(value) if value < math.inf else math.inf) if self.scale == "log" else value
+
+
+def _transformed() -> bool:
+    """Return whether a transform of torch.func is at work, in which nothing may be changed that it does not know of."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def require_bounds(name: str, bounds: Sequence[Number | None]) -> tuple[float, float]:
+    """The two bounds, None as infinity; UserError unless 0 < low < high."""
+    if not isinstance(bounds, Sequence) or len(bounds) != 2 or bounds[0] is None:
+        raise UserError(f"{name} must be two numbers, the second or None, as (0.05, None), got {bounds!r}")
+    low = require_positive(name, bounds[0])
+    high = math.inf if bounds[1] is None else require_positive(name, bounds[1])
+    if low >= high:
+        raise UserError(f"{name} must rise, as (0.05, 0.7), got {bounds!r}")
+    return low, high

@@ -1,0 +1,1 @@
+"""Contrastive losses over all negatives of the data set, from small batches and kept state."""

@@ -1,0 +1,213 @@
+"""One Markov chain per sample over its negatives, carried on from batch to batch: what EMC² learns from."""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from pytorch_metric_learning.distances import BaseDistance
+from torch import Tensor, nn
+
+from aurank.errors import UserError
+from aurank.losses.core.checks import Number, as_number, require_choice, require_positive, require_whole
+from aurank.losses.core.keyed_loss import keys
+from aurank.losses.core.pairs import Pairs
+from aurank.losses.core.reencoding import Reencode, embedded_anew, row_similarity
+from aurank.losses.core.saved_generator import SavedGenerator
+from aurank.losses.core.tagged_table import NONE, TaggedTable
+from aurank.losses.global_contrastive._metropolis import occupancy, rows_at_a_time
+
+OutsideState = Literal["stored", "restart", "reencode"]
+
+
+class Start(NamedTuple):
+    """Where the chains of a batch start."""
+
+    similarity: Float[Tensor, " query"]  # to the state now; minus infinity: none, any proposal is accepted
+    column: Int64[Tensor, " query"]  # the state's reference, if it is among the row's negatives
+    inside: Bool[Tensor, " query"]  # whether it is
+    outside: Float[Tensor, " query"]  # similarity to a state that is not, with its graph to the query
+
+
+class Walk(NamedTuple):
+    """Where the chains of a batch spent the steps that are kept."""
+
+    steps: Float[Tensor, "query reference"]  # how many at each reference
+    outside_steps: Float[Tensor, " query"]  # how many at a state that is not in the batch
+    outside: Float[Tensor, " query"]  # the similarity to that state, with its graph to the query
+    kept: Int64[Tensor, " query"]  # how many steps count
+    generator: torch.Generator | None  # for whatever else is drawn in this step
+
+
+class Chains(nn.Module):
+    """The chains of all samples.
+
+    State: `table.tags`, the id of each chain's state, −1 for none, and `table.rows`, what is kept of the state: its
+    embedding ("stored"), its similarity (official), nothing; the place in the sequence of random numbers.
+
+    owner: what messages name, the loss or the miner that has them.
+    """
+
+    reencode: Reencode | None = None
+
+    def __init__(
+        self,
+        num_samples: int,
+        temperature: Number,
+        burn_in: Number,
+        *,
+        out_of_batch: OutsideState,
+        embedding_dim: int | None,
+        seed: int,
+        official: bool,
+        owner: str,
+    ) -> None:
+        super().__init__()
+        self.temperature = require_positive("temperature", temperature)
+        self.burn_in = as_number(burn_in)
+        if not 0 <= self.burn_in < 1:
+            raise UserError(f"burn_in must be >= 0 and < 1, the share of steps that are not kept, got {burn_in!r}")
+        self.out_of_batch = require_choice("out_of_batch", out_of_batch, get_args(OutsideState))
+        if official and out_of_batch != "stored":
+            raise UserError(f'official=True drops states outside of the batch: leave out out_of_batch="{out_of_batch}"')
+        if official and self.burn_in != 0.5:
+            raise UserError(
+                f"official=True is the authors' code at burn_in=0.5, at which it drops states outside of the batch; it "
+                f"does not at burn_in={burn_in!r}: leave out one of them"
+            )
+        if embedding_dim is not None:
+            require_whole("embedding_dim", embedding_dim)
+        self.official = official
+        self.random = SavedGenerator(seed)
+        self.owner = owner
+        self.keeps_embedding = out_of_batch == "stored" and not official
+        self.table = TaggedTable(num_samples, (embedding_dim or 0) if self.keeps_embedding else int(official))
+
+    def check_width(self, embeddings: Float[Tensor, "batch dim"]) -> None:
+        """Nothing; UserError unless embeddings are as wide as those that are kept, if any are."""
+        if self.keeps_embedding:
+            self.table.check_width(embeddings)
+
+    def forward(self, pairs: Pairs, distance: BaseDistance, *, write: bool) -> Walk:
+        """Carries on the chain of each query over its negatives in the batch; `write`: for good.
+
+        Each negative is proposed once, in one random order for all queries: at any step each one is as likely as any
+        other, also where the batch is sorted, by view or by class. The paper draws proposals with replacement from the
+        data set; a batch without repetitions is biased by about one over the size of the data set.
+        """
+        similarity = pairs.similarity.detach()
+        start = self._stored_score(pairs) if self.official else self._start(pairs, distance)
+        generator = self.random.on_device(similarity.device)
+        number = similarity.shape[1]
+        order = torch.randperm(number, generator=generator, device=similarity.device)
+        skipped = (pairs.negative_count.to(torch.float64) * self.burn_in).to(torch.int64)
+        kept = pairs.negative_count - skipped
+        if self.official:  # in the order of the batch, of which the rows up to `skipped`, negative or not, are not kept
+            order = torch.arange(number, device=similarity.device)
+            skipped = (pairs.negative & (order <= skipped[:, None])).sum(dim=1)
+
+        steps = torch.empty_like(similarity)
+        outside_steps, last = torch.empty_like(start.similarity), torch.empty_like(start.column)
+        for rows in chunks(len(similarity), rows_at_a_time(number, similarity.device)):
+            # in float32 whatever the precision of the loss, so that it changes none of them
+            uniform = torch.rand(
+                rows.stop - rows.start, number, generator=generator, device=similarity.device, dtype=torch.float32
+            )
+            stayed, ended = occupancy(
+                similarity[rows].index_select(1, order),
+                start.similarity[rows],
+                uniform.log_().neg_().to(similarity.dtype),
+                pairs.negative[rows].index_select(1, order),
+                skipped[rows],
+                temperature=self.temperature,
+            )
+            steps[rows].index_copy_(1, order, stayed[:, 1:])
+            outside_steps[rows] = stayed[:, 0]
+            last[rows] = torch.where(ended > 0, order[(ended - 1).clamp(min=0)], NONE)
+
+        # a state that is in the batch is one of its references, with their gradient
+        steps.scatter_add_(1, start.column[:, None], (outside_steps * start.inside)[:, None])
+        outside_steps = outside_steps * ~start.inside * (not self.official)
+        last = torch.where((last == NONE) & start.inside, start.column, last)
+        if write and self._write(pairs, last):
+            self.random.advance()
+        return Walk(steps, outside_steps, start.outside, kept, generator)
+
+    def _start(self, pairs: Pairs, distance: BaseDistance) -> Start:
+        """Where the chains were left, scored by the encoder as it is now as far as `out_of_batch` can."""
+        index = keys(pairs)
+        state, seen = self.table.tags[index], self.table.read(index)[1]
+        column, inside = self._in_batch(pairs, state)
+        if self.out_of_batch == "restart":
+            known, other = torch.zeros_like(seen), None
+        elif self.out_of_batch == "stored":
+            known, other = seen, self.table.rows[index].to(pairs.query)
+        else:
+            known = state != NONE
+            other = self._embedded(pairs, state, known & ~inside)
+        outside = torch.zeros_like(pairs.similarity[:, 0])
+        if other is not None and other.shape[1]:
+            with torch.enable_grad():
+                outside = row_similarity(distance, pairs.query, other)
+        elsewhere = torch.where(known, outside.detach(), -torch.inf)
+        here = pairs.similarity.detach().gather(1, column[:, None])[:, 0]
+        return Start(torch.where(inside, here, elsewhere), column, inside, outside)
+
+    def _stored_score(self, pairs: Pairs) -> Start:
+        """As the authors' code: by the similarity that the state had when it was accepted."""
+        rows, seen = self.table.read(keys(pairs))
+        nothing = torch.zeros_like(seen, dtype=torch.int64)
+        score = torch.where(seen, rows[:, 0].to(pairs.similarity.dtype), -torch.inf)
+        return Start(score, nothing, torch.zeros_like(seen), torch.zeros_like(score))
+
+    def _in_batch(
+        self, pairs: Pairs, state: Int64[Tensor, " query"]
+    ) -> tuple[Int64[Tensor, " query"], Bool[Tensor, " query"]]:
+        """The first reference that is the chain's state, and whether there is one among the row's negatives."""
+        if pairs.reference_ids is None:
+            return torch.zeros_like(state), torch.zeros_like(state, dtype=torch.bool)
+        ordered, first = pairs.reference_ids.sort(stable=True)
+        place = torch.searchsorted(ordered, state).clamp(max=len(ordered) - 1)
+        column = first[place]
+        same = (ordered[place] == state) & (state != NONE)
+        return column, same & pairs.negative.gather(1, column[:, None])[:, 0]
+
+    def _embedded(
+        self, pairs: Pairs, state: Int64[Tensor, " query"], wanted: Bool[Tensor, " query"]
+    ) -> Float[Tensor, "query dim"]:
+        """The states that are wanted, embedded anew; zero elsewhere."""
+        if pairs.reference_ids is None:
+            raise UserError(
+                f'{self.owner} with out_of_batch="reencode" names its states by ids: pass ref_ids beside ref_emb'
+            )
+        found = torch.zeros_like(pairs.query)
+        found[wanted] = embedded_anew(
+            self.reencode, state[wanted], like=found, is_shared=pairs.is_shared, name=self.owner
+        )
+        return found
+
+    @torch.no_grad()
+    def _write(self, pairs: Pairs, last: Int64[Tensor, " query"]) -> bool:
+        """Whether any process had a query: the chains of all of them are now where they ended, NONE being unmoved."""
+        rows = pairs.valid_rows
+        index, column = keys(pairs)[rows], last[rows]
+        moved, column = column != NONE, column.clamp(min=0)
+        if self.official:
+            values = pairs.similarity.detach()[rows, column][:, None]
+        elif self.keeps_embedding:
+            values = pairs.reference.detach()[column]
+        else:
+            values = pairs.reference.new_empty(len(rows), 0)
+        before = self.table.read(index)[0]
+        if before.shape[1] == values.shape[1]:
+            values = torch.where(moved[:, None], values.to(before.dtype), before)
+        # without ids of the references a state has no name, only what is kept of it
+        names = torch.full_like(column, NONE) if pairs.reference_ids is None else pairs.reference_ids[column]
+        return self.table.put(
+            index, torch.where(moved, names, self.table.tags[index]), values, is_shared=pairs.is_shared
+        )
+
+
+def chunks(number: int, size: int) -> Iterator[slice]:
+    """The numbers below `number` in slices of that size."""
+    return (slice(first, min(first + size, number)) for first in range(0, number, size))

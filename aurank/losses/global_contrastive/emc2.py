@@ -1,0 +1,110 @@
+"""EMC² (Yau et al., ICML 2024): negatives of the whole data set, sampled by Markov chains over the batches."""
+
+from typing import Unpack
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from aurank.losses.core.checks import Number
+from aurank.losses.core.keyed_loss import KeyedLoss
+from aurank.losses.core.log_mean_exp import attraction
+from aurank.losses.core.loss_inputs import Inputs
+from aurank.losses.core.pair_loss import PairLossOptions
+from aurank.losses.core.pairs import Pairs
+from aurank.losses.core.reencoding import Reencode
+from aurank.losses.core.row_table import writes
+from aurank.losses.global_contrastive._markov_chain import Chains, OutsideState, Walk
+
+
+def mean_similarity(similarity: Float[Tensor, "query reference"], walk: Walk) -> Float[Tensor, " query"]:
+    """The mean similarity of each query to the states that its chain kept; the sampled part of Eq. 11."""
+    inside: Tensor = torch.linalg.vecdot(walk.steps, similarity)
+    return (inside + walk.outside_steps * walk.outside) / walk.kept.clamp(min=1)
+
+
+class EMC2Loss(KeyedLoss):
+    """−s⁺ + the mean of s over negatives that a Markov chain of the query's sample visits.
+
+    The chain's rest is the softmax of s/τ over all negatives of the data set, which weighs them in the gradient of the
+    global contrastive loss (Eq. 4); so this loss has that gradient in the mean, though its value is no estimate of the
+    loss. In each batch the chain goes on from its state Z: each negative j of the query is proposed once and accepted
+    with probability min(1, exp((s_j − s_Z)/τ)) at the current weights (Alg. 1); the states after the burn-in count,
+    those that were not left as often as they were kept. Computed in logarithms, so no temperature overflows.
+
+    num_samples: rows of the data set, which `ids` (or labels, in their absence) name: each has one chain, whose state
+        is an id. Several rows of one id, its views, each carry on from the same state, and the last of them in the
+        batch says where it is left; the authors run them one after the other. With fixed augmentations, give each view
+        an id, image · views + view, and num_samples to match.
+    burn_in: share of the steps of a batch that are not kept, rounded down.
+    out_of_batch: how a state that is not among the query's negatives in the batch is scored. "stored" (default) by its
+        embedding when it was accepted; "restart" not at all, the first proposal is accepted; "reencode" by `reencode`,
+        a function that embeds ids anew (`aurank train` sets it). A stored embedding is a constant; one embedded anew
+        has a gradient if the function returns it with a graph, as the authors' code does and `aurank train`, which
+        spares the time, does not. "stored" keeps num_samples · embedding_dim numbers where the loss is, and in each
+        checkpoint: 5 GB for ten million samples in 128 dimensions. The other two keep 9 bytes a sample, and need none.
+    embedding_dim: width of the embeddings; None takes it from the first batch.
+    seed: where the random numbers come from; their place in the sequence is saved.
+    official: as the authors' code (contrastive_emc2, commit 3641ed9) at its burn_in of 0.5; another is refused, since
+        below it that code takes up some of the states that are out of batch. The state is scored by its similarity
+        when it was accepted, whatever the weights and views are now; proposals come in the order of the batch; step r
+        counts where r is above the burn-in, positives being steps; states outside of the batch are left out of the sum
+        though they count in the mean; and the loss is 1/τ times as large, as in the paper.
+
+    References without `ref_ids` have no name, so a state among them is out of batch from then on.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        temperature: Number = 0.07,
+        burn_in: Number = 0.5,
+        *,
+        out_of_batch: OutsideState = "stored",
+        embedding_dim: int | None = None,
+        seed: int = 0,
+        official: bool = False,
+        views: int = 2,
+        **options: Unpack[PairLossOptions],
+    ) -> None:
+        super().__init__(num_samples, views=views, **options)
+        self.chains = Chains(
+            num_samples,
+            temperature,
+            burn_in,
+            out_of_batch=out_of_batch,
+            embedding_dim=embedding_dim,
+            seed=seed,
+            official=official,
+            owner=type(self).__name__,
+        )
+
+    @property
+    def wants_reencode(self) -> bool:
+        """Whether `reencode` has to be set."""
+        return self.chains.out_of_batch == "reencode"
+
+    @property
+    def reencode(self) -> Reencode | None:
+        """The function that embeds images anew by their ids, on the host; None where none was set."""
+        return self.chains.reencode
+
+    @reencode.setter
+    def reencode(self, function: Reencode | None) -> None:
+        self.chains.reencode = function
+
+    @property
+    def states(self) -> Int64[Tensor, " sample"]:
+        """The id of each chain's state; −1 for a chain without one, or with one that has no name."""
+        return self.chains.table.tags
+
+    def prepared(self, inputs: Inputs) -> Inputs:
+        """The inputs with ids, and as wide as what the chains keep."""
+        self.chains.check_width(inputs.embeddings)
+        return super().prepared(inputs)
+
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """−s⁺ + the mean over the kept states."""
+        walk = self.chains(pairs, self.distance, write=writes(self))
+        found = mean_similarity(pairs.similarity, walk) - attraction(pairs)
+        return found / self.chains.temperature if self.chains.official else found

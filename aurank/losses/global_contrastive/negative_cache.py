@@ -1,0 +1,195 @@
+"""Negative cache (Lindgren et al., NeurIPS 2021): negatives drawn from the softmax over stored embeddings."""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple, Unpack, get_args
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from aurank.errors import UserError
+from aurank.losses.core.checks import Number, as_number, require_choice, require_positive, require_whole
+from aurank.losses.core.keyed_loss import KeyedLoss, keys
+from aurank.losses.core.log_mean_exp import attraction
+from aurank.losses.core.loss_inputs import Inputs
+from aurank.losses.core.pair_loss import PairLossOptions
+from aurank.losses.core.pairs import Pairs
+from aurank.losses.core.reencoding import Reencode, embedded_anew, row_similarity
+from aurank.losses.core.row_table import Counters, writes
+from aurank.losses.core.saved_generator import SavedGenerator
+from aurank.losses.core.tagged_table import TaggedTable
+from aurank.losses.global_contrastive._markov_chain import chunks
+
+OutsideNegative = Literal["stored", "reencode"]
+
+SCORES = 2**20  # of queries with candidates at a time, of some 30 bytes each, noise and masks included
+
+
+class Drawn(NamedTuple):
+    """One candidate for each query, drawn from the softmax of its scores, and what goes on with further candidates."""
+
+    candidate: Int64[Tensor, " query"]
+    height: Float64[Tensor, " query"]  # its score with its noise, the greatest of all
+    log_sum: Float64[Tensor, " query"]  # log Σ exp(score)
+
+    def with_further(self, other: "Drawn") -> "Drawn":
+        """One drawn from the candidates of both."""
+        better = other.height > self.height
+        return Drawn(
+            torch.where(better, other.candidate, self.candidate),
+            torch.maximum(self.height, other.height),
+            torch.logaddexp(self.log_sum, other.log_sum),
+        )
+
+
+@torch.no_grad()
+def gumbel_max(pieces: Iterable[Float[Tensor, "query _"]], generator: torch.Generator | None) -> Drawn:
+    """One of all candidates for each query, whose scores come in pieces, side by side, one at a time."""
+    found, before = None, 0
+    for scores in pieces:
+        # in float64: of ten million numbers in float32 several are the greatest below 1, and the first would be drawn
+        uniform = torch.rand(scores.shape, generator=generator, device=scores.device, dtype=torch.float64)
+        height, candidate = uniform.log_().neg_().log_().neg_().add_(scores).max(dim=1)
+        drawn = Drawn(candidate + before, height, scores.logsumexp(dim=1).to(torch.float64))
+        found = drawn if found is None else found.with_further(drawn)
+        before += scores.shape[1]
+    assert found is not None
+    return found
+
+
+class NegativeCacheLoss(Counters, KeyedLoss):
+    """w·(s⁻ − s⁺) of each query, its one negative drawn by Gumbel-max from the softmax of s/τ over the whole data set.
+
+    The embeddings of the batch are the current ones, those of all other rows of the data set are as a cache has them:
+    from the last batch that held them. w = 1 − p⁺, where p⁺ is the positive's share of the softmax over it and all
+    negatives: so the gradient is in the mean that of the cross-entropy, times τ. Its value is no estimate of the loss.
+    A sample not seen yet is no candidate, nor is one of the query's label.
+
+    The cache takes num_samples · embedding_dim numbers where the loss is, and in each checkpoint, whatever
+    `out_of_batch` is: 5 GB for ten million samples in 128 dimensions. Each step compares every query with all of it, in
+    pieces. `EMC2Loss`, which goes on from one state per sample, needs neither with out_of_batch "restart" or
+    "reencode".
+
+    num_samples: rows of the data set, which `ids` (or labels, in their absence) name.
+    out_of_batch: what a drawn negative that is not in the batch is: its "stored" embedding (default), or embedded anew
+        ("reencode") by `reencode`, a function of ids that `aurank train` sets, and so refreshed in the cache. A stored
+        one is a constant; a new one has a gradient if the function returns it with a graph, as the authors' does.
+    refresh: ρ, the share of the cache embedded anew at each step, by turns, for "reencode"; 0 (default) none.
+    positive_in_denominator: False sets w = 1, the gradient of the contrastive loss without the positive in its sum.
+    embedding_dim: width of the embeddings; None takes it from the first batch.
+    seed: where the random numbers come from; their place in the sequence is saved.
+
+    The EMC² paper, which compares with it, stores images that are not augmented, and embeds B of them beside a batch;
+    here each row's last view in the batch is stored.
+
+    State: `cache.rows`, the embeddings, and `cache.tags`, the labels, by sample; whose turn it is as extra state.
+    """
+
+    COUNTERS = ("turn",)
+    reencode: Reencode | None = None
+
+    def __init__(
+        self,
+        num_samples: int,
+        temperature: Number = 0.07,
+        *,
+        out_of_batch: OutsideNegative = "stored",
+        refresh: Number = 0.0,
+        positive_in_denominator: bool = True,
+        embedding_dim: int | None = None,
+        seed: int = 0,
+        views: int = 2,
+        **options: Unpack[PairLossOptions],
+    ) -> None:
+        super().__init__(num_samples, views=views, **options)
+        self.temperature = require_positive("temperature", temperature)
+        self.out_of_batch = require_choice("out_of_batch", out_of_batch, get_args(OutsideNegative))
+        self.refresh = as_number(refresh)
+        if not 0 <= self.refresh <= 1:
+            raise UserError(f"refresh must be >= 0 and <= 1, the share of the cache, got {refresh!r}")
+        if refresh and out_of_batch != "reencode":
+            raise UserError(f'refresh={refresh} embeds images anew: set out_of_batch="reencode" too')
+        self.positive_in_denominator = positive_in_denominator
+        if embedding_dim is not None:
+            require_whole("embedding_dim", embedding_dim)
+        self.random = SavedGenerator(seed)
+        self.cache = TaggedTable(num_samples, embedding_dim or 0)
+        self.turn = 0  # the first sample to be embedded anew next
+
+    @property
+    def wants_reencode(self) -> bool:
+        """Whether `reencode`, which embeds images anew by their ids, has to be set."""
+        return self.out_of_batch == "reencode"
+
+    def prepared(self, inputs: Inputs) -> Inputs:
+        """The inputs with ids, and as wide as the cache."""
+        self.cache.check_width(inputs.embeddings)
+        return super().prepared(inputs)
+
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """w·(s⁻ − s⁺)."""
+        generator = self.random.on_device(pairs.query.device)
+        drawn, _, log_sum = gumbel_max(self._scores(pairs), generator)  # a reference, or their number plus a sample
+        size = pairs.similarity.shape[1]
+        inside, sample = drawn < size, (drawn - size).clamp(min=0)
+        known = self.cache.rows.shape[1] > 0  # False before the first batch, which says how wide they are
+        other = self.cache.rows[sample].to(pairs.query) if known else torch.zeros_like(pairs.query)
+        anew = sample[:0]
+        if self.wants_reencode:
+            anew = sample[~inside]
+            other[~inside] = self._embedded(pairs, anew)
+        here = pairs.similarity.gather(1, drawn.clamp(max=size - 1)[:, None])[:, 0]
+        push = torch.where(inside, here, row_similarity(self.distance, pairs.query, other)) if known else here
+        pull = attraction(pairs)
+        if writes(self):
+            self._write(pairs, anew, other[~inside] if len(anew) else other[:0])
+        if not self.positive_in_denominator:
+            return push - pull
+        share = torch.sigmoid(log_sum.to(pull) - pull.detach() / self.temperature)
+        return share * (push - pull)
+
+    @torch.no_grad()
+    def _scores(self, pairs: Pairs) -> Iterator[Float[Tensor, "query _"]]:
+        """s/τ of each query with the references, then with all samples, in pieces; minus infinity for no candidate."""
+        query, labels = pairs.query.detach(), pairs.query_labels[:, None]
+        size = max(1, SCORES // max(query.shape))  # queries stay whole, so that each row is normalised once
+        for part in chunks(pairs.similarity.shape[1], size):
+            yield pairs.negative_similarity[:, part].detach() / self.temperature
+        cached = self.cache.seen & ~self._in_batch(pairs)
+        for part in chunks(self.num_samples if self.cache.rows.shape[1] else 0, size):
+            beyond = self.distance(query, self.cache.rows[part].to(query))
+            beyond = beyond if self.distance.is_inverted else -beyond
+            wanted = cached[part] & (self.cache.tags[part] != labels)
+            yield beyond.masked_fill_(~wanted, -torch.inf).div_(self.temperature)
+
+    def _in_batch(self, pairs: Pairs) -> Tensor:
+        """True for each sample that is in the batch or among its references."""
+        index = keys(pairs)
+        if pairs.reference_ids is not None:
+            named = (pairs.reference_ids >= 0) & (pairs.reference_ids < self.num_samples)
+            index = torch.cat([index, torch.where(named, pairs.reference_ids, index[0])])
+        return torch.zeros_like(self.cache.seen).index_fill_(0, index, True)
+
+    def _embedded(self, pairs: Pairs, ids: Int64[Tensor, " entry"]) -> Float[Tensor, "entry dim"]:
+        name = type(self).__name__
+        return embedded_anew(self.reencode, ids, like=pairs.query.detach(), is_shared=pairs.is_shared, name=name)
+
+    @torch.no_grad()
+    def _write(self, pairs: Pairs, anew: Int64[Tensor, " entry"], values: Float[Tensor, "entry dim"]) -> None:
+        """Nothing; the cache has what was embedded anew, the samples whose turn it is, and the batch."""
+        rows = pairs.valid_rows
+        number = math.ceil(self.refresh * self.num_samples)
+        turn = (torch.arange(number, device=rows.device) + self.turn) % self.num_samples
+        turn = turn[self.cache.seen[turn]] if number else turn
+        fresh = self._embedded(pairs, turn) if number else values[:0]
+        index = torch.cat([anew, turn])
+        wrote = self.cache.put(
+            torch.cat([index, keys(pairs)[rows]]),
+            torch.cat([self.cache.tags[index], pairs.query_labels[rows]]),
+            torch.cat([values.to(pairs.query), fresh, pairs.query[rows]]),
+            is_shared=pairs.is_shared,
+        )
+        if wrote:
+            self.random.advance()
+            self.turn = (self.turn + number) % self.num_samples

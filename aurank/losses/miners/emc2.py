@@ -1,0 +1,115 @@
+"""EMC²'s chains as a miner: negatives for any loss of triplets."""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Int64
+from pytorch_metric_learning.distances import BaseDistance
+from torch import Tensor, nn
+
+from aurank.losses.core.checks import Number, check_device, require_whole
+from aurank.losses.core.dtypes import without_autocast
+from aurank.losses.core.loss_inputs import read_inputs
+from aurank.losses.core.pairs import make_pairs
+from aurank.losses.core.reencoding import Reencode
+from aurank.losses.core.row_table import writes
+from aurank.losses.global_contrastive._markov_chain import OutsideState, Walk
+from aurank.losses.global_contrastive.emc2 import EMC2Loss
+
+
+class EMC2Miner(nn.Module):
+    """Triplets (anchor, positive, negative) whose negatives are states that the anchor's chain kept, as in `EMC2Loss`.
+
+    Called as PML's miners are, and with ids: miner(embeddings, labels, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids).
+    Each anchor gets `per_anchor` negatives, drawn with replacement from the references that its chain was at after the
+    burn-in, as often as it was there, and each of them once with each of its positives. A chain that spent those steps
+    at a state outside of the batch gives none: there is no row to name.
+
+    The other arguments are those of `EMC2Loss`, and so is what they take: out_of_batch="stored" (default) keeps
+    num_samples · embedding_dim numbers, 5 GB for ten million samples in 128 dimensions; "restart" and "reencode" need
+    none. The chains go on in training mode, unless gradients are disabled. Where losses gather the batches of several
+    processes, the miner is asked in the first one only, and that one has the state.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        temperature: Number = 0.07,
+        burn_in: Number = 0.5,
+        *,
+        per_anchor: int = 1,
+        out_of_batch: OutsideState = "stored",
+        embedding_dim: int | None = None,
+        seed: int = 0,
+        views: int = 2,
+        distance: BaseDistance | None = None,
+    ) -> None:
+        super().__init__()
+        self.per_anchor = require_whole("per_anchor", per_anchor)
+        self.emc2 = EMC2Loss(
+            num_samples,
+            temperature,
+            burn_in,
+            out_of_batch=out_of_batch,
+            embedding_dim=embedding_dim,
+            seed=seed,
+            views=views,
+            distance=distance,
+        )
+        self.emc2.owner = self.emc2.chains.owner = type(self).__name__
+        self.emc2.call = "miner(embeddings, labels, ids=batch.id) or loss(embeddings, labels, miner, ids=batch.id)"
+
+    @property
+    def wants_reencode(self) -> bool:
+        """Whether `reencode` has to be set."""
+        return self.emc2.wants_reencode
+
+    @property
+    def reencode(self) -> Reencode | None:
+        """The function that embeds images anew by their ids, on the host; None where none was set."""
+        return self.emc2.reencode
+
+    @reencode.setter
+    def reencode(self, function: Reencode | None) -> None:
+        self.emc2.reencode = function
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+        batch_leads: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(anchor, positive, negative), rows of the batch and of the references.
+
+        batch_leads: the references begin with the batch itself, as a memory's do: there a row is itself and no other,
+        though other views have its id.
+        """
+        inputs = read_inputs(embeddings, labels, None, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids)
+        inputs = replace(inputs, batch_leads=batch_leads)
+        check_device(self, embeddings)
+        write = writes(self)
+        # shared: this process has all that its chains go by
+        inputs = replace(self.emc2.prepared(inputs), shared=True)
+        with torch.no_grad(), without_autocast(embeddings.device):  # states of earlier batches are compared with here
+            pairs = make_pairs(inputs, distance=self.emc2.distance)
+            walk = self.emc2.chains(pairs, self.emc2.distance, write=write)
+        rows = pairs.valid_rows[walk.steps[pairs.valid_rows].any(dim=1)]
+        negatives = drawn(walk, rows, self.per_anchor)
+        index, mask = pairs.positives.index[rows], pairs.positives.mask[rows]
+        anchor, positive, negative = torch.broadcast_tensors(  # type: ignore[no-untyped-call]
+            rows[:, None, None], index[:, :, None], negatives[:, None, :]
+        )
+        wanted = mask[:, :, None].expand_as(anchor)
+        return anchor[wanted], positive[wanted], negative[wanted]
+
+
+def drawn(walk: Walk, rows: Int64[Tensor, " row"], number: int) -> Int64[Tensor, "row number"]:
+    """References for each of the rows, each as likely as the chain was at it."""
+    reached = walk.steps[rows].to(torch.float64).cumsum(dim=1)
+    uniform = torch.rand(len(rows), number, generator=walk.generator, device=reached.device, dtype=torch.float64)
+    return torch.searchsorted(reached, uniform * reached[:, -1:], right=True).clamp(max=reached.shape[1] - 1)

@@ -1,0 +1,1 @@
+"""List-wise losses: surrogates of average precision, Recall@k and AUROC over the references of a query."""

@@ -1,0 +1,62 @@
+"""AUROC by a surrogate (Gao and Zhou, IJCAI 2015): how often a negative scores above a positive, made smooth."""
+
+from typing import Unpack, get_args
+
+from jaxtyping import Float
+from torch import Tensor
+
+from aurank.errors import UserError
+from aurank.losses.core.checks import Number, require_choice, require_positive
+from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
+from aurank.losses.core.pairs import Pairs
+from aurank.losses.ranking._sums.ranking_sums import Surrogate, ranking_sums
+
+DEFAULT_TEMPERATURE = 0.1
+
+
+def auroc_surrogate(
+    pairs: Pairs, *, surrogate: Surrogate, temperature: float, include_self: bool = False
+) -> Float[Tensor, " query"]:
+    """For each query the mean over its positives and negatives of ℓ((s⁻ − s⁺) / temperature), 0 without a positive.
+
+    ℓ(x) is "huber" (1 + 2x for x > 0, (1 + x)² down to x = −1, then 0), "logistic" log2(1 + e^x), or "sigmoid".
+    """
+    positives = pairs.positives_and_self if include_self else pairs.positives
+    sums = ranking_sums(positives.similarity, pairs.negative_similarity, surrogate=surrogate, temperature=temperature)
+    return positives.mean(sums) / pairs.negative_count.clamp(min=1)
+
+
+class AUROCLoss(PairLoss):
+    """A surrogate of 1 − AUROC of each query: the mean over its positives and negatives of ℓ((s⁻ − s⁺) / temperature).
+
+    surrogate: ℓ, see `auroc_surrogate`. "huber" and "logistic" bound 1 − AUROC from above; "sigmoid" tends to it as the
+        temperature falls.
+    temperature: how far apart two similarities count as ordered.
+    official: True does as the SOPRC authors' code: the query stays in its own ranking as a positive, and "logistic"
+        takes no temperature: any but 1 and the default is refused. That code averages over all triplets of equal
+        classes at once; here, over each query's, then over the queries, which is the same for equal classes.
+    """
+
+    def __init__(
+        self,
+        surrogate: Surrogate = "huber",
+        temperature: Number = DEFAULT_TEMPERATURE,
+        *,
+        official: bool = False,
+        **options: Unpack[PairLossOptions],
+    ) -> None:
+        super().__init__(**options)
+        require_choice("surrogate", surrogate, get_args(Surrogate))
+        if official and surrogate == "logistic" and temperature not in (DEFAULT_TEMPERATURE, 1):
+            raise UserError(
+                f'temperature={temperature!r} would be ignored: the authors\' "logistic" has none, which is a '
+                "temperature of 1. Leave it out, or set official=False"
+            )
+        self.surrogate: Surrogate = surrogate
+        self.temperature = require_positive("temperature", temperature)
+        self.official = official
+
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """The surrogate of 1 − AUROC."""
+        temperature = 1.0 if self.official and self.surrogate == "logistic" else self.temperature
+        return auroc_surrogate(pairs, surrogate=self.surrogate, temperature=temperature, include_self=self.official)

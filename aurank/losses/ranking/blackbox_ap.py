@@ -1,0 +1,247 @@
+"""BlackBox AP (Rolinek et al., CVPR 2020; Vlastelica et al., ICLR 2020): exact ranks, a finite difference backward."""
+
+from collections import deque
+from typing import Any, NamedTuple, Unpack
+
+import torch
+from jaxtyping import Bool, Float, Int32, Int64, UInt8
+from safetensors.torch import load, save
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from aurank.errors import UserError
+from aurank.losses.core.checks import Number, as_number, require_positive
+from aurank.losses.core.dtypes import to_device_of
+from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
+from aurank.losses.core.pairs import Pairs
+from aurank.losses.core.row_table import writes
+from aurank.losses.core.saved_generator import SavedGenerator
+
+
+class Lists(NamedTuple):
+    """Lists to be ranked, an entry at minus infinity not being in its list, and the positives in each.
+
+    The positives are a mask, and once more side by side, padded where `is_hit` is False.
+    """
+
+    scores: Float[Tensor, "list entry"]
+    positive: Bool[Tensor, "list entry"]
+    hit: Int64[Tensor, "list hit"]  # entry
+    is_hit: Bool[Tensor, "list hit"]
+
+
+def blackbox_average_precision(lists: Lists, *, step: float) -> Float[Tensor, " list"]:
+    """The exact average precision of each list, 0 for one without a positive.
+
+    Equal scores all get the rank of the last of them, as in scikit-learn's average precision. Backward: with r(s) the
+    ranks divided by the length of the list, d = ∂(1 − AP)/∂r, the ranks among the positives being held fixed, the
+    gradient of 1 − AP is (r(s + step·d) − r(s)) / step. Time is O(entries · log entries) per list.
+    """
+    precision: Tensor = _AveragePrecision.apply(lists.scores, lists.hit, lists.is_hit, step)
+    return precision
+
+
+class _AveragePrecision(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, hit: Tensor, is_hit: Tensor, step: float) -> Tensor:
+        ascending = scores.sort(dim=1).values
+        hits = scores.gather(1, hit).masked_fill(~is_hit, -torch.inf)
+        rank, within = at_least(hits, ascending), at_least(hits, hits.sort(dim=1).values)
+        precision = (within.to(scores.dtype) / rank).masked_fill(~is_hit, 0)
+        count = is_hit.sum(dim=1).clamp(min=1).to(scores.dtype)
+        length = (scores != -torch.inf).sum(dim=1).clamp(min=1).to(scores.dtype)
+        # ∂(1 − AP)/∂r for ranks r = rank / length: w / r² per positive, w its rank among the positives / length
+        slope = precision / rank * (length / count)[:, None]
+        ctx.step = step
+        ctx.save_for_backward(scores, ascending, hit, is_hit, hits, slope, length)
+        # a negative that is not a number has a rank, above all others: without this it would go unnoticed
+        return (precision.sum(dim=1) / count).masked_fill(ascending[:, -1].isnan(), torch.nan)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        scores, ascending, hit, is_hit, hits, slope, length = ctx.saved_tensors
+        # the step does not depend on upstream: a loss scaled for half precision would look for its ranks elsewhere
+        moved = hits + ctx.step * slope
+        before, after = hits.sort(dim=1).values, moved.sort(dim=1).values
+        # only positives move, so another entry falls by as many ranks as positives pass it
+        fall = at_least(scores, after) - at_least(scores, before)
+        negatives_above = at_least(moved, ascending) - at_least(moved, before)
+        own_fall = negatives_above + at_least(moved, after) - at_least(hits, ascending)
+        fall.scatter_add_(1, hit, (own_fall - fall.gather(1, hit)).masked_fill(~is_hit, 0))
+        return fall * (-upstream / (length * ctx.step))[:, None], None, None, None
+
+
+def at_least(
+    scores: Float[Tensor, "list entry"], ascending: Float[Tensor, "list other"]
+) -> Int32[Tensor, "list entry"]:
+    """For each score how many of its list's others are at least as high."""
+    return ascending.shape[1] - torch.searchsorted(ascending, scores.contiguous(), out_int32=True)
+
+
+def tie_mirrored(similarity: Float[Tensor, "row row"]) -> Float[Tensor, "row row"]:
+    """The similarity, with s_ij and s_ji made equal where only rounding tells them apart.
+
+    A matrix product rounds the two differently, which would rank one pair of rows before its mirror image.
+    """
+    rounding = 8 * torch.finfo(similarity.dtype).eps
+    equal = similarity.isclose(similarity.T, rtol=rounding, atol=rounding)
+    return torch.where(equal, (similarity + similarity.T) / 2, similarity)
+
+
+class RankingMemory(nn.Module):
+    """The lists of previous batches, appended to each query's own row by row, as the SOPRC repository does.
+
+    Row i of a batch is not the same query as row i of the batch before it: what comes out is no ranking of anything.
+    In the paper's own code a row is a class, whose images of several batches may well be ranked together.
+    The memory is complete in `state_dict`.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.batches: deque[Lists] = deque(maxlen=size)
+        self._before: list[Lists] | None = None
+
+    def append_to(self, lists: Lists) -> Lists:
+        """The lists, each followed by those in memory, which have no gradient."""
+        every, start = [lists], lists.scores.shape[1]
+        for old in self.batches:
+            if len(old.scores) != len(lists.scores):
+                raise UserError(
+                    f"batch_memory holds batches of {len(old.scores)} queries and was given one of "
+                    f"{len(lists.scores)}: make all batches of one size, dropping a smaller last one"
+                )
+            old = Lists(*(to_device_of(lists.scores, part) for part in old))
+            every.append(old._replace(scores=old.scores.to(lists.scores.dtype), hit=old.hit + start))
+            start += old.scores.shape[1]
+        return Lists(*(torch.cat(parts, dim=1) for parts in zip(*every, strict=True)))
+
+    def push(self, lists: Lists) -> None:
+        """Nothing; the lists are kept, in place of the oldest once the memory is full; less what is not finite."""
+        scores = lists.scores.detach()
+        bad = scores.isnan() | (scores == torch.inf)  # minus infinity stands for what is not in a list
+        kept = lists._replace(
+            scores=scores.masked_fill(bad, -torch.inf),
+            positive=lists.positive & ~bad,
+            is_hit=lists.is_hit & ~bad.gather(1, lists.hit),
+        )
+        self.batches.append(kept)
+
+    def mark(self) -> None:
+        """Remember which batches are in memory, none of which is ever written to, for `take_back`."""
+        self._before = list(self.batches)
+
+    def take_back(self) -> None:
+        """Make the memory again what it was at the mark."""
+        if self._before is not None:
+            self.batches = deque(self._before, maxlen=self.batches.maxlen)
+
+    def get_extra_state(self) -> UInt8[Tensor, " byte"]:
+        """The batches in memory, oldest first, as the bytes of safetensors: their sizes differ."""
+        parts = {
+            f"{number}.{name}": part.cpu().clone(memory_format=torch.contiguous_format)
+            for number, lists in enumerate(self.batches)
+            for name, part in lists._asdict().items()
+        }
+        return torch.frombuffer(bytearray(save(parts)), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor | list[tuple[Tensor, ...]]) -> None:
+        """Nothing; the memory holds these. A list is what was saved before."""
+        if isinstance(state, Tensor):
+            parts = load(bytes(state.cpu().numpy()))
+            number = len(parts) // len(Lists._fields)
+            state = [tuple(parts[f"{place}.{name}"] for name in Lists._fields) for place in range(number)]
+        self.batches = deque((Lists(*parts) for parts in state), maxlen=self.batches.maxlen)
+
+
+class BlackBoxAPLoss(PairLoss):
+    """(1 − flat_weight) · (1 − AP) of each query, exact, plus flat_weight · (1 − AP) of all pairs in one list.
+
+    The second, the term "flat", ranks the pairs of all valid queries together, so it is one value for the batch, which
+    a reducer leaves as it is. The gradient is a finite difference of ranks: informative where a step of `lambda_` along
+    the ranks' gradient changes their order. In training mode a margin is drawn anew for each pair: a positive's score
+    is lowered and a negative's raised by margin · |N(0, 1)| / 2; in evaluation mode, and while gradients are
+    disabled, there is none.
+
+    lambda_: length of the step, with ranks divided by the length of their list and the loss a plain mean over the
+        queries: what it means in the authors' code. There it also grows with whatever multiplies the loss, such as the
+        65,536 of half-precision loss scaling; here such a factor multiplies the gradient and nothing else.
+    margin: scale of the random margin, α of the paper.
+    flat_weight: share of the term "flat", β of the paper; 0 leaves it out.
+    generator, seed: where the margins come from; their place in the sequence is saved.
+    official: True does as the SOPRC authors' copy: the query stays in its own ranking, its own first positive, and
+        `batch_memory` previous batches' similarities are appended to each query's, though they belong to other queries.
+        The code's 1e-5 added to the number of positives, and its 1e-8 to lambda, are left out.
+    batch_memory: how many; 0 unless official, which takes 20.
+    """
+
+    def __init__(
+        self,
+        lambda_: Number = 5.0,
+        margin: Number = 0.15,
+        *,
+        flat_weight: Number = 0.9,
+        seed: int = 0,
+        generator: torch.Generator | None = None,
+        official: bool = False,
+        batch_memory: int | None = None,
+        **options: Unpack[PairLossOptions],
+    ) -> None:
+        if not 0 <= as_number(flat_weight) < 1:
+            raise UserError(f"flat_weight must be >= 0 and < 1, got {flat_weight!r}")
+        self.extra_names = ("flat",) if flat_weight else ()
+        super().__init__(**options)
+        self.lambda_ = require_positive("lambda_", lambda_)
+        if not 0 <= as_number(margin) < torch.inf:
+            raise UserError(f"margin must be >= 0, got {margin!r}")
+        self.margin = float(margin)
+        self.flat_weight = float(flat_weight)
+        self.official = official
+        self.noise = SavedGenerator(seed, generator)
+        size = (20 if official else 0) if batch_memory is None else batch_memory
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise UserError(f"batch_memory must be a whole number >= 0, got {size!r}")
+        if size and not official:
+            raise UserError(
+                f"batch_memory={size} mixes up queries, as the SOPRC repository does: it needs official=True"
+            )
+        self.memory = RankingMemory(size) if size else None
+
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """(1 − flat_weight) · (1 − AP), each query's references in one list."""
+        lists = own = self.lists(pairs, pairs.similarity)
+        if self.memory is not None:
+            lists = self.memory.append_to(own)
+            if writes(self) and len(pairs.valid_rows):
+                self.memory.push(own)
+        return self.loss_of(lists, pairs, weight=1 - self.flat_weight, averaged=len(pairs.valid_rows))
+
+    def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
+        """flat_weight · (1 − AP) of one list of the pairs of all valid queries."""
+        if not self.flat_weight:
+            return {}
+        lists = self.lists(pairs, tie_mirrored(pairs.similarity) if pairs.is_self_set else pairs.similarity)
+        valid = pairs.valid[:, None]
+        starts = torch.arange(len(valid), device=valid.device)[:, None] * lists.scores.shape[1]
+        flat = Lists(
+            scores=lists.scores.masked_fill(~valid, -torch.inf).reshape(1, -1),
+            positive=lists.positive.reshape(1, -1),
+            hit=(lists.hit + starts).reshape(1, -1),
+            is_hit=(lists.is_hit & valid).reshape(1, -1),
+        )
+        return {"flat": self.loss_of(flat, pairs, weight=self.flat_weight, averaged=1).squeeze(0)}
+
+    def lists(self, pairs: Pairs, similarity: Float[Tensor, "query reference"]) -> Lists:
+        """Each query's references, those to be ranked, and which of them are positive."""
+        positives = pairs.positives_and_self if self.official else pairs.positives
+        positive = pairs.positive | pairs.itself if self.official else pairs.positive
+        scores = similarity.masked_fill(~(positive | pairs.negative), -torch.inf)
+        return Lists(scores, positive, positives.index, positives.mask)
+
+    def loss_of(self, lists: Lists, pairs: Pairs, *, weight: float, averaged: int) -> Float[Tensor, " list"]:
+        """weight · (1 − AP) of each list; the length of the step knows how many of them are averaged."""
+        if writes(self) and self.margin and len(pairs.valid_rows):
+            widths = self.noise.normal(lists.scores.shape, like=lists.scores).abs() * (self.margin / 2)
+            lists = lists._replace(scores=lists.scores + torch.where(lists.positive, -widths, widths))
+        step = self.lambda_ * weight / max(averaged, 1)
+        return weight * (1 - blackbox_average_precision(lists, step=step))

@@ -1,0 +1,176 @@
+"""Recall@k by two sigmoids, with similarity mixup (Patel, Tolias, Matas, CVPR 2022)."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Unpack
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from aurank.errors import UserError
+from aurank.losses.core.checks import Number, require_positive
+from aurank.losses.core.dtypes import to_device_of
+from aurank.losses.core.loss_inputs import Inputs
+from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
+from aurank.losses.core.pairs import Pairs, Positives, same_label_index
+from aurank.losses.core.row_table import writes
+from aurank.losses.core.saved_generator import SavedGenerator
+from aurank.losses.ranking._sums.ranking_sums import ranking_sums
+
+Official = bool | Literal["one_temperature"]
+
+
+def surrogate_recall(
+    positives: Positives,
+    ranked: Float[Tensor, "query reference"],
+    *,
+    k: Sequence[int],
+    temperature: float,
+    rank_temperature: float,
+    official: Official = False,
+    batch: int,
+) -> Float[Tensor, " query"]:
+    """The mean over k of each query's smoothed recall@k, in [0, 1]; 0 for a query without a positive.
+
+    recall@k = 1/|P| Σ_{i∈P} σ((k − rank_i) / rank_temperature), rank_i = 1 + Σ_{j≠i} σ((s_j − s_i) / temperature), j
+    being the query's references in `ranked`, where minus infinity marks one that is not ranked. At rank k exactly the
+    outer sigmoid gives ½, as in the paper. `official`: see RecallAtKLoss; `batch`: what it cuts k to.
+    """
+    # a positive is counted ahead of itself by σ(0) = ½
+    rank = 0.5 + ranking_sums(positives.similarity, ranked, surrogate="sigmoid", temperature=temperature)
+    recall = torch.zeros_like(rank[:, 0])
+    for cut in k:
+        width = rank_temperature * cut if official is True else rank_temperature
+        cut = min(cut, batch) if official else cut
+        hit = ((cut - rank) / width).sigmoid()
+        hits = hit.masked_fill(~positives.mask, 0).sum(dim=1)
+        if official:
+            recall = recall + hits.clamp(max=cut) / positives.count.clamp(min=1, max=cut)
+        else:
+            recall = recall + hits / positives.count.clamp(min=1)
+    return recall / len(k)
+
+
+def pairs_within_classes(labels: Int64[Tensor, " row"]) -> tuple[Int64[Tensor, " pair"], Int64[Tensor, " pair"]]:
+    """The first and second rows of all unordered pairs of rows with one label, ascending; all on the host."""
+    index, mask = same_label_index(labels, labels, without_self_row=True)
+    rows = torch.arange(len(labels))[:, None].expand_as(index)
+    later = mask & (index > rows)
+    return rows[later], index[later]
+
+
+def mix_similarity(
+    similarity: Float[Tensor, "row row"],
+    first: Int64[Tensor, " pair"],
+    second: Int64[Tensor, " pair"],
+    share: Float[Tensor, " pair"],
+) -> Float[Tensor, "all all"]:
+    """The similarity of the rows and of the virtual rows share · first + (1 − share) · second, which follow them.
+
+    An inner product of mixtures is the mixture of inner products, so no embedding is mixed, nor made of unit length.
+    """
+    rows = torch.cat([similarity, torch.lerp(similarity[second], similarity[first], share[:, None])])
+    return torch.cat([rows, torch.lerp(rows[:, second], rows[:, first], share)], dim=1)
+
+
+class RecallAtKLoss(PairLoss):
+    """1 − the mean over k of each query's smoothed recall@k, in [0, 1].
+
+    k: the cuts; a recall@k with k below the number of positives cannot reach 1, and the loss then not 0.
+    temperature: how far apart two similarities count as ordered.
+    rank_temperature: how far a rank must be from k to count as inside or outside.
+    similarity_mixup: True adds a virtual sample between any two samples of a class, share · one + (1 − share) · other,
+        the share drawn from [0, 1); all samples, true and virtual, are queries and references, and the loss of a
+        virtual query is added half to either parent, so that the mean over queries is the paper's. In training mode
+        only, and for the batch itself: references or a miner are then refused, since neither knows virtual samples.
+        False (default), as in the authors' code unless told; their best results have it.
+    seed, generator: where the shares come from; their place in the sequence is saved.
+    official: what the repository RecallatK_surrogate does in every version, and the paper has nothing of: the query
+        stays in its own ranking, ahead of its positives without being one; k is cut to the number of references;
+        recall@k is cut off at k positives and divided by the lesser of k and their number. With True rank_temperature
+        is multiplied by k, as by the defaults of its src/main.py (commits aa418d6, 44b7011); with "one_temperature" it
+        is that of all k, which its main.py of commit c949c56 forces to 1.
+    """
+
+    def __init__(
+        self,
+        k: Sequence[int] = (1, 2, 4, 8, 16),
+        temperature: Number = 0.01,
+        *,
+        rank_temperature: Number = 1.0,
+        similarity_mixup: bool = False,
+        seed: int = 0,
+        generator: torch.Generator | None = None,
+        official: Official = False,
+        **options: Unpack[PairLossOptions],
+    ) -> None:
+        super().__init__(**options)
+        self.k = check_cuts(k)
+        self.temperature = require_positive("temperature", temperature)
+        self.rank_temperature = require_positive("rank_temperature", rank_temperature)
+        self.similarity_mixup = similarity_mixup
+        if not isinstance(official, bool) and official != "one_temperature":
+            raise UserError(f'official must be True, False or "one_temperature", got {official!r}')
+        self.official = official
+        self.shares = SavedGenerator(seed, generator) if similarity_mixup else None
+
+    @property
+    def takes_references(self) -> bool:
+        """False with similarity_mixup, which knows the batch only."""
+        return not self.similarity_mixup
+
+    def of_inputs(self, inputs: Inputs) -> Any:
+        """As `PairLoss.of_inputs`; UserError on references or a miner with similarity_mixup in training mode."""
+        if self.similarity_mixup and writes(self) and not (inputs.is_self_set and inputs.indices_tuple is None):
+            given = "indices_tuple" if inputs.is_self_set else "ref_emb"
+            raise UserError(
+                f"similarity_mixup mixes the samples of the batch itself, so {given} cannot be given with it: leave "
+                "that out, or set similarity_mixup=False"
+            )
+        return super().of_inputs(inputs)
+
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """1 − the mean over k of the smoothed recall@k."""
+        if self.shares is not None and writes(self) and len(pairs.valid_rows):
+            return self.mixed(pairs, self.shares)
+        kept = pairs.positive | pairs.negative
+        kept = kept | pairs.itself if self.official else kept
+        return self.loss_of(pairs.positives, pairs.similarity.masked_fill(~kept, -torch.inf), len(pairs.reference))
+
+    def mixed(self, pairs: Pairs, shares: SavedGenerator) -> Float[Tensor, " query"]:
+        """The loss of each query among true and virtual samples, with half of that of each of its virtual samples."""
+        ends = pairs_within_classes(pairs.host_query_labels)
+        labels = torch.cat([pairs.host_query_labels, pairs.host_query_labels[ends[0]]])
+        first, second = (to_device_of(pairs.similarity, end) for end in ends)
+        similarity = mix_similarity(pairs.similarity, first, second, shares.uniform(first.shape, like=pairs.similarity))
+        index, mask = (
+            to_device_of(similarity, each) for each in same_label_index(labels, labels, without_self_row=True)
+        )
+        itself = torch.eye(len(labels), dtype=torch.bool, device=similarity.device)
+        ranked = similarity if self.official else similarity.masked_fill(itself, -torch.inf)
+        losses = self.loss_of(Positives(index, mask, similarity.gather(1, index)), ranked, len(pairs.reference))
+        true, virtual = losses[: len(pairs.query)], losses[len(pairs.query) :]
+        total = true.index_add(0, first, virtual / 2).index_add(0, second, virtual / 2)
+        return total * (len(pairs.valid_rows) / (len(pairs.valid_rows) + len(first)))
+
+    def loss_of(
+        self, positives: Positives, ranked: Float[Tensor, "query reference"], batch: int
+    ) -> Float[Tensor, " query"]:
+        """1 − the smoothed recall of queries with these positives among these references, `batch` of them true."""
+        return 1 - surrogate_recall(
+            positives,
+            ranked,
+            k=self.k,
+            temperature=self.temperature,
+            rank_temperature=self.rank_temperature,
+            official=self.official,
+            batch=batch,
+        )
+
+
+def check_cuts(k: Sequence[int]) -> tuple[int, ...]:
+    """The cuts; UserError unless they are at least one whole number > 0."""
+    cuts = tuple(k) if isinstance(k, Sequence) else ()
+    if not cuts or any(not isinstance(cut, int) or isinstance(cut, bool) or cut < 1 for cut in cuts):
+        raise UserError(f"k must be whole numbers > 0, as (1, 2, 4), got {k!r}")
+    return cuts

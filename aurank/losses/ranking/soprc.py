@@ -1,0 +1,188 @@
+"""SOPRC (Wen et al., NeurIPS 2022): the area under the precision-recall curve, at any sampling rate of positives."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Unpack, get_args
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from aurank.errors import UserError
+from aurank.losses.core.checks import (
+    Number,
+    check_labels_in_range,
+    describe,
+    require_choice,
+    require_fraction,
+    require_positive,
+    require_whole,
+)
+from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
+from aurank.losses.core.pairs import Pairs
+from aurank.losses.core.row_table import RowTable, writes
+from aurank.losses.ranking._quantiles import INTERPOLATIONS
+from aurank.losses.ranking._sums.ranking_sums import ranking_sums
+from aurank.losses.ranking.semi_variance import check_weights, semi_variance_per_query, semi_variance_pooled
+
+Prior = Literal["scaled", "frequency", "batch"]
+Interpolation = Literal["quantile", "paper", "official"]  # the names of INTERPOLATIONS
+
+
+def false_positive_rate(pairs: Pairs, *, tau1: float) -> Float[Tensor, "query width"]:
+    """For each gathered positive the mean over the query's negatives of ℓ1(s⁺ − s⁻), at least the true rate. Eq. 7.
+
+    ℓ1(x) = (1 − x/τ1)² up to x = τ1, 0 beyond, and 1 − 2x/τ1 for x < 0. The paper prints −2x/τ1, which jumps at 0 and
+    bounds nothing; the authors' code has the 1. Time and memory are those of `ranking_sums`.
+    """
+    sums = ranking_sums(pairs.positives.similarity, pairs.negative_similarity, surrogate="huber", temperature=tau1)
+    return sums / pairs.negative_count.clamp(min=1)[:, None]
+
+
+def true_positive_rate(
+    scores: Float[Tensor, "query width"], quantiles: Float[Tensor, "query quantile"], *, tau2: float
+) -> Float[Tensor, "query width"]:
+    """For each score (1 + Σ_k ℓ2(score − v_k)) / (K + 1), in (0, 1]: how many of a class's positives score higher.
+
+    ℓ2(x) = tanh(−x / 2τ2) for x < 0, else 0: Eq. 7 without its overflow. The added 1, the score itself, is the code's.
+    """
+    return (1 + ranking_sums(scores, quantiles, surrogate="tanh", temperature=tau2)) / (quantiles.shape[1] + 1)
+
+
+class SOPRCLoss(PairLoss):
+    """Per query the mean over positives of σ((1−π)/π · FPR/TPR), σ(r) = r/(1+r), in [0, 1): Eq. 8; plus Eq. 9.
+
+    FPR compares a positive with the batch's negatives; TPR with `v`, a moving average of the quantiles of its class's
+    positive scores (Eq. 10), updated in training mode before it is used. A batch's quantiles are averaged over a
+    class's queries (of all ranks, which must all call); the first are copied into v, later ones blended in by `beta`.
+    In evaluation mode nothing is written, and a query of a class not seen yet uses the quantiles of its own positives.
+
+    class_counts: images of each class in the training set; labels are 0..C-1.
+    tau1, tau2: widths of the surrogates of FPR and TPR.
+    num_quantiles: columns of v; the paper has one for each positive of the data set, the authors' code 100.
+    prior: π of a class. "scaled": prior_max · count / greatest count, as the code; "frequency": count / sum of counts,
+        the true one; "batch": the share of positives in the query's batch, the biased one (ablation).
+    interpolation: how a batch's positive scores become quantiles, "quantile", "paper" or "official".
+    tpr_gradient: True lets the gradient through TPR as Eq. 8 has it; False (default), as the code. At tau2 = 0.001 TPR
+        is a step and its gradient tells next to nothing.
+    semi_variance: weights λ1, λ2 of Eq. 9, reported as the term "semi_variance"; None leaves it out.
+    moving_average: False takes the query's own quantiles of this batch in place of v (ablation).
+    official: True does as the authors' code: its interpolation, v starting at 0, 0.01 … 0.99 with no first copy and
+        the last query of a class overwriting the others', and the semi-variance over the pooled pairs of the batch.
+
+    The distance is cosine similarity unless given; interpolated scores are clamped to [-1, 1] for that one only.
+    """
+
+    class_counts: Tensor
+
+    def __init__(
+        self,
+        class_counts: Tensor | Iterable[Any],
+        *,
+        tau1: Number = 0.1,
+        tau2: Number = 0.001,
+        beta: Number = 0.1,
+        num_quantiles: int = 100,
+        prior: Prior = "scaled",
+        prior_max: Number = 0.1,
+        interpolation: Interpolation = "quantile",
+        tpr_gradient: bool = False,
+        semi_variance: Sequence[Number] | None = (1.0, 5.0),
+        moving_average: bool = True,
+        official: bool = False,
+        **options: Unpack[PairLossOptions],
+    ) -> None:
+        self.extra_names = () if semi_variance is None else ("semi_variance",)
+        super().__init__(**options)
+        self.tau1 = require_positive("tau1", tau1)
+        self.tau2 = require_positive("tau2", tau2)
+        self.beta = require_fraction("beta", beta, one=True)
+        self.prior = require_choice("prior", prior, get_args(Prior))
+        self.prior_max = require_fraction("prior_max", prior_max)
+        self.interpolation = require_choice("interpolation", interpolation, INTERPOLATIONS)
+        self.tpr_gradient = tpr_gradient
+        self.semi_variance = None if semi_variance is None else check_weights("semi_variance", semi_variance)
+        self.moving_average = moving_average
+        self.official = official
+        if official:
+            if interpolation == "paper":
+                raise UserError('interpolation="paper" contradicts official=True, which interpolates as the code does')
+            self.interpolation = "official"
+        require_whole("num_quantiles", num_quantiles)
+        counts = check_class_counts(class_counts)
+        self.num_classes = len(counts)
+        self.register_buffer("class_counts", counts)
+        start = torch.arange(num_quantiles) / num_quantiles if official else None
+        self.table = RowTable(self.num_classes, num_quantiles, start=start)
+
+    @property
+    def v(self) -> Float[Tensor, "class quantile"]:
+        """The quantiles of each class's positive scores; zero for a class not seen yet."""
+        return self.table.rows
+
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """Eq. 8. σ(r) is taken as numerator / (numerator + denominator): r itself reaches 4e5."""
+        # A graph cannot depend on a value. There, torch refuses labels too large, and takes -1 for the last class.
+        if not torch.compiler.is_compiling():
+            check_labels_in_range(pairs.host_query_labels, self.num_classes)
+        write = writes(self)
+        with torch.no_grad():
+            quantiles = self.class_quantiles(pairs, write=write)
+        with torch.set_grad_enabled(self.tpr_gradient and torch.is_grad_enabled()):
+            true_positives = true_positive_rate(pairs.positives.similarity, quantiles, tau2=self.tau2)
+        prior = self.class_prior(pairs)[:, None]
+        numerator = (1 - prior) * false_positive_rate(pairs, tau1=self.tau1)
+        return pairs.positives.mean(numerator / (numerator + prior * true_positives))
+
+    def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
+        """The semi-variance of Eq. 9, per query; under `official` pooled over the batch."""
+        if self.semi_variance is None:
+            return {}
+        form = semi_variance_pooled if self.official else semi_variance_per_query
+        return {"semi_variance": form(pairs, weights=self.semi_variance)}
+
+    def class_quantiles(self, pairs: Pairs, *, write: bool) -> Float[Tensor, "query quantile"]:
+        """v of each query's class, after this batch's scores went into it if told to `write`."""
+        positives = pairs.positives
+        ascending = positives.similarity.masked_fill(~positives.mask, torch.inf).sort(dim=1).values
+        interpolate = INTERPOLATIONS[self.interpolation]
+        own = interpolate(ascending, positives.count, num_quantiles=self.table.rows.shape[1], bounds=pairs.bounds)
+        own = own.masked_fill(positives.count[:, None] == 0, 0)
+        if not self.moving_average:
+            return own
+        if write:
+            rows = pairs.valid_rows
+            values = own[last_of_label(pairs.query_labels[rows], rows)] if self.official else own[rows]
+            self.table.update(pairs.query_labels[rows], values, rate=self.beta, is_shared=pairs.is_shared)
+        stored, seen = self.table.read(pairs.query_labels)
+        return torch.where(seen[:, None], stored.to(own.dtype), own)
+
+    def class_prior(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """π of each query, in (0, 1]."""
+        if self.prior == "batch":
+            positives = pairs.positives.count.clamp(min=1).to(pairs.similarity.dtype)
+            return positives / (positives + pairs.negative_count)
+        counts = self.class_counts.to(pairs.similarity.dtype)
+        own = counts[pairs.query_labels].clamp(min=1)  # a class counted 0 is here after all
+        return self.prior_max * own / counts.max() if self.prior == "scaled" else own / counts.sum()
+
+
+def last_of_label(labels: Int64[Tensor, " entry"], rows: Int64[Tensor, " entry"]) -> Int64[Tensor, " entry"]:
+    """For each entry the row of the last entry with its label, which is what an indexed assignment leaves behind."""
+    same = labels[:, None] == labels
+    return torch.where(same, rows, -1).max(dim=1).values if len(rows) else rows
+
+
+def check_class_counts(class_counts: Tensor | Iterable[Any]) -> Int64[Tensor, " class"]:
+    """The counts as an integer tensor on the host; UserError unless they are one non-negative number per class."""
+    expected = "class_counts must be one whole number per class, images of class 0, 1, …, such as np.bincount(labels)"
+    if isinstance(class_counts, Mapping) or not isinstance(class_counts, Tensor | Iterable):
+        raise UserError(f"{expected}; got {class_counts!r}")
+    try:
+        counts = torch.as_tensor(class_counts if hasattr(class_counts, "__len__") else list(class_counts)).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"{expected}; got {type(class_counts).__name__} ({error})") from error
+    if counts.ndim != 1 or len(counts) == 0 or counts.is_floating_point() or counts.dtype == torch.bool:
+        raise UserError(f"{expected}; got {describe(counts)}")
+    if int(counts.min()) < 0 or int(counts.max()) == 0:
+        raise UserError(f"class_counts must be >= 0 and not all 0, got {int(counts.min())}..{int(counts.max())}")
+    return counts.long().clone()

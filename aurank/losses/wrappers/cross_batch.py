@@ -1,0 +1,382 @@
+"""Cross-batch memory (XBM; Wang et al., CVPR 2020): embeddings of earlier batches as further references."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from pytorch_metric_learning import losses as pml
+from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triplets
+from torch import Tensor, nn
+
+from aurank.errors import UserError
+from aurank.losses.core.checks import check_device, describe, require_module, require_whole
+from aurank.losses.core.distributed import Distributed, Gather, world_size
+from aurank.losses.core.dtypes import in_common_precision, to_device_of
+from aurank.losses.core.keyed_loss import KeyedLoss
+from aurank.losses.core.loss_inputs import Inputs, Mined, TakesInputs, read_inputs
+from aurank.losses.core.pairs import as_pairs, check_mined
+from aurank.losses.core.row_table import FullPrecision, writes
+from aurank.losses.wrappers.pml import all_pairs, call_loss
+
+UNKNOWN = -1  # the id of a row that came without one
+TAKEN_BY_PML = {*pml.CrossBatchMemory.supported_losses(), "MultipleLosses"}  # losses of PML that know references
+
+
+class Stand(NamedTuple):
+    """Where a memory stands: the place of the next row, how many rows are in use, and calls in training mode."""
+
+    position: int
+    filled: int
+    calls: int
+
+
+class HostCopy:
+    """Copies of a GPU's tensors on the host, sent now and asked for a step later, so that nothing waits for them."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.tensors, self.versions = tensors, [tensor._version for tensor in tensors]
+        self.copies = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in tensors]
+        for copy, tensor in zip(self.copies, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+        self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.event.record()
+
+    def of(self, *tensors: Tensor) -> list[Tensor] | None:
+        """The copies of these tensors; None if they are others, or have been written since."""
+        same = all(
+            mine is tensor and tensor._version == version
+            for mine, tensor, version in zip(self.tensors, tensors, self.versions, strict=True)
+        )
+        if not same:
+            return None
+        self.event.synchronize()
+        return self.copies
+
+
+class CrossBatchMemory(TakesInputs, FullPrecision):
+    """Any loss of aurank or PML against the batch and, from a certain step on, the newest rows of earlier batches.
+
+    The references are the batch followed by the memory, `memory_size` rows in all, a query never among its own. The
+    batch's rows keep their gradient as references, so that a memory no larger than the batch gives the loss within the
+    batch; the memory's rows have none. In evaluation mode, and while gradients are disabled, the memory is used but not
+    written. Rows that are not finite are never stored. With `ids`, earlier embeddings of a query's own image are left
+    out of its references.
+
+    loss: a loss of aurank or PML, or MultipleLosses of them, that takes references. Only this memory can gather.
+    embedding_size: width of the embeddings.
+    memory_size: rows of the memory, the batch included.
+    miner: a PML miner, asked for pairs of the batch with all references; or give the call's `indices_tuple` one. A
+        tuple of indices, which can only be of the batch, is added to what the miner finds, as in PML; without a miner
+        it narrows the pairs within the batch and takes all with the memory.
+    start_at: calls in training mode before the memory is used; the batch alone is used until then. Embeddings change
+        fast in the beginning: the paper starts after 1,000 steps, the SOPRC repository after 10,000 to 30,000.
+    official: True does as PML: the batch's rows too are references without gradient. The paper's own code adds the
+        loss within the batch to that; the copy in the SOPRC repository takes a query's own copy for a positive too.
+    distributed: as in `PairLoss`; every process then keeps the same memory, of all batches. With None each keeps its
+        own, or, inside of DistributedDataParallel, which hands out the first process's buffers, that of the first.
+
+    State: four buffers, always of the same rows: `embedding_memory`, `label_memory`, `id_memory` (−1 for a row without
+    one), and `counters`, where the memory stands.
+    """
+
+    embedding_memory: Tensor
+    label_memory: Tensor
+    id_memory: Tensor
+    counters: Tensor
+
+    def __init__(
+        self,
+        loss: nn.Module,
+        embedding_size: int,
+        memory_size: int = 1024,
+        miner: nn.Module | None = None,
+        *,
+        start_at: int = 0,
+        official: bool = False,
+        distributed: Distributed = None,
+    ) -> None:
+        super().__init__()
+        for name, value, least in (
+            ("embedding_size", embedding_size, 1),
+            ("memory_size", memory_size, 1),
+            ("start_at", start_at, 0),
+        ):
+            require_whole(name, value, least=least)
+        require_module("loss", loss)
+        for part in loss.modules():
+            if type(part).__module__.startswith(pml.__name__) and type(part).__name__ not in TAKEN_BY_PML:
+                raise UserError(f"{type(part).__name__} of pytorch-metric-learning takes no references, so no memory")
+            if not getattr(part, "takes_references", True):
+                raise UserError(f"{type(part).__name__} takes no references as it was made, so no memory")
+            if getattr(part, "two_way", False):
+                raise UserError(
+                    f"{type(part).__name__} has two_way=True, so its references are the other modality: set "
+                    "two_way=False, or leave out the memory"
+                )
+            if distributed is None and isinstance(gather := getattr(part, "gather", None), Gather) and gather.mode:
+                raise UserError(
+                    'the loss in CrossBatchMemory has distributed="auto", but the memory must be filled from all '
+                    'processes: give distributed="auto" to CrossBatchMemory'
+                )
+        self.loss = loss
+        self.start_at = start_at
+        self.miner = miner
+        self.official = official
+        self.gather = Gather(distributed)
+        self.register_buffer("embedding_memory", torch.zeros(memory_size, embedding_size))
+        self.register_buffer("label_memory", torch.zeros(memory_size, dtype=torch.int64))
+        self.register_buffer("id_memory", torch.full((memory_size,), UNKNOWN))
+        self.register_buffer("counters", torch.zeros(len(Stand._fields), dtype=torch.int64))
+        self._sent: HostCopy | None = None
+        self._before: list[tuple[Tensor, ...]] | None = None
+
+    @property
+    def memory_size(self) -> int:
+        """Rows of the memory."""
+        return len(self.embedding_memory)
+
+    @property
+    def embedding_size(self) -> int:
+        """Width of the embeddings."""
+        return self.embedding_memory.shape[1]
+
+    @property
+    def queue_idx(self) -> int:
+        """Where the next row goes."""
+        return self._on_host()[2].position
+
+    @property
+    def has_been_filled(self) -> bool:
+        """Whether every row of the memory is in use."""
+        return self._on_host()[2].filled == self.memory_size
+
+    def reset_queue(self) -> None:
+        """Empty the memory, and count calls from 0 again."""
+        for buffer, value in zip(self._buffers_kept(), (0, 0, UNKNOWN, 0), strict=True):
+            buffer.fill_(value)
+
+    def forward(  # type: ignore[override]  # PML's fourth argument is another one for a memory
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: Mined = None,
+        enqueue_mask: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+    ) -> Any:
+        """The loss of a batch, as of any loss here.
+
+        enqueue_mask [batch]: True for rows that are put in the memory and are the references of the others, without
+        gradient, False for the queries, which are not put there: MoCo's keys and queries. A key may have its query's
+        id: it is another view of the same image.
+        """
+        inputs = read_inputs(embeddings, labels, indices_tuple, ids=ids)
+        return self._loss(inputs if enqueue_mask is None else with_keys(inputs, enqueue_mask))
+
+    def of_inputs(self, inputs: Inputs) -> Any:
+        """The loss of arguments that were read before; they bring no references of their own."""
+        if inputs.ref_emb is not None:
+            raise UserError("CrossBatchMemory brings its own references: leave out ref_emb, ref_labels and ref_ids")
+        return self._loss(inputs)
+
+    def _loss(self, inputs: Inputs) -> Any:
+        """The loss of a batch, or of queries whose references here are the keys to be put in the memory."""
+        if inputs.embeddings.shape[1] != self.embedding_size:
+            width = self.embedding_size
+            raise UserError(f"embeddings must be as wide as embedding_size={width}, got {inputs.embeddings.shape[1]}")
+        check_device(self, inputs.embeddings)
+        miner = self._miner(inputs)
+        keyed = next((part for part in self.loss.modules() if isinstance(part, KeyedLoss)), None)
+        if inputs.ids is None and keyed is not None:  # labels are ids then, so that earlier views are left out
+            inputs = replace(inputs, ids=keyed.keys_of("labels", inputs.labels, "ids", None))
+            if inputs.ref_labels is not None:
+                inputs = replace(inputs, ref_ids=keyed.keys_of("labels", inputs.ref_labels, "ids", None))
+        inputs = self.gather.batch(inputs)
+        whole = self.with_memory(inputs)
+        if miner is not None:
+            whole = self.gather.mine(replace(whole, indices_tuple=miner))
+            if isinstance(inputs.indices_tuple, Sequence):
+                whole = replace(whole, indices_tuple=joined(whole.indices_tuple, inputs))
+        value = call_loss(self.loss, whole)
+        if writes(self):
+            self.write(inputs)
+        return value
+
+    def _miner(self, inputs: Inputs) -> nn.Module | None:
+        """The miner of this call; UserError for one that cannot be asked."""
+        given = inputs.indices_tuple if isinstance(inputs.indices_tuple, nn.Module) else None
+        if self.miner is not None and given is not None:
+            raise UserError("indices_tuple was given a miner, but CrossBatchMemory has one: leave one of them out")
+        miner = given if self.miner is None else self.miner
+        if inputs.ref_emb is None and getattr(miner, "pos_strategy", None) == "easy":
+            raise UserError(
+                "the miner takes the easiest positive, which among references is the query itself: give it "
+                'pos_strategy="hard" or "all", or leave out the memory'
+            )
+        return miner
+
+    def with_memory(self, inputs: Inputs) -> Inputs:
+        """The inputs with the batch, or its keys, and what of the memory stays beside it as references."""
+        labels, ids, stand = self._on_host()
+        has_keys, used = inputs.ref_emb is not None, stand.calls >= self.start_at
+        if not has_keys and not used:
+            return inputs
+        first, first_labels, first_ids = rows_to_store(inputs)
+        size = len(first_labels)
+        if has_keys:  # another view of the query's image is no copy of it
+            first_ids = torch.full_like(first_labels, UNKNOWN)
+        first, memory = in_common_precision(first, self._stored(self.embedding_memory, stand, size, used=used))
+        whole = replace(
+            inputs,
+            ref_emb=torch.cat([first.detach() if self.official or has_keys else first, memory]),
+            ref_labels=torch.cat([first_labels.long().cpu(), self._stored(labels, stand, size, used=used)]),
+            ref_ids=None
+            if first_ids is None or inputs.ids is None
+            else torch.cat([first_ids.long().cpu(), self._stored(ids, stand, size, used=used)]),
+            batch_leads=not has_keys,
+        )
+        assert whole.ref_labels is not None
+        if len(whole.ref_labels) == 0:
+            raise UserError("enqueue_mask is False for every row and the memory is empty: there is no reference")
+        mined = inputs.indices_tuple
+        if has_keys or self.miner is not None or not isinstance(mined, Sequence):
+            return whole
+        mined = of_batch(mined, inputs)
+        itself, outside = whole.itself(), torch.arange(size + len(memory), device=first.device) >= size
+        assert itself is not None
+        with_memory = all_pairs(whole, outside & ~itself)
+        pairs = zip((to_device_of(first, part) for part in as_pairs(mined)), with_memory, strict=True)
+        return replace(whole, indices_tuple=tuple(torch.cat(both) for both in pairs))
+
+    @torch.no_grad()
+    def write(self, inputs: Inputs) -> None:
+        """Put the finite rows of the batch, or its keys, in the place of the oldest; nothing waits for the device."""
+        memories = self._buffers_kept()[:3]
+        rows, labels, ids = rows_to_store(inputs)
+        if ids is None:
+            ids = torch.full_like(labels, UNKNOWN)
+        values = [
+            to_device_of(memory, new.detach()).to(memory.dtype)
+            for memory, new in zip(memories, (rows, labels, ids), strict=True)
+        ]
+        finite = values[0].isfinite().all(dim=1)
+        newest = finite.to(torch.uint8).argsort(stable=True)[-self.memory_size :]  # the finite ones last, in order
+        kept, number = finite[newest], min(len(finite), self.memory_size)
+        position, filled, calls = self.counters.unbind()
+        stored = kept.sum()
+        place = (position - (number - stored) + torch.arange(number, device=finite.device)) % self.memory_size
+        if self._before is not None:
+            self._before.append((place, *(memory[place] for memory in memories), self.counters.clone()))
+        for memory, new in zip(memories, values, strict=True):
+            old = memory[place]
+            memory[place] = torch.where(kept.view(-1, *[1] * (old.ndim - 1)), new[newest], old)
+        after = (position + stored) % self.memory_size, (filled + stored).clamp(max=self.memory_size), calls + 1
+        self.counters.copy_(torch.stack(after))
+        if self.counters.is_cuda:
+            self._sent = HostCopy(*self._buffers_kept()[1:])
+
+    def mark(self) -> None:
+        """From here on, remember what is overwritten for `take_back`, until the next mark."""
+        self._before = []
+
+    @torch.no_grad()
+    def take_back(self) -> None:
+        """Make the memory again what it was at the mark."""
+        *memories, counters = self._buffers_kept()
+        while self._before:
+            place, *rows, stand = self._before.pop()
+            for memory, old in zip(memories, rows, strict=True):
+                memory[place] = old
+            counters.copy_(stand)
+
+    def _buffers_kept(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.embedding_memory, self.label_memory, self.id_memory, self.counters
+
+    def _on_host(self) -> tuple[Tensor, Tensor, Stand]:
+        """Labels and ids of the memory on the host, where losses look at them, and where the memory stands."""
+        kept = self._buffers_kept()[1:]
+        # DistributedDataParallel writes the first process's rows here, and no version counter tells of it
+        may_be_sent = world_size() > 1 and self.gather.mode is None
+        found = None if self._sent is None or may_be_sent else self._sent.of(*kept)
+        labels, ids, counters = found or [buffer.cpu() for buffer in kept]
+        return labels, ids, Stand(*counters.tolist())
+
+    def _stored(self, memory: Tensor, stand: Stand, batch: int, *, used: bool = True) -> Tensor:
+        """The newest rows of the memory, oldest first, as many as fit beside a batch of this size; none if not used."""
+        number = max(0, min(stand.filled, self.memory_size - batch)) if used else 0
+        start = (stand.position - number) % self.memory_size
+        first = min(number, self.memory_size - start)  # the others begin again at the top
+        return torch.cat([memory[start : start + first], memory[: number - first]])
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """Take over a saved memory, also one of before, whose labels, ids and counters were extra state."""
+        old = state_dict.pop(f"{prefix}_extra_state", None)
+        if isinstance(old, dict) and {"labels", "ids", *Stand._fields} <= old.keys():
+            state_dict[f"{prefix}embedding_memory"] = state_dict.pop(f"{prefix}embeddings", None)
+            state_dict[f"{prefix}label_memory"], state_dict[f"{prefix}id_memory"] = old["labels"], old["ids"]
+            state_dict[f"{prefix}counters"] = torch.tensor([int(old[name]) for name in Stand._fields])
+        counters = state_dict.get(f"{prefix}counters")
+        if isinstance(counters, Tensor) and counters.shape == self.counters.shape:
+            stand, size = Stand(*counters.tolist()), self.memory_size
+            if not (0 <= stand.position < size and 0 <= stand.filled <= size and stand.calls >= 0):
+                raise UserError(
+                    f"the saved {prefix}counters, {stand}, fit no memory of {size}: take an earlier checkpoint"
+                )
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_sent": None}  # what is on its way cannot be copied
+
+
+def with_keys(inputs: Inputs, is_key: Tensor) -> Inputs:
+    """The queries of a batch, their references the keys among its rows; UserError for a mask that does not fit."""
+    rows = len(inputs.embeddings)
+    if not isinstance(is_key, Tensor) or is_key.dtype != torch.bool or is_key.shape != (rows,):
+        raise UserError(
+            f"enqueue_mask must be {rows} of True and False, one per embedding, got {describe(is_key)}; "
+            "CrossBatchMemory brings its own references, so ref_emb has no place"
+        )
+    if isinstance(inputs.indices_tuple, Sequence):
+        raise UserError("indices_tuple and enqueue_mask were both given: leave one of them out")
+    if is_key.all():
+        raise UserError("enqueue_mask is True for every row, so no query is left: set it False for the queries")
+
+    def of(values: Tensor | None, wanted: Tensor) -> Tensor | None:
+        return None if values is None else values[wanted.to(values.device)]
+
+    embeddings, labels = of(inputs.embeddings, ~is_key), of(inputs.labels, ~is_key)
+    assert embeddings is not None
+    assert labels is not None
+    return replace(
+        inputs,
+        embeddings=embeddings,
+        labels=labels,
+        ids=of(inputs.ids, ~is_key),
+        ref_emb=of(inputs.embeddings.detach(), is_key),
+        ref_labels=of(inputs.labels, is_key),
+        ref_ids=of(inputs.ids, is_key),
+    )
+
+
+def rows_to_store(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Embeddings, labels and ids that go into the memory: the keys, or else the batch."""
+    if inputs.ref_emb is None:
+        return inputs.embeddings, inputs.labels, inputs.ids
+    assert inputs.ref_labels is not None
+    return inputs.ref_emb, inputs.ref_labels, inputs.ref_ids
+
+
+def of_batch(mined: Sequence[Tensor], inputs: Inputs) -> Sequence[Tensor]:
+    """The tuple itself; UserError unless its indices are of the batch."""
+    check_mined(as_pairs(mined), (len(inputs.labels),) * 2)
+    return mined
+
+
+def joined(found: Mined, inputs: Inputs) -> tuple[Tensor, ...]:
+    """What a miner found among all references and the tuple of the call, as pairs or triplets like the first."""
+    assert isinstance(found, Sequence)
+    assert isinstance(inputs.indices_tuple, Sequence)
+    given = [part.to(found[0].device) for part in of_batch(inputs.indices_tuple, inputs)]
+    alike = convert_to_triplets(given, inputs.labels) if len(found) == 3 else as_pairs(given)
+    return tuple(torch.cat(both) for both in zip(found, alike, strict=True))

@@ -1,0 +1,198 @@
+"""PML's own losses with what aurank's have: data-set ids, float32 under autocast, the batches of all processes."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+import torch
+from pytorch_metric_learning import losses as pml
+from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
+from pytorch_metric_learning.reducers import BaseReducer, SumReducer
+from pytorch_metric_learning.regularizers import BaseRegularizer
+from torch import Tensor, nn
+
+from aurank.losses.core.checks import Number, require_choice, require_finite, require_module, require_positive
+from aurank.losses.core.distributed import Distributed, Gather
+from aurank.losses.core.dtypes import in_common_precision, to_device_of, without_autocast
+from aurank.losses.core.loss_inputs import Inputs, TakesInputs
+from aurank.losses.core.pair_loss import require_kind
+from aurank.losses.core.pairs import as_pairs, check_mined
+
+Reduction = Literal["sum", "batch", "pml"]
+
+
+class PMLLoss(TakesInputs, nn.Module):
+    """Any PML loss, called as aurank's losses are.
+
+    It adds to PML's: `ids` and `ref_ids`, which leave a query out of references that hold it; a miner in place of its
+    tuple; float32 inside of autocast; and distributed="auto", the loss of all processes' batches together, references
+    too, with the gradient of one process.
+    """
+
+    def __init__(self, loss: nn.Module, *, distributed: Distributed = None) -> None:
+        super().__init__()
+        require_module("loss", loss)
+        self.loss = loss
+        self.gather = Gather(distributed)
+
+    @property
+    def distance(self) -> BaseDistance:
+        """The distance of PML's loss."""
+        return self.loss.distance
+
+    @property
+    def reducer(self) -> BaseReducer:
+        """The reducer of PML's loss."""
+        return self.loss.reducer
+
+    @property
+    def collect_stats(self) -> bool:
+        """Whether PML's loss keeps statistics of its last call as attributes."""
+        return bool(self.loss.collect_stats)
+
+    def of_inputs(self, inputs: Inputs) -> Any:
+        """The loss of arguments that were read before."""
+        return call_loss(self.loss, self.gather(inputs))
+
+
+def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
+    """What any loss says of the inputs, whose miner was asked; aurank's takes them whole.
+
+    One of PML's gets its five arguments in float32 or float64, and the pairs without those of a query and itself.
+    """
+    if isinstance(loss, TakesInputs):
+        return loss.of_inputs(inputs)
+    if "ids" in inspect.signature(loss.forward).parameters:
+        return loss(*inputs.five, ids=inputs.ids, ref_ids=inputs.ref_ids)
+    if isinstance(inputs.indices_tuple, Sequence):
+        others = inputs.embeddings if inputs.ref_emb is None else inputs.ref_emb
+        check_mined(as_pairs(inputs.indices_tuple), (len(inputs.embeddings), len(others)))
+    if inputs.is_self_set:
+        query, _ = in_common_precision(inputs.embeddings, inputs.embeddings)
+        inputs = replace(inputs, embeddings=query, ref_emb=None, ref_labels=None)
+    else:
+        assert inputs.ref_emb is not None
+        query, reference = in_common_precision(inputs.embeddings, inputs.ref_emb)
+        inputs = replace(inputs, embeddings=query, ref_emb=reference, indices_tuple=without_itself(inputs))
+        if inputs.ref_labels is inputs.labels:  # one tensor for two sets: PML would take row i of either for the same
+            inputs = replace(inputs, ref_labels=inputs.labels.clone())
+    with without_autocast(query.device):
+        return loss(*inputs.five)
+
+
+def without_itself(inputs: Inputs) -> Sequence[Tensor] | None:
+    """The mined pairs or triplets, or all pairs where nothing was mined, less those of a query and itself."""
+    mined, itself = inputs.indices_tuple, inputs.itself()
+    assert not isinstance(mined, nn.Module)
+    if itself is None:
+        return mined
+    if mined is None:
+        return all_pairs(inputs, ~itself)
+    mined = [to_device_of(itself, part) for part in mined]
+    if len(mined) == 3:
+        anchor, positive, negative = mined
+        kept = ~(itself[anchor, positive] | itself[anchor, negative])
+        return anchor[kept], positive[kept], negative[kept]
+    plus, minus = (~itself[mined[side], mined[side + 1]] for side in (0, 2))
+    return mined[0][plus], mined[1][plus], mined[2][minus], mined[3][minus]
+
+
+def all_pairs(inputs: Inputs, wanted: Tensor) -> tuple[Tensor, ...]:
+    """(anchor, positive, anchor, negative) of every pair of the batch with its references that is wanted."""
+    assert inputs.ref_labels is not None
+    labels, ref_labels = (to_device_of(wanted, each.long()) for each in (inputs.labels, inputs.ref_labels))
+    same = labels[:, None] == ref_labels
+    return *torch.nonzero(same & wanted, as_tuple=True), *torch.nonzero(~same & wanted, as_tuple=True)
+
+
+class SumPerQueryReducer(SumReducer):  # type: ignore[misc]  # PML ships no types
+    """The sum of all pairs' or triplets' losses, divided by the number of embeddings in the batch."""
+
+    def element_reduction(self, losses: Tensor, indices: Any, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The sum over the batch size."""
+        return losses.sum() / len(embeddings)
+
+
+REDUCERS: dict[str, Callable[[], BaseReducer | None]] = {
+    "sum": SumReducer,
+    "batch": SumPerQueryReducer,
+    "pml": lambda: None,
+}
+
+
+def contrastive(
+    pos_margin: Number = 1.0,
+    neg_margin: Number = 0.5,
+    *,
+    reduction: Reduction = "sum",
+    distance: BaseDistance | None = None,
+    reducer: BaseReducer | None = None,
+    embedding_regularizer: BaseRegularizer | None = None,
+    embedding_reg_weight: Number = 1.0,
+    distributed: Distributed = None,
+) -> PMLLoss:
+    """PML's ContrastiveLoss on cosine similarity: Σ (pos_margin − s⁺)₊ + Σ (s⁻ − neg_margin)₊ over ordered pairs.
+
+    reduction: "sum" (default), as the SOPRC repository; "batch", the sum divided by the batch size, as its
+        cross-batch memory has it; "pml", PML's own mean over the pairs that are not 0. A PML `reducer` overrides it.
+    """
+    return _wrap("contrastive", pml.ContrastiveLoss, locals(), pos_margin=pos_margin, neg_margin=neg_margin)
+
+
+def triplet(
+    margin: Number = 0.1,
+    *,
+    reduction: Reduction = "batch",
+    distance: BaseDistance | None = None,
+    reducer: BaseReducer | None = None,
+    embedding_regularizer: BaseRegularizer | None = None,
+    embedding_reg_weight: Number = 1.0,
+    distributed: Distributed = None,
+) -> PMLLoss:
+    """PML's TripletMarginLoss on cosine similarity: Σ (s⁻ − s⁺ + margin)₊ over all triplets, divided by the batch size.
+
+    reduction: "batch" (default), the mean over anchors of their sums, as the SOPRC repository; "sum"; "pml", PML's own
+        mean over the triplets that are not 0. A PML `reducer` overrides it.
+    """
+    return _wrap("triplet", pml.TripletMarginLoss, locals(), margin=margin)
+
+
+def multi_similarity(
+    alpha: Number = 2.0,
+    beta: Number = 40.0,
+    base: Number = 0.5,
+    *,
+    distance: BaseDistance | None = None,
+    reducer: BaseReducer | None = None,
+    embedding_regularizer: BaseRegularizer | None = None,
+    embedding_reg_weight: Number = 1.0,
+    distributed: Distributed = None,
+) -> PMLLoss:
+    """PML's MultiSimilarityLoss (Wang et al., CVPR 2019) without mining, its mean over the batch.
+
+    beta is 40, as in the SOPRC repository; PML's default is 50, and the paper also mines pairs, which
+    `miner: {name: multi_similarity}` does.
+    """
+    name, given = "multi_similarity", {"reduction": "pml", **locals()}
+    for scale, value in (("alpha", alpha), ("beta", beta)):
+        require_positive(f"{name}: {scale}", value)
+    return _wrap(name, pml.MultiSimilarityLoss, given, alpha=alpha, beta=beta, base=base)
+
+
+def _wrap(name: str, loss: type[nn.Module], given: dict[str, Any], **own: Number) -> PMLLoss:
+    """The PML loss with its options, wrapped; UserError for what PML would take and fail with in the first batch."""
+    require_choice(f"{name}: reduction", given["reduction"], get_args(Reduction))
+    kinds = {"distance": BaseDistance, "reducer": BaseReducer, "embedding_regularizer": BaseRegularizer}
+    for option, kind in kinds.items():
+        require_kind(f"{name}: {option}", given[option], kind)
+    for option, value in (*own.items(), ("embedding_reg_weight", given["embedding_reg_weight"])):
+        require_finite(f"{name}: {option}", value)
+    made = loss(
+        **own,
+        distance=given["distance"] or CosineSimilarity(),
+        reducer=given["reducer"] or REDUCERS[given["reduction"]](),
+        embedding_regularizer=given["embedding_regularizer"],
+        embedding_reg_weight=given["embedding_reg_weight"],
+    )
+    return PMLLoss(made, distributed=given["distributed"])

@@ -1,0 +1,1 @@
+"""Models of other libraries with the preprocessing that they expect."""

@@ -1,0 +1,120 @@
+"""`aurank evaluate` with runs and qrels of TREC, as typed."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aurank import cli
+from aurank.errors import AurankError
+from aurank.evaluation import Report
+
+ROWS = ("evaluate", "--model", "embeddings:rows.npz")
+TREC = ("evaluate", "--model", "trec:out/a.run", "--out", "two", "--overwrite")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with embeddings of eight images in two classes, where commands are given."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    chance = np.random.default_rng(0)
+    paths = np.array([f"{row}.png" for row in range(8)])
+    np.savez(tmp_path / "rows.npz", embeddings=chance.normal(size=(8, 3)), labels=np.arange(8) % 2, paths=paths)
+    return tmp_path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["aurank", *arguments])
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_a_run_is_written_for_trec_eval_and_measured_from_its_files(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--metrics", "mauprc,map@7(r),mrr@3", "--trec-run", "out/a.run")
+    assert run(monkeypatch, *ROWS, "--out", "one", *asked) == 0
+    assert run(monkeypatch, *ROWS, "--out", "two") == 0
+    assert (place / "two" / "pr_curve.png").exists()
+    lines = (place / "out" / "a.run").read_text().splitlines()
+    assert len(lines) == 8 * 7
+    assert lines[0].startswith("0.png Q0 ")
+    assert len((place / "out" / "a.qrels").read_text().splitlines()) == 8 * 3
+    assert run(monkeypatch, *TREC, "--labels", "out/a.qrels") == 0
+    assert "of a run with up to 7 documents a query: what it does not list counts as never" in capsys.readouterr().out
+    assert sorted(path.name for path in (place / "two").iterdir()) == ["per_query.parquet", "report.json"]
+    exact, read = (Report.load(place / name / "report.json").metrics for name in ("one", "two"))
+    assert list(exact) == ["mauprc", "map@7(r)", "mrr@3"]
+    assert read["map@7(r)"] == exact["map@7(r)"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (TREC, "needs the judgements: give the file of qrels as --labels FILE"),
+        ((*TREC, "--labels", "x", "--data", "folder:x"), "--data folder:x has no use with --model trec:out/a.run"),
+        ((*TREC, "--labels", "x", "--distance", "dot"), "--distance dot has no use with --model trec:out/a.run"),
+        ((*TREC, "--labels", "x"), "cannot read out/a.run as a run"),
+        ((*ROWS, "--out", "x", "--trec-run", "a.txt"), "--trec-run a.txt: the file written is of type .run"),
+        ((*ROWS, "--out", "x", "--metrics", "mAP"), "unknown metric 'mAP'"),
+        ((*TREC, "--labels", "x", "--batch", "4"), "--batch 4 has no use with --model trec:out/a.run"),
+        ((*TREC, "--labels", "x", "--device", "cpu"), "--device cpu has no use with"),
+        ((*TREC, "--labels", "x", "--cache", "kept"), "--cache kept has no use with"),
+        ((*TREC, "--labels", "x", "--seeds", "0,1"), "--seeds 0,1 has no use with"),
+        ((*TREC, "--labels", "x", "--no-cache"), "--no-cache has no use with"),
+        ((*TREC, "--labels", "x", "--allow-code"), "--allow-code has no use with"),
+        ((*TREC, "--labels", "x", "--baselines"), "--baselines has no use with --model trec:out/a.run"),
+        (("embed", "--model", "trec:a.run", "--out", "x.npz"), "a file of ranked lists, which `aurank evaluate`"),
+        (("probe", "--model", "trec:a.run", "--out", "x"), "a file of ranked lists, which `aurank evaluate`"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    arguments: tuple[str, ...],
+    message: str,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, *arguments) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["a.run", "a.qrels"])
+def test_a_run_that_is_there_is_replaced_by_its_own_command_or_when_asked_for(
+    name: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / name).write_text("mine")
+    command = (*ROWS, "--out", "one", "--trec-run", "a.run")
+    assert run(monkeypatch, *command) == 2
+    assert f"--trec-run a.run: {name} is there already; name another, or add --overwrite" in capsys.readouterr().err
+    assert (place / name).read_text() == "mine"
+    assert not (place / "one").exists()
+    assert run(monkeypatch, *command, "--overwrite") == 0
+    assert run(monkeypatch, *command) == 0
+    assert run(monkeypatch, *ROWS, "--out", "two", "--trec-run", "a.run") == 2
+
+
+def test_names_are_looked_at_before_the_ranking_and_a_run_that_fails_loses_no_report(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise AurankError("cannot save a.run: no space")
+
+    monkeypatch.setattr("aurank.commands.evaluate.write_run", full)
+    assert run(monkeypatch, *ROWS, "--out", "one", "--trec-run", "a.run") == 1
+    assert Report.load(place / "one" / "report.json").num_queries == 8
+    paths = np.array(["a b", "a b", *"cdefgh"])
+    np.savez(place / "rows.npz", embeddings=np.eye(8), labels=np.arange(8) % 2, paths=paths)
+    monkeypatch.setattr("aurank.embedding.embed.Embedded.evaluate", lambda *_, **__: pytest.fail("ranked"))
+    monkeypatch.setattr("aurank.commands.evaluate._check_options", lambda *_: None)
+    capsys.readouterr()
+    command = (*ROWS, "--out", "two", "--trec-run", "b.run", "data.repeated=keep")
+    assert run(monkeypatch, *command) == 2
+    assert "a run needs a name for each row, all different" in capsys.readouterr().err

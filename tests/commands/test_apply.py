@@ -1,0 +1,341 @@
+"""Any model on any images: which images are chosen, what is refused before work begins, what the report says."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from aurank.commands import Running, embed_model, evaluate_model
+from aurank.commands import evaluate as apply
+from aurank.commands.evaluate import choose_device, embed_prepared
+from aurank.data.readers.table import two_tables
+from aurank.embedding import Images
+from aurank.errors import UserError
+from aurank.evaluation.engine import positives
+
+MODEL = "python:tiny_embedder:build"
+CODE = """
+import numpy, torch
+def build():
+    return torch.nn.Flatten(), lambda image: torch.from_numpy(numpy.array(image)).permute(2, 0, 1).float()
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model that returns the pixels, and photos 0 … 7 in two classes, alike within a class."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "tiny_embedder.py").write_text(CODE)
+    for row in range(8):
+        path = tmp_path / "photos" / "ab"[row // 4] / f"{row}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        colour = (200 - row, 10, 10) if row < 4 else (10, 200 - row, 10)
+        Image.new("RGB", (2, 2), colour).save(path)
+    return tmp_path
+
+
+def table(path: Path, rows: list[tuple[str, str]]) -> Path:
+    path.write_text("path,label,split\n" + "".join(f"{image},{label},test\n" for image, label in rows))
+    return path
+
+
+PHOTOS = Images("folder:photos", overrides=["data.odd_classes=keep"])  # of two classes
+
+
+def running(**changes: Any) -> Running:
+    return Running(allow_code=True, **changes)
+
+
+def test_a_folder_is_embedded_and_measured(place: Path) -> None:
+    stages: list[tuple[str, int, int]] = []
+    report = evaluate_model(MODEL, PHOTOS, running=running(batch=3, listener=lambda *stage: stages.append(stage)))
+    assert report.mauprc == 1
+    assert (report.num_queries, report.num_gallery) == (8, 8)
+    assert [stage for stage in stages if stage[0] == "embedding"] == [("embedding", n, 8) for n in (3, 6, 8)]
+    stage, done, total = stages[-1]
+    assert stage == "ranking"
+    assert done == total
+    assert report.notes[-1].startswith(f"model {MODEL}; 8 images of photos, manifest ")
+
+
+def test_two_tables_leave_out_the_same_file_and_embed_it_once(place: Path) -> None:
+    query = table(place / "query.csv", [("photos/a/0.png", "a"), ("photos/b/4.png", "b")])
+    gallery = table(place / "gallery.csv", [("photos/b/5.png", "b"), ("photos/a/1.png", "a"), ("photos/a/0.png", "a")])
+    embedded = embed_model(MODEL, Images(query=query, gallery=gallery), running=running())
+    assert embedded.paths.tolist() == ["photos/a/0.png", "photos/b/4.png", "photos/b/5.png", "photos/a/1.png"]
+    assert embedded.is_query.tolist() == [True, True, False, False]
+    assert embedded.is_gallery.tolist() == [True, False, True, True]
+    report = embedded.evaluate()
+    assert (report.num_queries, report.num_gallery) == (2, 3)
+    assert report.per_query["num_positives"].tolist() == [1, 1]
+    assert report.per_query["num_negatives"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("query", "gallery", "message"),
+    [
+        ([("photos/a/0.png", "a")] * 2, [("photos/a/1.png", "a")], "query.csv lists image 'photos/a/0.png' twice"),
+        ([("photos/a/0.png", "a")], [("photos/a/0.png", "c")], "has label 'a' in .*query.csv and 'c' in .*gallery.csv"),
+        ([("nowhere.png", "a")], [("photos/a/0.png", "a")], "none of the images listed"),
+    ],
+)
+def test_tables_that_do_not_fit_are_told(place: Path, query: Any, gallery: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        two_tables(table(place / "query.csv", query), table(place / "gallery.csv", gallery))
+
+
+def test_tables_in_different_folders_need_a_root(place: Path) -> None:
+    (place / "lists").mkdir()
+    query = table(place / "lists" / "query.csv", [("a/0.png", "a")])
+    gallery = table(place / "gallery.csv", [("a/1.png", "a")])
+    with pytest.raises(UserError, match="say where their paths start with --root"):
+        two_tables(query, gallery)
+    assert two_tables(query, gallery, root=place / "photos").paths == ("a/0.png", "a/1.png")
+    with pytest.raises(UserError, match=r"no table .*none.csv"):
+        two_tables(query, place / "none.csv", root=place / "photos")
+
+
+def test_tables_of_two_sides_need_no_split_and_may_have_groups(place: Path) -> None:
+    def write(name: str, *rows: str) -> Path:
+        (place / name).write_text("\n".join(rows) + "\n")
+        return place / name
+
+    query = write("query.csv", "path,label,group", "photos/a/0.png,a,left", "photos/b/4.png,b,right")
+    gallery = write(
+        "gallery.csv", "path,label,group", "photos/a/1.png,a,right", "photos/a/2.png,a,left", "photos/b/5.png,b,"
+    )
+    found = two_tables(query, gallery)
+    assert found.groups is not None
+    assert found.groups.tolist() == [0, 1, 1, 0, -1]
+    report = embed_model(MODEL, Images(query=query, gallery=gallery), running=running()).evaluate()
+    assert report.per_query["num_positives"].tolist() == [1, 1]  # not the one of its own group
+    plain = write("plain.csv", "label,path", "a,photos/a/1.png", "b,photos/b/5.png")
+    half = two_tables(query, plain).groups
+    assert half is not None
+    assert half.tolist() == [0, 1, -1, -1]
+    assert two_tables(plain, write("other.csv", "path,label", "photos/a/1.png,a")).groups is None
+    other = write("other.csv", "path,label,group", "photos/a/0.png,a,right")
+    with pytest.raises(UserError, match=r"'photos/a/0.png' has group 'left' in .*query.csv and 'right' in .*other.csv"):
+        two_tables(query, other)
+    with pytest.raises(UserError, match="one has a column label and the other has none"):
+        two_tables(query, write("texts.csv", "path,text", "photos/a/1.png,a cat"))
+    with pytest.raises(
+        UserError, match=r"columns 'label' and 'text' are both missing; expected path,label or path,text, g"
+    ):
+        two_tables(query, write("none.csv", "path", "photos/a/1.png"))
+    elsewhere = write("elsewhere.csv", "path,label", "a/1.png,a")
+    with pytest.raises(UserError, match=r"none of the images listed .*elsewhere.csv.* the folder .* with --root"):
+        two_tables(query, elsewhere)
+    sides = Images(query=query, gallery=elsewhere, overrides=["data.params.path=photos"])
+    with pytest.raises(UserError, match=r"data\.params\.path=photos has no use with --query and --gallery: --root"):
+        embed_model(MODEL, sides, running=running())
+    (place / "photos/beside.png").write_bytes((place / "photos/a/1.png").read_bytes())
+    outer = write("outer.csv", "path,label", f"{place}/photos/beside.png,a", "photos/b/5.png,b")
+    with pytest.raises(UserError, match=r"leaves .*data\.params\.outside=true"):
+        embed_model(MODEL, Images(query=query, gallery=outer), running=running())
+    sides = Images(query=query, gallery=outer, overrides=["data.params.outside=true"])
+    assert len(embed_model(MODEL, sides, running=running()).ids) == 4
+
+
+def sop_tree(root: Path) -> Path:
+    """Stanford Online Products in its own layout, four products of two photos in each list."""
+    for split, first in (("train", 0), ("test", 4)):
+        lines = ["image_id class_id super_class_id path"]
+        for image in range(8):
+            product = first + image // 2
+            path = f"chair_final/{product}_{image % 2}.JPG"
+            file = root / "Stanford_Online_Products" / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shade = 25 * product + image % 2
+            Image.new("RGB", (2, 2), (shade, 250 - shade, 90)).save(file)
+            lines.append(f"{image + 1} {product + 1} 1 {path}")
+        (file.parents[1] / f"Ebay_{split}.txt").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def test_too_many_positives_are_refused_before_anything_is_embedded(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(positives, "available_memory", lambda: 2000)
+    monkeypatch.setattr(apply, "embed_prepared", lambda *arguments: pytest.fail("embedded"))
+    with pytest.raises(UserError, match=r"make 24 positives, which take about 2\.6 KiB .*, and 2\.0 KiB are available"):
+        evaluate_model(MODEL, Images("folder:photos"), running=running())
+
+
+def test_a_protocol_is_named_in_the_report_with_its_checksum(place: Path) -> None:
+    images = Images(protocol="sop", root=sop_tree(place), overrides=["data.params.complete=false"])
+    report = evaluate_model(MODEL, images, running=running())
+    assert report.protocol is not None
+    assert report.protocol["name"] == "sop"
+    assert report.num_queries == 8
+    assert sorted(report.recall) == [1]  # of 1, 10, 100, 1000; a query has 7 others
+    embedded = embed_model(MODEL, images, running=running())
+    embedded.save(place / "rows.npz")
+    again = evaluate_model(f"embeddings:{place}/rows.npz", images)
+    assert again.protocol == report.protocol
+    assert again.metrics == report.metrics
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, None),
+        (
+            {"paths": np.array([f"cat{row}.jpg" for row in range(8)])},
+            "of 8 images 8 are lacking, and 8 others are there",
+        ),
+        ({"labels": np.arange(8) // 4}, "their labels put the images into other classes"),
+        ({"is_query": np.arange(8) < 4}, "protocol sop says who is query and gallery, so is_query has no use"),
+        ({"groups": np.arange(8)}, "so groups has no use"),
+    ],
+)
+def test_a_protocols_name_is_given_to_no_other_embeddings(place: Path, change: Any, message: str | None) -> None:
+    images = Images(protocol="sop", root=sop_tree(place), overrides=["data.params.complete=false"])
+    embedded = replace(embed_model(MODEL, images, running=running()), **change)
+    embedded.save(place / "rows.npz")
+    if message is None:
+        assert evaluate_model("embeddings:rows.npz", images).protocol is not None
+        return
+    with pytest.raises(UserError, match=message) as caught:
+        evaluate_model("embeddings:rows.npz", images)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_protocols_name_needs_its_data(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AURANK_DATA", raising=False)
+    np.savez(place / "rows.npz", embeddings=np.eye(4), labels=np.zeros(4, int), paths=np.array(["a", "b", "c", "d"]))
+    with pytest.raises(UserError, match="Stanford_Online_Products"):
+        evaluate_model("embeddings:rows.npz", Images(protocol="sop"))
+
+
+def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("embedded")
+
+    monkeypatch.setattr(apply, "embed", never)
+    images = PHOTOS
+    for options, message in (
+        ({"ties": "none"}, "ties must be one of"),
+        ({"recall_at": (0,)}, "recall_at"),
+        ({"backend": "abacus"}, "backend"),
+        ({"max_memory": "1 pound"}, "max_memory"),
+        ({"index": "Rubbish"}, "could not parse"),
+        ({"index": "IVF4,Flat; nprob=2"}, "could not set parameter nprob"),
+    ):
+        with pytest.raises(UserError, match=message):
+            evaluate_model(MODEL, images, running=running(), **options)
+    sop = Images(protocol="sop", root=sop_tree(place), overrides=["data.params.complete=false"])
+    with pytest.raises(UserError, match="protocol sop sets recall_at itself"):
+        evaluate_model(MODEL, sop, running=running(), recall_at=(5,))
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (Images(), "say which images to embed"),
+        (Images("folder:nowhere"), "there is no nowhere"),
+        (Images("foldr:photos"), "folder"),
+        (Images("folder:photos", "train"), "no images in split 'train'"),
+        (Images("folder:photos", protocol="sop"), "--data and --protocol both say"),
+        (Images(protocol="sopp"), "did you mean 'sop'"),
+        (Images(protocol="sop", split="val"), "--split val has no use with --protocol"),
+        (Images(query=Path("query.csv")), "go together"),
+        (Images("folder:photos", seeds=[1]), "--seeds goes with --protocol"),
+        (Images(protocol="sop", seeds=[1]), "protocol sop draws nothing, so seeds have no use; vehicleid-one-gallery-"),
+        (Images("folder:photos", root=Path("here")), "--root here goes with --protocol or --query"),
+        (Images("folder:photos", overrides=["optim.lr=1"]), r"only data\.\* can be changed"),
+        (Images("folder:photos", overrides=["data.image_size=9"]), "brings its own preprocessing"),
+    ],
+)
+def test_a_wrong_choice_of_images_is_told_in_words(place: Path, images: Images, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        evaluate_model(MODEL, images, running=running())
+
+
+def test_the_seeds_of_a_protocols_draws_are_chosen() -> None:
+    for name in ("vehicleid-one-gallery", "vehicleid-one-gallery-large"):
+        protocol = Images(protocol=name, seeds=[3, 1]).find_protocol()
+        assert protocol is not None
+        assert protocol.seeds == (3, 1)
+
+
+def test_what_has_no_use_is_refused(place: Path) -> None:
+    with pytest.raises(UserError, match=r"--labels x.npy has no use with --model python"):
+        evaluate_model(MODEL, PHOTOS, labels=Path("x.npy"), running=running())
+    with pytest.raises(UserError, match="--data folder:photos has no use with --model embeddings"):
+        evaluate_model("embeddings:x.npz", Images("folder:photos"))
+    with pytest.raises(UserError, match="these are embeddings already"):
+        embed_model("embeddings:x.npz")
+    with pytest.raises(UserError, match="expected aurank:DIR/best, embeddings:FILE, timm:NAME"):
+        evaluate_model("resnet18")
+    with pytest.raises(UserError, match="--allow-code"):
+        evaluate_model(MODEL, PHOTOS)
+
+
+def test_skipped_images_are_counted_in_the_report(place: Path) -> None:
+    (place / "photos" / "a" / "2.png").write_bytes(b"no image")
+    images = Images("folder:photos", overrides=["data.on_error=skip", "data.odd_classes=keep"])
+    report = evaluate_model(MODEL, images, running=running())
+    assert report.num_queries == 7
+    assert report.notes[-1] == "skipped, unreadable: 1 of 8 images (a/2.png)"
+
+
+def test_the_cache_serves_the_second_call_and_not_another_set(place: Path) -> None:
+    said: list[str] = []
+    how = running(cache=place / "cache", say=said.append)
+    first = evaluate_model(MODEL, PHOTOS, running=how)
+    assert said == []
+    again = evaluate_model(MODEL, PHOTOS, running=how, ties="optimistic")
+    assert len(said) == 1
+    assert said[0].startswith("read 8 embeddings from the cache")
+    assert np.array_equal(first.per_query["ap"], again.per_query["ap"])
+    Image.new("RGB", (2, 2), (1, 2, 3)).save(place / "photos" / "a" / "0.png")
+    evaluate_model(MODEL, PHOTOS, running=how)
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("listening", [False, True])
+def test_progress_asked_for_is_told_of_the_ranking_and_of_no_trial(
+    place: Path, monkeypatch: pytest.MonkeyPatch, listening: bool
+) -> None:
+    told: list[str] = []
+    stages: list[str] = []
+    monkeypatch.setattr(apply, "embed_prepared", lambda *given: told.append("embedded") or embed_prepared(*given))
+    evaluate_model(
+        MODEL,
+        PHOTOS,
+        running=running(listener=(lambda name, *_: stages.append(name)) if listening else None),
+        progress=lambda *_: told.append("ranked"),
+    )
+    assert told == ["embedded", "ranked"]
+    assert set(stages) == ({"embedding"} if listening else set())
+
+
+@pytest.mark.parametrize(("split", "advice"), [("train", "--split train"), ("val", "--split val")])
+def test_without_test_images_the_splits_that_there_are_are_named(place: Path, split: str, advice: str) -> None:
+    rows = [(f"photos/{'ab'[row // 4]}/{row}.png", row) for row in range(8)]
+    for header, said in (("label", "no test images and no labels: aurank embed takes its"), ("text", "choose another")):
+        content = "".join(f"{path},{name},{split}\n" for path, name in rows)
+        (place / "rows.csv").write_text(f"path,{header},split\n{content}")
+        with pytest.raises(UserError, match=rf"rows has .*{said}.* {advice}") as caught:
+            evaluate_model(MODEL, Images("table:rows.csv"), running=running())
+        assert str(caught.value).count("--split") == 1
+        with pytest.raises(UserError, match="no two of the 8 images of rows have one label: ") as caught:
+            evaluate_model(MODEL, Images("table:rows.csv", split), running=running())
+        assert ("aurank pairs measures them with their texts" in str(caught.value)) == (header == "text")
+        assert ("--data folder:PATH" in str(caught.value)) == (header == "label")
+
+
+def test_a_device_is_tried_before_it_is_needed() -> None:
+    assert choose_device("cpu") == torch.device("cpu")
+    for name in ("gpu", "cuda:99"):
+        with pytest.raises(UserError, match=f"--device '{name}' cannot be used here .*cpu always can") as caught:
+            choose_device(name)
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,203 @@
+"""`aurank pairs`, and what a run of images and texts says before it starts."""
+
+import csv
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from testing.two_towers import pairs_config, parts_of, write_table
+
+import aurank
+from aurank.commands import Running, evaluate_model, evaluate_pairs
+from aurank.data.captions import Tokeniser
+from aurank.embedding import Images
+from aurank.errors import UserError
+from aurank.training import read_config
+from aurank.training.build import build_encoder, build_splits
+from aurank.training.checkpoint import load_checkpoint, save_checkpoint
+from aurank.training.run import build_parts, remarks
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pairs")
+    write_table(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
+    """The best checkpoint of a run, and of how many embeddings signs of collapse were looked for in each step."""
+    out, rows = tmp_path_factory.mktemp("trained") / "run", []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("aurank.training.loop.collapse_signs", lambda found: rows.append(len(found)) or {})
+        aurank.train(pairs_config(root, train={"steps": 3}), out)
+    return out / "best.pt", rows
+
+
+@pytest.fixture
+def best(trained: tuple[Path, list[int]]) -> Path:
+    return trained[0]
+
+
+def changed(source: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    checkpoint = load_checkpoint(source)
+    change(checkpoint["config"])
+    save_checkpoint(target, checkpoint)
+    return target
+
+
+def test_pairs_are_drawn_and_their_images_embedded_once_for_all_commands(best: Path, tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    said: list[str] = []
+    running = Running(batch=50, cache=tmp_path, listener=lambda *stage: told.append(stage), say=said.append)
+    first = evaluate_pairs(f"aurank:{best}", running=running)
+    assert told[:3] == [("embedding images", 50, 68), ("embedding images", 68, 68), ("embedding texts", 16, 16)]
+    assert {stage for stage, _, _ in told[3:]} == {"ranking"}
+    assert said == []
+    told.clear()
+    again = evaluate_pairs(f"aurank:{best}", running=running)
+    assert told[:2] == [("embedding images", 68, 68), ("embedding texts", 16, 16)]
+    assert again.two_way["all"].metrics == first.two_way["all"].metrics
+    evaluate_model(f"aurank:{best}", running=running)
+    assert [line[:47] for line in said] == ["read 68 embeddings from the cache " + str(tmp_path)[:13]] * 2
+
+
+def test_of_several_texts_of_an_image_pairs_and_evaluate_read_one_embedding(best: Path, tmp_path: Path) -> None:
+    write_table(tmp_path, captions=2)
+    broken = tmp_path / "red15.png"
+    broken.write_bytes(b"broken")
+    said: list[str] = []
+    running = Running(cache=tmp_path / "cache", say=said.append)
+    images = Images(data=f"table:{tmp_path}/pairs.csv", overrides=["data.on_error=skip"])
+    first = evaluate_pairs(f"aurank:{best}", images, running=running)
+    assert "; 136 pairs of " in first.two_way["all"].image_to_text.notes[-1]
+    assert first.two_way["all"].image_to_text.notes[-1].endswith(" 2 of them skipped as unreadable")
+    assert said == []
+    report = evaluate_model(f"aurank:{best}", images, running=running)
+    assert report.num_queries == 67
+    Image.new("RGB", (16, 16), (220, 30, 30)).save(broken)
+    whole = Images(data=images.data)
+    evaluate_pairs(f"aurank:{best}", whole, running=running)  # a changed file: all anew
+    evaluate_pairs(f"aurank:{best}", whole, running=running)
+    assert [line.partition(" from ")[0] for line in said] == ["read 67 of 68 embeddings", "read 68 embeddings"]
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_pairs_of_a_table_without_test_rows_are_measured_on_the_split_named(best: Path, tmp_path: Path) -> None:
+    """Each text is of one image, so that no two images have one label."""
+    write_table(tmp_path)
+    table = tmp_path / "pairs.csv"
+    rows = [f"{path.name},{path.stem},train\n" for path in sorted(tmp_path.glob("*.png"))]
+    table.write_text("path,text,split\n" + "".join(rows), encoding="utf-8")
+    images = Images(data=f"table:{table}", overrides=["data.validation_fraction=0"])
+    with pytest.raises(UserError, match="pairs has no test images to measure; choose another split with --split train"):
+        evaluate_pairs(f"aurank:{best}", images)
+    measured = evaluate_pairs(f"aurank:{best}", dataclasses.replace(images, split="train"))
+    assert measured.two_way["all"].image_to_text.num_queries == len(rows)
+    with pytest.raises(UserError, match=r"--prompt has no use here: .* give its table a column label"):
+        evaluate_pairs(f"aurank:{best}", dataclasses.replace(images, split="train"), templates=["a {}"])
+    stale, kept = tmp_path / "out" / "two_way" / "seen_texts", tmp_path / "out" / "two_way" / "notes.txt"
+    measured.two_way["all"].save(stale)
+    kept.write_text("of someone", encoding="utf-8")
+    measured.two_way["all"].save(stale.with_name("new_texts"))
+    (stale.with_name("new_texts") / "mine.txt").write_text("of someone", encoding="utf-8")
+    (tmp_path / "out" / "zero_shot.json").write_text("of another table", encoding="utf-8")
+    measured.save(tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == sorted(
+        [
+            "two_way",
+            "all",
+            "image_to_text.json",
+            "text_to_image.json",
+            "two_way.json",
+            "notes.txt",
+            "new_texts",
+            "mine.txt",
+        ]
+    )
+
+
+def test_a_run_of_images_alone_is_refused_before_data_are_read(best: Path, tmp_path: Path) -> None:
+    def images_alone(config: dict[str, Any]) -> None:
+        config["model"]["text"] = None
+        config["data"]["root"] = str(tmp_path / "nowhere")
+
+    source = changed(best, tmp_path / "images.pt", images_alone)
+    with pytest.raises(UserError, match=r"images\.pt was trained on images alone: .* measure it with aurank evaluate"):
+        evaluate_pairs(f"aurank:{source}")
+
+
+def test_first_weights_of_a_run_with_texts_are_said_to_be_of_its_images(root: Path, best: Path, tmp_path: Path) -> None:
+    config = read_config(pairs_config(root, model={"init_from": str(best)}))
+    splits = build_splits(config.data, seed=config.seed)
+    parts = build_parts(config, splits)
+    said = f"model.init_from: {best} is of images and texts; its image encoder is taken, its text encoder is not"
+    assert remarks(parts, splits)[0] == said
+    resumed = build_parts(config, splits, state=load_checkpoint(best))  # with both encoders of its own
+    assert said not in remarks(resumed, splits)
+    alone = changed(best, tmp_path / "images.pt", lambda config: config["model"].update(text=None))
+    model = read_config(pairs_config(root, model={"init_from": str(alone)})).model
+    lines: list[str] = []
+    build_encoder(model, channels=3, say=lines.append)
+    assert lines == []
+
+
+def mark(root: Path, split: str, name: str) -> None:
+    """A copy of the table with the first row of a split marked as no query."""
+    with (root / "pairs.csv").open(newline="", encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    first = next(number for number, row in enumerate(rows) if row[3] == split)
+    with (root / name).open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(
+            [[*header, "is_query"], *([*row, "0" if number == first else "1"] for number, row in enumerate(rows))]
+        )
+
+
+def test_pairs_that_are_marked_as_no_query_are_refused_where_they_are_measured(root: Path, best: Path) -> None:
+    said = (
+        r"marks 1 of 68 pairs as no query or not in the gallery \(is_query, is_gallery\), such as that of 'red10.png'"
+    )
+    for split in ("train", "test"):
+        mark(root, split, f"{split}.csv")
+    data = {"validation_fraction": 0}
+    with pytest.raises(UserError, match=said):
+        parts_of(pairs_config(root, data={"params": {"file": "test.csv"}, **data}))
+    with pytest.raises(UserError, match=said):
+        evaluate_pairs(f"aurank:{best}", Images(data=f"table:{root}/test.csv"))
+    parts_of(pairs_config(root, data={"params": {"file": "train.csv"}, **data}))
+
+
+def test_signs_of_collapse_are_of_the_images(root: Path, trained: tuple[Path, list[int]]) -> None:
+    assert sum(trained[1]) == 40  # an epoch in three steps
+    parts = parts_of(pairs_config(root))
+    batch = parts.train_data.__getitems__([3, 17, 39])
+    parts.module.eval()
+    module: Any = parts.module
+    embeddings, _ = parts.forward(batch)
+    assert torch.equal(parts.task.of_images(embeddings), embeddings[:3])
+    torch.testing.assert_close(embeddings[:3], module.encode_image(batch.image))
+
+
+def test_cut_texts_are_counted_among_those_that_fill_their_rows(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a token for each byte, and one for the blank that a text is read with."""
+    asked: list[str] = []
+    count = Tokeniser.count_cut
+    monkeypatch.setattr(
+        Tokeniser, "count_cut", lambda self, texts: count(self, [asked.append(text) or text for text in texts])
+    )
+    text = {"layers": 1, "width": 16, "heads": 2, "length": 17, "vocabulary": 259}
+    config = read_config(pairs_config(root, model={"text": text}))
+    splits = build_splits(config.data, seed=config.seed)
+    found = remarks(build_parts(config, splits), splits)
+    texts = splits.train.texts
+    assert texts is not None
+    cut = sum(len(text) + 1 > 15 for text in texts)
+    assert 0 < cut < len(asked) < len(texts)
+    assert found == [
+        f"{cut} of {len(texts)} training texts have more than model.text.length=17 tokens and lose their ends"
+    ]

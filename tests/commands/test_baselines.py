@@ -1,0 +1,76 @@
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testing.tiny import tiny_config
+
+from aurank.commands import Running, demo, evaluate_model, measure_baselines, require_images
+from aurank.commands.demo import baselines
+from aurank.embedding import Images
+from aurank.errors import UserError
+from aurank.training import read_config, train
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = read_config(tiny_config(train={"steps": 3}))
+    monkeypatch.setattr("aurank.commands.demo.read_config", lambda _: config)
+
+
+def test_the_demo_compares_three_embeddings_and_can_be_called_again(tmp_path: Path) -> None:
+    results, stopped_by = demo(tmp_path / "demo")
+    assert stopped_by is None
+    assert list(results) == ["untrained", "raw_pixels", "trained"]
+    assert json.loads((tmp_path / "demo" / "demo.json").read_text(encoding="utf-8")) == results
+    # Digits look alike within a class: pixels alone are known to score well above the prevalence of a tenth.
+    assert 0.5 < results["raw_pixels"]["mauprc"] < 0.9
+    assert demo(tmp_path / "demo") == (results, None)
+
+
+def test_a_demo_that_is_interrupted_goes_on(tmp_path: Path) -> None:
+    def interrupt(kind: str, values: dict[str, Any]) -> None:
+        if kind == "step" and values["step"] == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    results, stopped_by = demo(tmp_path, listener=interrupt)
+    assert stopped_by == signal.SIGTERM
+    assert "trained" not in results
+    results, stopped_by = demo(tmp_path)
+    assert stopped_by is None
+    assert "trained" in results
+
+
+def test_chance_pixels_and_the_untrained_network_stand_beside_any_model(tmp_path: Path) -> None:
+    config = read_config(tiny_config(train={"steps": 3}))
+    report = train(config, tmp_path / "run").report
+    assert report is not None
+    found = measure_baselines(f"aurank:{tmp_path / 'run' / 'best'}", report)
+    own = {name: one.metrics for name, one in baselines(config).items()}
+    chance = {"mauprc": report.random_order}
+    assert found == {"model": report.metrics, **own, "chance": chance}
+    assert 0.1 < report.random_order < found["raw_pixels"]["mauprc"]
+
+
+def test_the_untrained_network_of_a_model_that_needs_leave_is_measured_with_it() -> None:
+    model, images = "timm:test_resnet,pretrained=false,exportable=false", Images("digits:")
+    report = evaluate_model(model, images, running=Running(allow_code=True))
+    assert "untrained" in measure_baselines(model, report, images, running=Running(allow_code=True))
+
+
+def test_what_cannot_be_had_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aurank.commands.demo.MOST_PIXELS", 100)
+    monkeypatch.setattr("aurank.commands.demo._untrained", lambda *_: None)
+    report = train(tiny_config(train={"steps": 3}), tmp_path / "run").report
+    assert report is not None
+    said: list[str] = []
+    found = measure_baselines(f"aurank:{tmp_path / 'run' / 'best'}", report, running=Running(say=said.append))
+    assert list(found) == ["model", "chance"]
+    assert [line.split(",")[0] for line in said] == [
+        f"--baselines: the untrained network of aurank:{tmp_path / 'run' / 'best'} cannot be had",
+        "--baselines: raw pixels are left out",
+    ]
+    with pytest.raises(UserError, match="it needs the images"):
+        require_images("embeddings:rows.npz")

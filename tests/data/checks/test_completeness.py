@@ -1,0 +1,154 @@
+import dataclasses
+import hashlib
+
+import pytest
+from testing.benchmark_trees import TREES, publish_small_sizes, sop_tree, vehicleid_tree
+from testing.data_trees import zip_tree
+
+from aurank.data import BENCHMARKS, check_benchmark
+from aurank.errors import UserError
+
+
+@pytest.fixture
+def small_sizes(monkeypatch):
+    publish_small_sizes(monkeypatch)
+
+
+@pytest.mark.usefixtures("small_sizes")
+@pytest.mark.parametrize("name", TREES)
+def test_an_official_tree_is_complete_and_says_what_was_found(name, tmp_path):
+    folder = TREES[name](tmp_path)
+    report = check_benchmark(name, tmp_path)
+    assert report.complete
+    assert report.problems == ()
+    assert report.where == str(folder)
+    assert str(report).splitlines()[0] == f"{BENCHMARKS[name].title} in {folder}: complete"
+    assert "found: train list of " in str(report)
+    assert check_benchmark(name, tmp_path, path=folder.name).problems == ()
+
+
+def test_a_small_tree_is_not_taken_for_the_published_set(tmp_path):
+    """The one test with the published sizes: those of every list, and of the annotations, are insisted on."""
+    for tree in TREES.values():
+        tree(tmp_path)
+    expected = {
+        "sop": ["59,551 images of 11,318 classes", "60,502 images of 11,316 classes"],
+        "inaturalist2018": [
+            *("325,846 images of 5,690 classes", "136,093 images of 2,452 classes"),
+            *("expected 437,513", "expected 24,426"),
+        ],
+        "vehicleid": [
+            *("113,346 images of 13,164 classes", "6,493 images of 800 classes", "13,377 images of 1,600 classes"),
+            *("19,777 images of 2,400 classes", "expected 221,567"),
+        ],
+    }
+    for name, sizes in expected.items():
+        report = check_benchmark(name, tmp_path)
+        assert not report.complete
+        assert len(report.problems) == len(sizes)
+        for size, problem in zip(sizes, sorted(report.problems, key=lambda text: _place(text, sizes)), strict=True):
+            assert size in problem
+
+
+def _place(problem, sizes):
+    return next(place for place, size in enumerate(sizes) if size in problem)
+
+
+@pytest.mark.usefixtures("small_sizes")
+@pytest.mark.parametrize("name", TREES)
+def test_each_file_that_is_taken_away_is_named_with_where_to_get_it(name, tmp_path):
+    folder = TREES[name](tmp_path)
+    for file in (file for file in BENCHMARKS[name].files if file.needed):
+        content = (folder / file.path).read_bytes()
+        (folder / file.path).unlink()
+        problems = check_benchmark(name, tmp_path).problems
+        assert problems == (f"{file.path}, {file.holds}, is missing: get it from {file.origin}",)
+        (folder / file.path).write_bytes(content)
+    assert check_benchmark(name, tmp_path).complete
+
+
+@pytest.mark.usefixtures("small_sizes")
+def test_files_that_are_never_read_are_noted_and_do_not_make_a_folder_incomplete(tmp_path):
+    vehicleid_tree(tmp_path)
+    report = check_benchmark("vehicleid", tmp_path)
+    assert [note.split(",")[0] for note in report.notes] == [
+        *(f"train_test_split/test_list_{count}.txt" for count in (3200, 6000, 13164)),
+        *("attribute/model_names.txt", "attribute/color_names.txt"),
+    ]
+    assert "not needed: attribute/color_names.txt, the names of 7 colours, is missing" in str(report)
+    assert report.complete
+
+
+@pytest.mark.usefixtures("small_sizes")
+@pytest.mark.parametrize("name", TREES)
+def test_listed_images_that_are_missing_are_counted_with_examples(name, tmp_path):
+    folder = TREES[name](tmp_path)
+    images = sorted(path for path in folder.rglob("*") if path.suffix.lower() == ".jpg")
+    for path in images[:2]:
+        path.unlink()
+    (problem,) = (text for text in check_benchmark(name, tmp_path).problems if "listed images" in text)
+    assert problem.startswith(f"listed images that are not in {folder}: ")
+    assert str(images[0].relative_to(folder)) in problem
+
+
+@pytest.mark.usefixtures("small_sizes")
+def test_everything_wrong_is_listed_together_and_ends_with_source_layout_and_terms(tmp_path):
+    folder = vehicleid_tree(tmp_path)
+    (folder / "train_test_split/test_list_800.txt").unlink()
+    (folder / "train_test_split/test_list_1600.txt").write_text("1 2 3\n")
+    (folder / "attribute/color_attr.txt").unlink()
+    (folder / "image/0000300.jpg").unlink()
+    text = str(check_benchmark("vehicleid", tmp_path))
+    for part in (
+        "not complete, 4 to mend",
+        "test_list_800.txt, the small test list, is missing",
+        "test_list_1600.txt, line 1: expected two whole numbers",
+        "color_attr.txt, the color of each vehicle, is missing",
+        "1 (image/0000300.jpg)",
+        "get it from: https://www.pkuml.org",
+        "expected layout: VehicleID_V1.0/{",
+        "terms: research only",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_an_empty_folder_says_where_the_set_is_looked_for_and_where_to_get_it(name, tmp_path):
+    report = check_benchmark(name, tmp_path)
+    assert not report.complete
+    assert str(tmp_path / BENCHMARKS[name].folders[0]) in report.problems[0]
+    assert f"get it from: {BENCHMARKS[name].origin}" in str(report)
+    assert str(tmp_path / "x") in check_benchmark(name, tmp_path, path="x").problems[0]
+
+
+@pytest.mark.usefixtures("small_sizes")
+@pytest.mark.parametrize("beside", ["tree", "tree/Stanford_Online_Products"])
+def test_an_archive_that_is_there_is_compared_with_its_published_md5(tmp_path, monkeypatch, beside):
+    folder = sop_tree(tmp_path / "tree")
+    archive = tmp_path / beside / "Stanford_Online_Products.zip"
+    zip_tree(folder, tmp_path / "made.zip", prefix="Stanford_Online_Products/")
+    (tmp_path / "made.zip").rename(archive)
+    md5 = hashlib.md5(archive.read_bytes()).hexdigest()
+    (problem,) = check_benchmark("sop", tmp_path / "tree").problems
+    assert problem == f"{archive} has md5 {md5}, expected 7f73d41a2f44250d4779881525aea32e: fetch it again"
+    assert check_benchmark("sop", tmp_path / "tree", checksums=False).complete
+
+    archives = {archive.name: md5}
+    monkeypatch.setitem(BENCHMARKS, "sop", dataclasses.replace(BENCHMARKS["sop"], archives=archives))
+    seen = []
+    report = check_benchmark("sop", tmp_path / "tree", on_bytes=lambda done, total: seen.append((done, total)))
+    assert report.complete
+    assert f"{archive} with the published md5" in report.confirmed
+    size = archive.stat().st_size
+    assert seen == [(size, size)]
+
+
+@pytest.mark.usefixtures("small_sizes")
+def test_the_archive_alone_is_complete_too(tmp_path, monkeypatch):
+    zip_tree(sop_tree(tmp_path / "tree"), tmp_path / "Stanford_Online_Products.zip", prefix="Stanford_Online_Products/")
+    assert check_benchmark("sop", tmp_path, checksums=False).complete
+
+
+def test_a_name_that_is_no_benchmark_is_refused_naming_those_that_are(tmp_path):
+    with pytest.raises(UserError, match="'cars' to check; expected one of sop, inaturalist2018, vehicleid"):
+        check_benchmark("cars", tmp_path)

@@ -1,0 +1,165 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from PIL import Image
+from testing.data_trees import array_manifest, pixels, png, write_tree
+
+from aurank.data import ArraySource, FolderSource, Manifest, build_manifest
+from aurank.data.captions import text_key
+
+
+def _of_images(images: dict[str, int], labels: list[str], splits: list[str]) -> Manifest:
+    """Returns a manifest in memory; images with the same number are the same."""
+    source = ArraySource({path: pixels(number) for path, number in images.items()})
+    return build_manifest("memory", source, paths=list(images), labels=labels, splits=splits)
+
+
+def test_a_sound_data_set_has_no_findings():
+    report = array_manifest({"train": [2, 3], "test": [2, 2]}).doctor()
+    assert report.findings == ()
+    assert report.errors == report.warnings == []
+    assert report.counts == {
+        "images": 9,
+        "classes": 4,
+        "test images": 4,
+        "test classes": 2,
+        "train images": 5,
+        "train classes": 2,
+    }
+    assert str(report).endswith("nothing wrong was found")
+
+
+def test_everything_is_reported_together_with_counts(tmp_path):
+    write_tree(tmp_path, ["a/1.png", "a/2.png", "b/1.png", "b/2.png", "c/1.png", "c/2.png", "d/1.png"])
+    (tmp_path / "a/2.png").write_bytes(b"no image")
+    (tmp_path / "c/1.png").write_bytes((tmp_path / "b/1.png").read_bytes())
+    paths = ["a/1.png", "a/2.png", "a/3.png", "a/4.png", "b/1.png", "b/1.png", "c/1.png", "d/1.png", "a/5.png"]
+    manifest = build_manifest(
+        "sick",
+        FolderSource(tmp_path),
+        paths=paths,
+        labels=[path[0] for path in paths],
+        splits=["train"] * 6 + ["test"] * 3,
+    )
+    report = manifest.doctor()
+    assert [text.split(" (")[0] for text in report.errors] == [
+        "missing files: 3",
+        "duplicate paths: 1",
+        "unreadable images: 1",
+    ]
+    assert [text.split(" (")[0] for text in report.warnings] == [
+        "classes with one image in their split: 3",
+        "classes in both train and test: 1",
+        "same image in train and test: 1",
+        "same image under two classes: 1",
+    ]
+    assert "missing files: 3 (a/3.png; a/4.png; a/5.png)" in str(report)
+    assert "'a/2.png'" in report.errors[2]
+    assert "b/1.png = b/1.png = c/1.png" in str(report)
+
+
+def test_many_examples_are_cut_short_but_counted():
+    paths = [str(row) for row in range(10)]
+    manifest = build_manifest("gone", ArraySource({}), paths=paths, labels=["x"] * 10, splits=["test"] * 10)
+    assert manifest.doctor().errors == ["missing files: 10 (0; 1; 2, and 7 more)"]
+
+
+@pytest.mark.parametrize(("split", "empty"), [("train", "test"), ("test", "train")])
+def test_an_empty_split_is_found(split, empty):
+    assert array_manifest({split: [2, 2]}).doctor().warnings == [f"empty splits: 1 ({empty})"]
+
+
+def test_a_class_alone_in_its_split_is_found_though_it_has_images_elsewhere():
+    manifest = _of_images({"0": 0, "1": 1, "2": 2}, ["a", "a", "a"], ["train", "train", "test"])
+    assert "classes with one image in their split: 1 (a in test)" in manifest.doctor().warnings
+
+
+@pytest.mark.parametrize(
+    ("labels", "splits", "check"),
+    [
+        ("aabb", ["train", "train", "test", "test"], "same image in train and test: 1 (1 = 2)"),
+        ("aabb", ["test"] * 4, "same image under two classes: 1 (1 = 2)"),
+        ("aaaa", ["test"] * 4, "same image more than once in a split: 1 (1 = 2)"),
+    ],
+)
+def test_the_same_image_is_found_twice(labels, splits, check):
+    manifest = _of_images({"0": 0, "1": 1, "2": 1, "3": 3}, list(labels), splits)
+    assert check in manifest.doctor().warnings
+    assert check not in manifest.doctor(contents=False).warnings
+
+
+@pytest.mark.parametrize("pair", [("train", "val"), ("train", "test"), ("val", "test")])
+def test_what_any_two_splits_share_is_found(pair):
+    manifest = _of_images({"0": 0, "1": 1, "2": 2, "3": 0}, list("aaaa"), [pair[0]] * 2 + [pair[1]] * 2)
+    warnings = manifest.doctor().warnings
+    assert f"classes in both {pair[0]} and {pair[1]}: 1 (a)" in warnings
+    assert f"same image in {pair[0]} and {pair[1]}: 1 (0 = 3)" in warnings
+    assert not [text for text in warnings if "more than once" in text]
+
+
+def test_another_compression_of_the_same_pixels_is_the_same_image(tmp_path):
+    write_tree(tmp_path, ["1.png"])
+    Image.fromarray(pixels(0)).save(tmp_path / "2.bmp")
+    assert (tmp_path / "2.bmp").read_bytes() != png(0)
+    manifest = build_manifest(
+        "two", FolderSource(tmp_path), paths=["1.png", "2.bmp"], labels=["a", "a"], splits=["train", "test"]
+    )
+    assert "same image in train and test: 1 (1.png = 2.bmp)" in manifest.doctor().warnings
+
+
+def test_images_of_one_content_but_other_shapes_differ():
+    source = ArraySource({"tall": np.zeros((4, 2), np.uint8), "wide": np.zeros((2, 4), np.uint8)})
+    manifest = build_manifest("shapes", source, paths=["tall", "wide"], labels=["a", "a"], splits=["train", "test"])
+    assert not [text for text in manifest.doctor().warnings if text.startswith("same")]
+
+
+def test_a_doctor_looks_at_the_rows_selected_only():
+    manifest = array_manifest({"train": [2, 2], "test": [2, 2]})
+    broken = dataclasses.replace(manifest, paths=(*manifest.paths[:-1], "gone"))
+    assert broken.doctor().errors == ["missing files: 1 (gone)"]
+    assert broken.split("train").doctor().errors == []
+
+
+def test_where_training_has_no_labels_its_classes_and_a_missing_test_split_are_no_findings():
+    images, labels = {"0": 0, "1": 1, "2": 1, "3": 2, "4": 3}, list("abccd")
+    manifest = _of_images(images, labels, ["train"] * 4 + ["val"])
+    assert manifest.doctor(train_labels=False).warnings == [
+        "classes with one image in their split: 1 (d in val)",
+        "same image more than once in a split: 1 (1 = 2)",
+    ]
+    assert manifest.doctor(train_labels=False).counts == {
+        "images": 5, "classes": 1, "train images": 4, "val images": 1, "val classes": 1,
+    }  # fmt: skip
+    assert manifest.doctor().warnings[:2] == [
+        "empty splits: 1 (test)",
+        "classes with one image in their split: 3 (a in train; b in train; d in val)",
+    ]
+    unlabelled = _of_images(images, list(images), ["train"] * 5)
+    assert unlabelled.doctor().warnings == ["empty splits: 1 (test)", "same image more than once in a split: 1 (1 = 2)"]
+
+
+def test_of_pairs_an_image_may_have_several_texts_but_one_split_and_each_pair_once():
+    images = {path: pixels(number) for number, path in enumerate("abc")}
+    paths, texts = list("aabccb"), ["a cat", "asleep", "an owl", "a cat", "A  Cat", "two owls"]
+    manifest = build_manifest(
+        "pairs",
+        ArraySource(images),
+        paths=paths,
+        labels=[text_key(text) for text in texts],
+        splits=["train"] * 5 + ["test"],
+        texts=texts,
+    )
+    report = manifest.doctor()
+    assert report.errors == ["duplicate pairs: 1 (c: a cat)", "images in several splits: 1 (b)"]
+    assert report.warnings == []  # one image of a class is found by its text
+    assert report.counts == {
+        "pairs": 6,
+        "images": 3,
+        "texts": 4,
+        "classes": 4,
+        "test pairs": 1,
+        "test classes": 1,
+        "train pairs": 5,
+        "train classes": 3,
+    }

@@ -1,0 +1,73 @@
+"""Images that are listed twice: by rows, by members of an archive, by links."""
+
+import warnings
+import zipfile
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from aurank.data import READERS, FolderSource
+from aurank.data.checks.repeated import repeated_image
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for name in ("a/0.png", "a/1.png", "b/2.png", "b/3.png"):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (2, 2)).save(path)
+    return tmp_path / "photos"
+
+
+NAMES = ["a/0.png", "a/1.png", "b/2.png", "b/3.png"]
+
+
+@pytest.mark.parametrize(
+    ("link", "target"), [("self", "."), ("a/up", ".."), ("a/more", "../b"), ("z", "a"), ("c/d", "../a"), ("0", "b")]
+)
+def test_links_within_a_folder_add_nothing(photos: Path, link: str, target: str) -> None:
+    (photos / link).parent.mkdir(exist_ok=True)
+    (photos / link).symlink_to(target)
+    assert FolderSource(photos).names() == NAMES
+
+
+def test_links_that_lead_elsewhere_are_followed_once(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "linked").mkdir()
+    for name in ("x", "y"):
+        (tmp_path / "linked" / name).symlink_to(photos)
+    (photos / "back").symlink_to(tmp_path / "linked")
+    assert FolderSource(tmp_path / "linked").names() == [f"x/{name}" for name in NAMES]
+    (tmp_path / "top").symlink_to(photos)
+    assert FolderSource(tmp_path / "top").names()[:4] == NAMES
+
+
+def test_rows_that_name_one_image_twice_are_found(photos: Path) -> None:
+    def table(*rows: str, header: str = "path,label,split") -> str | None:
+        (photos / "rows.csv").write_text("\n".join([header, *rows]) + "\n")
+        return repeated_image(READERS["table"](photos, file="rows.csv", outside=True))
+
+    assert table("a/0.png,a,test", "a/1.png,a,test") is None
+    assert table("a/0.png,a,test", "a/1.png,a,test", "a/0.png,a,train") == "rows lists image 'a/0.png' twice"
+    found = table(*["a/0.png,a,test", "b/../a/0.png,a,test"] * 2)
+    assert found == "rows lists image 'a/0.png' again as 'b/../a/0.png', and 2 more rows repeat an image"
+    texts = ["a/0.png,a cat,train", "a/0.png,one cat,train", "b/2.png,a dog,train"]
+    assert table(*texts, header="path,text,split") is None
+    (photos / "a" / "same.png").symlink_to("0.png")
+    found = table(*texts, "a/same.png,a cat again,train", header="path,text,split")
+    assert found == "rows lists image 'a/0.png' again as 'a/same.png'"
+
+
+def test_a_link_to_an_image_is_that_image(photos: Path) -> None:
+    assert repeated_image(READERS["folder"](photos)) is None
+    (photos / "b" / "same.png").symlink_to("../a/1.png")
+    assert repeated_image(READERS["folder"](photos)) == "photos lists image 'a/1.png' again as 'b/same.png'"
+
+
+def test_members_of_one_name_are_found(photos: Path) -> None:
+    with zipfile.ZipFile(photos / "all.zip", "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in [*NAMES, NAMES[1]]:
+            archive.write(photos / name, name)
+    assert repeated_image(READERS["folder"](photos, path="all.zip")) == "all lists image 'a/1.png' twice"
+    assert repeated_image(READERS["digits"](photos)) is None

@@ -1,0 +1,282 @@
+import inspect
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from aurank.config.cross_checks import PER_CLASS
+from aurank.data import SAMPLERS, PKSampler, ShuffledSampler
+from aurank.data.samplers.pk import cut, deal
+from aurank.errors import UserError
+
+
+def _labels(sizes: list[int]) -> np.ndarray:
+    """Returns shuffled labels of classes of these sizes."""
+    return np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes)).astype(np.int64)
+
+
+def _make(name: str, labels: np.ndarray, batch: int, **options):
+    if name == "hard_negative":  # before its first refresh, which a test of its own covers
+        options["neighbours"] = lambda count: np.zeros((0, count), dtype=np.int64)
+    return SAMPLERS[name](labels, batch, **options)
+
+
+def _same(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
+    return len(first) == len(second) and all(map(np.array_equal, first, second))
+
+
+@st.composite
+def cases(draw, least_per_process: int = 1):
+    """Returns class sizes, per_class and batch for which a PKSampler can be made."""
+    per_class = draw(st.integers(2, 5))
+    sizes = draw(st.lists(st.integers(1, 40), min_size=2 * least_per_process, max_size=20))
+    assume(max(sizes) >= per_class)
+    return sizes, per_class, draw(st.integers(2 * per_class * least_per_process, 60 + 2 * per_class))
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=cases(), seed=st.integers(0, 5), epoch=st.integers(0, 3))
+def test_pk_batches_keep_every_limit(case, seed, epoch):
+    sizes, per_class, batch = case
+    labels = _labels(sizes)
+    batches = PKSampler(labels, batch, per_class=per_class, seed=seed).epoch(epoch)
+    assert batches
+    seen = np.concatenate(batches)
+    assert len(np.unique(seen)) == len(seen)  # so no image twice in an epoch, nor in a batch
+    for rows in batches:
+        counts = np.bincount(labels[rows])
+        assert len(rows) <= batch
+        assert counts.max() <= per_class
+        assert np.count_nonzero(counts) >= 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    count=st.integers(8, 60),
+    size=st.integers(2, 20),
+    per_class=st.integers(2, 5),
+    classes=st.integers(3, 30),
+    data=st.data(),
+)
+def test_pk_sees_every_image_exactly_once_an_epoch_when_sizes_allow(count, size, per_class, classes, data):
+    assume(size >= per_class and classes <= count)
+    spread = data.draw(st.lists(st.integers(-1, 1), min_size=count, max_size=count))
+    labels = _labels([max(per_class, size + change) for change in spread])
+    # Enough batches for the chunks of the largest class.
+    assume(-(-len(labels) // (classes * per_class)) >= -(-(size + 1) // per_class))
+    batches = PKSampler(labels, classes * per_class, per_class=per_class).epoch(0)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(len(labels)))
+
+
+def test_pk_batches_are_nearly_equal_and_nearly_full():
+    for sizes in ([20] * 868, [5, 6, 7, 8] * 100, list(range(2, 30)) * 10):
+        labels = _labels(sizes)
+        lengths = [len(rows) for rows in PKSampler(labels, 112).epoch(0)]
+        assert max(lengths) - min(lengths) <= 4
+        assert len(lengths) <= np.ceil(len(labels) / 112 * 1.05)
+
+
+def test_pk_gives_p_classes_of_m_images_when_sizes_fit():
+    labels = _labels([20] * 56)
+    batches = PKSampler(labels, 112).epoch(0)
+    assert len(batches) == 10
+    for rows in batches:
+        assert (np.unique(labels[rows], return_counts=True)[1] == 4).all()
+        assert len(rows) == 112
+
+
+def test_fewer_classes_than_fit_a_batch_still_show_every_image():
+    labels = _labels([90] * 10)
+    batches = PKSampler(labels, 112).epoch(0)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(900))
+    assert {len(rows) for rows in batches} <= set(range(36, 41))
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "chunks"),
+    [
+        (8, 4, [4, 4]),
+        (10, 4, [4, 4, 2]),
+        (9, 4, [4, 3, 2]),
+        (5, 4, [3, 2]),
+        (1, 4, [1]),
+        (3, 4, [3]),
+        (4, 3, [2, 2]),
+        (5, 2, [2, 2, 1]),
+    ],
+)
+def test_a_remainder_of_one_borrows_an_image_if_the_lender_keeps_a_pair(count, size, chunks):
+    found = cut(np.arange(count), size)
+    assert [len(chunk) for chunk in found] == chunks
+    assert sorted(np.concatenate(found).tolist()) == list(range(count))
+
+
+@settings(max_examples=50, deadline=None)
+@given(case=cases(), seed=st.integers(0, 5))
+def test_with_three_or_more_a_class_of_two_or_more_never_shows_an_image_without_a_positive(case, seed):
+    sizes, per_class, batch = case
+    assume(per_class >= 3)
+    labels = _labels(sizes)
+    for rows in PKSampler(labels, batch, per_class=per_class, seed=seed).epoch(0):
+        for label, count in zip(*np.unique(labels[rows], return_counts=True), strict=True):
+            assert count >= 2 or sizes[label] == 1
+
+
+def test_pairings_vary_between_epochs():
+    labels = _labels([20] * 100)
+    sampler = PKSampler(labels, 40)
+    met = []
+    for epoch in range(2):
+        batches = [frozenset(np.unique(labels[rows]).tolist()) for rows in sampler.epoch(epoch)]
+        met.append({pair for batch in batches for pair in itertools.combinations(sorted(batch), 2)})
+    chance = len(met[0]) / (100 * 99 / 2)
+    overlap = len(met[0] & met[1]) / len(met[0])
+    assert abs(overlap - chance) < 0.05  # classes that met once meet again no more often than any two
+
+
+def test_a_class_too_large_for_an_epoch_is_seen_whole_in_time():
+    labels = _labels([200, 8, 8, 8, 8])
+    sampler = PKSampler(labels, 20)
+    seen: set[int] = set()
+    for epoch in range(60):
+        batches = sampler.epoch(epoch)
+        assert all(len(np.unique(labels[rows])) >= 2 for rows in batches)
+        seen.update(np.concatenate(batches).tolist())
+    assert len(seen) == len(labels)
+
+
+def test_a_huge_class_does_not_thin_out_the_batches():
+    labels = _labels([1000, 50, 50, 20, 20, 20, 10])
+    for rows in PKSampler(labels, 32).epoch(0):
+        assert len(np.unique(labels[rows])) >= 3  # half of the 7 classes that fit
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_batch_depends_on_seed_epoch_and_place_only(name):
+    labels = _labels([7, 8, 9, 10, 11])
+    sampler = _make(name, labels, 16, seed=3)
+    later = sampler.epoch(2)
+    assert _same(_make(name, labels, 16, seed=3).epoch(2), later)
+    assert _same(sampler.epoch(2), later)
+    assert not _same(sampler.epoch(1), later)
+    assert not _same(_make(name, labels, 16, seed=4).epoch(2), later)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_an_epochs_batches_are_the_same_in_every_version(name):
+    """A run is resumed by its position, so another order here would break it."""
+    rows = _make(name, _labels([4, 5, 6, 7]), 12, seed=1).epoch(1)
+    expected = {
+        "pk": "21 1 2 7 11 4 8 20 0 13 3 14; 18 9 19 5 12 15 17 10 6 16",
+        "hard_negative": "10 6 16 18 9 19 5 21 1 2 7; 11 4 8 20 3 14 0 13 12 15 17",
+        "shuffled": "18 7 14 6 12 21 4 20 2 16 17; 9 19 1 0 15 3 5 8 11 10 13",
+    }
+    assert "; ".join(" ".join(map(str, batch)) for batch in rows) == expected[name]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@settings(max_examples=25, deadline=None)
+@given(epoch=st.integers(0, 3), batch=st.integers(0, 3), length=st.integers(1, 12))
+def test_iteration_from_a_position_continues_as_if_it_had_never_stopped(name, epoch, batch, length):
+    labels = _labels([7, 8, 9, 10, 11])
+    whole = _make(name, labels, 16).iterate()
+    rest = itertools.dropwhile(lambda at: at[:2] < (epoch, min(batch, 2)), whole)
+    again = itertools.islice(_make(name, labels, 16).iterate(epoch, min(batch, 2)), length)
+    for (epoch_a, batch_a, rows_a), (epoch_b, batch_b, rows_b) in zip(rest, again, strict=False):
+        assert (epoch_a, batch_a) == (epoch_b, batch_b)
+        np.testing.assert_array_equal(rows_a, rows_b)
+
+
+def test_the_end_of_an_epoch_is_the_start_of_the_next():
+    sampler = ShuffledSampler(_labels([5, 5]), 4)
+    assert next(sampler.iterate(0, 3))[:2] == (1, 0)
+    with pytest.raises(UserError, match="epoch 0 has 3 batches, so it cannot start at batch 4"):
+        next(sampler.iterate(0, 4))
+
+
+@settings(max_examples=50, deadline=None)
+@given(case=cases(least_per_process=3), world_size=st.integers(2, 3), seed=st.integers(0, 3))
+def test_the_ranks_together_have_the_batches_of_one_process(case, world_size, seed):
+    sizes, per_class, batch = case
+    labels = _labels(sizes)
+    parts = [
+        PKSampler(labels, batch, per_class=per_class, seed=seed, rank=rank, world_size=world_size).epoch(1)
+        for rank in range(world_size)
+    ]
+    one = PKSampler(labels, batch, per_class=per_class, seed=seed).epoch(1)
+    whole = [np.sort(rows).tolist() for rows in one if len(np.unique(labels[rows])) >= world_size]
+    assert len({len(part) for part in parts}) == 1
+    assert [np.sort(np.concatenate(rows)).tolist() for rows in zip(*parts, strict=True)] == whole
+    for rows in zip(*parts, strict=True):
+        assert min(map(len, rows)) > 0
+        assert max(map(len, rows)) - min(map(len, rows)) <= per_class
+        classes = [set(labels[part].tolist()) for part in rows]
+        assert len(set.union(*classes)) == sum(map(len, classes))  # whole chunks: no class is torn apart
+
+
+def test_shuffled_ranks_together_have_the_batches_of_one_process():
+    labels = _labels([30, 31])
+    one = ShuffledSampler(labels, 16).epoch(0)
+    parts = [ShuffledSampler(labels, 16, rank=rank, world_size=3).epoch(0) for rank in range(3)]
+    assert _same([np.concatenate(rows) for rows in zip(*parts, strict=True)], one)
+
+
+@settings(max_examples=50, deadline=None)
+@given(count=st.integers(2, 200), batch=st.integers(2, 50))
+def test_shuffled_sees_every_image_once_in_nearly_equal_batches(count, batch):
+    batches = ShuffledSampler(np.zeros(count, dtype=np.int64), batch).epoch(0)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(count))
+    assert max(map(len, batches)) <= batch
+    assert max(map(len, batches)) - min(map(len, batches)) <= 1
+    assert len(batches) == -(-count // batch)
+
+
+def test_chunks_are_dealt_to_the_rank_with_the_fewest_rows():
+    hands = deal([np.arange(size) for size in (2, 4, 4, 3, 1)], 2)
+    assert [[len(chunk) for chunk in hand] for hand in hands] == [[4, 3], [4, 2, 1]]
+
+
+def test_samplers_leave_the_global_random_state_alone():
+    before = np.random.get_state()[1].tobytes()  # noqa: NPY002
+    PKSampler(_labels([8] * 8), 16).epoch(0)
+    assert np.random.get_state()[1].tobytes() == before  # noqa: NPY002
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch", "params", "message"),
+    [
+        ([3, 3, 2], 16, {}, r"no class has per_class=4 images \(the largest has 3\); lower sampler\.params\.per_class"),
+        ([8, 8], 7, {}, "batch must be at least 2 × per_class = 8 .*got 7"),
+        ([8], 16, {}, "the training set has 1 classes; at least 2 are needed"),
+        ([], 16, {}, "the training set has 0 classes"),
+        ([8, 8], 16, {"per_class": 1}, "per_class must be at least 2"),
+        ([8, 8], 16, {"seed": -1}, "seed must be at least 0, got -1"),
+        ([8, 8], 16, {"rank": 1}, "rank must be at least 0 and below world_size=1, got 1"),
+        ([8, 8, 8, 8], 15, {"world_size": 2}, "batch must be at least 2 × per_class for each of 2 processes = 16"),
+        ([8, 8, 8], 16, {"world_size": 2}, "has 3 classes; at least 2 for each of 2 processes"),
+    ],
+)
+def test_what_pk_cannot_do_is_refused(sizes, batch, params, message):
+    with pytest.raises(UserError, match=message):
+        PKSampler(_labels(sizes), batch, **params)
+
+
+@pytest.mark.parametrize(("count", "batch"), [(1, 8), (8, 1), (0, 8)])
+def test_what_shuffled_cannot_do_is_refused(count, batch):
+    with pytest.raises(UserError, match="at least 2 images a batch are needed"):
+        ShuffledSampler(np.zeros(count, dtype=np.int64), batch)
+
+
+def test_the_configuration_knows_the_default_of_per_class():
+    assert inspect.signature(PKSampler).parameters["per_class"].default == PER_CLASS
+
+
+@pytest.mark.parametrize(("counts", "most"), [([4, 4], 8), ([9, 9, 1], 9), ([4] * 10, 16)])
+def test_the_largest_batch_is_what_the_classes_can_fill(counts, most):
+    labels = np.repeat(np.arange(len(counts)), counts)
+    sampler = PKSampler(labels, 16)
+    assert sampler.largest_batch == most
+    assert max(len(rows) for rows in sampler.epoch(0)) <= most
+    assert ShuffledSampler(labels, 16).largest_batch == min(16, len(labels))

@@ -1,0 +1,111 @@
+"""The views of training without labels."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from testing.data_trees import pixels
+
+from aurank.config.cross_checks import CROPS
+from aurank.data import TRANSFORMS, MultiCrop
+from aurank.errors import UserError
+
+PLAIN = {"jitter": 0, "grey": 0, "blur": 0}
+RAW = {"mean": [0, 0, 0], "std": [1, 1, 1]}
+
+
+def constant(value, size=24, channels=3):
+    return np.full((size, size, channels), value, np.uint8)
+
+
+def test_without_colours_and_blur_the_views_are_random_crops_and_flips():
+    image = pixels(0, 60, 50)
+    for margin in ({"margin": None}, {}):
+        options = {"scale": [0.08, 1], **margin}
+        simclr, plain = TRANSFORMS["simclr"](16, 3, **options, **PLAIN), TRANSFORMS["crop_flip"](16, 3, **options)
+        assert torch.equal(simclr(image), plain(image))
+        if margin:
+            assert all(torch.equal(simclr(image, seed), plain(image, seed)) for seed in range(10))
+
+
+@pytest.mark.parametrize(("strength", "change"), [(1.0, 0.8), (0.5, 0.4), (0.0, 0.0)])
+def test_brightness_changes_by_up_to_its_part_of_the_strength(strength, change):
+    """Contrast, saturation and hue change nothing of an image of one grey."""
+    pipeline = TRANSFORMS["simclr"](16, 3, strength=strength, jitter=1, grey=0, blur=0, **RAW)
+    found = [float(pipeline(constant(100), seed).mean()) * 255 for seed in range(200)]
+    assert 100 * (1 - change) - 1 <= min(found) <= 100 * (1 - 0.9 * change) + 1
+    assert 100 * (1 + 0.9 * change) - 1 <= max(found) <= 100 * (1 + change) + 1
+
+
+def test_each_change_comes_as_often_as_told():
+    image = pixels(0, 24, 24)
+    plain = TRANSFORMS["simclr"](16, 3, scale=[1, 1], ratio=[1, 1], flip=0, **PLAIN)(image, 0)
+    for name in PLAIN:
+        only = {**PLAIN, name: 0.5}
+        pipeline = TRANSFORMS["simclr"](16, 3, scale=[1, 1], ratio=[1, 1], flip=0, **only)
+        changed = sum(not torch.equal(pipeline(image, seed), plain) for seed in range(200))
+        assert abs(changed / 200 - 0.5) < 0.12  # more than three standard deviations
+
+
+def test_grey_makes_the_channels_equal_and_blur_makes_neighbours_alike():
+    image = pixels(0, 40, 40)
+    grey = TRANSFORMS["simclr"](16, 3, jitter=0, grey=1, blur=0, **RAW)(image, 3)
+    assert torch.equal(grey[0], grey[1])
+    assert torch.equal(grey[0], grey[2])
+    still = {"scale": [1, 1], "ratio": [1, 1], "flip": 0}
+    sharp, blurred = (TRANSFORMS["simclr"](32, 3, **still, **{**PLAIN, "blur": blur}) for blur in (0, 1))
+    changes = [
+        np.mean([float(one(image, seed).diff(dim=2).abs().mean()) for seed in range(10)]) for one in (sharp, blurred)
+    ]
+    assert changes[1] < 0.8 * changes[0]
+
+
+@pytest.mark.parametrize("channels", [1, 4, 6])
+def test_what_is_no_rgb_keeps_its_values(channels):
+    pipeline = TRANSFORMS["simclr"](16, channels, jitter=1, grey=1, blur=1)
+    image = constant(100, channels=channels)
+    for seed in range(10):
+        torch.testing.assert_close(pipeline(image, seed), pipeline(image), rtol=0, atol=0.01)
+
+
+def test_the_first_views_are_large_crops_and_the_others_small_crops_of_small_parts():
+    ramp = np.linspace(0, 255, 120).round().astype(np.uint8)
+    image = np.stack([np.tile(ramp, (120, 1)), np.tile(ramp[:, None], (1, 120)), np.zeros((120, 120), np.uint8)], 2)
+    pipeline = TRANSFORMS["multi_crop"](
+        100, 3, local_size=32, local_scale=[0.05, 0.14], scale=[0.3, 1], global_views=2, **PLAIN, **RAW
+    )
+    prepared = pipeline.prepare(image)
+    for view in range(5):
+        small = view >= 2
+        squares = [pipeline.of_view(view).augment(prepared, seed).astype(int) for seed in range(100)]
+        assert {square.shape for square in squares} == {(32, 32, 3) if small else (100, 100, 3)}
+        spans = np.array([(np.ptp(square[:, :, 0]) + 1, np.ptp(square[:, :, 1]) + 1) for square in squares]) / 256
+        areas = spans.prod(axis=1)
+        low, high = (0.05, 0.14) if small else (0.3, 1.0)
+        assert 0.7 * low < areas.min() < 1.5 * low
+        assert 0.75 * high < areas.max() < 1.1 * high
+    assert torch.equal(pipeline(image), TRANSFORMS["simclr"](100, 3, **RAW)(image))
+
+
+def test_the_configuration_knows_the_defaults_of_the_crops():
+    defaults = inspect.signature(MultiCrop).parameters
+    assert {name: defaults[name].default for name in CROPS} == CROPS
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("simclr", {"jitter": 2}, "jitter must be a probability, between 0 and 1, got 2"),
+        ("simclr", {"grey": -1}, "grey must be a probability"),
+        ("simclr", {"blur": 1.5}, "blur must be a probability"),
+        ("simclr", {"strength": 3}, r"strength must be between 0 and 2\.5, got 3"),
+        ("simclr", {"scale": [0, 1]}, "scale must be two numbers"),
+        ("multi_crop", {"local_size": 0}, "local_size must be at least 1, got 0"),
+        ("multi_crop", {"global_views": 0}, "global_views must be at least 1, got 0"),
+        ("multi_crop", {"local_scale": [0.5, 0.1]}, "local_scale must be two numbers, smaller one first"),
+    ],
+)
+def test_impossible_parameters_are_refused(name, params, message):
+    with pytest.raises(UserError, match=message):
+        TRANSFORMS[name](32, 3, **params)

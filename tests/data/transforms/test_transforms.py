@@ -1,0 +1,307 @@
+import pickle
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from testing.data_trees import pixels
+
+from aurank.data import TRANSFORMS, open_source
+from aurank.data.decode import decode
+from aurank.data.transforms.standard import resize, resize_shorter
+from aurank.errors import UserError
+
+RANDOM = ("crop_flip", "random_crop", "affine", "simclr", "multi_crop")
+EVALUATION = ("center", "resize")
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4, 6])
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize(("height", "width"), [(40, 30), (17, 64), (5, 5), (1, 1), (16, 16)])
+def test_any_image_becomes_a_float32_square(name, channels, height, width):
+    pipeline = TRANSFORMS[name](16, channels)
+    for seed in (None, 0, 2**64 - 1):
+        found = pipeline(pixels(0, height, width, channels), seed)
+        assert found.shape == (channels, 16, 16)
+        assert found.dtype == torch.float32
+        assert found.is_contiguous()
+        assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_values_are_normalised_by_mean_and_spread(name):
+    black, white = (np.full((20, 20, 1), value, np.uint8) for value in (0, 255))
+    plain = TRANSFORMS[name](16, 1)
+    assert plain(black).unique().tolist() == [-1]
+    assert plain(white).unique().tolist() == [1]
+    own = TRANSFORMS[name](16, 1, mean=[0.25], std=[0.5])
+    assert own(white).unique().tolist() == [1.5]
+    found = TRANSFORMS[name](16, 3)(np.full((20, 20, 3), 255, np.uint8))
+    expected = (1 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
+    torch.testing.assert_close(found, expected.view(3, 1, 1).expand(3, 16, 16))
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@settings(max_examples=10, deadline=None)
+@given(seeds=st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=6, unique=True))
+def test_the_result_depends_on_image_and_seed_only(name, seeds):
+    pipeline = TRANSFORMS[name](12, 3)
+    images = [pixels(number, 20, 24) for number in range(len(seeds))]
+    found = [pipeline(image, seed) for image, seed in zip(images, seeds, strict=True)]
+    np.random.seed(0)  # noqa: NPY002  # the global state must not matter
+    for image, seed, first in reversed(list(zip(images, seeds, found, strict=True))):
+        torch.testing.assert_close(pipeline(image, seed), first, rtol=0, atol=0)
+        torch.testing.assert_close(TRANSFORMS[name](12, 3)(image, seed), first, rtol=0, atol=0)
+        torch.testing.assert_close(pickle.loads(pickle.dumps(pipeline))(image, seed), first, rtol=0, atol=0)
+
+
+def test_no_global_random_state_is_touched():
+    # Python's own is left out: beartype, which checks annotations in tests only, draws from it.
+    before = np.random.get_state()[1].tobytes(), torch.get_rng_state()  # noqa: NPY002
+    for name in TRANSFORMS:
+        TRANSFORMS[name](8, 3)(pixels(0), 5)
+    assert np.random.get_state()[1].tobytes() == before[0]  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), before[1])
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_training_transforms_vary_with_the_seed_and_rest_without_one(name):
+    pipeline = TRANSFORMS[name](16, 3)
+    image = pixels(0, 30, 60)
+    found = [pipeline(image, seed) for seed in range(20)]
+    assert len({one.numpy().tobytes() for one in found}) >= 15  # two crops of so small an image may agree
+    assert torch.equal(pipeline(image), pipeline(image, None))
+
+
+@pytest.mark.parametrize("name", EVALUATION)
+def test_evaluation_transforms_ignore_the_seed(name):
+    pipeline = TRANSFORMS[name](16, 3)
+    image = pixels(0, 30, 40)
+    assert torch.equal(pipeline(image, 1), pipeline(image, None))
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_the_image_that_came_is_left_as_it_was(name):
+    image = pixels(0, 16, 16)
+    image.setflags(write=False)  # writing raises, and a view of it given to torch would warn
+    for seed in (None, 3):
+        TRANSFORMS[name](16, 3)(image, seed)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_batch_is_normalised_as_its_images_are(name):
+    pipeline = TRANSFORMS[name](8, 3)
+    squares = [pipeline.augment(pipeline.prepare(pixels(number, 20, 20)), number) for number in range(5)]
+    batch = pipeline.normalise(np.stack(squares))
+    for number, one in enumerate(batch):
+        assert torch.equal(one, pipeline(pixels(number, 20, 20), number))
+
+
+def test_center_keeps_the_middle_of_the_shorter_side():
+    image = np.zeros((256, 512, 1), np.uint8)
+    image[16:240, 144:368] = 255
+    assert (TRANSFORMS["center"](224, 1)(image) == 1).all()
+    image[16, 144] = 0
+    assert (TRANSFORMS["center"](224, 1)(image) == 1).sum() == 224 * 224 - 1
+
+
+def test_resize_keeps_the_whole_image():
+    image = np.zeros((64, 32, 1), np.uint8)
+    image[:32] = 255
+    found = TRANSFORMS["resize"](16, 1)(image)[0]
+    assert (found[:8] == 1).all()
+    assert (found[8:] == -1).all()
+
+
+@pytest.mark.parametrize("name", ["crop_flip", "random_crop"])
+def test_the_shorter_side_is_256_for_crops_of_224_as_in_the_papers(name):
+    assert TRANSFORMS[name](224, 3).prepare(pixels(0, 300, 400)).shape == (256, 341, 3)
+    assert TRANSFORMS[name](64, 3).prepare(pixels(0, 128, 96)).shape == (97, 73, 3)
+
+
+def test_random_crop_takes_each_square_of_the_reduced_image_unresized():
+    pipeline = TRANSFORMS["random_crop"](7, 1, margin=8 / 7, flip=0.5)
+    image = pixels(0, 8, 9, 1)  # has the prepared size already
+    squares = [image[top : top + 7, left : left + 7] for top in range(2) for left in range(3)]
+    expected = {part.tobytes() for square in squares for part in (square, square[:, ::-1])}
+    found = {pipeline.augment(pipeline.prepare(image), seed).tobytes() for seed in range(200)}
+    assert found == expected
+
+
+def test_crop_flip_without_margin_crops_the_image_at_its_own_size():
+    image = pixels(0, 300, 400)
+    pipeline = TRANSFORMS["crop_flip"](64, 3, margin=None)
+    assert pipeline.prepare(image) is image
+    assert torch.equal(pipeline(image), TRANSFORMS["center"](64, 3)(image))
+    # Enlarging what was reduced loses detail: neighbours differ less than where the image itself is cropped.
+    narrow = {"scale": [0.02, 0.02], "ratio": [1, 1]}  # 49 pixels a side
+    whole, reduced = (TRANSFORMS["crop_flip"](64, 3, **narrow, **margin) for margin in ({"margin": None}, {}))
+    changes = [[float(crop(image, seed).diff(dim=2).abs().mean()) for seed in range(10)] for crop in (whole, reduced)]
+    assert min(changes[0]) > 2 * max(changes[1])
+
+
+@pytest.mark.parametrize("name", ["crop_flip", "random_crop"])
+def test_images_are_flipped_as_often_as_told(name):
+    image = np.tile(np.arange(64, dtype=np.uint8)[None, :, None], (64, 1, 1))
+    for flip in (0.0, 0.5, 1.0):
+        pipeline = TRANSFORMS[name](56, 1, flip=flip)
+        flipped = [bool(found[0, 0, 0] > found[0, 0, -1]) for found in (pipeline(image, seed) for seed in range(200))]
+        assert abs(sum(flipped) / 200 - flip) < 0.12  # more than three standard deviations
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4, 6])
+def test_affine_fills_every_channel_with_paper(channels):
+    image = np.zeros((40, 40, channels), np.uint8)
+    for fill in (255, 0):
+        found = TRANSFORMS["affine"](
+            40, channels, fill=fill, translate=0.3, mean=[0.0] * channels, std=[1.0] * channels
+        )
+        corners = torch.stack([found(image, seed)[:, [0, 0, -1, -1], [0, -1, 0, -1]] for seed in range(20)])
+        assert corners.max() == fill / 255
+        assert (corners.amax(dim=(0, 2)) == fill / 255).all()
+
+
+def _centre_and_angle(image: np.ndarray) -> tuple[float, float, float]:
+    """Returns the centre of the ink (x, y) and the angle of its long axis in degrees."""
+    moments = cv2.moments(255 - image)
+    angle = 0.5 * np.arctan2(2 * moments["mu11"], moments["mu20"] - moments["mu02"])
+    return moments["m10"] / moments["m00"], moments["m01"] / moments["m00"], float(np.rad2deg(angle))
+
+
+def test_affine_stays_within_its_ranges_and_uses_them():
+    image = np.full((105, 105, 1), 255, np.uint8)
+    image[50:55, 30:75] = 0
+    pipeline = TRANSFORMS["affine"](105, 1, shear=0, oversample=1)
+    found = np.array([_centre_and_angle(pipeline.augment(image, seed)[:, :, 0]) for seed in range(200)])
+    shifts = found[:, :2] - np.array(_centre_and_angle(image[:, :, 0])[:2])
+    assert (np.abs(shifts) < 0.1 * 105 + 1).all()
+    assert (np.abs(shifts).max(axis=0) > 0.085 * 105).all()
+    # Width and height are scaled by themselves, which turns a line at 15 degrees by up to 2.9 more.
+    assert (np.abs(found[:, 2]) < 18).all()
+    assert np.abs(found[:, 2]).max() > 13
+    assert abs(found[:, 2].mean()) < 2
+
+
+def test_affine_with_nothing_to_do_is_the_plain_reduction():
+    image = pixels(0, 105, 105, 1)
+    pipeline = TRANSFORMS["affine"](32, 1, rotate=0, translate=0, scale=[1, 1], shear=0)
+    assert (pipeline(image, 0) - TRANSFORMS["resize"](32, 1)(image)).abs().max() <= 2 / 127.5
+    assert torch.equal(pipeline(image), TRANSFORMS["resize"](32, 1)(image))
+
+
+def test_affine_warps_large_images_at_most_at_the_oversampled_size():
+    pipeline = TRANSFORMS["affine"](32, 1, oversample=2)
+    assert pipeline.prepare(pixels(0, 400, 50, 1)).shape == (64, 50, 1)
+    assert pipeline.prepare(pixels(0, 8, 8, 1)).shape == (32, 32, 1)
+
+
+def test_thin_strokes_survive_reduction():
+    image = np.full((105, 105, 1), 255, np.uint8)
+    image[::7] = 0
+    assert abs(float(resize(image, 32, 32).mean()) - float(image.mean())) < 1
+
+
+@given(height=st.integers(1, 60), width=st.integers(1, 60), side=st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_the_shorter_side_is_exact_and_the_shape_kept(height, width, side):
+    found = resize_shorter(pixels(0, height, width, 1), side).shape[:2]
+    assert min(found) == side
+    assert abs(max(found) - side * max(height, width) / min(height, width)) <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("crop_flip", {"scale": [0.5, 0.1]}, "scale must be two numbers, smaller one first, above 0 and at most 1"),
+        ("crop_flip", {"scale": [0, 1]}, r"scale must be .* got \[0, 1\]"),
+        ("crop_flip", {"ratio": [1.0]}, "ratio must be two numbers"),
+        ("crop_flip", {"flip": 2}, "flip must be a probability, between 0 and 1, got 2"),
+        ("crop_flip", {"margin": 0.5}, "margin must be at least 1"),
+        ("random_crop", {"flip": -0.1}, "flip must be a probability, between 0 and 1, got -0.1"),
+        ("random_crop", {"margin": 0.5}, "margin must be at least 1"),
+        ("center", {"margin": 0.9}, "margin must be at least 1 .*, got 0.9"),
+        ("affine", {"rotate": -1}, "rotate must be between 0 and 180, got -1"),
+        ("affine", {"translate": 2}, "translate must be between 0 and 1, got 2"),
+        ("affine", {"shear": 90}, "shear must be between 0 and 60, got 90"),
+        ("affine", {"fill": 256}, "fill must be between 0 and 255, got 256"),
+        ("affine", {"oversample": 0.5}, "oversample must be at least 1, got 0.5"),
+        ("affine", {"scale": [-1, 1]}, "scale must be"),
+        ("resize", {"mean": [0.5]}, r"mean must have one value for each of 3 channels, got \[0\.5\]"),
+        ("resize", {"std": [1, 1, 0]}, "std above 0"),
+        ("resize", {"mean": [123, 116, 103]}, "mean must be between 0 and 1"),
+    ],
+)
+def test_impossible_parameters_are_refused(name, params, message):
+    with pytest.raises(UserError, match=message):
+        TRANSFORMS[name](32, 3, **params)
+
+
+@pytest.mark.parametrize(
+    ("image", "came"),
+    [
+        (pixels(0, 9, 8, 3), r"uint8 of shape \[9, 8, 3\]"),
+        (pixels(0, 9, 8, 1)[:, :, 0], r"uint8 of shape \[9, 8\]"),
+        (pixels(0, 9, 8, 1)[:0], r"uint8 of shape \[0, 8, 1\]"),
+        (pixels(0, 9, 8, 1) / 255, r"float64 of shape \[9, 8, 1\]"),
+    ],
+)
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_an_image_of_another_shape_or_type_is_refused_with_what_was_expected(name, image, came):
+    with pytest.raises(UserError, match=r"must be Pillow's or a uint8 array \[height, width, 1\], got " + came):
+        TRANSFORMS[name](8, 1)(image)
+
+
+def test_impossible_sizes_are_refused():
+    with pytest.raises(UserError, match="image_size and channels must be at least 1, got 0 and 3"):
+        TRANSFORMS["resize"](0, 3)
+
+
+def test_a_pipeline_shows_its_parameters():
+    assert "rotate=15.0" in repr(TRANSFORMS["affine"](32, 1))
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_an_image_of_pillow_is_taken_as_its_file_would_be(channels, tmp_path):
+    grey = Image.fromarray(pixels(0, 20, 30, 1)[:, :, 0])
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side
+    Image.fromarray(pixels(1, 20, 30, 3)).save(tmp_path / "turned.png", exif=exif)
+    Image.fromarray(pixels(2, 20, 30, 4)).save(tmp_path / "clear.png")
+    grey.save(tmp_path / "grey.png")
+    grey.convert("P").save(tmp_path / "palette.png")
+    pipeline = TRANSFORMS["resize"](16, channels)
+    for name in ("turned.png", "clear.png", "grey.png", "palette.png"):
+        expected = pipeline(decode(open_source(tmp_path), name, channels))
+        with Image.open(tmp_path / name) as file:
+            assert torch.equal(pipeline(file), expected)
+    with pytest.raises(UserError, match=r"mode I, whose values may be of 8 or 16 bits: give image\.convert"):
+        pipeline(grey.convert("I"))
+    with pytest.raises(UserError, match="an image of Pillow gives 1, 3 or 4 channels, not 2"):
+        TRANSFORMS["resize"](16, 2)(grey)
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"])
+def test_other_interpolations_are_those_of_pillow_for_each_channel(interpolation):
+    image = pixels(0, 31, 47, 5)
+    method = Image.Resampling[interpolation.upper()]
+    for height, width in ((9, 14), (60, 70)):
+        found = resize(image, height, width, interpolation)
+        for channel in range(5):
+            expected = Image.fromarray(image[:, :, channel]).resize((width, height), method)
+            assert np.array_equal(found[:, :, channel], np.array(expected))
+        colours = Image.fromarray(image[:, :, :3]).resize((width, height), method)
+        assert np.array_equal(resize(image[:, :, :3], height, width, interpolation), np.array(colours))
+    assert resize(image, 31, 47, interpolation) is image
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_every_transform_resizes_by_the_interpolation_that_it_is_given(name):
+    image = pixels(0, 90, 70)
+    found = {way: TRANSFORMS[name](16, 3, interpolation=way)(image) for way in ("area", "nearest", "bicubic")}
+    assert not torch.equal(found["area"], found["bicubic"])
+    assert not torch.equal(found["nearest"], found["bicubic"])
+    with pytest.raises(UserError, match=r"interpolation must be one of area, .*, got 'cubic'"):
+        TRANSFORMS[name](16, 3, interpolation="cubic")

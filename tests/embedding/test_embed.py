@@ -1,0 +1,308 @@
+"""Embedding a manifest's images: in order, without the unreadable, once each however often it is broken off."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from aurank.data import READERS, Manifest
+from aurank.embedding.cache import EmbeddingCache
+from aurank.embedding.embed import Embedded, ModelImages, embed
+from aurank.errors import UserError
+from aurank.models.adapters.images import ImageModel
+
+COUNT = 12
+
+
+def photos(root: Path) -> Manifest:
+    """Image i of 12 has i in every pixel; three classes of four."""
+    for row in range(COUNT):
+        path = root / "photos" / f"{row // 4}" / f"{row:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (3, 2), (row, row, row)).save(path)
+    return READERS["folder"](root, path="photos")
+
+
+class Counting(nn.Module):
+    """The mean pixel, and a one; counts the images it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        means = images.mean(dim=(1, 2, 3))
+        self.seen += means.tolist()
+        return torch.stack([means, torch.ones_like(means)], dim=1)
+
+
+def pixels(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float()
+
+
+def images(root: Path, model: nn.Module, *, on_error: str = "raise") -> ModelImages:
+    return ModelImages(photos(root), ImageModel("mine", model, pixels, "mine"), on_error=on_error)
+
+
+def opened(root: Path, said: list[str] | None = None) -> EmbeddingCache:
+    say = None if said is None else said.append
+    return EmbeddingCache(root / "cache", weights="w", transform="t", data="d", about={}, say=say)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_come_in_order_with_their_labels_and_paths(tmp_path: Path, workers: int) -> None:
+    done: list[tuple[int, int]] = []
+    embedded = embed(
+        Counting(), images(tmp_path, Counting()), batch=5, workers=workers, progress=lambda *counts: done.append(counts)
+    )
+    assert embedded.embeddings[:, 0].tolist() == list(range(COUNT))
+    assert embedded.embeddings.dtype == np.float32
+    assert embedded.labels.tolist() == [row // 4 for row in range(COUNT)]
+    assert embedded.paths[5] == "1/05.png"
+    assert done == [(5, COUNT), (10, COUNT), (12, COUNT)]
+
+
+def test_of_some_rows_no_other_image_is_embedded(tmp_path: Path) -> None:
+    model = Counting()
+    done: list[tuple[int, int]] = []
+    wanted = np.array([9, 2, 5])
+    for _ in range(2):
+        embedded = embed(
+            model,
+            images(tmp_path, model),
+            batch=2,
+            rows=wanted,
+            progress=lambda *counts: done.append(counts),
+            cache=opened(tmp_path),
+        )
+        assert embedded.ids.tolist() == embedded.embeddings[:, 0].tolist() == [2, 5, 9]
+    assert model.seen == [2, 5, 9]
+    assert done == [(2, 3), (3, 3), (3, 3)]
+    others = embed(model, images(tmp_path, model), rows=np.array([5, 0]), cache=opened(tmp_path))
+    assert others.ids.tolist() == [0, 5]
+    assert model.seen == [2, 5, 9, 0]
+
+
+def test_a_second_run_reads_and_computes_nothing(tmp_path: Path) -> None:
+    first, second = Counting(), Counting()
+    written = embed(first, images(tmp_path, first), batch=5, cache=opened(tmp_path))
+    said: list[str] = []
+    done: list[tuple[int, int]] = []
+    read = embed(
+        second,
+        images(tmp_path, second),
+        batch=4,
+        cache=opened(tmp_path, said),
+        progress=lambda *counts: done.append(counts),
+    )
+    assert second.seen == []
+    assert len(said) == 1
+    assert said[0].startswith("read 12 embeddings from the cache")
+    assert done == [(COUNT, COUNT)]
+    for name in Embedded.__dataclass_fields__:
+        assert np.array_equal(getattr(written, name), getattr(read, name)), name
+
+
+def test_a_damaged_piece_alone_is_embedded_again(tmp_path: Path) -> None:
+    embed(Counting(), images(tmp_path, Counting()), batch=4, cache=opened(tmp_path))
+    file = opened(tmp_path).folder / "0000000004.npz"
+    content = bytearray(file.read_bytes())
+    content[content.index(np.array([5.0, 1.0], np.float32).tobytes())] ^= 1
+    file.write_bytes(content)
+    model = Counting()
+    again = embed(model, images(tmp_path, model), batch=3, cache=opened(tmp_path))
+    assert model.seen == [4, 5, 6, 7]
+    assert again.embeddings[:, 0].tolist() == list(range(COUNT))
+
+
+def test_an_unreadable_image_is_left_out_and_tried_again_by_the_next_run(tmp_path: Path) -> None:
+    model = Counting()
+    data = images(tmp_path, model, on_error="skip")
+    broken = tmp_path / "photos" / "1" / "05.png"
+    whole = broken.read_bytes()
+    broken.write_bytes(b"no image")
+    embedded = embed(model, data, batch=4, cache=opened(tmp_path))
+    assert embedded.ids.tolist() == [row for row in range(COUNT) if row != 5]
+    assert data.skipped == ["1/05.png"]
+    again = Counting()
+    embed(again, images_of(data, again, skip=True), batch=4, cache=opened(tmp_path))
+    assert again.seen == []
+    broken.write_bytes(whole)
+    embedded = embed(again, images_of(data, again), batch=4, cache=opened(tmp_path))
+    assert again.seen == [5]
+    assert embedded.embeddings[:, 0].tolist() == list(range(COUNT))
+    broken.write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"1/05.png.*cannot be decoded"):
+        embed(Counting(), images_of(data, Counting()), batch=4)
+
+
+def images_of(data: ModelImages, model: nn.Module, *, skip: bool = False) -> ModelImages:
+    return ModelImages(data.manifest, ImageModel("mine", model, pixels, "mine"), on_error="skip" if skip else "raise")
+
+
+def test_nothing_readable_is_an_error(tmp_path: Path) -> None:
+    data = images(tmp_path, Counting(), on_error="skip")
+    for path in (tmp_path / "photos").rglob("*.png"):
+        path.write_bytes(b"no image")
+    with pytest.raises(UserError, match="no image of photos could be read"):
+        embed(Counting(), data)
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]
+import test_embed
+class Slow(test_embed.Counting):
+    def forward(self, images):
+        found = super().forward(images)
+        time.sleep(0.2)
+        return found
+model = Slow()
+root = Path(sys.argv[2])
+test_embed.embed(model, test_embed.images(root, model), batch=1, cache=test_embed.opened(root))
+"""
+
+
+def test_a_killed_run_is_continued_where_it_was(tmp_path: Path) -> None:
+    manifest = photos(tmp_path)
+    folder = opened(tmp_path).folder
+    command = [sys.executable, "-c", SLOW, str(Path(__file__).parent), str(tmp_path)]
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
+    deadline = time.monotonic() + 120
+    while len(list(folder.glob("*.npz"))) < 3:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    held = len(list(folder.glob("*.npz")))
+    assert 3 <= held < COUNT
+    said: list[str] = []
+    model = Counting()
+    data = ModelImages(manifest, ImageModel("mine", model, pixels, "mine"))
+    embedded = embed(model, data, batch=1, cache=opened(tmp_path, said))
+    assert said[0].startswith(f"read {held} of 12 embeddings")
+    assert model.seen == [float(row) for row in range(held, COUNT)]
+    assert embedded.embeddings[:, 0].tolist() == list(range(COUNT))
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (lambda images: (images, images), "returned tuple for 12 images"),
+        (lambda images: images, r"returned \(12, 3, 2, 3\) for 12 images; expected a tensor \[12, dim\]"),
+        (lambda images: images.flatten(1)[1:], r"returned \(11, 18\)"),
+    ],
+)
+def test_a_model_that_gives_no_matrix_is_told(tmp_path: Path, output: object, message: str) -> None:
+    class Odd(nn.Module):
+        def forward(self, images: Tensor) -> object:
+            return output(images)  # type: ignore[operator]
+
+    with pytest.raises(UserError, match=message):
+        embed(Odd(), images(tmp_path, Odd()))
+
+
+def test_a_transform_whose_images_differ_in_shape_is_told(tmp_path: Path) -> None:
+    manifest = photos(tmp_path)
+    Image.new("RGB", (5, 5)).save(tmp_path / "photos" / "0" / "00.png")
+    with pytest.raises(UserError, match=r"shape \(3, 2, 3\), \(3, 5, 5\); expected .* the same for every image"):
+        embed(nn.Flatten(), ModelImages(manifest, ImageModel("mine", nn.Flatten(), pixels, "mine")))
+
+
+def saved(path: Path, **arrays: np.ndarray) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+ROWS = np.eye(4, dtype=np.float32)
+LABELS = np.array([0, 0, 1, 1])
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    embedded = Embedded.load(saved(tmp_path / "rows.npz", embeddings=ROWS, labels=LABELS))
+    embedded.save(tmp_path / "again.npz")
+    again = Embedded.load(tmp_path / "again.npz")
+    for name in Embedded.__dataclass_fields__:
+        assert np.array_equal(getattr(embedded, name), getattr(again, name)), name
+
+
+def test_a_large_array_is_mapped_and_not_read(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", ROWS)
+    np.save(tmp_path / "labels.npy", LABELS)
+    embedded = Embedded.load(tmp_path / "rows.npy", tmp_path / "labels.npy")
+    assert isinstance(embedded.embeddings, np.memmap)
+    assert embedded.labels.tolist() == LABELS.tolist()
+
+
+def bad_files(folder: Path) -> Sequence[tuple[Path, str]]:
+    np.save(folder / "pickled.npy", np.array([{}, {}], dtype=object), allow_pickle=True)
+    (folder / "text.npy").write_text("no array")
+    whole = saved(folder / "whole.npz", embeddings=ROWS, labels=LABELS).read_bytes()
+    (folder / "short.npz").write_bytes(whole[: len(whole) // 2])
+    flipped = bytearray(whole)
+    flipped[whole.index(ROWS.tobytes())] ^= 1
+    (folder / "flipped.npz").write_bytes(flipped)
+    np.save(folder / "cut.npy", ROWS)
+    (folder / "cut.npy").write_bytes((folder / "cut.npy").read_bytes()[:-8])
+    return [
+        (folder / "none.npz", "no file .*none.npz"),
+        (folder / "pickled.npy", "pickled objects, which are refused"),
+        (saved(folder / "pickles.npz", embeddings=ROWS, labels=np.array([{}] * 4, object)), "pickled objects"),
+        (folder / "text.npy", "neither .npz nor .npy"),
+        (folder / "short.npz", "no readable"),
+        (folder / "flipped.npz", "no readable"),
+        (folder / "cut.npy", "no readable"),
+        (saved(folder / "a.npz", labels=LABELS), "holds no array 'embeddings', only labels"),
+        (saved(folder / "b.npz", embeddings=ROWS), "holds no array 'labels'.*--labels FILE.npy"),
+        (saved(folder / "c.npz", embeddings=ROWS, labels=LABELS[:3]), r"labels has shape \(3,\), expected 4 values"),
+        (saved(folder / "d.npz", embeddings=ROWS[0], labels=LABELS), r"embeddings has shape \(4,\), expected a matrix"),
+        (saved(folder / "e.npz", embeddings=np.float32(1), labels=LABELS), r"embeddings has shape \(\)"),
+        (saved(folder / "g.npz", embeddings=ROWS, labels=LABELS, ids=np.int64(3)), r"ids has shape \(\)"),
+        (saved(folder / "h.npz", embeddings=ROWS, labels=LABELS, paths=LABELS), "paths are int64; save them as text"),
+        (saved(folder / "i.npz", embeddings=ROWS, labels=LABELS, classes=np.str_("a")), "classes must be the names"),
+        (saved(folder / "j.npz", embeddings=ROWS, labels=LABELS, classes=np.array(["a"])), "classes must be the names"),
+        (saved(folder / "f.npz", embeddings=ROWS, labels=LABELS, is_query=LABELS + 1), "is_query must hold True"),
+    ]
+
+
+def test_a_bad_file_is_told_in_one_line(tmp_path: Path) -> None:
+    for path, message in bad_files(tmp_path):
+        with pytest.raises(UserError, match=message) as caught:
+            Embedded.load(path)
+        assert "\n" not in str(caught.value), path
+        assert path.name in str(caught.value)
+
+
+def test_a_side_without_images_is_told(tmp_path: Path) -> None:
+    content = {"embeddings": ROWS, "labels": LABELS, "is_query": np.zeros(4, dtype=bool)}
+    with pytest.raises(UserError, match="none of the 4 images is a query"):
+        Embedded.load(saved(tmp_path / "rows.npz", **content)).evaluate()
+
+
+def test_a_camera_of_a_table_hides_the_querys_own_class_under_it(tmp_path: Path) -> None:
+    manifest = photos(tmp_path)
+    lines = [
+        "path,label,split,group",
+        *(f"{path},{row // 4},test,{row % 2}" for row, path in enumerate(manifest.paths)),
+    ]
+    (tmp_path / "photos" / "table.csv").write_text("\n".join(lines))
+    table = READERS["table"](tmp_path / "photos", file="table.csv")
+    model = Counting()
+    embedded = embed(model, ModelImages(table, ImageModel("mine", model, pixels, "mine"), on_error="raise"), batch=5)
+    embedded.save(tmp_path / "rows.npz")
+    for given in (embedded, Embedded.load(tmp_path / "rows.npz")):
+        report = given.evaluate()
+        assert report.per_query["num_positives"].tolist() == [2] * COUNT  # of three, one has the query's camera
+        assert report.per_query["num_negatives"].tolist() == [8] * COUNT

@@ -1,0 +1,125 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aurank.data import TRANSFORMS, ArraySource, ImageDataset, build_manifest
+from aurank.embedding.embed import Embedded, embed_pixels
+from aurank.errors import UserError
+
+ROWS = np.eye(4, dtype=np.float32)
+LABELS = np.array([0, 0, 1, 1])
+HALF = np.array([True, False, True, False])
+
+
+def pixel_rows(*images: np.ndarray) -> np.ndarray:
+    """The embeddings of grey images of 4 × 4 pixels."""
+    paths = [str(number) for number in range(len(images))]
+    source = ArraySource(dict(zip(paths, images, strict=True)))
+    splits = ["test"] * len(paths)
+    manifest = build_manifest("drawings", source, paths=paths, labels=["a"] * len(paths), splits=splits)
+    return embed_pixels(ImageDataset(manifest, TRANSFORMS["resize"](4, 1), channels=1)).embeddings
+
+
+def cosine(left: np.ndarray, right: np.ndarray) -> float:
+    return float(left @ right / np.linalg.norm(left) / np.linalg.norm(right))
+
+
+def drawing(*ink: int, paper: int = 255) -> np.ndarray:
+    image = np.full(16, paper, dtype=np.uint8)
+    image[list(ink)] = 255 - paper
+    return image.reshape(4, 4)
+
+
+def test_pixels_are_centred_so_that_paper_makes_no_two_drawings_alike() -> None:
+    rows = pixel_rows(drawing(0, 1), drawing(14, 15), drawing(0, 1, paper=0))
+    np.testing.assert_allclose(rows.mean(axis=1), 0, atol=1e-6)
+    assert cosine(rows[0], rows[1]) == pytest.approx(-1 / 7)  # 0.5 without centring
+    assert cosine(rows[0], rows[2]) == pytest.approx(-1)
+
+
+def test_an_image_of_one_value_is_like_its_like_and_at_right_angles_to_others() -> None:
+    rows = pixel_rows(drawing(), drawing(3), drawing(paper=77), drawing(2, 9))
+    assert cosine(rows[0], rows[2]) == pytest.approx(1)
+    for other in (rows[1], rows[3]):
+        assert cosine(rows[0], other) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", [bool, np.int64, np.uint8])
+def test_flags_choose_queries_and_gallery_as_booleans_or_as_0_and_1(tmp_path: Path, kind: type) -> None:
+    rows, labels = np.random.default_rng(0).normal(size=(8, 3)), np.arange(8) % 2
+    query = np.arange(8) < 4
+    flags = {"is_query": query.astype(kind), "is_gallery": (~query).astype(kind)}
+    np.savez(tmp_path / "rows.npz", embeddings=rows, labels=labels, **flags)
+    report = Embedded.load(tmp_path / "rows.npz").evaluate()
+    assert (report.num_queries, report.num_gallery) == (4, 4)
+    assert report.per_query["num_positives"].tolist() == [2] * 4
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    paths = np.array(["a", "b", "c", "d"])
+    Embedded(ROWS, LABELS, np.arange(4), paths, HALF, ~HALF, np.full(4, -1)).save(tmp_path / "rows.npz")
+    loaded = Embedded.load(tmp_path / "rows.npz")
+    assert loaded.is_query.tolist() == HALF.tolist()
+    assert loaded.paths.tolist() == paths.tolist()
+    np.testing.assert_array_equal(loaded.embeddings, ROWS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"is_query": np.array([0, 1, 2, 1])}, r"is_query must hold True or False, or 1 or 0, in each row; got .*2"),
+        ({"is_gallery": np.array([0.0, 1.0, 1.0, 1.0])}, r"is_gallery must hold .* got .*0\.0"),
+        ({"is_query": HALF[:3]}, r"is_query has shape \(3,\), expected 4 values"),
+        ({"is_query": np.array(True)}, r"is_query has shape \(\), expected 4 values"),
+        ({"embeddings": np.array(1.0)}, r"embeddings has shape \(\), expected a matrix, one row an item"),
+        ({"labels": np.array(1)}, r"labels has shape \(\), expected 4 values"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    np.savez(tmp_path / "rows.npz", **{"embeddings": ROWS, "labels": LABELS, **change})
+    with pytest.raises(UserError, match=message) as caught:
+        Embedded.load(tmp_path / "rows.npz")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kept", [0, 10, 100, 500, -1])
+@pytest.mark.parametrize("name", ["rows.npz", "rows.npy"])
+def test_a_file_that_is_cut_short_is_refused(tmp_path: Path, name: str, kept: int) -> None:
+    path = tmp_path / name
+    np.save(path, ROWS) if path.suffix == ".npy" else np.savez(path, embeddings=ROWS, labels=LABELS)
+    path.write_bytes(path.read_bytes()[: kept if kept < 100 or path.suffix == ".npz" else 100])
+    with pytest.raises(UserError, match=r"(no readable|neither) \.npz (n?or) \.npy"):
+        Embedded.load(path)
+
+
+def test_a_file_of_labels_holds_one_array_or_names_it(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", ROWS)
+    np.savez(tmp_path / "labels.npz", names=np.arange(4), labels=LABELS)
+    assert Embedded.load(tmp_path / "rows.npy", tmp_path / "labels.npz").labels.tolist() == LABELS.tolist()
+    np.savez(tmp_path / "labels.npz", names=np.arange(4), classes=LABELS)
+    with pytest.raises(UserError, match="holds names, classes; expected one array, or 'labels'"):
+        Embedded.load(tmp_path / "rows.npy", tmp_path / "labels.npz")
+    np.savez(tmp_path / "labels.npz")
+    with pytest.raises(UserError, match="holds nothing"):
+        Embedded.load(tmp_path / "rows.npy", tmp_path / "labels.npz")
+    np.save(tmp_path / "labels.npy", np.array(3))
+    with pytest.raises(UserError, match=r"labels has shape \(\), expected 4 values"):
+        Embedded.load(tmp_path / "rows.npy", tmp_path / "labels.npy")
+
+
+def test_arrays_that_would_be_passed_over_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.npz"
+    np.savez(path, embeddings=ROWS, labels=LABELS, is_querry=HALF)
+    with pytest.raises(
+        UserError, match=r"holds an array 'is_querry', which means nothing here; did you mean 'is_query'"
+    ):
+        Embedded.load(path)
+    np.savez(path, embeddings=ROWS, labels=LABELS)
+    np.save(tmp_path / "labels.npy", LABELS)
+    with pytest.raises(UserError, match=r"holds labels of its own: leave out --labels"):
+        Embedded.load(path, tmp_path / "labels.npy")
+    np.savez(path, embeddings=ROWS, labels=LABELS, ids=np.array([4, 7, 4, 1]))
+    with pytest.raises(UserError, match=r"ids name an item twice, .*4"):
+        Embedded.load(path)

@@ -1,0 +1,176 @@
+"""Images are shown to a backbone as it was trained; a checkpoint keeps how, and older ones keep what was usual."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from testing.tiny import tiny_config
+
+import aurank
+from aurank.commands import evaluate_model
+from aurank.config import Config, ConfigError
+from aurank.embedding import Images
+from aurank.embedding.preprocessing import as_trained
+from aurank.errors import UserError
+from aurank.training.build import build_transform, fill_preprocessing
+from aurank.training.checkpoint import load_checkpoint, save_checkpoint
+from aurank.training.components import read_config
+
+HALF, IMAGENET = ((0.5,) * 3, (0.5,) * 3), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+BACKBONE = "test_resnet"  # trained with mean and deviation 0.5, bilinear
+
+
+def filled(model: dict[str, Any], **data: Any) -> tuple[tuple[float, ...], tuple[float, ...], str | None]:
+    config = fill_preprocessing(read_config(tiny_config(model={"params": {}, **model}, data={"channels": 3, **data})))
+    assert config.data.normalise is not None
+    return tuple(config.data.normalise.mean), tuple(config.data.normalise.std), config.data.interpolation
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> str:
+    """A file of weights for the backbone."""
+    save_file(timm.create_model(BACKBONE, pretrained=False).state_dict(), tmp_path / "weights.safetensors")
+    return str(tmp_path / "weights.safetensors")
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "test_vit", "vit_base_patch16_clip_224.openai", "test_resnet"])
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_of_colours_mean_and_deviation_are_the_backbones(backbone: str, pretrained: bool) -> None:
+    own = timm.get_pretrained_cfg(backbone)
+    interpolation = own.interpolation if pretrained else "area"
+    assert filled({"backbone": backbone, "pretrained": pretrained}) == (own.mean, own.std, interpolation)
+
+
+def test_of_other_channels_pretrained_weights_take_the_mean_of_the_colours(weights: str) -> None:
+    own = timm.get_pretrained_cfg("resnet18")
+    learnt = filled({"backbone": "resnet18", "pretrained": True}, channels=1)
+    assert learnt == ((sum(own.mean) / 3,), (sum(own.std) / 3,), "bicubic")
+    assert filled({"backbone": "resnet18"}, channels=4) == ((0.5,) * 4, (0.5,) * 4, "area")
+    for params in ({"file": weights}, {"checkpoint_path": weights}, {"pretrained_cfg_overlay": {"file": weights}}):
+        assert filled({"backbone": BACKBONE, "params": params}) == (*HALF, "bilinear")
+
+
+def test_the_configuration_overrides_the_backbone() -> None:
+    own = {"mean": [0.1, 0.2, 0.3], "std": [1, 0.5, 2]}
+    found = filled({"backbone": BACKBONE, "pretrained": True}, normalise=own)
+    assert found == ((0.1, 0.2, 0.3), (1, 0.5, 2), "bilinear")
+    assert filled({"backbone": BACKBONE, "pretrained": True}, interpolation="lanczos") == (*HALF, "lanczos")
+    for text, message in (
+        ("data.normalise.mean=[0.5]", r"data.normalise.mean: got 1 values, expected one for each of data.channels = 3"),
+        ("data.normalise.std=[1, 1, 0]", "data.normalise.std"),
+        ("data.normalise={mean: [0.5, 0.5, 0.5]}", "data.normalise.std: missing"),
+        ("data.interpolation=cubic", "expected .*bicubic"),
+        ("data.test_transform.params.mean=[0.5, 0.5, 0.5]", "filled in from 'data.normalise.mean'; remove it"),
+        ("data.train_transform.params.interpolation=box", "filled in from 'data.interpolation'; remove it"),
+    ):
+        overrides = ["data.channels=3", "data.normalise={mean: [0.5, 0.5, 0.5], std: [1, 1, 1]}", text]
+        with pytest.raises(ConfigError, match=message):
+            read_config(tiny_config(), overrides)
+
+
+@pytest.mark.parametrize(
+    ("overlay", "message"),
+    [
+        ({"mean": [123.7, 116.3, 103.5]}, r"mean\.0 is 123\.7"),
+        ({"std": [0, 0, 0]}, r"std\.0 is 0"),
+        ({"mean": 0.5}, r"got mean=0\.5, .*expected lists of numbers"),
+        ({"mean": "abc"}, r"got mean='abc', .*expected lists of numbers"),
+        ({"mean": []}, r"got mean=\[\], .*expected lists of numbers"),
+        ({"std": [0.5]}, r"std=\[0\.5\], expected lists of numbers, one for each channel"),
+        ({"interpolation": "cubic"}, r"interpolation is 'cubic', expected one of .*bicubic"),
+    ],
+)
+def test_what_no_checkpoint_could_hold_is_refused_before_training(overlay: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=f"{message}.*correct model.params.pretrained_cfg_overlay") as caught:
+        filled({"backbone": BACKBONE, "pretrained": True, "params": {"pretrained_cfg_overlay": overlay}})
+    assert "\n" not in str(caught.value)
+
+
+def trained(out: Path, weights: str, **data: Any) -> dict[str, Any]:
+    config = tiny_config(
+        model={"backbone": BACKBONE, "params": {"file": weights}},
+        data={"channels": 3, **data},
+        train={"steps": 2, "validate_every": 2},
+        optim={"warmup_steps": 0},
+    )
+    aurank.train(config, out)
+    return config
+
+
+def test_a_run_its_checkpoint_and_what_loads_it_show_images_alike(
+    tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = trained(tmp_path / "run", weights)
+    # An upgrade of timm, and weights that are gone, change nothing of what was trained.
+    monkeypatch.setattr("aurank.embedding.preprocessing.preprocessing", None)
+    Path(weights).unlink()
+    _, transform = aurank.load(tmp_path / "run")
+    assert (transform.mean, transform.std, transform.interpolation) == (*HALF, "bilinear")
+    saved = load_checkpoint(tmp_path / "run" / "last.pt")["config"]["data"]
+    assert (saved["normalise"], saved["interpolation"]) == ({"mean": [0.5] * 3, "std": [0.5] * 3}, "bilinear")
+    assert read_config(tmp_path / "run" / "config.yaml").data.interpolation == "bilinear"
+    report = aurank.Report.load(tmp_path / "run" / "report.json")
+    for overrides in ([], ["data.normalise=null", "data.interpolation=null"]):
+        again = evaluate_model(f"aurank:{tmp_path / 'run' / 'best'}", Images(overrides=overrides))
+        assert again.metrics == report.metrics
+    aurank.train(config, tmp_path / "run", resume=True)
+    other = ["data.normalise={mean: [0.1, 0.1, 0.1], std: [0.5, 0.5, 0.5]}"]
+    with pytest.raises(UserError, match=r"data.normalise.mean: \[0.5, 0.5, 0.5\] != \[0.1, 0.1, 0.1\]"):
+        aurank.train(config, tmp_path / "run", resume=True, overrides=other)
+
+
+def test_first_weights_of_a_checkpoint_bring_what_they_were_trained_with(tmp_path: Path, weights: str) -> None:
+    trained(tmp_path / "run", weights, normalise={"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]})
+    model = {"backbone": BACKBONE, "pretrained": True, "init_from": str(tmp_path / "run")}
+    assert filled(model) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear")
+
+
+def test_a_checkpoint_without_it_keeps_what_was_usual(tmp_path: Path, weights: str) -> None:
+    trained(tmp_path / "run", weights)
+    for name in ("best.pt", "last.pt"):
+        content = load_checkpoint(tmp_path / "run" / name)
+        del content["config"]["data"]["normalise"], content["config"]["data"]["interpolation"]
+        save_checkpoint(tmp_path / "run" / name, content)
+    _, transform = aurank.load(tmp_path / "run")
+    assert (transform.mean, transform.std, transform.interpolation) == (*IMAGENET, "area")
+    model = {"backbone": BACKBONE, "pretrained": True, "init_from": str(tmp_path / "run")}
+    assert filled(model) == (*IMAGENET, "area")
+
+
+def test_what_params_of_transforms_said_is_kept() -> None:
+    content = tiny_config(data={"test_transform": {"name": "center", "params": {"mean": [0.2], "margin": 1}}})
+    data = read_config(as_trained(content)).data
+    assert data.test_transform.params == {"margin": 1}
+    assert data.normalise is not None
+    assert (data.normalise.mean, data.normalise.std) == ((0.2,), (0.5,))
+    assert as_trained({"data": 3}) == {"data": 3}
+
+
+def test_a_run_is_not_resumed_with_another_normalisation_than_it_was_trained_with() -> None:
+    same = {"name": "resize", "params": {"mean": [0.2]}}
+    for data in ({"train_transform": same}, {"test_transform": same}):
+        content = tiny_config(data={"train_transform": {"name": "resize", "params": {}}, **data})
+        content["data"]["test_transform"].setdefault("params", {})
+        assert as_trained(content)["data"]["normalise"]["std"] == [0.5]
+        with pytest.raises(UserError, match="trained on images of another mean or std"):
+            as_trained(content, resumed=True)
+    content = tiny_config(data={"train_transform": same, "test_transform": same})
+    assert as_trained(content, resumed=True)["data"]["normalise"]["mean"] == [0.2]
+
+
+def config_of(interpolation: str, **data: Any) -> Config:
+    return fill_preprocessing(read_config(tiny_config(data={"interpolation": interpolation, "channels": 3, **data})))
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+def test_the_evaluation_transform_is_that_of_timm(interpolation: str) -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (96, 128, 3), dtype=np.uint8))
+    data = config_of(interpolation, image_size=56, test_transform={"name": "center", "params": {}}).data
+    found = build_transform(data, train=False)(image)
+    expected = timm.data.create_transform((3, 56, 56), interpolation=interpolation, mean=IMAGENET[0], std=IMAGENET[1])
+    torch.testing.assert_close(found, expected(image), rtol=0, atol=1e-5)  # either sums in its own order

@@ -1,0 +1,272 @@
+"""The protocols: who is query and gallery in each, and when two numbers answer the same question."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from testing import benchmark_trees as trees
+
+from aurank.data import BENCHMARKS, ImageDataset
+from aurank.data.transforms.standard import Resize
+from aurank.embedding.embed import Embedded, embed_pixels
+from aurank.embedding.protocols import PROTOCOLS, Protocol, draw_gallery, find_protocol, mean_report
+from aurank.errors import UserError
+from aurank.evaluation import Report, evaluate
+
+ONE_GALLERY = Protocol("one", "vehicleid", (1, 5), {"test": "small"}, seeds=(0, 1, 2))
+
+
+def embedded(counts: list[int], *, seed: int = 0) -> Embedded:
+    """Random embeddings, in a random order of rows, of classes with these numbers of images."""
+    chance = np.random.default_rng(seed)
+    labels = chance.permutation(np.repeat(np.arange(len(counts)) * 7 + 3, counts))
+    rows = len(labels)
+    return Embedded(
+        embeddings=chance.normal(size=(rows, 6)).astype(np.float32),
+        labels=labels,
+        ids=np.arange(rows),
+        paths=np.array([f"image/{number:07d}.jpg" for number in chance.permutation(rows)]),
+        is_query=np.ones(rows, dtype=bool),
+        is_gallery=np.ones(rows, dtype=bool),
+        groups=np.full(rows, -1),
+    )
+
+
+def reordered(given: Embedded, order: np.ndarray) -> Embedded:
+    rows = {name: values[order] for name, values in vars(given).items() if values is not None}
+    return Embedded(**rows)
+
+
+def checksum(protocol: Protocol, given: Embedded) -> str:
+    report = protocol.evaluate(given)
+    assert report.protocol is not None
+    return str(report.protocol["checksum"])
+
+
+@pytest.mark.parametrize(
+    ("name", "recall_at"),
+    [
+        ("sop", [1, 10, 100, 1000]),
+        ("inaturalist2018", [1, 4, 16, 32]),
+        ("vehicleid-small", [1, 5]),
+        ("vehicleid-medium", [1, 5]),
+        ("vehicleid-large", [1, 5]),
+    ],
+)
+def test_every_image_is_a_query_against_all_others(name: str, recall_at: list[int]) -> None:
+    given = embedded([2, 3, 4, 1])
+    report = PROTOCOLS[name].evaluate(given)
+    plain = evaluate(given.embeddings, given.labels, recall_at=recall_at)
+    assert report.metrics == plain.metrics
+    assert list(report.recall) == [k for k in recall_at if k < len(given.labels)]
+    assert (report.num_queries, report.num_lone_queries, report.num_gallery) == (10, 1, 10)
+    assert report.protocol is not None
+    assert report.protocol["name"] == name
+
+
+def similarity_ranks(given: Embedded, gallery: list[int]) -> tuple[list[int], list[float]]:
+    """The slow, obvious way: for each other row, in order, the rank of its class's one gallery image."""
+    unit = given.embeddings / np.linalg.norm(given.embeddings, axis=1, keepdims=True)
+    queries = [row for row in range(len(unit)) if row not in gallery]
+    ranks = []
+    for row in queries:
+        best = sorted(gallery, key=lambda other: -float(unit[row] @ unit[other]))
+        ranks.append(1 + [given.labels[other] for other in best].index(given.labels[row]))
+    return queries, [float(rank) for rank in ranks]
+
+
+def galleries(given: Embedded, seeds: tuple[int, ...]) -> list[list[int]]:
+    """The rows that each seed draws, by the definition: rows in the order of their paths, shuffled, first of each."""
+    by_path = sorted(range(len(given.paths)), key=lambda row: str(given.paths[row]))
+    found = []
+    for seed in seeds:
+        first: dict[int, int] = {}
+        for place in np.random.default_rng(seed).permutation(len(by_path)).tolist():
+            first.setdefault(int(given.labels[by_path[place]]), by_path[place])
+        found.append(sorted(first.values()))
+    return found
+
+
+def test_one_gallery_image_of_each_class_and_the_mean_over_draws_agree_with_a_slow_count() -> None:
+    given = embedded([3, 4, 5, 2, 1])
+    report = ONE_GALLERY.evaluate(given)
+    rows: list[int] = []
+    ranks: list[float] = []
+    for gallery in galleries(given, ONE_GALLERY.seeds):
+        assert len(gallery) == 5
+        drawn = similarity_ranks(given, gallery)
+        rows, ranks = rows + drawn[0], ranks + drawn[1]
+    assert report.per_query["query"].tolist() == rows
+    assert report.per_query["first_rank"].tolist() == ranks
+    assert report.mauprc == pytest.approx(np.mean([1 / rank for rank in ranks]), abs=1e-12)
+    assert report.recall[1] == pytest.approx(np.mean([rank <= 1 for rank in ranks]), abs=1e-12)
+    assert report.recall[5] == 1.0
+    assert (report.num_queries, report.num_lone_queries, report.num_gallery) == (30, 0, 5)
+
+
+def test_the_report_of_draws_names_its_seeds_and_their_range_and_survives_saving(tmp_path: Path) -> None:
+    given = embedded([3, 4, 5, 2])
+    report = ONE_GALLERY.evaluate(given)
+    single = [dataclasses.replace(ONE_GALLERY, seeds=(seed,)).evaluate(given).mauprc for seed in ONE_GALLERY.seeds]
+    assert report.mauprc == pytest.approx(np.mean(single), abs=1e-15)
+    assert report.protocol is not None
+    assert report.protocol["seeds"] == [0, 1, 2]
+    assert report.protocol["params"] == {"test": "small"}
+    assert f"seeds 0, 1, 2; mauprc from {min(single):.4f} to {max(single):.4f}" in "\n".join(report.notes)
+    report.save(tmp_path / "report.json")
+    loaded = Report.load(tmp_path / "report.json")
+    assert loaded.protocol == report.protocol
+    assert loaded.metrics == report.metrics
+    curve = [dataclasses.replace(ONE_GALLERY, seeds=(seed,)).evaluate(given).curve for seed in ONE_GALLERY.seeds]
+    assert report.curve is not None
+    expected = np.mean([part.precision for part in curve if part is not None], axis=0)
+    np.testing.assert_allclose(report.curve.precision, expected, atol=1e-15)
+
+
+def test_intervals_of_draws_are_those_of_their_mean() -> None:
+    given = embedded([3, 4, 5, 2, 6, 3])
+    reports = [dataclasses.replace(ONE_GALLERY, seeds=(seed,)).evaluate(given) for seed in (0, 1)]
+    plain = mean_report(reports, (0, 1))
+    drawn = mean_report([report.with_intervals(resamples=200, seed=4) for report in reports], (0, 1))
+    assert plain.intervals is None
+    assert drawn.intervals is not None
+    expected = plain.with_intervals(resamples=200, seed=4).intervals
+    assert expected is not None
+    assert drawn.intervals.bounds == expected.bounds
+    low, high = drawn.intervals.bounds["mauprc"]
+    assert low < plain.mauprc < high
+
+
+def test_seeds_draw_differently_and_again_the_same() -> None:
+    classes = np.repeat(np.arange(20), 6)
+    draws = [draw_gallery(classes, seed) for seed in (0, 1, 0)]
+    assert draws[0].tolist() == draws[2].tolist() != draws[1].tolist()
+    for drawn in draws:
+        assert classes[drawn].tolist() == list(range(20))
+    often = sum(draw_gallery(classes, seed) for seed in range(600))
+    assert often.min() > 60  # each of six images is drawn about 100 times
+    assert often.max() < 145
+
+
+@pytest.mark.parametrize("protocol", [PROTOCOLS["sop"], ONE_GALLERY], ids=["all", "drawn"])
+def test_order_of_rows_and_numbers_of_labels_change_neither_checksum_nor_numbers(protocol: Protocol) -> None:
+    given = embedded([3, 4, 5, 2])
+    order = np.random.default_rng(5).permutation(len(given.labels))
+    moved = reordered(given, order)
+    renamed = dataclasses.replace(given, labels=(given.labels * 1009) % 65537)
+    assert checksum(protocol, given) == checksum(protocol, moved) == checksum(protocol, renamed)
+    for other in (moved, renamed):
+        assert protocol.evaluate(other).metrics == protocol.evaluate(given).metrics
+
+
+@pytest.mark.parametrize("change", ["path", "class", "image", "protocol", "cut-offs", "seeds"])
+def test_anything_that_changes_the_question_changes_the_checksum(change: str) -> None:
+    given, protocol = embedded([3, 4, 5, 2]), ONE_GALLERY
+    other, asked = given, protocol
+    if change == "path":
+        other = dataclasses.replace(given, paths=np.array([*given.paths[:-1], "image/other.jpg"]))
+    elif change == "class":
+        other = dataclasses.replace(given, labels=np.where(np.arange(14) == 2, given.labels[3] + 1, given.labels))
+    elif change == "image":
+        other = reordered(given, np.arange(13))
+    else:
+        asked = dataclasses.replace(
+            protocol,
+            **{
+                "protocol": {"name": "other"},
+                "cut-offs": {"recall_at": (1, 10)},
+                "seeds": {"seeds": (0, 1, 3)},
+            }[change],
+        )
+    assert checksum(asked, other) != checksum(protocol, given)
+
+
+def test_a_checksum_is_the_same_today_as_ever() -> None:
+    """A golden value: if it changes, numbers of before cannot be compared any more, and VERSION has to rise."""
+    paths, labels = ["b.jpg", "a.jpg", "c.jpg"], np.array([5, 9, 5])
+    assert PROTOCOLS["sop"].checksum(paths, labels) == "4d4d88bbef99b8a0"
+    assert ONE_GALLERY.checksum(paths, labels) == "32c79594fab9f129"
+
+
+def test_embeddings_that_do_not_say_which_images_they_are_get_no_checksum() -> None:
+    given = embedded([3, 4])
+    for paths in (np.array([""] * 7), np.array(["a.jpg"] * 7)):
+        with pytest.raises(UserError, match="needs the path of every image, each once"):
+            PROTOCOLS["sop"].evaluate(dataclasses.replace(given, paths=paths))
+
+
+def test_options_go_to_the_evaluation_but_the_cut_offs_are_the_protocols() -> None:
+    given = embedded([3, 4])
+    assert PROTOCOLS["sop"].evaluate(given, ties="optimistic").ties == "optimistic"
+    with pytest.raises(UserError, match=r"protocol sop sets recall_at itself, to \(1, 10, 100, 1000\)"):
+        PROTOCOLS["sop"].evaluate(given, recall_at=(1,))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("is_query", np.arange(7) < 3), ("is_gallery", np.arange(7) > 2), ("groups", np.arange(7))]
+)
+def test_flags_that_a_protocol_would_not_heed_are_refused(name: str, values: np.ndarray) -> None:
+    given = dataclasses.replace(embedded([3, 4]), **{name: values})
+    for protocol in (PROTOCOLS["sop"], ONE_GALLERY):
+        with pytest.raises(UserError, match=f"says who is query and gallery, so {name} has no use: leave it out"):
+            protocol.evaluate(given)
+
+
+def test_a_protocol_is_found_by_name_with_its_seeds() -> None:
+    for name, protocol in PROTOCOLS.items():
+        assert find_protocol(name) is protocol
+        assert protocol.name in (name, f"{name}-small")
+    medium = find_protocol("vehicleid-one-gallery-medium", seeds=range(3))
+    assert medium.params == {"test": "medium"}
+    assert medium.seeds == (0, 1, 2)
+    assert medium.recall_at == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("vehicleid-smal", {}, "; did you mean 'vehicleid-small'?"),
+        ("market1501", {}, "no protocol 'market1501', expected one of sop,"),
+        ("sop", {"seeds": [1]}, "protocol sop draws nothing, so seeds have no use; vehicleid-one-gallery-small, "),
+        ("vehicleid-one-gallery", {"seeds": []}, "seeds must be different whole numbers from 0, at least one, got ()"),
+        ("vehicleid-one-gallery", {"seeds": [1, 1]}, "seeds must be different whole numbers"),
+        ("vehicleid-one-gallery", {"seeds": [-1]}, "seeds must be different whole numbers"),
+    ],
+)
+def test_a_protocol_that_is_not_there_is_refused(name: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        find_protocol(name, **arguments)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_a_protocol_reads_embeds_and_measures_the_test_images_of_its_benchmark(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees.publish_small_sizes(monkeypatch)
+    protocol = PROTOCOLS[name]
+    trees.TREES[protocol.reader](tmp_path)
+    manifest = protocol.manifest(tmp_path)
+    list_of = {"sop": "Ebay_test.txt", "inaturalist2018": "Inat_dataset_splits/Inaturalist_test_set1.txt"}
+    if protocol.reader == "vehicleid":
+        list_of["vehicleid"] = (
+            f"train_test_split/test_list_{trees.VEHICLE_COUNTS[protocol.params['test']]}.txt"  # of this size
+        )
+    expected = BENCHMARKS[protocol.reader].sizes[list_of[protocol.reader]]
+    assert (len(manifest), len(manifest.classes)) == (expected.images, expected.classes)
+    dataset = ImageDataset(manifest, Resize(8, 3), channels=3)
+    report = protocol.evaluate(embed_pixels(dataset))
+    assert report.protocol is not None
+    assert report.protocol["checksum"] == protocol.checksum(manifest.paths, manifest.labels)
+    queries = expected.images - expected.classes if protocol.seeds else expected.images
+    assert len(report.per_query["query"]) == queries * max(1, len(protocol.seeds))
+
+
+def test_a_protocol_lends_its_reader_the_other_arguments_only(tmp_path: Path) -> None:
+    trees.sop_tree(tmp_path)
+    trees.vehicleid_tree(tmp_path)
+    assert len(PROTOCOLS["sop"].manifest(tmp_path, complete=False)) == len(trees.SOP_TEST)
+    with pytest.raises(UserError, match="protocol vehicleid-small sets test itself, to 'small'"):
+        PROTOCOLS["vehicleid-small"].manifest(tmp_path, test="large")

@@ -1,0 +1,60 @@
+"""Which images a split is, for the data that a model was trained on and for others."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from testing.tiny import tiny_config
+
+import aurank
+from aurank.commands import Running, embed_model, evaluate_model
+from aurank.embedding import Images
+from aurank.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model that was trained on eight of the ten digits; two were held out."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    aurank.train(tiny_config(train={"steps": 3}), out)
+    return f"aurank:{out}/best"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Ten classes of two training images each, of which a configuration would hold two out."""
+    for row in range(20):
+        path = tmp_path / "photos" / "train" / f"{row // 2}" / f"{row}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.random.default_rng(row).integers(0, 256, (16, 16), dtype=np.uint8)).save(path)
+    return tmp_path / "photos"
+
+
+def embedded(model: str, images: Images) -> tuple[int, str]:
+    """How many rows were embedded, and what was said."""
+    said: list[str] = []
+    return len(embed_model(model, images, running=Running(say=said.append)).ids), "\n".join(said)
+
+
+def test_all_of_a_split_of_other_data_is_embedded(model: str, photos: Path) -> None:
+    assert embedded(model, Images(f"folder:{photos}", "train")) == (20, "")
+    others = [f"data.root={photos}", "data.name=folder", "data.params={}"]
+    assert embedded(model, Images(split="train", overrides=others)) == (20, "")
+    rows, _ = embedded(model, Images(f"folder:{photos}", "train", overrides=["data.validation_fraction=0.2"]))
+    assert rows == 16
+    with pytest.raises(UserError, match=r"no images in split 'val'; splits with images: train \(20\)"):
+        embed_model(model, Images(f"folder:{photos}", "val"))
+
+
+def test_what_the_splits_of_the_training_data_mean_is_said(model: str) -> None:
+    rows, said = embedded(model, Images("digits:", "train"))
+    assert rows == 898
+    used = "training used 718 images and held out 180 for validation"
+    assert said == f"--split train is as the data have it; of these data {used}"
+    for split, count in (("train", 718), ("val", 180)):
+        rows, said = embedded(model, Images(split=split))
+        assert rows == count
+        assert said.startswith(f"--split {split} is that of the training run: {used}; --data READER:PATH takes")
+    assert embedded(model, Images()) == (899, "")
+    assert said in evaluate_model(model, Images(split="val")).notes

@@ -1,0 +1,194 @@
+"""Who competes with whom: every way to say it equals a loop over all pairs, under every distance and kernel."""
+
+import itertools
+import resource
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aurank.errors import UserError
+from aurank.evaluation import Ranks, positive_ranks
+from aurank.evaluation.engine.positives import count_positives
+
+
+def loop(
+    queries: np.ndarray,
+    labels: list[int] | None,
+    gallery: np.ndarray | None,
+    gallery_labels: list[int] | None,
+    *,
+    distance: str,
+    ids: list[int] | None = None,
+    gallery_ids: list[int] | None = None,
+    groups: list[int] | None = None,
+    gallery_groups: list[int] | None = None,
+    positives: list[tuple[int, int]] | None = None,
+    ignore: list[tuple[int, int]] | None = None,
+    junk: list[int] | None = None,
+) -> list[tuple[int, int, list[tuple[int, int, int, int]]]]:
+    """(query, negatives, [(positive, higher, tied, at least)]) for integer vectors, of one length under cosine."""
+    own = gallery is None
+    there = queries if gallery is None else gallery
+    there_labels = labels if own else gallery_labels
+    there_groups = groups if own else gallery_groups
+    result = []
+    for row, query in enumerate(queries):
+        mine: dict[int, int] = {}
+        others: list[int] = []
+        for place, other in enumerate(there):
+            if (own and place == row) or place in (junk or []) or (row, place) in (ignore or []):
+                continue
+            if ids is not None and gallery_ids is not None and ids[row] == gallery_ids[place]:
+                continue
+            score = -int(((query - other) ** 2).sum()) if distance == "euclidean" else int(query @ other)
+            if positives is not None:
+                positive = (row, place) in positives
+            else:
+                assert labels is not None
+                assert there_labels is not None
+                positive = labels[row] == there_labels[place]
+            same_group = groups is not None and there_groups is not None and groups[row] == there_groups[place] != -1
+            if positive and same_group:
+                continue
+            if positive:
+                mine[place] = score
+            else:
+                others.append(score)
+        entries = [
+            (
+                place,
+                sum(other > score for other in others),
+                sum(other == score for other in others),
+                sum(other >= score for other in mine.values()),
+            )
+            for place, score in sorted(mine.items(), key=lambda item: (-item[1], item[0]))
+        ]
+        if entries:
+            result.append((row, len(others), entries))
+    return result
+
+
+def listed(ranks: Ranks) -> list[tuple[int, int, list[tuple[int, int, int, int]]]]:
+    columns = [getattr(ranks, name).tolist() for name in ("positive", "higher", "tied", "at_least")]
+    entries, edges = list(zip(*columns, strict=True)), ranks.offset.tolist()
+    parts = [entries[first:last] for first, last in itertools.pairwise(edges)]
+    return list(zip(ranks.query.tolist(), ranks.num_negatives.tolist(), parts, strict=True))
+
+
+@st.composite
+def cases(draw: Any) -> dict[str, Any]:
+    """Arguments of `positive_ranks` in any combination that makes sense."""
+    rows, there = draw(st.integers(1, 30)), draw(st.integers(1, 40))
+    separate = draw(st.booleans())
+    chance = np.random.default_rng(draw(st.integers(0, 2**32)))
+    distance = draw(st.sampled_from(["cosine", "dot", "euclidean"]))
+    values = [-1, 1] if distance == "cosine" else [-2, -1, 0, 1, 2]
+    case: dict[str, Any] = {"distance": distance, "queries": chance.choice(values, (rows, 4))}
+    classes = draw(st.sampled_from([1, 3, 12]))
+    case["labels"] = chance.integers(-classes, classes, rows).tolist()
+    case["gallery"] = case["gallery_labels"] = None
+    if separate:
+        case["gallery"] = chance.choice(values, (there, 4))
+        case["gallery_labels"] = chance.integers(-classes, classes, there).tolist()
+        if draw(st.booleans()):
+            case["ids"] = chance.permutation(60)[:rows].tolist()
+            case["gallery_ids"] = chance.permutation(60)[:there].tolist()
+    else:
+        there = rows
+    if draw(st.booleans()):
+        case["groups"] = chance.integers(-1, 2, rows).tolist()
+        if separate:
+            case["gallery_groups"] = chance.integers(-1, 2, there).tolist()
+    pairs = [(int(chance.integers(rows)), int(chance.integers(there))) for _ in range(draw(st.integers(0, 25)))]
+    if draw(st.booleans()):
+        case["ignore"] = pairs[::2]
+    if draw(st.booleans()):
+        case["positives"] = pairs[1::2] + pairs[1:3]  # some of them twice
+        if draw(st.booleans()):
+            case["labels"] = case["gallery_labels"] = None
+    if draw(st.booleans()):
+        case["junk"] = chance.permutation(there)[: there // 3].tolist()
+    return case
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases(), st.sampled_from(["numba", "torch"]), st.sampled_from([np.int8, np.float32, np.float64]), st.booleans())
+def test_every_way_to_say_who_competes_equals_a_loop_over_all_pairs(
+    case: dict[str, Any], backend: str, kind: Any, small: bool
+) -> None:
+    expected = loop(**case)
+    vectors = [None if case[side] is None else case[side].astype(kind) for side in ("queries", "gallery")]
+    rest = {
+        name: value for name, value in case.items() if name not in ("queries", "labels", "gallery", "gallery_labels")
+    }
+    ranks = positive_ranks(
+        vectors[0],
+        case["labels"],
+        vectors[1],
+        case["gallery_labels"],
+        **rest,
+        backend=backend,
+        max_memory="32KiB" if small else "1GiB",
+    )
+    assert listed(ranks) == expected
+    rows = [row for row, _, _ in expected]
+    assert ranks.labels.tolist() == (rows if case["labels"] is None else [case["labels"][row] for row in rows])
+    assert ranks.num_gallery == len(case["queries"] if case["gallery"] is None else case["gallery"])
+
+
+TWO = np.eye(2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"distance": "manhattan"}, "distance must be one of cosine, dot, euclidean; got 'manhattan'"),
+        ({"groups": [0, 1], "gallery": TWO, "gallery_labels": [0, 0]}, "give both or neither"),
+        ({"gallery_groups": [0, 1]}, "gallery_groups came without a gallery"),
+        ({"positives": [[0, 2]]}, "positives, pair 0 names gallery row 2: there are rows 0 to 1"),
+        ({"positives": [[-1, 0]]}, "positives, pair 0 names query row -1"),
+        ({"ignore": [0, 1]}, r"ignore must be pairs .*got shape \(2,\)"),
+        ({"ignore": [[0.5, 1.0]]}, "ignore must be pairs .* of integers"),
+        ({"junk": [2]}, "junk names row 2 of a gallery of 2 rows"),
+        ({"junk": [0.5]}, "junk must be gallery rows or one truth value per row"),
+        ({"junk": [True, True]}, "all 2 gallery rows are junk"),
+        ({"labels": None}, "labels are missing: give one label per query row, or the positives"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(arguments: dict[str, Any], message: str) -> None:
+    given = {"labels": [0, 0], "gallery": None, "gallery_labels": None, **arguments}
+    first = [given.pop(name) for name in ("labels", "gallery", "gallery_labels")]
+    with pytest.raises(UserError, match=message):
+        positive_ranks(TWO, *first, **given)
+
+
+def test_junk_may_be_rows_or_truth_values() -> None:
+    rng = np.random.default_rng(0)
+    rows, labels = rng.normal(size=(20, 3)), rng.integers(0, 4, 20)
+    mask = rng.random(20) < 0.3
+    assert listed(positive_ranks(rows, labels, junk=mask)) == listed(
+        positive_ranks(rows, labels, junk=np.flatnonzero(mask))
+    )
+
+
+def test_captions_of_images_are_positives_by_pairs() -> None:
+    images = np.array([[1.0, 0.0], [0.0, 1.0]])
+    captions = np.array([[1.0, 0.1], [0.9, 0.2], [0.1, 1.0], [1.0, 0.0]])  # the last one misled
+    ranks = positive_ranks(images, gallery=captions, positives=[(0, 0), (0, 1), (1, 2), (1, 3)])
+    assert listed(ranks) == [(0, 2, [(0, 1, 0, 1), (1, 1, 0, 2)]), (1, 2, [(2, 0, 0, 1), (3, 2, 0, 2)])]
+
+
+def test_more_positives_than_memory_holds_are_refused_before_anything_is_computed() -> None:
+    rows, before = 2_000_000, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    flat = np.broadcast_to(np.float32(np.nan), (rows, 2))  # a product, or even a length, would find the NaN
+    labels = np.arange(rows) % 2
+    with pytest.raises(UserError, match=r"make 1,999,998,000,000 positives, which take about 200\.1 TiB .* available"):
+        positive_ranks(flat, labels)
+    with pytest.raises(UserError, match=r"make 2,000,000,000,000 positives.*: measure a sample of the queries"):
+        positive_ranks(flat, labels, flat, labels)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
+    assert count_positives(np.array([3, 1, 7, 3]), np.array([1, 1, 3, 5])) == 4
+    assert count_positives(np.array([3]), np.array([], dtype=np.int64)) == 0

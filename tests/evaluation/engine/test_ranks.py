@@ -1,0 +1,267 @@
+"""Ranks are exact whichever tier, block or class size found them."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import aurank
+from aurank.errors import UserError
+from aurank.evaluation import Ranks, positive_ranks
+from aurank.evaluation.engine import counting
+
+ARRAYS = ("query", "labels", "num_negatives", "offset", "positive", "higher", "tied", "at_least")
+
+
+def same(left: Ranks, right: Ranks) -> bool:
+    return all(np.array_equal(getattr(left, name), getattr(right, name)) for name in ARRAYS)
+
+
+def mixed(rows: int = 300, dim: int = 24, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """A third far apart, a third within 1e-7 of one point, a third exact copies; one class large, many small."""
+    chance = np.random.default_rng(seed)
+    embeddings = chance.normal(size=(rows, dim))
+    third = rows // 3
+    embeddings[third : 2 * third] = embeddings[0] + 1e-7 * chance.normal(size=(third, dim))
+    embeddings[2 * third :] = embeddings[chance.integers(0, third, rows - 2 * third)]
+    labels = np.where(chance.random(rows) < 0.2, 2**40, chance.integers(-60, 60, rows))
+    order = chance.permutation(rows)
+    return embeddings[order].astype(np.float32), labels[order]
+
+
+def integer_oracle(
+    queries: np.ndarray, labels: list[int], gallery: np.ndarray, others: list[int], skip: list[int]
+) -> list[tuple[int, list[tuple[int, int, int, int]]]]:
+    """(query, [(positive, higher, tied, at least)]) for vectors of one length, whose dot products are integers."""
+    result = []
+    for row, query in enumerate(queries):
+        scores = [int(query @ other) for other in gallery]
+        kept = [place for place in range(len(gallery)) if place != skip[row]]
+        positives = [place for place in kept if others[place] == labels[row]]
+        negatives = [scores[place] for place in kept if others[place] != labels[row]]
+        entries = [
+            (
+                place,
+                sum(score > scores[place] for score in negatives),
+                sum(score == scores[place] for score in negatives),
+                sum(scores[other] >= scores[place] for other in positives),
+            )
+            for place in sorted(positives, key=lambda place: (-scores[place], place))
+        ]
+        if entries:
+            result.append((row, entries))
+    return result
+
+
+def listed(ranks: Ranks) -> list[tuple[int, list[tuple[int, int, int, int]]]]:
+    columns = [getattr(ranks, name).tolist() for name in ("positive", "higher", "tied", "at_least")]
+    entries = list(zip(*columns, strict=True))
+    edges = ranks.offset.tolist()
+    return [(row, entries[edges[i] : edges[i + 1]]) for i, row in enumerate(ranks.query.tolist())]
+
+
+SIGNS = st.lists(st.sampled_from([-1, 1]), min_size=5, max_size=5)
+ITEMS = st.lists(st.tuples(st.sampled_from([-(2**63), 0, 3, 2**63 - 1]), SIGNS), min_size=1, max_size=25)
+
+
+@settings(max_examples=100, deadline=None)
+@given(ITEMS, st.sampled_from([np.int8, np.float16, np.float64]), st.sampled_from(["32KiB", "1GiB"]))
+def test_signs_full_of_true_ties_equal_integer_arithmetic(
+    items: list[tuple[int, list[int]]], kind: Any, memory: str
+) -> None:
+    labels = [label for label, _ in items]
+    signs = np.array([values for _, values in items])
+    ranks = positive_ranks(signs.astype(kind), labels, max_memory=memory)
+    assert listed(ranks) == integer_oracle(signs, labels, signs, labels, list(range(len(items))))
+
+
+@settings(max_examples=100, deadline=None)
+@given(ITEMS, ITEMS, st.booleans())
+def test_a_gallery_with_shared_items_equals_integer_arithmetic(
+    items: list[tuple[int, list[int]]], there: list[tuple[int, list[int]]], with_ids: bool
+) -> None:
+    labels, others = [label for label, _ in items], [label for label, _ in there]
+    signs, gallery = np.array([values for _, values in items]), np.array([values for _, values in there])
+    # Item i of the gallery is item i + 3 of the queries, whatever either is labelled.
+    ids: dict[str, Any] = {"ids": range(len(items)), "gallery_ids": range(3, len(there) + 3)} if with_ids else {}
+    skip = [row - 3 if with_ids and row >= 3 else -1 for row in range(len(items))]
+    ranks = positive_ranks(signs, labels, gallery, others, **ids)
+    assert listed(ranks) == integer_oracle(signs, labels, gallery, others, skip)
+    left_out = [skip[row] in range(len(there)) for row in ranks.query.tolist()]
+    total = (ranks.num_positives + ranks.num_negatives + left_out).tolist()
+    assert total == [len(there)] * len(ranks.query)
+    assert (ranks.num_queries, ranks.num_gallery) == (len(items), len(there))
+
+
+@pytest.mark.parametrize(
+    "tiers",
+    [
+        {torch.float32: 1.0, torch.float64: 1.0},  # float32, and all else one pair at a time
+        {torch.float32: 0.0, torch.float64: 1.0},  # float64 as soon as anything is close
+        {torch.float32: 0.0, torch.float64: 0.0},  # exact scores throughout as soon as anything is close
+        {torch.float32: -1.0, torch.float64: -1.0},  # exact scores throughout
+    ],
+)
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+def test_every_tier_finds_the_same_ranks(
+    tiers: dict[Any, float], backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embeddings, labels = mixed()
+    reference = positive_ranks(embeddings, labels)
+    monkeypatch.setattr(counting, "NEAR", tiers)
+    assert same(positive_ranks(embeddings, labels, backend=backend), reference)
+    assert same(positive_ranks(embeddings, labels, backend=backend, max_memory="256KiB"), reference)
+
+
+def test_float64_and_float32_input_of_equal_values_have_the_same_ranks() -> None:
+    embeddings, labels = mixed(seed=1)
+    reference = positive_ranks(embeddings, labels)
+    assert same(positive_ranks(embeddings.astype(np.float64), labels), reference)
+    assert same(positive_ranks(embeddings.astype(">f4"), labels), reference)  # as a foreign file may hold it
+    assert same(positive_ranks(np.asfortranarray(embeddings)[:, ::-1][:, ::-1], labels), reference)
+    assert same(positive_ranks(torch.from_numpy(embeddings).T.contiguous().T, torch.from_numpy(labels)), reference)
+
+
+def test_renamed_labels_have_the_same_ranks() -> None:
+    embeddings, labels = mixed(seed=2)
+    _, renamed = np.unique(labels, return_inverse=True)
+    left, right = positive_ranks(embeddings, -renamed * 2**50), positive_ranks(embeddings, labels)
+    assert (left.labels == (-renamed * 2**50)[left.query]).all()
+    assert same(replace(left, labels=right.labels), right)
+
+
+def test_a_gallery_equal_to_the_queries_with_ids_is_the_set_as_its_own_gallery() -> None:
+    embeddings, labels = mixed(seed=3)
+    ids = np.random.default_rng(0).permutation(len(labels)) - 2**40
+    split = positive_ranks(embeddings, labels, embeddings, labels, ids=ids, gallery_ids=ids)
+    assert same(split, positive_ranks(embeddings, labels))
+
+
+def test_tiles_of_odd_sizes_pass_from_float32_to_float64() -> None:
+    # 109 queries of 150 positives make a tile of 109 x 297 scores; the queries that tie with everything come after it,
+    # in a smaller one.
+    chance = np.random.default_rng(0)
+    queries = np.concatenate([chance.normal(size=(109, 4)), np.zeros((50, 4))]).astype(np.float32)
+    queries[:, 3] = np.arange(159) >= 109
+    gallery = np.concatenate([chance.normal(size=(297, 3)), np.ones((297, 1))], axis=1).astype(np.float32)
+    sides = (queries, (np.arange(159) >= 109).astype(int), gallery, (np.arange(297) >= 150).astype(int))
+    reference = positive_ranks(*sides, distance="dot")
+    assert reference.tied.max() == 150
+    assert same(positive_ranks(*sides, distance="dot", max_memory="4MiB"), reference)
+
+
+def test_a_class_of_hundreds_fits_a_small_budget_and_too_small_a_budget_is_named() -> None:
+    chance = np.random.default_rng(0)
+    embeddings, labels = chance.normal(size=(500, 8)), np.arange(500) % 2
+    small = positive_ranks(embeddings, labels, max_memory="60KiB")
+    assert same(small, positive_ranks(embeddings, labels))
+    with pytest.raises(UserError, match=r"max_memory is 5000 bytes: embeddings of this width need at least \d+") as why:
+        positive_ranks(embeddings, labels, max_memory=5000)
+    least = int(str(why.value).split()[-1])
+    assert same(positive_ranks(embeddings, labels, max_memory=least), small)
+    with pytest.raises(UserError, match="need at least"):
+        positive_ranks(embeddings, labels, max_memory=least - 1)
+
+
+def test_lone_queries_alone_leave_empty_ranks() -> None:
+    ranks = positive_ranks(np.eye(3), [1, 2, 3])
+    assert (len(ranks.query), ranks.num_lone_queries, ranks.offset.tolist()) == (0, 3, [0])
+
+
+def test_progress_comes_to_its_end_in_steps() -> None:
+    seen: list[tuple[int, int]] = []
+    embeddings, labels = mixed(rows=900)
+    positive_ranks(embeddings, labels, max_memory="64KiB", progress=lambda *at: seen.append(at))
+    done = [at for at, _ in seen]
+    assert len(done) > 3
+    assert done == sorted(set(done))
+    assert {total for _, total in seen} == {done[-1]}
+
+
+def test_extreme_lengths_are_normalised_and_impossible_ones_named() -> None:
+    embeddings, labels = mixed(rows=90, seed=4)
+    reference = positive_ranks(embeddings, labels)
+    scale = 2.0 ** np.random.default_rng(0).integers(-400, 400, size=(90, 1))
+    assert same(positive_ranks(embeddings.astype(np.float64) * scale, labels), reference)
+    embeddings = embeddings.astype(np.float64)
+    embeddings[17] *= 1e200
+    with pytest.raises(UserError, match="row 17 of the query embeddings has length inf"):
+        positive_ranks(embeddings, labels)
+    embeddings[17] = np.nan
+    with pytest.raises(UserError, match="row 17 of the gallery embeddings holds NaN or infinity"):
+        positive_ranks(embeddings[:10], labels[:10], embeddings, labels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.array([2**63, 1], dtype=np.uint64), "reach 9223372036854775808: give integers that fit in int64"),
+        (np.array([True, False]), "are bool: give integers"),
+        (np.array(["a", "b"]), "are <U1, not integers: number them"),
+        (torch.tensor([1.0, 2.0], dtype=torch.bfloat16), r"are torch\.bfloat16: give integers"),
+        ([[1], [2, 3]], "are not a list of integers"),
+        ([[1], [2]], r"have shape \(2, 1\) for 2 query embeddings"),
+        ([2**70, 1], "are object, not integers: number them"),
+    ],
+)
+def test_labels_that_are_not_int64_are_refused(labels: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        positive_ranks(np.eye(2), labels)
+
+
+@pytest.mark.parametrize(
+    "embeddings", [np.array([["a"], ["b"]]), np.array([[1j], [2j]]), torch.ones(2, 1, dtype=torch.complex64)]
+)
+def test_embeddings_that_are_not_real_are_refused(embeddings: Any) -> None:
+    with pytest.raises(UserError, match="give a dense array of real numbers"):
+        positive_ranks(embeddings, [1, 1])
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+import numpy as np
+import aurank.evaluation
+
+def kibibytes(name):  # ru_maxrss would begin at the parent's
+    return next(int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith(name))
+
+path, memory = sys.argv[1:]
+rows = np.load(path, mmap_mode="r")
+labels = np.arange(len(rows)) // 5
+aurank.evaluation.positive_ranks(rows[:100], labels[:100])
+before = kibibytes("VmRSS")
+aurank.evaluation.positive_ranks(rows, labels, max_memory=memory)
+print((kibibytes("VmHWM") - before) // 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("collapsed", [False, True])
+def test_working_memory_stays_within_the_budget(collapsed: bool, tmp_path: Any) -> None:
+    values = np.random.default_rng(0).normal(size=(6000, 64)).astype(np.float32)
+    np.save(tmp_path / "rows.npy", np.float32(1) + np.float32(1e-7) * values if collapsed else values)
+    script = [sys.executable, "-c", MEASURE, str(tmp_path / "rows.npy"), "64MiB"]
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    grown = int(subprocess.run(script, check=True, capture_output=True, text=True, env=one_thread).stdout)
+    # The file itself (1.5 MB) and the allocator's own share come on top.
+    assert grown <= 64 + 16
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_gpu_finds_the_ranks_of_the_cpu() -> None:
+    embeddings, labels = mixed(rows=3000)
+    reference = positive_ranks(embeddings, labels)
+    assert same(positive_ranks(embeddings, labels, device="cuda"), reference)
+    assert same(positive_ranks(torch.from_numpy(embeddings).cuda(), labels, max_memory="8MiB"), reference)
+    assert same(positive_ranks(torch.from_numpy(embeddings).cuda(), labels, device="cpu"), reference)
+    assert aurank.evaluate(embeddings, labels, device="cuda").metrics == aurank.evaluate(embeddings, labels).metrics

@@ -1,0 +1,355 @@
+"""An index finds what brute force finds, keeps its file whole, and says in one line what it cannot do."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+import torch
+
+from aurank.errors import AurankError, UserError
+from aurank.evaluation import Index, neighbours
+from aurank.evaluation.index import index_file
+from aurank.evaluation.index import neighbours as index
+
+KINDS = ["Flat", "HNSW8", "IVF4,Flat; nprobe=2", "IVF4,PQ4x4", "PCA4,IVF4,PQ4x4; nprobe=4"]
+on_gpu = pytest.mark.skipif(faiss.get_num_gpus() == 0, reason="faiss sees no GPU")
+
+
+def rows(seed: int, count: int = 200, dim: int = 8) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(count, dim)).astype(np.float32)
+
+
+def similarities(queries: np.ndarray, gallery: np.ndarray, distance: str) -> np.ndarray:
+    queries, gallery = queries.astype(np.float64), gallery.astype(np.float64)
+    if distance == "euclidean":
+        return np.array([[-((query - row) ** 2).sum() for row in gallery] for query in queries])
+    if distance == "cosine":
+        queries, gallery = (side / np.linalg.norm(side, axis=1)[:, None] for side in (queries, gallery))
+    return queries @ gallery.T
+
+
+@pytest.mark.parametrize("distance", ["cosine", "dot", "euclidean"])
+def test_a_flat_index_finds_what_brute_force_finds(distance: str) -> None:
+    gallery, queries = rows(0), rows(1, 30)
+    expected = similarities(queries, gallery, distance)
+    found = Index.build(gallery, distance=distance, device="cpu").search(queries, 7)
+    order = np.argsort(-expected, axis=1)[:, :7]
+    assert found.row.tolist() == order.tolist()
+    assert found.similarity == pytest.approx(np.take_along_axis(expected, order, axis=1), rel=1e-5, abs=1e-5)
+    assert found.found.tolist() == [7] * 30
+
+
+@pytest.mark.parametrize("make", [torch.from_numpy, lambda array: array.astype(np.float64), np.asfortranarray])
+def test_tensors_and_other_types_give_the_same_neighbours(make: Any) -> None:
+    gallery = rows(0)
+    expected = neighbours(gallery, 5, device="cpu")
+    assert neighbours(make(gallery), 5, device="cpu").row.tolist() == expected.row.tolist()
+
+
+def test_half_precision_embeddings_are_searched_as_they_are() -> None:
+    gallery = torch.from_numpy(rows(0))
+    for dtype in (torch.float16, torch.bfloat16):
+        half = gallery.to(dtype)
+        assert neighbours(half, 5, device="cpu").row.tolist() == neighbours(half.double(), 5, device="cpu").row.tolist()
+
+
+def test_blocks_change_nothing_and_progress_counts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gallery = rows(0)
+    whole = Index.build(gallery, device="cpu").search(gallery, 5)
+    mapped = np.memmap(tmp_path / "rows", dtype=np.float32, mode="w+", shape=gallery.shape)
+    mapped[:] = gallery
+    monkeypatch.setattr(index, "BLOCK", 48 * 8)
+    added: list[tuple[int, int]] = []
+    searched: list[tuple[int, int]] = []
+    pieces = Index.build(mapped, device="cpu", progress=lambda *done: added.append(done)).search(
+        mapped, 5, progress=lambda *done: searched.append(done)
+    )
+    assert added == searched == [(48, 200), (96, 200), (144, 200), (192, 200), (200, 200)]
+    assert pieces.row.tolist() == whole.row.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_neighbours_than_rows_are_fewer_and_never_minus_one(kind: str) -> None:
+    gallery = rows(0, 50)
+    built = Index.build(gallery, kind, device="cpu")
+    found = built.search(gallery[:20], 70)
+    assert found.row.shape == found.similarity.shape == (20, 50)
+    assert ((found.row >= 0) & (found.row <= len(built))).all()
+    listed = np.arange(50) < found.found[:, None]
+    assert ((found.row < len(built)) == listed).all()
+    assert (np.isneginf(found.similarity) == ~listed).all()
+    if kind == "Flat":
+        assert listed.all()
+    if kind.startswith("IVF"):
+        assert not listed.all()
+
+
+def test_the_own_row_is_left_out_by_number_so_that_duplicates_stay() -> None:
+    gallery = np.repeat(rows(0, 5), 8, axis=0)  # eight equal rows each
+    for k in (3, 7):
+        found = neighbours(gallery, k, device="cpu")
+        assert found.row.shape == (40, k)
+        for row, near in enumerate(found.row.tolist()):
+            assert row not in near
+            assert len(set(near)) == k
+            assert {other // 8 for other in near} == {row // 8}
+    with_self = neighbours(rows(0), 1, exclude_self=False, device="cpu")
+    assert with_self.row[:, 0].tolist() == list(range(200))
+
+
+def test_left_out_rows_shorten_a_list_only_where_they_are() -> None:
+    gallery = rows(0, 6)
+    assert neighbours(gallery, 10, device="cpu").row.shape == (6, 5)
+    assert neighbours(gallery[:1], 3, device="cpu").row.shape == (1, 0)
+    found = Index.build(gallery, device="cpu").search(gallery, 10, leave_out=np.array([0, 1, 2, -1, -1, -1]))
+    assert found.found.tolist() == [5, 5, 5, 6, 6, 6]
+    for row in range(6):
+        assert sorted(found.row[row, : found.found[row]]) == [other for other in range(6) if other != row or row > 2]
+
+
+def test_the_seed_chooses_the_training_sample() -> None:
+    gallery = rows(0, 3000)
+
+    def centroids(seed: int) -> np.ndarray:
+        built = Index.build(gallery, "IVF4,Flat", device="cpu", training_rows=100, seed=seed)
+        return built.host.quantizer.reconstruct_n(0, 4)
+
+    assert (centroids(1) == centroids(1)).all()
+    assert not (centroids(1) == centroids(2)).all()
+
+
+@pytest.mark.parametrize(("kind", "distance"), [*((kind, "cosine") for kind in KINDS), ("HNSW8", "euclidean")])
+def test_a_saved_index_finds_the_same(kind: str, distance: str, tmp_path: Path) -> None:
+    gallery = rows(0)
+    built = Index.build(gallery, kind, distance=distance, device="cpu")
+    built.save(tmp_path / "deep" / "index")
+    again = Index.load(tmp_path / "deep" / "index", device="cpu")
+    assert (again.factory, again.distance, again.dim, len(again)) == (kind, distance, 8, 200)
+    for name in ("row", "similarity", "found"):
+        assert (getattr(again.search(gallery, 9), name) == getattr(built.search(gallery, 9), name)).all()
+    again.add(rows(1, 10))
+    assert len(again) == 210
+
+
+def test_search_parameters_are_part_of_the_factory_string() -> None:
+    gallery = rows(0, 2000)
+    exact = neighbours(gallery, 10, device="cpu")
+    shares = []
+    for probes in (1, 4, 16):
+        found = neighbours(gallery, 10, factory=f"IVF16,Flat; nprobe={probes}", device="cpu")
+        shares.append(np.mean([len({*a} & {*b}) for a, b in zip(found.row, exact.row, strict=True)]) / 10)
+    assert shares[0] < shares[1] < shares[2] == 1.0
+
+
+def test_every_damage_to_a_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    Index.build(rows(0, 20), "IVF2,Flat", device="cpu").save(path)
+    content = path.read_bytes()
+    for place in range(0, len(content), 37):
+        damaged = bytearray(content)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match="index"):
+            Index.load(path)
+    for length in (0, 5, 60, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(UserError, match="index"):
+            Index.load(path)
+
+
+def test_other_files_are_refused_with_what_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    with pytest.raises(UserError, match="No such file"):
+        Index.load(path)
+    faiss.write_index(faiss.IndexFlatL2(4), str(path))
+    with pytest.raises(UserError, match=r"not an index of aurank: build one with Index\.build"):
+        Index.load(path)
+    Index.build(rows(0, 20), device="cpu").save(path)
+    line, rest = path.read_bytes().split(b"\n", 1)
+    path.write_bytes(json.dumps({**json.loads(line), "version": 9}).encode() + b"\n" + rest)
+    with pytest.raises(UserError, match=r"version 9, and this aurank reads version 1"):
+        Index.load(path)
+
+
+def forged(path: Path, *, faiss_bytes: Callable[[bytes], bytes] = bytes, **header: Any) -> None:
+    """Write an index file anew, with another first line or other bytes of faiss, and their checksum."""
+    line, rest = path.read_bytes().split(b"\n", 1)
+    content = json.dumps({**json.loads(line), **header}).encode() + b"\n" + faiss_bytes(rest[:-32])
+    path.write_bytes(content + hashlib.sha256(content).digest())
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"factory": 7},
+        {"factory": None},
+        {"distance": []},
+        {"dim": "4"},
+        {"count": True},
+        {"count": 10**30},
+        {"dim": {}},
+    ],
+    ids=str,
+)
+def test_a_forged_first_line_is_refused(tmp_path: Path, header: dict[str, Any]) -> None:
+    path = tmp_path / "index"
+    Index.build(rows(0, 20), device="cpu").save(path)
+    forged(path, **header)
+    with pytest.raises(UserError, match=r"index.*build (it|the index) again"):
+        Index.load(path)
+
+
+def test_a_forged_size_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    Index.build(rows(0, 20), device="cpu").save(path)
+    numbers = 20 * rows(0, 20).shape[1]
+
+    def larger(content: bytes) -> bytes:
+        place = content.rindex(numbers.to_bytes(8, "little"))
+        return content[:place] + (2**35).to_bytes(8, "little") + content[place + 8 :]
+
+    forged(path, faiss_bytes=larger)
+    with pytest.raises(UserError, match="build the index again"):
+        Index.load(path)
+    assert faiss.get_deserialization_vector_byte_limit() > 2**35
+
+
+def test_a_file_stays_whole_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "index"
+    built = Index.build(rows(0, 20), device="cpu")
+    built.save(path)
+    before = path.read_bytes()
+
+    class Full:
+        def __init__(self) -> None:
+            self.digest = lambda: b""
+
+        def update(self, piece: bytes) -> None:
+            if len(piece) > 200:  # the rows, behind the header
+                raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(index_file.hashlib, "sha256", Full)
+    with pytest.raises(AurankError, match="No space left"):
+        built.save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("Rubbish", "'Rubbish' cannot be made for 8 dimensions.*could not parse index string Rubbish"),
+        ("", 'an index is a text such as "Flat"'),
+        ("Flat," * 100, 'an index is a text such as "Flat"'),
+        ("IVF99999999999,Flat", "number 99999999999: at most"),
+        ("PQ4x24", "codes of 24 bits: at most 16"),
+        ("PQ3", "multiple of"),
+        ("Flat; nprobe=3", "could not set parameter nprobe"),
+        ("IVF4,Flat; nprobe=0", 'such as "nprobe=16", got .nprobe=0.'),
+        ("IVF4,Flat; many", 'such as "nprobe=16", got .many.'),
+    ],
+)
+def test_a_bad_factory_string_is_refused_in_one_line(factory: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        Index(8, factory, device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_is_refused_before_the_work() -> None:
+    gallery = rows(0)
+    built = Index.build(gallery, device="cpu")
+    with pytest.raises(UserError, match="must be trained before rows are added"):
+        Index(8, "IVF4,Flat", device="cpu").add(gallery)
+    with pytest.raises(UserError, match="have 5 columns and the index has 8"):
+        built.search(gallery[:, :5], 3)
+    with pytest.raises(UserError, match="have 5 columns and the index has 8"):
+        built.add(gallery[:, :5])
+    with pytest.raises(UserError, match="learns 512 centroids and got 200 training rows"):
+        Index.build(gallery, "IVF512,Flat", device="cpu")
+    with pytest.raises(UserError, match="learns 256 centroids and got 200 training rows"):
+        Index.build(gallery, "OPQ4,IVF4,PQ4x4", device="cpu")
+    with pytest.raises(UserError, match="learns 16 centroids and got 3 training rows"):
+        Index.build(gallery, "IVF4,PQ4x4", device="cpu", training_rows=3)
+    with pytest.raises(UserError, match="k must be 1 or more, got 0"):
+        built.search(gallery, 0)
+    with pytest.raises(UserError, match="the index is empty"):
+        Index(8, device="cpu").search(gallery, 3)
+    with pytest.raises(UserError, match="distance must be one of cosine, dot, euclidean; got 'cos'"):
+        Index(8, distance="cos", device="cpu")
+    with pytest.raises(UserError, match="2 entries for 200 queries"):
+        built.search(gallery, 3, leave_out=np.array([0, 1]))
+    with pytest.raises(UserError, match=r"cannot be added.*IDMap"):
+        Index.build(gallery, "IDMap,Flat", device="cpu")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("distance", ["cosine", "dot", "euclidean"])
+def test_a_row_that_is_not_finite_is_named_and_nothing_is_added(distance: str, value: float) -> None:
+    gallery = rows(0)
+    gallery[123, 4] = value
+    built = Index.build(rows(1, 10), distance=distance, device="cpu")
+    for act in (built.add, built.train, lambda bad: built.search(bad, 3)):
+        with pytest.raises(UserError, match="row 123 of the"):
+            act(gallery)
+    assert len(built) == 10
+
+
+def test_a_zero_row_has_no_cosine_but_a_distance() -> None:
+    gallery = rows(0)
+    gallery[7] = 0
+    with pytest.raises(UserError, match=r"row 7 of the gallery embeddings .* all zeros"):
+        Index.build(gallery, device="cpu")
+    assert len(Index.build(gallery, distance="euclidean", device="cpu")) == 200
+    huge = rows(0).astype(np.float64) * 1e200
+    assert neighbours(huge, 3, device="cpu").row.tolist() == neighbours(rows(0), 3, device="cpu").row.tolist()
+    with pytest.raises(UserError, match="beyond float32"):
+        Index.build(huge, distance="dot", device="cpu")
+
+
+def test_devices_are_checked() -> None:
+    with pytest.raises(UserError, match='device must be such as "cpu", "cuda" or "cuda:0", got \'tpu\''):
+        Index(8, device="tpu")
+    with pytest.raises(UserError, match=r"device is 'cuda:99', but faiss sees \d+ GPUs"):
+        Index(8, device="cuda:99")
+    with pytest.raises(UserError, match='write "SQfp16"'):
+        Index(8, device="cpu", float16=True)
+    assert Index(8, "HNSW8").place == "CPU"  # faiss has none on the GPU
+
+
+def test_a_list_longer_than_a_gpu_can_make_is_refused() -> None:
+    built = Index.build(rows(0, 3000, 2), device="cpu")
+    built.gpus = [0]
+    with pytest.raises(UserError, match=r"at most 2048 neighbours.* k = 2048 asks for 2049: use a smaller k, or"):
+        built.search(rows(0, 3000, 2), 2048, leave_out=np.arange(3000))
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("kind", ["Flat", "IVF8,Flat; nprobe=8", "IVF8,SQfp16; nprobe=8"])
+def test_the_gpu_finds_what_the_cpu_finds(kind: str, tmp_path: Path) -> None:
+    gallery = rows(0, 5000, 32)
+    fast = Index.build(gallery, kind, temporary_memory="64MiB")
+    assert fast.place.startswith("GPU")
+    found, expected = fast.search(gallery, 20), Index.build(gallery, "Flat", device="cpu").search(gallery, 20)
+    assert (found.row == expected.row).mean() > 0.95
+    assert (found.row < 5000).all()
+    fast.save(tmp_path / "index")
+    assert (Index.load(tmp_path / "index").search(gallery, 20).row == found.row).mean() > 0.999
+    fast.add(gallery[:10])
+    assert fast.search(gallery[:1], 2).similarity == pytest.approx(np.ones((1, 2)), abs=1e-3)
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_the_gpu_stores_float16_on_demand_and_refuses_what_it_lacks() -> None:
+    gallery = rows(0, 2000, 32)
+    half = Index.build(gallery, device="cuda:0", float16=True).search(gallery, 10)
+    exact = Index.build(gallery, device="cpu").search(gallery, 10)
+    assert half.similarity == pytest.approx(exact.similarity, abs=2e-3)
+    with pytest.raises(UserError, match="faiss has no index 'HNSW8' on the GPU"):
+        Index(8, "HNSW8", device="cuda")

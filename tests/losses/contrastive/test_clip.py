@@ -1,0 +1,102 @@
+import math
+
+import oracles_temperatures
+import pytest
+import torch
+from testing import two_way_batches as two_way
+from torch import Tensor, nn
+
+from aurank.errors import UserError
+from aurank.losses import CLIPLoss, SigLIPLoss
+
+
+def pairs(number: int = 6) -> tuple[Tensor, Tensor, Tensor]:
+    """Images and texts that pair up row by row, and their labels."""
+    random = torch.Generator().manual_seed(0)
+    images, texts = torch.randn(2, number, 4, generator=random, dtype=torch.float64)
+    return images.requires_grad_(), texts.requires_grad_(), torch.arange(number)
+
+
+def logits(images: Tensor, texts: Tensor) -> Tensor:
+    return nn.functional.normalize(images) @ nn.functional.normalize(texts).T
+
+
+def test_clip_of_one_text_an_image_is_the_mean_of_torch_s_cross_entropies() -> None:
+    images, texts, labels = pairs()
+    loss = CLIPLoss().double()(images, labels, ref_emb=texts, ref_labels=labels)
+    scores = logits(images, texts) / 0.07
+    expected = (nn.functional.cross_entropy(scores, labels) + nn.functional.cross_entropy(scores.T, labels)) / 2
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)  # the parameter is float32
+
+
+def test_siglip_of_one_text_an_image_is_the_sum_over_all_pairs_by_the_batch() -> None:
+    images, texts, labels = pairs()
+    loss = SigLIPLoss().double()(images, labels, ref_emb=texts, ref_labels=labels)
+    scores = 10 * logits(images, texts) - 10
+    expected = -nn.functional.logsigmoid((2 * torch.eye(6) - 1) * scores).sum() / 6
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
+
+
+def test_clip_takes_any_rows_in_any_order_and_the_mean_of_both_ways() -> None:
+    given = two_way.batch()
+    loss = CLIPLoss(0.25).double()
+    parameter = loss.temperature.parameter
+    assert parameter is not None
+    expected = two_way.both_directions(
+        given, lambda *sides: oracles_temperatures.cross_entropy(*sides, temperature=parameter.exp())
+    )
+    two_way.check_equal(loss(**given), expected / 2, given, parameter)
+
+
+def test_siglip_takes_any_rows_in_any_order_and_the_mean_of_both_ways() -> None:
+    given = two_way.batch()
+    loss = SigLIPLoss(0.25, -2.0).double()
+    parameter, bias = loss.temperature.parameter, loss.bias.parameter
+    assert parameter is not None
+    assert bias is not None
+    expected = two_way.both_directions(
+        given, lambda *sides: oracles_temperatures.sigmoid(*sides, temperature=parameter.exp(), bias=bias)
+    )
+    two_way.check_equal(loss(**given), expected / 2, given, parameter, bias)
+
+
+@pytest.mark.parametrize("make", [CLIPLoss, SigLIPLoss])
+def test_gradients_of_the_parameters_are_finite_differences(make: type[nn.Module]) -> None:
+    given, loss = two_way.batch(), make().double()
+    parameters = list(loss.parameters())
+    assert len(parameters) == (1 if make is CLIPLoss else 2)
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss(**given), parameters), strict=True):
+        start, values = parameter.item(), []
+        for by in (1e-5, -1e-5):
+            parameter.data.fill_(start + by)
+            values.append(float(loss(**given).detach()))
+        parameter.data.fill_(start)
+        assert float(gradient) == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-6)
+
+
+def test_clip_s_logit_scale_stays_at_most_100() -> None:
+    loss = CLIPLoss().double()
+    parameter = loss.temperature.parameter
+    assert parameter is not None
+    assert parameter.item() == pytest.approx(math.log(0.07))
+    parameter.data.fill_(-9.0)
+    loss(**two_way.batch())
+    assert parameter.item() == pytest.approx(-math.log(100))
+
+
+@pytest.mark.parametrize("make", [CLIPLoss, SigLIPLoss])
+def test_parameters_stay_float32_and_can_be_fixed(make: type[nn.Module]) -> None:
+    assert all(parameter.dtype == torch.float32 for parameter in make().bfloat16().parameters())
+    fixed = make(learn_temperature=False) if make is CLIPLoss else make(learnable=False)
+    assert list(fixed.parameters()) == []
+    given = two_way.batch()
+    torch.testing.assert_close(fixed(**given), make().double()(**given), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("make", [CLIPLoss, SigLIPLoss])
+def test_one_set_of_embeddings_is_refused_where_two_are_wanted(make: type[nn.Module]) -> None:
+    images, _, labels = pairs()
+    with pytest.raises(UserError, match="contrasts two modalities"):
+        make()(images, labels)
+    with pytest.raises(UserError, match="bias must be a finite number"):
+        SigLIPLoss(bias=math.inf)

@@ -1,0 +1,139 @@
+import math
+
+import oracles
+import oracles_contrastive
+import pytest
+import torch
+from torch import Tensor
+
+from aurank.errors import UserError
+from aurank.losses import DCLLoss, FlatNCELoss, InfoNCELoss, PairLoss, SiMoLoss, SogCLRLoss
+from aurank.losses.contrastive.decoupled import hardness_weights
+from aurank.losses.core.loss_inputs import Inputs
+from aurank.losses.core.pairs import make_pairs
+
+SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
+PAIRS = [0, 1, 2, 3, 0, 1, 2, 3]  # two views
+
+
+def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=random)
+    embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
+    return embeddings.requires_grad_(), torch.tensor(labels)[order]
+
+
+def check_equal(loss: Tensor, expected: Tensor, embeddings: Tensor) -> None:
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
+    gradient, wanted = (torch.autograd.grad(each, embeddings)[0] for each in (loss, expected))
+    torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-10)
+
+
+def test_dcl_is_sogclr_of_one_batch_over_the_temperature_but_for_the_number_of_negatives() -> None:
+    embeddings, labels = batch(PAIRS)
+    alone = SogCLRLoss(4, 0.3, gamma=1.0).double()(embeddings, labels) / 0.3
+    check_equal(DCLLoss(0.3)(embeddings, labels), alone + math.log(6), embeddings)
+
+
+def test_dcl_is_info_nce_less_the_positive_in_the_denominator() -> None:
+    embeddings, labels = batch(PAIRS)
+    differences = [
+        (InfoNCELoss(temperature)(embeddings, labels) - DCLLoss(temperature)(embeddings, labels)).item()
+        for temperature in (0.05, 1.0, 1e6)
+    ]
+    assert min(differences) > 0
+    assert differences[-1] == pytest.approx(math.log(7 / 6), abs=1e-5)
+
+
+@pytest.mark.parametrize("labels", [SHUFFLED, PAIRS])
+def test_dclw_weighs_positives_as_the_loop_does(labels: list[int]) -> None:
+    embeddings, rows = batch(labels)
+    loss = DCLLoss(0.2, weight_sigma=0.5)(embeddings, rows)
+    found = oracles_contrastive.dcl(
+        oracles.cosine(embeddings), *oracles.masks(rows.tolist()), temperature=0.2, weight_sigma=0.5
+    )
+    check_equal(loss, oracles.mean(found), embeddings)
+    assert abs(loss - DCLLoss(0.2)(embeddings, rows)) > 1e-3
+
+
+def test_dclw_s_weights_are_1_in_the_mean_and_all_1_at_a_large_sigma() -> None:
+    embeddings, labels = batch()
+    pairs = make_pairs(Inputs(embeddings, labels), distance=DCLLoss().distance)
+    for sigma in (1e-3, 0.5, 1e6):
+        weights = hardness_weights(pairs, sigma)
+        assert pairs.positives.mean(weights)[pairs.valid_rows].mean() == pytest.approx(1)
+    assert weights.sub(1).abs()[pairs.positives.mask].max() < 1e-5
+    check_equal(DCLLoss(0.1, 1e12)(embeddings, labels), DCLLoss(0.1)(embeddings, labels), embeddings)
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")  # lightly's weights
+@pytest.mark.parametrize("name", ["DCLLoss", "DCLWLoss"])
+def test_on_two_views_dcl_and_dclw_are_those_of_lightly(name: str) -> None:
+    theirs = pytest.importorskip("lightly.loss", reason="lightly is not installed")
+    embeddings, _ = batch(PAIRS)
+    labels = torch.tensor(PAIRS)
+    own = DCLLoss(0.1, 0.5 if name == "DCLWLoss" else None)(embeddings, labels)
+    other = getattr(theirs, name)(temperature=0.1)(embeddings[:4], embeddings[4:])
+    check_equal(own, other, embeddings)
+
+
+def test_flat_nce_has_the_gradient_of_dcl_and_the_value_that_was_asked_for() -> None:
+    embeddings, labels = batch()
+    (wanted,) = torch.autograd.grad(DCLLoss(0.1)(embeddings, labels), embeddings)
+    watched = InfoNCELoss(0.1)(embeddings, labels)
+    for given, value in (({}, watched.item()), ({"value": "one"}, 1.0)):
+        loss = FlatNCELoss(0.1, **given)(embeddings, labels)
+        assert loss.item() == pytest.approx(value, abs=1e-12)
+        torch.testing.assert_close(torch.autograd.grad(loss, embeddings)[0], wanted, rtol=0, atol=1e-12)
+
+
+def test_simo_of_as_many_negatives_as_it_stands_for_is_info_nce() -> None:
+    embeddings, labels = batch(PAIRS)
+    check_equal(SiMoLoss(0.2, alpha=6)(embeddings, labels), InfoNCELoss(0.2)(embeddings, labels), embeddings)
+
+
+def test_simo_does_not_depend_on_how_often_the_negatives_are_there() -> None:
+    embeddings, labels = batch(PAIRS)
+    others, other_labels = batch([4, 5, 6], seed=1)
+    values = {}
+    for make in (SiMoLoss, InfoNCELoss):
+        for times in (1, 10):
+            rows = torch.cat([embeddings.flip(0), *[others] * times])
+            given = {"ref_emb": rows, "ref_labels": torch.cat([torch.full((8,), 9), *[other_labels] * times])}
+            given["ref_labels"][:8] = labels.flip(0)
+            near = labels[:, None] == given["ref_labels"]
+            far = torch.arange(len(rows)) >= 8
+            mined = (*near.nonzero().T, *(far & ~near).nonzero().T)
+            values[make, times] = make(0.2)(embeddings, labels, mined, **given).item()
+    assert values[SiMoLoss, 1] == pytest.approx(values[SiMoLoss, 10], abs=1e-10)
+    assert values[InfoNCELoss, 10] - values[InfoNCELoss, 1] > 0.5
+
+
+@pytest.mark.parametrize("make", [DCLLoss, FlatNCELoss, SiMoLoss, lambda t: DCLLoss(t, 0.5)])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_float32_at_a_small_temperature_stays_finite_and_keeps_a_gradient(make: type[PairLoss], autocast: bool) -> None:
+    labels = torch.tensor([0, 0, 1, 1])
+    hard = torch.tensor([[1.0, 0.1], [-1.0, 0.1], [1.0, 0.0], [-1.0, -0.2]])
+    for rows in (hard, torch.eye(2)[labels] + 0.01 * hard):
+        rows.requires_grad_()
+        with torch.autocast("cpu", enabled=autocast):
+            loss = make(0.005)(rows, labels)
+        assert loss.dtype == torch.float32
+        assert loss.item() == pytest.approx(make(0.005)(rows.double(), labels).item(), rel=1e-5, abs=1e-5)
+        (gradient,) = torch.autograd.grad(loss, rows)
+        assert gradient.isfinite().all()
+        assert gradient.any() or loss == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DCLLoss(0), "temperature must be > 0, got 0"),
+        (lambda: DCLLoss(weight_sigma=-1), "weight_sigma must be > 0, got -1"),
+        (lambda: FlatNCELoss(-1), "temperature must be > 0, got -1"),
+        (lambda: SiMoLoss(alpha=0), "alpha must be > 0, got 0"),
+    ],
+)
+def test_impossible_arguments_are_refused(make: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make()

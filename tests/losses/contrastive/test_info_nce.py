@@ -1,0 +1,107 @@
+from functools import partial
+
+import oracles
+import oracles_contrastive
+import pytest
+import torch
+from pytorch_metric_learning import losses as pml
+from testing import two_way_batches as two_way
+from torch import Tensor
+
+from aurank.errors import UserError
+from aurank.losses import InfoNCELoss, PairLoss, SupConLoss
+
+SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
+EACH = pytest.mark.parametrize("make", [InfoNCELoss, SupConLoss])
+
+
+def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=random)
+    embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
+    return embeddings.requires_grad_(), torch.tensor(labels)[order]
+
+
+def check_equal(loss: Tensor, expected: Tensor, *leaves: Tensor) -> None:
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
+    for gradient, wanted in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-10)
+
+
+def test_info_nce_is_pml_s_nt_xent_where_all_queries_have_as_many_positives() -> None:
+    embeddings, labels = batch([0, 0, 0, 1, 1, 1, 2, 2, 2])
+    check_equal(InfoNCELoss(0.07)(embeddings, labels), pml.NTXentLoss(0.07)(embeddings, labels), embeddings)
+
+
+def test_pml_s_nt_xent_is_the_mean_over_pairs_where_they_have_not() -> None:
+    embeddings, labels = batch()
+    own = oracles_contrastive.info_nce(oracles.cosine(embeddings), *oracles.masks(labels.tolist()), temperature=0.1)
+    counts = {query: int((labels == labels[query]).sum()) - 1 for query in own}
+    by_pair = sum(counts[query] * own[query] for query in own) / sum(counts.values())
+    torch.testing.assert_close(pml.NTXentLoss(0.1)(embeddings, labels), by_pair, rtol=0, atol=1e-10)
+    assert abs(InfoNCELoss(0.1)(embeddings, labels) - by_pair) > 0.01
+
+
+def test_sup_con_is_pml_s() -> None:
+    embeddings, labels = batch()
+    check_equal(SupConLoss(0.07)(embeddings, labels), pml.SupConLoss(0.07)(embeddings, labels), embeddings)
+
+
+def test_with_one_positive_each_both_are_the_same() -> None:
+    embeddings, labels = batch([0, 0, 1, 1, 2, 2])
+    check_equal(InfoNCELoss()(embeddings, labels), SupConLoss()(embeddings, labels), embeddings)
+
+
+@EACH
+def test_gradient_is_that_of_finite_differences(make: type[PairLoss]) -> None:
+    embeddings, labels = batch([0, 0, 0, 1, 1, 2])
+    assert torch.autograd.gradcheck(lambda rows: make(0.3)(rows, labels), (embeddings,))
+
+
+def test_equal_embeddings_give_the_logarithm_of_how_many_are_in_the_denominator() -> None:
+    labels, rows = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), torch.ones(8, 3)
+    assert InfoNCELoss()(rows, labels) == pytest.approx(torch.tensor(1.0 + 4).log().item())
+    assert SupConLoss()(rows, labels) == pytest.approx(torch.tensor(3.0 + 4).log().item())
+
+
+def test_in_float32_at_a_small_temperature_wrong_pairs_keep_their_gradient_which_pml_s_loses() -> None:
+    labels = torch.tensor([0, 0, 1, 1])
+    rows = torch.tensor([[1.0, 0.1], [-1.0, 0.1], [1.0, 0.0], [-1.0, -0.2]], requires_grad=True)
+    for make in (InfoNCELoss, SupConLoss):
+        for enabled in (False, True):
+            with torch.autocast("cpu", enabled=enabled):
+                loss = make(0.005)(rows, labels)
+            assert loss.item() == pytest.approx(make(0.005)(rows.double(), labels).item(), rel=1e-5)
+            assert loss > 300
+            (gradient,) = torch.autograd.grad(loss, rows)
+            assert gradient.isfinite().all()
+            assert gradient.abs().sum(dim=1).min() > 1
+    theirs = pml.NTXentLoss(0.005)(rows, labels)
+    assert theirs < 88
+    assert not torch.autograd.grad(theirs, rows)[0].any()
+
+
+@EACH
+def test_easy_batches_at_a_small_temperature_are_finite(make: type[PairLoss]) -> None:
+    labels = torch.tensor([0, 0, 1, 1])
+    rows = torch.eye(2)[labels].requires_grad_()
+    loss = make(0.005)(rows, labels)
+    loss.backward()
+    assert loss == 0
+    assert rows.grad is not None
+    assert rows.grad.isfinite().all()
+
+
+def test_two_way_is_the_sum_of_both_directions() -> None:
+    given = two_way.batch()
+    expected = two_way.both_directions(given, partial(oracles_contrastive.info_nce, temperature=0.1))
+    two_way.check_equal(InfoNCELoss(0.1, two_way=True)(**given), expected, given)
+    with pytest.raises(UserError, match="InfoNCELoss with two_way=True contrasts two modalities"):
+        InfoNCELoss(two_way=True)(given["embeddings"], given["labels"])
+
+
+@EACH
+@pytest.mark.parametrize("temperature", [-0.1, 0, float("nan"), True])
+def test_an_impossible_temperature_is_refused(make: type[PairLoss], temperature: float) -> None:
+    with pytest.raises(UserError, match=f"temperature must be > 0, got {temperature}"):
+        make(temperature)

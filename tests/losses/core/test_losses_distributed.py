@@ -1,0 +1,200 @@
+"""Several processes over gloo: one loss, one gradient and one state, those of a single process with the whole batch."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
+from testing.cases import OF_LIGHTLY
+from testing.states import same_state
+from torch import Tensor, distributed, multiprocessing, nn
+
+from aurank.config.components import signature
+from aurank.errors import UserError
+from aurank.losses import LOSSES, MINERS, CrossBatchMemory, MultipleLosses, RowTable, SmoothAPLoss, SOPRCLoss
+
+COUNTS = [9, 4, 20, 7, 6]
+STEPS = 3
+NAMES = [name for name in LOSSES if name not in OF_LIGHTLY]  # test_lightly_losses.py
+
+
+def entries(rank: int) -> tuple[Tensor, Tensor]:
+    """Different numbers of entries on the ranks, some rows on both."""
+    random = torch.Generator().manual_seed(rank)
+    number = 5 + 4 * rank
+    return torch.randint(6, (number,), generator=random), torch.randn(number, 3, generator=random)
+
+
+def rows(step: int, number: int = 30) -> dict[str, Tensor]:
+    random = torch.Generator().manual_seed(step)
+    return {
+        "embeddings": torch.randn(number, 5, generator=random, dtype=torch.float64),
+        "labels": torch.randint(len(COUNTS), (number,), generator=random),
+        "ids": torch.randperm(100, generator=random)[:number],
+    }
+
+
+def part(values: Tensor, rank: int, world: int) -> Tensor:
+    """One process's share; the shares differ in size."""
+    lengths = [len(values) // world + (1 if place % 2 else -1) for place in range(world)]
+    lengths[-1] = len(values) - sum(lengths[:-1])
+    return torch.split(values, lengths)[rank] if world > 1 else values
+
+
+def make(name: str, **given: object) -> nn.Module:
+    wanted, _ = signature(LOSSES[name])
+    arguments = {"class_counts": COUNTS, "num_samples": 100, "embedding_dim": 5, "two_way": False}
+    # its defaults are for batches of 700, and a training that tells where it stands
+    own = {"rho": 0.3, "gamma_schedule": "constant"} if name == "fastclip" else {}
+    return LOSSES[name](**{key: value for key, value in arguments.items() if key in wanted}, **own, **given)
+
+
+def run(loss: nn.Module, way: str, rank: int, world: int) -> list[Tensor]:
+    """Values, and gradients of this process's rows as data-parallel training averages them, over a few steps."""
+    results = []
+    loss = loss.double()
+    for step in range(STEPS):
+        mine = {name: part(values, rank, world) for name, values in rows(step).items()}
+        queries = mine.pop("embeddings").requires_grad_()
+        given = dict(mine)
+        if way == "references":
+            others = {name: part(values, rank, world) for name, values in rows(10 + step, 41).items()}
+            given |= {
+                "ref_emb": others["embeddings"].requires_grad_(),
+                "ref_labels": others["labels"],
+                "ref_ids": others["ids"],
+            }
+        torch.manual_seed(step + 100 * rank)  # miners draw differently everywhere: the first process's draw counts
+        if way == "miner":
+            given["indices_tuple"] = MINERS["distance_weighted"](cutoff=0.1, nonzero_loss_cutoff=3.0)
+        value = loss(queries, **given)
+        leaves = [queries, given["ref_emb"]] if way == "references" else [queries]
+        gradients = torch.autograd.grad(value, leaves)
+        results += [value.detach(), *(gradient / world for gradient in gradients)]
+    return results
+
+
+def cases() -> dict[str, tuple[nn.Module, str]]:
+    """Every loss in every way of calling it, made anew."""
+    ways = ("plain", "references", "miner")
+    found = {f"{name} {way}": (make(name, distributed="auto"), way) for name in NAMES for way in ways}
+    for name in NAMES:
+        memory = CrossBatchMemory(make(name), embedding_size=5, memory_size=50, start_at=1, distributed="auto")
+        found[f"{name} memory"] = (memory, "plain")
+    inner = MultipleLosses([SmoothAPLoss()], miners=[MINERS["distance_weighted"](cutoff=0.1, nonzero_loss_cutoff=3.0)])
+    found["miner inside"] = (CrossBatchMemory(inner, embedding_size=5, memory_size=50, distributed="auto"), "random")
+    several = [SmoothAPLoss(), make("soprc"), make("contrastive")]
+    found["several"] = (MultipleLosses(several, distributed="auto"), "references")
+    return found
+
+
+def work(rank: int, world: int, folder: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    found = {}
+    for name, (loss, way) in cases().items():
+        found[name] = (run(loss, way, rank, world), loss.state_dict())
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_get_value_gradient_and_state_of_one_with_the_whole_batch(world: int, tmp_path: Path) -> None:
+    multiprocessing.spawn(work, args=(world, str(tmp_path)), nprocs=world)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(world)]
+    for name, (loss, way) in cases().items():
+        expected = run(loss, way, 0, 1)
+        width = 3 if way == "references" else 2
+        for place, wanted in enumerate(expected):
+            parts = [rank[name][0][place] for rank in ranks]
+            if place % width == 0:
+                assert all(each.equal(parts[0]) for each in parts), name
+            else:
+                parts = [torch.cat(parts)]
+            torch.testing.assert_close(parts[0], wanted, rtol=1e-6, atol=1e-10, msg=lambda text, name=name: name + text)
+        states = [rank[name][1] for rank in ranks]
+        assert all(same_state(each, states[0]) for each in states), name
+        torch.testing.assert_close(
+            states[0], loss.state_dict(), rtol=1e-6, atol=1e-10, msg=lambda text, name=name: name + text
+        )
+
+
+def work_of_state(rank: int, folder: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    table = RowTable(6, 3)
+    for _ in range(2):
+        table.update(*entries(rank), rate=0.3)
+    nothing = torch.empty(0, dtype=torch.int64), torch.empty(0, 3)
+    table.update(*(nothing if rank else entries(0)), rate=0.3)
+    table.update(*nothing, rate=0.3)
+
+    # without gathering: each its own loss, but one state of all; then a batch without a valid query on the first only
+    loss = SOPRCLoss(COUNTS).double()
+    mine = {name: part(values, rank, 2) for name, values in rows(0).items()}
+    loss(mine["embeddings"], mine["labels"])
+    loss(mine["embeddings"], mine["labels"] if rank else torch.zeros_like(mine["labels"]))
+    wrapped = SOPRCLoss(COUNTS).double()
+    halves = (torch.split(rows(0)[name], 15)[rank] for name in ("embeddings", "labels"))  # PML wants equal parts
+    value = DistributedLossWrapper(wrapped)(*halves) / 2
+
+    # mined pairs of each process's own rows, and what is refused in all processes alike
+    mined = MINERS["pair_margin"]()(mine["embeddings"], mine["labels"])
+    narrowed = SmoothAPLoss(distributed="auto").double()(mine["embeddings"], mine["labels"], mined)
+    mined = tuple(index + rank * len(part(rows(0)["labels"], 0, 2)) for index in mined)
+    messages = []
+    for calls in (
+        lambda: SmoothAPLoss(distributed="auto")(rows(0)["embeddings"], rows(0)["labels"]),
+        lambda: SmoothAPLoss(distributed="auto")(
+            mine["embeddings"], mine["labels"], ref_emb=rows(1)["embeddings"], ref_labels=rows(1)["labels"]
+        ),
+        lambda: SmoothAPLoss(distributed="auto")(mine["embeddings"], mine["labels"], ids=mine["ids"] if rank else None),
+    ):
+        try:
+            calls()
+            messages.append("")
+        except UserError as error:
+            messages.append(str(error))
+    found = (table.state_dict(), loss.state_dict(), wrapped.state_dict(), value, narrowed, mined, messages)
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def test_state_mined_pairs_and_refusals_are_the_same_in_both_processes(tmp_path: Path) -> None:
+    multiprocessing.spawn(work_of_state, args=(str(tmp_path),), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    for one, other in zip(first[:3], second[:3], strict=True):
+        assert all(value.equal(other[name]) for name, value in one.items())
+
+    alone = RowTable(6, 3)
+    both = [torch.cat(parts) for parts in zip(entries(0), entries(1), strict=True)]
+    for index, values in (both, both, entries(0)):
+        alone.update(index, values, rate=0.3)
+    assert all(value.equal(first[0][name]) for name, value in alone.state_dict().items())
+
+    single = SOPRCLoss(COUNTS).double()
+    together = single(rows(0)["embeddings"], rows(0)["labels"])
+    torch.testing.assert_close(first[3], together, rtol=0, atol=1e-12)
+    torch.testing.assert_close(first[2]["table.rows"], single.v, rtol=0, atol=1e-12)
+
+    mined = tuple(torch.cat(parts) for parts in zip(first[5], second[5], strict=True))
+    whole = SmoothAPLoss().double()(rows(0)["embeddings"], rows(0)["labels"], mined)
+    assert whole > 0
+    assert first[4] == second[4]
+    torch.testing.assert_close(first[4], whole, rtol=0, atol=1e-12)
+
+    for messages in (first[6], second[6]):
+        assert "all 2 processes passed the same embeddings" in messages[0]
+        assert "all 2 processes passed the same ref_emb" in messages[1]
+        assert "disagree on ids" in messages[2]
+
+
+def test_one_process_is_left_as_it_is() -> None:
+    given = rows(0)
+    queries = given.pop("embeddings")
+    assert SmoothAPLoss(distributed="auto").double()(queries, **given) == SmoothAPLoss().double()(queries, **given)

@@ -1,0 +1,230 @@
+import copy
+import io
+
+import pytest
+import torch
+
+from aurank.errors import UserError
+from aurank.losses import RowTable
+from aurank.losses.core.row_table import mean_by_row
+
+
+def entries(number: int = 40, rows: int = 7, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    return torch.randint(rows, (number,), generator=random), torch.randn(number, 5, generator=random)
+
+
+def test_first_value_is_copied_and_later_ones_blend_in() -> None:
+    table = RowTable(3, 2)
+    table.update(torch.tensor([1]), torch.tensor([[0.5, -2.0]]), rate=0.1)
+    assert table.rows.tolist() == [[0, 0], [0.5, -2], [0, 0]]
+    assert table.seen.tolist() == [False, True, False]
+    table.update(torch.tensor([1]), torch.tensor([[1.5, -1.0]]), rate=0.1)
+    torch.testing.assert_close(table.rows[1], torch.tensor([0.6, -1.9]))
+
+
+def test_a_table_with_a_start_counts_as_seen() -> None:
+    table = RowTable(2, 3, start=torch.arange(3.0))
+    table.update(torch.tensor([0]), torch.ones(1, 3), rate=0.5)
+    assert table.rows.tolist() == [[0.5, 1, 1.5], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_entries_of_one_row_are_averaged(double: bool) -> None:
+    index, values = entries()
+    table = RowTable(7, 5).double() if double else RowTable(7, 5)
+    values = values.to(table.rows.dtype)
+    table.update(index, values, rate=0.3)
+    for row in range(7):
+        expected = values[index == row].double().mean(dim=0).to(table.rows.dtype)
+        torch.testing.assert_close(table.rows[row], expected, rtol=1e-15 if double else 1e-7, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_the_order_of_entries_never_changes_a_bit(scale: float) -> None:
+    index, values = entries(500)
+    values = values * torch.logspace(-6, 6, 500)[:, None] * scale
+    tables = []
+    for seed in range(5):
+        order = torch.randperm(500, generator=torch.Generator().manual_seed(seed))
+        table = RowTable(7, 5)
+        table.update(*entries(seed=1), rate=0.3)
+        table.update(index[order], values[order], rate=0.3)
+        tables.append(table.rows)
+    assert all(rows.equal(tables[0]) for rows in tables)
+
+
+def test_one_entry_is_stored_to_the_last_bit() -> None:
+    values = torch.randn(200, 3) * torch.logspace(-8, 8, 200)[:, None]
+    table = RowTable(200, 3)
+    table.update(torch.arange(200), values, rate=0.5)
+    assert table.rows.equal(values)
+
+
+def test_values_that_are_not_finite_are_left_out() -> None:
+    table = RowTable(3, 2)
+    values = torch.tensor([[1.0, 1.0], [torch.nan, 5.0], [torch.inf, 5.0], [3.0, 1.0]])
+    table.update(torch.tensor([0, 0, 1, 0]), values, rate=0.1)
+    assert table.rows.tolist() == [[2, 1], [0, 0], [0, 0]]
+    assert table.seen.tolist() == [True, False, False]
+
+
+def test_no_entries_change_nothing() -> None:
+    table = RowTable(3, 2)
+    table.update(torch.empty(0, dtype=torch.int64), torch.empty(0, 2), rate=0.5)
+    assert not table.rows.any()
+    assert not table.seen.any()
+
+
+def test_state_goes_through_a_file_complete_and_to_the_last_bit() -> None:
+    table, restored = RowTable(7, 5), RowTable(7, 5)
+    table.update(*entries(number=3), rate=0.1)
+    file = io.BytesIO()
+    torch.save(table.state_dict(), file)
+    file.seek(0)
+    restored.load_state_dict(torch.load(file, weights_only=True))
+    for each in (table, restored):
+        each.update(*entries(seed=2), rate=0.1)
+    assert restored.rows.equal(table.rows)
+    assert restored.seen.equal(table.seen)
+
+
+def test_half_precision_leaves_state_in_float32_and_double_makes_it_float64() -> None:
+    table = RowTable(7, 5)
+    table.update(*entries(), rate=0.1)
+    before = table.rows.clone()
+    for convert in (table.half, table.bfloat16, lambda: table.to(torch.bfloat16)):
+        convert()
+        assert table.rows.dtype == torch.float32
+        assert table.rows.equal(before)
+    assert table.half().to("meta").rows.is_meta
+    assert copy.deepcopy(RowTable(7, 5)).double().rows.dtype == torch.float64
+
+
+def test_a_copy_has_state_of_its_own() -> None:
+    table = RowTable(7, 5)
+    copied = copy.deepcopy(table)
+    copied.update(*entries(), rate=0.1)
+    assert not table.seen.any()
+
+
+def test_means_are_right_for_zeros_and_for_large_counts() -> None:
+    mean, finite = mean_by_row(torch.zeros(3, dtype=torch.int64), torch.zeros(3, 2))
+    assert mean.tolist() == [[0, 0]] * 3
+    assert finite.all()
+    values = torch.randn(20_000, 1, dtype=torch.float64)
+    mean, _ = mean_by_row(torch.zeros(20_000, dtype=torch.int64), values)
+    torch.testing.assert_close(mean[0], values.mean(dim=0), rtol=1e-12, atol=1e-15)
+
+
+def test_logarithms_average_what_they_are_logarithms_of() -> None:
+    index, values = entries(number=30)
+    plain, logs = RowTable(7, 5).double(), RowTable(7, 5, logarithms=True).double()
+    for seed in range(3):
+        given = values.double().abs() * (1 + seed) + 0.1
+        plain.update(index, given, rate=0.3)
+        logs.update(index, given.log(), rate=0.3)
+        plain.update(index[:4], given[:4], rate=1.0)
+        logs.update(index[:4], given[:4].log(), rate=1.0)
+    torch.testing.assert_close(logs.rows[logs.seen].exp(), plain.rows[plain.seen], rtol=1e-13, atol=0)
+    assert logs.seen.equal(plain.seen)
+
+
+def test_logarithms_far_beyond_what_exp_can_hold_are_averaged_right() -> None:
+    table = RowTable(2, 1, logarithms=True)
+    table.update(torch.tensor([0, 0, 1]), torch.tensor([[900.0], [900.0], [-900.0]]), rate=0.5)
+    assert table.rows.tolist() == [[900], [-900]]
+    table.update(torch.tensor([0, 1, 1]), torch.tensor([[-900.0], [torch.nan], [-torch.inf]]), rate=0.5)
+    torch.testing.assert_close(table.rows, torch.tensor([[900 - torch.log(torch.tensor(2.0))], [-900.0]]))
+
+
+@pytest.mark.parametrize("logarithms", [False, True])
+def test_the_order_of_logarithms_never_changes_a_bit(logarithms: bool) -> None:
+    index, values = entries(300)
+    tables = []
+    for seed in range(3):
+        order = torch.randperm(300, generator=torch.Generator().manual_seed(seed))
+        table = RowTable(7, 5, logarithms=logarithms)
+        table.update(index[order], 50 * values[order], rate=0.3)
+        tables.append(table.rows)
+    assert all(rows.equal(tables[0]) for rows in tables)
+
+
+def hosted(*given: object, **named: object) -> RowTable:
+    table = RowTable(*given, **named)
+    table.on_host = True
+    return table
+
+
+def test_a_table_on_the_host_fetches_and_writes_back_what_one_on_the_device_holds() -> None:
+    near, far = RowTable(50, 5), hosted(50, 5)
+    for seed in range(4):
+        index, values = entries(rows=50, seed=seed)
+        far.prefetch(torch.cat([index, torch.tensor([3, 3, 49])]), torch.device("cpu"))
+        for found, wanted in zip(far.read(index), near.read(index), strict=True):
+            assert found.equal(wanted)
+        for table in (near, far):
+            table.update(index, values, rate=0.3)
+        assert far.read(index)[0].equal(near.read(index)[0])
+        assert not far.rows.equal(near.rows)  # on its way
+        if seed % 2:
+            far.settle()
+            assert far.rows.equal(near.rows)
+    saved = far.state_dict()
+    assert all(value.equal(saved[name]) for name, value in near.state_dict().items())
+
+
+def test_a_table_on_the_host_stays_there_and_is_widened_there() -> None:
+    table = hosted(4, 2)
+    table.update(torch.tensor([1]), torch.ones(1, 2), rate=0.5)
+    assert table.to("meta").rows.device.type == "cpu"
+    assert table.half().rows.dtype == torch.float32
+    assert table.double().rows.dtype == torch.float64
+    assert table.rows[1].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("make", [RowTable, hosted])
+def test_what_was_written_since_the_mark_is_taken_back(make: type[RowTable]) -> None:
+    table = make(50, 5)
+    for number in range(2):
+        index, values = entries(rows=50, seed=number)
+        table.prefetch(index, torch.device("cpu"))
+        table.update(index, values, rate=0.3)
+        if number == 0:
+            before = {name: value.clone() for name, value in table.state_dict().items()}
+            table.mark()
+    index, values = entries(rows=50, seed=3)
+    table.prefetch(index, torch.device("cpu"))
+    table.update(index, values, rate=0.3)
+    table.take_back()
+    assert all(value.equal(before[name]) for name, value in table.state_dict().items())
+    table.take_back()  # nothing is left to be taken back
+    assert all(value.equal(before[name]) for name, value in table.state_dict().items())
+
+
+def test_a_saved_state_that_is_not_finite_is_refused() -> None:
+    table = RowTable(7, 5)
+    table.update(*entries(), rate=0.1)
+    state = table.state_dict()
+    state["rows"][4, 2] = torch.nan
+    with pytest.raises(UserError, match=r"rows is not finite in 1 of 7 rows, first in row 4"):
+        RowTable(7, 5).load_state_dict(state)
+
+
+def test_a_state_that_is_loaded_takes_the_place_of_what_is_on_its_way_to_the_host() -> None:
+    table, index = hosted(50, 5), torch.arange(8)
+    saved = {name: value.clone() for name, value in table.state_dict().items()}
+    table.prefetch(index, torch.device("cpu"))
+    table.update(index, torch.ones(8, 5), rate=0.3)
+    table.load_state_dict(saved)
+    table.settle()
+    assert not table.seen.any()
+
+
+def test_a_table_on_the_host_is_copied_with_what_is_on_its_way() -> None:
+    table, index = hosted(50, 5), torch.arange(8)
+    table.prefetch(index, torch.device("cpu"))
+    table.update(index, torch.ones(8, 5), rate=0.3)
+    copied = copy.deepcopy(table)
+    assert copied.rows[index].eq(1).all()
+    assert copied.seen.sum() == 8

@@ -1,0 +1,156 @@
+"""The chains of many queries at once are those of a loop over proposals, and rest at the softmax."""
+
+import math
+from itertools import pairwise
+
+import oracles_chains
+import pytest
+import torch
+from torch import Tensor
+
+from aurank.losses.core.tagged_table import TaggedTable
+from aurank.losses.global_contrastive._metropolis import TABLE_BYTES, next_above, occupancy, path, rows_at_a_time
+
+
+def given(number: int, *, ties: bool, chains: int = 12) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    random = torch.Generator().manual_seed(number)
+    scores = torch.randn(chains, number, generator=random, dtype=torch.float64)
+    start = torch.randn(chains, generator=random, dtype=torch.float64)
+    exponentials = -torch.rand(chains, number, generator=random, dtype=torch.float64).log()
+    wanted = torch.rand(chains, number, generator=random) < 0.7
+    start[:3] = -torch.inf
+    wanted[2:4] = False  # no proposal at all, without a start and with one
+    wanted[4] = True
+    if ties:  # the same values again and again, proposals as good as the state and no better
+        scores, start = (scores * 2).round() / 2, (start * 2).round() / 2
+        exponentials[:, ::2] = 0
+    return scores, start, exponentials, wanted
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("temperature", [0.01, 0.5])
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 8, 15, 16, 17, 33, 64, 100])
+def test_chains_equal_the_loop_over_proposals(number: int, temperature: float, ties: bool) -> None:
+    scores, start, exponentials, wanted = given(number, ties=ties)
+    burn_in = wanted.sum(dim=1) // 3
+    stayed, ended = occupancy(scores, start, exponentials, wanted, burn_in, temperature=temperature)
+    for chain in range(len(scores)):
+        spent, last = oracles_chains.walk(
+            scores[chain].tolist(),
+            wanted[chain].tolist(),
+            exponentials[chain].tolist(),
+            temperature=temperature,
+            burn_in=int(burn_in[chain]),
+            start=float(start[chain]),
+        )
+        assert stayed[chain].tolist() == spent
+        assert ended[chain] == last
+        assert sum(spent) == wanted[chain].sum() - burn_in[chain]
+
+
+def test_next_above_is_the_first_value_above_the_level_from_its_place_on() -> None:
+    values, levels = torch.tensor([[1.0, 3, 2, 5, 5]]), torch.tensor([[1.0, 3, 0, 5, 4, -1]])
+    assert next_above(values, levels).tolist() == [[1, 3, 2, 5, 4, 5]]
+
+
+@pytest.mark.parametrize("size", range(2, 40))
+def test_the_path_is_where_the_links_lead(size: int) -> None:
+    random = torch.Generator().manual_seed(size)
+    following = torch.stack([torch.randint(place, size, (5,), generator=random) for place in range(size)], dim=1)
+    following[0] = torch.arange(size)  # comes by everywhere
+    following[1] = size - 1  # and nowhere but at the start
+    for row, found in zip(following.tolist(), path(following).tolist(), strict=True):
+        expected, at = [False] * size, 0
+        while at < size:
+            expected[at] = True
+            at = row[at] + 1
+        assert found == expected
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0])
+def test_one_uniform_proposal_leaves_the_softmax_as_it_is(temperature: float) -> None:
+    scores = torch.tensor([0.9, 0.3, -0.2, 0.5, 0.45], dtype=torch.float64)
+    states = len(scores)
+    levels = 200_000  # an acceptance is integrated over the uniform number that decides it
+    exponentials = -((torch.arange(levels, dtype=torch.float64) + 0.5) / levels).log()[:, None]
+    transition = torch.zeros(states, states, dtype=torch.float64)
+    for here in range(states):
+        for proposed in range(states):
+            stayed, _ = occupancy(
+                scores[proposed].expand(levels, 1),
+                scores[here].expand(levels),
+                exponentials,
+                torch.ones(levels, 1, dtype=torch.bool),
+                torch.zeros(levels, dtype=torch.int64),
+                temperature=temperature,
+            )
+            accepted = float(stayed[:, 1].mean())
+            transition[here, proposed] += accepted / states
+            transition[here, here] += (1 - accepted) / states
+    values, vectors = torch.linalg.eig(transition.T)
+    rest = vectors[:, values.real.argmax()].real
+    assert float(values.real.max()) == pytest.approx(1, abs=1e-12)
+    torch.testing.assert_close(rest / rest.sum(), (scores / temperature).softmax(dim=0), rtol=0, atol=1e-4)
+    balance = (scores / temperature).softmax(dim=0)[:, None] * transition
+    torch.testing.assert_close(balance, balance.T, rtol=0, atol=1e-5)
+
+
+def test_chunks_of_chains_are_bounded_in_memory() -> None:
+    for number in (2, 511, 8191, 10**6):
+        tables = 4 * number.bit_length() * (number + 1)
+        assert rows_at_a_time(number, torch.device("cpu")) * tables <= max(TABLE_BYTES["cpu"], tables)
+
+
+def put(table: TaggedTable, index: list[int], tags: list[int], values: list[float]) -> bool:
+    return table.put(torch.tensor(index), torch.tensor(tags), torch.tensor(values)[:, None], is_shared=True)
+
+
+def test_tags_that_float32_would_round_stay_as_they_are_without_other_processes_too() -> None:
+    table, many = TaggedTable(2), torch.tensor([2**24 + 1, 2**53 + 1])
+    assert table.put(torch.tensor([1, 0]), many, torch.tensor([[0.5], [2.0]]), is_shared=False)
+    assert table.tags.tolist() == many.flip(0).tolist()
+    assert table.rows.tolist() == [[2.0], [0.5]]
+
+
+def test_a_row_holds_its_last_entry_and_ids_that_float32_would_round() -> None:
+    table = TaggedTable(4)
+    many = 2**24 + 1
+    assert put(table, [1, 3, 1], [7, many, 9], [0.5, 2.0, 3.0])
+    assert table.tags.tolist() == [-1, 9, -1, many]
+    assert table.rows.tolist() == [[0], [3], [0], [2]]
+    assert table.seen.tolist() == [False, True, False, True]
+    put(table, [1, 3], [5, 6], [math.nan, math.inf])
+    assert table.tags.tolist() == [-1, 9, -1, many]
+    assert not table.put(
+        torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64), torch.empty(0, 1), is_shared=True
+    )
+
+
+@pytest.mark.parametrize("width", [0, 1])
+def test_what_was_put_is_taken_back_to_the_mark(width: int) -> None:
+    table = TaggedTable(4, width)
+    if width:
+        put(table, [0, 1], [5, 6], [1.0, 2.0])
+    before = {name: value.clone() for name, value in table.state_dict().items()}
+    table.mark()
+    put(table, [1, 2], [7, 8], [3.0, 4.0])
+    put(table, [1, 0], [9, 9], [5.0, 6.0])
+    table.take_back()
+    after = table.state_dict()
+    assert all(value.equal(after[name]) for name, value in before.items())
+    assert put(table, [3], [1], [1.0])
+
+
+def test_state_goes_into_a_table_that_does_not_know_its_width() -> None:
+    table, fresh = TaggedTable(4), TaggedTable(4)
+    put(table, [2], [7], [3.0])
+    states = [copy_of(fresh), copy_of(table), copy_of(fresh)]
+    for one, other in pairwise(states):
+        one.load_state_dict(other.state_dict())
+        assert all(value.equal(other.state_dict()[name]) for name, value in one.state_dict().items())
+
+
+def copy_of(table: TaggedTable) -> TaggedTable:
+    found = TaggedTable(4)
+    found.load_state_dict(table.state_dict())
+    return found

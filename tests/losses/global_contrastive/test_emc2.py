@@ -1,0 +1,397 @@
+import copy
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import oracles
+import oracles_chains
+import pytest
+import torch
+from pytorch_metric_learning.distances import LpDistance
+from testing.states import same_state
+from torch import Tensor, distributed, multiprocessing
+
+from aurank.errors import UserError
+from aurank.losses import EMC2Loss, EMC2Miner
+from aurank.losses.core.tagged_table import TaggedTable
+from aurank.losses.global_contrastive._markov_chain import Chains
+from aurank.training.callbacks import Reencode, offer_reencoding
+
+IMAGES, DIM = 24, 6
+ENCODED = torch.nn.functional.normalize(
+    torch.randn(2, IMAGES, DIM, generator=torch.Generator().manual_seed(3), dtype=torch.float64), dim=2
+)
+
+
+def batch(images: list[int], *, seed: int = 0, fixed: bool = False) -> dict[str, Tensor]:
+    """Both views of some images; their embeddings are the data set's own, or new ones."""
+    rows = torch.randn(2 * len(images), DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    if fixed:
+        rows = ENCODED[:, images].flatten(0, 1)
+    return {"embeddings": rows.clone().requires_grad_(), "labels": torch.tensor(images * 2)}
+
+
+def by_the_loop(
+    loss: EMC2Loss, embeddings: Tensor, labels: list[int], *, number: int, other: Tensor | None = None
+) -> tuple[Tensor, dict[int, int], dict[int, Tensor], int]:
+    """The loss of a batch by a loop from the states that the loss has, and the states after it, by id.
+
+    other: what each sample's state is embedded as, outside of the batch. Last come the kept steps spent there.
+    """
+    similarity = oracles.cosine(embeddings)
+    order, exponentials = oracles_chains.draws(0, *similarity.shape, batch=number)
+    values, states, kept, stayed = [], {}, {}, 0
+    for query, label in enumerate(labels):
+        negatives = [column for column in range(len(labels)) if labels[column] != label]
+        positive = next(column for column in range(len(labels)) if labels[column] == label and column != query)
+        state, start, outside = int(loss.states[label]), -torch.inf, similarity.new_zeros(())
+        inside = next((column for column in negatives if labels[column] == state), None)
+        if inside is not None:
+            start = float(similarity[query, inside].detach())
+        elif state >= 0 and other is not None:
+            outside = torch.cosine_similarity(embeddings[query], other[label], dim=0)
+            start = float(outside.detach())
+        skipped = int(0.5 * len(negatives))
+        spent, last = oracles_chains.walk(
+            similarity[query, order].tolist(),
+            [column in negatives for column in order],
+            exponentials[query].tolist(),
+            temperature=0.02,
+            burn_in=skipped,
+            start=start,
+        )
+        columns = [inside, *order]
+        stayed += spent[0] if inside is None else 0
+        total = spent[0] * (outside if inside is None else similarity[query, inside])
+        total = total + sum(spent[place] * similarity[query, column] for place, column in enumerate(order, start=1))
+        values.append(total / (len(negatives) - skipped) - similarity[query, positive])
+        if columns[last] is None:
+            states[label] = state
+            kept.pop(label, None)
+        else:
+            states[label], kept[label] = labels[columns[last]], embeddings[columns[last]].detach()
+    return torch.stack(values).mean(), states, kept, stayed
+
+
+BATCHES = ([0, 1, 2], [0, 3, 4], [5, 0, 1], [2, 3, 0], [4, 1, 6], [0, 5, 2])
+
+
+@pytest.mark.parametrize("out_of_batch", ["stored", "restart", "reencode"])
+def test_value_gradient_and_states_equal_the_loop_over_several_batches(out_of_batch: str) -> None:
+    loss = EMC2Loss(IMAGES, temperature=0.02, out_of_batch=out_of_batch).double()
+    asked: list[int] = []
+
+    def reencode(ids: Tensor) -> Tensor:
+        asked.extend(ids.tolist())
+        return ENCODED[0, ids]
+
+    loss.reencode = reencode
+    stored, total = torch.zeros(IMAGES, DIM, dtype=torch.float64), 0
+    for number, images in enumerate(BATCHES):
+        given = batch(images, seed=number)
+        other = {"stored": stored, "restart": None, "reencode": ENCODED[0, loss.states.clamp(min=0)]}[out_of_batch]
+        expected, states, kept, stayed = by_the_loop(
+            loss, given["embeddings"], given["labels"].tolist(), number=number, other=other
+        )
+        total += stayed
+        value = loss(**given)
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+        gradients = [torch.autograd.grad(each, given["embeddings"])[0] for each in (value, expected)]
+        torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+        for image in images:
+            assert loss.states[image] == states[image]
+            if image in kept and out_of_batch == "stored":
+                stored[image] = kept[image]
+                torch.testing.assert_close(loss.chains.table.rows[image], kept[image], rtol=0, atol=0)
+    assert (total > 0) == (out_of_batch != "restart")  # else states outside of a batch were never tried
+    assert bool(asked) == (out_of_batch == "reencode")
+
+
+def exact_gradient(temperature: float) -> Tensor:
+    """That of the mean over rows of −s⁺ + τ·log mean exp(s⁻/τ) over all negatives of the data set."""
+    rows = ENCODED.flatten(0, 1).clone().requires_grad_()
+    similarity = oracles.cosine(rows)
+    image = torch.arange(IMAGES).repeat(2)
+    negatives = (similarity / temperature).masked_fill(image[:, None] == image, -torch.inf)
+    other = torch.arange(2 * IMAGES).roll(IMAGES)
+    values = temperature * negatives.logsumexp(dim=1) - similarity[torch.arange(2 * IMAGES), other]
+    return torch.autograd.grad(values.mean(), rows)[0]
+
+
+def test_mean_gradient_over_batches_of_a_small_data_set_is_that_of_the_softmax() -> None:
+    # one chain for each view: its own augmentation's distribution is what it follows
+    loss = EMC2Loss(2 * IMAGES, temperature=0.25, embedding_dim=DIM).double()
+    random = torch.Generator().manual_seed(0)
+    total, number = torch.zeros(2 * IMAGES, DIM, dtype=torch.float64), 600
+    for step in range(number):
+        images = torch.randperm(IMAGES, generator=random)[:8]
+        rows = torch.cat([images, images + IMAGES])
+        embeddings = ENCODED.flatten(0, 1)[rows].requires_grad_()
+        value = loss(embeddings, images.repeat(2), ids=rows)
+        if step >= 100:
+            total.index_add_(0, rows, torch.autograd.grad(value, embeddings)[0])
+    found, wanted = total / (number - 100), exact_gradient(0.25)
+    assert float(torch.cosine_similarity(found.flatten(), wanted.flatten(), dim=0)) > 0.99
+    assert float(found.norm() / wanted.norm()) == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("official", [False, True])
+def test_a_hard_batch_then_an_easy_one_is_finite_at_a_low_temperature(official: bool, autocast: bool) -> None:
+    loss = EMC2Loss(8, temperature=0.005, official=official)
+    hard = torch.ones(8, DIM) + 1e-3 * torch.randn(8, DIM, generator=torch.Generator().manual_seed(0))
+    easy = torch.cat([torch.eye(4, DIM)] * 2) + 0.1 * hard.roll(1, dims=0) * torch.arange(8)[:, None]
+    for rows in (hard, easy):
+        leaf = rows.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            value = loss(leaf, torch.arange(4).repeat(2))
+        (gradient,) = torch.autograd.grad(value, leaf)
+        assert value.isfinite()
+        assert gradient.isfinite().all()
+        assert gradient.any()
+
+
+def test_the_order_of_the_batch_does_not_say_what_is_proposed_when() -> None:
+    # all scores equal: each proposal is accepted, so where chains end is where the order ends
+    loss = EMC2Loss(6, temperature=1e6, burn_in=0)
+    rows = torch.randn(12, DIM, generator=torch.Generator().manual_seed(0))
+    ended = torch.zeros(6)
+    for _ in range(150):
+        loss(rows, torch.arange(6).repeat(2))
+        ended += torch.bincount(loss.states[:1], minlength=6)
+    assert ended[0] == 0
+    torch.testing.assert_close(ended[1:] / 150, torch.full((5,), 0.2), rtol=0, atol=0.1)
+
+
+def test_state_taken_back_and_restored_goes_on_to_the_last_bit() -> None:
+    loss = EMC2Loss(IMAGES)
+    loss(**in_float32(batch(BATCHES[0])))
+    before = copy.deepcopy(loss.state_dict())
+    loss.chains.table.mark()
+    loss(**in_float32(batch(BATCHES[1])))
+    loss.chains.table.take_back()
+    loss.chains.random.load_state_dict(
+        {name.split(".")[-1]: value for name, value in before.items() if "random" in name}
+    )
+    assert same_state(loss.state_dict(), before)
+    file = io.BytesIO()
+    torch.save(before, file)
+    file.seek(0)
+    for embedding_dim in (None, DIM):
+        restored = EMC2Loss(IMAGES, embedding_dim=embedding_dim)
+        file.seek(0)
+        restored.load_state_dict(torch.load(file, weights_only=True))
+        one, other = (each(**in_float32(batch(BATCHES[2]))) for each in (copy.deepcopy(loss), restored))
+        assert one == other
+
+
+def in_float32(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {"embeddings": given["embeddings"].detach().float(), "labels": given["labels"]}
+
+
+def test_states_are_rows_of_the_data_set_that_ids_name() -> None:
+    loss = EMC2Loss(100)
+    labels, ids = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([90, 41, 12, 73, 64, 55])
+    loss(torch.randn(6, DIM, generator=torch.Generator().manual_seed(0)), labels, ids=ids)
+    for row, label in zip(ids.tolist(), labels.tolist(), strict=True):
+        assert int(loss.states[row]) in ids[labels != label].tolist()
+    assert (loss.states >= 0).sum() == 6
+
+
+def test_references_without_ids_leave_states_without_a_name_that_are_scored_by_their_embedding() -> None:
+    loss = EMC2Loss(4, temperature=0.005, burn_in=0).double()
+    query = torch.eye(2, DIM, dtype=torch.float64)
+    references = torch.stack([query[0], query[1], query[0] * 0.9 + query[1] * 0.1, query[1]])
+    given = {"ref_emb": references, "ref_labels": torch.tensor([0, 1, 1, 2])}
+    loss(query, torch.tensor([0, 1]), **given)
+    assert loss.states.tolist() == [-1] * 4
+    assert loss.chains.table.seen.tolist() == [True, True, False, False]
+    easy = {"ref_emb": torch.stack([query[0], -query[0]]), "ref_labels": torch.tensor([0, 1])}
+    value = loss(query[:1], torch.tensor([0]), **easy)  # nothing better is proposed, so it stays
+    torch.testing.assert_close(value, query[0] @ references[2] / references[2].norm() - 1)
+
+
+def official_by_the_loop(embeddings: Tensor, labels: list[int], *, number: int, scores: dict[int, float]) -> Tensor:
+    """The authors' estimator of one batch; `scores`, of the states, are carried on."""
+    similarity = oracles.cosine(embeddings)
+    _, exponentials = oracles_chains.draws(0, *similarity.shape, batch=number)
+    values, after = [], {}
+    for query, label in enumerate(labels):
+        row, negatives = similarity[query], [column for column, other in enumerate(labels) if other != label]
+        positive = next(column for column, other in enumerate(labels) if other == label and column != query)
+        burn_in = int(0.5 * len(negatives))
+        current, state, total = scores.get(label, -torch.inf), None, row.new_zeros(())
+        for column in range(len(labels)):
+            if column not in negatives:
+                continue
+            if float(row[column].detach()) + 0.07 * float(exponentials[query, column]) > current:
+                current, state = float(row[column].detach()), column
+            if column > burn_in and state is not None:
+                total = total + row[state]
+        values.append((total / (len(negatives) - burn_in) - row[positive]) / 0.07)
+        after[label] = current
+    scores.update(after)
+    return torch.stack(values).mean()
+
+
+def test_official_is_the_authors_estimator() -> None:
+    loss, scores = EMC2Loss(IMAGES, official=True).double(), {}
+    for number, images in enumerate(BATCHES):
+        given = batch(images, seed=number)
+        expected = official_by_the_loop(given["embeddings"], given["labels"].tolist(), number=number, scores=scores)
+        value = loss(**given)
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-11)
+        gradients = [torch.autograd.grad(each, given["embeddings"])[0] for each in (value, expected)]
+        torch.testing.assert_close(*gradients, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("out_of_batch", ["stored", "restart"])
+def test_a_state_that_a_miner_took_away_is_outside_of_the_batch(out_of_batch: str) -> None:
+    loss = EMC2Loss(4, temperature=1e-3, burn_in=0, out_of_batch=out_of_batch).double()
+    axes = torch.eye(3, dtype=torch.float64)
+    loss(axes[[0, 1, 0, 1]], torch.tensor([0, 1, 0, 1]))
+    assert loss.states[0] == 1
+    # image 1 is now where image 0 is, but image 0 may only meet image 2, which is opposite
+    rows, labels = torch.stack([axes[0], axes[0], -axes[0]]).repeat(2, 1), torch.tensor([0, 1, 2, 0, 1, 2])
+    mined = tuple(torch.tensor(part) for part in ([0, 3], [3, 0], [0, 3], [2, 5]))
+    value = loss(rows, labels, mined)
+    stays = out_of_batch == "stored"  # as image 1 was, at a right angle, which is better
+    torch.testing.assert_close(value, torch.tensor(0.0 if stays else -1.0, dtype=torch.float64) - 1)
+    assert loss.states[0] == (1 if stays else 2)
+
+
+@pytest.mark.parametrize("embedding_dim", [None, 6])
+def test_embeddings_of_another_width_than_the_stored_ones_are_refused(embedding_dim: int | None) -> None:
+    loss = EMC2Loss(4, embedding_dim=embedding_dim)
+    labels = torch.tensor([0, 1, 0, 1])
+    if embedding_dim is None:
+        loss(torch.randn(4, 6), labels)
+    with pytest.raises(UserError, match="embeddings must be as wide as embedding_dim=6, got 5"):
+        loss(torch.randn(4, 5), labels)
+    for given in ({"out_of_batch": "restart"}, {"official": True}):  # which keep none
+        changing = EMC2Loss(4, **given)
+        assert all(changing(torch.randn(4, width), labels).isfinite() for width in (6, 5))
+
+
+def test_a_distance_scores_the_stored_state_too() -> None:
+    loss = EMC2Loss(4, distance=LpDistance(power=2), temperature=0.01, burn_in=0).double()
+    rows = torch.tensor([[1.0, 0], [0.8, 0.6], [1.0, 0], [0.8, 0.6]], dtype=torch.float64)
+    loss(rows, torch.tensor([0, 1, 0, 1]))
+    far = torch.tensor([[1.0, 0], [-1, 0], [1.0, 0], [-1, 0]], dtype=torch.float64)
+    value = loss(far, torch.tensor([0, 2, 0, 2]), ids=torch.tensor([0, 2, 0, 2]))
+    # image 0 stays at the stored (0.8, 0.6), 0.4 away by squares; image 2 can only go to image 0, 4 away
+    torch.testing.assert_close(value, torch.tensor((-0.4 - 4.0) / 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"burn_in": 1.0}, "burn_in must be >= 0 and < 1"),
+        ({"burn_in": -0.1}, "burn_in"),
+        ({"temperature": 0}, "temperature must be > 0"),
+        ({"out_of_batch": "restart", "official": True}, "leave out out_of_batch"),
+        ({"burn_in": 0.25, "official": True}, "at burn_in=0.5, .* does not at burn_in=0.25: leave out one of them"),
+        ({"embedding_dim": 0}, "embedding_dim"),
+    ],
+)
+def test_impossible_settings_are_refused(given: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        EMC2Loss(4, **given)
+
+
+def calls_of(reencode: Callable[[Tensor], object] | None, **given: object) -> EMC2Loss:
+    loss = EMC2Loss(10, out_of_batch="reencode")
+    loss.reencode = reencode
+    rows = torch.randn(4, DIM, generator=torch.Generator().manual_seed(0))
+    for images in ([0, 1], [0, 2], [0, 3], [1, 2]):
+        loss(rows, torch.tensor(images * 2), **given)
+    return loss
+
+
+@pytest.mark.filterwarnings("ignore:no query of the batch")
+def test_reencoding_needs_a_callback_that_returns_embeddings() -> None:
+    with pytest.raises(UserError, match=r"EMC2Loss with .* set its attribute reencode"):
+        calls_of(None)
+    with pytest.raises(UserError, match=r"must return embeddings of shape \[1, 6\]"):
+        calls_of(lambda ids: torch.zeros(len(ids), 1))
+    with pytest.raises(UserError, match="pass ref_ids"):
+        calls_of(lambda ids: torch.zeros(len(ids), DIM), ref_emb=torch.ones(2, DIM), ref_labels=torch.tensor([5, 6]))
+
+
+class Offered(Reencode):
+    def __init__(self) -> None:
+        """Without an encoder: it is only handed on."""
+
+
+@pytest.mark.parametrize("kind", [EMC2Loss, EMC2Miner])
+@pytest.mark.parametrize("out_of_batch", ["stored", "reencode"])
+def test_the_callback_that_training_offers_is_taken_once_and_reaches_the_chains(
+    kind: type[EMC2Loss | EMC2Miner], out_of_batch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, offered, taken = kind(4, out_of_batch=out_of_batch), Offered(), []
+    plain = Chains.__setattr__
+
+    def counted(self: Chains, name: str, value: object) -> None:
+        taken.extend([value] * (name == "reencode"))
+        plain(self, name, value)
+
+    monkeypatch.setattr(Chains, "__setattr__", counted)
+    offer_reencoding(list(made.modules()), offered)
+    assert made.wants_reencode == (out_of_batch == "reencode")
+    assert taken == [offered] * made.wants_reencode
+    chains = next(part for part in made.modules() if isinstance(part, Chains))
+    assert made.reencode is chains.reencode is (offered if made.wants_reencode else None)
+
+
+def work(rank: int, world: int, folder: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    torch.save(run_alone(rank, world), Path(folder) / f"{rank}.pt")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def run_alone(rank: int, world: int) -> tuple[list[Tensor], dict[str, object]]:
+    """Each process embeds its share of the states anew; and without gathering, all keep the states of all."""
+    table = TaggedTable(2)  # of ids that float32 would round
+    table.put(torch.tensor([rank]), torch.tensor([2**24 + 1 + 2 * rank]), torch.ones(1, 1), is_shared=False)
+    loss = EMC2Loss(IMAGES, out_of_batch="reencode", distributed="auto").double()
+    loss.reencode = lambda ids: ENCODED[0, ids]
+    single = EMC2Loss(IMAGES).double()
+    values = []
+    for number, images in enumerate(BATCHES):
+        given = batch([*images, 9], seed=number)
+        views = torch.arange(8).view(2, 4).T.flatten()  # side by side, so that each process has both
+        rows, labels = (part.detach()[views].tensor_split(world)[rank] for part in given.values())
+        values.append(loss(rows, labels).detach())
+        labels = labels if number < 4 or rank == 0 else torch.zeros_like(labels)  # no negative there
+        single(rows, labels, ids=torch.arange(len(rows)) + 6 * rank)
+    return values, {"shared": loss.state_dict(), "single": single.state_dict(), "tags": table.tags}
+
+
+def test_processes_keep_one_state_also_where_states_are_embedded_anew(tmp_path: Path) -> None:
+    multiprocessing.spawn(work, args=(2, str(tmp_path)), nprocs=2)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    values, states = run_alone(0, 1)
+    assert all(same_state(rank[1], ranks[0][1]) for rank in ranks)
+    assert ranks[0][1]["tags"].tolist() == [2**24 + 1, 2**24 + 3]
+    for rank in ranks:
+        torch.testing.assert_close(rank[0], values, rtol=0, atol=1e-12)
+    torch.testing.assert_close(ranks[0][1]["shared"], states["shared"], rtol=0, atol=1e-12)
+
+
+def test_a_state_embedded_anew_with_a_graph_gets_its_gradient() -> None:
+    weights = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    loss = EMC2Loss(8, temperature=0.01, burn_in=0.0, out_of_batch="reencode").double()
+    loss.reencode = lambda ids: weights[ids]
+    labels = torch.tensor([0, 1, 0, 1])
+    loss(weights, labels, ids=torch.arange(4))
+    state = int(loss.states[0])
+    query = weights[0].detach()
+    opposite = torch.stack([query, -query, -query, -query])  # so far away that no chain moves
+    value = loss(opposite, torch.tensor([0, 2, 0, 2]), ids=torch.tensor([0, 5, 6, 7]))
+    (gradient,) = torch.autograd.grad(value, weights)
+    assert gradient[state].any()
+    assert not gradient[0].any()

@@ -1,0 +1,357 @@
+import math
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import oracles
+import oracles_temperatures
+import pytest
+import torch
+from pytorch_metric_learning import distances
+from scipy.optimize import minimize
+from testing import two_way_batches as two_way
+from torch import Tensor
+
+from aurank.errors import UserError
+from aurank.losses import ISogCLRLoss, SogCLRLoss
+from aurank.losses.global_contrastive import _individual_temperatures as individual_temperatures
+
+LABELS = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4, 4])  # two views each
+
+
+def views(seed: int = 0, *, spread: float = 1.0) -> Tensor:
+    """Two views of each of five images, the closer the smaller the spread."""
+    random = torch.Generator().manual_seed(seed)
+    images = torch.randn(5, 6, generator=random, dtype=torch.float64)
+    noise = torch.randn(len(LABELS), 6, generator=random, dtype=torch.float64)
+    return (images[LABELS] + spread * noise).requires_grad_()
+
+
+def make(**given: object) -> ISogCLRLoss:
+    return ISogCLRLoss(8, **given).double()
+
+
+def parts(embeddings: Tensor) -> Iterator[tuple[int, Tensor, list[int], list[int]]]:
+    """Each query's row of similarities, positives and negatives."""
+    similarity = oracles.cosine(embeddings)
+    for query, sides in oracles.sides(*oracles.masks(LABELS.tolist())).items():
+        yield query, similarity[query], *sides
+
+
+def at_rest(embeddings: Tensor, rate: float, **given: object) -> ISogCLRLoss:
+    """Single views, so that no two of them share a temperature."""
+    loss = ISogCLRLoss(len(LABELS), gamma=1, temperature_beta=1, temperature_lr=rate, **given).double()
+    for _ in range(80):
+        loss(embeddings.detach(), LABELS, ids=torch.arange(len(LABELS)))
+    return loss
+
+
+@pytest.mark.parametrize(("rho", "rate"), [(0.05, 6.0), (0.3, 0.5), (1.0, 0.08)])
+def test_at_rest_within_the_bounds_the_divergence_of_the_weights_is_rho(rho: float, rate: float) -> None:
+    loss = at_rest(views(), rate, rho=rho, temperature_bounds=(0.001, None))
+    assert ((loss.temperatures > 0.01) & (loss.temperatures < 2 / rho)).all()
+    for query, row, _, negatives in parts(views()):
+        found = oracles_temperatures.divergence(row, negatives, float(loss.temperatures[query]))
+        assert found == pytest.approx(rho, abs=1e-6)
+
+
+def test_at_a_bound_the_divergence_is_on_the_side_that_keeps_it_there() -> None:
+    loss = at_rest(views(), 0.3, temperature=0.4, temperature_bounds=(0.32, 0.47))
+    low, high = 0.32, 0.47
+    for query, row, _, negatives in parts(views()):
+        temperature = loss.temperatures[query]
+        found = oracles_temperatures.divergence(row, negatives, float(temperature))
+        if temperature == low:
+            assert found <= 0.3
+        elif temperature == high:
+            assert found >= 0.3
+        else:
+            assert found == pytest.approx(0.3, abs=1e-6)
+    assert (loss.temperatures == low).any()
+    assert (loss.temperatures == high).any()
+
+
+def test_the_dual_that_is_minimised_equals_the_primal_of_robust_optimisation() -> None:
+    # Eq. 6: the greatest mean of h - tau0 KL(p, uniform) with KL <= rho, which Eq. 7 makes min F - tau0 rho
+    loss = at_rest(views(), 0.4, rho=0.4, temperature_bounds=(0.01, None))
+    values = loss.eval()  # per query below
+    query, row, positives, negatives = next(parts(views().detach()))
+    relative = np.array([float(row[r] - row[positives].mean()) for r in negatives])
+
+    def divergence(p: np.ndarray) -> float:
+        return float((p * np.log(np.clip(p, 1e-300, None) * len(p))).sum())
+
+    primal = minimize(
+        lambda p: -(p @ relative) + 0.01 * divergence(p),
+        np.full(len(relative), 1 / len(relative)),
+        bounds=[(1e-12, 1)] * len(relative),
+        constraints=[
+            {"type": "eq", "fun": lambda p: p.sum() - 1},
+            {"type": "ineq", "fun": lambda p: 0.4 - divergence(p)},
+        ],
+        options={"maxiter": 500, "ftol": 1e-12},
+    )
+    temperature = float(values.temperatures[query])
+    dual = oracles_temperatures.robust(
+        row[None],
+        [[r in positives for r in range(len(row))]],
+        [[r in negatives for r in range(len(row))]],
+        temperature=temperature,
+        rho=0.4,
+    )[0]
+    assert primal.success
+    assert -primal.fun == pytest.approx(float(dual) - 0.01 * 0.4, abs=1e-6)
+
+
+@pytest.mark.parametrize("individual", [True, False])
+@pytest.mark.parametrize("weighted_pull", [True, False])
+def test_two_ways_are_the_sum_of_both_objectives(individual: bool, weighted_pull: bool) -> None:
+    given = two_way.batch()
+    loss = ISogCLRLoss(
+        20, two_way=True, temperature=0.5, individual=individual, weighted_pull=weighted_pull, gamma=1
+    ).double()
+    expected = two_way.both_directions(
+        given, lambda *sides: oracles_temperatures.robust(*sides, temperature=0.5, rho=0.3)
+    )
+    two_way.check_equal(loss(**given), expected, given)
+    if individual:
+        assert loss.temperatures.shape == (2, 20)
+        moved = loss.temperatures != 0.5
+        assert moved[0].nonzero().squeeze(1).tolist() == given["ids"].sort().values.tolist()
+        lone = given["ref_ids"][given["ref_labels"] == 5]  # without an image
+        assert moved[1].nonzero().squeeze(1).tolist() == sorted(set(given["ref_ids"].tolist()) - set(lone.tolist()))
+
+
+def test_a_temperature_moves_down_the_finite_difference_of_its_objective() -> None:
+    embeddings, rate, step = views().detach(), 0.001, 1e-6
+    loss = make(gamma=1, temperature_beta=1, temperature_lr=rate, temperature=0.25)
+    loss(embeddings, LABELS)
+    sides = oracles.cosine(embeddings), *oracles.masks(LABELS.tolist())
+    ahead, behind = (oracles_temperatures.robust(*sides, temperature=0.25 + by, rho=0.3) for by in (step, -step))
+    slopes = {query: float(ahead[query] - behind[query]) / (2 * step) for query in ahead}
+    for image in range(5):
+        expected = np.mean([slopes[row] for row in range(len(LABELS)) if LABELS[row] == image])  # over its views
+        found = (0.25 - float(loss.temperatures[image])) / rate
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_gradient_of_one_global_temperature_is_its_finite_difference() -> None:
+    loss = make(individual=False, gamma=1, temperature=0.25)
+    (parameter,) = loss.parameters()
+    (found,) = torch.autograd.grad(loss(views(), LABELS), parameter)
+    values = []
+    for by in (1e-6, -1e-6):
+        parameter.data.fill_(0.25 + by)
+        values.append(float(loss(views(), LABELS).detach()))
+    assert float(found) == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-6)
+
+
+def test_past_batches_enter_through_the_normaliser() -> None:
+    # on a second batch: G = log u + rho - (g / u) E_w[h] / tau, and a gradient tau / u times that of g
+    loss = make(gamma=0.4, temperature_beta=1, temperature_lr=0.01, temperature=0.25, weighted_pull=True)
+    loss(views(0), LABELS)
+    first, log_u = loss.temperatures.clone(), loss.log_u[0].clone()
+    second = views(1)
+    value = loss(second, LABELS)
+    losses, slopes, surrogate = [], [[] for _ in range(5)], []
+    for query, row, positives, negatives in parts(second):
+        image = int(LABELS[query])
+        tau = float(first[image])
+        h = torch.stack([row[r] - row[positives].mean() for r in negatives])
+        g = (h / tau).exp().mean()
+        u = 0.6 * log_u[image].exp() + 0.4 * g.detach()
+        weights = (h / tau).exp() / (h / tau).exp().sum()
+        losses.append(tau * (u.log() + 0.3))
+        slopes[image].append(float((u.log() + 0.3 - g / u * (weights * h).sum() / tau).detach()))
+        surrogate.append(tau / u * g)
+    torch.testing.assert_close(value, torch.stack(losses).mean(), rtol=0, atol=1e-12)
+    wanted = torch.autograd.grad(torch.stack(surrogate).mean(), second)[0]
+    torch.testing.assert_close(torch.autograd.grad(value, second)[0], wanted, rtol=0, atol=1e-12)
+    for image in range(5):
+        assert float(loss.temperatures[image]) == pytest.approx(float(first[image]) - 0.01 * np.mean(slopes[image]))
+
+
+@pytest.mark.parametrize("weighted_pull", [True, False])
+def test_with_a_temperature_that_hardly_moves_it_is_sogclr_plus_the_price_of_the_temperature(
+    weighted_pull: bool,
+) -> None:
+    given = {"gamma": 1, "temperature": 0.25}  # below 1, one averages exp(h/tau) and the other exp(s/tau)
+    loss, other = make(temperature_lr=1e-12, weighted_pull=weighted_pull, **given), SogCLRLoss(8, **given).double()
+    for seed in range(3):
+        rows = views(seed)
+        value, expected = loss(rows, LABELS), other(rows, LABELS) + 0.25 * 0.3
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-10)
+        gradients = [torch.autograd.grad(each, rows)[0] for each in (value, expected)]
+        torch.testing.assert_close(*gradients, rtol=0, atol=1e-10)
+
+
+def test_the_pull_has_weight_1_in_later_batches_too_unless_it_is_weighted() -> None:
+    # the gradients differ by (g / u - 1) times that of the positives' similarity, and in nothing else
+    given = {"gamma": 0.4, "temperature": 0.25, "temperature_lr": 1e-12}
+    plain, weighted = make(**given), make(weighted_pull=True, **given)
+    for loss in (plain, weighted):
+        loss(views(0), LABELS)
+    log_u, second = plain.log_u[0].clone(), views(1)
+    difference = []
+    for query, row, positives, negatives in parts(second):
+        g = oracles_temperatures.inner(row, positives, negatives, 0.25).detach()
+        u = 0.6 * log_u[int(LABELS[query])].exp() + 0.4 * g
+        difference.append((1 - g / u) * row[positives].mean())
+    one, other = weighted(second, LABELS), plain(second, LABELS)
+    assert one == other
+    gradients = [torch.autograd.grad(each, second)[0] for each in (one, other, torch.stack(difference).mean())]
+    torch.testing.assert_close(gradients[0] - gradients[1], gradients[2], rtol=0, atol=1e-10)
+
+
+def by_hand(slopes: list[float], update: str) -> list[float]:
+    temperature, average, square, found = 0.5, 0.0, 0.0, []
+    for step, slope in enumerate(slopes, start=1):
+        beta = 0.9 if update == "momentum" else 0.1
+        average = (1 - beta) * average + beta * slope
+        square = 0.999 * square + 0.001 * slope**2
+        if update == "momentum":
+            temperature -= 0.01 * average
+        else:
+            temperature -= 0.01 * (average / (1 - 0.9**step)) / (math.sqrt(square / (1 - 0.999**step)) + 1e-8)
+        found.append(temperature)
+    return found
+
+
+@pytest.mark.parametrize("update", ["momentum", "adam"])
+def test_steps_are_those_of_the_update(update: str) -> None:
+    loss = make(temperature=0.5, temperature_update=update, gamma=1)
+    slopes, found = [], []
+    for seed in range(4):
+        before = float(loss.temperatures[0])
+        probe = make(temperature=before, temperature_beta=1, temperature_lr=1e-4, gamma=1)
+        probe(views(seed), LABELS)
+        slopes.append((float(torch.tensor(before)) - float(probe.temperatures[0])) / 1e-4)
+        loss(views(seed), LABELS)
+        found.append(float(loss.temperatures[0]))
+    assert found == pytest.approx(by_hand(slopes, update), rel=1e-6)
+
+
+def test_a_clip_bounds_the_gradient_and_the_projection_the_temperature() -> None:
+    loss = make(temperature=0.5, temperature_beta=1, temperature_lr=0.1, temperature_clip=0.01)
+    loss(views(), LABELS)
+    torch.testing.assert_close((loss.temperatures[:5] - 0.5).abs(), torch.full((5,), 0.001).double())
+    for start, end in ((0.5, 0.25), (0.28, 0.75)):  # at rest they are 0.3 to 0.5
+        loss = make(temperature=start, temperature_lr=100.0, temperature_bounds=(0.25, 0.75))
+        loss(views(), LABELS)
+        assert loss.temperatures[:5].tolist() == [end] * 5
+        torch.testing.assert_close(loss.temperatures[5:], torch.full((3,), start).double(), rtol=1e-7, atol=0)
+
+
+def test_the_upper_bound_is_that_of_lemma_1_where_similarity_has_bounds() -> None:
+    assert make(rho=0.01).temperature.bounds == (0.05, pytest.approx(200.05))
+    assert make(rho=0.01, individual=False).temperature.high == pytest.approx(200.05)
+    assert make(distance=distances.LpDistance()).temperature.bounds == (0.05, math.inf)
+
+
+def test_neither_the_order_of_rows_nor_where_the_state_is_kept_changes_the_temperatures() -> None:
+    expected = make()
+    for step in range(3):
+        expected(views(step), LABELS)
+    for seed in range(3):
+        loss = make(state_on="host")
+        for step in range(3):
+            order = torch.randperm(len(LABELS), generator=torch.Generator().manual_seed(seed))
+            loss(views(step).detach()[order], LABELS[order])
+        torch.testing.assert_close(loss.temperatures, expected.temperatures, rtol=0, atol=1e-12)
+
+
+def test_evaluation_mode_gives_the_value_of_training_mode() -> None:
+    for individual in (True, False):
+        loss = make(individual=individual)
+        loss(views(0), LABELS)
+        assert loss.eval()(views(1), LABELS) == loss.train()(views(1), LABELS)
+
+
+def test_a_step_is_taken_back_with_its_batch() -> None:
+    loss = make()
+    loss(views(0), LABELS)
+    before = {name: value.clone() for name, value in loss.state_dict().items() if isinstance(value, Tensor)}
+    tables = [*loss.tables, *loss.temperature.tables]
+    for table in tables:
+        table.mark()
+    loss(views(1), LABELS)
+    assert not loss.temperatures.equal(before["temperature.tables.0.rows"][:, 0])
+    for table in tables:
+        table.take_back()
+    for name, value in before.items():
+        assert loss.state_dict()[name].equal(value), name
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("both", [False, True])
+def test_a_hard_batch_and_then_an_easy_one_leave_a_gradient_at_a_small_temperature(autocast: bool, both: bool) -> None:
+    loss = ISogCLRLoss(8, temperature=0.005, temperature_bounds=(0.005, 0.05), two_way=both)
+    first = torch.nn.functional.normalize(torch.randn(5, 6, generator=torch.Generator().manual_seed(0)), dim=1)
+    noise = 0.2 * torch.randn(10, 6, generator=torch.Generator().manual_seed(1))
+    hard = torch.cat([first, -first]) + noise  # the positive is nearly opposite
+    easy = torch.cat([torch.eye(6)[:5], torch.eye(6)[:5]]) + noise
+    labels = torch.arange(5)
+    for batch in (hard, easy):
+        rows = batch.clone().requires_grad_()
+        given = (
+            {"embeddings": rows[:5], "labels": labels, "ref_emb": rows[5:], "ref_labels": labels}
+            if both
+            else {"embeddings": rows, "labels": labels.repeat(2)}
+        )
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            value = loss(**given)
+        (gradient,) = torch.autograd.grad(value, rows)
+        assert value.isfinite()
+        assert gradient.isfinite().all()
+        assert (gradient.abs().sum(dim=1) > 1e-3).all()
+    assert loss.temperatures.isfinite().all()
+
+
+def test_a_rho_that_no_weights_can_reach_is_named_once() -> None:
+    loss = ISogCLRLoss(8, rho=2.1)  # 8 negatives, log 8 = 2.08
+    with pytest.warns(UserWarning, match=r"rho=2.1 is not below log\(8\) = 2.08"):
+        loss(views().float(), LABELS)
+    loss(views().float(), LABELS)
+    ISogCLRLoss(8, rho=2.0)(views().float(), LABELS)
+
+
+def test_temperatures_at_a_bound_are_named_once_though_a_training_is_short() -> None:
+    loss = ISogCLRLoss(8, rho=1.9, temperature_lr=0.1, temperature_bounds=(0.3, None))
+    for _ in range(99):
+        loss(views().float(), LABELS)
+    with pytest.warns(UserWarning, match=r"100% of the temperatures are at their lower bound, 0.3: a smaller rho"):
+        loss(views().float(), LABELS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(100):
+            loss(views().float(), LABELS)
+
+
+def test_the_temperatures_are_looked_at_every_hundred_steps_and_later_every_thousand() -> None:
+    looked = []
+
+    class Watched(individual_temperatures.IndividualTemperatures):
+        @property
+        def values(self) -> Tensor:
+            looked.append(self.steps)
+            return super().values
+
+    given = {"bounds": (0.05, 1.0), "rate": 0.1, "update": "momentum", "beta": 0.9, "clip": None, "two_way": False}
+    temperatures = Watched(8, 0.5, **given)
+    for _ in range(3000):
+        temperatures._watch()
+    assert looked == [*range(100, 1000, 100), 1000, 2000, 3000]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for given, message in (
+        ({"rho": 0}, "rho must be > 0"),
+        ({"temperature": 0.01}, "temperature must lie within"),
+        ({"temperature": 0.01, "individual": False}, "temperature must lie within"),
+        ({"temperature_bounds": (0.5, 0.1)}, "temperature_bounds must rise"),
+        ({"temperature_beta": 2}, "temperature_beta must be > 0 and <= 1"),
+        ({"temperature_clip": 0}, "temperature_clip must be > 0"),
+        ({"temperature_lr": 0.1, "individual": False}, "set optim.temperature_lr"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ISogCLRLoss(8, **given)

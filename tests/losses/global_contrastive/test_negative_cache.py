@@ -1,0 +1,231 @@
+import copy
+
+import oracles
+import oracles_chains
+import pytest
+import torch
+from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
+from testing.states import same_state
+from torch import Tensor
+
+from aurank.errors import UserError
+from aurank.losses import NegativeCacheLoss
+from aurank.losses.global_contrastive import negative_cache
+from aurank.losses.global_contrastive.negative_cache import gumbel_max
+
+IMAGES, DIM = 12, 6
+ENCODED = torch.nn.functional.normalize(
+    torch.randn(IMAGES, DIM, generator=torch.Generator().manual_seed(3), dtype=torch.float64), dim=1
+)
+
+
+def seen(images: list[int], **given: object) -> NegativeCacheLoss:
+    """A loss whose cache holds some images as they are in ENCODED."""
+    loss = NegativeCacheLoss(IMAGES, **given).double()
+    loss(ENCODED[images].repeat(2, 1), torch.tensor(images * 2))
+    return loss
+
+
+def test_gumbel_max_draws_from_the_softmax() -> None:
+    scores = torch.tensor([0.5, -1.0, 2.0, -torch.inf, 0.0])
+    many = scores.expand(20_000, 5)
+    for pieces in ([many], many.split([2, 1, 2], dim=1)):
+        drawn = gumbel_max(pieces, torch.Generator().manual_seed(0))
+        found = torch.bincount(drawn.candidate, minlength=5) / 20_000
+        torch.testing.assert_close(found, scores.softmax(dim=0), rtol=0, atol=0.01)
+        torch.testing.assert_close(drawn.log_sum, scores.logsumexp(dim=0).double().expand(20_000))
+
+
+def test_a_query_without_candidate_in_a_piece_or_at_all_is_no_number_s_fault() -> None:
+    scores = torch.full((2, 4), -torch.inf)
+    scores[0, 2:] = torch.tensor([1.0, -200.0])
+    drawn = gumbel_max(scores.split(2, dim=1), torch.Generator())
+    assert drawn.candidate.tolist() == [2, 0]
+    assert drawn.log_sum.tolist() == [1.0, -torch.inf]
+
+
+def test_noise_close_to_its_greatest_still_says_which_is_greater(monkeypatch: pytest.MonkeyPatch) -> None:
+    # two of ten million uniform numbers are as close as this to 1, where float32 ends at 1 - 2**-24
+    uniform = 1 - torch.tensor([[2.0**-26, 2.0**-25, 2.0**-27, 0.5]], dtype=torch.float64)
+    monkeypatch.setattr(torch, "rand", lambda *shape, dtype, **_: uniform.to(dtype))
+    assert gumbel_max([torch.zeros(1, 4)], None).candidate == 2
+
+
+class Recorded(CosineSimilarity):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[int, int]] = []
+
+    def forward(self, query: Tensor, references: Tensor | None = None) -> Tensor:
+        self.asked.append((len(query), len(query if references is None else references)))
+        return super().forward(query, references)
+
+
+@pytest.mark.parametrize("scores", [1, 24, 60, 2**20])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_value_gradient_and_draws_equal_the_loop_whatever_the_pieces(
+    weighted: bool, scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(negative_cache, "SCORES", scores)
+    distance, cached, images = Recorded(), [1, 4, 5, 6, 11], [4, 0, 1]
+    loss = seen(cached, temperature=0.2, positive_in_denominator=weighted, seed=3, distance=distance)
+    distance.asked.clear()
+    rows = torch.randn(6, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
+    value = loss(rows, torch.tensor(images * 2))
+    # each row of the cache is asked for once, all queries together, as many as may be at a time
+    assert sum(references for _, references in distance.asked[1:-1]) == IMAGES
+    assert all(queries == 6 and references <= max(1, scores // 6) for queries, references in distance.asked[1:-1])
+
+    similarity = oracles.cosine(rows, torch.cat([rows, ENCODED]))
+    at_once = max(1, scores // 6)
+    pieces = [min(at_once, number - first) for number in (6, IMAGES) for first in range(0, number, at_once)]
+    noise = oracles_chains.gumbel_noise(3, 6, pieces, batch=1)
+    terms = []
+    for query in range(6):
+        negatives = [column for column in range(6) if column % 3 != query % 3] + [6 + image for image in (5, 6, 11)]
+        positives, settings = [(query + 3) % 6], {"temperature": 0.2, "weighted": weighted}
+        terms.append(
+            oracles_chains.pushed_and_pulled(similarity[query], positives, negatives, noise[query], **settings)
+        )
+    expected = torch.stack(terms).mean()
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+    gradients = [torch.autograd.grad(each, rows)[0] for each in (value, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+
+
+def test_what_the_cache_has_of_a_sample_in_the_batch_is_no_candidate() -> None:
+    loss = seen([2, 3], temperature=0.001, positive_in_denominator=False)
+    # image 0 is as image 2 was, which is now elsewhere, in this batch
+    rows, axes = torch.stack([ENCODED[2], ENCODED[0]]), torch.tensor([0, 2])
+    value = loss(rows.repeat(2, 1), axes.repeat(2))
+    similarity = ENCODED @ ENCODED.T
+    best = [similarity[2, [0, 3]].max(), similarity[0, [2, 3]].max()]  # each the other, as it is now, or image 3
+    torch.testing.assert_close(value, torch.stack(best).mean() - 1)
+
+
+@pytest.mark.parametrize("positive_in_denominator", [False, True])
+def test_mean_gradient_is_that_of_the_softmax_over_references_and_cache(positive_in_denominator: bool) -> None:
+    loss = seen([4, 5, 6, 7, 8], temperature=0.3, positive_in_denominator=positive_in_denominator).eval()
+    random = torch.Generator().manual_seed(0)
+    query, references = (
+        torch.randn(number, DIM, generator=random, dtype=torch.float64).requires_grad_() for number in (1, 3)
+    )
+    names = torch.tensor([1, 4, 9])  # what the cache has of image 4 is no candidate, as it is here anew
+    given = {"ref_labels": torch.tensor([0, 4, 9]), "ref_ids": names, "ids": torch.zeros(4000, dtype=torch.int64)}
+    value = loss(query.expand(4000, DIM), torch.zeros(4000, dtype=torch.int64), ref_emb=references, **given)
+    similarity = oracles.cosine(query, torch.cat([references, ENCODED[5:9]]))[0]
+    scores = similarity if positive_in_denominator else similarity[1:]
+    expected = 0.3 * (scores / 0.3).logsumexp(dim=0) - similarity[0]
+    for leaf in (query, references):
+        found, wanted = (torch.autograd.grad(each, leaf, retain_graph=True)[0] for each in (value, expected))
+        assert float(torch.cosine_similarity(found.flatten(), wanted.flatten(), dim=0)) > 0.995
+        torch.testing.assert_close(found.norm(), wanted.norm(), rtol=0.05, atol=0)
+
+
+def test_a_negative_from_the_cache_is_its_stored_embedding_a_constant() -> None:
+    loss = seen([2, 3], temperature=0.001, positive_in_denominator=False)
+    query = ENCODED[[2, 3, 2, 3]].flip(0).clone().requires_grad_()  # as images 0 and 1 now are
+    labels = torch.tensor([0, 1, 0, 1])
+    value = loss(query, labels)
+    torch.testing.assert_close(value, 1 - torch.ones((), dtype=torch.float64))  # each has its like in the cache
+    stored = ENCODED[[3, 2, 3, 2]]
+    pairs = (query * stored).sum() / 4 - (query[[0, 1]] * query[[2, 3]]).sum() / 2
+    plain = torch.autograd.grad(pairs, query)[0]
+    tangent = plain - (plain * query).sum(dim=1, keepdim=True) * query.detach()
+    torch.testing.assert_close(torch.autograd.grad(value, query)[0], tangent, rtol=0, atol=1e-12)
+
+
+def test_samples_of_the_query_s_label_are_no_negatives() -> None:
+    loss = NegativeCacheLoss(IMAGES, temperature=0.001, positive_in_denominator=False).double()
+    rows = ENCODED[[0, 1, 2, 3]]
+    loss(rows, torch.tensor([0, 0, 1, 1]), ids=torch.tensor([0, 1, 2, 3]))
+    # like image 1, of the same class, and like image 2, of another
+    query = torch.stack([rows[1], rows[1], rows[2], rows[2]])
+    value = loss(query, torch.tensor([0, 0, 1, 1]), ids=torch.tensor([4, 5, 6, 7]))
+    similarity = oracles.cosine(query, torch.cat([query, rows]))
+    other = torch.tensor([[0, 0, 1, 1, 0, 0, 1, 1], [0, 0, 1, 1, 0, 0, 1, 1]]) == torch.tensor([[1], [0]])
+    best = [similarity[2 * side][other[side]].max() for side in range(2)]
+    torch.testing.assert_close(value, torch.stack(best).mean() - 1)
+
+
+def test_samples_by_turns_are_embedded_anew_with_what_was_drawn() -> None:
+    asked: list[list[int]] = []
+    loss = NegativeCacheLoss(IMAGES, out_of_batch="reencode", refresh=0.25, temperature=0.3).double()
+
+    def reencode(ids: Tensor) -> Tensor:
+        asked.append(ids.tolist())
+        return ENCODED[ids] * 2
+
+    loss.reencode = reencode
+    for images in ([0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11], [0, 1, 2]):
+        loss(-ENCODED[images].repeat(2, 1), torch.tensor(images * 2))
+    # the batch is newer than what was embedded beside it, and three images a step have their turn
+    torch.testing.assert_close(loss.cache.rows[:3], -ENCODED[:3])
+    assert loss.turn == 15 % IMAGES
+    assert [0, 1, 2] in asked
+    torch.testing.assert_close(loss.cache.rows[3:6], ENCODED[3:6] * 2)
+    fresh = NegativeCacheLoss(IMAGES, out_of_batch="reencode", refresh=0.25).double()
+    fresh.load_state_dict(loss.state_dict())
+    assert same_state(fresh.state_dict(), loss.state_dict())
+
+
+def test_a_turn_passes_over_samples_not_seen_yet() -> None:
+    asked: list[int] = []
+    loss = NegativeCacheLoss(IMAGES, out_of_batch="reencode", refresh=0.25, temperature=0.3).double()
+
+    def reencode(ids: Tensor) -> Tensor:
+        asked.extend(ids.tolist())
+        return ENCODED[ids]
+
+    loss.reencode = reencode
+    for images in ([6, 7], [6, 7], [6, 7], [10, 11]):
+        loss(ENCODED[images].repeat(2, 1), torch.tensor(images * 2))
+    assert loss.turn == 0
+    assert set(asked) <= {6, 7, 10, 11}
+    assert {6, 7} <= set(asked)
+    assert loss.cache.seen.nonzero().flatten().tolist() == [6, 7, 10, 11]
+
+
+@pytest.mark.parametrize("embedding_dim", [None, 6])
+def test_embeddings_of_another_width_than_the_cache_are_refused(embedding_dim: int | None) -> None:
+    loss = seen([0, 1], embedding_dim=embedding_dim) if embedding_dim is None else NegativeCacheLoss(4, embedding_dim=6)
+    with pytest.raises(UserError, match="embeddings must be as wide as embedding_dim=6, got 5"):
+        loss(torch.randn(4, 5), torch.tensor([0, 1, 0, 1]))
+
+
+def test_a_step_is_taken_back_and_goes_on_the_same() -> None:
+    loss = seen([0, 1, 2, 3])
+    before = copy.deepcopy(loss.state_dict())
+    loss.cache.mark()
+    first = loss(ENCODED[4:8].repeat(2, 1), torch.arange(4, 8).repeat(2))
+    loss.cache.take_back()
+    loss.load_state_dict({name: value for name, value in before.items() if "cache" not in name}, strict=False)
+    assert same_state(loss.state_dict(), before)
+    assert loss(ENCODED[4:8].repeat(2, 1), torch.arange(4, 8).repeat(2)) == first
+
+
+def test_a_distance_ranks_the_cache_too() -> None:
+    loss = seen([0, 1, 2], distance=LpDistance(power=2), temperature=0.001, positive_in_denominator=False)
+    query = ENCODED[[1, 1]]
+    value = loss(torch.cat([query, query * -1]), torch.tensor([5, 5, 6, 6]))
+    nearest = ((ENCODED[:3] + ENCODED[1]) ** 2).sum(dim=1).min()
+    torch.testing.assert_close(value, -nearest / 2)  # image 5 has image 1, at distance 0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"temperature": 0}, "temperature must be > 0"),
+        ({"refresh": 1.5}, "refresh must be >= 0 and <= 1"),
+        ({"refresh": 0.1}, 'set out_of_batch="reencode" too'),
+        ({"embedding_dim": 0}, "embedding_dim"),
+    ],
+)
+def test_impossible_settings_are_refused(given: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        NegativeCacheLoss(4, **given)
+
+
+def test_reencoding_without_a_callback_is_refused() -> None:
+    with pytest.raises(UserError, match=r"NegativeCacheLoss.*set its attribute reencode"):
+        seen([0, 1], out_of_batch="reencode")

@@ -1,0 +1,400 @@
+import copy
+import io
+import math
+import os
+from pathlib import Path
+
+import jaxtyping
+import oracles
+import oracles_neuclip
+import pytest
+import torch
+from oracles_neuclip import Reference
+from pytorch_metric_learning.distances import CosineSimilarity
+from testing.states import same_state
+from torch import Tensor, distributed, multiprocessing
+from torch.func import functional_call
+from torch.nn.functional import normalize
+
+from aurank.errors import UserError
+from aurank.losses import CrossBatchMemory, NeuCLIPLoss, Pairs, make_pairs
+from aurank.losses.core.loss_inputs import read_inputs
+from aurank.losses.global_contrastive.neuclip import STEEPEST, certainty_equivalent
+
+DIM = 5
+SETTINGS = {"temperature": 0.125, "epsilon": 1e-8, "rho": 2.0}  # a temperature that float32 holds exactly
+# more texts than images in no order; two texts of one label, images of one label, an image and a text without a partner
+LABELS = torch.tensor([4, 0, 1, 7, 2, 4, 3])
+TEXT_LABELS = torch.tensor([1, 2, 0, 0, 3, 4, 9, 4, 1])
+
+
+def sides(seed: int = 0, *, images: int = len(LABELS), texts: int = len(TEXT_LABELS)) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    rows = torch.randn(images + texts, DIM, generator=random, dtype=torch.float64)
+    return rows[:images].clone().requires_grad_(), rows[images:].clone().requires_grad_()
+
+
+def make(**given: object) -> NeuCLIPLoss:
+    return NeuCLIPLoss(DIM, **{"num_prototypes": 20, **SETTINGS, **given}).double()
+
+
+def call(
+    loss: NeuCLIPLoss, images: Tensor, texts: Tensor, labels: Tensor = LABELS, other: Tensor = TEXT_LABELS
+) -> Tensor:
+    value: Tensor = loss(images, labels, ref_emb=texts, ref_labels=other)
+    return value
+
+
+def pairs_of(images: Tensor, texts: Tensor, labels: Tensor, other: Tensor) -> Pairs:
+    inputs = read_inputs(images, labels, None, texts, other)
+    return make_pairs(inputs, distance=CosineSimilarity(), two_way=True)
+
+
+def test_all_embeddings_of_the_other_side_as_prototypes_give_the_normalizer_of_the_data_set() -> None:
+    number, rows = 12, torch.arange(12)
+    images, texts = sides(images=number, texts=number)
+    loss = make(num_prototypes=number, inner_steps=0)
+    call(loss, images, texts, rows, rows)
+    pairs = pairs_of(images, texts, rows, rows)
+    similarity = oracles.cosine(images, texts)
+    for side in (pairs, pairs.other_way()):
+        for row, alpha in enumerate(loss.alpha(side)):
+            others = [each for each in range(number) if each != row]
+            g = sum(((similarity[row, each] - similarity[row, row]) / 0.125).exp() for each in others)
+            expected = torch.log(1e-8 + (1 + g) / number)  # g is (N − 1) times the mean over the negatives
+            torch.testing.assert_close(alpha, expected, rtol=0, atol=1e-12)
+        similarity = similarity.T
+
+
+@pytest.mark.parametrize("g", [1e-6, 0.3, 1.0, 40.0])
+def test_the_least_over_alpha_is_the_logarithm_of_the_normalizer(g: float) -> None:
+    assert oracles_neuclip.least(g) == pytest.approx(math.log(g), abs=1e-12)
+    at_best = certainty_equivalent(torch.tensor([math.log(g)]), torch.tensor([math.log(g)]))
+    assert at_best.item() == pytest.approx(math.log(g), abs=1e-6)
+
+
+def test_an_alpha_that_is_far_too_small_gives_a_tangent_not_infinity() -> None:
+    excess = torch.tensor([STEEPEST - 1, STEEPEST, STEEPEST + 1e-3, 400.0], dtype=torch.float64, requires_grad=True)
+    value = certainty_equivalent(excess, torch.zeros(4, dtype=torch.float64)) + 1
+    (slope,) = torch.autograd.grad(value.sum(), excess)
+    largest = math.exp(STEEPEST)
+    expected = [largest / math.e, largest, largest * 1.001, largest * (401 - STEEPEST)]
+    torch.testing.assert_close(value.tolist(), expected)
+    torch.testing.assert_close(slope.tolist(), [largest / math.e, largest, largest, largest])
+
+
+def test_before_the_first_step_it_is_the_loss_of_the_batch_alone() -> None:
+    images, texts = sides()
+    loss = make().eval()
+    value = call(loss, images, texts)
+    temperature = torch.tensor(SETTINGS["temperature"], dtype=torch.float64, requires_grad=True)
+    reference = Reference(20, rate=1.0, **SETTINGS)
+    expected = torch.zeros((), dtype=torch.float64)
+    for queries, labels, others, other_labels in both(images, texts):
+        g, _ = reference.batch(queries, others, labels, other_labels, temperature)
+        expected = expected + temperature * torch.stack([each.log() + SETTINGS["rho"] for each in g.values()]).mean()
+    leaves = [loss.temperature.parameter, images, texts]
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+    wanteds = torch.autograd.grad(expected, [temperature, images, texts])
+    for gradient, wanted in zip(torch.autograd.grad(value, leaves), wanteds, strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-11)
+
+
+def both(images: Tensor, texts: Tensor) -> list[tuple[Tensor, list[int], Tensor, list[int]]]:
+    labels, other = LABELS.tolist(), TEXT_LABELS.tolist()
+    return [(images, labels, texts, other), (texts, other, images, labels)]
+
+
+@pytest.mark.parametrize("detach", [True, False])
+@pytest.mark.parametrize(("objective", "update"), [("unified", "alternating"), ("separate", "simultaneous")])
+def test_prototypes_value_and_gradients_are_those_of_loops_and_torch_s_adagrad(
+    detach: bool, objective: str, update: str
+) -> None:
+    loss = make(restart_every=3, inner_steps=2, inner_lr=0.3, detach_alpha=detach, objective=objective, update=update)
+    references = [Reference(20, rate=0.3, **SETTINGS) for _ in range(2)]
+    temperature = torch.tensor(SETTINGS["temperature"], dtype=torch.float64, requires_grad=True)
+    for step in range(5):
+        images, texts = sides(step)
+        value = call(loss, images, texts)
+        expected = torch.zeros((), dtype=torch.float64)
+        for reference, (queries, labels, others, other_labels) in zip(references, both(images, texts), strict=True):
+            g, pulls = reference.batch(queries, others, labels, other_labels, temperature)
+            if step % 3 == 0:
+                reference.start(others)
+            reference.remember(others)
+            if update == "simultaneous":
+                expected = expected + reference.loss(g, queries, pulls, temperature, detach=detach)
+            for _ in range(2):
+                reference.step(g, queries, pulls, separate=objective == "separate")
+            if update == "alternating":
+                expected = expected + reference.loss(g, queries, pulls, temperature, detach=detach)
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-9)
+        found = torch.autograd.grad(value, [loss.temperature.parameter, images, texts])
+        for gradient, wanted in zip(found, torch.autograd.grad(expected, [temperature, images, texts]), strict=True):
+            torch.testing.assert_close(gradient, wanted, rtol=1e-7, atol=1e-9)
+        for network, reference in zip(loss.networks, references, strict=True):
+            torch.testing.assert_close(network.weights()[0], reference.prototypes.detach(), rtol=0, atol=1e-9)
+            sums = reference.optimizer.state[reference.prototypes]["sum"]
+            torch.testing.assert_close(network.squares()[0], sums, rtol=1e-9, atol=1e-12)
+
+
+def test_gradient_through_alpha_is_that_of_finite_differences() -> None:
+    images, texts = sides()
+    loss = make(detach_alpha=False, inner_lr=0.1)
+    call(loss, *sides(1))
+    loss.eval()
+
+    def value(temperature: Tensor, images: Tensor, texts: Tensor) -> Tensor:
+        references = {"ref_emb": texts, "ref_labels": TEXT_LABELS}
+        found: Tensor = functional_call(loss, {"temperature.parameter": temperature}, (images, LABELS), references)
+        return found
+
+    start = torch.tensor(SETTINGS["temperature"], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(value, (start, images, texts))
+
+
+def test_gradient_of_the_temperature_with_alpha_a_constant_is_that_of_finite_differences() -> None:
+    images, texts = sides()
+    loss = make(inner_lr=0.1)
+    call(loss, *sides(1))
+    loss.eval()
+    (found,) = torch.autograd.grad(call(loss, images, texts), loss.temperature.parameter)
+    reference = Reference(20, rate=1.0, **SETTINGS)
+    pairs = pairs_of(images, texts, LABELS, TEXT_LABELS)
+
+    @torch.no_grad()
+    def value(temperature: float) -> float:
+        total = 0.0
+        for alphas, (queries, labels, others, other_labels) in zip(constants, both(images, texts), strict=True):
+            g, _ = reference.batch(queries, others, labels, other_labels, temperature)
+            given = {"temperature": temperature, "rho": SETTINGS["rho"]}
+            terms = [oracles_neuclip.term(each, alphas[row], **given) for row, each in g.items()]
+            total += float(torch.stack(terms).mean())
+        return total
+
+    constants = [loss.alpha(each).detach() for each in (pairs, pairs.other_way())]
+    slope = (value(0.125 + 1e-6) - value(0.125 - 1e-6)) / 2e-6
+    assert found.item() == pytest.approx(slope, rel=1e-7)
+
+
+def test_a_fixed_temperature_leaves_rho_out() -> None:
+    images, texts = sides()
+    fixed = make(learn_temperature=False, rho=6.5)
+    difference = (call(make(), images, texts) - call(fixed, images, texts)).item()
+    assert difference == pytest.approx(2 * SETTINGS["temperature"] * SETTINGS["rho"], abs=1e-12)
+    assert list(fixed.parameters()) == []
+
+
+def test_prototypes_start_from_the_other_side_in_order_and_then_the_newest_of_earlier_batches() -> None:
+    loss = make(num_prototypes=30, restart_every=4, inner_steps=0)
+    given = [sides(step) for step in range(5)]
+    for step, (images, texts) in enumerate(given):
+        call(loss, images, texts)
+        for network, side in zip(loss.networks, (1, 0), strict=True):
+            expected = given[0][side]  # what there was
+            if step == 4:
+                older = torch.cat([each[side] for each in given[:4]])
+                expected = torch.cat([given[4][side], older[-(30 - len(given[4][side])) :]])
+            assert network.weights()[0].equal(normalize(expected.detach()))
+
+
+@pytest.mark.parametrize("every", [1, None])
+def test_a_batch_larger_than_the_prototypes_gives_its_first_rows_each_time_or_once(every: int | None) -> None:
+    loss = make(num_prototypes=4, inner_steps=0, restart_every=every)
+    first = sides(0)
+    for step in range(3):
+        images, texts = sides(step) if every else first
+        call(loss, *sides(step))
+        for network, rows in zip(loss.networks, (texts, images), strict=True):
+            assert network.weights()[0].equal(normalize(rows[:4].detach()))
+
+
+@pytest.mark.parametrize("given", [{"num_prototypes": 30, "restart_every": 3}, {"network": "mlp"}])
+def test_resumed_in_mid_period_it_goes_on_as_the_original_to_the_last_bit(given: dict[str, object]) -> None:
+    def new() -> NeuCLIPLoss:
+        return NeuCLIPLoss(DIM, **given)
+
+    loss, resumed = new(), new()
+    for step in range(4):  # the last is the second of its period
+        call(loss, *(each.float() for each in sides(step)))
+    file = io.BytesIO()
+    torch.save(loss.state_dict(), file)
+    file.seek(0)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    for step in range(4, 8):
+        batch = [each.float() for each in sides(step)]
+        assert call(loss, *batch) == call(resumed, *batch)
+        assert same_state(loss.state_dict(), resumed.state_dict())
+
+
+@pytest.mark.parametrize("detach", [True, False])
+@pytest.mark.parametrize("network", ["prototypes", "mlp"])
+@pytest.mark.parametrize(("autocast", "epsilon"), [(False, 0.0), (True, 0.0), (False, 1e-8), (True, 1e-8)])
+def test_a_hard_batch_and_then_an_easy_one_stay_finite_at_a_low_temperature(
+    network: str, autocast: bool, epsilon: float, detach: bool
+) -> None:
+    given = {"network": "mlp", "inner_lr": 0.01} if network == "mlp" else {"num_prototypes": 64}
+    loss = NeuCLIPLoss(32, temperature=0.005, learn_temperature=False, epsilon=epsilon, detach_alpha=detach, **given)
+    random = torch.Generator().manual_seed(0)
+    images, labels = torch.randn(16, 32, generator=random), torch.arange(16)
+    for texts in (-images, images, -images, images + 0.1):
+        leaves = [each.clone().requires_grad_() for each in (images, texts)]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            value = call(loss, *leaves, labels, labels)
+        assert value.dtype == torch.float32
+        assert value.isfinite()
+        for gradient in torch.autograd.grad(value, leaves):
+            assert gradient.isfinite().all()
+            assert gradient.any()
+    assert all(buffer.isfinite().all() for buffer in loss.buffers())
+
+
+@pytest.mark.parametrize("objective", ["unified", "separate"])
+def test_an_mlp_learns_the_normalizer_of_embeddings_it_has_not_seen(objective: str) -> None:
+    random = torch.Generator().manual_seed(0)
+    images = torch.randn(200, 8, generator=random) + torch.tensor([1.0] + [0.0] * 7)
+    texts = images + torch.randn(200, 8, generator=random)
+    similarity = CosineSimilarity()(images, texts)
+    h = (similarity - similarity.diag()[:, None]) / 0.25
+    exact = torch.logsumexp(h.fill_diagonal_(-torch.inf), dim=1) - math.log(199)
+    rows = torch.arange(150, 200)
+    pairs = pairs_of(images[150:], texts[150:], rows, rows)
+    loss = NeuCLIPLoss(8, network="mlp", inner_lr=0.01, temperature=0.25, objective=objective)
+    errors = []
+    for step in range(21):
+        if step % 20 == 0:
+            errors.append((loss.alpha(pairs) - exact[150:]).square().mean().item())
+        chosen = torch.randperm(150, generator=random)[:64]
+        call(loss, images[chosen], texts[chosen], chosen, chosen)
+    assert errors[1] < errors[0] / 4
+
+
+def test_rows_that_are_not_numbers_leave_the_state_finite() -> None:
+    loss = make(restart_every=2)
+    for step in range(4):
+        images, texts = (each.detach() for each in sides(step))
+        images[1], texts[2] = torch.nan, torch.inf
+        assert call(loss, images, texts).isnan()
+        assert all(buffer.isfinite().all() for buffer in loss.buffers())
+
+
+def test_it_takes_memories_one_way_only() -> None:
+    memory = CrossBatchMemory(make(two_way=False), embedding_size=DIM, memory_size=30).double()
+    for step in range(3):
+        rows, _ = sides(step)
+        assert memory(rows, LABELS).isfinite()
+    with pytest.raises(UserError, match="two_way"):
+        CrossBatchMemory(make(), embedding_size=DIM)
+    with pytest.raises(UserError, match="two_way=True contrasts two modalities"):
+        make()(rows, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"embedding_dim": 0}, "embedding_dim must be a whole number >= 1"),
+        ({"num_prototypes": 0}, "num_prototypes must be a whole number >= 1"),
+        ({"epsilon": -1e-8}, "epsilon must be >= 0 and < 1"),
+        ({"epsilon": "small"}, "epsilon must be >= 0 and < 1"),
+        ({"rho": 0}, "rho must be > 0"),
+        ({"restart_every": 0}, "restart_every must be a whole number >= 1"),
+        ({"inner_steps": -1}, "inner_steps must be a whole number >= 0"),
+        ({"inner_lr": 0}, "inner_lr must be > 0"),
+        ({"objective": "both"}, "objective must be one of unified, separate"),
+        ({"network": "cnn"}, "network must be one of prototypes, mlp"),
+        ({"update": "joint"}, "update must be one of alternating, simultaneous"),
+        ({"temperature": 0.001}, "temperature must lie within temperature_bounds"),
+    ],
+)
+def test_bad_arguments_are_named(given: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
+    with pytest.raises(UserError, match=message):
+        NeuCLIPLoss(**{"embedding_dim": DIM, **given})
+
+
+def test_embeddings_of_another_width_are_refused() -> None:
+    with pytest.raises(UserError, match="as wide as embedding_dim=7, got 5"):
+        call(NeuCLIPLoss(7), *sides())
+
+
+def test_evaluation_predicts_with_the_prototypes_as_they_are() -> None:
+    loss = make()
+    call(loss, *sides(0))
+    before = copy.deepcopy(loss.state_dict())
+    images, texts = sides(1)
+    value = call(loss.eval(), images, texts)
+    assert same_state(loss.state_dict(), before)
+    expected = 0.0
+    for network, (queries, labels, others, other_labels) in zip(loss.networks, both(images, texts), strict=True):
+        reference = Reference(20, rate=1.0, **SETTINGS)
+        reference.prototypes = network.weights()[0]
+        g, pulls = reference.batch(queries, others, labels, other_labels, SETTINGS["temperature"])
+        expected += reference.loss(g, queries, pulls, SETTINGS["temperature"], detach=True)
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-11)
+
+
+def two_parts(rank: int, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    images, texts = sides(step)
+    rows, columns = (slice(0, 4), slice(0, 6)) if rank == 0 else (slice(4, None), slice(6, None))
+    mine = (images[rows], texts[columns])
+    return *(each.detach().clone().requires_grad_() for each in mine), LABELS[rows], TEXT_LABELS[columns]
+
+
+def work(rank: int, folder: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    together, apart = make(restart_every=2, distributed="auto"), make(restart_every=2)
+    values, gradients = [], []
+    for step in range(3):
+        images, texts, labels, other = two_parts(rank, step)
+        values.append(call(together, images, texts, labels, other))
+        leaves = [together.temperature.parameter, images, texts]
+        gradients.append([each / 2 for each in torch.autograd.grad(values[-1], leaves)])
+        call(apart, images, texts, labels, other)
+    itself = make(two_way=False, inner_steps=0, learn_temperature=False, rho=6.5)
+    images = sides(0)[0].detach()
+    rows, labels = (images[:4], LABELS[[1, 1, 2, 4]]) if rank == 0 else (images[4:], LABELS[[2, 2, 4]])
+    alone = itself(rows, labels)
+    states = [each.state_dict() for each in (together, apart, itself)]
+    torch.save(([value.detach() for value in values], gradients, states, alone), Path(folder) / f"{rank}.pt")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def test_processes_learn_one_network_from_all_batches_gathered_or_not(tmp_path: Path) -> None:
+    multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    single = make(restart_every=2)
+    for step in range(3):
+        images, texts = sides(step)
+        value = call(single, images, texts)
+        expected = torch.autograd.grad(value, [single.temperature.parameter, images, texts])
+        assert first[0][step] == second[0][step]
+        torch.testing.assert_close(first[0][step], value.detach(), rtol=0, atol=1e-10)
+        mine, theirs = first[1][step], second[1][step]
+        torch.testing.assert_close(mine[0] * 2, expected[0], rtol=1e-8, atol=1e-10)
+        for place in (1, 2):
+            torch.testing.assert_close(torch.cat([mine[place], theirs[place]]), expected[place], rtol=1e-8, atol=1e-10)
+    for one, other in zip(first[2], second[2], strict=True):
+        assert same_state(one, other)
+    torch.testing.assert_close(first[2][0], single.state_dict(), rtol=0, atol=1e-9)
+    # each its own loss, but against the rows of both, itself left out
+    images = sides(0)[0].detach()
+    assert first[2][2]["networks.0.weight_0"][:7].equal(normalize(images))
+    similarity = oracles.cosine(images)
+    for value, rows, labels in ((first[3], range(4), [0, 0, 1, 2]), (second[3], range(4, 7), [1, 1, 2])):
+        terms = []
+        for row, label in zip(rows, labels, strict=True):
+            positives = [other for other in rows if other != row and labels[other - rows[0]] == label]
+            negatives = [other for other in rows if labels[other - rows[0]] != label]
+            if not positives:
+                continue
+            pull = sum(similarity[row, each] for each in positives) / len(positives)
+            prototypes = [each for each in range(7) if each != row]
+            mean, g = (
+                oracles_neuclip.normalizer(similarity[row], each, pull, temperature=0.125, epsilon=1e-8)
+                for each in (prototypes, negatives)
+            )
+            terms.append(oracles_neuclip.term(g, mean.log(), temperature=0.125, rho=0.0))
+        torch.testing.assert_close(value, torch.stack(terms).mean(), rtol=0, atol=1e-11)

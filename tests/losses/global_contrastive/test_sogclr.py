@@ -1,0 +1,390 @@
+import io
+import math
+import os
+import warnings
+from itertools import combinations
+from pathlib import Path
+
+import oracles
+import oracles_contrastive
+import pytest
+import torch
+from pytorch_metric_learning import losses as pml
+from testing import two_way_batches as two_way
+from torch import Tensor, distributed, multiprocessing
+
+from aurank.errors import UserError
+from aurank.losses import CrossBatchMemory, InfoNCELoss, MultipleLosses, SogCLRLoss
+from aurank.losses.global_contrastive._gamma import Gamma
+
+NUMBER = 6  # samples, of two views each
+VIEWS = torch.arange(NUMBER).repeat(2)
+
+
+def data(seed: int = 0, *, number: int = NUMBER, views: int = 2, spread: float = 0.5) -> Tensor:
+    """The views of all samples, view by view."""
+    random = torch.Generator().manual_seed(seed)
+    images = torch.randn(number, 5, generator=random, dtype=torch.float64)
+    noise = torch.randn(views * number, 5, generator=random, dtype=torch.float64)
+    return (images.repeat(views, 1) + spread * noise).requires_grad_()
+
+
+def make(**given: object) -> SogCLRLoss:
+    return SogCLRLoss(NUMBER, **{"temperature": 0.3, **given}).double()
+
+
+def gradient(loss: Tensor, embeddings: Tensor) -> Tensor:
+    return torch.autograd.grad(loss, embeddings, retain_graph=True)[0]
+
+
+def check_equal(loss: Tensor, expected: Tensor, embeddings: Tensor) -> None:
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(gradient(loss, embeddings), gradient(expected, embeddings), rtol=1e-9, atol=1e-9)
+
+
+def exact(embeddings: Tensor, *, temperature: float = 0.3) -> Tensor:
+    """The objective over all of the data, one logarithm for the views of a sample: its gradient is autograd's."""
+    similarity = oracles.cosine(embeddings)
+    total = similarity.new_zeros(())
+    for sample in range(NUMBER):
+        rows = (sample, sample + NUMBER)
+        others = [row for row in range(2 * NUMBER) if row not in rows]
+        means = [oracles_contrastive.mean_exp(similarity[row], others, temperature=temperature) for row in rows]
+        total = total + temperature * (sum(means) / 2).log() - similarity[rows]
+    return total / NUMBER
+
+
+def test_with_gamma_1_value_and_gradient_are_the_decoupled_loss_s_whatever_came_before() -> None:
+    loss = make(gamma=1.0)
+    for seed in range(3):
+        embeddings = data(seed)
+        sides = oracles.masks(VIEWS.tolist())
+        found = oracles_contrastive.decoupled(oracles.cosine(embeddings), *sides, temperature=0.3)
+        check_equal(loss(embeddings, VIEWS), oracles.mean(found), embeddings)
+
+
+def test_shared_is_one_logarithm_of_the_mean_over_views() -> None:
+    embeddings = data()
+    for loss in (make(normalizer="shared"), make(normalizer="shared", gamma=1.0)):
+        check_equal(loss(embeddings, VIEWS), exact(embeddings), embeddings)
+    by_view, one = (gradient(make(normalizer=kind)(embeddings, VIEWS), embeddings) for kind in ("view", "shared"))
+    assert (by_view - one).norm() > 1e-3 * one.norm()
+
+
+@pytest.mark.parametrize("previous", [False, True])
+@pytest.mark.parametrize("normalizer", ["view", "shared"])
+@pytest.mark.parametrize("state_on", ["device", "host"])
+def test_a_sequence_of_batches_equals_the_loop(normalizer: str, previous: bool, state_on: str) -> None:
+    given = {"normalizer": normalizer, "previous_normalizer": previous, "state_on": state_on}
+    loss = SogCLRLoss(30, temperature=0.2, gamma=0.7, **given).double()
+    table: dict[int, float] = {}
+    for step in range(5):
+        random = torch.Generator().manual_seed(step)
+        embeddings = torch.randn(16, 4, generator=random, dtype=torch.float64, requires_grad=True)
+        labels, ids = (torch.randint(size, (16,), generator=random) for size in (5, 30))  # ids twice, and anew
+        settings = {"temperature": 0.2, "gamma": 0.7, "shared": normalizer == "shared", "previous": previous}
+        masks = oracles.masks(labels.tolist())
+        found = oracles_contrastive.sogclr(oracles.cosine(embeddings), *masks, ids.tolist(), table, **settings)
+        loss.eval()
+        value = loss(embeddings, labels, ids=ids)
+        assert value == loss.train()(embeddings, labels, ids=ids)  # evaluation gives what training would, and no more
+        check_equal(value, oracles.mean(found), embeddings)
+        expected = torch.zeros(1, 30, dtype=torch.float64)
+        for row, normal in table.items():
+            expected[0, row] = math.log(normal)
+        assert (loss.tables[0]._staging is not None) == (state_on == "host")  # its rows are where the batch is
+        torch.testing.assert_close(loss.log_u, expected, rtol=0, atol=1e-10)
+    assert 0 < len(table) < 30
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9, 0.5, 0.2])
+def test_fixed_embeddings_lead_from_a_wrong_normaliser_to_the_exact_gradient_for_any_gamma(gamma: float) -> None:
+    loss, embeddings = make(gamma=gamma, normalizer="shared"), data()
+    loss(data(1), VIEWS)
+    wanted = gradient(exact(embeddings), embeddings)
+    start = (gradient(loss.eval()(embeddings, VIEWS), embeddings) - wanted).norm()
+    assert start > 1e-3 or gamma == 1
+    loss.train()
+    for _ in range(1 if gamma == 1 else math.ceil(math.log(1e-12) / math.log(1 - gamma))):
+        loss(embeddings, VIEWS)
+    check_equal(loss(embeddings, VIEWS), exact(embeddings), embeddings)
+
+
+@pytest.mark.parametrize("gamma", [0.9, 0.1])
+def test_with_the_exact_normaliser_the_gradients_of_small_batches_average_to_the_exact_one(gamma: float) -> None:
+    # all batches of two samples: each pair of samples comes in exactly one of them
+    embeddings = data()
+    whole = make(normalizer="shared")
+    whole(embeddings, VIEWS)
+    loss = make(gamma=gamma, normalizer="shared", previous_normalizer=True).eval()
+    loss.load_state_dict(whole.state_dict())
+    gradients = []
+    for pair in combinations(range(NUMBER), 2):
+        rows = torch.tensor([*pair, *(one + NUMBER for one in pair)])
+        gradients.append(gradient(loss(embeddings[rows], VIEWS[rows]), embeddings))
+    wanted = gradient(exact(embeddings), embeddings)
+    torch.testing.assert_close(torch.stack(gradients).mean(dim=0), wanted, rtol=0, atol=1e-9)
+
+
+def test_batches_that_partition_the_data_bring_the_normaliser_to_the_exact_one_the_closer_the_smaller_gamma() -> None:
+    embeddings, whole = data().detach(), make()
+    whole(embeddings, VIEWS)
+    errors = []
+    for gamma in (0.5, 0.05):
+        random, loss, found = torch.Generator().manual_seed(0), make(gamma=gamma), []
+        for epoch in range(90):
+            for part in torch.randperm(NUMBER, generator=random).split(2):
+                rows = torch.cat([part, part + NUMBER])
+                loss(embeddings[rows], VIEWS[rows])
+            found += [loss.log_u] if epoch >= 60 else []
+        errors.append(float((torch.stack(found) - whole.log_u).square().mean().sqrt()))
+    assert errors[0] > 2 * errors[1]
+    assert errors[1] < 0.15
+
+
+def test_the_moving_average_has_its_closed_form() -> None:
+    loss, gamma = make(gamma=0.3), 0.3
+    first, second = make(), make()
+    loss(data(1), VIEWS), first(data(1), VIEWS), second(data(2), VIEWS)
+    for _ in range(7):
+        loss(data(2), VIEWS)
+    kept = (1 - gamma) ** 7
+    expected = (kept * first.log_u.exp() + (1 - kept) * second.log_u.exp()).log()
+    torch.testing.assert_close(loss.log_u, expected, rtol=0, atol=1e-12)
+
+
+def test_a_first_visit_is_a_copy_in_a_batch_of_samples_seen_before_too() -> None:
+    # an update scaled by gamma would multiply the weights of new samples by 1 / gamma
+    loss, fresh, embeddings = make(gamma=0.2), make(), data()
+    seen = VIEWS < 3
+    loss(data(1)[seen], VIEWS[seen])
+    assert (loss.log_u[0, 3:] == 0).all()
+    loss(embeddings, VIEWS)
+    fresh(embeddings, VIEWS)
+    torch.testing.assert_close(loss.log_u[0, 3:], fresh.log_u[0, 3:], rtol=0, atol=1e-12)
+    assert ((loss.log_u - fresh.log_u)[0, :3].abs() > 1e-3).all()
+
+
+def test_what_is_stored_is_the_mean_over_all_views_which_are_mutual_positives() -> None:
+    embeddings, labels = data(views=4), torch.arange(NUMBER).repeat(4)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    loss = make(views=4)
+    value = loss(embeddings[order], labels[order])
+    masks = oracles.masks(labels.tolist())
+    assert sum(masks[0][0]) == 3
+    table: dict[int, float] = {}
+    found = oracles_contrastive.sogclr(
+        oracles.cosine(embeddings), *masks, labels.tolist(), table, temperature=0.3, gamma=0.9
+    )
+    check_equal(value, oracles.mean(found), embeddings)
+    expected = torch.tensor([[math.log(table[row]) for row in range(NUMBER)]], dtype=torch.float64)
+    torch.testing.assert_close(loss.log_u, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_hard_batch_then_easy_ones_at_a_small_temperature_stay_finite_and_keep_a_gradient(autocast: bool) -> None:
+    loss, wide = (SogCLRLoss(4, temperature=0.005).to(dtype) for dtype in (torch.float32, torch.float64))
+    labels = torch.arange(4).repeat(2)
+    hard = torch.ones(8, 4) + 1e-3 * torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    easy = 2 * torch.eye(4)[labels] - 0.5 + 0.1 * torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+    for rows in (hard, easy, easy, hard):
+        rows = rows.clone().requires_grad_()
+        with torch.autocast("cpu", enabled=autocast):
+            value = loss(rows, labels)
+        expected = wide(rows.double(), labels)
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value.double(), expected, rtol=1e-4, atol=1e-4)
+        found = gradient(value, rows)
+        assert found.isfinite().all()
+        assert found.abs().sum(dim=1).min() > 1e-5
+        torch.testing.assert_close(found, gradient(expected, rows), rtol=1e-2, atol=1e-3)
+        assert loss.log_u.isfinite().all()
+    assert loss.log_u.min() > 190  # exp of which float32 cannot hold
+
+
+def test_two_way_equals_the_loop_with_a_table_for_each_direction() -> None:
+    loss = SogCLRLoss(20, temperature=0.2, gamma=0.6, two_way=True).double()
+    tables: tuple[dict[int, float], ...] = ({}, {})
+    for seed in range(3):
+        given = two_way.batch(seed)
+        similarity = oracles.cosine(given["embeddings"], given["ref_emb"])
+        expected = similarity.new_zeros(())
+        for table, scores, own, other in (
+            (tables[0], similarity, "", "ref_"),
+            (tables[1], similarity.T, "ref_", ""),
+        ):
+            masks = oracles.masks(given[f"{own}labels"].tolist(), given[f"{other}labels"].tolist())
+            ids = given[f"{own}ids"].tolist()
+            expected = expected + oracles.mean(
+                oracles_contrastive.sogclr(scores, *masks, ids, table, temperature=0.2, gamma=0.6)
+            )
+        two_way.check_equal(loss(**given), expected, given)
+    for row, table in zip(loss.log_u, tables, strict=True):
+        found = {place: value for place, value in enumerate(row.exp().tolist()) if value != 1}
+        assert found == pytest.approx(table)
+
+
+def test_a_wrong_call_is_refused_with_what_to_do() -> None:
+    loss, embeddings = make(), data()
+    with pytest.raises(UserError, match=r"ids hold 6, outside the 6 rows of SogCLRLoss \(0..5\).*num_samples"):
+        loss(embeddings, VIEWS, ids=VIEWS + 1)
+    with pytest.raises(UserError, match="labels, taken for ids, hold -3, outside the 6 rows"):
+        loss(embeddings, VIEWS - 3)
+    with pytest.raises(UserError, match=r"label 0 occurs 6 times, more than views=2.*ids=batch.id.*aurank.losses"):
+        loss(embeddings, VIEWS % 2)
+    both = make(two_way=True)
+    with pytest.raises(UserError, match="SogCLRLoss with two_way=True contrasts two modalities"):
+        both(embeddings, VIEWS)
+    with pytest.raises(UserError, match="keys the state of both sides: pass ref_ids beside ids"):
+        both(embeddings, VIEWS, ref_emb=data(1), ref_labels=VIEWS, ids=VIEWS)
+    with pytest.raises(UserError, match="ref_ids hold 6"):
+        both(embeddings, VIEWS, ref_emb=data(1), ref_labels=VIEWS, ids=VIEWS, ref_ids=VIEWS + 1)
+    assert not any(bool(table.seen.any()) for table in (*loss.tables, *both.tables))
+
+
+def test_the_cosine_schedule_falls_from_1_to_gamma_by_epochs_or_steps() -> None:
+    loss = make(gamma=0.2, gamma_schedule="cosine", gamma_decay=0.5)
+    (part,) = (part for part in loss.modules() if hasattr(part, "set_progress"))
+    values = []
+    for step in range(8):
+        part.set_progress(step=step, steps=8, epoch=step // 2, epochs=4.0)
+        values.append(loss.gamma())
+    assert values == pytest.approx([1, 1, 0.6, 0.6, 0.2, 0.2, 0.2, 0.2])
+    by_step = Gamma(0.2, "cosine", every="step")
+    by_step.set_progress(step=1, steps=8, epoch=0, epochs=4.0)
+    assert by_step() == pytest.approx(0.2 + 0.4 * (1 + math.cos(math.pi / 4)))
+    constant = Gamma(0.3)
+    constant.set_progress(step=7, steps=8, epoch=3, epochs=4.0)
+    assert constant() == 0.3
+
+
+def test_a_schedule_that_is_never_told_warns_once() -> None:
+    loss = make(gamma_schedule="cosine")
+    loss.eval()(data(), VIEWS)
+    loss.train()
+    with pytest.warns(UserWarning, match=r"stays at 1.*set_progress"):
+        loss(data(), VIEWS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss(data(), VIEWS)
+
+
+def test_state_goes_on_to_the_last_bit_with_gamma_where_it_stood() -> None:
+    given = {"gamma": 0.2, "gamma_schedule": "cosine", "two_way": True}
+    loss, restored = make(**given), make(**given)
+    loss.gamma.set_progress(step=0, steps=4, epoch=1, epochs=4.0)
+    call = {"ref_emb": data(1), "ref_labels": VIEWS, "ids": VIEWS, "ref_ids": VIEWS}
+    loss(data(), VIEWS, **call)
+    file = io.BytesIO()
+    torch.save(loss.state_dict(), file)
+    file.seek(0)
+    restored.load_state_dict(torch.load(file, weights_only=True))
+    assert restored.gamma.value == loss.gamma.value < 1
+    restored.gamma.told = True
+    assert loss(data(2), VIEWS, **call) == restored(data(2), VIEWS, **call)
+    assert restored.log_u.equal(loss.log_u)
+
+
+def test_a_saved_state_that_is_not_finite_is_refused() -> None:
+    loss = make()
+    loss(data(), VIEWS)
+    state = loss.state_dict()
+    state["tables.0.rows"][4] = torch.nan
+    with pytest.raises(UserError, match=r"tables.0.rows is not finite in 1 of 6 rows, first in row 4"):
+        make().load_state_dict(state)
+
+
+class AnyLoss(pml.CrossBatchMemory):
+    @staticmethod
+    def supported_losses() -> list[str]:
+        return ["SogCLRLoss"]
+
+
+def test_pml_s_wrappers_and_trainers_work_where_labels_are_the_ids_and_say_what_to_do_where_not() -> None:
+    embeddings = data()
+    expected = make()(embeddings, VIEWS)
+    assert make()(embeddings, VIEWS, None) == expected  # a trainer's call
+    both = pml.MultipleLosses([make(), pml.NTXentLoss()])
+    assert both(embeddings, VIEWS) == expected + pml.NTXentLoss()(embeddings, VIEWS)
+    memory = AnyLoss(make(), embedding_size=5, memory_size=40).double()
+    assert memory(embeddings, VIEWS).isfinite()
+    for wrapper in (both, memory):
+        with pytest.raises(UserError, match="use MultipleLosses and CrossBatchMemory of aurank"):
+            wrapper(embeddings, VIEWS // 3)
+    ids = {"ids": VIEWS}
+    of_classes = MultipleLosses([make(), pml.NTXentLoss()])(embeddings, VIEWS // 3, **ids)
+    assert of_classes == make()(embeddings, VIEWS // 3, **ids) + pml.NTXentLoss()(embeddings, VIEWS // 3)
+
+
+def test_a_memory_of_aurank_is_more_references_and_two_way_has_none() -> None:
+    memory, loss = CrossBatchMemory(make(), embedding_size=5, memory_size=24).double(), make()
+    first, second, labels = data(1).detach(), data(2), VIEWS // 2
+    ids = torch.arange(NUMBER).repeat(2)
+    memory(first, labels, ids=ids)
+    loss(first, labels, ids=ids)
+    value = memory(second, labels, ids=ids)
+    given = {"ref_emb": torch.cat([second, first]), "ref_labels": labels.repeat(2), "ids": ids}
+    far, near = labels[:, None] != given["ref_labels"], labels[:, None] == given["ref_labels"]
+    own = torch.eye(12, 24, dtype=torch.bool)
+    stale = (ids[:, None] == ids.repeat(2)) & (torch.arange(24) >= 12)  # earlier embeddings of the same image
+    mined = (*(near & ~own & ~stale).nonzero().T, *far.nonzero().T)
+    check_equal(value, loss(second, labels, mined, **given), second)
+    with pytest.raises(UserError, match="SogCLRLoss has two_way=True"):
+        CrossBatchMemory(make(two_way=True), embedding_size=5)
+
+
+def both_ways() -> dict[str, SogCLRLoss | InfoNCELoss]:
+    return {
+        "sogclr": SogCLRLoss(20, two_way=True, distributed="auto").double(),
+        "info_nce": InfoNCELoss(two_way=True, distributed="auto").double(),
+    }
+
+
+def work(rank: int, world: int, folder: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    if world > 1:
+        distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    found: dict[str, object] = {}
+    for name, loss in both_ways().items():
+        for seed in range(2):
+            whole = two_way.batch(seed)
+            given = {}
+            for key, rows in whole.items():
+                cut = len(rows) // 2 - 1  # shares of different sizes
+                given[key] = rows.detach()[slice(None) if world == 1 else slice(cut, None) if rank else slice(cut)]
+            leaves = [given[key].requires_grad_() for key in ("embeddings", "ref_emb")]
+            value = loss(**given)
+            found[f"{name} {seed}"] = [value.detach(), *(each / world for each in torch.autograd.grad(value, leaves))]
+        found[name] = loss.state_dict()
+    torch.save(found, Path(folder) / f"{rank} of {world}.pt")
+    if world > 1:
+        distributed.destroy_process_group()
+
+
+def test_two_processes_get_the_two_way_losses_of_one(tmp_path: Path) -> None:
+    multiprocessing.spawn(work, args=(2, str(tmp_path)), nprocs=2)
+    work(0, 1, str(tmp_path))
+    first, second, one = (torch.load(tmp_path / f"{name}.pt") for name in ("0 of 2", "1 of 2", "0 of 1"))
+    for name, wanted in one.items():
+        if isinstance(wanted, list):
+            assert first[name][0] == second[name][0]
+            joined = [
+                first[name][0],
+                *(torch.cat(both) for both in zip(first[name][1:], second[name][1:], strict=True)),
+            ]
+            torch.testing.assert_close(joined, wanted, rtol=1e-9, atol=1e-10)
+        else:
+            torch.testing.assert_close(first[name], wanted, rtol=1e-9, atol=1e-10)
+            torch.testing.assert_close(first[name], second[name], rtol=0, atol=0)
+
+
+def test_the_normaliser_of_before_an_easy_batch_leaves_a_hard_one_finite() -> None:
+    loss, labels = SogCLRLoss(20, temperature=0.005, previous_normalizer=True), torch.arange(5)
+    for sign in (1, -1):
+        rows = torch.randn(5, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        value = loss(rows, labels, ref_emb=sign * rows.detach(), ref_labels=labels)
+        (gradient,) = torch.autograd.grad(value, rows)
+        assert value.isfinite()
+        assert gradient.isfinite().all()
+        assert gradient.any()

@@ -1,0 +1,280 @@
+import copy
+import io
+
+import oracles
+import pytest
+import torch
+from sklearn.metrics import average_precision_score
+
+from aurank.errors import UserError
+from aurank.losses import BlackBoxAPLoss
+from aurank.losses.ranking.blackbox_ap import Lists, blackbox_average_precision
+
+SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
+
+
+def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=random)
+    embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
+    return embeddings.requires_grad_(), torch.tensor(labels)[order]
+
+
+def total(terms: dict[str, oracles.PerQuery | torch.Tensor]) -> torch.Tensor:
+    return oracles.mean(terms["loss"]) + terms["flat"]
+
+
+@pytest.mark.parametrize("official", [False, True])
+@pytest.mark.parametrize(("lambda_", "flat_weight"), [(5.0, 0.9), (5.0, 0.0), (0.5, 0.5), (200.0, 0.2)])
+def test_value_and_gradient_equal_the_loop(lambda_: float, flat_weight: float, official: bool) -> None:
+    embeddings, labels = batch()
+    loss = BlackBoxAPLoss(lambda_, margin=0, flat_weight=flat_weight, official=official, batch_memory=0)
+    value = loss(embeddings, labels)
+    sides = oracles.masks(labels.tolist())
+    given = {"lambda_": lambda_, "flat_weight": flat_weight or 1e-300, "official": official}
+    expected = total(oracles.blackbox_ap(oracles.cosine(embeddings), *sides, **given))
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+    gradient, wanted = (torch.autograd.grad(each, embeddings)[0] for each in (value, expected))
+    assert wanted.any()
+    torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-12)
+
+
+def test_without_a_margin_it_is_one_minus_average_precision() -> None:
+    embeddings, labels = batch()
+    similarity = oracles.cosine(embeddings.detach()).numpy()
+    positive, negative = oracles.masks(labels.tolist())
+    exact, hits, scores = [], [], []
+    for row, (positives, negatives) in oracles.sides(positive, negative).items():
+        truth = [1] * len(positives) + [0] * len(negatives)
+        exact.append(1 - average_precision_score(truth, similarity[row, [*positives, *negatives]]))
+        hits += truth
+        scores += similarity[row, [*positives, *negatives]].tolist()
+    per_query = sum(exact) / len(exact)
+    flat = 1 - average_precision_score(hits, scores)
+    assert BlackBoxAPLoss(margin=0, flat_weight=0)(embeddings, labels).item() == pytest.approx(per_query, abs=1e-12)
+    loss = BlackBoxAPLoss(margin=0, flat_weight=0.3)(embeddings, labels)
+    assert loss.item() == pytest.approx(0.7 * per_query + 0.3 * flat, abs=1e-12)
+
+
+def test_equal_scores_count_as_one_threshold_so_a_collapsed_model_scores_the_prevalence() -> None:
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    assert BlackBoxAPLoss(margin=0)(torch.ones(6, 4), labels) == pytest.approx(1 - 2 / 5)
+
+
+def test_backward_is_the_rank_difference_by_hand() -> None:
+    hits = (torch.tensor([[False, True, False]]), torch.tensor([[1]]), torch.tensor([[True]]))
+    # ranks / 3 are 1/3, 2/3, 1; d(1 − AP)/dr of the positive is (1/3) / (2/3)² = 0.75: it passes 0.9 with a step of 0.6
+    for step, expected in ((0.5, [0.0, 0.0, 0.0]), (0.6, [-1 / 1.8, 1 / 1.8, 0.0])):
+        scores = torch.tensor([[0.9, 0.5, 0.1]], dtype=torch.float64, requires_grad=True)
+        precision = blackbox_average_precision(Lists(scores, *hits), step=step)
+        assert precision.item() == pytest.approx(0.5)
+        (gradient,) = torch.autograd.grad(precision.sum(), scores)
+        torch.testing.assert_close(gradient, torch.tensor([expected], dtype=torch.float64))
+
+
+class PublishedRanker(torch.autograd.Function):
+    """The published backward: lambda times whatever gradient arrives."""
+
+    @staticmethod
+    def forward(ctx, scores, lambda_):
+        rank = (scores[:, None, :] >= scores[:, :, None]).sum(dim=2).double() / scores.shape[1]
+        ctx.save_for_backward(scores, rank)
+        ctx.lambda_ = lambda_
+        return rank
+
+    @staticmethod
+    def backward(ctx, gradient):
+        scores, rank = ctx.saved_tensors
+        moved = PublishedRanker.apply(scores + ctx.lambda_ * gradient, ctx.lambda_)
+        return -(rank - moved) / ctx.lambda_, None
+
+
+def published_loss(embeddings: torch.Tensor, labels: torch.Tensor, *, lambda_: float) -> torch.Tensor:
+    """(1 − AP) of each query averaged, self left out, composed of the published ranker and plain autograd."""
+    rows = torch.nn.functional.normalize(embeddings)
+    others = ~torch.eye(len(labels), dtype=torch.bool)
+    scores = (rows @ rows.T)[others].view(len(labels), -1)
+    hits = (labels[:, None] == labels)[others].view(len(labels), -1)
+    rank = PublishedRanker.apply(scores, lambda_)
+    among = (hits[:, None, :] & (rank[:, None, :] <= rank[:, :, None])).sum(dim=2) / scores.shape[1]
+    return (1 - (among.detach() / rank * hits).sum(dim=1) / hits.sum(dim=1)).mean()
+
+
+@pytest.mark.parametrize("lambda_", [2.0, 5.0, 100.0])
+def test_lambda_means_what_it_does_in_the_published_code_for_a_plain_mean(lambda_: float) -> None:
+    embeddings, labels = batch([0, 0, 0, 0, 1, 1, 1, 2, 2])
+    loss = BlackBoxAPLoss(lambda_, margin=0, flat_weight=0)(embeddings, labels)
+    expected = published_loss(embeddings, labels, lambda_=lambda_)
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-12)
+    gradient, wanted = (torch.autograd.grad(each, embeddings)[0] for each in (loss, expected))
+    assert wanted.any()
+    torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [65536.0, 1 / 65536, -3.0])
+def test_scaling_the_loss_scales_the_gradient_and_nothing_else(scale: float) -> None:
+    embeddings, labels = batch()
+    rows = embeddings.detach().float().requires_grad_()
+    plain, scaled = (torch.autograd.grad(factor * BlackBoxAPLoss()(rows, labels), rows)[0] for factor in (1.0, scale))
+    assert plain.any()
+    torch.testing.assert_close(scaled, scale * plain, rtol=1e-5, atol=1e-8 * abs(scale))
+    # the published ranker's gradient changes its direction with the scale, so the check above can fail
+    equal = batch([0, 0, 0, 0, 1, 1, 1, 2, 2])
+    published = [
+        torch.autograd.grad(factor * published_loss(*equal, lambda_=5.0), equal[0])[0] for factor in (1.0, scale)
+    ]
+    assert not torch.allclose(published[1], scale * published[0], rtol=1e-2)
+
+
+def test_a_step_that_changes_no_rank_has_no_gradient_and_an_endless_one_puts_positives_first() -> None:
+    positive = torch.tensor([[False, True, False, True, False]])
+    hits = (positive, torch.tensor([[1, 3, 1]]), torch.tensor([[True, True, False]]))  # the last is padding
+    scores = torch.tensor([[0.9, 0.7, 0.5, 0.3, 0.1]], dtype=torch.float64, requires_grad=True)
+
+    def gradient(step: float) -> torch.Tensor:
+        return torch.autograd.grad(blackbox_average_precision(Lists(scores, *hits), step=step).sum(), scores)[0]
+
+    assert not gradient(1e-6).any()
+    # the positive at rank 2 is pulled by 1/2², that at rank 4 by 2/4²: they come first and second
+    change = torch.tensor([[1 - 3, 2 - 1, 3 - 4, 4 - 2, 5 - 5]], dtype=torch.float64)
+    torch.testing.assert_close(gradient(1e6) * 1e6, change / 5)
+
+
+def test_the_margin_lowers_positives_and_raises_negatives_by_half_a_normal_number() -> None:
+    embeddings, labels = batch()
+    random = torch.Generator().manual_seed(3)
+    similarity = oracles.cosine(embeddings.detach())
+    same = labels[:, None] == labels
+    terms = []
+    for _ in ("loss", "flat"):  # drawn anew for each
+        noise = torch.randn(similarity.shape, generator=random).double().abs()
+        terms.append(similarity - 0.2 * noise * (same.double() - 0.5))
+    sides = oracles.masks(labels.tolist())
+    own, flat = (oracles.blackbox_ap(scores, *sides) for scores in terms)
+    expected = oracles.mean(own["loss"]) + flat["flat"]
+    torch.testing.assert_close(BlackBoxAPLoss(margin=0.2, seed=3)(embeddings, labels), expected, rtol=0, atol=1e-12)
+    generator = torch.Generator().manual_seed(3)
+    given = BlackBoxAPLoss(margin=0.2, generator=generator)(embeddings, labels)
+    torch.testing.assert_close(given, expected, rtol=0, atol=1e-12)
+    assert not generator.get_state().equal(torch.Generator().manual_seed(3).get_state())
+
+
+def test_margins_are_new_at_each_step_and_absent_in_evaluation_mode() -> None:
+    embeddings, labels = batch()
+    loss, exact = BlackBoxAPLoss(), BlackBoxAPLoss(margin=0)
+    assert len({loss(embeddings, labels).item() for _ in range(5)}) == 5
+    before = copy.deepcopy(loss.state_dict())
+    assert loss.eval()(embeddings, labels) == exact(embeddings, labels)
+    assert loss.state_dict()["noise._extra_state"].equal(before["noise._extra_state"])
+
+
+@pytest.mark.filterwarnings("ignore:no query of the batch")
+def test_a_batch_without_a_valid_query_draws_nothing() -> None:
+    loss = BlackBoxAPLoss()
+    before = loss.state_dict()["noise._extra_state"].clone()
+    loss(*batch([0, 1, 2]))
+    assert loss.state_dict()["noise._extra_state"].equal(before)
+
+
+@pytest.mark.parametrize("official", [False, True])
+def test_copies_and_restored_states_draw_and_remember_the_same(official: bool) -> None:
+    loss, restored = BlackBoxAPLoss(official=official), BlackBoxAPLoss(seed=9, official=official)
+    for seed in (1, 2):
+        loss(*batch(seed=seed))
+    file = io.BytesIO()
+    torch.save(loss.state_dict(), file)
+    file.seek(0)
+    restored.load_state_dict(torch.load(file, weights_only=True))
+    copied = copy.deepcopy(loss)
+    for seed in (3, 4):
+        values = [each(*batch(seed=seed)).item() for each in (loss, restored, copied)]
+        assert len(set(values)) == 1
+
+
+@pytest.mark.filterwarnings("ignore:no query of the batch")
+def test_official_appends_previous_batches_rows_to_each_query() -> None:
+    labels = torch.tensor([0, 0, 0, 1, 1, 2, 2])
+    loss = BlackBoxAPLoss(margin=0, official=True, batch_memory=2)
+    batches = [batch(labels.tolist(), seed=seed)[0] for seed in range(4)]
+    *_, _ = (loss(rows, labels) for rows in batches[:3])
+    value = loss(batches[3], labels)
+    newest_first = [oracles.cosine(rows) for rows in (batches[3], batches[2], batches[1])]
+    expected = {}
+    for row, label in enumerate(labels):
+        hits = (labels == label).tolist() * 3
+        scores = [score for similarity in newest_first for score in similarity[row].detach()]
+        own = len(labels)
+        scores[:own] = list(newest_first[0][row])
+        expected[row] = oracles.blackbox_list(scores, hits, lambda_=5.0, weight=0.1, share=1 / own)
+    sides = oracles.masks(labels.tolist())
+    flat = oracles.blackbox_ap(newest_first[0], *sides, official=True)["flat"]
+    wanted = oracles.mean(expected) + flat
+    torch.testing.assert_close(value, wanted, rtol=0, atol=1e-12)
+    gradients = [torch.autograd.grad(each, batches[3])[0] for each in (value, wanted)]
+    torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-12)
+    before = copy.deepcopy(loss.state_dict()["memory._extra_state"])
+    loss.eval()(batches[0], labels)
+    after = loss.state_dict()["memory._extra_state"]
+    assert before.equal(after)
+    assert len(BlackBoxAPLoss(official=True).memory.batches) == 0
+    with pytest.raises(UserError, match="batch_memory holds batches of 7 queries and was given one of 3"):
+        loss.train()(batches[0][:3], labels[:3])
+
+
+def test_rows_that_are_not_finite_are_never_stored() -> None:
+    random = torch.Generator().manual_seed(0)
+    rows, labels = torch.randn(8, 5, generator=random, dtype=torch.float64), torch.arange(8) // 2
+    bad = rows.clone()
+    bad[3, 1], bad[4] = torch.nan, torch.inf
+    loss = BlackBoxAPLoss(margin=0, flat_weight=0, official=True, batch_memory=2)
+    assert loss(bad, labels).isnan()
+    value = loss(rows, labels)
+    # two earlier lists of the same rows but the two: rankings of entries that are there
+    similarity = torch.nn.functional.normalize(rows) @ torch.nn.functional.normalize(rows).T
+    kept = torch.tensor([row not in (3, 4) for row in range(8)])
+    same = labels[:, None] == labels
+    scores = torch.cat([similarity, similarity.masked_fill(~(kept[:, None] & kept), -torch.inf)], dim=1)
+    expected = []
+    for row in range(8):
+        positive = torch.cat([same[row], same[row] & kept & kept[row]])
+        ranks = [(int((scores[row] >= scores[row, entry]).sum()), entry) for entry in positive.nonzero().squeeze(1)]
+        hits = [int((scores[row][positive] >= scores[row, entry]).sum()) for _, entry in ranks]
+        expected.append(1 - sum(hit / rank for hit, (rank, _) in zip(hits, ranks, strict=True)) / len(ranks))
+    torch.testing.assert_close(value, torch.tensor(expected, dtype=torch.float64).mean(), rtol=0, atol=1e-12)
+    assert loss(rows, labels).isfinite()
+
+
+def test_any_order_of_rows_and_any_names_of_labels_give_the_same_loss() -> None:
+    embeddings, labels = batch()
+    loss = BlackBoxAPLoss(margin=0)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(loss(embeddings[order], labels[order]), loss(embeddings, labels), rtol=0, atol=1e-12)
+    torch.testing.assert_close(loss(embeddings, labels * -7 + 2**40), loss(embeddings, labels), rtol=0, atol=0)
+
+
+def test_training_on_it_raises_average_precision() -> None:
+    embeddings, labels = batch([0] * 6 + [1] * 6 + [2] * 6)
+    loss, exact = BlackBoxAPLoss(), BlackBoxAPLoss(margin=0, flat_weight=0)
+    rows = embeddings.detach().clone().requires_grad_()
+    optimiser = torch.optim.Adam([rows], lr=0.05)
+    for _ in range(60):
+        optimiser.zero_grad()
+        loss(rows, labels).backward()
+        optimiser.step()
+    assert exact(rows, labels) < 0.2 < exact(embeddings, labels)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lambda_": 0}, "lambda_ must be > 0, got 0"),
+        ({"margin": -0.1}, "margin must be >= 0, got -0.1"),
+        ({"flat_weight": 1}, "flat_weight must be >= 0 and < 1, got 1"),
+        ({"seed": True}, "seed must be a whole number, got True"),
+        ({"batch_memory": 4}, "batch_memory=4 mixes up queries"),
+        ({"batch_memory": -1}, "batch_memory must be a whole number >= 0, got -1"),
+    ],
+)
+def test_impossible_arguments_are_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        BlackBoxAPLoss(**given)

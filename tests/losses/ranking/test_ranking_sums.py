@@ -1,0 +1,160 @@
+"""The ranking sums: each kernel of the CPU gives what the definition gives, in little memory; compilers see a graph."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import get_args
+
+import pytest
+import torch
+from testing.ranking_losses import compare, defined, sides
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from aurank.losses.ranking._sums import Surrogate, choose_kernel, intervals, plain
+from aurank.losses.ranking._sums.ranking_sums import gradient_operator, ranking_sums, sum_operator
+
+EACH = pytest.mark.parametrize("surrogate", get_args(Surrogate))
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+KERNELS = [(plain, name) for name in get_args(Surrogate)] + [(intervals, "huber")]
+EACH_KERNEL = pytest.mark.parametrize(
+    ("kernel", "surrogate"), KERNELS, ids=[f"{kernel.__name__[22:]}-{name}" for kernel, name in KERNELS]
+)
+
+
+@EACH_KERNEL
+@DTYPES
+@pytest.mark.parametrize("temperature", [1.0, 0.1, 0.01])
+def test_sums_and_gradients_are_those_of_the_definition(
+    kernel: ModuleType, surrogate: str, dtype: torch.dtype, temperature: float
+) -> None:
+    for shape in ((5, 7, 60), (3, 40, 400), (1, 1, 1)):
+        compare(kernel, *sides(*shape, dtype=dtype), surrogate=surrogate, temperature=temperature)
+
+
+@EACH_KERNEL
+def test_any_size_of_block_gives_the_same(kernel: ModuleType, surrogate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = sides(7, 5, 30, dtype=torch.float64)
+    for block in (8, 8 * 30 * 2, 8 * 30 * 5 * 3):  # less than one score's, two scores', three queries' others
+        monkeypatch.setattr(kernel, "BLOCK", block)
+        compare(kernel, *given, surrogate=surrogate, temperature=0.1)
+
+
+@EACH_KERNEL
+@pytest.mark.parametrize("shape", [(0, 2, 3), (2, 0, 3), (2, 3, 0)])
+def test_nothing_to_rank_gives_zeros(kernel: ModuleType, surrogate: str, shape: tuple[int, int, int]) -> None:
+    if kernel is intervals and shape[1] == 0:
+        return  # it is chosen for many scores only
+    compare(kernel, *sides(*shape, dtype=torch.float32), surrogate=surrogate, temperature=0.1)
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1e-3])
+def test_intervals_lose_no_digit_of_float32_far_from_zero(temperature: float) -> None:
+    # distances of some 1,000 that differ in their last digits: sums of squares in float32 would hold none of that
+    gradient, scores, others = sides(2, 120, 3000, dtype=torch.float32)
+    shifted = (scores * 0.01 + 1000, others * 0.01 + 1000)
+    compare(intervals, gradient, *shifted, surrogate="huber", temperature=temperature)
+
+
+def test_intervals_count_copies_and_references_left_out_altogether() -> None:
+    gradient, scores, others = sides(3, 6, 50, dtype=torch.float64)
+    scores[0], others[0] = scores[0, 0], scores[0, 0]  # a collapsed model
+    others[1] = -torch.inf
+    compare(intervals, gradient, scores, others, surrogate="huber", temperature=0.1)
+
+
+@EACH_KERNEL
+def test_strides_make_no_difference(kernel: ModuleType, surrogate: str) -> None:
+    gradient, scores, others = (each.T.contiguous().T for each in sides(3, 5, 30, dtype=torch.float64))
+    compare(kernel, gradient, scores, others, surrogate=surrogate, temperature=0.1)
+
+
+@EACH
+@pytest.mark.parametrize("width", [3, intervals.LEAST_WIDTH])
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck's own copies are no leaves
+def test_the_operators_are_what_they_tell_compilers(surrogate: str, width: int, strided: bool) -> None:
+    given = sides(2, width, 9, dtype=torch.float64)
+    gradient, scores, others = (each.T.contiguous().T for each in given) if strided else given
+    torch.library.opcheck(gradient_operator, (gradient, scores, others, surrogate, 0.1))
+    leaves = (scores.requires_grad_(), others.requires_grad_())
+    torch.library.opcheck(sum_operator, (*leaves, surrogate, 0.1))
+
+
+@EACH
+def test_gradient_and_second_derivative_are_those_of_finite_differences(surrogate: str) -> None:
+    random = torch.Generator().manual_seed(0)
+    scores = torch.rand(3, 4, generator=random, dtype=torch.float64).requires_grad_()
+    others = torch.rand(3, 9, generator=random, dtype=torch.float64).requires_grad_()
+
+    def sums(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return ranking_sums(left, right, surrogate=surrogate, temperature=0.3)
+
+    assert torch.autograd.gradcheck(sums, (scores, others))
+    assert torch.autograd.gradgradcheck(sums, (scores, others))
+
+
+@EACH
+@pytest.mark.parametrize("width", [3, intervals.LEAST_WIDTH])
+def test_the_public_function_has_the_values_and_the_gradient_of_the_definition(surrogate: str, width: int) -> None:
+    gradient, scores, others = sides(4, width, 300, dtype=torch.float64)
+    scores.requires_grad_()
+    others.requires_grad_()
+    found = ranking_sums(scores, others, surrogate=surrogate, temperature=0.1)
+    found = (found, *torch.autograd.grad(found, (scores, others), gradient))
+    wanted = defined(gradient, scores.detach(), others.detach(), surrogate=surrogate, temperature=0.1)
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_only_what_asks_for_a_gradient_gets_one() -> None:
+    _, scores, others = sides(2, 3, 9, dtype=torch.float32)
+    scores.requires_grad_()
+    ranking_sums(scores, others, surrogate="tanh", temperature=0.1).sum().backward()
+    assert scores.grad is not None
+    assert others.grad is None
+    assert not ranking_sums(scores.detach(), others, surrogate="tanh", temperature=0.1).requires_grad
+
+
+def test_many_scores_of_a_query_are_summed_by_intervals_and_few_are_not() -> None:
+    _, few, others = sides(2, intervals.LEAST_WIDTH - 1, 300, dtype=torch.float32)
+    many = torch.cat([few, few], dim=1)
+    assert choose_kernel(few, others, "huber") is plain
+    assert choose_kernel(many, others, "huber") is intervals
+    assert choose_kernel(many, others, "sigmoid") is plain
+
+
+class Largest(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that an operator returns."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):  # type: ignore[no-untyped-def]
+        found = function(*arguments, **(named or {}))
+        for each in found if isinstance(found, tuple) else (found,):
+            if isinstance(each, torch.Tensor):
+                self.bytes = max(self.bytes, each.untyped_storage().nbytes())
+        return found
+
+
+@EACH
+@pytest.mark.parametrize(("queries", "width", "references"), [(40, 300, 4000), (1, 4000, 4000), (300, 4, 20_000)])
+def test_no_tensor_is_larger_than_a_block_or_the_similarities(
+    surrogate: str, queries: int, width: int, references: int
+) -> None:
+    gradient, scores, others = sides(queries, width, references, dtype=torch.float32)
+    kernel = choose_kernel(scores, others, surrogate)
+    given = {"surrogate": surrogate, "temperature": 0.1}
+    with Largest() as largest:
+        kernel.sums(scores, others, **given)
+        kernel.gradients(gradient, scores, others, **given)
+    assert queries * width * references * 4 > 3 * largest.bytes
+    assert largest.bytes <= max(2**22, others.untyped_storage().nbytes())
+
+
+def test_losses_compile_to_one_graph_with_the_same_values_gradients_and_state() -> None:
+    # in a process of its own: here, every function checks the types of its arguments, which is no part of a graph
+    script = Path(__file__).parents[2] / "testing" / "compiled.py"
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout) == ["SmoothAPLoss", "SOPRCLoss", "AUROCLoss", "RecallAtKLoss"]

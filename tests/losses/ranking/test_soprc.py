@@ -1,0 +1,315 @@
+from typing import get_args
+
+import jaxtyping
+import numpy as np
+import oracles
+import pytest
+import torch
+from sklearn.metrics import average_precision_score
+
+from aurank.errors import UserError
+from aurank.losses import SmoothAPLoss, SOPRCLoss
+from aurank.losses.ranking._quantiles import INTERPOLATIONS
+from aurank.losses.ranking._sums.intervals import LEAST_WIDTH
+from aurank.losses.ranking.soprc import Interpolation, true_positive_rate
+
+SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
+COUNTS = [9, 4, 20, 1, 6, 0]
+
+
+def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=random)
+    embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
+    return embeddings.requires_grad_(), torch.tensor(labels)[order]
+
+
+def class_prior(
+    kind: str, positive: list[list[bool]], negative: list[list[bool]], labels: list[int]
+) -> dict[int, float]:
+    prior = {}
+    for row, (positives, negatives) in oracles.sides(positive, negative).items():
+        count = COUNTS[labels[row]]
+        prior[row] = {
+            "scaled": 0.2 * count / max(COUNTS),
+            "frequency": count / sum(COUNTS),
+            "batch": len(positives) / (len(positives) + len(negatives)),
+        }[kind]
+    return prior
+
+
+def check_gradient(loss: torch.Tensor, expected: torch.Tensor, embeddings: torch.Tensor) -> None:
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
+    gradient, wanted = (torch.autograd.grad(each, embeddings, retain_graph=True)[0] for each in (loss, expected))
+    torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("tpr_gradient", [False, True])
+@pytest.mark.parametrize("interpolation", ["quantile", "paper"])
+@pytest.mark.parametrize("prior", ["scaled", "frequency", "batch"])
+def test_value_and_gradient_equal_the_loop_on_a_class_s_first_batch(
+    prior: str, interpolation: str, tpr_gradient: bool
+) -> None:
+    embeddings, labels = batch()
+    similarity, sides = oracles.cosine(embeddings), oracles.masks(labels.tolist())
+    interpolate = {"quantile": oracles.quantile_scores, "paper": oracles.paper_scores}[interpolation]
+    quantiles = oracles.first_batch_quantiles(similarity, *sides, labels.tolist(), 11, interpolate=interpolate)
+    loss = SOPRCLoss(
+        COUNTS,
+        tau1=0.3,
+        tau2=0.2,
+        num_quantiles=11,
+        prior=prior,
+        prior_max=0.2,
+        interpolation=interpolation,
+        tpr_gradient=tpr_gradient,
+        semi_variance=(2, 3),
+    ).double()
+    ranking = oracles.soprc(
+        similarity,
+        *sides,
+        quantiles=quantiles,
+        prior=class_prior(prior, *sides, labels.tolist()),
+        tau1=0.3,
+        tau2=0.2,
+        tpr_gradient=tpr_gradient,
+    )
+    extra = oracles.semi_variance(similarity, *sides, weights=(2.0, 3.0))
+    check_gradient(loss(embeddings, labels), oracles.mean(ranking) + oracles.mean(extra), embeddings)
+    for row, values in quantiles.items():
+        torch.testing.assert_close(loss.v[labels[row]].tolist(), values, rtol=0, atol=1e-12)
+
+
+def test_default_arguments_equal_the_loop() -> None:
+    embeddings, labels = batch()
+    similarity, sides = oracles.cosine(embeddings), oracles.masks(labels.tolist())
+    terms = oracles.soprc_first_batch(similarity, *sides, labels.tolist(), class_counts=COUNTS)
+    expected = sum(oracles.mean(values) for values in terms.values())
+    check_gradient(SOPRCLoss(COUNTS).double()(embeddings, labels), expected, embeddings)
+
+
+def test_v_is_updated_before_it_is_used_and_fixed_for_the_gradient() -> None:
+    (first, labels), (second, other) = batch(seed=1), batch(seed=2)
+    loss = SOPRCLoss(COUNTS, tau2=0.2, beta=0.3, num_quantiles=5, semi_variance=None).double()
+    loss(first, labels)
+    value = loss(second, other)
+    blended = {}
+    similarity, sides = oracles.cosine(second), oracles.masks(other.tolist())
+    old = oracles.first_batch_quantiles(oracles.cosine(first), *oracles.masks(labels.tolist()), labels.tolist(), 5)
+    new = oracles.first_batch_quantiles(similarity, *sides, other.tolist(), 5)
+    for row, values in new.items():
+        before = next(old[mate] for mate in old if labels[mate] == other[row])
+        blended[row] = [0.7 * a + 0.3 * b for a, b in zip(before, values, strict=True)]
+    prior = {row: 0.1 * COUNTS[int(other[row])] / max(COUNTS) for row in new}
+    expected = oracles.mean(oracles.soprc(similarity, *sides, quantiles=blended, prior=prior, tau2=0.2))
+    check_gradient(value, expected, second)
+
+
+def test_gradient_is_that_of_finite_differences() -> None:
+    embeddings, labels = batch([0, 0, 0, 1, 1, 2])
+    for tpr_gradient, tau2 in ((True, 0.2), (False, 1e-12)):  # at 1e-12 TPR is a step: a gradient of 0 is the right one
+        loss = SOPRCLoss([3, 2, 1], tau2=tau2, tpr_gradient=tpr_gradient).double()
+        loss(*batch([0, 0, 0, 1, 1, 2], seed=5))
+        loss.eval()
+        assert torch.autograd.gradcheck(lambda rows, loss=loss: loss(rows, labels), (embeddings,))
+
+
+def test_evaluation_mode_writes_nothing_and_reads_what_training_left() -> None:
+    embeddings, labels = batch()
+    loss = SOPRCLoss(COUNTS, semi_variance=None).double()
+    untrained = loss.eval()(embeddings, labels)
+    assert not loss.table.seen.any()
+    own = SOPRCLoss(COUNTS, semi_variance=None, moving_average=False).double()(embeddings, labels)
+    assert untrained == own  # the documented fallback: the query's own quantiles
+    trained = loss.train()(embeddings, labels)
+    state = loss.v.clone()
+    assert loss.eval()(embeddings, labels) == trained
+    assert loss(*batch(seed=4)) != trained
+    assert loss.v.equal(state)
+
+
+def test_v_follows_the_law_of_the_moving_average() -> None:
+    # Prop. 1: v_T = φ + (1 − β)^T (v_1 − φ) when every batch has the same scores
+    start, (embeddings, labels) = batch(seed=3), batch(seed=4)
+    loss = SOPRCLoss(COUNTS, beta=0.25, num_quantiles=7).double()
+    loss(*start)
+    initial = loss.v.clone()
+    target = SOPRCLoss(COUNTS, num_quantiles=7).double()
+    target(embeddings, labels)
+    for _ in range(6):
+        loss(embeddings, labels)
+    seen = target.table.seen
+    expected = target.v + 0.75**6 * (initial - target.v)
+    torch.testing.assert_close(loss.v[seen], expected[seen], rtol=0, atol=1e-12)
+    assert seen.tolist() == [True, True, True, False, True, False]
+
+
+def test_v_holds_every_positive_score_when_there_are_as_many_quantiles_and_beta_is_one() -> None:
+    random = torch.Generator().manual_seed(0)
+    query, references = (torch.randn(rows, 4, generator=random, dtype=torch.float64) for rows in (1, 12))
+    ref_labels = torch.tensor([0] * 7 + [1] * 5)
+    loss = SOPRCLoss([8, 5], beta=1, num_quantiles=7).double()
+    for _ in range(2):
+        loss(query, torch.tensor([0]), ref_emb=references, ref_labels=ref_labels)
+    torch.testing.assert_close(loss.v[0], oracles.cosine(query, references[:7])[0].sort().values, rtol=0, atol=1e-12)
+
+
+def test_true_positive_rate_and_true_prior_give_average_precision() -> None:
+    # with the 0/1 loss for FPR, v all positive scores and π = n⁺/n, the mean of σ is 1 − AP, up to 1/(n⁺ + 1)
+    random = torch.Generator().manual_seed(0)
+    positive = torch.randn(1, 2000, generator=random, dtype=torch.float64) * 0.1 + 0.5
+    negative = torch.randn(1, 6000, generator=random, dtype=torch.float64) * 0.1 + 0.35
+    true_rate = true_positive_rate(positive, positive, tau2=1e-12)
+    false_rate = (negative[:, None, :] > positive[:, :, None]).double().mean(dim=2)
+    risk = (0.75 * false_rate / (0.75 * false_rate + 0.25 * true_rate)).mean()
+    truth = average_precision_score([1] * 2000 + [0] * 6000, torch.cat([positive[0], negative[0]]))
+    assert float(risk) == pytest.approx(1 - truth, abs=1e-3)
+
+
+def test_more_copies_of_the_negatives_change_smooth_ap_but_not_soprc() -> None:
+    random = torch.Generator().manual_seed(0)
+    query, references = (torch.randn(rows, 4, generator=random, dtype=torch.float64) for rows in (6, 20))
+    labels, ref_labels = torch.tensor([0, 1, 0, 1, 0, 1]), torch.tensor([0] * 4 + [1] * 4 + [2] * 12)
+    more = torch.cat([references, *[references[8:]] * 3])
+    more_labels = torch.cat([ref_labels, *[ref_labels[8:]] * 3])
+    # all negatives alike, and only those: classes 0 and 1 are no negatives of each other for this
+    mined = [(ref_labels == labels[:, None]).nonzero().T, (ref_labels == 2).expand(6, -1).nonzero().T]
+    mined_more = [(more_labels == labels[:, None]).nonzero().T, (more_labels == 2).expand(6, -1).nonzero().T]
+    for loss, same in ((SOPRCLoss([4, 4, 12]).double(), True), (SmoothAPLoss(), False)):
+        loss.eval()
+        once = loss(query, labels, (*mined[0], *mined[1]), references, ref_labels)
+        often = loss(query, labels, (*mined_more[0], *mined_more[1]), more, more_labels)
+        assert torch.isclose(once, often, rtol=0, atol=1e-12) == same
+
+
+def test_any_order_of_rows_gives_the_same_loss_and_the_same_state() -> None:
+    embeddings, labels = batch()
+    one, other = SOPRCLoss(COUNTS).double(), SOPRCLoss(COUNTS).double()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(other(embeddings[order], labels[order]), one(embeddings, labels), rtol=0, atol=1e-12)
+    torch.testing.assert_close(other.v, one.v, rtol=0, atol=1e-12)
+
+
+def test_renamed_classes_give_the_same_loss() -> None:
+    embeddings, labels = batch()
+    names = torch.tensor([4, 2, 0, 5, 3, 1])
+    counts = [0] * 6
+    for label, count in enumerate(COUNTS):
+        counts[int(names[label])] = count
+    renamed = SOPRCLoss(counts).double()(embeddings, names[labels])
+    torch.testing.assert_close(renamed, SOPRCLoss(COUNTS).double()(embeddings, labels), rtol=0, atol=1e-12)
+
+
+def test_official_does_what_the_authors_code_does() -> None:
+    embeddings, labels = batch()
+    loss = SOPRCLoss(COUNTS, official=True, beta=0.25, num_quantiles=10).double()
+    start = [k / 10 for k in range(10)]
+    similarity, sides = oracles.cosine(embeddings), oracles.masks(labels.tolist())
+    assert loss.v.tolist() == pytest.approx(np.tile(start, (6, 1)))
+    value = loss(embeddings, labels)
+    quantiles, rows = {}, oracles.sides(*sides)
+    for row in rows:
+        last = max(mate for mate in rows if labels[mate] == labels[row])  # the last write wins
+        scores = oracles.official_scores([float(similarity[last, j].detach()) for j in rows[last][0]], 10)
+        quantiles[row] = [0.75 * a + 0.25 * b for a, b in zip(start, scores, strict=True)]
+        torch.testing.assert_close(loss.v[labels[row]].tolist(), quantiles[row], rtol=0, atol=1e-7)
+    prior = {row: 0.1 * COUNTS[int(labels[row])] / max(COUNTS) for row in rows}
+    ranking = oracles.soprc(similarity, *sides, quantiles=quantiles, prior=prior)
+    extra = oracles.pooled_semi_variance(similarity, *sides, weights=(1.0, 5.0))
+    torch.testing.assert_close(value, oracles.mean(ranking) + extra, rtol=0, atol=1e-5)
+    assert loss.interpolation == "official"
+
+
+def test_the_loss_stays_below_one_where_the_ratio_is_huge() -> None:
+    labels = torch.tensor([0, 0, 1, 1])
+    rows = torch.tensor([[1.0, 0], [-1, 1e-4], [1, 1e-3], [-1, 0]], requires_grad=True)  # every positive is far away
+    loss = SOPRCLoss([1, 1_000_000], semi_variance=None)(rows, labels)
+    loss.backward()
+    assert 0.9 < loss <= 1
+    assert rows.grad is not None
+    assert rows.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tau1": 0}, "tau1 must be > 0, got 0"),
+        ({"tau2": -1.0}, r"tau2 must be > 0, got -1.0"),
+        ({"beta": 1.5}, "beta must be > 0 and <= 1, got 1.5"),
+        ({"prior_max": 1}, "prior_max must be > 0 and < 1, got 1"),
+        ({"interpolation": "paper", "official": True}, "contradicts official=True"),
+        ({"num_quantiles": 0}, "num_quantiles must be a whole number >= 1, got 0"),
+        ({"semi_variance": (1.0,)}, r"semi_variance must be two numbers >= 0, as \(1.0, 5.0\), got \(1.0,\)"),
+        ({"semi_variance": (1.0, -1.0)}, "semi_variance must be two numbers >= 0"),
+        ({"class_counts": []}, "class_counts must be one whole number per class"),
+        ({"class_counts": torch.ones(3)}, "class_counts must be one whole number per class"),
+        (
+            {"class_counts": {0: 3}},
+            r"class_counts must be one whole number per class, .*np\.bincount\(labels\); got {0: 3}",
+        ),
+        ({"class_counts": "ab"}, "class_counts must be one whole number per class"),
+        ({"class_counts": [3, -1]}, "class_counts must be >= 0"),
+    ],
+)
+def test_impossible_arguments_are_refused(change: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        SOPRCLoss(**{"class_counts": [2, 2], **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prior": "uniform"}, "prior must be one of scaled, frequency, batch, got 'uniform'"),
+        ({"interpolation": "cubic"}, "interpolation must be one of quantile, paper, official, got 'cubic'"),
+    ],
+)
+def test_a_choice_that_there_is_not_is_refused_without_type_checks_too(
+    change: dict, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
+    with pytest.raises(UserError, match=message):
+        SOPRCLoss([2, 2], **change)
+
+
+def test_a_number_of_classes_is_no_class_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(UserError, match=r"class_counts must be one whole number per class, .*; got 50"):
+        SOPRCLoss(50)  # type: ignore[arg-type]
+
+
+def test_the_choices_named_in_the_signature_are_those_there_are() -> None:
+    assert get_args(Interpolation) == tuple(INTERPOLATIONS)
+
+
+@pytest.mark.parametrize("label", [-1, 2, 2**40])
+def test_a_label_outside_class_counts_is_named_with_the_remedy(label: int) -> None:
+    message = rf"label {label} is outside class_counts, which has 2 classes \(0..1\): map the labels"
+    with pytest.raises(UserError, match=message):
+        SOPRCLoss([2, 2])(torch.randn(4, 3), torch.tensor([0, 0, label, 1]))
+
+
+def test_class_counts_may_be_an_array_a_tensor_a_list_or_an_iterator() -> None:
+    for counts in (np.array([2, 3]), torch.tensor([2, 3]), [2, 3], (2, 3), iter([2, 3])):
+        assert SOPRCLoss(counts).class_counts.tolist() == [2, 3]
+
+
+def test_many_positives_are_counted_by_intervals_to_the_same_loss_and_gradient() -> None:
+    # from a certain number of positives on the false positive rate takes another path
+    random = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, generator=random, dtype=torch.float64).requires_grad_()
+    references = torch.randn(108, 4, generator=random, dtype=torch.float64).requires_grad_()
+    ref_labels = torch.tensor([0] * 100 + [1] * 8)
+    labels = torch.tensor([0, 1])
+    assert LEAST_WIDTH <= 100
+    given = {"ref_emb": references, "ref_labels": ref_labels}
+    loss = SOPRCLoss([100, 8], semi_variance=None).double()(query, labels, **given)
+    similarity, sides = oracles.cosine(query, references), oracles.masks([0, 1], ref_labels.tolist())
+    terms = oracles.soprc_first_batch(similarity, *sides, [0, 1], class_counts=[100, 8])
+    expected = oracles.mean(terms["loss"])
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
+    for gradient, wanted in zip(
+        torch.autograd.grad(loss, (query, references)),
+        torch.autograd.grad(expected, (query, references)),
+        strict=True,
+    ):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-10)

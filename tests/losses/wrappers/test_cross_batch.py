@@ -1,0 +1,369 @@
+"""CrossBatchMemory: any loss against the batch and what earlier batches left."""
+
+import copy
+import io
+
+import oracles
+import pytest
+import torch
+from pytorch_metric_learning import losses as pml
+from pytorch_metric_learning import miners
+from pytorch_metric_learning.distances import CosineSimilarity
+from testing.states import same_state
+from torch import Tensor, nn
+
+from aurank.errors import UserError
+from aurank.losses import (
+    CrossBatchMemory,
+    MultipleLosses,
+    PairLoss,
+    Pairs,
+    RecallAtKLoss,
+    SmoothAPLoss,
+    SogCLRLoss,
+    SOPRCLoss,
+    contrastive,
+    triplet,
+)
+
+MAKERS = {
+    "smooth_ap": SmoothAPLoss,
+    "soprc": lambda: SOPRCLoss([9, 9, 9, 9]),
+    "contrastive": contrastive,
+    "triplet": triplet,
+    "pml": lambda: pml.ContrastiveLoss(1, 0.5, distance=CosineSimilarity()),
+    "several": lambda: MultipleLosses([SmoothAPLoss(), contrastive()], weights=[1, 0.1]),
+}
+EACH = pytest.mark.parametrize("name", MAKERS)
+SIZE = 12
+
+
+def batch(seed: int = 0, number: int = SIZE) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    embeddings = torch.randn(number, 5, generator=random, dtype=torch.float64)
+    return embeddings.requires_grad_(), torch.randint(4, (number,), generator=random)
+
+
+def memory_of(name: str, size: int = 40, **given: object) -> CrossBatchMemory:
+    return CrossBatchMemory(MAKERS[name](), embedding_size=5, memory_size=size, **given).double()
+
+
+def stored(memory: CrossBatchMemory) -> Tensor:
+    """The rows of the memory, oldest first."""
+    position, filled, _ = memory.counters.tolist()
+    return memory.embedding_memory.roll(-position, dims=0)[memory.memory_size - filled :]
+
+
+@EACH
+def test_a_memory_of_the_batch_gives_the_loss_and_gradient_within_the_batch(name: str) -> None:
+    embeddings, labels = batch()
+    memory = memory_of(name, size=SIZE)
+    memory(*batch(5))
+    plain = MAKERS[name]().double()
+    if name == "soprc":
+        plain(*batch(5))
+    value, expected = memory(embeddings, labels), plain(embeddings, labels)
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+    gradients = [torch.autograd.grad(each, embeddings)[0] for each in (value, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-10)
+
+
+def test_references_are_the_batch_and_the_newest_earlier_rows() -> None:
+    embeddings, labels = batch(4)
+    memory = memory_of("smooth_ap", size=30)
+    earlier = [batch(seed) for seed in range(4)]
+    for each in earlier:
+        memory(*each)
+    kept, kept_labels = (torch.cat(parts)[-18:].detach() for parts in zip(*earlier, strict=True))
+    references, ref_labels = torch.cat([embeddings, kept]), torch.cat([labels, kept_labels])
+    ids = torch.arange(SIZE).tolist()
+    sides = oracles.masks(labels.tolist(), ref_labels.tolist(), ids=ids, ref_ids=[*ids, *[-1] * 18])
+    expected = oracles.mean(oracles.smooth_ap(oracles.cosine(embeddings, references), *sides, temperature=0.01))
+    value = memory(embeddings, labels)
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-10)
+    gradients = [torch.autograd.grad(each, embeddings)[0] for each in (value, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore:no query of the batch")
+@pytest.mark.parametrize("sizes", [[5, 5, 5, 5, 5], [12, 3, 12, 1, 20], [2, 30, 2]])
+def test_the_memory_holds_the_newest_rows_in_order_whatever_the_batches(sizes: list[int]) -> None:
+    memory = memory_of("smooth_ap", size=13)
+    rows: list[Tensor] = []
+    for seed, number in enumerate(sizes):
+        embeddings, labels = batch(seed, number)
+        memory(embeddings, labels)
+        rows += embeddings.detach()
+        assert stored(memory).equal(torch.stack(rows[-13:]))
+
+
+def test_official_gives_the_batch_s_rows_no_gradient_as_references() -> None:
+    embeddings, labels = batch()
+    value = memory_of("contrastive", size=SIZE, official=True)(embeddings, labels)
+    assert value.item() == pytest.approx(contrastive()(embeddings, labels).item())
+    (gradient,) = torch.autograd.grad(value, embeddings)
+    (both,) = torch.autograd.grad(contrastive()(embeddings, labels), embeddings)
+    torch.testing.assert_close(2 * gradient, both)  # each pair counts twice, once from either side
+
+
+def test_the_memory_is_used_from_start_at_on_and_is_full_by_then() -> None:
+    memory, plain = memory_of("contrastive", start_at=2), contrastive()
+    for seed in range(2):
+        assert memory(*batch(seed)) == plain(*batch(seed))
+    assert memory(*batch(2)) > plain(*batch(2))
+    assert len(stored(memory)) == 36
+
+
+def test_ids_leave_out_older_embeddings_of_the_same_image_but_not_another_view_in_the_batch() -> None:
+    embeddings, labels = batch()
+    ids = torch.arange(SIZE) // 2  # two views of each image
+    labels = labels[ids]
+    memory = memory_of("contrastive")
+    memory(embeddings.flip(1), labels, ids=ids)
+    value = memory(embeddings, labels, ids=ids)
+    references = torch.cat([embeddings, embeddings.flip(1)])
+    same = labels[:, None] == labels.repeat(2)
+    kept = torch.cat([~torch.eye(SIZE, dtype=torch.bool), ids[:, None] != ids], dim=1)
+    pairs = (*(same & kept).nonzero().T, *(~same & kept).nonzero().T)
+    expected = contrastive()(embeddings, labels, pairs, references, labels.repeat(2))
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+
+    # a list-wise loss sees the same, whose queries without a positive are told without looking at the accelerator
+    memory = memory_of("smooth_ap")
+    memory(embeddings.flip(1), labels, ids=ids)
+    expected = SmoothAPLoss().double()(embeddings, labels, pairs, references, labels.repeat(2))
+    torch.testing.assert_close(memory(embeddings, labels, ids=ids), expected, rtol=0, atol=1e-12)
+
+
+def test_losses_get_the_ids_that_were_given_and_no_others() -> None:
+    seen = []
+
+    class Watching(SmoothAPLoss):
+        def per_query(self, pairs: Pairs) -> Tensor:
+            seen.append((pairs.query_ids, pairs.reference_ids))
+            return super().per_query(pairs)
+
+    memory = CrossBatchMemory(Watching(), embedding_size=5, memory_size=40).double()
+    memory(*batch(0))
+    memory(*batch(1))
+    memory(*batch(2), ids=torch.arange(SIZE))
+    assert seen[0] == seen[1] == (None, None)
+    assert seen[2][1].tolist() == [*range(SIZE), *[-1] * (2 * SIZE)]
+
+
+def test_a_miner_that_would_choose_the_query_itself_is_refused() -> None:
+    with pytest.raises(UserError, match="query itself"):
+        memory_of("smooth_ap", miner=miners.BatchEasyHardMiner())(*batch())
+    memory = memory_of("smooth_ap", miner=miners.BatchEasyHardMiner(pos_strategy="hard"))
+    memory(*batch(0))
+    assert memory(*batch(1)) > 0
+
+
+def test_what_takes_no_references_gets_no_memory() -> None:
+    with pytest.raises(UserError, match="ArcFaceLoss"):
+        CrossBatchMemory(pml.ArcFaceLoss(4, 5), embedding_size=5)
+    for wrong in ("smooth_ap", SmoothAPLoss):
+        with pytest.raises((ValueError, TypeError), match="loss"):
+            CrossBatchMemory(wrong, embedding_size=5)
+    with pytest.raises(UserError, match="RecallAtKLoss takes no references"):
+        CrossBatchMemory(MultipleLosses([RecallAtKLoss(similarity_mixup=True)]), embedding_size=5)
+
+
+def test_a_memory_elsewhere_than_the_embeddings_is_refused() -> None:
+    memory = CrossBatchMemory(SmoothAPLoss(), embedding_size=5)
+    with pytest.raises(UserError, match=r"CrossBatchMemory is on cpu .* on meta: move it there"):
+        memory(torch.empty(SIZE, 5, device="meta"), torch.arange(SIZE) // 3)
+
+
+@EACH
+def test_a_restored_memory_goes_on_to_the_last_bit(name: str) -> None:
+    def step(memory: CrossBatchMemory, seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return memory(*batch(seed))
+
+    memory, restored = memory_of(name, size=30, start_at=1), memory_of(name, size=30, start_at=1)
+    for seed in range(4):
+        step(memory, seed)
+    copied = copy.deepcopy(memory)
+    file = io.BytesIO()
+    torch.save(memory.state_dict(), file)
+    file.seek(0)
+    restored.load_state_dict(torch.load(file, weights_only=True))
+    for seed in range(4, 7):
+        assert step(memory, seed) == step(copied, seed) == step(restored, seed)
+    assert same_state(memory.state_dict(), restored.state_dict())
+    assert same_state(memory.state_dict(), copied.state_dict())
+
+
+@EACH
+def test_evaluation_mode_uses_the_memory_and_leaves_it_alone(name: str) -> None:
+    memory = memory_of(name)
+    memory(*batch(1))
+    before = copy.deepcopy(memory.state_dict())
+    value = memory.eval()(*batch(2))
+    assert same_state(memory.state_dict(), before)
+    fresh = memory_of(name).eval()
+    assert value != fresh(*batch(2))
+
+
+def test_a_miner_is_asked_about_batch_and_memory() -> None:
+    seen = []
+
+    class Watching(miners.MultiSimilarityMiner):
+        def forward(self, *given: Tensor | None) -> tuple[Tensor, ...]:
+            seen.append(given)
+            return super().forward(*given)
+
+    memory = memory_of("contrastive", miner=Watching())
+    first, second = batch(1), batch(2)
+    memory(*first)
+    value = memory(*second)
+    assert seen[1][2].equal(torch.cat([second[0], first[0]]))
+    everything = torch.cat([second[0], first[0].detach()])
+    labels = torch.cat([second[1], first[1]])
+    mined = miners.MultiSimilarityMiner()(*second, everything, labels)
+    ids = torch.arange(24)
+    assert value == contrastive()(*second, mined, everything, labels, ids=ids[:12], ref_ids=ids)
+    other = memory_of("contrastive")
+    other(*first, Watching())
+    assert other(*second, Watching()) == value
+
+
+@pytest.mark.parametrize("triplets", [False, True])
+def test_mined_indices_narrow_the_batch_and_take_all_pairs_with_the_memory(triplets: bool) -> None:
+    embeddings, labels = batch(2)
+    same = labels[:, None] == labels
+    row = int((same.sum(dim=1) > 1).nonzero()[0])
+    friend = int((same[row] & (torch.arange(SIZE) != row)).nonzero()[0])
+    stranger = int((~same[row]).nonzero()[0])
+    parts = (row, friend, stranger) if triplets else (row, friend, row, stranger)
+    memory = memory_of("contrastive")
+    memory(*batch(1))
+    value = memory(embeddings, labels, tuple(torch.tensor([part]) for part in parts))
+    score = oracles.cosine(embeddings)[row]
+    within = (1 - score[friend]) + (score[stranger] - 0.5).relu()
+    expected = within + contrastive()(embeddings, labels, None, *(each.detach() for each in batch(1)))
+    torch.testing.assert_close(value, expected)
+
+
+def test_half_precision_leaves_the_memory_in_float32() -> None:
+    memory = CrossBatchMemory(SmoothAPLoss(), embedding_size=5, memory_size=20)
+    assert memory.half().embedding_memory.dtype == torch.float32
+    rows, labels = batch()
+    memory(rows.detach().half(), labels)
+    value = memory(rows.detach().half().requires_grad_(), labels)
+    assert value.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"memory_size": 0}, "memory_size"),
+        ({"start_at": -1}, "start_at"),
+        ({"embedding_size": True}, "embedding_size"),
+        ({"loss": contrastive(distributed="auto")}, "distributed"),
+        ({"loss": MultipleLosses([contrastive(distributed="auto")])}, "distributed"),
+    ],
+)
+def test_bad_arguments_are_named(given: dict[str, object], word: str) -> None:
+    loss: PairLoss = given.pop("loss", SmoothAPLoss())
+    with pytest.raises((ValueError, TypeError), match=word):
+        CrossBatchMemory(loss, **{"embedding_size": 5, **given})
+
+
+def test_bad_calls_are_named() -> None:
+    memory = memory_of("contrastive", miner=miners.MultiSimilarityMiner())
+    rows, labels = batch()
+    with pytest.raises(UserError, match="its own references"):
+        memory(rows, labels, None, rows)
+    with pytest.raises(UserError, match="its own references"):
+        MultipleLosses([memory])(rows, labels, None, rows, labels)
+    with pytest.raises(UserError, match="CrossBatchMemory has one"):
+        memory(rows, labels, miners.MultiSimilarityMiner())
+    with pytest.raises(UserError, match="embedding_size=5"):
+        memory(rows[:, :3], labels)
+    with pytest.raises(UserError, match="labels are required"):
+        memory(rows)
+
+
+def test_labels_that_stand_for_ids_leave_earlier_views_of_an_image_out_too() -> None:
+    rows, values = torch.arange(6).repeat(2), []
+    for given in ({}, {"ids": rows}):
+        memory = CrossBatchMemory(SogCLRLoss(6), embedding_size=5, memory_size=40).double()
+        values.append([memory(batch(seed)[0], rows, **given) for seed in range(3)])
+    assert values[0] == values[1]
+
+
+def test_a_warning_of_pairs_that_ids_leave_out_says_so() -> None:
+    (images, _), (texts, _), rows = batch(0), batch(1), torch.arange(SIZE)
+    with pytest.warns(UserWarning, match="references of a query's own id do not count: leave out ref_ids"):
+        assert SogCLRLoss(SIZE)(images, rows, ref_emb=texts, ref_labels=rows, ids=rows, ref_ids=rows) == 0
+
+
+def test_labels_of_classes_are_not_taken_for_ids() -> None:
+    memory = CrossBatchMemory(SogCLRLoss(50), embedding_size=5, memory_size=40)
+    rows = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+    classes = torch.tensor([0, 0, 0, 1, 1, 1])
+    with pytest.raises(UserError, match=r"label 0 occurs 3 times, more than views=2.*SogCLRLoss.*ids=batch.id"):
+        memory(rows, classes)
+    memory(rows, classes, ids=torch.arange(6))
+    assert int((memory.loss.log_u != 0).sum()) == 6
+
+
+def test_the_state_is_tensors_and_one_of_before_is_still_read() -> None:
+    memory = memory_of("contrastive", size=30, start_at=1)
+    for seed in range(3):
+        memory(*batch(seed), ids=torch.arange(SIZE) + SIZE * seed)
+    state = memory.state_dict()
+    assert {type(value) for value in state.values()} == {Tensor}
+    position, filled, calls = state["counters"].tolist()
+    assert (position, filled, calls) == (6, 30, 3)
+    old = {
+        "embeddings": state["embedding_memory"],
+        "_extra_state": {
+            "labels": state["label_memory"],
+            "ids": state["id_memory"],
+            "position": position,
+            "filled": filled,
+            "calls": calls,
+        },
+    }
+    restored = memory_of("contrastive", size=30, start_at=1)
+    nn.ModuleDict({"loss": restored}).load_state_dict({f"loss.{name}": value for name, value in old.items()})
+    assert same_state(restored.state_dict(), state)
+    ids = torch.arange(SIZE) + 5
+    assert restored(*batch(4), ids=ids) == memory(*batch(4), ids=ids)
+
+
+def test_counters_that_fit_no_memory_are_refused() -> None:
+    memory = memory_of("contrastive", size=30)
+    for counters in ([30, 3, 3], [0, 31, 3], [0, 3, -1]):
+        with pytest.raises(UserError, match="take an earlier checkpoint"):
+            memory.load_state_dict({**memory.state_dict(), "counters": torch.tensor(counters)})
+
+
+@EACH
+@pytest.mark.filterwarnings("ignore:no query of the batch")
+def test_rows_that_are_not_finite_are_never_stored(name: str) -> None:
+    memory, clean = memory_of(name, size=30), memory_of(name, size=30)
+    for seed in range(4):
+        embeddings, labels = batch(seed)
+        ids = torch.arange(SIZE) + SIZE * seed
+        kept = torch.ones(SIZE, dtype=torch.bool)
+        kept[[0, 5, 11][: seed % 4]] = False
+        rows = embeddings.detach().clone()
+        rows[~kept, 2] = torch.tensor([torch.nan, torch.inf, -torch.inf], dtype=torch.float64)[: int((~kept).sum())]
+        memory(rows, labels, ids=ids)
+        clean(embeddings.detach()[kept], labels[kept], ids=ids[kept])
+        assert stored(memory).equal(stored(clean))
+    for buffer in ("embedding_memory", "label_memory", "id_memory", "counters"):
+        assert memory.get_buffer(buffer).equal(clean.get_buffer(buffer)), buffer
+    assert memory(*batch(5)).isfinite()
+
+
+def test_a_batch_without_a_finite_row_leaves_the_memory_alone() -> None:
+    memory = memory_of("contrastive", size=30)
+    memory(*batch(0))
+    before = stored(memory).clone()
+    memory(torch.full((40, 5), torch.nan, dtype=torch.float64), torch.arange(40) // 4)
+    assert stored(memory).equal(before)

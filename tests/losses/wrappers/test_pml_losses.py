@@ -1,0 +1,248 @@
+"""PML's losses by name: their reductions, and what the wrapper adds to them."""
+
+import copy
+from collections.abc import Callable
+
+import jaxtyping
+import pytest
+import torch
+from pytorch_metric_learning import losses as pml
+from pytorch_metric_learning import reducers
+from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
+from pytorch_metric_learning.utils import common_functions as c_f
+from testing.cases import MADE_MINERS
+from torch import Tensor, nn
+
+from aurank.errors import UserError
+from aurank.losses import LOSSES, MINERS, MultipleLosses, PMLLoss, contrastive, multi_similarity, triplet
+
+NAMES = ["contrastive", "triplet", "multi_similarity"]
+PLAIN = {
+    "contrastive": lambda: pml.ContrastiveLoss(1, 0.5, distance=CosineSimilarity(), reducer=reducers.SumReducer()),
+    "triplet": lambda: pml.TripletMarginLoss(0.1, distance=CosineSimilarity(), reducer=reducers.SumReducer()),
+    "multi_similarity": lambda: pml.MultiSimilarityLoss(2, 40, 0.5),
+}
+EACH = pytest.mark.parametrize("name", NAMES)
+
+
+def batch(seed: int = 0) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    embeddings = torch.randn(12, 5, generator=random, dtype=torch.float64)
+    return embeddings.requires_grad_(), torch.randint(4, (12,), generator=random)
+
+
+def plain(name: str, *given: object) -> Tensor:
+    return PLAIN[name]()(*given) / (len(given[0]) if name == "triplet" else 1)
+
+
+def margins(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The contrastive and the triplet sums by the definition, pair by pair."""
+    rows = embeddings / embeddings.norm(dim=1, keepdim=True)
+    pairs, triplets = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for a in range(len(rows)):
+        for b in range(len(rows)):
+            if a == b:
+                continue
+            score = rows[a] @ rows[b]
+            pairs = pairs + ((1 - score).relu() if labels[a] == labels[b] else (score - 0.5).relu())
+            for c in range(len(rows)):
+                if labels[a] == labels[b] and labels[a] != labels[c]:
+                    triplets = triplets + (rows[a] @ rows[c] - score + 0.1).relu()
+    return pairs, triplets
+
+
+def test_contrastive_and_triplet_are_sums_by_their_definition() -> None:
+    embeddings, labels = batch()
+    pairs, triplets = margins(embeddings, labels)
+    for loss, wanted in (
+        (contrastive(), pairs),
+        (contrastive(reduction="batch"), pairs / 12),
+        (triplet(), triplets / 12),
+        (triplet(reduction="sum"), triplets),
+    ):
+        value = loss(embeddings, labels)
+        torch.testing.assert_close(value, wanted, rtol=0, atol=1e-10)
+        gradients = [torch.autograd.grad(each, embeddings, retain_graph=True)[0] for each in (value, wanted)]
+        torch.testing.assert_close(*gradients, rtol=0, atol=1e-8)
+
+
+def test_multi_similarity_is_its_definition() -> None:
+    embeddings, labels = batch()
+    rows = embeddings / embeddings.norm(dim=1, keepdim=True)
+    values, one = [], torch.ones((), dtype=torch.float64)
+    for a in range(12):
+        plus = [rows[a] @ rows[b] for b in range(12) if a != b and labels[a] == labels[b]]
+        minus = [rows[a] @ rows[b] for b in range(12) if labels[a] != labels[b]]
+        values.append(
+            torch.log(sum((torch.exp(-2 * (score - 0.5)) for score in plus), one)) / 2
+            + torch.log(sum((torch.exp(40 * (score - 0.5)) for score in minus), one)) / 40
+        )
+    value, wanted = multi_similarity()(embeddings, labels), torch.stack(values).mean()
+    torch.testing.assert_close(value, wanted, rtol=0, atol=1e-10)
+    gradients = [torch.autograd.grad(each, embeddings)[0] for each in (value, wanted)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-8)
+
+
+def test_multi_similarity_s_gradient_is_that_of_finite_differences() -> None:
+    embeddings, labels = batch()
+    loss = multi_similarity()
+    assert torch.autograd.gradcheck(lambda rows: loss(rows, labels), (embeddings,))
+
+
+@EACH
+def test_any_order_of_rows_and_any_names_of_labels_give_the_same_loss(name: str) -> None:
+    embeddings, labels = batch()
+    loss = LOSSES[name]()
+    value = loss(embeddings, labels)
+    (gradient,) = torch.autograd.grad(value, embeddings)
+    assert loss(embeddings, labels * -7 + 2**40) == value
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
+    moved = embeddings.detach()[order].requires_grad_()
+    other = loss(moved, labels[order])
+    torch.testing.assert_close(other, value, rtol=0, atol=1e-10)
+    torch.testing.assert_close(torch.autograd.grad(other, moved)[0], gradient[order], rtol=0, atol=1e-10)
+
+
+def test_pml_reduction_is_pml_s_own() -> None:
+    embeddings, labels = batch()
+    own = pml.ContrastiveLoss(1, 0.5, distance=CosineSimilarity())(embeddings, labels)
+    assert contrastive(reduction="pml")(embeddings, labels) == own
+    assert own < contrastive()(embeddings, labels)
+
+
+def test_a_reducer_overrides_the_reduction_and_a_distance_the_cosine() -> None:
+    embeddings, labels = batch()
+    given = {"reducer": reducers.MeanReducer(), "distance": LpDistance()}
+    loss = contrastive(0.2, 0.9, **given)
+    assert loss(embeddings, labels) == pml.ContrastiveLoss(0.2, 0.9, **given)(embeddings, labels)
+
+
+@EACH
+@pytest.mark.parametrize("miner", MADE_MINERS)
+def test_a_miner_or_its_tuple_gives_pml_s_loss_of_what_was_mined(name: str, miner: str) -> None:
+    embeddings, labels = batch()
+    for references in ((), batch(1)):
+        torch.manual_seed(0)
+        mined = MADE_MINERS[miner]()(embeddings, labels, *references)
+        expected = plain(name, embeddings, labels, mined, *references)
+        assert LOSSES[name]()(embeddings, labels, mined, *references) == expected
+        torch.manual_seed(0)
+        assert LOSSES[name]()(embeddings, labels, MADE_MINERS[miner](), *references) == expected
+
+
+@EACH
+def test_one_tensor_of_labels_for_batch_and_references_loses_no_positive(name: str) -> None:
+    (embeddings, labels), (references, _) = batch(), batch(1)
+    expected = plain(name, embeddings, labels, None, references, labels.clone())
+    assert LOSSES[name]()(embeddings, labels, None, references, labels) == expected
+
+
+@EACH
+def test_ids_leave_a_query_out_of_references_that_hold_it(name: str) -> None:
+    (embeddings, labels), (memory, memory_labels) = batch(), batch(1)
+    everything, all_labels = torch.cat([embeddings, memory]), torch.cat([labels, memory_labels])
+    same = labels[:, None] == all_labels
+    positive = same & ~torch.eye(12, 24, dtype=torch.bool)
+    pairs = (*positive.nonzero().T, *(~same).nonzero().T)
+    ids, all_ids = torch.arange(12), torch.arange(24)
+    loss = LOSSES[name]()
+    expected = plain(name, embeddings, labels, pairs, everything, all_labels)
+    given = {"ids": ids, "ref_ids": all_ids}
+    assert loss(embeddings, labels, None, everything, all_labels, **given) == expected
+    with_self = (*same.nonzero().T, *(~same).nonzero().T)
+    assert loss(embeddings, labels, with_self, everything, all_labels, **given) == expected
+    triplets = [(a, b, c) for a in range(12) for b in range(24) for c in range(24) if same[a, b] and not same[a, c]]
+    mined = tuple(torch.tensor(column) for column in zip(*triplets, strict=True))
+    without = tuple(part[mined[0] != mined[1]] for part in mined)
+    assert len(without[0]) < len(mined[0])
+    expected = plain(name, embeddings, labels, without, everything, all_labels)
+    assert loss(embeddings, labels, mined, everything, all_labels, **given) == expected
+
+
+@EACH
+def test_autocast_leaves_numbers_in_float32(name: str) -> None:
+    embeddings, labels = batch()
+    rows = embeddings.detach().bfloat16().requires_grad_()
+    expected = LOSSES[name]()(rows, labels)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = LOSSES[name]()(rows, labels)
+    assert value.dtype == torch.float32
+    assert value == expected
+    value.backward()
+    assert rows.grad is not None
+    assert rows.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", [*NAMES, "smooth_ap"])
+def test_autocast_leaves_miners_in_float32(name: str) -> None:
+    embeddings, labels = batch()
+    rows = embeddings.detach().float()
+    expected = LOSSES[name]()(rows, labels, MINERS["multi_similarity"](epsilon=0.01))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert LOSSES[name]()(rows, labels, MINERS["multi_similarity"](epsilon=0.01)) == expected
+
+
+@EACH
+def test_any_pml_loss_can_be_wrapped_copied_and_summed(name: str) -> None:
+    embeddings, labels = batch()
+    other = PMLLoss(pml.NTXentLoss())
+    assert other(embeddings, labels) == pml.NTXentLoss()(embeddings, labels)
+    loss = copy.deepcopy(LOSSES[name]())
+    expected = 2 * loss(embeddings, labels) + 3 * other(embeddings, labels)
+    torch.testing.assert_close(MultipleLosses([loss, other], weights=[2, 3])(embeddings, labels), expected)
+
+
+def test_a_loss_with_weights_of_its_own_keeps_them_in_the_state() -> None:
+    loss = PMLLoss(pml.ProxyAnchorLoss(4, 5))
+    assert isinstance(next(iter(loss.parameters())), nn.Parameter)
+    assert "loss.proxies" in loss.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: contrastive(reduction="avg"), "reduction"),
+        (lambda: contrastive(reducer="sum"), "reducer"),
+        (lambda: triplet(distance="cosine"), "distance"),
+        (lambda: triplet(distributed="yes"), "distributed"),
+        (lambda: contrastive(pos_margin="wide"), "contrastive: pos_margin must be a finite number, got 'wide'"),
+        (lambda: contrastive(embedding_reg_weight=None), "contrastive: embedding_reg_weight must be a finite number"),
+        (lambda: triplet(float("nan")), "triplet: margin must be a finite number, got nan"),
+        (lambda: multi_similarity(alpha=0), "multi_similarity: alpha must be > 0, got 0"),
+        (lambda: multi_similarity(base=True), "multi_similarity: base must be a finite number, got True"),
+    ],
+)
+def test_bad_arguments_are_named(make: Callable[[], object], word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
+    with pytest.raises(UserError, match=word):
+        make()
+
+
+def test_distance_reducer_and_statistics_are_those_of_pml_s_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c_f, "COLLECT_STATS", True)
+    distance, reducer = LpDistance(), reducers.MeanReducer()
+    loss = contrastive(distance=distance, reducer=reducer)
+    assert (loss.distance, loss.collect_stats) == (distance, True)
+    assert isinstance(loss.reducer.reducers["pos_loss"], reducers.MeanReducer)  # one for each of its terms
+    assert not PMLLoss(pml.TripletMarginLoss(collect_stats=False)).collect_stats
+
+
+@pytest.mark.parametrize("references", [(), batch(1)], ids=["batch", "references"])
+@pytest.mark.parametrize("loss", [contrastive(), PMLLoss(pml.ArcFaceLoss(4, 5))], ids=["pairs", "proxies"])
+@pytest.mark.parametrize(
+    ("mined", "word"),
+    [
+        (([0], [12], [0], [1]), r"holds 12, outside the 12 (embeddings|references) \(0..11\)"),
+        (([-1], [0], [1]), "holds -1, outside the 12 embeddings"),
+        (([0, 1], [1], [0], [1]), "pair up one by one"),
+        (([0], [1]), "3 .triplets. or 4 .pairs. tensors, got 2"),
+        (([0.0], [1.0], [2.0]), r"must hold integers, rows of the batch, got torch\.float32"),
+        (([True], [True], [False]), r"must hold integers, rows of the batch, got torch\.bool"),
+    ],
+)
+def test_mined_indices_that_fit_nothing_are_named(
+    mined: tuple[list[float], ...], word: str, loss: PMLLoss, references: tuple[Tensor, Tensor]
+) -> None:
+    embeddings, labels = batch()
+    with pytest.raises(UserError, match=word):
+        loss(embeddings.float(), labels, tuple(torch.tensor(part) for part in mined), *references)

@@ -1,0 +1,108 @@
+"""Losses, memories and miners that keep something from batch to batch, beside those in cases.py."""
+
+from collections.abc import Callable
+
+import torch
+from testing.cases import COUNTS, FURTHER, SAMPLES, TABLE
+from torch import Tensor, nn
+
+from aurank.losses import (
+    LOSSES,
+    BlackBoxAPLoss,
+    CLIPLoss,
+    CrossBatchMemory,
+    EMC2Loss,
+    EMC2Miner,
+    FastCLIPLoss,
+    ISogCLRLoss,
+    MultipleLosses,
+    NegativeCacheLoss,
+    NeuCLIPLoss,
+    PMLLoss,
+    RecallAtKLoss,
+    SogCLRLoss,
+    SOPRCLoss,
+    contrastive,
+)
+
+WIDTH = 6
+KEYED = {"views": SAMPLES}
+LABELS = torch.tensor([0] * 5 + [1] * 2 + [2] * 6 + [4] * 3 + [5] * 2)
+
+
+class Mined(nn.Module):
+    """A loss with a miner that has a state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.miner, self.loss = EMC2Miner(SAMPLES, views=SAMPLES, embedding_dim=WIDTH), PMLLoss(contrastive().loss)
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        loss: Tensor = self.loss(embeddings, labels, self.miner)
+        return loss
+
+
+def against_another_modality(loss: nn.Module) -> nn.Module:
+    """A two-way loss as one of a single batch: the texts are the images moved a little."""
+
+    class TwoWay(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.loss = loss
+
+        def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+            value: Tensor = self.loss(images, labels, ref_emb=images.roll(1, 1), ref_labels=labels)
+            return value
+
+    return TwoWay()
+
+
+def with_falling_gamma() -> nn.Module:
+    """FastCLIP with a temperature for each sample, some way into a training."""
+    loss = FastCLIPLoss(SAMPLES, "v2", rho=0.3, **KEYED)
+    loss.gamma.set_progress(step=1, steps=9, epoch=1, epochs=9.0)
+    return against_another_modality(loss)
+
+
+def reencoded(loss: NegativeCacheLoss | EMC2Loss) -> nn.Module:
+    """The loss with a function that embeds images anew."""
+    loss.reencode = lambda ids: torch.nn.functional.one_hot(ids % WIDTH, WIDTH).float()
+    return loss
+
+
+def several() -> nn.Module:
+    """Losses side by side, one of them in a memory."""
+    memory = CrossBatchMemory(SOPRCLoss(COUNTS), embedding_size=WIDTH, memory_size=40)
+    return MultipleLosses({"memory": memory, "sogclr": SogCLRLoss(SAMPLES, views=SAMPLES), "pml": contrastive()})
+
+
+FURTHER_STATEFUL: dict[str, Callable[[], nn.Module]] = {
+    "blackbox_ap batch_memory": lambda: BlackBoxAPLoss(official=True, batch_memory=3),
+    "blackbox_ap margin": BlackBoxAPLoss,
+    "clip two_way": lambda: against_another_modality(CLIPLoss()),
+    "contrastive": LOSSES["contrastive"],
+    "cross_batch_memory": lambda: CrossBatchMemory(contrastive(), embedding_size=WIDTH, memory_size=40),
+    "emc2 miner": Mined,
+    "emc2 reencode": lambda: reencoded(EMC2Loss(SAMPLES, out_of_batch="reencode", **KEYED)),
+    "fastclip v2 cosine": with_falling_gamma,
+    "isogclr host": lambda: ISogCLRLoss(SAMPLES, state_on="host", **KEYED).cpu(),
+    "multi_similarity": LOSSES["multi_similarity"],
+    "negative_cache refresh": lambda: reencoded(
+        NegativeCacheLoss(SAMPLES, out_of_batch="reencode", refresh=0.2, embedding_dim=WIDTH, **KEYED)
+    ),
+    "neuclip two_way": lambda: against_another_modality(NeuCLIPLoss(WIDTH, 16, restart_every=2)),
+    "recall_at_k similarity_mixup": lambda: RecallAtKLoss(similarity_mixup=True),
+    "several": several,
+    "sogclr host": lambda: SogCLRLoss(SAMPLES, state_on="host", **KEYED).cpu(),
+    "triplet": LOSSES["triplet"],
+}
+EVERY: dict[str, Callable[[], nn.Module]] = {name: case.make for name, case in (TABLE | FURTHER).items()}
+EVERY |= FURTHER_STATEFUL
+STATEFUL = {name: make for name, make in EVERY.items() if make().state_dict()}
+
+
+def batch(seed: int) -> tuple[Tensor, Tensor]:
+    """Embeddings in float32, which ask for a gradient, and labels, in an order of its own."""
+    random = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(LABELS), generator=random)
+    return torch.randn(len(LABELS), WIDTH, generator=random).requires_grad_(), LABELS[order]

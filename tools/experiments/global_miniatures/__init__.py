@@ -1,0 +1,1 @@
+"""The parts of tools/experiments/miniature_global.py."""

@@ -1,0 +1,99 @@
+"""Miniatures of the experiments of SogCLR, iSogCLR, EMC² and NeuCLIP: what they claim, measured again.
+
+    python tools/experiments/miniature_global.py run [EXPERIMENT …] [--seeds 1] [--limit-minutes 60] [--out DIR]
+    python tools/experiments/miniature_global.py plots      # DIR/*.png of what there are results of
+    python tools/experiments/miniature_global.py tables     # the marked blocks of docs/miniatures_global.md
+
+Experiments: convergence (EMC², Fig. 7), representations (SogCLR, Table 2 and its ablations), temperatures (iSogCLR,
+Fig. 5), normalizers (NeuCLIP, Fig. 2c), supervised (global losses beside SOPRC). They read Omniglot and Grocery below
+$AURANK_DATA.
+
+`run` carries out what DIR/runs.jsonl has no line of, one run after the other, and may be stopped and started again at
+any time; only not twice at once on one DIR. DIR is docs/miniatures_global unless --out names another.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from global_miniatures import convergence, normalizers, temperatures, training
+from global_miniatures.store import Line, Run, Store
+from miniatures.surroundings import surroundings
+
+from aurank.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+Experiment = tuple[Callable[[int], Iterator[Run]], Callable[[Run, Path], Line | None]]
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "convergence": (convergence.runs, lambda run, work: convergence.carry_out(run)),
+    "representations": (training.representations, training.carry_out),
+    "temperatures": (temperatures.runs, temperatures.carry_out),
+    "normalizers": (normalizers.runs, lambda run, work: normalizers.carry_out(run)),
+    "supervised": (training.supervised, training.carry_out),
+}
+
+
+def run_all(given: argparse.Namespace) -> None:
+    """Nothing; carries out what has no line yet, and stops where the next run might end after the limit."""
+    store, started, longest = Store(given.out / "runs.jsonl"), time.monotonic(), 0.0
+    for name in given.experiments or EXPERIMENTS:
+        runs, carry_out = EXPERIMENTS[name]
+        for run in runs(given.seeds):
+            if store.find(run) is not None:
+                continue
+            if time.monotonic() - started + longest > given.limit_minutes * 60:
+                print(f"stopped before {run}: {given.limit_minutes:g} minutes", flush=True)
+                return
+            load, begun = os.getloadavg()[0], time.perf_counter()
+            try:
+                found = carry_out(run, given.out / "running")
+            except UserError as error:
+                print(f"{run} left out: {error}", flush=True)
+                continue
+            if found is None:
+                raise SystemExit("interrupted; the run starts anew next time")
+            seconds = round(time.perf_counter() - begun, 1)
+            store.append(run, {**found, "seconds": seconds, "load": round(load, 2), **surroundings()})
+            longest = max(longest, seconds)
+            said = {key: value for key, value in found.items() if isinstance(value, float | str)}
+            print(f"{run}  {said}  {seconds:.0f} s", flush=True)
+    print("every run is there", flush=True)
+
+
+def plots(given: argparse.Namespace) -> None:
+    """Draws what there are results of."""
+    from global_miniatures.plots import draw_all
+
+    for path in draw_all(Store(given.out / "runs.jsonl"), given.out):
+        print(path)
+
+
+def tables(given: argparse.Namespace) -> None:
+    """Writes the marked blocks."""
+    from global_miniatures.tables import write_tables
+
+    write_tables(Store(given.out / "runs.jsonl"), given.page)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, do in {"run": run_all, "plots": plots, "tables": tables}.items():
+        command = commands.add_parser(name)
+        command.set_defaults(do=do)
+        command.add_argument("--out", type=Path, default=ROOT / "docs" / "miniatures_global")
+        if name == "run":
+            command.add_argument("experiments", nargs="*", choices=list(EXPERIMENTS), metavar="EXPERIMENT")
+            command.add_argument("--seeds", type=int, default=1, help="seeds 0 … N − 1")
+            command.add_argument("--limit-minutes", type=float, default=float("inf"))
+        if name == "tables":
+            command.add_argument("--page", type=Path, default=ROOT / "docs" / "miniatures_global.md")
+    given = parser.parse_args()
+    given.do(given)
+
+
+if __name__ == "__main__":
+    main()
