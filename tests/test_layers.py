@@ -54,8 +54,6 @@ DEBTS = {
     "aurank.embedding.select_images aurank.training.build.split_of",
     "aurank.embedding.select_images aurank.training.components.read_config",
     "aurank.embedding.select_images aurank.training.components.read_trained",
-    "aurank.losses.miners.emc2 aurank.losses.global_contrastive._markov_chain.OutsideState",
-    "aurank.losses.miners.emc2 aurank.losses.global_contrastive._markov_chain.Walk",
     "aurank.training.logs aurank.losses.global_contrastive._individual_temperatures.IndividualTemperatures",
     "aurank.training.run aurank.reporting.save_results",
 }

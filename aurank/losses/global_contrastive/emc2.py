@@ -14,7 +14,7 @@ from aurank.losses.core.pair_loss import PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.reencoding import Reencode
 from aurank.losses.core.row_table import writes
-from aurank.losses.global_contrastive._markov_chain import Chains, OutsideState, Walk
+from aurank.losses.global_contrastive.markov_chain import Chains, OutsideState, Walk
 
 
 def mean_similarity(similarity: Float[Tensor, "query reference"], walk: Walk) -> Float[Tensor, " query"]:

@@ -19,7 +19,7 @@ from aurank.losses.core.reencoding import Reencode, embedded_anew, row_similarit
 from aurank.losses.core.row_table import Counters, writes
 from aurank.losses.core.saved_generator import SavedGenerator
 from aurank.losses.core.tagged_table import TaggedTable
-from aurank.losses.global_contrastive._markov_chain import chunks
+from aurank.losses.global_contrastive.markov_chain import chunks
 
 OutsideNegative = Literal["stored", "reencode"]
 

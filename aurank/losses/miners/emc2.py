@@ -13,8 +13,8 @@ from aurank.losses.core.loss_inputs import read_inputs
 from aurank.losses.core.pairs import make_pairs
 from aurank.losses.core.reencoding import Reencode
 from aurank.losses.core.row_table import writes
-from aurank.losses.global_contrastive._markov_chain import OutsideState, Walk
 from aurank.losses.global_contrastive.emc2 import EMC2Loss
+from aurank.losses.global_contrastive.markov_chain import OutsideState, Walk
 
 
 class EMC2Miner(nn.Module):
