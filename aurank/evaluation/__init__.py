@@ -6,7 +6,7 @@ from aurank.evaluation.compare import Comparison, compare
 from aurank.evaluation.curves import Curve, precision_recall_curve
 from aurank.evaluation.engine.ranks import Ranks, positive_ranks
 from aurank.evaluation.evaluate import evaluate
-from aurank.evaluation.index.approximate import Approximation, approximate_report, faiss_ranks
+from aurank.evaluation.index.approximate import Approximation, approximate_report
 from aurank.evaluation.index.neighbour_lists import Sides
 from aurank.evaluation.index.neighbours import Index, Neighbours, neighbours
 from aurank.evaluation.probes.knn import knn
@@ -32,7 +32,6 @@ __all__ = [
     "compare",
     "ensemble",
     "evaluate",
-    "faiss_ranks",
     "knn",
     "linear_probe",
     "neighbours",

@@ -13,7 +13,7 @@ from aurank.evaluation.engine.counting import Progress
 from aurank.evaluation.engine.inputs import Embeddings, Integers, choose_devices, numbered
 from aurank.evaluation.engine.process_group import agree, make_team
 from aurank.evaluation.engine.ranks import Ranks, positive_ranks
-from aurank.evaluation.index.approximate import approximate_report, faiss_ranks
+from aurank.evaluation.index.approximate import approximate_report
 from aurank.evaluation.index.neighbour_lists import Sides
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.metrics import TIES, check_names, split_cut
@@ -64,9 +64,8 @@ def evaluate(
     `resampling` asks for bootstrap intervals by class.
 
     `index`: a faiss factory string such as "IVF1024,Flat", or an Index that holds the gallery, to be measured beside
-    the exact numbers (`report.approximation`). `backend`: "auto", "numba", "torch" or "triton" count exactly, with the
-    same digits; "faiss" reads ranks from lists of a Flat index where these are long enough, whose float32 scores may
-    order near ties otherwise, as the report notes.
+    the exact numbers (`report.approximation`). `backend`: "auto", "numba", "torch" or "triton", by which kernel counts;
+    the digits are the same.
 
     Raises UserError (a ValueError) for what cannot be evaluated, no query with a positive included.
     """
@@ -79,7 +78,7 @@ def evaluate(
     grades = None if relevance is None else Grades.of(positives, relevance)
     team = make_team(distributed)
     agree(team, relevance=relevance)
-    if (index is not None or backend == "faiss") and team.size > 1:
+    if index is not None and team.size > 1:
         raise UserError("faiss searches in one process: call evaluate on one rank, with distributed=False")
     labels, gallery_labels, classes = numbered(labels, gallery_labels, name="label", team=team)
     ids, gallery_ids, _ = numbered(ids, gallery_ids, name="id", team=team)
@@ -88,24 +87,19 @@ def evaluate(
     )
     one_device = choose_devices(device, embeddings)[0]
     notes: list[str] = []
-    if backend == "faiss":
-        ranks, notes = faiss_ranks(
-            sides, distance=distance, device=one_device, max_memory=max_memory, progress=progress
-        )
-    else:
-        ranks = positive_ranks(
-            embeddings,
-            labels,
-            gallery,
-            gallery_labels,
-            **sides.relations(),
-            distance=distance,
-            backend=backend,
-            device=device,
-            max_memory=max_memory,
-            distributed=distributed,
-            progress=progress,
-        )
+    ranks = positive_ranks(
+        embeddings,
+        labels,
+        gallery,
+        gallery_labels,
+        **sides.relations(),
+        distance=distance,
+        backend=backend,
+        device=device,
+        max_memory=max_memory,
+        distributed=distributed,
+        progress=progress,
+    )
     _check_some(ranks, labelled=positives is None)
     if grades is not None:
         ranks = grades.of_ranks(ranks)

@@ -301,19 +301,22 @@ def trec(folder: Path, chance: Chance) -> None:
 
 
 @functools.cache
-def _index_bytes(factory: str) -> bytes:
+def _index_files(factory: str) -> dict[str, bytes]:
     import tempfile
 
     rows = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
     with tempfile.TemporaryDirectory() as name:
         Index.build(rows, factory).save(Path(name) / "index")
-        return (Path(name) / "index").read_bytes()
+        return {path.name: path.read_bytes() for path in Path(name).iterdir()}
 
 
 def index(folder: Path, chance: Chance) -> None:
-    """A damaged index file, searched where it is read."""
-    content = damage_bytes(_index_bytes(chance.choice(("Flat", "HNSW8", "SQ8"))), chance, _index_bytes("Flat"))
-    (folder / "index").write_bytes(content)
+    """A damaged index, or a damaged description of one, searched where it is read."""
+    files, other = dict(_index_files(chance.choice(("Flat", "HNSW8", "SQ8")))), _index_files("Flat")
+    name = chance.choice(("index", "index", "index.json"))
+    files[name] = damage_bytes(files[name], chance, other[name])
+    for one, content in files.items():
+        (folder / one).write_bytes(content)
     Index.load(folder / "index").search(np.ones((2, 8), dtype=np.float32), 3)
 
 

@@ -1,24 +1,27 @@
-"""Evaluation by faiss: what an approximate index retrieves, beside the exact numbers, and ranks read from exact lists.
+"""What an approximate index retrieves, beside the exact numbers.
 
-A list of neighbours shows a positive only if it is long enough, and scores carry the rounding of float32. So an
-approximate index is measured for what it is, and `faiss_ranks` asks the exact engine wherever a list ends too early.
+A list of neighbours shows a positive only if it is long enough, and its scores carry the rounding of float32. So an
+index is measured by its own lists, in which a positive that is not listed was never retrieved.
 """
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float64, Int64
 
 from aurank.errors import UserError
 from aurank.evaluation import metrics
 from aurank.evaluation.aggregate import mean
 from aurank.evaluation.engine.counting import Progress
+from aurank.evaluation.engine.positives import Matching, among
 from aurank.evaluation.engine.ranks import Ranks
-from aurank.evaluation.index.faiss_bridge import faiss_library
-from aurank.evaluation.index.neighbour_lists import Lists, Sides, merge, read_lists, select, take
-from aurank.evaluation.index.neighbours import GPU_LONGEST_LIST, Index
+from aurank.evaluation.index.faiss_bridge import faiss_library, take
+from aurank.evaluation.index.neighbour_lists import Sides
+from aurank.evaluation.index.neighbours import Index, Neighbours
 
 NEIGHBOUR_QUERIES = 1000  # queries whose neighbours are compared with the exact ones
 
@@ -32,6 +35,14 @@ class Approximation:
     nearest rows (by faiss's Flat index) that the index finds among its k, as a mean over `neighbour_queries` random
     queries; of rows that score the same, only those that Flat lists count. `measured`: seconds and queries per second
     of this one run, which equality of two results leaves out.
+
+    Example:
+        >>> found = Approximation("Flat", "CPU", 1, {"recall@1": 0.5}, {"recall@1": 1.0}, {1: 0.5}, 2, {"seconds": 0.1})
+        >>> print(found)
+        metric     index   exact
+        recall@1  0.5000  1.0000
+        true nearest rows found, mean of 2 queries: 0.5000 of 1
+        index Flat on CPU, lists of 1; measured once: seconds 0.1
     """
 
     index: str
@@ -44,7 +55,7 @@ class Approximation:
     measured: dict[str, float] = field(compare=False)
 
     def __str__(self) -> str:
-        """A table for people: metric, index and exact side by side, then what was measured."""
+        """Return a table for people: metric, index and exact side by side, then what was measured."""
         width = max(len(name) for name in (*self.metrics, "metric"))
         lines = [f"{'metric':<{width}}   index   exact"]
         lines += [f"{name:<{width}}  {value:.4f}  {self.exact[name]:.4f}" for name, value in self.metrics.items()]
@@ -68,11 +79,26 @@ def approximate_report(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Approximation:
-    """Approximation by an index over the gallery: a factory string to build it, or an Index that holds the gallery.
+    """Return what an index over the gallery retrieves, beside the exact numbers.
 
-    `ranks` are the exact ones of the same sides. Lists are as long as the largest of `recall_at`, or `depth` if that is
-    given. `seed` chooses the training sample and the queries whose neighbours are compared. Raises UserError for an
-    index that does not fit, and for a depth that a GPU cannot list.
+    Args:
+        sides: queries, gallery and who is positive for whom.
+        ranks: the exact ranks of the same sides.
+        index: a factory string to build it, or an Index that holds the gallery.
+        depth: length of the lists; by default the largest of `recall_at`.
+        seed: chooses the training sample and the queries whose neighbours are compared.
+
+    Raises:
+        UserError: an index that does not fit, a depth below a recall's k or beyond what a GPU can list.
+
+    Example:
+        >>> rows, labels = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]), np.array([0, 0, 1, 1])
+        >>> from aurank.evaluation import positive_ranks
+        >>> found = approximate_report(
+        ...     Sides(rows, labels), positive_ranks(rows, labels), index="Flat", recall_at=(1,), device="cpu"
+        ... )
+        >>> found.metrics
+        {'mauprc': 1.0, 'recall@1': 1.0}
     """
     if not len(ranks.query):
         raise UserError("no query has a positive in the gallery: an index has nothing to be measured by")
@@ -88,88 +114,24 @@ def approximate_report(
         _check_index(index, sides, distance)
         measured = {}
     seconds: list[float] = []
-    lists = read_lists(sides, index, depth, seconds=seconds, progress=progress)
+    found = _list_metrics(sides, index, depth, recall_at, ties=ties, seconds=seconds, progress=progress)
     measured |= {"search_seconds": sum(seconds), "queries_per_second": len(sides.embeddings) / max(sum(seconds), 1e-9)}
     if not index.gpus:
         measured["threads"] = float(faiss_library().omp_get_max_threads())
-    exact = {
-        "mauprc": mean(metrics.average_precision(ranks, ties=ties)),
-        **{f"recall@{k}": mean(metrics.recall_at(ranks, k)) for k in recall_at},
-    }
     recall, queries = neighbour_recall(sides, index, recall_at, seed=seed)
     return Approximation(
         index=index.factory,
         place=index.place,
         depth=depth,
-        metrics=list_metrics(lists, recall_at, ties=ties),
-        exact=exact,
+        metrics=found,
+        exact={
+            "mauprc": mean(metrics.average_precision(ranks, ties=ties)),
+            **{f"recall@{k}": mean(metrics.recall_at(ranks, k)) for k in recall_at},
+        },
         neighbour_recall=recall,
         neighbour_queries=queries,
         measured=measured,
     )
-
-
-def list_metrics(lists: Lists, recall_at: tuple[int, ...], *, ties: str) -> dict[str, float]:
-    """mauprc and recall@k over all queries with a positive, where what no list shows was never retrieved."""
-    ranks, total = lists.ranks, lists.num_queries
-    zeros = np.zeros(total - len(ranks.query))
-    found = metrics.average_precision(ranks, ties=ties) * (ranks.num_positives / lists.num_positives)
-    recalls = {f"recall@{k}": np.concatenate([metrics.recall_at(ranks, k), zeros]) for k in recall_at}
-    return {"mauprc": mean(np.concatenate([found, zeros])), **{name: mean(part) for name, part in recalls.items()}}
-
-
-def neighbour_recall(sides: Sides, index: Index, cuts: tuple[int, ...], *, seed: int) -> tuple[dict[int, float], int]:
-    """For each k the mean part of the k true nearest rows that are among the index's k, and over how many queries."""
-    total = len(sides.embeddings)
-    rows = np.sort(np.random.default_rng(seed).permutation(total)[:NEIGHBOUR_QUERIES])
-    queries, own = take(sides.embeddings, rows), sides.own_rows()
-    leave_out = None if own is None else own[rows]
-    flat = Index.build(sides.target, "Flat", distance=index.distance, device=None if index.gpus else "cpu")
-    deepest = min(max(cuts), len(index))
-    true = flat.search(queries, deepest, leave_out=leave_out)
-    found = index.search(queries, deepest, leave_out=leave_out)
-    keys = [np.arange(len(rows))[:, None] * (len(index) + 1) + part.row for part in (found, true)]
-    result = {}
-    for k in cuts:
-        possible = np.minimum(true.found, min(k, len(index)))
-        # What pads a list names no row, in either list.
-        listed = [part[:, :k][lists.row[:, :k] < len(index)] for part, lists in zip(keys, (found, true), strict=True)]
-        hits = listed[0][np.isin(listed[0], listed[1])] // (len(index) + 1)
-        counts = np.bincount(hits, minlength=len(rows))
-        some = possible > 0
-        result[k] = mean(counts[some] / possible[some]) if some.any() else 1.0
-    return result, len(rows)
-
-
-def faiss_ranks(
-    sides: Sides,
-    *,
-    depth: int = GPU_LONGEST_LIST - 1,  # and the query's own row
-    distance: str = "cosine",
-    device: torch.device | str | None = None,
-    max_memory: int | str = "1GiB",
-    progress: Progress | None = None,
-) -> tuple[Ranks, list[str]]:
-    """Ranks of every positive, read from lists of faiss's Flat index, and notes that say how far to trust them.
-
-    A query whose list of `depth` neighbours does not show all its positives, or ends in a tie with the last of them, is
-    ranked by the exact engine. The other ranks rest on float32 scores: rows closer than their rounding may be in
-    another order than the exact one, or tie where they should not.
-    """
-    index = Index.build(sides.target, "Flat", distance=distance, device=device)
-    lists = read_lists(sides, index, min(depth, len(index)), progress=progress)
-    done = select(lists.ranks, lists.complete)
-    short = np.setdiff1d(lists.queries, done.query)
-    notes = [
-        f"backend faiss: {len(done.query):,} of {lists.num_queries:,} queries were ranked by lists of up to "
-        f"{min(depth, len(index)):,} neighbours from a Flat index on {index.place}; its scores are float32, so rows "
-        "closer than that rounding may stand in another order than in exact evaluation"
-    ]
-    if not len(short):
-        return done, notes
-    notes.append(f"backend faiss: the lists were too short for {len(short):,} queries, which the exact engine ranked")
-    exact = sides.ranks(short, distance=distance, device=device, max_memory=max_memory, distributed=False)
-    return merge(done, exact), notes
 
 
 def _check_index(index: Index, sides: Sides, distance: str) -> None:
@@ -180,3 +142,113 @@ def _check_index(index: Index, sides: Sides, distance: str) -> None:
             f"the index holds {given[0]} rows of width {given[1]} for the distance {given[2]}, and the gallery is "
             f"{expected[0]} rows of width {expected[1]} under {expected[2]}: build the index from this gallery"
         )
+
+
+def _list_metrics(
+    sides: Sides,
+    index: Index,
+    depth: int,
+    recall_at: tuple[int, ...],
+    *,
+    ties: str,
+    seconds: list[float],
+    progress: Progress | None,
+) -> dict[str, float]:
+    """Return mauprc and recall@k over all queries with a positive, where what no list shows was never retrieved."""
+    matching = sides.matching()
+    reader = _ListReader(matching)
+    values: dict[str, list[float]] = {"mauprc": [], **{f"recall@{k}": [] for k in recall_at}}
+    for rows, found in index.search_batches(sides.embeddings, depth, leave_out=sides.own_rows(), seconds=seconds):
+        ranks, share = reader.ranks(rows, found)
+        values["mauprc"] += (metrics.average_precision(ranks, ties=ties) * share).tolist()
+        for k in recall_at:
+            values[f"recall@{k}"] += metrics.recall_at(ranks, k).tolist()
+        if progress is not None:
+            progress(rows.stop, len(sides.embeddings))
+    total = int((matching.num_positives > 0).sum())
+    return {name: math.fsum(column) / total for name, column in values.items()}
+
+
+class _ListReader:
+    """Reads ranks of positives from lists of neighbours, which may show only some of them."""
+
+    def __init__(self, matching: Matching) -> None:
+        self.matching = matching
+        self.width = len(matching.gallery)
+        self.sorted_gallery = np.full(matching.num_gallery + 1, -1)  # -1: junk, and at the end what pads a list
+        self.sorted_gallery[matching.gallery] = np.arange(self.width)
+        self.sorted_query = np.full(len(matching.labels), -1)
+        self.sorted_query[matching.queries] = np.arange(len(matching.queries))
+        lines = np.arange(len(matching.queries))
+        self.positives = np.sort(np.repeat(lines, matching.num_positives) * self.width + matching.columns)
+        self.extra = np.sort(np.repeat(lines, np.diff(matching.extra_offset)) * self.width + matching.extra)
+
+    def ranks(self, rows: slice, found: Neighbours) -> tuple[Ranks, Float64[np.ndarray, " query"]]:
+        """Return the ranks of the positives that these queries' lists show, and which part of all positives that is.
+
+        Queries whose lists show none are not among them. A rank counts the rows of the list alone.
+        """
+        matching, query = self.matching, self.sorted_query[rows]
+        use = np.flatnonzero(query >= 0)
+        query, row, similarity = query[use], found.row[use], found.similarity[use]
+        place = self.sorted_gallery[row]
+        keys = query[:, None] * self.width + place
+        positive = among(keys, self.positives) & (place >= 0)
+        hidden = (place >= matching.first[query, None]) & (place < matching.last[query, None])
+        negative = (place >= 0) & ~hidden & ~among(keys, self.extra) & ~positive
+        start, end = _runs(similarity)
+        negatives, positives = (np.pad(np.cumsum(part, axis=1), ((0, 0), (1, 0))) for part in (negative, positive))
+        line, column = np.nonzero(positive)
+        # Equal positives stand in gallery order, as in exact ranks.
+        order = np.lexsort((row[line, column], start[line, column], line))
+        line, column = line[order], column[order]
+        first, last = start[line, column], end[line, column]
+        shown = positives[:, -1]
+        query, shown = query[shown > 0], shown[shown > 0]
+        ranks = Ranks(
+            query=matching.queries[query],
+            labels=matching.labels[matching.queries[query]],
+            num_negatives=matching.num_negatives[query],
+            offset=np.concatenate([[0], np.cumsum(shown)]).astype(np.int64),
+            positive=row[line, column],
+            higher=negatives[line, first],
+            tied=negatives[line, last] - negatives[line, first],
+            at_least=positives[line, last],
+            num_queries=len(matching.labels),
+            num_gallery=matching.num_gallery,
+        )
+        return ranks, shown / matching.num_positives[query]
+
+
+def _runs(similarity: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each entry of a sorted list where the entries of its score begin, and where they have ended."""
+    width = similarity.shape[1]
+    column = np.arange(width)
+    change = similarity[:, 1:] != similarity[:, :-1]
+    start, end = np.zeros(similarity.shape, np.int64), np.full(similarity.shape, width)
+    start[:, 1:] = np.maximum.accumulate(np.where(change, column[1:], 0), axis=1)
+    end[:, :-1] = np.minimum.accumulate(np.where(change, column[1:], width)[:, ::-1], axis=1)[:, ::-1]
+    return start, end
+
+
+def neighbour_recall(
+    sides: Sides, index: Index, recall_at: tuple[int, ...], *, seed: int
+) -> tuple[dict[int, float], int]:
+    """Return for each k the mean part of the k true nearest rows among the index's k, and over how many queries."""
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(sides.embeddings))[:NEIGHBOUR_QUERIES])
+    queries, own = take(sides.embeddings, chosen), sides.own_rows()
+    leave_out = None if own is None else own[chosen]
+    flat = Index.build(sides.target, "Flat", distance=index.distance, device=None if index.gpus else "cpu")
+    deepest, size = min(max(recall_at), len(index)), len(index)
+    true = flat.search(queries, deepest, leave_out=leave_out)
+    found = index.search(queries, deepest, leave_out=leave_out)
+    first: Int64[np.ndarray, "query one"] = np.arange(len(chosen))[:, None] * size
+    # pairs of query and row as one number; what pads the lists is of no pair
+    listed, nearest = (np.where(part.row < size, first + part.row, pad) for part, pad in ((found, -1), (true, -2)))
+    result = {}
+    for k in recall_at:
+        possible = np.minimum(true.found, k)
+        hits = np.isin(listed[:, :k], nearest[:, :k]).sum(axis=1)
+        some = possible > 0
+        result[k] = mean(hits[some] / possible[some]) if some.any() else 1.0
+    return result, len(chosen)

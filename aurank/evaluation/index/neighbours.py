@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -19,15 +19,17 @@ from aurank.errors import UserError
 from aurank.evaluation.engine.counting import Progress
 from aurank.evaluation.engine.inputs import Embeddings, byte_count, check_embeddings
 from aurank.evaluation.engine.scores import DISTANCES
+from aurank.evaluation.index import faiss_bridge
+from aurank.evaluation.index._saved_index import read_index, write_index
 from aurank.evaluation.index.faiss_bridge import (
-    BLOCK,
     blocks,
+    check_factory,
     check_rows,
-    checked_factory,
     choose_gpus,
     faiss_library,
     faiss_says,
     load,
+    row_blocks,
     set_parameters,
 )
 
@@ -41,8 +43,13 @@ ROWS_PER_CENTROID = 64  # k-means gains little from more; faiss warns below 39
 class Neighbours:
     """The nearest rows of each query, best first.
 
-    An approximate index may find fewer than asked for. `found` says how many entries of a query hold; behind them `row`
-    is the size of the index, a row that does not exist, and `similarity` is −inf.
+    An approximate index may find fewer than asked for: behind the `found` entries of a query, `row` is the size of the
+    index, a row that does not exist, and `similarity` is −inf.
+
+    Example:
+        >>> near = neighbours(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1]]), 1, device="cpu")
+        >>> near.row.tolist(), near.found.tolist()
+        ([[2], [2], [0]], [1, 1, 1])
     """
 
     row: Int64[np.ndarray, "query k"]
@@ -50,15 +57,32 @@ class Neighbours:
     found: Int64[np.ndarray, " query"]
 
 
+class Placement(TypedDict, total=False):
+    """Where an index searches: the last arguments of `Index`."""
+
+    device: torch.device | str | None
+    float16: bool
+    temporary_memory: int | str
+
+
 class Index:
     """A faiss index over rows 0, 1, … in the order in which they are added.
 
-    `factory` is a faiss factory string such as "Flat" (exact up to float32), "IVF1024,Flat", "HNSW32" or
-    "IVF1024,PQ32"; after a semicolon it may set search parameters, as in "IVF1024,Flat; nprobe=16". `distance` is
-    "cosine" (rows are normalised), "dot" or "euclidean". `device`: all GPUs where faiss has this kind on the GPU, else
-    the CPU; "cpu", "cuda" or "cuda:1" decide it. Several GPUs share the rows among them. `float16` halves what flat
-    vectors take on the GPU (on the CPU, write "SQfp16" for "Flat"), and `temporary_memory` bounds what each GPU sets
-    aside besides. The rows are also kept in main memory, as the index stores them.
+    Args:
+        dim: width of the rows.
+        factory: faiss's text such as "Flat" (exact up to float32), "IVF1024,Flat", "HNSW32" or "IVF1024,PQ32"; after a
+            semicolon it may set search parameters, as in "IVF1024,Flat; nprobe=16".
+        distance: "cosine" (rows are normalised), "dot" or "euclidean".
+        device: by default all GPUs where faiss has this kind on the GPU, else the CPU; "cpu", "cuda" or "cuda:1" decide
+            it. Several GPUs share the rows, which are also kept in main memory.
+        float16: halve what flat vectors take on the GPU (on the CPU, write "SQfp16" for "Flat").
+        temporary_memory: bound of what each GPU sets aside besides.
+
+    Example:
+        >>> gallery = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+        >>> index = Index.build(gallery, "Flat", device="cpu")
+        >>> index.search(np.array([[2.0, 1.0]]), 2).row.tolist()
+        [[0, 1]]
     """
 
     def __init__(
@@ -76,8 +100,9 @@ class Index:
             raise UserError(f"dim must be 1 or more, got {dim}")
         if distance not in DISTANCES:
             raise UserError(f"distance must be one of {', '.join(DISTANCES)}; got {distance!r}")
+        check_factory(factory)
         self.dim, self.factory, self.distance = dim, factory, distance
-        kind, _, parameters = (part.strip() for part in checked_factory(factory).partition(";"))
+        kind, _, parameters = (part.strip() for part in factory.partition(";"))
         metric = faiss.METRIC_L2 if distance == "euclidean" else faiss.METRIC_INNER_PRODUCT
         with faiss_says(f"the index {factory!r} cannot be made for {dim} dimensions and the distance {distance}"):
             self.host = faiss.index_factory(dim, kind, metric)
@@ -97,27 +122,17 @@ class Index:
         factory: str = "Flat",
         *,
         distance: str = "cosine",
-        device: torch.device | str | None = None,
-        float16: bool = False,
-        temporary_memory: int | str = "512MiB",
         training_rows: int | None = None,
         seed: int = 0,
         progress: Progress | None = None,
+        **placement: Unpack[Placement],
     ) -> "Index":
-        """An index over these embeddings, trained on a sample of them if its kind needs that."""
+        """Return an index over these embeddings, trained on a sample of them if its kind needs that."""
         check_embeddings(embeddings, side="gallery")  # before its shape is used
-        index = cls(
-            int(embeddings.shape[1]),
-            factory,
-            distance=distance,
-            device=device,
-            float16=float16,
-            temporary_memory=temporary_memory,
-        )
-        index._check(embeddings, side="gallery")
+        index = cls(int(embeddings.shape[1]), factory, distance=distance, **placement)
         if not index.is_trained:
-            index._train(embeddings, training_rows, seed)
-        index._add(embeddings, progress)
+            index.train(embeddings, rows=training_rows, seed=seed)
+        index.add(embeddings, progress=progress)
         return index
 
     def __len__(self) -> int:
@@ -136,113 +151,11 @@ class Index:
         return f"GPU{'s' if len(self.gpus) > 1 else ''} {', '.join(map(str, self.gpus))}"
 
     def train(self, embeddings: Embeddings, *, rows: int | None = None, seed: int = 0) -> None:
-        """Learns lists and codes from a random sample of `rows` rows; the same seed takes the same sample.
+        """Learn lists and codes from a random sample of `rows` rows; the same seed takes the same sample.
 
         By default 64 rows for each centroid to learn, or all there are.
         """
         self._check(embeddings, side="training")
-        self._train(embeddings, rows, seed)
-
-    def add(self, embeddings: Embeddings, *, progress: Progress | None = None) -> None:
-        """Adds the rows behind those that are there, a block at a time; all of them are checked first."""
-        self._check(embeddings, side="gallery")
-        if not self.is_trained:
-            raise UserError(
-                f"the index {self.factory!r} must be trained before rows are added: use Index.build, or train"
-            )
-        self._add(embeddings, progress)
-
-    def search(
-        self,
-        queries: Embeddings,
-        k: int,
-        *,
-        leave_out: Int64[np.ndarray, " query"] | None = None,
-        progress: Progress | None = None,
-    ) -> Neighbours:
-        """The k nearest rows of each query, or all rows where there are fewer.
-
-        `leave_out` names a row that each query must not find, such as its own, or -1: it is recognised by its number,
-        never by its rank, so a duplicate stays. `progress(done, total)` counts queries.
-        """
-        total = len(queries)
-        parts = []
-        for rows, part in self.search_batches(queries, k, leave_out=leave_out):
-            parts.append(part)
-            if progress is not None:
-                progress(rows.stop, total)
-        return Neighbours(
-            row=np.concatenate([part.row for part in parts]),
-            similarity=np.concatenate([part.similarity for part in parts]),
-            found=np.concatenate([part.found for part in parts]),
-        )
-
-    def search_batches(
-        self,
-        queries: Embeddings,
-        k: int,
-        *,
-        leave_out: Int64[np.ndarray, " query"] | None = None,
-        seconds: list[float] | None = None,
-    ) -> Iterator[tuple[slice, Neighbours]]:
-        """What `search` finds, some queries at a time; `seconds` collects the time that each search took."""
-        depth = self._depth(queries, k, leave_out)
-        width = min(k, len(self) - (leave_out is not None and bool((leave_out >= 0).all())))
-        engine = self._engine()
-        for rows in blocks(len(queries), max(1, min(BLOCK // self.dim, LIST_BLOCK // depth))):
-            block = load(queries, rows, self.distance)
-            before = time.perf_counter()
-            with faiss_says(f"the index {self.factory!r} cannot be searched"):
-                similarity, row = engine.search(block, depth)
-            if seconds is not None:
-                seconds.append(time.perf_counter() - before)
-            if self.distance == "euclidean":
-                similarity = -similarity
-            if leave_out is not None:
-                row, similarity = _without(row, similarity, leave_out[rows])
-            yield rows, _neighbours(row[:, :width], similarity[:, :width], size=len(self))
-
-    def save(self, path: Path | str) -> None:
-        """Writes the index to one file, with a header and a checksum; whole or not at all."""
-        from aurank.evaluation.index.index_file import write_index
-
-        write_index(self.host, Path(path), factory=self.factory, distance=self.distance)
-
-    @classmethod
-    def load(
-        cls,
-        path: Path | str,
-        *,
-        device: torch.device | str | None = None,
-        float16: bool = False,
-        temporary_memory: int | str = "512MiB",
-    ) -> "Index":
-        """The index that `save` wrote; UserError for a file that is damaged or something else."""
-        from aurank.evaluation.index.index_file import read_index
-
-        host, header = read_index(Path(path))
-        index = cls(
-            header.dim,
-            header.factory,
-            distance=header.distance,
-            device=device,
-            float16=float16,
-            temporary_memory=temporary_memory,
-        )
-        index.host = host
-        return index
-
-    def _check(self, embeddings: Embeddings, *, side: str) -> None:
-        check_embeddings(embeddings, side=side)
-        if embeddings.shape[1] != self.dim:
-            raise UserError(
-                f"the {side} embeddings have {embeddings.shape[1]} columns and the index has {self.dim}: "
-                "both must come from the same model"
-            )
-        for rows in blocks(len(embeddings), max(1, BLOCK // self.dim)):
-            check_rows(load(embeddings, rows, self.distance), rows.start, side=side, distance=self.distance)
-
-    def _train(self, embeddings: Embeddings, rows: int | None, seed: int) -> None:
         faiss = faiss_library()
         least, available = self._centroids(), len(embeddings)
         size = min(available, least * ROWS_PER_CENTROID if rows is None else rows)
@@ -253,7 +166,7 @@ class Index:
             )
         chosen = np.sort(np.random.default_rng(seed).permutation(available)[:size])
         sample = np.empty((size, self.dim), dtype=np.float32)
-        for part in blocks(size, max(1, BLOCK // self.dim)):
+        for part in row_blocks(sample):
             sample[part] = load(embeddings, chosen[part], self.distance)
         lists = faiss.try_extract_index_ivf(self.host)
         with faiss_says(f"the index {self.factory!r} cannot be trained on {size} rows"):
@@ -265,17 +178,100 @@ class Index:
             else:
                 self.host.train(sample)
 
-    def _add(self, embeddings: Embeddings, progress: Progress | None) -> None:
-        total = len(embeddings)
+    def add(self, embeddings: Embeddings, *, progress: Progress | None = None) -> None:
+        """Add the rows behind those that are there, a block at a time; all of them are checked first."""
+        self._check(embeddings, side="gallery")
+        if not self.is_trained:
+            raise UserError(
+                f"the index {self.factory!r} must be trained before rows are added: use Index.build, or train"
+            )
         self._copy = None
-        for rows in blocks(total, max(1, BLOCK // self.dim)):
+        for rows in row_blocks(embeddings):
             with faiss_says(f"rows cannot be added to the index {self.factory!r}"):
                 self.host.add(load(embeddings, rows, self.distance))
             if progress is not None:
-                progress(rows.stop, total)
+                progress(rows.stop, len(embeddings))
+
+    def search(
+        self,
+        queries: Embeddings,
+        k: int,
+        *,
+        leave_out: Int64[np.ndarray, " query"] | None = None,
+        progress: Progress | None = None,
+    ) -> Neighbours:
+        """Return the k nearest rows of each query, or all rows where there are fewer.
+
+        `leave_out` names a row that each query must not find, such as its own, or -1: it is recognised by its number,
+        never by its rank, so a duplicate stays. `progress(done, total)` counts queries.
+        """
+        parts = []
+        for rows, part in self.search_batches(queries, k, leave_out=leave_out):
+            parts.append((part.row, part.similarity, part.found))
+            if progress is not None:
+                progress(rows.stop, len(queries))
+        return Neighbours(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+    def search_batches(
+        self,
+        queries: Embeddings,
+        k: int,
+        *,
+        leave_out: Int64[np.ndarray, " query"] | None = None,
+        seconds: list[float] | None = None,
+    ) -> Iterator[tuple[slice, Neighbours]]:
+        """Yield what `search` finds, some queries at a time; `seconds` collects the time that each search took."""
+        depth = self._depth(queries, k, leave_out)
+        width = min(k, len(self) - (leave_out is not None and bool((leave_out >= 0).all())))
+        engine = self._engine()
+        for rows in blocks(len(queries), max(1, min(faiss_bridge.BLOCK // self.dim, LIST_BLOCK // depth))):
+            block = load(queries, rows, self.distance)
+            before = time.perf_counter()
+            with faiss_says(f"the index {self.factory!r} cannot be searched"):
+                similarity, row = engine.search(block, depth)
+            if seconds is not None:
+                seconds.append(time.perf_counter() - before)
+            if self.distance == "euclidean":
+                similarity = -similarity
+            if leave_out is not None:
+                row, similarity = _without(row, similarity, leave_out[rows])
+            row, similarity = row[:, :width], similarity[:, :width]
+            missing = row < 0  # faiss pads with -1, which would silently name the last row
+            yield (
+                rows,
+                Neighbours(
+                    row=np.where(missing, len(self), row).astype(np.int64),
+                    similarity=np.where(missing, np.float32(-np.inf), similarity).astype(np.float32),
+                    found=np.asarray((~missing).sum(axis=1), dtype=np.int64),
+                ),
+            )
+
+    def save(self, path: Path | str) -> None:
+        """Write faiss's own file to `path`, and what `load` checks it by to `path` with ".json" behind.
+
+        Both are written whole or not at all, and what was there before stays until they are complete.
+        """
+        write_index(self.host, Path(path), factory=self.factory, distance=self.distance)
+
+    @classmethod
+    def load(cls, path: Path | str, **placement: Unpack[Placement]) -> "Index":
+        """Return the index that `save` wrote; UserError for files that are damaged or something else."""
+        host, saved = read_index(Path(path))
+        index = cls(saved["dim"], saved["factory"], distance=saved["distance"], **placement)
+        index.host = host
+        return index
+
+    def _check(self, embeddings: Embeddings, *, side: str) -> None:
+        check_embeddings(embeddings, side=side)
+        if embeddings.shape[1] != self.dim:
+            raise UserError(
+                f"the {side} embeddings have {embeddings.shape[1]} columns and the index has {self.dim}: "
+                "both must come from the same model"
+            )
+        check_rows(embeddings, side=side, distance=self.distance)
 
     def _depth(self, queries: Embeddings, k: int, leave_out: np.ndarray | None) -> int:
-        """How many neighbours to ask faiss for."""
+        """Return how many neighbours to ask faiss for."""
         if k < 1:
             raise UserError(f"k must be 1 or more, got {k}")
         if not len(self):
@@ -292,7 +288,7 @@ class Index:
         return depth
 
     def _centroids(self) -> int:
-        """The most centroids that one k-means of the training has to find."""
+        """Return the most centroids that one k-means of the training has to find."""
         faiss = faiss_library()
         lists = faiss.try_extract_index_ivf(self.host)
         coded = self.host if lists is None else faiss.downcast_index(lists)
@@ -333,9 +329,14 @@ def neighbours(
     device: torch.device | str | None = None,
     progress: Progress | None = None,
 ) -> Neighbours:
-    """The k nearest rows of each row among the embeddings themselves, its own left out unless `exclude_self` is False.
+    """Return the k nearest rows of each row among the embeddings themselves.
 
-    The own row is recognised by its number, so a duplicate of it is found. A single row has no neighbours.
+    Each row's own entry is left out unless `exclude_self` is False: it is recognised by its number, so a duplicate of
+    it is found. A single row has no neighbours.
+
+    Example:
+        >>> neighbours(np.array([[0.0], [1.0], [3.0]]), 1, distance="euclidean", device="cpu").row.tolist()
+        [[1], [0], [1]]
     """
     index = Index.build(embeddings, factory, distance=distance, device=device)
     own = np.arange(len(embeddings)) if exclude_self else None
@@ -343,18 +344,9 @@ def neighbours(
 
 
 def _without(row: np.ndarray, similarity: np.ndarray, unwanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both lists without the unwanted row of each query; what follows it moves up, and padding fills the end."""
+    """Return both lists less the unwanted row of each query; what follows moves up, and padding fills the end."""
     row, similarity = (np.pad(part, ((0, 0), (0, 1)), constant_values=-1) for part in (row, similarity))
     drop = (row == unwanted[:, None]) & (unwanted[:, None] >= 0)
     drop[~drop.any(axis=1), -1] = True
     shape = (len(row), row.shape[1] - 1)
     return row[~drop].reshape(shape), similarity[~drop].reshape(shape)
-
-
-def _neighbours(row: np.ndarray, similarity: np.ndarray, *, size: int) -> Neighbours:
-    missing = row < 0  # faiss pads with -1, which would silently name the last row
-    return Neighbours(
-        row=np.where(missing, size, row).astype(np.int64),
-        similarity=np.where(missing, np.float32(-np.inf), similarity).astype(np.float32),
-        found=np.asarray((~missing).sum(axis=1), dtype=np.int64),
-    )

@@ -8,8 +8,7 @@ from jaxtyping import Int64
 
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import Embeddings, Integers, check_embeddings, integer_array, unique_ids
-from aurank.evaluation.index.faiss_bridge import BLOCK, blocks, check_rows, load
-from aurank.evaluation.index.neighbour_lists import take
+from aurank.evaluation.index.faiss_bridge import check_rows, take
 from aurank.evaluation.probes.splits import Draw, Plan, plan_probe
 
 
@@ -51,8 +50,7 @@ class ProbeInputs:
         plan = plan_probe(classes, test_classes, ids=numbers, seeds=seeds)
         for rows, name in ((embeddings, side), (test, "test")):
             if rows is not None:
-                for part in blocks(len(rows), max(1, BLOCK // rows.shape[1])):
-                    check_rows(load(rows, part, distance), part.start, side=name, distance=distance)
+                check_rows(rows, side=name, distance=distance)
         return cls(embeddings, test, plan)
 
     def sides(self, draw: Draw) -> tuple[Embeddings, Embeddings]:

@@ -1,4 +1,4 @@
-"""What is read from lists of neighbours equals slow counting, and exact ranks wherever lists say enough."""
+"""What is read from lists of neighbours equals slow counting, and the exact numbers where lists are whole."""
 
 import math
 from dataclasses import replace
@@ -14,12 +14,9 @@ from aurank.evaluation import (
     Sides,
     approximate_report,
     evaluate,
-    faiss_ranks,
     metrics,
     positive_ranks,
 )
-
-FIELDS = ("query", "labels", "num_negatives", "offset", "positive", "higher", "tied", "at_least")
 
 
 def clusters(seed: int = 0, classes: int = 12, each: int = 9, dim: int = 8) -> tuple[np.ndarray, np.ndarray]:
@@ -66,48 +63,11 @@ def exact(sides: Sides, **options: Any) -> Ranks:
     return positive_ranks(sides.embeddings, labels, gallery, others, **given, **options)
 
 
-@pytest.mark.parametrize("depth", [5, 40, 2047])
-@pytest.mark.parametrize("case", cases())
-def test_ranks_by_faiss_equal_the_engines(case: str, depth: int) -> None:
-    sides = cases()[case]
-    expected = exact(sides)
-    ranks, notes = faiss_ranks(sides, depth=depth, device="cpu")
-    for name in FIELDS:
-        assert getattr(ranks, name).tolist() == getattr(expected, name).tolist(), name
-    assert (ranks.num_queries, ranks.num_gallery) == (expected.num_queries, expected.num_gallery)
-    assert "float32" in notes[0]
-    by_lists, total = (int(part.replace(",", "")) for part in (notes[0].split()[2], notes[0].split()[4]))
-    assert total == len(expected.query)
-    assert (by_lists == total) == (len(notes) == 1)
-    if depth == 2047:
-        assert by_lists == total
-    if depth == 5:
-        assert f"too short for {total - by_lists} queries, which the exact engine ranked" in notes[1]
-
-
-@pytest.mark.parametrize("distance", ["dot", "euclidean"])
-def test_other_distances_reach_lists_and_engine(distance: str) -> None:
-    sides = cases()["ids"]
-    expected = exact(sides, distance=distance)
-    assert expected.higher.tolist() != exact(sides).higher.tolist()
-    for depth in (10, 2047):
-        ranks, _ = faiss_ranks(sides, depth=depth, distance=distance, device="cpu")
-        assert ranks.higher.tolist() == expected.higher.tolist()
-
-
-def test_a_list_that_ends_within_a_tie_is_not_believed() -> None:
-    embeddings = np.zeros((30, 2), dtype=np.float32)
-    embeddings[:, 0] = 1  # one point: every list is a tie, and shows whatever rows it likes
-    sides = Sides(embeddings, np.repeat(np.arange(3), 10))
-    for depth in (25, 29):
-        ranks, notes = faiss_ranks(sides, depth=depth, device="cpu")
-        assert metrics.average_precision(ranks).tolist() == pytest.approx([9 / 29] * 30)
-        assert len(notes) == (2 if depth == 25 else 1)
-
-
-def test_an_exact_index_reports_the_exact_numbers() -> None:
+@pytest.mark.parametrize("distance", ["cosine", "dot", "euclidean"])
+def test_an_exact_index_reports_the_exact_numbers(distance: str) -> None:
     for sides in cases().values():
-        result = approximate_report(sides, exact(sides), index="Flat", recall_at=(1, 5, 200), device="cpu")
+        ranks = exact(sides, distance=distance)
+        result = approximate_report(sides, ranks, index="Flat", recall_at=(1, 5, 200), distance=distance, device="cpu")
         assert result.metrics == pytest.approx(result.exact, abs=1e-12)
         assert result.neighbour_recall == {1: 1.0, 5: 1.0, 200: 1.0}
 
@@ -207,8 +167,11 @@ def test_without_any_positive_there_is_nothing_to_measure() -> None:
     sides = Sides(embeddings, np.arange(108))
     with pytest.raises(UserError, match="no query has a positive"):
         approximate_report(sides, exact(sides), index="Flat", device="cpu")
-    ranks, notes = faiss_ranks(sides, device="cpu")
-    assert (len(ranks.query), ranks.num_lone_queries, len(notes)) == (0, 108, 1)
+
+
+def test_faiss_is_no_backend_of_exact_ranks() -> None:
+    with pytest.raises(UserError, match=r'backend="faiss" is gone.*leave backend out.*index="Flat"'):
+        evaluate(*clusters(), backend="faiss")
 
 
 def test_a_list_shorter_than_a_recall_is_refused() -> None:

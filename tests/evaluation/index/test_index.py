@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import faiss
@@ -13,8 +13,7 @@ import torch
 
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Index, neighbours
-from aurank.evaluation.index import index_file
-from aurank.evaluation.index import neighbours as index
+from aurank.evaluation.index import _saved_index, faiss_bridge
 
 KINDS = ["Flat", "HNSW8", "IVF4,Flat; nprobe=2", "IVF4,PQ4x4", "PCA4,IVF4,PQ4x4; nprobe=4"]
 on_gpu = pytest.mark.skipif(faiss.get_num_gpus() == 0, reason="faiss sees no GPU")
@@ -63,7 +62,7 @@ def test_blocks_change_nothing_and_progress_counts_them(tmp_path: Path, monkeypa
     whole = Index.build(gallery, device="cpu").search(gallery, 5)
     mapped = np.memmap(tmp_path / "rows", dtype=np.float32, mode="w+", shape=gallery.shape)
     mapped[:] = gallery
-    monkeypatch.setattr(index, "BLOCK", 48 * 8)
+    monkeypatch.setattr(faiss_bridge, "BLOCK", 48 * 8)
     added: list[tuple[int, int]] = []
     searched: list[tuple[int, int]] = []
     pieces = Index.build(mapped, device="cpu", progress=lambda *done: added.append(done)).search(
@@ -146,45 +145,75 @@ def test_search_parameters_are_part_of_the_factory_string() -> None:
     assert shares[0] < shares[1] < shares[2] == 1.0
 
 
-def test_every_damage_to_a_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "index"
-    Index.build(rows(0, 20), "IVF2,Flat", device="cpu").save(path)
+def saved(folder: Path, factory: str = "Flat") -> tuple[Path, Path]:
+    """Save an index of 20 rows; return faiss's file and its description."""
+    Index.build(rows(0, 20), factory, device="cpu").save(folder / "index")
+    return folder / "index", folder / "index.json"
+
+
+def test_a_saved_index_is_a_file_of_faiss_and_its_description(tmp_path: Path) -> None:
+    path, description = saved(tmp_path)
+    assert {one.name for one in tmp_path.iterdir()} == {path.name, description.name}
+    assert faiss.read_index(str(path)).ntotal == 20
+    content = json.loads(description.read_text())
+    assert content.pop("sha256") == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert content == {
+        "format": "aurank.index", "version": 2, "factory": "Flat", "distance": "cosine", "dim": 8, "count": 20
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["faiss", "json"])
+def test_every_damage_to_a_file_is_refused(tmp_path: Path, which: int) -> None:
+    path = saved(tmp_path, "IVF2,Flat")[which]
     content = path.read_bytes()
-    for place in range(0, len(content), 37):
-        damaged = bytearray(content)
-        damaged[place] ^= 1
+    flips = (
+        content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :] for place in range(4, len(content), 37)
+    )
+    cuts = (content[:length] for length in (0, 5, 60, len(content) // 2, len(content) - 3))
+    for damaged in (*flips, *cuts):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match="index"):
-            Index.load(path)
-    for length in (0, 5, 60, len(content) // 2, len(content) - 1):
-        path.write_bytes(content[:length])
-        with pytest.raises(UserError, match="index"):
-            Index.load(path)
+            Index.load(tmp_path / "index")
 
 
 def test_other_files_are_refused_with_what_they_are(tmp_path: Path) -> None:
-    path = tmp_path / "index"
     with pytest.raises(UserError, match="No such file"):
+        Index.load(tmp_path / "index")
+    path, description = saved(tmp_path)
+    content = json.loads(description.read_text())
+    for change, message in (
+        ({"version": 9}, "version 9, and this aurank reads version 2"),
+        ({"format": "else"}, "does not describe an index"),
+        ({"distance": "cos"}, "names the distance 'cos', not one of cosine, dot, euclidean"),
+        ({"dim": 9}, "holds another index than index.json says"),
+    ):
+        description.write_text(json.dumps({**content, **change}))
+        with pytest.raises(UserError, match=message):
+            Index.load(path)
+    description.write_text(json.dumps(content))
+    other = tmp_path / "other"
+    other.mkdir()
+    Index.build(rows(1, 20), device="cpu").save(other / "index")
+    path.write_bytes((other / "index").read_bytes())
+    with pytest.raises(UserError, match=r"not the one that index\.json describes: build the index again"):
         Index.load(path)
-    faiss.write_index(faiss.IndexFlatL2(4), str(path))
-    with pytest.raises(UserError, match=r"not an index of aurank: build one with Index\.build"):
-        Index.load(path)
-    Index.build(rows(0, 20), device="cpu").save(path)
-    line, rest = path.read_bytes().split(b"\n", 1)
-    path.write_bytes(json.dumps({**json.loads(line), "version": 9}).encode() + b"\n" + rest)
-    with pytest.raises(UserError, match=r"version 9, and this aurank reads version 1"):
+    description.unlink()
+    with pytest.raises(UserError, match=r"has no index\.json beside it.*build the index again with Index\.build"):
         Index.load(path)
 
 
-def forged(path: Path, *, faiss_bytes: Callable[[bytes], bytes] = bytes, **header: Any) -> None:
-    """Write an index file anew, with another first line or other bytes of faiss, and their checksum."""
-    line, rest = path.read_bytes().split(b"\n", 1)
-    content = json.dumps({**json.loads(line), **header}).encode() + b"\n" + faiss_bytes(rest[:-32])
+def test_a_file_of_the_format_before_is_refused_with_the_reason(tmp_path: Path) -> None:
+    path, description = saved(tmp_path)
+    header = {"factory": "Flat", "distance": "cosine", "dim": 8, "count": 20, "format": "aurank.index", "version": 1}
+    content = json.dumps(header).encode() + b"\n" + path.read_bytes()
     path.write_bytes(content + hashlib.sha256(content).digest())
+    description.unlink()
+    with pytest.raises(UserError, match=r"of version 1, which this aurank does not read: build the index again"):
+        Index.load(path)
 
 
 @pytest.mark.parametrize(
-    "header",
+    "change",
     [
         {"factory": 7},
         {"factory": None},
@@ -196,48 +225,46 @@ def forged(path: Path, *, faiss_bytes: Callable[[bytes], bytes] = bytes, **heade
     ],
     ids=str,
 )
-def test_a_forged_first_line_is_refused(tmp_path: Path, header: dict[str, Any]) -> None:
-    path = tmp_path / "index"
-    Index.build(rows(0, 20), device="cpu").save(path)
-    forged(path, **header)
-    with pytest.raises(UserError, match=r"index.*build (it|the index) again"):
+def test_a_forged_description_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    path, description = saved(tmp_path)
+    description.write_text(json.dumps({**json.loads(description.read_text()), **change}))
+    with pytest.raises(UserError, match=r"index.*build the index again"):
         Index.load(path)
 
 
 def test_a_forged_size_takes_no_memory(tmp_path: Path) -> None:
-    path = tmp_path / "index"
-    Index.build(rows(0, 20), device="cpu").save(path)
-    numbers = 20 * rows(0, 20).shape[1]
-
-    def larger(content: bytes) -> bytes:
-        place = content.rindex(numbers.to_bytes(8, "little"))
-        return content[:place] + (2**35).to_bytes(8, "little") + content[place + 8 :]
-
-    forged(path, faiss_bytes=larger)
+    path, description = saved(tmp_path)
+    content = path.read_bytes()
+    place = content.rindex((20 * 8).to_bytes(8, "little"))
+    path.write_bytes(content[:place] + (2**35).to_bytes(8, "little") + content[place + 8 :])
+    forged = {**json.loads(description.read_text()), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    description.write_text(json.dumps(forged))
     with pytest.raises(UserError, match="build the index again"):
         Index.load(path)
     assert faiss.get_deserialization_vector_byte_limit() > 2**35
 
 
-def test_a_file_stays_whole_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "index"
-    built = Index.build(rows(0, 20), device="cpu")
-    built.save(path)
-    before = path.read_bytes()
+@pytest.mark.parametrize("full", ["faiss", "json"])
+def test_both_files_stay_whole_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str) -> None:
+    saved(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
 
     class Full:
-        def __init__(self) -> None:
-            self.digest = lambda: b""
+        hexdigest = hashlib.sha256().hexdigest
 
         def update(self, piece: bytes) -> None:
-            if len(piece) > 200:  # the rows, behind the header
+            if full == "faiss" and len(piece) > 200:  # the rows
                 raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(index_file.hashlib, "sha256", Full)
+    def fsync(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_saved_index, "hashlib", SimpleNamespace(sha256=Full))
+    if full == "json":
+        monkeypatch.setattr(_saved_index, "os", SimpleNamespace(fsync=fsync))
     with pytest.raises(AurankError, match="No space left"):
-        built.save(path)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+        Index.build(rows(1, 20), device="cpu").save(tmp_path / "index")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize(
