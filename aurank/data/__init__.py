@@ -6,8 +6,7 @@ from aurank.data.checks.doctor import DoctorReport, Finding
 from aurank.data.dataset import Batch, ImageDataset, augmentation_seed, keys
 from aurank.data.loader import BatchLoader, loader
 from aurank.data.manifest import SPLITS, Manifest, build_manifest
-from aurank.data.readers.benchmarks import BENCHMARKS
-from aurank.data.readers.standard import READERS
+from aurank.data.readers import BENCHMARKS, READERS
 from aurank.data.samplers.hard_negative import HardNegativeSampler
 from aurank.data.samplers.pk import PKSampler, Sampler, ShuffledSampler
 from aurank.data.sources import ArraySource, FolderSource, ImageSource, ZipSource, open_source

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from aurank.config import Config
 from aurank.data import READERS, Manifest
-from aurank.data.readers.table import two_tables
+from aurank.data.readers.table import read_two_tables
 from aurank.embedding.image_text_pairs import WITH_TEXTS
 from aurank.embedding.protocols import Protocol, find_protocol
 from aurank.errors import UserError
@@ -114,7 +114,7 @@ def select(images: Images, checkpoint: dict[str, Any] | None) -> Selected:
             raise UserError(f"{odd[0]} has no use with --query and --gallery: --root names where their paths start")
         config = read_trained(content, images.overrides)
         outside = bool(config.data.params.get("outside", False))
-        return Selected(config, two_tables(images.query, images.gallery, root=images.root, outside=outside))
+        return Selected(config, read_two_tables(images.query, images.gallery, root=images.root, outside=outside))
     protocol = images.find_protocol()
     if protocol is not None:
         root = None if images.root is None else str(images.root)

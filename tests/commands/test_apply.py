@@ -12,7 +12,7 @@ from PIL import Image
 from aurank.commands import Running, embed_model, evaluate_model
 from aurank.commands import evaluate as apply
 from aurank.commands.evaluate import choose_device, embed_prepared
-from aurank.data.readers.table import two_tables
+from aurank.data.readers.table import read_two_tables
 from aurank.embedding import Images
 from aurank.errors import UserError
 from aurank.evaluation.engine import positives
@@ -86,7 +86,7 @@ def test_two_tables_leave_out_the_same_file_and_embed_it_once(place: Path) -> No
 )
 def test_tables_that_do_not_fit_are_told(place: Path, query: Any, gallery: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        two_tables(table(place / "query.csv", query), table(place / "gallery.csv", gallery))
+        read_two_tables(table(place / "query.csv", query), table(place / "gallery.csv", gallery))
 
 
 def test_tables_in_different_folders_need_a_root(place: Path) -> None:
@@ -94,10 +94,10 @@ def test_tables_in_different_folders_need_a_root(place: Path) -> None:
     query = table(place / "lists" / "query.csv", [("a/0.png", "a")])
     gallery = table(place / "gallery.csv", [("a/1.png", "a")])
     with pytest.raises(UserError, match="say where their paths start with --root"):
-        two_tables(query, gallery)
-    assert two_tables(query, gallery, root=place / "photos").paths == ("a/0.png", "a/1.png")
+        read_two_tables(query, gallery)
+    assert read_two_tables(query, gallery, root=place / "photos").paths == ("a/0.png", "a/1.png")
     with pytest.raises(UserError, match=r"no table .*none.csv"):
-        two_tables(query, place / "none.csv", root=place / "photos")
+        read_two_tables(query, place / "none.csv", root=place / "photos")
 
 
 def test_tables_of_two_sides_need_no_split_and_may_have_groups(place: Path) -> None:
@@ -109,28 +109,28 @@ def test_tables_of_two_sides_need_no_split_and_may_have_groups(place: Path) -> N
     gallery = write(
         "gallery.csv", "path,label,group", "photos/a/1.png,a,right", "photos/a/2.png,a,left", "photos/b/5.png,b,"
     )
-    found = two_tables(query, gallery)
+    found = read_two_tables(query, gallery)
     assert found.groups is not None
     assert found.groups.tolist() == [0, 1, 1, 0, -1]
     report = embed_model(MODEL, Images(query=query, gallery=gallery), running=running()).evaluate()
     assert report.per_query["num_positives"].tolist() == [1, 1]  # not the one of its own group
     plain = write("plain.csv", "label,path", "a,photos/a/1.png", "b,photos/b/5.png")
-    half = two_tables(query, plain).groups
+    half = read_two_tables(query, plain).groups
     assert half is not None
     assert half.tolist() == [0, 1, -1, -1]
-    assert two_tables(plain, write("other.csv", "path,label", "photos/a/1.png,a")).groups is None
+    assert read_two_tables(plain, write("other.csv", "path,label", "photos/a/1.png,a")).groups is None
     other = write("other.csv", "path,label,group", "photos/a/0.png,a,right")
     with pytest.raises(UserError, match=r"'photos/a/0.png' has group 'left' in .*query.csv and 'right' in .*other.csv"):
-        two_tables(query, other)
+        read_two_tables(query, other)
     with pytest.raises(UserError, match="one has a column label and the other has none"):
-        two_tables(query, write("texts.csv", "path,text", "photos/a/1.png,a cat"))
+        read_two_tables(query, write("texts.csv", "path,text", "photos/a/1.png,a cat"))
     with pytest.raises(
         UserError, match=r"columns 'label' and 'text' are both missing; expected path,label or path,text, g"
     ):
-        two_tables(query, write("none.csv", "path", "photos/a/1.png"))
+        read_two_tables(query, write("none.csv", "path", "photos/a/1.png"))
     elsewhere = write("elsewhere.csv", "path,label", "a/1.png,a")
     with pytest.raises(UserError, match=r"none of the images listed .*elsewhere.csv.* the folder .* with --root"):
-        two_tables(query, elsewhere)
+        read_two_tables(query, elsewhere)
     sides = Images(query=query, gallery=elsewhere, overrides=["data.params.path=photos"])
     with pytest.raises(UserError, match=r"data\.params\.path=photos has no use with --query and --gallery: --root"):
         embed_model(MODEL, sides, running=running())

@@ -10,7 +10,7 @@ from testing.data_trees import array_manifest, pixels, write_tree
 
 from aurank.data import TRANSFORMS, ArraySource, ImageDataset, augmentation_seed, keys
 from aurank.data.dataset import with_own_labels
-from aurank.data.readers.standard import folder
+from aurank.data.readers.folder import read_folder
 from aurank.errors import UserError
 
 
@@ -38,7 +38,7 @@ def _sick_tree(tmp_path):
     tree = write_tree(tmp_path / "tree", [f"class{number % 2}/{number}.png" for number in range(8)])
     for number in (2, 5):
         (tree / f"class{number % 2}/{number}.png").write_bytes(b"no image")
-    return folder(tree)
+    return read_folder(tree)
 
 
 def test_an_item_is_the_pipelines_image_with_its_label_and_row():
@@ -202,7 +202,7 @@ def test_corrupt_images_are_skipped_and_counted_when_told(tmp_path, cache_bytes)
 
 def test_missing_images_are_skipped_too_but_not_all_of_them(tmp_path):
     tree = write_tree(tmp_path, ["a/1.png", "a/2.png"])
-    manifest = folder(tree)
+    manifest = read_folder(tree)
     (tree / "a/1.png").unlink()
     options = {"channels": 3, "on_error": "skip"}
     assert ImageDataset(manifest, TRANSFORMS["resize"](8, 3), **options).skipped == ["a/1.png"]

@@ -15,7 +15,7 @@ import torch
 from testing.data_trees import array_manifest, write_tree, zip_tree
 
 from aurank.data import TRANSFORMS, Batch, ImageDataset, PKSampler, loader
-from aurank.data.readers.standard import folder
+from aurank.data.readers.folder import read_folder
 from aurank.errors import UserError
 
 
@@ -24,7 +24,7 @@ def zipped(tmp_path_factory):
     """Returns a manifest of 24 images of 4 classes in a zip archive."""
     root = tmp_path_factory.mktemp("zipped")
     write_tree(root / "tree", [f"class{number % 4}/{number}.png" for number in range(24)])
-    return folder(root, path=zip_tree(root / "tree", root / "tree.zip").name)
+    return read_folder(root, path=zip_tree(root / "tree", root / "tree.zip").name)
 
 
 def _dataset(manifest, **options):
@@ -117,7 +117,7 @@ def test_the_global_random_states_are_neither_read_nor_changed(zipped, workers):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_corrupt_image_ends_in_its_own_message(tmp_path, workers):
     tree = write_tree(tmp_path, [f"a/{number}.png" for number in range(8)])
-    manifest = folder(tree)
+    manifest = read_folder(tree)
     (tree / "a/5.png").write_bytes(b"no image")
     dataset = _dataset(manifest, cache_bytes=0)
     with pytest.raises(UserError) as error:
@@ -129,7 +129,7 @@ def test_a_corrupt_image_ends_in_its_own_message(tmp_path, workers):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_a_worker_skips_is_counted_in_the_parent(tmp_path, workers):
     tree = write_tree(tmp_path, [f"a/{number}.png" for number in range(8)])
-    manifest = folder(tree)
+    manifest = read_folder(tree)
     for number in (2, 5):
         (tree / f"a/{number}.png").write_bytes(b"no image")
     dataset = _dataset(manifest, cache_bytes=0, on_error="skip")
@@ -160,7 +160,7 @@ def test_workers_leave_the_first_signal_to_the_parent():
 
 def test_workers_end_with_the_iteration_however_it_ends(tmp_path):
     tree = write_tree(tmp_path, [f"a/{number}.png" for number in range(8)])
-    manifest = folder(tree)
+    manifest = read_folder(tree)
     (tree / "a/5.png").write_bytes(b"no image")
     batches = loader(_dataset(manifest, cache_bytes=0), _in_order(manifest, 2), workers=2)
     for _ in range(3):

@@ -7,14 +7,15 @@ from testing.data_trees import real_archive
 
 from aurank.data import TRANSFORMS, ImageDataset, Manifest, PKSampler, keys
 from aurank.data.decode import decode
-from aurank.data.readers.standard import READERS, omniglot
+from aurank.data.readers import READERS
+from aurank.data.readers.omniglot import read_omniglot
 
 pytestmark = pytest.mark.data
 
 
 @pytest.fixture(scope="module")
 def drawings() -> Manifest:
-    return omniglot(real_archive("omniglot_full.zip"))
+    return read_omniglot(real_archive("omniglot_full.zip"))
 
 
 @pytest.fixture(scope="module")

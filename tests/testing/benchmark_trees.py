@@ -1,6 +1,5 @@
 """Small trees in the official layouts of the three benchmarks, and their sizes in place of the published ones."""
 
-import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 from testing.data_trees import write_tree
 
 from aurank.data import BENCHMARKS
-from aurank.data.readers.benchmarks.facts import SplitSize
+from aurank.data.readers.published import SplitSize
 
 # (image_id, class_id, super_class_id, path)
 SOP_TRAIN = [
@@ -116,6 +115,8 @@ def publish_small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
         },
     }
     lines = {"train2018.json": 6, "val2018.json": 1, "attribute/img2vid.txt": 16}
-    for name, benchmark in BENCHMARKS.items():
-        files = tuple(dataclasses.replace(file, lines=lines.get(file.path)) for file in benchmark.files)
-        monkeypatch.setitem(BENCHMARKS, name, dataclasses.replace(benchmark, sizes=sizes[name], files=files))
+    for name, benchmark in BENCHMARKS.items():  # changed in place: the reader has the same object
+        for file, size in sizes[name].items():
+            monkeypatch.setitem(benchmark.sizes, file, size)
+        for file in benchmark.lines:
+            monkeypatch.setitem(benchmark.lines, file, lines[file])

@@ -6,7 +6,7 @@ import grocery_texts
 import pytest
 from grocery_texts import Product, read, table
 
-from aurank.data.readers.table import table as read_table
+from aurank.data.readers.table import read_table
 from aurank.embedding.image_text_pairs import groups_of
 
 KINDS = {"Apple": ("Fruit", 4), "Juice": ("Packages", 4), "Leek": ("Vegetables", 1)}

@@ -2,31 +2,41 @@
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from aurank.data.readers.benchmarks.facts import BENCHMARKS, Benchmark
-from aurank.data.readers.benchmarks.places import Place, disagreements, locate, nowhere
-from aurank.data.readers.benchmarks.readers import (
-    Reading,
-    TestList,
-    examine_inaturalist,
-    examine_sop,
-    examine_vehicleid,
-)
+from aurank.data.readers import BENCHMARKS
+from aurank.data.readers.inaturalist import examine_inaturalist
+from aurank.data.readers.published import Benchmark, Place, Reading, describe_absence, locate, summarise
+from aurank.data.readers.sop import examine_sop
+from aurank.data.readers.vehicleid import TestList, examine_vehicleid
 from aurank.errors import UserError
 
 _CHUNK = 2**22
+# What is read of each benchmark, once for each of its test lists.
+_EXAMINE: Mapping[str, Sequence[Callable[[Place], Reading]]] = {
+    "sop": [examine_sop],
+    "inaturalist2018": [examine_inaturalist],
+    "vehicleid": [functools.partial(examine_vehicleid, test=size) for size in get_args(TestList)],
+}
 
 
 @dataclass(frozen=True)
 class Completeness:
     """What was found of a benchmark.
 
-    `problems` are lines that each name one thing missing or different, and its remedy; `notes` name what is missing but
-    never read; `confirmed` what was found as published.
+    Attributes:
+        confirmed: what was found as published.
+        problems: lines that each name one thing missing or different, and its remedy.
+        notes: what is missing but never read.
+
+    Example:
+        >>> from aurank.data import BENCHMARKS
+        >>> print(Completeness(BENCHMARKS["sop"], "sop", ("the test list",), (), ()))
+        Stanford Online Products in sop: complete
+          found: the test list
     """
 
     benchmark: Benchmark
@@ -47,13 +57,9 @@ class Completeness:
         lines += [f"  found: {text}" for text in self.confirmed]
         lines += [f"  missing or different: {text}" for text in self.problems]
         lines += [f"  not needed: {text}" for text in self.notes]
+        about = {"get it from": "origin", "expected layout": "layout", "terms": "terms", "remark": "remark"}
         if not self.complete:
-            lines += [
-                f"  get it from: {benchmark.origin}",
-                f"  expected layout: {benchmark.layout}",
-                f"  terms: {benchmark.terms}",
-            ]
-            lines += [f"  remark: {benchmark.remark}"] if benchmark.remark else []
+            lines += [f"  {what}: {text}" for what, name in about.items() if (text := getattr(benchmark, name))]
         return "\n".join(lines)
 
 
@@ -65,7 +71,7 @@ def check_benchmark(
     checksums: bool = True,
     on_bytes: Callable[[int, int], None] | None = None,
 ) -> Completeness:
-    """Returns everything that a benchmark's folder lacks, or has otherwise than published.
+    """Return everything that a benchmark's folder lacks, or has otherwise than published.
 
     Args:
         name: sop, inaturalist2018 or vehicleid.
@@ -75,7 +81,14 @@ def check_benchmark(
             largest takes minutes.
         on_bytes: called with the bytes just compared and their number in all.
 
-    Every listed image is looked for, none is decoded: `Manifest.doctor` does that. Raises UserError for another name.
+    Every listed image is looked for, none is decoded: `Manifest.doctor` does that.
+
+    Raises:
+        UserError: for another name.
+
+    Example:
+        >>> check_benchmark("sop", Path("nowhere")).complete
+        False
     """
     if name not in BENCHMARKS:
         raise UserError(f"no benchmark {name!r} to check; expected one of {', '.join(BENCHMARKS)}")
@@ -85,32 +98,21 @@ def check_benchmark(
     problems: list[str] = []
     notes: list[str] = []
     if place is None:
-        problems.append(nowhere(benchmark, root, path))
+        problems.append(describe_absence(benchmark, root, path))
     else:
-        problems += place.missing([file for file in benchmark.files if file.needed])
-        notes += place.missing([file for file in benchmark.files if not file.needed])
-        for reading in _readings(place, problems):
-            _compare(reading, confirmed, problems)
+        problems += place.missing(file for file in benchmark.files if file.needed)
+        notes += place.missing(file for file in benchmark.files if not file.needed)
+        for examine in _EXAMINE[name]:
+            try:
+                _compare(examine(place), confirmed, problems)
+            except UserError as error:
+                problems.append(str(error))
     if checksums:
-        _compare_archives(benchmark, root, place, confirmed, problems, on_bytes)
+        folders = [root] if place is None else [root, place.path.parent, place.path]
+        _compare_archives(benchmark, folders, confirmed, problems, on_bytes or (lambda done, total: None))
     where = str(root) if place is None else place.source.where
-    return Completeness(benchmark, where, _once(confirmed), _once(problems), _once(notes))
-
-
-def _readings(place: Place, problems: list[str]) -> list[Reading]:
-    """Returns the benchmark as read, once for each of its test lists; what cannot be read goes to `problems`."""
-    examine: dict[str, list[Callable[[Place], Reading]]] = {
-        "sop": [examine_sop],
-        "inaturalist2018": [examine_inaturalist],
-        "vehicleid": [functools.partial(examine_vehicleid, test=size) for size in get_args(TestList)],
-    }
-    readings = []
-    for read in examine[place.benchmark.name]:
-        try:
-            readings.append(read(place))
-        except UserError as error:
-            problems.append(str(error))
-    return readings
+    once = [tuple(dict.fromkeys(lines)) for lines in (confirmed, problems, notes)]
+    return Completeness(benchmark, where, *once)
 
 
 def _compare(reading: Reading, confirmed: list[str], problems: list[str]) -> None:
@@ -119,7 +121,7 @@ def _compare(reading: Reading, confirmed: list[str], problems: list[str]) -> Non
     if manifest is None:
         return
     missing = [path for path in dict.fromkeys(manifest.paths) if not manifest.source.exists(path)]
-    problems += disagreements(f"listed images that are not in {manifest.source.where}", missing)
+    problems += summarise(f"listed images that are not in {manifest.source.where}", missing)
     for split, images in manifest.split_sizes.items():
         classes = len(manifest.split(split).classes)
         confirmed.append(f"{split} list of {images:,} images of {classes:,} classes")
@@ -127,33 +129,22 @@ def _compare(reading: Reading, confirmed: list[str], problems: list[str]) -> Non
 
 def _compare_archives(
     benchmark: Benchmark,
-    root: Path,
-    place: Place | None,
+    folders: Sequence[Path],
     confirmed: list[str],
     problems: list[str],
-    on_bytes: Callable[[int, int], None] | None,
+    on_bytes: Callable[[int, int], None],
 ) -> None:
-    folders = [root] if place is None else [root, place.path.parent, place.path]
     files = [folder / name for name in benchmark.archives for folder in folders]
     present = list(dict.fromkeys(file for file in files if file.is_file()))
     total = sum(file.stat().st_size for file in present)
     for file in present:
-        expected, found = benchmark.archives[file.name], _md5(file, on_bytes, total)
+        digest = hashlib.md5(usedforsecurity=False)
+        with file.open("rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+                on_bytes(len(chunk), total)
+        expected, found = benchmark.archives[file.name], digest.hexdigest()
         if found == expected:
             confirmed.append(f"{file} with the published md5")
         else:
             problems.append(f"{file} has md5 {found}, expected {expected}: fetch it again")
-
-
-def _md5(file: Path, on_bytes: Callable[[int, int], None] | None, total: int) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
-    with file.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-            if on_bytes is not None:
-                on_bytes(len(chunk), total)
-    return digest.hexdigest()
-
-
-def _once(lines: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(lines))

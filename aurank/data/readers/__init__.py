@@ -1,1 +1,30 @@
-"""Data sets on disk to manifests, one file a format."""
+"""Data sets on disk to manifests. A reader is `reader(root, **params) -> Manifest`; READERS names them all."""
+
+from collections.abc import Callable, Mapping
+
+from aurank.data.manifest import Manifest
+from aurank.data.readers.digits import read_digits
+from aurank.data.readers.folder import read_folder, read_unlabelled
+from aurank.data.readers.inaturalist import INATURALIST, read_inaturalist
+from aurank.data.readers.lists import read_lists
+from aurank.data.readers.omniglot import read_omniglot
+from aurank.data.readers.published import Benchmark
+from aurank.data.readers.sop import SOP, read_sop
+from aurank.data.readers.table import read_table
+from aurank.data.readers.vehicleid import VEHICLEID, read_vehicleid
+
+READERS: Mapping[str, Callable[..., Manifest]] = {
+    "omniglot": read_omniglot,
+    "folder": read_folder,
+    "unlabelled": read_unlabelled,
+    "table": read_table,
+    "lists": read_lists,
+    "digits": read_digits,
+    "sop": read_sop,
+    "inaturalist2018": read_inaturalist,
+    "vehicleid": read_vehicleid,
+}
+
+BENCHMARKS: Mapping[str, Benchmark] = {benchmark.name: benchmark for benchmark in (SOP, INATURALIST, VEHICLEID)}
+
+__all__ = ["BENCHMARKS", "READERS"]

@@ -1,4 +1,4 @@
-"""Readers of list files: tables (csv, parquet) and lists in the column format of Stanford Online Products."""
+"""Tables of images, csv or parquet: one, or one of queries and one of gallery images."""
 
 import csv
 import dataclasses
@@ -11,24 +11,23 @@ import numpy as np
 
 from aurank.arrays import claims_too_much
 from aurank.data.captions import text_key, tidied
-from aurank.data.manifest import SPLITS, Manifest, build_manifest, first_seen
+from aurank.data.manifest import SPLITS, Manifest, first_seen
+from aurank.data.readers._rows import Row, build_listed, check_listing, is_number, read_text
 from aurank.data.sources import FolderSource, ImageSource, open_source
 from aurank.errors import UserError, first_line
 
-_TABLE_COLUMNS = ("path", "label", "text", "split")
-_TABLE_OPTIONAL = ("is_query", "is_gallery", "group", "super_label")
-_LIST_HEADER = "image_id class_id super_class_id path"
-DIGITS = 18  # of a number that fits 64 bits
+_REQUIRED = ("path", "label", "text", "split")  # those of them that a table has are filled in every line
+_OPTIONAL = ("is_query", "is_gallery", "group", "super_label")
 _FLAGS = {"1": True, "true": True, "yes": True, "": True, "0": False, "false": False, "no": False}
 
-Line = tuple[str, dict[str, str]]  # where it stands ("FILE, line 7"), and its values by column
+Line = tuple[str, dict[str, str]]  # its place ("FILE, line 7"), and its values by column
 
 
-def table(root: Path, *, file: str, path: str = ".", images: str = "", outside: bool = False) -> Manifest:
-    """Returns the rows of a csv or parquet table.
+def read_table(root: Path, *, file: str, path: str = ".", images: str = "", outside: bool = False) -> Manifest:
+    """Return the images of a csv or parquet table.
 
     Columns: `path,label,split[,is_query,is_gallery,group,super_label]`, or with a text of each image
-    `path,text,split[,label,…]`.
+    `path,text,split[,label,…]`. Others are ignored.
 
     Args:
         root: the data folder.
@@ -38,153 +37,108 @@ def table(root: Path, *, file: str, path: str = ".", images: str = "", outside: 
         outside: whether a path may leave that folder, by `..` or as an absolute one.
 
     Labels, groups and super-labels are any text; an empty group or super-label means none (−1), an empty flag true.
-    Splits are train, val and test. Other columns are passed over. Texts are kept as `tidied` leaves them. Where they
-    stand without labels, texts equal but for case are one class, which the first of them names, and an image may have
-    rows with different texts. Beside labels some may be empty: the data set then has none. Raises UserError naming the
-    line that is wrong.
+    Splits are train, val and test. Texts are kept as `tidied` leaves them. Without labels, texts equal but for case are
+    one class, which the first of them names, and an image may have rows with different texts. Beside labels some texts
+    may be empty: the data set then has none.
+
+    Raises:
+        UserError: names the line that is wrong.
     """
     archive = open_source(root / path)
     lines = list(_table_lines(archive if archive.exists(file) else FolderSource(root), file))
     return _of_lines(PurePosixPath(file).stem, open_source(root / path, prefix=images), lines, outside=outside)
 
 
-def two_tables(query: Path, gallery: Path, *, root: Path | None = None, outside: bool = False) -> Manifest:
+def read_two_tables(query: Path, gallery: Path, *, root: Path | None = None, outside: bool = False) -> Manifest:
     """Return the images of both tables, each once and all "test", marked as query, gallery or both.
 
-    Columns: those of `table`, of which `split`, `is_query` and `is_gallery` have no use. A group is the same on both
-    sides where it is written alike. Paths start at `root`, by default the folder of the tables; `outside` as there.
+    Columns: those of the reader "table", of which `split`, `is_query` and `is_gallery` have no use. A group is the same
+    on both sides where it is written alike.
 
-    Raises UserError for a table that cannot be read, an image that is twice on one side, or one that has another label
-    or group on the other side.
+    Args:
+        root: where the paths start, by default the folder of the tables.
+        outside: whether a path may leave it.
+
+    Raises:
+        UserError: for a table that cannot be read, an image that is twice on one side, or one that has another label or
+            group on the other side.
     """
     if root is None and query.resolve().parent != gallery.resolve().parent:
         raise UserError(f"{query} and {gallery} lie in different folders; say where their paths start with --root")
     source = open_source((root or query.parent).resolve())
-    remedy = "name the folder that the paths start at with --root"
-    lines: list[Line] = []
-    sides: list[dict[str, Line]] = []
-    for file in (query, gallery):
-        if not file.is_file():
-            raise UserError(f"no table {file}; expected csv or parquet with the columns path,label")
-        rows: dict[str, Line] = {}
-        for where, values in _table_lines(FolderSource(file.parent), file.name, splits=False):
-            path = PurePosixPath(values["path"]).as_posix()
-            if path in rows:
-                raise UserError(f"{where}: {file} lists image {path!r} twice; list each image once")
-            used = {name: value for name, value in values.items() if name in ("path", "label", "text", "group")}
-            rows[path] = where, {**used, "split": "test"}
-        check_listing(
-            source, [where for where, _ in rows.values()], list(rows), [""] * len(rows), outside=outside, remedy=remedy
-        )
-        lines += rows.values()
-        sides.append(rows)
-    headers = [set(rows[next(iter(rows))][1]) for rows in sides if rows]
+    queries, answers = (_side_lines(file, source, outside=outside) for file in (query, gallery))
+    lines = [*queries.values(), *answers.values()]
+    headers = [set(next(iter(side.values()))[1]) for side in (queries, answers) if side]
     if len({"label" in header for header in headers}) > 1:
         raise UserError(f"of {query} and {gallery} one has a column label and the other has none; write it into both")
-    if "group" in set().union(*headers):
+    if any("group" in header for header in headers):
         for _, values in lines:
             values.setdefault("group", "")
-    for path in sides[0].keys() & sides[1].keys():
+    for path in queries.keys() & answers.keys():
         for name in ("label", "group"):
-            one, other = (rows[path][1].get(name) for rows in sides)
+            one, other = queries[path][1].get(name), answers[path][1].get(name)
             if one != other:
                 raise UserError(f"image {path!r} has {name} {one!r} in {query} and {other!r} in {gallery}")
     whole = _of_lines(f"{query.stem} in {gallery.stem}", source, lines, outside=outside)
     row_of = {path: row for row, path in reversed(list(enumerate(whole.paths)))}
     once = whole.select(sorted(row_of.values()))
-    flags = [np.array([path in rows for path in once.paths]) for rows in sides]
+    flags = [np.array([path in side for path in once.paths]) for side in (queries, answers)]
     return dataclasses.replace(once, is_query=flags[0], is_gallery=flags[1])
 
 
-def _of_lines(name: str, source: ImageSource, lines: Sequence[Line], *, outside: bool = False) -> Manifest:
+def _side_lines(file: Path, source: ImageSource, *, outside: bool) -> dict[str, Line]:
+    """Return the lines of the table of queries, or of that of the gallery, by their paths."""
+    if not file.is_file():
+        raise UserError(f"no table {file}; expected csv or parquet with the columns path,label")
+    lines: dict[str, Line] = {}
+    for where, values in _table_lines(FolderSource(file.parent), file.name, splits=False):
+        path = PurePosixPath(values["path"]).as_posix()
+        if path in lines:
+            raise UserError(f"{where}: {file} lists image {path!r} twice; list each image once")
+        used = {name: value for name, value in values.items() if name in ("path", "label", "text", "group")}
+        lines[path] = where, {**used, "split": "test"}
+    rows = [Row(where, path, "", "test") for path, (where, _) in lines.items()]
+    check_listing(source, rows, outside=outside, remedy="name the folder that the paths start at with --root")
+    return lines
+
+
+def _of_lines(name: str, source: ImageSource, lines: Sequence[Line], *, outside: bool) -> Manifest:
     """Return the manifest of the lines of a table."""
     for where, line in lines:
         if line["split"] not in SPLITS:
             raise UserError(f"{where}: split {line['split']!r} is not one of {', '.join(SPLITS)}")
-    for column in _TABLE_COLUMNS:
+    for column in _REQUIRED:
         empty = [where for where, line in lines if not line.get(column, "?")]
         if empty and (column != "text" or "label" not in lines[0][1]):
             more = f", and in {len(empty) - 1:,} more line{'s' if len(empty) > 2 else ''}" if len(empty) > 1 else ""
             raise UserError(f"{empty[0]}: {column} is empty{more}")
-    written = [tidied(line.get("text", "")) for _, line in lines]
-    texts = written if all(written) else None
+    texts = [tidied(line.get("text", "")) for _, line in lines]
     labelled = not lines or "label" in lines[0][1]
-    labels = [line["label"] for _, line in lines] if labelled else _named_by_first(written)
-    paths = [PurePosixPath(line["path"]).as_posix() for _, line in lines]
-    check_listing(source, [where for where, _ in lines], paths, labels, one_label=labelled, outside=outside)
-    return build_manifest(
+    named: dict[str, str] = {}  # without labels a class is named by the first of its texts
+    labels = [
+        line["label"] if labelled else named.setdefault(text_key(text), text)
+        for (_, line), text in zip(lines, texts, strict=True)
+    ]
+    super_labels: Sequence[int | None] = _numbers(lines, "super_label") or [None] * len(lines)
+    rows = [
+        Row(where, PurePosixPath(line["path"]).as_posix(), label, line["split"], super_label)
+        for (where, line), label, super_label in zip(lines, labels, super_labels, strict=True)
+    ]
+    return build_listed(
         name,
         source,
-        paths=paths,
-        labels=labels,
-        splits=[line["split"] for _, line in lines],
+        rows,
+        one_label=labelled,
+        outside=outside,
         is_query=_flags(lines, "is_query"),
         is_gallery=_flags(lines, "is_gallery"),
         groups=_numbers(lines, "group"),
-        super_labels=_numbers(lines, "super_label"),
-        texts=texts,
+        texts=texts if all(texts) else None,
     )
-
-
-def lists(
-    root: Path, *, train: str, test: str, images: str, val: str | None = None, path: str = ".", outside: bool = False
-) -> Manifest:
-    """Returns the rows of list files in the column format of Stanford Online Products.
-
-    Args:
-        root: the data folder.
-        train, test, val: the list files in `path`. The first line is the header
-            `image_id class_id super_class_id path`, then one image a line, columns separated by blanks; ids are whole
-            numbers, and a class has the same id in all files.
-        images: the folder in `path` that the column `path` starts from.
-        path: the folder or zip below `root`.
-        outside: whether a path may leave the folder of the images, by `..` or as an absolute one.
-
-    The class name is its id as written. Raises UserError naming the file and line that is wrong.
-    """
-    archive = open_source(root / path)
-    source = open_source(root / path, prefix=images)
-    rows: list[tuple[str, str, list[str]]] = []
-    for split, file in (("train", train), ("val", val), ("test", test)):
-        if file is not None:
-            rows += [(split, where, fields) for where, fields in _list_lines(archive, file)]
-    paths = [fields[3] for _, _, fields in rows]
-    labels = [fields[1] for _, _, fields in rows]
-    check_listing(source, [where for _, where, _ in rows], paths, labels, outside=outside)
-    return build_manifest(
-        PurePosixPath(path if path != "." else images).stem or "lists",
-        source,
-        paths=paths,
-        labels=labels,
-        splits=[split for split, _, _ in rows],
-        super_labels=[int(row[2]) for _, _, row in rows],
-    )
-
-
-def _list_lines(source: ImageSource, file: str) -> Iterator[tuple[str, list[str]]]:
-    """Returns, line by line, where it stands and its four fields."""
-    lines = read_text(source, file).splitlines()
-    if not lines or lines[0].split() != _LIST_HEADER.split():
-        raise UserError(f"{file}, line 1: expected the header {_LIST_HEADER!r}, got {lines[0] if lines else ''!r}")
-    for number, line in enumerate(lines[1:], start=2):
-        if not line.strip():
-            continue
-        where = f"{file}, line {number}"
-        fields = line.split(maxsplit=3)  # a path may hold blanks
-        if len(fields) != 4:
-            raise UserError(f"{where}: expected 4 columns ({_LIST_HEADER}), got {len(fields)}: {line!r}")
-        for name, value in zip(_LIST_HEADER.split()[:3], fields, strict=False):
-            if not value.isdecimal() or len(value) > DIGITS:
-                at_most = f" of at most {DIGITS} digits" if len(value) > DIGITS else ""
-                raise UserError(f"{where}: {name} must be a whole number{at_most}, got {value!r}")
-        yield where, [*fields[:3], fields[3].strip()]
 
 
 def _table_lines(source: ImageSource, file: str, *, splits: bool = True) -> Iterator[Line]:
-    """Returns, line by line, where it stands and its values by column, checked to be complete.
-
-    `splits=False`: there may be no column split.
-    """
+    """Yield the place of every line and its values by column; with `splits=False` there may be no column split."""
     if PurePosixPath(file).suffix.lower() in (".parquet", ".pq"):
         header, body = _parquet(source, file)
     else:
@@ -203,7 +157,7 @@ def _table_lines(source: ImageSource, file: str, *, splits: bool = True) -> Iter
             f"{file}: {either} missing; expected {','.join(wanted)}"
             f"{' or path,text' + ',split' * splits if missing[0] == 'label' else ''}, got {','.join(header)}"
         )
-    known = [name for name in header if name in _TABLE_COLUMNS + _TABLE_OPTIONAL]
+    known = [name for name in header if name in _REQUIRED + _OPTIONAL]
     if len(known) > len(set(known)):
         raise UserError(f"{file}: a column occurs twice in {','.join(header)}")
     try:
@@ -226,7 +180,7 @@ def _parquet(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[
     data = source.read_bytes(file)
     try:
         schema = pyarrow.parquet.read_schema(pyarrow.BufferReader(data))
-        wanted = [name for name in schema.names if name in _TABLE_COLUMNS + _TABLE_OPTIONAL]
+        wanted = [name for name in schema.names if name in _REQUIRED + _OPTIONAL]
         # A value that stands in many rows is then held once.
         texts = [one.name for one in schema if one.name in wanted and pyarrow.types.is_string(one.type)]
         content = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data), read_dictionary=texts)
@@ -241,7 +195,7 @@ def _parquet(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[
     # A damaged file fails anywhere: ArrowException, OSError, UnicodeDecodeError, ValueError, …
     except Exception as error:
         raise UserError(f"{file}: not a parquet table that can be read ({first_line(error)})") from None
-    absent = [""] * rows  # of a column that is passed over
+    absent = [""] * rows  # of a column that is ignored
     lines = zip(*(columns.get(name, absent) for name in schema.names), strict=True)
     return schema.names, enumerate(map(list, lines), start=1)
 
@@ -258,56 +212,6 @@ def _texts(column: Any) -> list[str]:
     return texts
 
 
-def read_text(source: ImageSource, file: str) -> str:
-    if not source.exists(file):
-        raise UserError(f"list file {file!r} is not in {source.where}")
-    try:
-        return source.read_bytes(file).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file}: not UTF-8 text ({error}); save it as UTF-8") from None
-
-
-def check_listing(
-    source: ImageSource,
-    wheres: Sequence[str],
-    paths: Sequence[str],
-    labels: Sequence[str],
-    *,
-    one_label: bool = True,
-    outside: bool = False,
-    remedy: str = "set data.params.path and data.params.images to where the paths start",
-) -> None:
-    """Raises UserError where one image has two labels, or where none is found: the paths then start elsewhere.
-
-    So also where a path leaves the folder of the images: what a list of someone else's names is not read.
-    `one_label=False`: an image may have several. `outside=True`: paths may leave the folder.
-    """
-    for where, path in zip(wheres, paths, strict=True):
-        if not outside and (path.startswith(("/", "\\")) or ".." in PurePosixPath(path).parts):
-            raise UserError(
-                f"{where}: path {path!r} leaves {source.where}; write it relative to that folder, or, if you trust the "
-                "list, set data.params.outside=true"
-            )
-    seen: dict[str, int] = {}
-    for row, path in enumerate(paths if one_label else ()):
-        before = seen.setdefault(path, row)
-        if labels[before] != labels[row]:
-            raise UserError(
-                f"{wheres[row]}: image {path!r} has label {labels[row]!r}, but {labels[before]!r} at {wheres[before]}"
-            )
-    if paths and not any(source.exists(path) for path in paths):
-        raise UserError(
-            f"none of the images listed is in {source.where} (first: {paths[0]!r}, {wheres[0]}); unpack the images "
-            f"there, or {remedy}"
-        )
-
-
-def _named_by_first(texts: Sequence[str]) -> list[str]:
-    """Returns for each text the first one that counts as the same."""
-    first: dict[str, str] = {}
-    return [first.setdefault(text_key(text), text) for text in texts]
-
-
 def _flags(lines: Sequence[Line], column: str) -> list[bool] | None:
     if not lines or column not in lines[0][1]:
         return None
@@ -318,12 +222,12 @@ def _flags(lines: Sequence[Line], column: str) -> list[bool] | None:
 
 
 def _numbers(lines: Sequence[Line], column: str) -> list[int] | None:
-    """Returns the column as whole numbers: as written if all are, else counted as first seen; −1 where empty."""
+    """Return the column as whole numbers: as written if all are, else counted as first seen; −1 where empty."""
     if not lines or column not in lines[0][1]:
         return None
     values = [line[column] for _, line in lines]
     filled = [value for value in values if value]
-    if all(value.isdecimal() and len(value) <= DIGITS for value in filled):
+    if all(is_number(value) for value in filled):
         return [int(value) if value else -1 for value in values]
     numbers = first_seen(filled)
     return [numbers[value] if value else -1 for value in values]

@@ -19,8 +19,10 @@ from testing.benchmark_trees import (
 from testing.data_trees import real_archive, zip_tree
 
 from aurank.data import READERS
-from aurank.data.readers.benchmarks import inaturalist2018, sop, vehicleid
-from aurank.data.readers.table import lists
+from aurank.data.readers.inaturalist import read_inaturalist
+from aurank.data.readers.lists import read_lists
+from aurank.data.readers.sop import read_sop
+from aurank.data.readers.vehicleid import read_vehicleid
 from aurank.errors import UserError
 
 
@@ -61,7 +63,7 @@ def test_a_benchmark_that_is_not_there_says_where_to_get_it_and_the_layout(name,
 
 def test_products_keep_their_numbers_and_the_test_list_goes_on_where_training_ends(tmp_path):
     sop_tree(tmp_path)
-    manifest = sop(tmp_path)
+    manifest = read_sop(tmp_path)
     assert manifest.paths == tuple(row[3] for row in SOP_TRAIN + SOP_TEST)
     assert _names(manifest) == [str(row[1]) for row in SOP_TRAIN + SOP_TEST]
     assert manifest.super_labels.tolist() == [row[2] for row in SOP_TRAIN + SOP_TEST]
@@ -74,22 +76,22 @@ def test_products_keep_their_numbers_and_the_test_list_goes_on_where_training_en
 def test_products_are_read_from_the_archive_as_downloaded(tmp_path, params):
     folder = sop_tree(tmp_path / "tree")
     zip_tree(folder, tmp_path / "Stanford_Online_Products.zip", prefix="Stanford_Online_Products/")
-    zipped = sop(tmp_path, **params)
-    assert zipped.sha256 == sop(folder).sha256
+    zipped = read_sop(tmp_path, **params)
+    assert zipped.sha256 == read_sop(folder).sha256
     assert zipped.doctor().errors == []
 
 
 def test_any_set_in_the_format_of_the_products_is_read_as_the_list_reader_does(tmp_path):
     folder = sop_tree(tmp_path)
     params = {"path": str(folder), "train": "Ebay_test.txt", "test": "Ebay_train.txt", "images": ""}
-    assert sop(tmp_path, complete=False, **params).sha256 == lists(tmp_path, **params).sha256
-    assert "Ebay_test.txt has 5 images of 2 classes, expected 4 images of 2" in _refusal(sop, tmp_path, **params)
+    assert read_sop(tmp_path, complete=False, **params).sha256 == read_lists(tmp_path, **params).sha256
+    assert "Ebay_test.txt has 5 images of 2 classes, expected 4 images of 2" in _refusal(read_sop, tmp_path, **params)
 
 
 @pytest.mark.data
 def test_grocery_is_read_as_products():
     lists_of = {split: f"grocery/derived_disjoint_{split}.txt" for split in ("train", "test")}
-    manifest = sop(
+    manifest = read_sop(
         real_archive("grocery_128.zip"), path="grocery_128.zip", images="grocery/images", complete=False, **lists_of
     )
     assert manifest.split_sizes == {"train": 2478, "test": 2943}
@@ -98,7 +100,7 @@ def test_grocery_is_read_as_products():
 
 def test_the_class_of_a_species_is_its_folder_and_the_super_label_the_folder_above(tmp_path):
     inaturalist_tree(tmp_path)
-    manifest = inaturalist2018(tmp_path)
+    manifest = read_inaturalist(tmp_path)
     assert manifest.paths == tuple(INATURALIST_TRAIN + INATURALIST_TEST)
     assert _names(manifest) == ["Plantae/6000"] * 2 + ["Aves/3000"] + ["Aves/3001"] * 2 + ["Fungi/17"] * 2
     assert manifest.super_labels.tolist() == [0, 0, 1, 1, 1, 2, 2]
@@ -108,7 +110,7 @@ def test_the_class_of_a_species_is_its_folder_and_the_super_label_the_folder_abo
 @pytest.mark.parametrize("size", VEHICLE_TEST)
 def test_a_vehicle_list_names_images_of_seven_digits(tmp_path, size):
     vehicleid_tree(tmp_path)
-    manifest = vehicleid(tmp_path, test=size)
+    manifest = read_vehicleid(tmp_path, test=size)
     rows = VEHICLE_TRAIN + VEHICLE_TEST[size]
     assert manifest.paths == tuple(f"image/{image}.jpg" for image, _ in rows)
     assert _names(manifest) == [str(vehicle) for _, vehicle in rows]
@@ -117,22 +119,22 @@ def test_a_vehicle_list_names_images_of_seven_digits(tmp_path, size):
 
 def test_images_whose_numbers_lost_their_zeros_are_found(tmp_path):
     folder = vehicleid_tree(tmp_path)
-    before = vehicleid(tmp_path)
+    before = read_vehicleid(tmp_path)
     (folder / "train_test_split/train_list.txt").write_text("1 30\n2 30\n10 7\n11 7\n")
-    assert vehicleid(tmp_path).sha256 == before.sha256
+    assert read_vehicleid(tmp_path).sha256 == before.sha256
 
 
 def test_super_labels_are_the_model_or_the_color_of_the_vehicle(tmp_path):
     folder = vehicleid_tree(tmp_path)
-    model, color = (vehicleid(tmp_path, test="small", attribute=attribute) for attribute in ("model", "color"))
+    model, color = (read_vehicleid(tmp_path, test="small", attribute=attribute) for attribute in ("model", "color"))
     assert model.super_labels.tolist() == [12, 12, 249, 249, 0, 0, 0, 12, 12]
     assert color.super_labels.tolist() == [6, 6, -1, -1, -1, -1, -1, 2, 2]
     (folder / "attribute/model_attr.txt").unlink()
-    assert vehicleid(tmp_path, complete=False).super_labels is None
+    assert read_vehicleid(tmp_path, complete=False).super_labels is None
 
 
 def test_a_list_or_attribute_of_vehicles_that_is_unknown_is_refused(tmp_path):
-    read = inspect.unwrap(vehicleid)  # without the checks of types, which only the tests have
+    read = inspect.unwrap(read_vehicleid)  # without the checks of types, which only the tests have
     with pytest.raises(UserError, match="test must be one of small, medium, large, got 'tiny'"):
         read(tmp_path, test="tiny")
     with pytest.raises(UserError, match="attribute must be one of model, color, got 'colour'"):
@@ -169,7 +171,7 @@ def test_a_file_that_is_missing_is_named_with_its_source(name, file, part, tmp_p
 
 def test_everything_missing_is_said_at_once(tmp_path):
     (tmp_path / "VehicleID_V1.0").mkdir()
-    message = _refusal(vehicleid, tmp_path)
+    message = _refusal(read_vehicleid, tmp_path)
     for file in ("train_list", "test_list_2400", "img2vid", "model_attr"):
         assert f"{file}.txt, " in message
 
@@ -222,14 +224,14 @@ def test_a_line_too_many_is_said_with_what_it_makes_different(name, file, line, 
 def test_a_part_of_a_benchmark_is_read_only_when_it_is_said_to_be_one(tmp_path):
     path = sop_tree(tmp_path) / "Ebay_test.txt"
     path.write_text("\n".join(path.read_text().splitlines()[:4]) + "\n")
-    assert "data.params.complete=false" in _refusal(sop, tmp_path)
-    assert sop(tmp_path, complete=False).split_sizes == {"train": 4, "test": 3}
+    assert "data.params.complete=false" in _refusal(read_sop, tmp_path)
+    assert read_sop(tmp_path, complete=False).split_sizes == {"train": 4, "test": 3}
 
 
 def test_the_vehicle_lists_of_before_the_correction_are_recognised(tmp_path):
     path = vehicleid_tree(tmp_path) / "train_test_split/train_list.txt"
     path.write_text("0000001 30\n")
-    assert "110,178 training images of 13,134 vehicles" in _refusal(vehicleid, tmp_path)
+    assert "110,178 training images of 13,134 vehicles" in _refusal(read_vehicleid, tmp_path)
 
 
 @pytest.mark.parametrize("part", ["category_id", "supercategory"])
@@ -241,7 +243,7 @@ def test_a_species_that_the_annotations_call_otherwise_is_shown(tmp_path, part):
     else:
         content["categories"] = [{"id": 6000, "supercategory": "Fungi"}]
     (folder / "val2018.json").write_text(json.dumps(content))
-    message = _refusal(inaturalist2018, tmp_path)
+    message = _refusal(read_inaturalist, tmp_path)
     shown = "Fungi/17" if part == "category_id" else "Fungi/6000"
     assert f"another class in the annotation files: 1 ({INATURALIST_TRAIN[0]} is {shown})" in message
 
@@ -249,11 +251,11 @@ def test_a_species_that_the_annotations_call_otherwise_is_shown(tmp_path, part):
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"images": [], "annotations": []}', '{"categories": [1]}'])
 def test_an_annotation_file_of_another_kind_is_named(tmp_path, text):
     (inaturalist_tree(tmp_path) / "train2018.json").write_text(text)
-    assert "train2018.json in " in _refusal(inaturalist2018, tmp_path)
-    assert "unpack train2018.json.tar.gz again" in _refusal(inaturalist2018, tmp_path)
+    assert "train2018.json in " in _refusal(read_inaturalist, tmp_path)
+    assert "unpack train2018.json.tar.gz again" in _refusal(read_inaturalist, tmp_path)
 
 
 def test_lists_without_their_images_say_so(tmp_path):
     folder = vehicleid_tree(tmp_path)
     (folder / "image").rename(folder / "images")
-    assert "none of the images listed is in " in _refusal(vehicleid, tmp_path)
+    assert "none of the images listed is in " in _refusal(read_vehicleid, tmp_path)

@@ -4,7 +4,8 @@ import pyarrow.parquet
 import pytest
 from testing.data_trees import write_tree, zip_tree
 
-from aurank.data.readers.table import lists, table
+from aurank.data.readers.lists import read_lists
+from aurank.data.readers.table import read_table
 from aurank.errors import UserError
 
 IMAGES = ["a/1.png", "a/2.png", "b/with blank.png", "b/4.png"]
@@ -29,13 +30,13 @@ def test_a_table_is_read_from_csv_and_parquet_alike(tree):
     pyarrow.parquet.write_table(
         pyarrow.table(dict(zip(["path", "label", "split"], map(list, columns), strict=True))), tree / "rows.parquet"
     )
-    manifest = table(tree, file="rows.csv")
+    manifest = read_table(tree, file="rows.csv")
     assert manifest.paths == tuple(IMAGES)
     assert _names(manifest) == ["cat", "cat", "owl", "owl"]
     assert manifest.splits.tolist() == ["train", "train", "test", "test"]
     assert manifest.groups is None
     assert manifest.super_labels is None
-    assert table(tree, file="rows.parquet").sha256 == manifest.sha256
+    assert read_table(tree, file="rows.parquet").sha256 == manifest.sha256
     assert manifest.doctor().findings == ()
 
 
@@ -47,7 +48,7 @@ def test_a_table_may_have_flags_groups_and_columns_of_its_own(tree):
         'test,east,owl,0,,"said ""x, y""",b/with blank.png,bird\n'
         "test,west,owl,TRUE,false,,b/4.png,\n"
     )
-    manifest = table(tree, file="rows.csv")
+    manifest = read_table(tree, file="rows.csv")
     assert manifest.is_query.tolist() == [True, False, False, True]
     assert manifest.is_gallery.tolist() == [True, True, True, False]
     assert manifest.groups is not None
@@ -61,7 +62,7 @@ def test_groups_that_are_numbers_stay_as_written(tree):
         pyarrow.table({"path": IMAGES[:2], "label": [3, 3], "split": ["test"] * 2, "group": [40, None]}),
         tree / "rows.parquet",
     )
-    manifest = table(tree, file="rows.parquet")
+    manifest = read_table(tree, file="rows.parquet")
     assert manifest.groups is not None
     assert manifest.groups.tolist() == [40, -1]
     assert manifest.classes == ("3",)
@@ -72,9 +73,9 @@ def test_a_table_may_lie_in_the_archive_or_beside_it(tree, tmp_path):
     (tree / "plain.csv").write_text("\ufeff" + CSV, encoding="utf-8")  # as a spreadsheet saves it
     zip_tree(tree, tmp_path / "data.zip", prefix="inside/")
     (tmp_path / "beside.csv").write_text(CSV.replace("\n", "\r\n"))
-    inside = table(tmp_path, path="data.zip", file="inside/plain.csv", images="inside")
-    beside = table(tmp_path, path="data.zip", file="beside.csv", images="inside")
-    assert inside.sha256 == beside.sha256 == table(tree, file="plain.csv").sha256
+    inside = read_table(tmp_path, path="data.zip", file="inside/plain.csv", images="inside")
+    beside = read_table(tmp_path, path="data.zip", file="beside.csv", images="inside")
+    assert inside.sha256 == beside.sha256 == read_table(tree, file="plain.csv").sha256
     assert inside.doctor().findings == ()
 
 
@@ -119,7 +120,7 @@ def test_a_table_may_lie_in_the_archive_or_beside_it(tree, tmp_path):
 def test_a_table_that_is_wrong_is_refused_naming_the_line(tree, text, message):
     (tree / "rows.csv").write_text(text)
     with pytest.raises(UserError, match=message):
-        table(tree, file="rows.csv")
+        read_table(tree, file="rows.csv")
 
 
 def test_equal_texts_are_one_class_that_the_text_names(tree):
@@ -128,7 +129,7 @@ def test_equal_texts_are_one_class_that_the_text_names(tree):
         f'path,text,split\na/1.png,{composed},train\na/2.png,"{decomposed}",train\nb/4.png,Cafe au lait,test\n',
         encoding="utf-8",
     )
-    manifest = table(tree, file="rows.csv")
+    manifest = read_table(tree, file="rows.csv")
     assert manifest.texts == (composed, composed, "Cafe au lait")
     assert manifest.classes == (composed, "Cafe au lait")
     assert manifest.labels.tolist() == [0, 0, 1]
@@ -138,19 +139,19 @@ def test_equal_texts_are_one_class_that_the_text_names(tree):
         ).append_column("split", [["train", "train", "test"]]),
         tree / "rows.parquet",
     )
-    assert table(tree, file="rows.parquet").sha256 == manifest.sha256
+    assert read_table(tree, file="rows.parquet").sha256 == manifest.sha256
 
 
 def test_texts_equal_but_for_case_are_one_class_and_stay_as_written(tree):
     (tree / "rows.csv").write_text("path,text,split\na/1.png,A Cat,train\na/2.png,a cat,train\nb/4.png,an owl,test\n")
-    manifest = table(tree, file="rows.csv")
+    manifest = read_table(tree, file="rows.csv")
     assert manifest.texts == ("A Cat", "a cat", "an owl")
     assert _names(manifest) == ["A Cat", "A Cat", "an owl"]
 
 
 def test_a_table_with_labels_whose_texts_are_not_all_there_has_none(tree):
     (tree / "rows.csv").write_text("path,text,label,split\na/1.png,A cat,cat,train\na/2.png, ,cat,train\n")
-    manifest = table(tree, file="rows.csv")
+    manifest = read_table(tree, file="rows.csv")
     assert manifest.texts is None
     assert _names(manifest) == ["cat", "cat"]
 
@@ -159,35 +160,35 @@ def test_an_image_may_have_several_texts_and_a_label_may_stand_beside_them(tree)
     (tree / "rows.csv").write_text(
         'path,text,split\na/1.png,"a cat, asleep",train\na/1.png,"two\nlines",train\na/2.png,"a cat, asleep",train\n'
     )
-    manifest = table(tree, file="rows.csv")
+    manifest = read_table(tree, file="rows.csv")
     assert manifest.paths == ("a/1.png", "a/1.png", "a/2.png")
     assert _names(manifest) == ["a cat, asleep", "two lines", "a cat, asleep"]
     (tree / "rows.csv").write_text(
         "path,text,split,label\na/1.png,a cat,train,cat\na/1.png,asleep,train,cat\nb/4.png,an owl,train,owl\n"
     )
-    manifest = table(tree, file="rows.csv")
+    manifest = read_table(tree, file="rows.csv")
     assert manifest.texts == ("a cat", "asleep", "an owl")
     assert _names(manifest) == ["cat", "cat", "owl"]
 
 
 def test_a_table_that_cannot_be_read_is_named(tree):
     with pytest.raises(UserError, match=r"list file 'none\.csv' is not in "):
-        table(tree, file="none.csv")
+        read_table(tree, file="none.csv")
     with pytest.raises(UserError, match=r"none\.parquet"):
-        table(tree, file="none.parquet")
+        read_table(tree, file="none.parquet")
     (tree / "bad.parquet").write_bytes(b"PAR1 and nothing else")
     with pytest.raises(UserError, match=r"bad\.parquet: not a parquet table"):
-        table(tree, file="bad.parquet")
+        read_table(tree, file="bad.parquet")
     (tree / "bad.csv").write_bytes("path,label,split\né,cat,test".encode("latin-1"))
     with pytest.raises(UserError, match=r"bad\.csv: not UTF-8"):
-        table(tree, file="bad.csv")
+        read_table(tree, file="bad.csv")
 
 
 def test_lists_of_stanford_online_products_are_read_with_their_ids(tmp_path):
     tree = write_tree(tmp_path / "products", IMAGES)
     (tree / "Ebay_train.txt").write_text(TRAIN)
     (tree / "Ebay_test.txt").write_text(TEST + "\n")
-    manifest = lists(tmp_path, path="products", train="Ebay_train.txt", test="Ebay_test.txt", images="")
+    manifest = read_lists(tmp_path, path="products", train="Ebay_train.txt", test="Ebay_test.txt", images="")
     assert manifest.name == "products"
     assert manifest.paths == tuple(IMAGES)
     assert _names(manifest) == ["7", "7", "12", "12"]
@@ -196,7 +197,7 @@ def test_lists_of_stanford_online_products_are_read_with_their_ids(tmp_path):
     assert manifest.super_labels.tolist() == [2, 2, 5, 5]
     assert manifest.doctor().findings == ()
     zip_tree(tree, tmp_path / "products.zip", prefix="Stanford/")
-    zipped = lists(
+    zipped = read_lists(
         tmp_path, path="products.zip", train="Stanford/Ebay_train.txt", test="Stanford/Ebay_test.txt", images="Stanford"
     )
     assert zipped.sha256 == manifest.sha256
@@ -205,7 +206,7 @@ def test_lists_of_stanford_online_products_are_read_with_their_ids(tmp_path):
 def test_a_validation_list_makes_the_validation_split(tree):
     (tree / "train.txt").write_text(TRAIN)
     (tree / "test.txt").write_text(TEST)
-    manifest = lists(tree, train="train.txt", val="test.txt", test="train.txt", images="")
+    manifest = read_lists(tree, train="train.txt", val="test.txt", test="train.txt", images="")
     assert manifest.split_sizes == {"train": 2, "val": 2, "test": 2}
     assert "classes in both train and test: 1 (7)" in manifest.doctor().warnings
     assert "duplicate paths: 2 (a/1.png; a/2.png)" in manifest.doctor().errors
@@ -228,22 +229,22 @@ def test_a_list_that_is_wrong_is_refused_naming_the_line(tree, text, message):
     (tree / "train.txt").write_text(TRAIN)
     (tree / "test.txt").write_text(text)
     with pytest.raises(UserError, match=message):
-        lists(tree, train="train.txt", test="test.txt", images="")
+        read_lists(tree, train="train.txt", test="test.txt", images="")
 
 
 def test_a_list_that_is_missing_or_starts_elsewhere_says_so(tree, tmp_path):
     (tree / "train.txt").write_text(TRAIN)
     with pytest.raises(UserError, match=r"list file 'test\.txt' is not in "):
-        lists(tree, train="train.txt", test="test.txt", images="")
+        read_lists(tree, train="train.txt", test="test.txt", images="")
     with pytest.raises(UserError, match=r"none of the images listed is in .*data\.params\.images"):
-        lists(tree, train="train.txt", test="train.txt", images="images")
+        read_lists(tree, train="train.txt", test="train.txt", images="images")
     with pytest.raises(UserError, match="does not exist; expected a folder or a zip archive"):
-        lists(tmp_path, path="gone.zip", train="train.txt", test="train.txt", images="")
+        read_lists(tmp_path, path="gone.zip", train="train.txt", test="train.txt", images="")
 
 
 def test_ids_need_not_be_contiguous_and_may_be_large(tree):
     (tree / "train.txt").write_text(HEADER + "1 9999999999 1 a/1.png\n2 3 1 a/2.png\n")
     (tree / "test.txt").write_text(HEADER)
-    manifest = lists(tree, train="train.txt", test="test.txt", images="")
+    manifest = read_lists(tree, train="train.txt", test="test.txt", images="")
     assert manifest.classes == ("9999999999", "3")
     np.testing.assert_array_equal(manifest.labels, [0, 1])

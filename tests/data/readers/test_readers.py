@@ -3,7 +3,9 @@ import pytest
 from testing.data_trees import write_tree, zip_tree
 
 from aurank.data import READERS
-from aurank.data.readers.standard import digits, folder, omniglot, unlabelled
+from aurank.data.readers.digits import read_digits
+from aurank.data.readers.folder import read_folder, read_unlabelled
+from aurank.data.readers.omniglot import read_omniglot
 from aurank.errors import UserError
 
 OMNIGLOT = [
@@ -30,17 +32,17 @@ OMNIGLOT = [
 )
 def test_omniglot_is_found_unpacked_in_its_usual_places(tmp_path, place, params):
     write_tree(tmp_path / place, OMNIGLOT)
-    manifest = omniglot(tmp_path, **params)
+    manifest = read_omniglot(tmp_path, **params)
     assert sorted(manifest.paths) == sorted(OMNIGLOT)
 
 
 def test_omniglot_has_the_same_content_from_a_zip_and_a_folder(tmp_path):
     tree = write_tree(tmp_path / "tree", [*OMNIGLOT, "LICENSE.png", "images_background/strokes.png"])
-    found = [omniglot(tree)]
+    found = [read_omniglot(tree)]
     for number, prefix in enumerate(("", "omniglot/", "some/where/python/")):
         (tmp_path / str(number)).mkdir()
         zip_tree(tree, tmp_path / str(number) / "omniglot_full.zip", prefix=prefix)
-        found.append(omniglot(tmp_path / str(number)))
+        found.append(read_omniglot(tmp_path / str(number)))
     assert len({manifest.sha256 for manifest in found}) == 1
     for manifest in found:
         assert len(manifest) == 12
@@ -58,7 +60,7 @@ def test_omniglot_has_the_same_content_from_a_zip_and_a_folder(tmp_path):
 def test_omniglot_that_is_missing_says_what_to_fetch_and_the_layout(tmp_path, half):
     write_tree(tmp_path / "omniglot", [name for name in OMNIGLOT if name.startswith(half)])
     with pytest.raises(UserError) as error:
-        omniglot(tmp_path)
+        read_omniglot(tmp_path)
     for words in ("github.com/brendenlake/omniglot", "characterNN", "AURANK_DATA", str(tmp_path / "omniglot_full.zip")):
         assert words in str(error.value)
     assert "\n" not in str(error.value)
@@ -66,42 +68,42 @@ def test_omniglot_that_is_missing_says_what_to_fetch_and_the_layout(tmp_path, ha
 
 def test_omniglot_without_any_data_folder_says_so(tmp_path):
     with pytest.raises(UserError, match="Omniglot is not there"):
-        omniglot(tmp_path / "none")
+        read_omniglot(tmp_path / "none")
 
 
 def test_a_folder_with_split_folders_is_read_as_they_say(tmp_path):
     names = ["train/cat/1.png", "train/dog/2.PNG", "val/owl/3.png", "test/fish/trout/4.png", "test/fish/trout/5.png"]
-    manifest = folder(write_tree(tmp_path / "pets", [*names, "train/cat/notes.txt"]))
+    manifest = read_folder(write_tree(tmp_path / "pets", [*names, "train/cat/notes.txt"]))
     assert dict(zip(manifest.paths, manifest.splits.tolist(), strict=True)) == {
         name: name.split("/")[0] for name in names
     }
     labels = dict(zip(manifest.paths, (manifest.classes[label] for label in manifest.labels), strict=True))
     assert labels == {name: name.split("/", 1)[1].rsplit("/", 1)[0] for name in names}
     zipped = zip_tree(tmp_path / "pets", tmp_path / "pets.zip")
-    assert folder(tmp_path, path=zipped.name).sha256 == manifest.sha256
-    assert folder(tmp_path, path="pets").sha256 == manifest.sha256
+    assert read_folder(tmp_path, path=zipped.name).sha256 == manifest.sha256
+    assert read_folder(tmp_path, path="pets").sha256 == manifest.sha256
 
 
 def test_a_class_in_two_split_folders_is_one_class(tmp_path):
-    manifest = folder(write_tree(tmp_path, ["train/cat/1.png", "test/cat/2.png"]))
+    manifest = read_folder(write_tree(tmp_path, ["train/cat/1.png", "test/cat/2.png"]))
     assert manifest.classes == ("cat",)
     assert "classes in both train and test: 1 (cat)" in manifest.doctor().warnings
 
 
 def test_a_folder_of_classes_is_for_testing_unless_told_otherwise(tmp_path):
     tree = write_tree(tmp_path, [f"class{number}/{image}.png" for number in range(10) for image in range(3)])
-    assert folder(tree).split_sizes == {"test": 30}
-    halves = folder(tree, test_fraction=0.4, seed=1)
+    assert read_folder(tree).split_sizes == {"test": 30}
+    halves = read_folder(tree, test_fraction=0.4, seed=1)
     assert halves.split_sizes == {"train": 18, "test": 12}
     assert not set(halves.split("train").classes) & set(halves.split("test").classes)
-    assert folder(tree, test_fraction=0.4, seed=1).sha256 == halves.sha256
-    assert folder(tree, test_fraction=0.4, seed=2).sha256 != halves.sha256
+    assert read_folder(tree, test_fraction=0.4, seed=1).sha256 == halves.sha256
+    assert read_folder(tree, test_fraction=0.4, seed=2).sha256 != halves.sha256
 
 
 def test_reading_does_not_depend_on_the_order_the_files_were_made_in(tmp_path):
     names = [f"class{number}/{image}.png" for number in range(3) for image in range(3)]
-    first = folder(write_tree(tmp_path / "first", names))
-    assert first.sha256 == folder(write_tree(tmp_path / "second", names[::-1])).sha256
+    first = read_folder(write_tree(tmp_path / "first", names))
+    assert first.sha256 == read_folder(write_tree(tmp_path / "second", names[::-1])).sha256
 
 
 @pytest.mark.parametrize(
@@ -117,11 +119,11 @@ def test_reading_does_not_depend_on_the_order_the_files_were_made_in(tmp_path):
 )
 def test_a_folder_that_cannot_be_understood_is_refused(tmp_path, names, params, message):
     with pytest.raises(UserError, match=message):
-        folder(write_tree(tmp_path, names), **params)
+        read_folder(write_tree(tmp_path, names), **params)
 
 
 def test_digits_are_split_in_halves_of_the_same_ten_classes():
-    manifest = digits()
+    manifest = read_digits()
     assert manifest.split_sizes == {"train": 898, "test": 899}
     assert (manifest.splits[:898] == "train").all()
     training, test = manifest.split("train"), manifest.split("test")
@@ -136,7 +138,7 @@ def test_digits_are_scikit_learns_pixels_on_the_whole_range():
 
     from aurank.data.decode import decode
 
-    manifest = digits()
+    manifest = read_digits()
     data = load_digits()
     for row in (0, 898, 1796):
         image = decode(manifest.source, manifest.paths[row], 1)
@@ -154,9 +156,9 @@ def test_unlabelled_images_of_any_depth_each_have_a_label_and_are_for_training(t
     names = ["one.png", "a/two.jpg", "a/b/three.PNG", "test/four.png"]
     tree = write_tree(tmp_path / "photos", [*names, "a/notes.txt"])
     for manifest in (
-        unlabelled(tree),
-        unlabelled(tmp_path, path="photos"),
-        unlabelled(tmp_path, path=zip_tree(tree, tmp_path / "photos.zip").name),
+        read_unlabelled(tree),
+        read_unlabelled(tmp_path, path="photos"),
+        read_unlabelled(tmp_path, path=zip_tree(tree, tmp_path / "photos.zip").name),
     ):
         assert sorted(manifest.paths) == sorted(names)
         assert manifest.labels.tolist() == [0, 1, 2, 3]
@@ -165,4 +167,4 @@ def test_unlabelled_images_of_any_depth_each_have_a_label_and_are_for_training(t
         assert manifest.name == "photos"
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="no images in"):
-        unlabelled(tmp_path / "empty")
+        read_unlabelled(tmp_path / "empty")

@@ -1,0 +1,100 @@
+"""What the readers of lists share: the lines of a file, rows, and the check of a list against its images."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from aurank.data.manifest import Manifest, build_manifest
+from aurank.data.sources import ImageSource
+from aurank.errors import UserError
+
+DIGITS = 18  # of a number that fits 64 bits
+
+
+class Row(NamedTuple):
+    """One image as a list names it. `where` is the line that does, as "FILE, line 7"."""
+
+    where: str
+    path: str
+    label: str
+    split: str
+    super_label: int | None = None  # None in every row where the data set has none
+
+
+def read_text(source: ImageSource, file: str) -> str:
+    """Return a text file of the source."""
+    if not source.exists(file):
+        raise UserError(f"list file {file!r} is not in {source.where}")
+    try:
+        return source.read_bytes(file).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: not UTF-8 text ({error}); save it as UTF-8") from None
+
+
+def read_lines(source: ImageSource, file: str) -> Iterator[tuple[str, str]]:
+    """Yield the place ("FILE, line 7") and the text of every line of a file that is not blank."""
+    for number, line in enumerate(read_text(source, file).splitlines(), start=1):
+        if line.strip():
+            yield f"{file}, line {number}", line.strip()
+
+
+def is_number(text: str) -> bool:
+    """Return whether the text is a whole number that fits 64 bits."""
+    return text.isdecimal() and len(text) <= DIGITS
+
+
+def build_listed(
+    name: str,
+    source: ImageSource,
+    rows: Sequence[Row],
+    *,
+    one_label: bool = True,
+    outside: bool = False,
+    **columns: Any,
+) -> Manifest:
+    """Return the manifest of rows that `check_listing` lets pass; `columns` are further ones of `build_manifest`."""
+    check_listing(source, rows, one_label=one_label, outside=outside)
+    super_labels = [row.super_label for row in rows if row.super_label is not None]
+    return build_manifest(
+        name,
+        source,
+        paths=[row.path for row in rows],
+        labels=[row.label for row in rows],
+        splits=[row.split for row in rows],
+        super_labels=super_labels or None,
+        **columns,
+    )
+
+
+def check_listing(
+    source: ImageSource,
+    rows: Sequence[Row],
+    *,
+    one_label: bool = True,
+    outside: bool = False,
+    remedy: str = "set data.params.path and data.params.images to where the paths start",
+) -> None:
+    """Raise UserError where one image has two labels, where a path leaves the source, or where no image is found.
+
+    Args:
+        one_label: False where an image may have several labels.
+        outside: True where paths may leave the source: only for a list that the user trusts.
+        remedy: what to do where no image is found, because the paths start elsewhere.
+    """
+    first: dict[str, Row] = {}
+    for row in rows:
+        if not outside and (row.path.startswith(("/", "\\")) or ".." in PurePosixPath(row.path).parts):
+            raise UserError(
+                f"{row.where}: path {row.path!r} leaves {source.where}; write it relative to that folder, or, if you "
+                "trust the list, set data.params.outside=true"
+            )
+        before = first.setdefault(row.path, row)
+        if one_label and before.label != row.label:
+            raise UserError(
+                f"{row.where}: image {row.path!r} has label {row.label!r}, but {before.label!r} at {before.where}"
+            )
+    if rows and not any(source.exists(path) for path in first):
+        raise UserError(
+            f"none of the images listed is in {source.where} (first: {rows[0].path!r}, {rows[0].where}); unpack the "
+            f"images there, or {remedy}"
+        )
