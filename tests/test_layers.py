@@ -12,7 +12,7 @@ FILES = sorted((ROOT / "aurank").rglob("*.py"))
 
 # A file imports only from rooms to its left, or from its own.
 ROOMS = [
-    ("aurank.errors", "aurank.arrays", "aurank.files", "aurank.names", "aurank.sizes"),
+    ("aurank.errors", "aurank.arrays", "aurank.files", "aurank.lazy", "aurank.names", "aurank.sizes"),
     ("aurank.config",),
     ("aurank.data",),
     ("aurank.models",),
@@ -36,7 +36,7 @@ BLIND = {
     "aurank.reporting": ("aurank.cli",),
 }
 HOMES = {
-    "pytorch_metric_learning": ("aurank.losses", "aurank.evaluation.accuracy_calculator"),
+    "pytorch_metric_learning": ("aurank.losses.core.from_pml", "aurank.evaluation.accuracy_calculator"),
     "timm": ("aurank.models",),
     "albumentations": ("aurank.data.transforms",),
     "ruamel": ("aurank.config",),

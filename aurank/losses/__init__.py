@@ -1,71 +1,117 @@
-"""Losses that train what retrieval is measured by; each is a pytorch-metric-learning loss."""
+"""Losses that train what retrieval is measured by; each is a pytorch-metric-learning loss.
 
+The tables list every name that a configuration may give; a loss is imported when it is first used.
+"""
+
+import importlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from torch import nn
+from aurank.lazy import LazyTable, lazy_attributes
 
-from aurank.losses.contrastive.clip import CLIPLoss, SigLIPLoss
-from aurank.losses.contrastive.cyclip import CyCLIPLoss
-from aurank.losses.contrastive.decoupled import DCLLoss, FlatNCELoss, SiMoLoss
-from aurank.losses.contrastive.info_nce import InfoNCELoss, SupConLoss
-from aurank.losses.contrastive.simco import SimCoLoss
-from aurank.losses.contrastive.spectral import SpectralContrastiveLoss
-from aurank.losses.core.pair_loss import PairLoss
-from aurank.losses.core.pairs import Pairs, Positives, make_pairs
-from aurank.losses.core.row_table import RowTable, Undoable
-from aurank.losses.global_contrastive.emc2 import EMC2Loss
-from aurank.losses.global_contrastive.fastclip import FastCLIPLoss
-from aurank.losses.global_contrastive.isogclr import ISogCLRLoss
-from aurank.losses.global_contrastive.negative_cache import NegativeCacheLoss
-from aurank.losses.global_contrastive.neuclip import NeuCLIPLoss
-from aurank.losses.global_contrastive.sogclr import SogCLRLoss
-from aurank.losses.miners import MINERS
-from aurank.losses.miners.emc2 import EMC2Miner
-from aurank.losses.ranking.auroc import AUROCLoss
-from aurank.losses.ranking.blackbox_ap import BlackBoxAPLoss
-from aurank.losses.ranking.fast_ap import FastAPLoss
-from aurank.losses.ranking.listwise_ap import ListwiseAPLoss
-from aurank.losses.ranking.recall_at_k import RecallAtKLoss
-from aurank.losses.ranking.semi_variance import SemiVarianceLoss
-from aurank.losses.ranking.smooth_ap import SmoothAPLoss
-from aurank.losses.ranking.soprc import SOPRCLoss
-from aurank.losses.wrappers.cross_batch import CrossBatchMemory
-from aurank.losses.wrappers.lightly import LightlyLoss, barlow_twins, from_lightly, vicreg
-from aurank.losses.wrappers.multiple import MultipleLosses
-from aurank.losses.wrappers.pml import PMLLoss, contrastive, multi_similarity, triplet
+if TYPE_CHECKING:
+    from torch import nn
 
-LOSSES: dict[str, Callable[..., nn.Module]] = {
-    "auroc": AUROCLoss,
-    "barlow_twins": barlow_twins,
-    "blackbox_ap": BlackBoxAPLoss,
-    "clip": CLIPLoss,
-    "contrastive": contrastive,
-    "cyclip": CyCLIPLoss,
-    "dcl": DCLLoss,
-    "emc2": EMC2Loss,
-    "fast_ap": FastAPLoss,
-    "fastclip": FastCLIPLoss,
-    "flat_nce": FlatNCELoss,
-    "info_nce": InfoNCELoss,
-    "isogclr": ISogCLRLoss,
-    "lightly": from_lightly,
-    "listwise_ap": ListwiseAPLoss,
-    "multi_similarity": multi_similarity,
-    "negative_cache": NegativeCacheLoss,
-    "neuclip": NeuCLIPLoss,
-    "recall_at_k": RecallAtKLoss,
-    "semi_variance": SemiVarianceLoss,
-    "siglip": SigLIPLoss,
-    "simco": SimCoLoss,
-    "simo": SiMoLoss,
-    "smooth_ap": SmoothAPLoss,
-    "sogclr": SogCLRLoss,
-    "soprc": SOPRCLoss,
-    "spectral": SpectralContrastiveLoss,
-    "sup_con": SupConLoss,
-    "triplet": triplet,
-    "vicreg": vicreg,
-}
+    from aurank.losses.contrastive.clip import CLIPLoss, SigLIPLoss
+    from aurank.losses.contrastive.cyclip import CyCLIPLoss
+    from aurank.losses.contrastive.decoupled import DCLLoss, FlatNCELoss, SiMoLoss
+    from aurank.losses.contrastive.info_nce import InfoNCELoss, SupConLoss
+    from aurank.losses.contrastive.simco import SimCoLoss
+    from aurank.losses.contrastive.spectral import SpectralContrastiveLoss
+    from aurank.losses.core.pair_loss import PairLoss
+    from aurank.losses.core.pairs import Pairs, Positives, make_pairs
+    from aurank.losses.core.row_table import RowTable, Undoable
+    from aurank.losses.global_contrastive.emc2 import EMC2Loss
+    from aurank.losses.global_contrastive.fastclip import FastCLIPLoss
+    from aurank.losses.global_contrastive.isogclr import ISogCLRLoss
+    from aurank.losses.global_contrastive.negative_cache import NegativeCacheLoss
+    from aurank.losses.global_contrastive.neuclip import NeuCLIPLoss
+    from aurank.losses.global_contrastive.sogclr import SogCLRLoss
+    from aurank.losses.miners.emc2 import EMC2Miner
+    from aurank.losses.ranking.auroc import AUROCLoss
+    from aurank.losses.ranking.blackbox_ap import BlackBoxAPLoss
+    from aurank.losses.ranking.fast_ap import FastAPLoss
+    from aurank.losses.ranking.listwise_ap import ListwiseAPLoss
+    from aurank.losses.ranking.recall_at_k import RecallAtKLoss
+    from aurank.losses.ranking.semi_variance import SemiVarianceLoss
+    from aurank.losses.ranking.smooth_ap import SmoothAPLoss
+    from aurank.losses.ranking.soprc import SOPRCLoss
+    from aurank.losses.wrappers.cross_batch import CrossBatchMemory
+    from aurank.losses.wrappers.lightly import LightlyLoss, barlow_twins, from_lightly, vicreg
+    from aurank.losses.wrappers.multiple import MultipleLosses
+    from aurank.losses.wrappers.pml import PMLLoss, contrastive, multi_similarity, triplet
+
+LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
+    "aurank.losses",
+    {
+        "auroc": "ranking.auroc:AUROCLoss",
+        "barlow_twins": "wrappers.lightly:barlow_twins",
+        "blackbox_ap": "ranking.blackbox_ap:BlackBoxAPLoss",
+        "clip": "contrastive.clip:CLIPLoss",
+        "contrastive": "wrappers.pml:contrastive",
+        "cyclip": "contrastive.cyclip:CyCLIPLoss",
+        "dcl": "contrastive.decoupled:DCLLoss",
+        "emc2": "global_contrastive.emc2:EMC2Loss",
+        "fast_ap": "ranking.fast_ap:FastAPLoss",
+        "fastclip": "global_contrastive.fastclip:FastCLIPLoss",
+        "flat_nce": "contrastive.decoupled:FlatNCELoss",
+        "info_nce": "contrastive.info_nce:InfoNCELoss",
+        "isogclr": "global_contrastive.isogclr:ISogCLRLoss",
+        "lightly": "wrappers.lightly:from_lightly",
+        "listwise_ap": "ranking.listwise_ap:ListwiseAPLoss",
+        "multi_similarity": "wrappers.pml:multi_similarity",
+        "negative_cache": "global_contrastive.negative_cache:NegativeCacheLoss",
+        "neuclip": "global_contrastive.neuclip:NeuCLIPLoss",
+        "recall_at_k": "ranking.recall_at_k:RecallAtKLoss",
+        "semi_variance": "ranking.semi_variance:SemiVarianceLoss",
+        "siglip": "contrastive.clip:SigLIPLoss",
+        "simco": "contrastive.simco:SimCoLoss",
+        "simo": "contrastive.decoupled:SiMoLoss",
+        "smooth_ap": "ranking.smooth_ap:SmoothAPLoss",
+        "sogclr": "global_contrastive.sogclr:SogCLRLoss",
+        "soprc": "ranking.soprc:SOPRCLoss",
+        "spectral": "contrastive.spectral:SpectralContrastiveLoss",
+        "sup_con": "contrastive.info_nce:SupConLoss",
+        "triplet": "wrappers.pml:triplet",
+        "vicreg": "wrappers.lightly:vicreg",
+    },
+)
+
+MINERS: "LazyTable[type[nn.Module]]" = LazyTable(
+    "aurank.losses",
+    {
+        "angular": "core.from_pml:pml_miners.AngularMiner",
+        "batch_easy_hard": "core.from_pml:pml_miners.BatchEasyHardMiner",
+        "batch_hard": "core.from_pml:pml_miners.BatchHardMiner",
+        "distance_weighted": "core.from_pml:pml_miners.DistanceWeightedMiner",
+        "emc2": "miners.emc2:EMC2Miner",
+        "hdc": "core.from_pml:pml_miners.HDCMiner",
+        "multi_similarity": "core.from_pml:pml_miners.MultiSimilarityMiner",
+        "pair_margin": "core.from_pml:pml_miners.PairMarginMiner",
+        "triplet_margin": "core.from_pml:pml_miners.TripletMarginMiner",
+        "uniform_histogram": "core.from_pml:pml_miners.UniformHistogramMiner",
+    },
+)
+
+if not TYPE_CHECKING:
+    # Imported here, since importing it later would put this room in the place of the function of its name.
+    importlib.import_module("aurank.losses.contrastive")
+    del contrastive
+    _FURTHER = [
+        "core.pair_loss:PairLoss",
+        "core.pairs:Pairs",
+        "core.pairs:Positives",
+        "core.pairs:make_pairs",
+        "core.row_table:RowTable",
+        "core.row_table:Undoable",
+        "miners.emc2:EMC2Miner",
+        "wrappers.cross_batch:CrossBatchMemory",
+        "wrappers.lightly:LightlyLoss",
+        "wrappers.multiple:MultipleLosses",
+        "wrappers.pml:PMLLoss",
+    ]
+    _HOMES = {home.partition(":")[2]: home for home in (*LOSSES.homes.values(), MINERS.homes["emc2"], *_FURTHER)}
+    __getattr__, __dir__ = lazy_attributes("aurank.losses", _HOMES)
 
 __all__ = [
     "LOSSES",

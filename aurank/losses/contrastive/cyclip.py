@@ -6,12 +6,12 @@ from typing import Unpack
 
 import torch
 from jaxtyping import Float
-from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.losses.contrastive.info_nce import cross_entropy
 from aurank.losses.core.checks import Number, as_number, refuse_unused
+from aurank.losses.core.from_pml import BaseDistance
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import Temperature

@@ -6,16 +6,19 @@ from typing import Any, TypedDict
 
 import torch
 from jaxtyping import Float
-from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
-from pytorch_metric_learning.losses import BaseMetricLossFunction
-from pytorch_metric_learning.reducers import BaseReducer
-from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor
 
 from aurank.errors import AurankWarning, UserError
 from aurank.losses.core.checks import Number, check_device
 from aurank.losses.core.distributed import Distributed, Gather
 from aurank.losses.core.dtypes import without_autocast
+from aurank.losses.core.from_pml import (
+    BaseDistance,
+    BaseMetricLossFunction,
+    BaseReducer,
+    BaseRegularizer,
+    CosineSimilarity,
+)
 from aurank.losses.core.loss_inputs import Inputs, TakesInputs
 from aurank.losses.core.pairs import Pairs, make_pairs
 

@@ -11,12 +11,12 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int64
-from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
 from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import describe
 from aurank.losses.core.dtypes import in_common_precision, to_device_of, without_autocast
+from aurank.losses.core.from_pml import BaseDistance, CosineSimilarity
 from aurank.losses.core.loss_inputs import Inputs
 
 Value = TypeVar("Value")

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int64
-from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import describe
 from aurank.losses.core.distributed import gather_rows, world_size
+from aurank.losses.core.from_pml import BaseDistance
 
 Reencode = Callable[[Tensor], Tensor]
 

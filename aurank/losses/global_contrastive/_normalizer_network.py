@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
-from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor, distributed
 from torch.nn.functional import linear
 
 from aurank.losses.core.distributed import world_size
+from aurank.losses.core.from_pml import BaseDistance
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import Counters, FullPrecision, gather_entries
 

@@ -4,10 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Unpack, get_args
 
-from pytorch_metric_learning.distances import CosineSimilarity
-
 from aurank.errors import UserError
 from aurank.losses.core.checks import Number, require_choice, require_fraction, require_positive
+from aurank.losses.core.from_pml import CosineSimilarity
 from aurank.losses.core.temperature import Temperature, require_bounds
 from aurank.losses.global_contrastive._gamma import Schedule
 from aurank.losses.global_contrastive._individual_temperatures import IndividualTemperatures, Update

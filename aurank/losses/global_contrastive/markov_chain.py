@@ -5,11 +5,11 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int64
-from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import Number, as_number, require_choice, require_positive, require_whole
+from aurank.losses.core.from_pml import BaseDistance
 from aurank.losses.core.keyed_loss import keys
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.reencoding import Reencode, embedded_anew, row_similarity

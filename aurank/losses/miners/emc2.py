@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import torch
 from jaxtyping import Int64
-from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor, nn
 
 from aurank.losses.core.checks import Number, check_device, require_whole
 from aurank.losses.core.dtypes import without_autocast
+from aurank.losses.core.from_pml import BaseDistance
 from aurank.losses.core.loss_inputs import read_inputs
 from aurank.losses.core.pairs import make_pairs
 from aurank.losses.core.reencoding import Reencode

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int64
-from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor
 from torch.nn.functional import pad
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import as_number
+from aurank.losses.core.from_pml import BaseDistance
 
 Limits = tuple[float, float]  # the least and the greatest similarity, where the outermost bins have their centres
 

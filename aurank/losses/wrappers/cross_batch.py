@@ -5,14 +5,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from pytorch_metric_learning import losses as pml
-from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triplets
 from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import check_device, describe, require_module, require_whole
 from aurank.losses.core.distributed import Distributed, Gather, world_size
 from aurank.losses.core.dtypes import in_common_precision, to_device_of
+from aurank.losses.core.from_pml import convert_to_triplets, pml_losses
 from aurank.losses.core.keyed_loss import KeyedLoss
 from aurank.losses.core.loss_inputs import Inputs, Mined, TakesInputs, read_inputs
 from aurank.losses.core.pairs import as_pairs, check_mined
@@ -20,7 +19,7 @@ from aurank.losses.core.row_table import FullPrecision, writes
 from aurank.losses.wrappers.pml import all_pairs, call_loss
 
 UNKNOWN = -1  # the id of a row that came without one
-TAKEN_BY_PML = {*pml.CrossBatchMemory.supported_losses(), "MultipleLosses"}  # losses of PML that know references
+TAKEN_BY_PML = {*pml_losses.CrossBatchMemory.supported_losses(), "MultipleLosses"}  # losses of PML that know references
 
 
 class Stand(NamedTuple):
@@ -105,7 +104,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
             require_whole(name, value, least=least)
         require_module("loss", loss)
         for part in loss.modules():
-            if type(part).__module__.startswith(pml.__name__) and type(part).__name__ not in TAKEN_BY_PML:
+            if type(part).__module__.startswith(pml_losses.__name__) and type(part).__name__ not in TAKEN_BY_PML:
                 raise UserError(f"{type(part).__name__} of pytorch-metric-learning takes no references, so no memory")
             if not getattr(part, "takes_references", True):
                 raise UserError(f"{type(part).__name__} takes no references as it was made, so no memory")

@@ -6,15 +6,19 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
-from pytorch_metric_learning import losses as pml
-from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
-from pytorch_metric_learning.reducers import BaseReducer, SumReducer
-from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 
 from aurank.losses.core.checks import Number, require_choice, require_finite, require_module, require_positive
 from aurank.losses.core.distributed import Distributed, Gather
 from aurank.losses.core.dtypes import in_common_precision, to_device_of, without_autocast
+from aurank.losses.core.from_pml import (
+    BaseDistance,
+    BaseReducer,
+    BaseRegularizer,
+    CosineSimilarity,
+    SumReducer,
+    pml_losses,
+)
 from aurank.losses.core.loss_inputs import Inputs, TakesInputs
 from aurank.losses.core.pair_loss import require_kind
 from aurank.losses.core.pairs import as_pairs, check_mined
@@ -137,7 +141,7 @@ def contrastive(
     reduction: "sum" (default), as the SOPRC repository; "batch", the sum divided by the batch size, as its
         cross-batch memory has it; "pml", PML's own mean over the pairs that are not 0. A PML `reducer` overrides it.
     """
-    return _wrap("contrastive", pml.ContrastiveLoss, locals(), pos_margin=pos_margin, neg_margin=neg_margin)
+    return _wrap("contrastive", pml_losses.ContrastiveLoss, locals(), pos_margin=pos_margin, neg_margin=neg_margin)
 
 
 def triplet(
@@ -155,7 +159,7 @@ def triplet(
     reduction: "batch" (default), the mean over anchors of their sums, as the SOPRC repository; "sum"; "pml", PML's own
         mean over the triplets that are not 0. A PML `reducer` overrides it.
     """
-    return _wrap("triplet", pml.TripletMarginLoss, locals(), margin=margin)
+    return _wrap("triplet", pml_losses.TripletMarginLoss, locals(), margin=margin)
 
 
 def multi_similarity(
@@ -177,7 +181,7 @@ def multi_similarity(
     name, given = "multi_similarity", {"reduction": "pml", **locals()}
     for scale, value in (("alpha", alpha), ("beta", beta)):
         require_positive(f"{name}: {scale}", value)
-    return _wrap(name, pml.MultiSimilarityLoss, given, alpha=alpha, beta=beta, base=base)
+    return _wrap(name, pml_losses.MultiSimilarityLoss, given, alpha=alpha, beta=beta, base=base)
 
 
 def _wrap(name: str, loss: type[nn.Module], given: dict[str, Any], **own: Number) -> PMLLoss:

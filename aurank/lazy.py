@@ -1,0 +1,93 @@
+"""Names that are imported when they are first used, so that a command loads only the libraries it needs."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from operator import attrgetter
+from types import ModuleType
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
+
+
+class LazyTable(MutableMapping[str, Value]):
+    """A table of components by name. Looking one up imports it; listing the names imports nothing.
+
+    Args:
+        package: what the modules below are relative to.
+        homes: where each name's component is, as "module:attribute".
+    """
+
+    def __init__(self, package: str, homes: Mapping[str, str]) -> None:
+        self.package = package
+        self.homes = dict(homes)
+        self._values: dict[str, Value] = {}
+
+    def __getitem__(self, name: str) -> Value:
+        if name not in self._values:
+            self._values[name] = _imported(self.package, self.homes[name])
+        return self._values[name]
+
+    def __setitem__(self, name: str, value: Value) -> None:
+        self.homes.setdefault(name, "")
+        self._values[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.homes[name]
+        self._values.pop(name, None)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.homes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.homes)
+
+    def __len__(self) -> int:
+        return len(self.homes)
+
+
+def lazy_attributes(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` (PEP 562) for a package whose names are imported on first use.
+
+    Args:
+        package: its `__name__`.
+        homes: where each name comes from, as "module:attribute", relative to the package.
+    """
+    module = sys.modules[package]
+
+    def get_attribute(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = _imported(package, homes[name])
+        setattr(module, name, value)
+        return value
+
+    return get_attribute, lambda: sorted({*vars(module), *homes})
+
+
+@contextmanager
+def without(name: str) -> Iterator[None]:
+    """Spare whatever is imported inside the import of the module `name`, unless it uses an attribute of it."""
+    if name in sys.modules:
+        yield
+        return
+    stand_in = ModuleType(name)
+
+    def get_attribute(attribute: str) -> Any:
+        if sys.modules.get(name) is stand_in:
+            del sys.modules[name]
+        return getattr(importlib.import_module(name), attribute)
+
+    stand_in.__getattr__ = get_attribute  # type: ignore[method-assign]
+    sys.modules[name] = stand_in
+    try:
+        yield
+    finally:
+        if sys.modules.get(name) is stand_in:
+            del sys.modules[name]
+
+
+def _imported(package: str, home: str) -> Any:
+    module, _, attribute = home.partition(":")
+    return attrgetter(attribute)(importlib.import_module(f"{package}.{module}"))
