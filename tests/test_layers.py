@@ -21,10 +21,11 @@ ROOMS = [
     ("aurank.losses.wrappers", "aurank.losses.miners"),
     ("aurank.losses",),
     ("aurank.evaluation",),
+    ("aurank.reporting",),
     ("aurank.embedding",),
     ("aurank.training",),
     ("aurank.commands",),
-    ("aurank.reporting", "aurank.cli", "aurank", "aurank.__main__"),
+    ("aurank.cli", "aurank", "aurank.__main__"),
 ]
 # Beyond order: these rooms know nothing of the named ones although they stand to their left.
 BLIND = {
@@ -49,13 +50,7 @@ HOMES = {
 }
 # Imports that were there when the rooms were drawn; none may be added, and none shall stay.
 DEBTS = {
-    "aurank.embedding.select_images aurank.training.build.data_root",
-    "aurank.embedding.select_images aurank.training.build.hold_out",
-    "aurank.embedding.select_images aurank.training.build.split_of",
-    "aurank.embedding.select_images aurank.training.components.read_config",
-    "aurank.embedding.select_images aurank.training.components.read_trained",
     "aurank.training.logs aurank.losses.global_contrastive._individual_temperatures.IndividualTemperatures",
-    "aurank.training.run aurank.reporting.save_results",
 }
 
 

@@ -21,14 +21,19 @@ def doctor(
 ) -> None:
     """Check data: missing, broken or duplicate images, lone classes, leaks between splits."""
     from aurank.embedding import read_data
-    from aurank.training import asks_about_classes, build_manifest, read_config
+    from aurank.embedding.read_manifest import asks_about_classes, read_manifest
 
-    settings = read_data(data, overrides or []) or read_config(data, overrides or [])
-    manifest = build_manifest(settings.data, seed=settings.seed)
+    section, seed = read_data(data, overrides or []), 0
+    if section is None:
+        from aurank.training import read_config
+
+        settings = read_config(data, overrides or [])
+        section, seed = settings.data, settings.seed
+    manifest = read_manifest(section, seed=seed)
     report = manifest.doctor(
-        train_labels=settings.data.train_labels == "class",
-        ask_classes=asks_about_classes(settings.data, manifest),
-        max_pixels=settings.data.max_pixels,
+        train_labels=section.train_labels == "class",
+        ask_classes=asks_about_classes(section, manifest),
+        max_pixels=section.max_pixels,
     )
     console.print(str(report), highlight=False, markup=False, soft_wrap=True)
     if report.errors:

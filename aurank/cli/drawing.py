@@ -157,7 +157,7 @@ def draw_running(
 
     `finished` may print: no bar is drawn meanwhile.
     """
-    from aurank.commands import Running
+    from aurank.commands import RunOptions
     from aurank.embedding.cache import default_cache
 
     if no_cache and cache is not None:
@@ -177,7 +177,7 @@ def draw_running(
             if finished is not None:
                 finished(name, result)
 
-        yield Running(
+        yield RunOptions(
             batch=batch,
             device=device,
             cache=None if no_cache else cache or default_cache(),

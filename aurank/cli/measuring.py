@@ -64,7 +64,7 @@ def evaluate(
 ) -> None:
     """Measure any model on any images, or saved embeddings, exactly."""
     from aurank.commands import evaluate_model, measure_baselines, require_images
-    from aurank.embedding import Images
+    from aurank.embedding import ImageSelection
     from aurank.evaluation import Report
     from aurank.evaluation.bootstrap import Resampling
     from aurank.evaluation.metrics import check_names
@@ -84,7 +84,7 @@ def evaluate(
     if trec_run is not None:
         _require_free_run(trec_run, is_replaced)
     drawn = None if seeds is None else whole_numbers("--seeds", seeds)
-    images = Images(data, split, protocol, root, query, gallery, overrides or [], drawn)
+    images = ImageSelection(data, split, protocol, root, query, gallery, overrides or [], drawn)
 
     def finished(_: str, report: Report) -> None:
         write_results(report.made_by(command), out, overwrite=overwrite)
@@ -148,11 +148,11 @@ def embed(
 ) -> None:
     """Write the embeddings of a data set's split, with ids, paths and labels."""
     from aurank.commands import embed_model
-    from aurank.embedding import Images
+    from aurank.embedding import ImageSelection
     from aurank.files import require_writable
 
     require_writable(out, suffix=".npz")
-    images = Images(data, split, protocol, root, query, gallery, overrides or [])
+    images = ImageSelection(data, split, protocol, root, query, gallery, overrides or [])
     with draw_running(batch, device, cache, no_cache, allow_code) as running:
         embedded = embed_model(model, images, running=running)
     embedded.save(out)
@@ -181,11 +181,11 @@ def pairs(
 ) -> None:
     """Measure a model of images and texts: each found by the other, and images classified by the names of classes."""
     from aurank.commands import evaluate_pairs
-    from aurank.embedding import Images
+    from aurank.embedding import ImageSelection
     from aurank.files import require_writable
 
     require_writable(out / "zero_shot.json")
-    images = Images(data, split, overrides=overrides or [])
+    images = ImageSelection(data, split, overrides=overrides or [])
     with draw_running(batch, device, cache, no_cache, allow=False) as running:
         result = evaluate_pairs(model, images, templates=prompt, running=running)
     result.save(out)
@@ -212,7 +212,7 @@ def probe(
 ) -> None:
     """Classify by frozen embeddings: nearest neighbours and a linear classifier (by default both)."""
     from aurank.commands import probe_model
-    from aurank.embedding import Images
+    from aurank.embedding import ImageSelection
     from aurank.evaluation import ProbeResult
     from aurank.evaluation.probes import PROBES
     from aurank.files import require_writable
@@ -221,7 +221,7 @@ def probe(
     for name in protocols:
         require_writable(out / f"{name}.json")
     drawn = None if seeds is None else whole_numbers("--seeds", seeds)
-    images = Images(data, split, overrides=overrides or [])
+    images = ImageSelection(data, split, overrides=overrides or [])
 
     def finished(name: str, result: ProbeResult) -> None:
         result.save(out / f"{name}.json")

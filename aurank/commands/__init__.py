@@ -1,13 +1,14 @@
 """What the commands of aurank do, one file a command, to be called from Python too."""
 
-from aurank.commands.demo import demo, measure_baselines, require_images
-from aurank.commands.evaluate import Running, embed_model, evaluate_model
+from aurank.commands.baselines import measure_baselines, require_images
+from aurank.commands.demo import demo
+from aurank.commands.evaluate import RunOptions, embed_model, evaluate_model
 from aurank.commands.pairs import PairsResult, evaluate_pairs
 from aurank.commands.probe import probe_model
 
 __all__ = [
     "PairsResult",
-    "Running",
+    "RunOptions",
     "demo",
     "embed_model",
     "evaluate_model",

@@ -12,15 +12,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from aurank.config import Config
+from aurank.config import Config, DataConfig, EvaluateConfig
 from aurank.data import ImageDataset, Manifest
 from aurank.embedding.cache import EmbeddingCache, data_sha256, weights_sha256
+from aurank.embedding.checkpoint import image_weights, load_checkpoint, resolve_checkpoint
+from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import Embedded, ModelImages, embed
+from aurank.embedding.evaluation_options import TRIAL, evaluation_options
+from aurank.embedding.from_config import build_dataset, build_encoder, build_transform
 from aurank.embedding.image_text_pairs import each_image_once
+from aurank.embedding.load_weights import load_weights
 from aurank.embedding.preprocessing import with_preprocessing
 from aurank.embedding.protocols import Protocol
+from aurank.embedding.read_manifest import require_distinct, require_likely_classes, require_room_for
 from aurank.embedding.select_images import (
-    Images,
+    ImageSelection,
     Selected,
     meaning_of_split,
     require_comparable,
@@ -33,19 +39,6 @@ from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.report import Report
 from aurank.evaluation.trec import evaluate_run, read_qrels, read_run, run_names, write_run
 from aurank.models.adapters.images import ADAPTERS, check_model, load_model
-from aurank.training.build import (
-    build_dataset,
-    build_encoder,
-    build_transform,
-    image_weights,
-    require_distinct,
-    require_likely_classes,
-    require_room_for,
-)
-from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
-from aurank.training.components import read_trained
-from aurank.training.fitting import load_weights
-from aurank.training.tasks import TRIAL, evaluation_options
 
 _KEEP = "data.repeated=keep"
 
@@ -54,7 +47,7 @@ Listener = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Running:
+class RunOptions:
     """How a model is run; none of it is meant to change a number.
 
     `batch`: images embedded at once (default: the configuration's 256). `device`: default CUDA where there is one.
@@ -84,11 +77,11 @@ class Running:
 
 def evaluate_model(
     model: str,
-    images: Images | None = None,
+    images: ImageSelection | None = None,
     *,
     labels: Path | None = None,
     trec_run: Path | None = None,
-    running: Running | None = None,
+    running: RunOptions | None = None,
     **options: Any,
 ) -> Report:
     """The exact report of a model, or of saved embeddings, on the images chosen.
@@ -105,7 +98,7 @@ def evaluate_model(
     Raises:
         UserError: whatever is wrong with the options, before anything is embedded where that can be known.
     """
-    images, running = images or Images(), running or Running()
+    images, running = images or ImageSelection(), running or RunOptions()
     if model.startswith("trec:"):
         given = [*images.given, *([] if trec_run is None else [f"--trec-run {trec_run}"]), *running.given]
         report = _evaluate_run(model, labels, given, options)
@@ -145,8 +138,8 @@ def evaluate_model(
         if images.data is not None or images.query is not None:  # a folder too high can have been named
             manifest = prepared.dataset.manifest
             sides = f"{int(manifest.is_query.sum()):,} queries, {int(manifest.is_gallery.sum()):,} gallery rows"
-            require_likely_classes(manifest, prepared.config.data, counts=sides)
-        require_distinct(prepared.dataset.manifest, prepared.config.data)
+            require_likely_classes(manifest, prepared.data, counts=sides)
+        require_distinct(prepared.dataset.manifest, prepared.data)
         embedded = embed_prepared(prepared, device, running)
         notes = [prepared.note, *prepared.remarks, *skipped(prepared.dataset, embedded)]
     options.setdefault("progress", running.stage("ranking"))
@@ -180,9 +173,9 @@ def _write_run(path: Path, embedded: Embedded, names: np.ndarray, distance: str)
     write_run(path, qrels, embedded.embeddings, embedded.labels, names.tolist(), **roles, distance=distance)
 
 
-def embed_model(model: str, images: Images | None = None, *, running: Running | None = None) -> Embedded:
+def embed_model(model: str, images: ImageSelection | None = None, *, running: RunOptions | None = None) -> Embedded:
     """The embeddings of the images chosen, under the model's own preprocessing; arguments as for `evaluate_model`."""
-    images, running = images or Images(), running or Running()
+    images, running = images or ImageSelection(), running or RunOptions()
     if split_name(model)[0] == "embeddings":
         raise UserError(f"--model {model}: these are embeddings already; name a model")
     device = choose_device(running.device)
@@ -221,7 +214,8 @@ class Prepared:
     batch: int
     workers: int
     options: dict[str, Any]
-    config: Config
+    data: DataConfig
+    config: Config | None  # of a model that was trained here
     dataset_of: Callable[[Manifest], ImageDataset]  # other images for the same model
     remarks: list[str]
 
@@ -232,7 +226,7 @@ class Prepared:
         return f"model {self.name}; {len(manifest):,} images of {of}"
 
 
-def prepare(model: str, images: Images, running: Running) -> Prepared:
+def prepare(model: str, images: ImageSelection, running: RunOptions) -> Prepared:
     """The model, which is not run yet, and the images chosen; UserError for either."""
     kind, what = split_name(model)
     if kind != "aurank":
@@ -244,18 +238,18 @@ def prepare(model: str, images: Images, running: Running) -> Prepared:
             if override.startswith(unusable):
                 raise UserError(f"{override} has no use with --model {model}, which brings its own preprocessing")
         loaded = load_model(model, allow_code=running.allow_code)
-        config = selected.config
-        on_error, max_pixels = config.data.on_error, config.data.max_pixels
+        data = selected.data
 
         def dataset_of(manifest: Manifest) -> ImageDataset:
-            return ModelImages(manifest, loaded, on_error=on_error, max_pixels=max_pixels)
+            return ModelImages(manifest, loaded, on_error=data.on_error, max_pixels=data.max_pixels)
 
-        module, description, options = loaded.module, loaded.description, {}
+        config, module, description, options = None, loaded.module, loaded.description, {}
     else:
         checkpoint = load_checkpoint(resolve_checkpoint(what))
         selected = select_images(images, checkpoint)
-        config = selected.config
-        config = with_preprocessing(config, read_trained(checkpoint["config"]))  # where it was set to null
+        saved = read_trained(checkpoint["config"])
+        config = saved.model_copy(update={"data": selected.data})
+        config = with_preprocessing(config, saved)  # where it was set to null
         module = build_encoder(config.model, channels=config.data.channels, load=False)
         load_weights(module, image_weights(checkpoint), what)
         data = config.data
@@ -265,14 +259,15 @@ def prepare(model: str, images: Images, running: Running) -> Prepared:
             return build_dataset(data, manifest, train=False)
 
         options = evaluation_options(config)
-    batch = config.evaluate.batch if running.batch is None else running.batch
+    usual = EvaluateConfig() if config is None else config.evaluate
+    batch = usual.batch if running.batch is None else running.batch
     dataset = dataset_of(selected.images)
     remarks = meaning_of_split(images, selected)
-    workers = config.data.workers
-    return Prepared(model, module, dataset, description, batch, workers, options, config, dataset_of, remarks)
+    workers = data.workers
+    return Prepared(model, module, dataset, description, batch, workers, options, data, config, dataset_of, remarks)
 
 
-def select_images(images: Images, checkpoint: dict[str, Any] | None) -> Selected:
+def select_images(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selected:
     """What `select` gives, but of pairs with texts each image once."""
     selected = select(images, checkpoint)
     return selected._replace(images=each_image_once(selected.images))
@@ -284,7 +279,7 @@ def own_description(config: Config) -> str:
 
 
 def opened_cache(
-    running: Running, name: str, module: nn.Module, *, description: str, manifest: Manifest
+    running: RunOptions, name: str, module: nn.Module, *, description: str, manifest: Manifest
 ) -> EmbeddingCache | None:
     """The cache of a model's embeddings of the images of a manifest, None where none is wanted."""
     if running.cache is None:
@@ -299,7 +294,7 @@ def opened_cache(
     )
 
 
-def embed_prepared(prepared: Prepared, device: torch.device, running: Running) -> Embedded:
+def embed_prepared(prepared: Prepared, device: torch.device, running: RunOptions) -> Embedded:
     """The embeddings of the images of ``prepared``, from the cache as far as it holds them."""
     manifest = prepared.dataset.manifest
     return embed(

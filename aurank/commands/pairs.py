@@ -5,9 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aurank.commands.evaluate import Running, choose_device, opened_cache, own_description, split_name
+from aurank.commands.evaluate import (
+    RunOptions,
+    choose_device,
+    opened_cache,
+    own_description,
+    split_name,
+)
 from aurank.data import Manifest
 from aurank.data.captions import text_key
+from aurank.embedding.checkpoint import load_checkpoint, resolve_checkpoint
+from aurank.embedding.choices import read_trained
+from aurank.embedding.evaluation_options import noted, noted_both, two_way_options
+from aurank.embedding.from_config import build_dataset
 from aurank.embedding.image_text_pairs import (
     describe_groups,
     distinct_images,
@@ -17,15 +27,11 @@ from aurank.embedding.image_text_pairs import (
     require_pairs,
 )
 from aurank.embedding.preprocessing import with_preprocessing
-from aurank.embedding.select_images import Images, select
+from aurank.embedding.select_images import ImageSelection, select
+from aurank.embedding.towers import require_texts, towers_of
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import DIRECTIONS, PROMPTS, TwoWayReport, prompts
-from aurank.training.build import build_dataset
-from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
-from aurank.training.components import read_trained
-from aurank.training.tasks import noted, noted_both, two_way_options
-from aurank.training.towers import require_texts, towers_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +72,10 @@ class PairsResult:
 
 def evaluate_pairs(
     model: str,
-    images: Images | None = None,
+    images: ImageSelection | None = None,
     *,
     templates: Sequence[str] | None = None,
-    running: Running | None = None,
+    running: RunOptions | None = None,
 ) -> PairsResult:
     """What a model that was trained with model.text makes of images and their texts.
 
@@ -82,7 +88,7 @@ def evaluate_pairs(
     Raises:
         UserError: whatever is wrong with the options, before anything is embedded.
     """
-    images, running = images or Images(), running or Running()
+    images, running = images or ImageSelection(), running or RunOptions()
     kind, what = split_name(model)
     if kind != "aurank":
         raise UserError(f"--model {model}: pairs need both encoders of a run with model.text, aurank:DIR/best")
@@ -94,14 +100,14 @@ def evaluate_pairs(
     saved = read_trained(checkpoint["config"])
     require_texts(saved, model)
     prompts([], PROMPTS if templates is None else templates)  # refuses those without a place for the class
-    config, manifest, trained = select(images, checkpoint)
+    data, manifest, trained = select(images, checkpoint)
     require_pairs(manifest)
     if templates is not None and not _has_classes(manifest):
         raise UserError(
             f"--prompt has no use here: the images of {manifest.name} have no classes to tell apart; "
             "give its table a column label, one for each image"
         )
-    config = with_preprocessing(config, saved)
+    config = with_preprocessing(saved.model_copy(update={"data": data}), saved)
     towers = towers_of(checkpoint, config, model)
     whole = None if images.split == "train" else trained
     once = distinct_images(manifest)  # as `aurank evaluate` takes them, so that both share what is in the cache

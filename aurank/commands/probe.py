@@ -8,31 +8,39 @@ from typing import Any
 import numpy as np
 import torch
 
-from aurank.commands.evaluate import Prepared, Running, choose_device, embed_prepared, prepare, skipped, split_name
-from aurank.data import READERS, Manifest
+from aurank.commands.evaluate import (
+    Prepared,
+    RunOptions,
+    choose_device,
+    embed_prepared,
+    prepare,
+    skipped,
+    split_name,
+)
+from aurank.data import Manifest
 from aurank.data.checks.repeated import repeated_image
 from aurank.embedding.embed import Embedded
 from aurank.embedding.image_text_pairs import each_image_once
-from aurank.embedding.select_images import Images
+from aurank.embedding.read_manifest import read_whole
+from aurank.embedding.select_images import ImageSelection
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import integer_array, numbered
 from aurank.evaluation.probes import CHECKS, PROBES
 from aurank.evaluation.probes.result import ProbeResult
 from aurank.evaluation.probes.splits import plan_probe
-from aurank.training.build import data_root
 
 CLOSED = 0.5  # part of the tested classes from which on the training split's rows train
 
 
 def probe_model(
     model: str,
-    images: Images | None = None,
+    images: ImageSelection | None = None,
     *,
     protocols: Sequence[str] = tuple(PROBES),
     labels: Path | None = None,
     k: int | None = None,
     seeds: Sequence[int] | None = None,
-    running: Running | None = None,
+    running: RunOptions | None = None,
 ) -> dict[str, ProbeResult]:
     """The result of each of the ``protocols``, "knn" and "linear_probe", on a model's frozen embeddings.
 
@@ -48,7 +56,7 @@ def probe_model(
     Raises:
         UserError: whatever is wrong with the options, before anything is embedded where that can be known.
     """
-    images, running = images or Images(), running or Running()
+    images, running = images or ImageSelection(), running or RunOptions()
     kind, what = split_name(model)
     _check_choice(images, protocols, k)
     device = choose_device(running.device)
@@ -85,7 +93,7 @@ def probe_model(
     return results
 
 
-def _check_choice(images: Images, protocols: Sequence[str], k: int | None) -> None:
+def _check_choice(images: ImageSelection, protocols: Sequence[str], k: int | None) -> None:
     if not protocols or set(protocols) - PROBES.keys() or len(set(protocols)) < len(protocols):
         raise UserError(f"--protocol: expected {' or '.join(PROBES)}, each once; got {', '.join(protocols) or 'none'}")
     if k is not None and "knn" not in protocols:
@@ -100,7 +108,7 @@ def _check_probes(
     labels: np.ndarray,
     test_labels: np.ndarray | None,
     seeds: Sequence[int] | None,
-    running: Running,
+    running: RunOptions,
 ) -> None:
     """Raise UserError where the probes cannot be; a linear probe that the labels forbid goes from `options` instead.
 
@@ -125,7 +133,7 @@ def _embed_sides(
     options: dict[str, dict[str, Any]],
     seeds: Sequence[int] | None,
     device: torch.device,
-    running: Running,
+    running: RunOptions,
 ) -> tuple[Embedded, Embedded | None, list[str]]:
     """The embeddings of the images tested and of those that train, None for halves; labels agree; and notes."""
     tested = prepared.dataset.manifest
@@ -153,8 +161,8 @@ def _training_images(prepared: Prepared) -> Manifest | None:
 
     Read anew: of a configuration that holds classes out for validation, the splits would lack their training rows.
     """
-    config, tested = prepared.config.data, prepared.dataset.manifest
-    whole = READERS[config.name](data_root(config), **config.params)
+    tested = prepared.dataset.manifest
+    whole = read_whole(prepared.data)
     paths = set(tested.paths)
     rows = np.array([path not in paths for path in whole.paths]) & (whole.splits == "train")
     if not rows.any():

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -14,20 +14,39 @@ from aurank.config.components import Choices, check_component
 from aurank.config.cross_checks import contradictions, one_way_loss
 from aurank.config.messages import HIGH, ConfigError, KeyPath, Problems, one_of, show, unknown_key, wrong_value
 from aurank.config.reading import Tree, apply_overrides, parse_overrides, plain_tree, read_tree, write_yaml
-from aurank.config.schema import DEFAULT_NAMES, Config, known_keys
+from aurank.config.schema import DEFAULT_NAMES, Config, DataSection, known_keys
 from aurank.errors import AurankWarning
 
 _SECTIONS = ("data", "sampler", "model", "loss", "optim", "train", "evaluate")
 _ABSENT = object()
+_Schema = TypeVar("_Schema", Config, DataSection)
 
 
+@overload
 def load_config(
     source: Path | str | dict[str, Any],
     overrides: Sequence[str] = (),
     *,
     choices: Mapping[str, Choices],
     complaints: Callable[[Callable[[str], Any]], list[tuple[str, str]]] | None = None,
-) -> Config:
+) -> Config: ...
+@overload
+def load_config(
+    source: Path | str | dict[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    choices: Mapping[str, Choices],
+    complaints: Callable[[Callable[[str], Any]], list[tuple[str, str]]] | None = None,
+    schema: type[_Schema],
+) -> _Schema: ...
+def load_config(
+    source: Path | str | dict[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    choices: Mapping[str, Choices],
+    complaints: Callable[[Callable[[str], Any]], list[tuple[str, str]]] | None = None,
+    schema: type[Any] = Config,
+) -> Any:
     """The configuration in ``source`` with ``overrides``, every key and every component checked.
 
     Args:
@@ -38,6 +57,7 @@ def load_config(
         choices: the table of each component, by its dotted path (``"loss"``, ``"data.train_transform"``). A component
             whose path is absent is not checked. Arguments are returned as the constructor's annotations want them.
         complaints: given the value at any dotted path (None where it has a mistake), what else is wrong: paths, texts.
+        schema: ``Config``, or ``DataSection`` for a data section alone.
 
     Raises:
         ConfigError: lists every mistake, one line each.
@@ -52,9 +72,9 @@ def load_config(
     names = {path: DEFAULT_NAMES.get(path) for path in choices}
     right = [change for change in changes if not problems.covers(change[0])]
     dropped = apply_overrides(tree, right, problems, components=names)
-    _fill(tree)
+    _fill(tree, schema)
     known = _known(tree, choices)
-    config = _validate(tree, choices, problems, known)
+    config = _validate(tree, schema, choices, problems, known)
     if "loss" in choices:
         losses = choices["loss"]
         two_way = {one: "two_way" in losses.arguments(one) for one in losses.table}
@@ -74,10 +94,12 @@ def load_config(
     return config
 
 
-def _fill(tree: Tree) -> None:
+def _fill(tree: Tree, schema: type[Config] | type[DataSection]) -> None:
     """Write out what may be left out: empty sections, empty ``params``, the names of default components."""
     for path in (*_SECTIONS, *DEFAULT_NAMES, "miner"):
         *parents, last = path.split(".")
+        if [*parents, last][0] not in schema.model_fields:
+            continue
         holder = _node(tree, parents)
         if isinstance(holder, dict) and holder.get(last) is None and path != "miner":
             holder[last] = {}
@@ -103,11 +125,15 @@ def _known(tree: Tree, choices: Mapping[str, Choices]) -> list[KeyPath]:
 
 
 def _validate(
-    tree: Tree, choices: Mapping[str, Choices], problems: Problems, known: Sequence[KeyPath]
-) -> Config | None:
+    tree: Tree,
+    schema: type[Config] | type[DataSection],
+    choices: Mapping[str, Choices],
+    problems: Problems,
+    known: Sequence[KeyPath],
+) -> Config | DataSection | None:
     """The config that ``tree`` holds, or None; its mistakes and contradictions go to ``problems``."""
     try:
-        return Config.model_validate_json(json.dumps(tree))
+        return schema.model_validate_json(json.dumps(tree))
     except ValidationError as error:
         for item in error.errors(include_url=False):
             problems.add(item["loc"], partial(_explain, item, choices, known))
@@ -169,7 +195,7 @@ def _node(tree: Tree, path: Sequence[str]) -> Any:
     return value
 
 
-def _attribute(config: Config, path: str) -> Any:
+def _attribute(config: Config | DataSection, path: str) -> Any:
     value: Any = config
     for key in path.split("."):
         value = getattr(value, key)

@@ -296,24 +296,11 @@ class EvaluateConfig(Strict):
     batch: int = Field(default=256, ge=1, le=10**6, description="Images embedded at once.")
 
 
-class Config(Strict):
-    """Everything that a run depends on."""
-
-    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Seed of all randomness.")
-    data: DataConfig = Field(description="Which images, and what is done to them.")
-    sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="Which images make a batch.")
-    model: ModelConfig = Field(default_factory=ModelConfig, description="The encoder.")
-    loss: Component = Field(description="The loss.")
-    memory: MemoryConfig | None = Field(
-        default=None, description="References kept from earlier batches (XBM); null: none."
-    )
-    miner: Component | None = Field(default=None, description="Which pairs of a batch count; null: all.")
-    optim: OptimConfig = Field(description="How a gradient moves the weights.")
-    train: TrainConfig = Field(description="How long, how precise, what is written when.")
-    evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="How embeddings are measured.")
+class _Agreeing(Strict):
+    """Sections whose keys must agree with each other."""
 
     @model_validator(mode="after")
-    def _agree(self) -> "Config":
+    def _agree(self) -> "_Agreeing":
         def look(path: str) -> Any:
             value: Any = self
             for key in path.split("."):
@@ -331,6 +318,29 @@ class Config(Strict):
         if found:
             raise ValidationError.from_exception_data("Config", found)
         return self
+
+
+class Config(_Agreeing):
+    """Everything that a run depends on."""
+
+    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Seed of all randomness.")
+    data: DataConfig = Field(description="Which images, and what is done to them.")
+    sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="Which images make a batch.")
+    model: ModelConfig = Field(default_factory=ModelConfig, description="The encoder.")
+    loss: Component = Field(description="The loss.")
+    memory: MemoryConfig | None = Field(
+        default=None, description="References kept from earlier batches (XBM); null: none."
+    )
+    miner: Component | None = Field(default=None, description="Which pairs of a batch count; null: all.")
+    optim: OptimConfig = Field(description="How a gradient moves the weights.")
+    train: TrainConfig = Field(description="How long, how precise, what is written when.")
+    evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="How embeddings are measured.")
+
+
+class DataSection(_Agreeing):
+    """The data section alone: what measuring a model needs of a configuration."""
+
+    data: DataConfig = Field(description="Which images, and what is done to them.")
 
 
 @dataclass(frozen=True)

@@ -5,28 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aurank.config import Config
+from aurank.config import DataConfig
 from aurank.data import READERS, Manifest
 from aurank.data.readers.table import read_two_tables
+from aurank.embedding.choices import read_data_config, read_trained
 from aurank.embedding.image_text_pairs import WITH_TEXTS
 from aurank.embedding.protocols import Protocol, find_protocol
+from aurank.embedding.read_manifest import data_root, hold_out, read_whole, split_of
 from aurank.errors import UserError
-from aurank.training.build import data_root, hold_out, split_of
-from aurank.training.components import read_config, read_trained
-
-# What a model that was not trained here brings along: only the section of the data is ever looked at.
-_UNTRAINED: dict[str, Any] = {
-    "data": {"validation_fraction": 0.0},
-    "loss": {"name": "smooth_ap"},
-    "optim": {"lr": 1.0},
-    "train": {"steps": 1},
-}
 
 _WANTS_LABELS = "needs images with labels, such as --data folder:PATH with PATH/CLASS/IMAGE"
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageSelection:
     """The images to embed; nothing given: the test split of the data that the model was trained on.
 
     `data`: READER:PATH, with `split` (default "test") as the data have it; of the data that the model was trained on,
@@ -73,28 +65,28 @@ class Images:
         return None if self.protocol is None else find_protocol(self.protocol, seeds=self.seeds)
 
 
-def read_data(data: str, overrides: Sequence[str] = ()) -> Config | None:
-    """Return a configuration that names the data of READER:PATH and nothing else; None where `data` names no reader."""
+def read_data(data: str, overrides: Sequence[str] = ()) -> DataConfig | None:
+    """Return the data section that names READER:PATH; None where `data` names no reader."""
     if data.partition(":")[0] not in READERS or Path(data).is_file():
         if Path(data).is_dir():
             raise UserError(f"{data} is a folder; did you mean 'folder:{data}'?")
         return None
-    return read_config({**_UNTRAINED, "data": {**_UNTRAINED["data"], **_located(data)}}, overrides)
+    return read_data_config({"validation_fraction": 0.0, **_located(data)}, overrides)
 
 
 class Selected(NamedTuple):
-    """The configuration that applies, and the images to embed.
+    """The data section that applies, and the images to embed.
 
     `trained`: the whole data set with the splits of the run that trained the model; None where that had other data.
     """
 
-    config: Config
+    data: DataConfig
     images: Manifest
     trained: Manifest | None = None
 
 
-def select(images: Images, checkpoint: dict[str, Any] | None) -> Selected:
-    """Return the images to embed, with the configuration that applies to them.
+def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selected:
+    """Return the images to embed, with the data section that applies to them.
 
     Args:
         checkpoint: of the model, or None for a model from elsewhere.
@@ -103,33 +95,33 @@ def select(images: Images, checkpoint: dict[str, Any] | None) -> Selected:
     wrong = [override for override in images.overrides if not override.startswith("data.")]
     if wrong:
         raise UserError(f"{wrong[0]!r}: only data.* can be changed for a model that is measured")
-    content = dict(_UNTRAINED if checkpoint is None else checkpoint["config"])
+    section = {"validation_fraction": 0.0} if checkpoint is None else checkpoint["config"]["data"]
     # How images were changed for training need not agree with what they are measured with, another image_size say.
-    content["data"] = {key: value for key, value in content["data"].items() if key != "train_transform"}
+    section = {key: value for key, value in section.items() if key != "train_transform"}
     if images.query is not None and images.gallery is not None:
         # The reader is named for form's sake: of its params only `outside` is asked for here.
-        content["data"] = {**content["data"], "name": "table", "params": {"file": images.query.name}}
+        section |= {"name": "table", "params": {"file": images.query.name}}
         odd = [one for one in images.overrides if one.startswith("data.params.") and ".outside=" not in one]
         if odd:
             raise UserError(f"{odd[0]} has no use with --query and --gallery: --root names where their paths start")
-        config = read_trained(content, images.overrides)
-        outside = bool(config.data.params.get("outside", False))
-        return Selected(config, read_two_tables(images.query, images.gallery, root=images.root, outside=outside))
+        data = read_data_config(section, images.overrides)
+        outside = bool(data.params.get("outside", False))
+        return Selected(data, read_two_tables(images.query, images.gallery, root=images.root, outside=outside))
     protocol = images.find_protocol()
     if protocol is not None:
         root = None if images.root is None else str(images.root)
-        content["data"] = {**content["data"], "name": protocol.reader, "params": {}, "root": root}
-        config = read_trained(content, images.overrides)
-        return Selected(config, protocol.manifest(data_root(config.data), **config.data.params))
+        section |= {"name": protocol.reader, "params": {}, "root": root}
+        data = read_data_config(section, images.overrides)
+        return Selected(data, protocol.manifest(data_root(data), **data.params))
     if images.data is not None:
-        content["data"] = {**content["data"], **_located(images.data)}
+        section |= _located(images.data)
     elif checkpoint is None:
         raise UserError("say which images to embed: --data READER:PATH, --protocol NAME, or --query and --gallery")
-    config = read_trained(content, images.overrides)
-    given = READERS[config.data.name](data_root(config.data), **config.data.params)
-    trained = None if checkpoint is None else _as_trained(given, config, checkpoint)
+    data = read_data_config(section, images.overrides)
+    given = read_whole(data)
+    trained = None if checkpoint is None else _as_trained(given, data, checkpoint)
     if any(override.startswith("data.validation_fraction") for override in images.overrides):
-        whole = hold_out(given, config.data, seed=config.seed)
+        whole = hold_out(given, data, seed=0 if checkpoint is None else read_trained(checkpoint["config"]).seed)
     else:
         whole = trained if trained is not None and images.data is None else given
     if images.split in (None, "test") and "test" not in whole.split_sizes:
@@ -141,20 +133,21 @@ def select(images: Images, checkpoint: dict[str, Any] | None) -> Selected:
             )
         if images.split is None:
             raise UserError(f"{whole.name} has no test images to measure; choose another split with --split {others}")
-    return Selected(config, split_of(whole, config.data, images.split or "test"), trained)
+    return Selected(data, split_of(whole, data, images.split or "test"), trained)
 
 
-def _as_trained(whole: Manifest, config: Config, checkpoint: dict[str, Any]) -> Manifest | None:
+def _as_trained(whole: Manifest, data: DataConfig, checkpoint: dict[str, Any]) -> Manifest | None:
     """Return the data with the splits of the run that made the checkpoint; None where it was trained on others."""
-    held_out = read_trained(checkpoint["config"]).data.validation_fraction
+    saved = read_trained(checkpoint["config"])
+    held_out = {"validation_fraction": saved.data.validation_fraction}
     try:
-        trained = hold_out(whole, config.data.model_copy(update={"validation_fraction": held_out}), seed=config.seed)
+        trained = hold_out(whole, data.model_copy(update=held_out), seed=saved.seed)
     except UserError:  # too few classes to hold some out
         return None
     return trained if trained.sha256 == checkpoint["manifest"] else None
 
 
-def meaning_of_split(images: Images, selected: Selected) -> list[str]:
+def meaning_of_split(images: ImageSelection, selected: Selected) -> list[str]:
     """Return a line on what "train" or "val" means for the data that a model was trained on, none for other data."""
     if images.split not in ("train", "val") or selected.trained is None:
         return []

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from aurank.data import ImageDataset
 from aurank.errors import UserError
-from aurank.training.checkpoint import random_state, restore_random_state
+from aurank.training.random_state import random_state, restore_random_state
 
 
 class Reencode:

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from aurank.config import Config
 from aurank.data import Batch, ImageDataset, keys
+from aurank.embedding.from_config import build_dataset
 from aurank.losses import CrossBatchMemory
-from aurank.training.build import Splits, build_dataset, build_splits
-from aurank.training.checkpoint import seed_everything
+from aurank.training.build import Splits, build_splits
 from aurank.training.loop import too_few_readable
 from aurank.training.parts import Parts
 from aurank.training.processes import joined
+from aurank.training.random_state import seed_everything
 from aurank.training.run import build_parts, remarks
 
 GIB = 2**30

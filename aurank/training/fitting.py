@@ -1,60 +1,16 @@
 """Putting what a checkpoint holds into the parts of a run or a model; what does not fit is told in one line."""
 
-from collections.abc import Callable
 from dataclasses import fields
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from aurank.config.messages import one_line, show
+from aurank.config.messages import show
+from aurank.embedding.load_weights import describe_value, load_part
 from aurank.errors import UserError
 from aurank.training.state import Progress
-
-_MOST = 200  # characters of another library's words
-
-
-def load_weights(module: nn.Module, weights: dict[str, Tensor], source: Path | str, *, part: str = "encoder") -> None:
-    """Nothing; the module takes over the weights. UserError naming the first tensor that does not fit it."""
-    require_alike(weights, module.state_dict(), source, part)
-    put(module.load_state_dict, weights, source, part)
-
-
-def require_alike(saved: dict[str, Any], own: dict[str, Any], source: Path | str, part: str) -> None:
-    """Nothing; UserError unless both have the same tensors: names, shapes, and whether they are of real numbers."""
-    wrong = [name for name in dict.fromkeys([*own, *saved]) if _kind(saved.get(name)) != _kind(own.get(name))]
-    if wrong:
-        came, expected = (described(state.get(wrong[0])) for state in (saved, own))
-        more = f", and {len(wrong) - 1} more differ" if len(wrong) > 1 else ""
-        raise UserError(
-            f"{source} does not fit this model: {part} {wrong[0]!r} is {came}, expected {expected}{more}; "
-            f"use the versions of aurank and timm that wrote it (timm is {version('timm')} here), or another checkpoint"
-        )
-
-
-def _kind(value: Any) -> object:
-    return (tuple(value.shape), value.is_floating_point()) if isinstance(value, Tensor) else value is None
-
-
-def described(value: Any) -> str:
-    """The type and shape of a tensor, in words for a message; of anything else its type."""
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    return "missing" if value is None else f"of type {type(value).__name__}"
-
-
-def put(load: Callable[[Any], object], value: Any, source: Path | str, part: str) -> None:
-    """Nothing; hands what a checkpoint holds of a part to it. UserError where it refuses that, in its own way."""
-    try:
-        load(value)
-    except Exception as error:
-        said = one_line(str(error) or type(error).__name__)[:_MOST]
-        raise UserError(
-            f"{source} does not fit this run: {part!r} is refused ({said}); use the version of aurank that wrote it, "
-            "or another checkpoint"
-        ) from error
 
 
 def load_optimiser(optimiser: Optimizer, saved: dict[str, Any], source: Path | str) -> None:
@@ -76,7 +32,7 @@ def load_optimiser(optimiser: Optimizer, saved: dict[str, Any], source: Path | s
         trouble = _unlike(groups, current, "param_groups") or _misfit(held, optimiser)
     if trouble is not None:
         raise UserError(f"{source} does not fit this run: its 'optimiser': {trouble}; use another checkpoint")
-    put(optimiser.load_state_dict, saved, source, "optimiser")
+    load_part(optimiser.load_state_dict, saved, source, "optimiser")
 
 
 def _unlike(saved: Any, own: Any, path: str) -> str | None:
@@ -106,9 +62,9 @@ def _misfit(held: dict[Any, Any], optimiser: Optimizer) -> str | None:
             return f"state.{index} is not a dict of {', '.join(sorted(map(str, names)))}"
         for name, value in state.items():
             if isinstance(value, Tensor) and value.ndim and value.shape != shapes[index]:
-                return f"state.{index}.{name} is {described(value)}, expected {list(shapes[index])}"
+                return f"state.{index}.{name} is {describe_value(value)}, expected {list(shapes[index])}"
             if not isinstance(value, Tensor | int | float | None):
-                return f"state.{index}.{name} is {described(value)}, expected a tensor"
+                return f"state.{index}.{name} is {describe_value(value)}, expected a tensor"
     return None
 
 

@@ -12,16 +12,16 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from aurank.data import Batch, ImageDataset, keys, loader
+from aurank.embedding.checkpoint import fingerprint, save_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import write_text
 from aurank.training.build import learning_rate
-from aurank.training.checkpoint import random_state, save_checkpoint
-from aurank.training.checksums import fingerprint
 from aurank.training.logs import MetricsFile, collapse_signs, learnt_temperature
 from aurank.training.optim import set_learning_rate
 from aurank.training.parts import Parts
+from aurank.training.random_state import random_state
 from aurank.training.resume import older_checkpoints
 from aurank.training.signals import StopRequest
 from aurank.training.state import Before, Progress

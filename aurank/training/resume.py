@@ -9,21 +9,22 @@ from typing import Any
 
 from aurank.config import Config, config_difference
 from aurank.data import Manifest
+from aurank.embedding.checkpoint import (
+    CONTENT,
+    DamagedCheckpointError,
+    fingerprint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from aurank.embedding.load_weights import load_part, load_weights, require_alike
 from aurank.embedding.preprocessing import with_preprocessing
 from aurank.errors import UserError
 from aurank.training.build import build_schedule
-from aurank.training.checkpoint import (
-    CONTENT,
-    DamagedCheckpointError,
-    load_checkpoint,
-    restore_random_state,
-    save_checkpoint,
-)
-from aurank.training.checksums import fingerprint
 from aurank.training.claim import is_passing
 from aurank.training.components import read_config
-from aurank.training.fitting import load_optimiser, load_weights, put, read_progress, require_alike
+from aurank.training.fitting import load_optimiser, read_progress
 from aurank.training.parts import Parts
+from aurank.training.random_state import restore_random_state
 from aurank.training.state import Progress
 
 MAY_CHANGE = (
@@ -118,7 +119,7 @@ def _newest(last: Path, kept: list[Path]) -> tuple[Path, dict[str, Any], list[st
     trouble: UserError | None = None
     for path in kept:
         try:
-            state = load_checkpoint(path, whole=True)
+            state = load_checkpoint(path, read_run=read_config)
         except DamagedCheckpointError as error:
             trouble = trouble or error
             continue
@@ -233,16 +234,16 @@ def restore(parts: Parts, resumed: Resumed) -> Progress:
             "resume with the same number"
         )
     load_weights(parts.module, state["encoder"], path)
-    put(parts.loss.load_state_dict, state["loss"], path, "loss")
+    load_part(parts.loss.load_state_dict, state["loss"], path, "loss")
     if parts.miner is not None:
-        put(parts.miner.load_state_dict, state["miner"], path, "miner")
+        load_part(parts.miner.load_state_dict, state["miner"], path, "miner")
     load_optimiser(parts.optimiser, state["optimiser"], path)
     if parts.accelerator.scaler is not None:
-        put(parts.accelerator.scaler.load_state_dict, state["scaler"], path, "scaler")
+        load_part(parts.accelerator.scaler.load_state_dict, state["scaler"], path, "scaler")
     if parts.average is not None:
         values = (state["average"] or {}).get("values", {})
         require_alike(values, parts.average.values, path, "average")
         parts.average.load_state_dict(state["average"])
-    put(parts.sampler.load_state_dict, state["sampler"], path, "sampler")
-    put(restore_random_state, state["random"][parts.accelerator.process_index], path, "random")
+    load_part(parts.sampler.load_state_dict, state["sampler"], path, "sampler")
+    load_part(restore_random_state, state["random"][parts.accelerator.process_index], path, "random")
     return read_progress(state, path)

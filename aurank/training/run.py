@@ -18,9 +18,18 @@ from accelerate.utils import gather_object
 from torch import nn
 
 from aurank.config import Config, dump_config
-from aurank.data import Manifest, MultiCrop, Pipeline, Sampler
+from aurank.data import Manifest, MultiCrop, Sampler
 from aurank.data.checks.contents import contents
+from aurank.embedding.checkpoint import load_checkpoint, model_weights
+from aurank.embedding.evaluation_options import try_evaluation
+from aurank.embedding.from_config import (
+    build_dataset,
+    build_encoder,
+    fill_preprocessing,
+)
 from aurank.embedding.image_text_pairs import require_pairs, texts_of
+from aurank.embedding.load_weights import load_weights
+from aurank.embedding.towers import build_towers
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
@@ -28,35 +37,33 @@ from aurank.files import write_text
 from aurank.reporting import save_results
 from aurank.training.build import (
     Splits,
-    build_dataset,
-    build_encoder,
     build_loss,
     build_miner,
     build_optimiser,
     build_sampler,
     build_schedule,
     build_splits,
-    build_transform,
     check_image_size,
-    fill_preprocessing,
-    image_weights,
-    model_weights,
 )
 from aurank.training.callbacks import Reencode, offer_reencoding
-from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint, seed_everything
 from aurank.training.claim import claimed, remove_temporaries
-from aurank.training.components import read_config, read_trained
-from aurank.training.fitting import load_weights, read_progress
+from aurank.training.components import read_config
+from aurank.training.fitting import read_progress
 from aurank.training.gradient_cache import GradientCache
 from aurank.training.loop import Listener, Loop
 from aurank.training.mining import NearestImages
 from aurank.training.optim import WeightAverage
 from aurank.training.parts import Parts
 from aurank.training.processes import joined, launched, on_cpu, require_same, together
+from aurank.training.random_state import seed_everything
 from aurank.training.resume import Resumed, prepare, require_same_data, require_usable, restore
 from aurank.training.state import Progress
-from aurank.training.tasks import ImageTask, PairTask, Task, Tested, try_evaluation
-from aurank.training.towers import build_towers
+from aurank.training.tasks import (
+    ImageTask,
+    PairTask,
+    Task,
+    Tested,
+)
 
 
 @dataclass(frozen=True)
@@ -355,22 +362,3 @@ def _test(loop: Loop, splits: Splits, test: Manifest, out: Path) -> tuple[Tested
         "skipped as unreadable"
     )
     return tested.noted(note), len(data.skipped)
-
-
-def load(path: Path | str) -> tuple[nn.Module, Pipeline]:
-    """The encoder of a checkpoint in evaluation mode, and the transform of its evaluation images.
-
-    Of two towers it is that of the images; `aurank.training.load_pairs` gives both.
-
-    Args:
-        path: ``DIR/best``, ``DIR/last`` (with or without ``.pt``), or ``DIR`` for its best.
-
-    Example:
-        >>> model, transform = aurank.load("runs/soprc/best")
-        >>> embedding = model(transform(image)[None])   # image: Pillow's, or uint8 [height, width, channel]
-    """
-    checkpoint = load_checkpoint(resolve_checkpoint(path))
-    config = read_trained(checkpoint["config"])
-    encoder = build_encoder(config.model, channels=config.data.channels, load=False)
-    load_weights(encoder, image_weights(checkpoint), path)
-    return encoder.eval(), build_transform(config.data, train=False)

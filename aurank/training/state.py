@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from aurank.losses import Undoable
-from aurank.training.checkpoint import random_state, restore_random_state
+from aurank.training.random_state import random_state, restore_random_state
 
 
 @dataclass

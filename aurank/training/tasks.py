@@ -1,7 +1,7 @@
 """What a run trains and measures: images that are compared with each other, or pairs of an image and a text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from aurank.config import Config
 from aurank.data import Batch, ImageDataset, Manifest
 from aurank.data.captions import PADDING
-from aurank.embedding.embed import Embedded, embed
+from aurank.embedding.embed import embed
+from aurank.embedding.evaluation_options import evaluation_options, noted, noted_both, two_way_options
 from aurank.embedding.image_text_pairs import EmbeddedPairs, embed_pairs, reports_by_group, texts_of
+from aurank.embedding.towers import Towers
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.models import EachSide, EachSize, Encoder
-from aurank.training.towers import Towers
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,51 +191,6 @@ class PairTask:
 
 
 Task = ImageTask | PairTask
-
-
-def noted(report: Report, note: str) -> Report:
-    """The report with one more note."""
-    return replace(report, notes=[*report.notes, note])
-
-
-def noted_both(report: TwoWayReport, note: str) -> TwoWayReport:
-    """The report with one more note in each direction."""
-    return TwoWayReport(noted(report.image_to_text, note), noted(report.text_to_image, note))
-
-
-def evaluation_options(config: Config) -> dict[str, Any]:
-    """The arguments of ``aurank.evaluate`` that a configuration holds."""
-    settings = config.evaluate
-    options: dict[str, Any] = {
-        "recall_at": tuple(settings.recall_at),
-        "ties": settings.ties,
-        "max_memory": settings.max_memory,
-    }
-    if settings.metrics is not None:
-        options["metrics"] = ("mauprc", *settings.metrics)  # by which the best validation is chosen
-    return {**options, "distributed": False}  # the main process alone evaluates
-
-
-TRIAL = Embedded(
-    embeddings=np.array([[1, 0], [1, 0.5], [0, 1], [0.5, 1]], dtype=np.float32),
-    labels=np.array([0, 0, 1, 1]),
-    ids=np.arange(4),
-    paths=np.array(["a", "b", "c", "d"]),
-    is_query=np.ones(4, dtype=np.bool_),
-    is_gallery=np.ones(4, dtype=np.bool_),
-    groups=np.full(4, -1),
-)
-"""Rows to measure with options that may not be met, hours before they would be needed."""
-
-
-def try_evaluation(config: Config) -> None:
-    """Nothing; measures four rows: whatever measuring lacks is told, and its code compiled, before the first step."""
-    TRIAL.evaluate(**evaluation_options(config))
-
-
-def two_way_options(config: Config) -> dict[str, Any]:
-    """The same of `two_way`, which is compared by the recalls at 1, 5 and 10, whatever the cuts for images are."""
-    return {name: value for name, value in evaluation_options(config).items() if name not in ("recall_at", "metrics")}
 
 
 def _readable(data: ImageDataset) -> np.ndarray:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from aurank.commands import Running, embed_model, evaluate_model
+from aurank.commands import RunOptions, embed_model, evaluate_model
 from aurank.commands import evaluate as apply
 from aurank.commands.evaluate import choose_device, embed_prepared
 from aurank.data.readers.table import read_two_tables
-from aurank.embedding import Images
+from aurank.embedding import ImageSelection
 from aurank.errors import UserError
 from aurank.evaluation.engine import positives
 
@@ -44,11 +44,11 @@ def table(path: Path, rows: list[tuple[str, str]]) -> Path:
     return path
 
 
-PHOTOS = Images("folder:photos", overrides=["data.odd_classes=keep"])  # of two classes
+PHOTOS = ImageSelection("folder:photos", overrides=["data.odd_classes=keep"])  # of two classes
 
 
-def running(**changes: Any) -> Running:
-    return Running(allow_code=True, **changes)
+def running(**changes: Any) -> RunOptions:
+    return RunOptions(allow_code=True, **changes)
 
 
 def test_a_folder_is_embedded_and_measured(place: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_folder_is_embedded_and_measured(place: Path) -> None:
 def test_two_tables_leave_out_the_same_file_and_embed_it_once(place: Path) -> None:
     query = table(place / "query.csv", [("photos/a/0.png", "a"), ("photos/b/4.png", "b")])
     gallery = table(place / "gallery.csv", [("photos/b/5.png", "b"), ("photos/a/1.png", "a"), ("photos/a/0.png", "a")])
-    embedded = embed_model(MODEL, Images(query=query, gallery=gallery), running=running())
+    embedded = embed_model(MODEL, ImageSelection(query=query, gallery=gallery), running=running())
     assert embedded.paths.tolist() == ["photos/a/0.png", "photos/b/4.png", "photos/b/5.png", "photos/a/1.png"]
     assert embedded.is_query.tolist() == [True, True, False, False]
     assert embedded.is_gallery.tolist() == [True, False, True, True]
@@ -112,7 +112,7 @@ def test_tables_of_two_sides_need_no_split_and_may_have_groups(place: Path) -> N
     found = read_two_tables(query, gallery)
     assert found.groups is not None
     assert found.groups.tolist() == [0, 1, 1, 0, -1]
-    report = embed_model(MODEL, Images(query=query, gallery=gallery), running=running()).evaluate()
+    report = embed_model(MODEL, ImageSelection(query=query, gallery=gallery), running=running()).evaluate()
     assert report.per_query["num_positives"].tolist() == [1, 1]  # not the one of its own group
     plain = write("plain.csv", "label,path", "a,photos/a/1.png", "b,photos/b/5.png")
     half = read_two_tables(query, plain).groups
@@ -131,14 +131,14 @@ def test_tables_of_two_sides_need_no_split_and_may_have_groups(place: Path) -> N
     elsewhere = write("elsewhere.csv", "path,label", "a/1.png,a")
     with pytest.raises(UserError, match=r"none of the images listed .*elsewhere.csv.* the folder .* with --root"):
         read_two_tables(query, elsewhere)
-    sides = Images(query=query, gallery=elsewhere, overrides=["data.params.path=photos"])
+    sides = ImageSelection(query=query, gallery=elsewhere, overrides=["data.params.path=photos"])
     with pytest.raises(UserError, match=r"data\.params\.path=photos has no use with --query and --gallery: --root"):
         embed_model(MODEL, sides, running=running())
     (place / "photos/beside.png").write_bytes((place / "photos/a/1.png").read_bytes())
     outer = write("outer.csv", "path,label", f"{place}/photos/beside.png,a", "photos/b/5.png,b")
     with pytest.raises(UserError, match=r"leaves .*data\.params\.outside=true"):
-        embed_model(MODEL, Images(query=query, gallery=outer), running=running())
-    sides = Images(query=query, gallery=outer, overrides=["data.params.outside=true"])
+        embed_model(MODEL, ImageSelection(query=query, gallery=outer), running=running())
+    sides = ImageSelection(query=query, gallery=outer, overrides=["data.params.outside=true"])
     assert len(embed_model(MODEL, sides, running=running()).ids) == 4
 
 
@@ -164,11 +164,11 @@ def test_too_many_positives_are_refused_before_anything_is_embedded(
     monkeypatch.setattr(positives, "available_memory", lambda: 2000)
     monkeypatch.setattr(apply, "embed_prepared", lambda *arguments: pytest.fail("embedded"))
     with pytest.raises(UserError, match=r"make 24 positives, which take about 2\.6 KiB .*, and 2\.0 KiB are available"):
-        evaluate_model(MODEL, Images("folder:photos"), running=running())
+        evaluate_model(MODEL, ImageSelection("folder:photos"), running=running())
 
 
 def test_a_protocol_is_named_in_the_report_with_its_checksum(place: Path) -> None:
-    images = Images(protocol="sop", root=sop_tree(place), overrides=["data.params.complete=false"])
+    images = ImageSelection(protocol="sop", root=sop_tree(place), overrides=["data.params.complete=false"])
     report = evaluate_model(MODEL, images, running=running())
     assert report.protocol is not None
     assert report.protocol["name"] == "sop"
@@ -195,7 +195,7 @@ def test_a_protocol_is_named_in_the_report_with_its_checksum(place: Path) -> Non
     ],
 )
 def test_a_protocols_name_is_given_to_no_other_embeddings(place: Path, change: Any, message: str | None) -> None:
-    images = Images(protocol="sop", root=sop_tree(place), overrides=["data.params.complete=false"])
+    images = ImageSelection(protocol="sop", root=sop_tree(place), overrides=["data.params.complete=false"])
     embedded = replace(embed_model(MODEL, images, running=running()), **change)
     embedded.save(place / "rows.npz")
     if message is None:
@@ -210,7 +210,7 @@ def test_a_protocols_name_needs_its_data(place: Path, monkeypatch: pytest.Monkey
     monkeypatch.delenv("AURANK_DATA", raising=False)
     np.savez(place / "rows.npz", embeddings=np.eye(4), labels=np.zeros(4, int), paths=np.array(["a", "b", "c", "d"]))
     with pytest.raises(UserError, match="Stanford_Online_Products"):
-        evaluate_model("embeddings:rows.npz", Images(protocol="sop"))
+        evaluate_model("embeddings:rows.npz", ImageSelection(protocol="sop"))
 
 
 def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
@@ -231,7 +231,7 @@ def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
     ):
         with pytest.raises(UserError, match=message):
             evaluate_model(MODEL, images, running=running(), **options)
-    sop = Images(protocol="sop", root=sop_tree(place), overrides=["data.params.complete=false"])
+    sop = ImageSelection(protocol="sop", root=sop_tree(place), overrides=["data.params.complete=false"])
     with pytest.raises(UserError, match="protocol sop sets recall_at itself"):
         evaluate_model(MODEL, sop, running=running(), recall_at=(5,))
 
@@ -239,29 +239,32 @@ def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (Images(), "say which images to embed"),
-        (Images("folder:nowhere"), "there is no nowhere"),
-        (Images("foldr:photos"), "folder"),
-        (Images("folder:photos", "train"), "no images in split 'train'"),
-        (Images("folder:photos", protocol="sop"), "--data and --protocol both say"),
-        (Images(protocol="sopp"), "did you mean 'sop'"),
-        (Images(protocol="sop", split="val"), "--split val has no use with --protocol"),
-        (Images(query=Path("query.csv")), "go together"),
-        (Images("folder:photos", seeds=[1]), "--seeds goes with --protocol"),
-        (Images(protocol="sop", seeds=[1]), "protocol sop draws nothing, so seeds have no use; vehicleid-one-gallery-"),
-        (Images("folder:photos", root=Path("here")), "--root here goes with --protocol or --query"),
-        (Images("folder:photos", overrides=["optim.lr=1"]), r"only data\.\* can be changed"),
-        (Images("folder:photos", overrides=["data.image_size=9"]), "brings its own preprocessing"),
+        (ImageSelection(), "say which images to embed"),
+        (ImageSelection("folder:nowhere"), "there is no nowhere"),
+        (ImageSelection("foldr:photos"), "folder"),
+        (ImageSelection("folder:photos", "train"), "no images in split 'train'"),
+        (ImageSelection("folder:photos", protocol="sop"), "--data and --protocol both say"),
+        (ImageSelection(protocol="sopp"), "did you mean 'sop'"),
+        (ImageSelection(protocol="sop", split="val"), "--split val has no use with --protocol"),
+        (ImageSelection(query=Path("query.csv")), "go together"),
+        (ImageSelection("folder:photos", seeds=[1]), "--seeds goes with --protocol"),
+        (
+            ImageSelection(protocol="sop", seeds=[1]),
+            "protocol sop draws nothing, so seeds have no use; vehicleid-one-gallery-",
+        ),
+        (ImageSelection("folder:photos", root=Path("here")), "--root here goes with --protocol or --query"),
+        (ImageSelection("folder:photos", overrides=["optim.lr=1"]), r"only data\.\* can be changed"),
+        (ImageSelection("folder:photos", overrides=["data.image_size=9"]), "brings its own preprocessing"),
     ],
 )
-def test_a_wrong_choice_of_images_is_told_in_words(place: Path, images: Images, message: str) -> None:
+def test_a_wrong_choice_of_images_is_told_in_words(place: Path, images: ImageSelection, message: str) -> None:
     with pytest.raises(UserError, match=message):
         evaluate_model(MODEL, images, running=running())
 
 
 def test_the_seeds_of_a_protocols_draws_are_chosen() -> None:
     for name in ("vehicleid-one-gallery", "vehicleid-one-gallery-large"):
-        protocol = Images(protocol=name, seeds=[3, 1]).find_protocol()
+        protocol = ImageSelection(protocol=name, seeds=[3, 1]).find_protocol()
         assert protocol is not None
         assert protocol.seeds == (3, 1)
 
@@ -270,7 +273,7 @@ def test_what_has_no_use_is_refused(place: Path) -> None:
     with pytest.raises(UserError, match=r"--labels x.npy has no use with --model python"):
         evaluate_model(MODEL, PHOTOS, labels=Path("x.npy"), running=running())
     with pytest.raises(UserError, match="--data folder:photos has no use with --model embeddings"):
-        evaluate_model("embeddings:x.npz", Images("folder:photos"))
+        evaluate_model("embeddings:x.npz", ImageSelection("folder:photos"))
     with pytest.raises(UserError, match="these are embeddings already"):
         embed_model("embeddings:x.npz")
     with pytest.raises(UserError, match="expected aurank:DIR/best, embeddings:FILE, timm:NAME"):
@@ -281,7 +284,7 @@ def test_what_has_no_use_is_refused(place: Path) -> None:
 
 def test_skipped_images_are_counted_in_the_report(place: Path) -> None:
     (place / "photos" / "a" / "2.png").write_bytes(b"no image")
-    images = Images("folder:photos", overrides=["data.on_error=skip", "data.odd_classes=keep"])
+    images = ImageSelection("folder:photos", overrides=["data.on_error=skip", "data.odd_classes=keep"])
     report = evaluate_model(MODEL, images, running=running())
     assert report.num_queries == 7
     assert report.notes[-1] == "skipped, unreadable: 1 of 8 images (a/2.png)"
@@ -325,10 +328,10 @@ def test_without_test_images_the_splits_that_there_are_are_named(place: Path, sp
         content = "".join(f"{path},{name},{split}\n" for path, name in rows)
         (place / "rows.csv").write_text(f"path,{header},split\n{content}")
         with pytest.raises(UserError, match=rf"rows has .*{said}.* {advice}") as caught:
-            evaluate_model(MODEL, Images("table:rows.csv"), running=running())
+            evaluate_model(MODEL, ImageSelection("table:rows.csv"), running=running())
         assert str(caught.value).count("--split") == 1
         with pytest.raises(UserError, match="no two of the 8 images of rows have one label: ") as caught:
-            evaluate_model(MODEL, Images("table:rows.csv", split), running=running())
+            evaluate_model(MODEL, ImageSelection("table:rows.csv", split), running=running())
         assert ("aurank pairs measures them with their texts" in str(caught.value)) == (header == "text")
         assert ("--data folder:PATH" in str(caught.value)) == (header == "label")
 

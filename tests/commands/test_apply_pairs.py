@@ -12,13 +12,14 @@ from PIL import Image
 from testing.two_towers import pairs_config, parts_of, write_table
 
 import aurank
-from aurank.commands import Running, evaluate_model, evaluate_pairs
+from aurank.commands import RunOptions, evaluate_model, evaluate_pairs
 from aurank.data.captions import Tokeniser
-from aurank.embedding import Images
+from aurank.embedding import ImageSelection
+from aurank.embedding.checkpoint import load_checkpoint, save_checkpoint
+from aurank.embedding.from_config import build_encoder
 from aurank.errors import UserError
 from aurank.training import read_config
-from aurank.training.build import build_encoder, build_splits
-from aurank.training.checkpoint import load_checkpoint, save_checkpoint
+from aurank.training.build import build_splits
 from aurank.training.run import build_parts, remarks
 
 
@@ -54,7 +55,7 @@ def changed(source: Path, target: Path, change: Callable[[dict[str, Any]], None]
 def test_pairs_are_drawn_and_their_images_embedded_once_for_all_commands(best: Path, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     said: list[str] = []
-    running = Running(batch=50, cache=tmp_path, listener=lambda *stage: told.append(stage), say=said.append)
+    running = RunOptions(batch=50, cache=tmp_path, listener=lambda *stage: told.append(stage), say=said.append)
     first = evaluate_pairs(f"aurank:{best}", running=running)
     assert told[:3] == [("embedding images", 50, 68), ("embedding images", 68, 68), ("embedding texts", 16, 16)]
     assert {stage for stage, _, _ in told[3:]} == {"ranking"}
@@ -72,8 +73,8 @@ def test_of_several_texts_of_an_image_pairs_and_evaluate_read_one_embedding(best
     broken = tmp_path / "red15.png"
     broken.write_bytes(b"broken")
     said: list[str] = []
-    running = Running(cache=tmp_path / "cache", say=said.append)
-    images = Images(data=f"table:{tmp_path}/pairs.csv", overrides=["data.on_error=skip"])
+    running = RunOptions(cache=tmp_path / "cache", say=said.append)
+    images = ImageSelection(data=f"table:{tmp_path}/pairs.csv", overrides=["data.on_error=skip"])
     first = evaluate_pairs(f"aurank:{best}", images, running=running)
     assert "; 136 pairs of " in first.two_way["all"].image_to_text.notes[-1]
     assert first.two_way["all"].image_to_text.notes[-1].endswith(" 2 of them skipped as unreadable")
@@ -81,7 +82,7 @@ def test_of_several_texts_of_an_image_pairs_and_evaluate_read_one_embedding(best
     report = evaluate_model(f"aurank:{best}", images, running=running)
     assert report.num_queries == 67
     Image.new("RGB", (16, 16), (220, 30, 30)).save(broken)
-    whole = Images(data=images.data)
+    whole = ImageSelection(data=images.data)
     evaluate_pairs(f"aurank:{best}", whole, running=running)  # a changed file: all anew
     evaluate_pairs(f"aurank:{best}", whole, running=running)
     assert [line.partition(" from ")[0] for line in said] == ["read 67 of 68 embeddings", "read 68 embeddings"]
@@ -94,7 +95,7 @@ def test_pairs_of_a_table_without_test_rows_are_measured_on_the_split_named(best
     table = tmp_path / "pairs.csv"
     rows = [f"{path.name},{path.stem},train\n" for path in sorted(tmp_path.glob("*.png"))]
     table.write_text("path,text,split\n" + "".join(rows), encoding="utf-8")
-    images = Images(data=f"table:{table}", overrides=["data.validation_fraction=0"])
+    images = ImageSelection(data=f"table:{table}", overrides=["data.validation_fraction=0"])
     with pytest.raises(UserError, match="pairs has no test images to measure; choose another split with --split train"):
         evaluate_pairs(f"aurank:{best}", images)
     measured = evaluate_pairs(f"aurank:{best}", dataclasses.replace(images, split="train"))
@@ -168,7 +169,7 @@ def test_pairs_that_are_marked_as_no_query_are_refused_where_they_are_measured(r
     with pytest.raises(UserError, match=said):
         parts_of(pairs_config(root, data={"params": {"file": "test.csv"}, **data}))
     with pytest.raises(UserError, match=said):
-        evaluate_pairs(f"aurank:{best}", Images(data=f"table:{root}/test.csv"))
+        evaluate_pairs(f"aurank:{best}", ImageSelection(data=f"table:{root}/test.csv"))
     parts_of(pairs_config(root, data={"params": {"file": "train.csv"}, **data}))
 
 

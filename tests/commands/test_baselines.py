@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 from testing.tiny import tiny_config
 
-from aurank.commands import Running, demo, evaluate_model, measure_baselines, require_images
+from aurank.commands import (
+    RunOptions,
+    demo,
+    evaluate_model,
+    measure_baselines,
+    require_images,
+)
 from aurank.commands.demo import baselines
-from aurank.embedding import Images
+from aurank.embedding import ImageSelection
 from aurank.errors import UserError
 from aurank.training import read_config, train
 
@@ -17,7 +23,7 @@ from aurank.training import read_config, train
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     config = read_config(tiny_config(train={"steps": 3}))
-    monkeypatch.setattr("aurank.commands.demo.read_config", lambda _: config)
+    monkeypatch.setattr("aurank.training.read_config", lambda _: config)
 
 
 def test_the_demo_compares_three_embeddings_and_can_be_called_again(tmp_path: Path) -> None:
@@ -55,9 +61,9 @@ def test_chance_pixels_and_the_untrained_network_stand_beside_any_model(tmp_path
 
 
 def test_the_untrained_network_of_a_model_that_needs_leave_is_measured_with_it() -> None:
-    model, images = "timm:test_resnet,pretrained=false,exportable=false", Images("digits:")
-    report = evaluate_model(model, images, running=Running(allow_code=True))
-    assert "untrained" in measure_baselines(model, report, images, running=Running(allow_code=True))
+    model, images = "timm:test_resnet,pretrained=false,exportable=false", ImageSelection("digits:")
+    report = evaluate_model(model, images, running=RunOptions(allow_code=True))
+    assert "untrained" in measure_baselines(model, report, images, running=RunOptions(allow_code=True))
 
 
 def test_what_cannot_be_had_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +72,7 @@ def test_what_cannot_be_had_is_left_out_and_said(tmp_path: Path, monkeypatch: py
     report = train(tiny_config(train={"steps": 3}), tmp_path / "run").report
     assert report is not None
     said: list[str] = []
-    found = measure_baselines(f"aurank:{tmp_path / 'run' / 'best'}", report, running=Running(say=said.append))
+    found = measure_baselines(f"aurank:{tmp_path / 'run' / 'best'}", report, running=RunOptions(say=said.append))
     assert list(found) == ["model", "chance"]
     assert [line.split(",")[0] for line in said] == [
         f"--baselines: the untrained network of aurank:{tmp_path / 'run' / 'best'} cannot be had",

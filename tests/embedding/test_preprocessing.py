@@ -14,11 +14,11 @@ from testing.tiny import tiny_config
 import aurank
 from aurank.commands import evaluate_model
 from aurank.config import Config, ConfigError
-from aurank.embedding import Images
+from aurank.embedding import ImageSelection
+from aurank.embedding.checkpoint import load_checkpoint, save_checkpoint
+from aurank.embedding.from_config import build_transform, fill_preprocessing
 from aurank.embedding.preprocessing import as_trained
 from aurank.errors import UserError
-from aurank.training.build import build_transform, fill_preprocessing
-from aurank.training.checkpoint import load_checkpoint, save_checkpoint
 from aurank.training.components import read_config
 
 HALF, IMAGENET = ((0.5,) * 3, (0.5,) * 3), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -116,7 +116,7 @@ def test_a_run_its_checkpoint_and_what_loads_it_show_images_alike(
     assert read_config(tmp_path / "run" / "config.yaml").data.interpolation == "bilinear"
     report = aurank.Report.load(tmp_path / "run" / "report.json")
     for overrides in ([], ["data.normalise=null", "data.interpolation=null"]):
-        again = evaluate_model(f"aurank:{tmp_path / 'run' / 'best'}", Images(overrides=overrides))
+        again = evaluate_model(f"aurank:{tmp_path / 'run' / 'best'}", ImageSelection(overrides=overrides))
         assert again.metrics == report.metrics
     aurank.train(config, tmp_path / "run", resume=True)
     other = ["data.normalise={mean: [0.1, 0.1, 0.1], std: [0.5, 0.5, 0.5]}"]

@@ -8,8 +8,8 @@ from PIL import Image
 from testing.tiny import tiny_config
 
 import aurank
-from aurank.commands import Running, embed_model, evaluate_model
-from aurank.embedding import Images
+from aurank.commands import RunOptions, embed_model, evaluate_model
+from aurank.embedding import ImageSelection
 from aurank.errors import UserError
 
 
@@ -31,30 +31,30 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def embedded(model: str, images: Images) -> tuple[int, str]:
+def embedded(model: str, images: ImageSelection) -> tuple[int, str]:
     """How many rows were embedded, and what was said."""
     said: list[str] = []
-    return len(embed_model(model, images, running=Running(say=said.append)).ids), "\n".join(said)
+    return len(embed_model(model, images, running=RunOptions(say=said.append)).ids), "\n".join(said)
 
 
 def test_all_of_a_split_of_other_data_is_embedded(model: str, photos: Path) -> None:
-    assert embedded(model, Images(f"folder:{photos}", "train")) == (20, "")
+    assert embedded(model, ImageSelection(f"folder:{photos}", "train")) == (20, "")
     others = [f"data.root={photos}", "data.name=folder", "data.params={}"]
-    assert embedded(model, Images(split="train", overrides=others)) == (20, "")
-    rows, _ = embedded(model, Images(f"folder:{photos}", "train", overrides=["data.validation_fraction=0.2"]))
+    assert embedded(model, ImageSelection(split="train", overrides=others)) == (20, "")
+    rows, _ = embedded(model, ImageSelection(f"folder:{photos}", "train", overrides=["data.validation_fraction=0.2"]))
     assert rows == 16
     with pytest.raises(UserError, match=r"no images in split 'val'; splits with images: train \(20\)"):
-        embed_model(model, Images(f"folder:{photos}", "val"))
+        embed_model(model, ImageSelection(f"folder:{photos}", "val"))
 
 
 def test_what_the_splits_of_the_training_data_mean_is_said(model: str) -> None:
-    rows, said = embedded(model, Images("digits:", "train"))
+    rows, said = embedded(model, ImageSelection("digits:", "train"))
     assert rows == 898
     used = "training used 718 images and held out 180 for validation"
     assert said == f"--split train is as the data have it; of these data {used}"
     for split, count in (("train", 718), ("val", 180)):
-        rows, said = embedded(model, Images(split=split))
+        rows, said = embedded(model, ImageSelection(split=split))
         assert rows == count
         assert said.startswith(f"--split {split} is that of the training run: {used}; --data READER:PATH takes")
-    assert embedded(model, Images()) == (899, "")
-    assert said in evaluate_model(model, Images(split="val")).notes
+    assert embedded(model, ImageSelection()) == (899, "")
+    assert said in evaluate_model(model, ImageSelection(split="val")).notes

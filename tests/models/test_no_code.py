@@ -11,9 +11,9 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from aurank.commands import Running, evaluate_model
+from aurank.commands import RunOptions, evaluate_model
 from aurank.config import ConfigError
-from aurank.embedding import Images
+from aurank.embedding import ImageSelection
 from aurank.errors import UserError
 from aurank.models import Encoder
 from aurank.models.adapters.images import ADAPTERS, load_model
@@ -127,9 +127,9 @@ def test_a_repository_cannot_have_its_own_code_trusted(tmp_path: Path, monkeypat
 
 
 def test_the_flag_is_asked_for_by_what_evaluates(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
-    images = Images(f"folder:{tmp_path}")
+    images = ImageSelection(f"folder:{tmp_path}")
     with pytest.raises(UserError, match=r"unknown option 'trust_remote_code'.*add --allow-code"):
-        evaluate_model(f"transformers:some/model,{REMOTE}", images, running=Running())
+        evaluate_model(f"transformers:some/model,{REMOTE}", images, running=RunOptions())
 
 
 @pytest.mark.parametrize("option", ["pretrained_filter_fn", "cache_dir", "pretrained_cfg", "feature_cls", "model_cfg"])
@@ -168,7 +168,7 @@ def test_a_checkpoint_with_such_a_name_runs_nothing(tmp_path: Path, asked: list[
     plain: dict[str, Any] = {"format": 1, "manifest": "", "scaler": None, "average": None, "random": []}
     torch.save({**empty, **plain, "config": config}, tmp_path / "best.pt")
     with pytest.raises(UserError, match="unknown option 'trust_remote_code'"):
-        evaluate_model(f"aurank:{tmp_path}", Images(f"folder:{tmp_path}"), running=Running(allow_code=True))
+        evaluate_model(f"aurank:{tmp_path}", ImageSelection(f"folder:{tmp_path}"), running=RunOptions(allow_code=True))
     assert asked == []
 
 

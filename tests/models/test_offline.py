@@ -11,7 +11,7 @@ import pytest
 import timm  # noqa: F401 (its import is not what is timed)
 
 from aurank.commands import evaluate_model
-from aurank.embedding import Images
+from aurank.embedding import ImageSelection
 from aurank.errors import UserError
 from aurank.models import Encoder
 from aurank.models.adapters.images import load_model
@@ -76,4 +76,4 @@ def test_nothing_is_asked_where_nothing_is_to_be_fetched(monkeypatch: pytest.Mon
 def test_missing_data_are_told_before_weights_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aurank.models.adapters.images.create", None)
     with pytest.raises(UserError, match=r"there is no .*nowhere"):
-        evaluate_model("timm:test_resnet", Images(f"folder:{tmp_path}/nowhere"))
+        evaluate_model("timm:test_resnet", ImageSelection(f"folder:{tmp_path}/nowhere"))

@@ -13,8 +13,8 @@ from test_resume import assert_equal
 from testing.tiny import tiny_config
 
 import aurank
+from aurank.embedding.checkpoint import load_checkpoint, save_checkpoint
 from aurank.errors import UserError
-from aurank.training.checkpoint import load_checkpoint, save_checkpoint
 from aurank.training.run import Loop
 
 EVERY = {"steps": 6, "validate_every": 2, "checkpoint_every": 2, "keep_last": 2}
@@ -122,7 +122,7 @@ def test_a_run_whose_checkpoint_is_gone_is_not_begun_anew(images: Path, out: Pat
 
 
 def test_a_log_is_read_no_further_than_it_goes(images: Path, out: Path) -> None:
-    state = load_checkpoint(out / "last.pt", whole=True)
+    state = load_checkpoint(out / "last.pt")
     for claimed in (10**15, 10**19):
         state["progress"]["metrics_bytes"] = claimed
         save_checkpoint(out / "last.pt", state)
@@ -133,7 +133,7 @@ def test_a_log_is_read_no_further_than_it_goes(images: Path, out: Path) -> None:
 def test_a_longer_run_does_not_take_over_a_later_best_of_the_shorter(images: Path, out: Path) -> None:
     """Killed between best.pt of step 6 and last.pt of it; the log that best.pt knows is there."""
     best = load_checkpoint(out / "best.pt")
-    last = load_checkpoint(out / "last.pt", whole=True)
+    last = load_checkpoint(out / "last.pt")
     for name in ("encoder", "average"):
         best[name] = last[name]
     best["progress"] = last["progress"] | {"best_sha256": None}
@@ -267,7 +267,7 @@ def test_an_extended_cosine_is_told_and_early_stopping_has_to_grow_too(images: P
 
 
 def test_a_run_of_before_checkpoints_had_sums_goes_on_to_the_same_end(images: Path, out: Path, whole: Path) -> None:
-    state = load_checkpoint(out / "last.1.pt", whole=True)
+    state = load_checkpoint(out / "last.1.pt")
     del state["data"], state["config"]["train"]["keep_last"]
     for name in ("best_sha256", "metrics_sha256", "validation_owed"):
         del state["progress"][name]

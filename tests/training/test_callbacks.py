@@ -11,13 +11,14 @@ from testing.tiny import tiny_config
 from torch import Tensor, nn
 
 import aurank
+from aurank.embedding.checkpoint import load_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.losses import LOSSES, MINERS
 from aurank.training import read_config
 from aurank.training.build import build_splits
 from aurank.training.callbacks import Reencode
-from aurank.training.checkpoint import load_checkpoint, random_state
 from aurank.training.parts import Parts
+from aurank.training.random_state import random_state
 from aurank.training.run import build_parts
 
 

@@ -13,20 +13,19 @@ from testing.tiny import tiny_config
 
 import aurank
 from aurank.commands import evaluate_model
-from aurank.embedding.preprocessing import as_trained
-from aurank.errors import UserError
-from aurank.training import read_config
-from aurank.training.build import build_encoder
-from aurank.training.checkpoint import (
+from aurank.embedding.checkpoint import (
     CONTENT,
     FORMAT,
     WEIGHTS,
     load_checkpoint,
-    random_state,
     resolve_checkpoint,
-    restore_random_state,
     save_checkpoint,
 )
+from aurank.embedding.from_config import build_encoder
+from aurank.embedding.preprocessing import as_trained
+from aurank.errors import UserError
+from aurank.training import read_config
+from aurank.training.random_state import random_state, restore_random_state
 from aurank.training.state import Progress
 
 
@@ -128,7 +127,7 @@ import resource, signal, sys
 from pathlib import Path
 import torch
 from aurank.errors import AurankError
-from aurank.training.checkpoint import CONTENT, save_checkpoint
+from aurank.embedding.checkpoint import CONTENT, save_checkpoint
 path = Path({str(tmp_path / "last.pt")!r})
 empty = {{name: None if type(None) in kinds else kinds[0]() for name, kinds in CONTENT.items()}}
 save_checkpoint(path, {{**empty, "config": {tiny_config()!r}, "encoder": {{"weights": torch.ones(10)}}}})
@@ -204,7 +203,7 @@ def test_a_checkpoint_of_weights_is_measured_and_not_resumed(tmp_path: Path) -> 
     save_checkpoint(path, {name: content()[name] for name in WEIGHTS})
     assert load_checkpoint(path)["manifest"] == ""
     with pytest.raises(UserError, match=r"best\.pt holds weights only, .*--resume takes last\.pt"):
-        load_checkpoint(path, whole=True)
+        load_checkpoint(path, read_run=read_config)
 
 
 def test_a_model_is_used_whose_loss_may_no_longer_be_configured_so(tmp_path: Path) -> None:
@@ -220,7 +219,7 @@ def test_a_model_is_used_whose_loss_may_no_longer_be_configured_so(tmp_path: Pat
     assert aurank.load(path)[0].dim == 8
     save_checkpoint(path, weights)
     with pytest.raises(UserError, match=r"cannot use its config \(.*; use the version that wrote it"):
-        load_checkpoint(path, whole=True)
+        load_checkpoint(path, read_run=read_config)
 
 
 def test_a_checkpoint_that_claims_more_memory_than_it_has_bytes_is_refused(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
+from aurank.embedding.evaluation_options import evaluation_options, two_way_options
 from aurank.errors import UserError
 from aurank.training.components import read_config
-from aurank.training.tasks import evaluation_options, two_way_options
 
 
 def test_metrics_are_chosen_in_a_configuration() -> None:

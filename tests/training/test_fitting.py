@@ -11,10 +11,11 @@ from testing.tiny import tiny_config
 
 import aurank
 from aurank.commands import embed_model, evaluate_model
-from aurank.embedding import Images
+from aurank.embedding import ImageSelection
+from aurank.embedding.checkpoint import load_checkpoint, save_checkpoint
+from aurank.embedding.from_config import build_encoder
 from aurank.errors import UserError
-from aurank.training.build import build_encoder, build_splits
-from aurank.training.checkpoint import load_checkpoint, save_checkpoint
+from aurank.training.build import build_splits
 from aurank.training.components import read_config
 from aurank.training.parts import Parts
 from aurank.training.processes import joined
@@ -130,7 +131,7 @@ def test_a_model_whose_weights_do_not_fit_is_told_wherever_it_is_read(run: Path,
     for work in (
         lambda: aurank.load(path),
         lambda: evaluate_model(f"aurank:{path}"),
-        lambda: embed_model(f"aurank:{path}", Images(split="test")),
+        lambda: embed_model(f"aurank:{path}", ImageSelection(split="test")),
         lambda: build_encoder(config.model, channels=1),
     ):
         with pytest.raises(UserError, match=r"best\.pt does not fit .*\.conv1\.0\.weight' is float32 \[2, 2\]"):

@@ -9,8 +9,8 @@ from test_skipping import broken_photos
 from testing.tiny import tiny_config
 
 import aurank
+from aurank.embedding.checkpoint import load_checkpoint
 from aurank.training import read_config, rehearse
-from aurank.training.checkpoint import load_checkpoint
 
 # A loss of a low temperature, or Adam, would make much of the last digits, in which sums of chunks differ.
 EXACT: dict[str, Any] = {

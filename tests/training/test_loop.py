@@ -14,13 +14,14 @@ from testing.tiny import tiny_config
 import aurank
 from aurank.commands.evaluate import embed_model, evaluate_model
 from aurank.data.decode import decode
-from aurank.embedding import Images
+from aurank.embedding import ImageSelection
+from aurank.embedding.checkpoint import load_checkpoint
 from aurank.embedding.embed import Embedded, embed
+from aurank.embedding.from_config import build_dataset, build_encoder, fill_preprocessing
 from aurank.errors import AurankError, UserError
 from aurank.models import Encoder
 from aurank.training import rehearse
-from aurank.training.build import build_dataset, build_encoder, build_splits, fill_preprocessing
-from aurank.training.checkpoint import load_checkpoint
+from aurank.training.build import build_splits
 from aurank.training.components import read_config
 from aurank.training.logs import MetricsFile, collapse_signs
 
@@ -80,7 +81,7 @@ def test_the_loaded_model_gives_the_reported_numbers(
     again = evaluate_model(f"aurank:{trained}/best")
     assert again.metrics == report.metrics
     best = load_checkpoint(trained / "best.pt")["progress"]["best"]
-    validation = evaluate_model(f"aurank:{trained}/best", Images(split="val"))
+    validation = evaluate_model(f"aurank:{trained}/best", ImageSelection(split="val"))
     assert best == {"step": best["step"], **validation.metrics}
     whole.save(tmp_path / "saved.npz")
     assert evaluate_model(f"embeddings:{tmp_path / 'saved.npz'}").mauprc == report.mauprc
@@ -127,7 +128,7 @@ def test_accumulated_gradients_are_the_mean_of_their_batches(tmp_path: Path) -> 
 
 
 def _initial(settings: Any) -> dict[str, torch.Tensor]:
-    from aurank.training.checkpoint import seed_everything
+    from aurank.training.random_state import seed_everything
 
     seed_everything(settings.seed)
     return build_encoder(settings.model, channels=settings.data.channels).state_dict()

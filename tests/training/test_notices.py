@@ -13,9 +13,10 @@ import aurank
 from aurank import cli
 from aurank.cli import drawing
 from aurank.data import keys, loader
+from aurank.embedding.from_config import build_dataset, fill_preprocessing
 from aurank.errors import AurankError, UserError, explained
 from aurank.training import read_config
-from aurank.training.build import build_dataset, build_splits, fill_preprocessing
+from aurank.training.build import build_splits
 
 
 def notices_of(config: dict[str, Any], out: Path, **options: Any) -> list[str]:

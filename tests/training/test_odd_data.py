@@ -10,8 +10,8 @@ from testing.tiny import tiny_config
 
 import aurank
 from aurank.cli.data import doctor
-from aurank.commands import Running, embed_model, evaluate_model
-from aurank.embedding import Images
+from aurank.commands import RunOptions, embed_model, evaluate_model
+from aurank.embedding import ImageSelection
 from aurank.errors import UserError
 from aurank.training import read_config, rehearse
 from aurank.training.build import build_splits
@@ -24,7 +24,7 @@ def build():
 """
 
 
-def photos(root: Path, *classes: str) -> Images:
+def photos(root: Path, *classes: str) -> ImageSelection:
     """Four photos of each class in a folder of its name."""
     for number, name in enumerate(classes):
         for row in range(4):
@@ -32,7 +32,7 @@ def photos(root: Path, *classes: str) -> Images:
             path.parent.mkdir(parents=True, exist_ok=True)
             pixels = np.random.default_rng(4 * number + row).integers(0, 256, (2, 2, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(path)
-    return Images(f"folder:{root}")
+    return ImageSelection(f"folder:{root}")
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-RUNNING = Running(allow_code=True)
+RUNNING = RunOptions(allow_code=True)
 KEPT = ["data.odd_classes=keep"]
 
 
@@ -61,7 +61,7 @@ def test_classes_that_are_none_are_asked_about(place: Path, classes: tuple[str, 
     count = 4 * len(classes)
     with pytest.raises(UserError, match=f"{count} queries, {count} gallery rows.*{words}.*data.odd_classes=keep"):
         evaluate_model(MODEL, images, running=RUNNING)
-    report = evaluate_model(MODEL, Images(images.data, overrides=KEPT), running=RUNNING)
+    report = evaluate_model(MODEL, ImageSelection(images.data, overrides=KEPT), running=RUNNING)
     assert report.notes[-1].endswith(f", {len(classes)} classes")
     assert report.num_queries == count
 
@@ -123,13 +123,13 @@ def test_images_listed_twice_are_measured_only_if_asked_for(place: Path) -> None
     data = doubled(place)
     message = "lists image 'a/0.png' twice, and 11 more rows repeat an image; .*data.repeated=keep"
     with pytest.raises(UserError, match=message):
-        evaluate_model(MODEL, Images(data), running=RUNNING)
-    kept = Images(data, overrides=["data.repeated=keep"])
+        evaluate_model(MODEL, ImageSelection(data), running=RUNNING)
+    kept = ImageSelection(data, overrides=["data.repeated=keep"])
     assert evaluate_model(MODEL, kept, running=RUNNING).metrics["recall@1"] == 1
-    embed_model(MODEL, Images(data), running=RUNNING).save(place / "rows.npz")
+    embed_model(MODEL, ImageSelection(data), running=RUNNING).save(place / "rows.npz")
     with pytest.raises(UserError, match=r"rows.npz holds image 'a/0.png' twice; .*data.repeated=keep"):
         evaluate_model("embeddings:rows.npz")
-    saved = evaluate_model("embeddings:rows.npz", Images(overrides=["data.repeated=keep"]))
+    saved = evaluate_model("embeddings:rows.npz", ImageSelection(overrides=["data.repeated=keep"]))
     assert saved.metrics["recall@1"] == 1
     assert saved.notes[-1] == "model embeddings:rows.npz; 3 classes"
 

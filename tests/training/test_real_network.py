@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from aurank.embedding.embed import Embedded, ModelImages, embed
+from aurank.embedding.from_config import build_dataset, build_encoder, fill_preprocessing
+from aurank.embedding.read_manifest import read_manifest
 from aurank.models.adapters.images import load_model
-from aurank.training.build import build_dataset, build_encoder, build_manifest, fill_preprocessing
 from aurank.training.components import read_config
 
 pytestmark = pytest.mark.data
@@ -25,7 +26,7 @@ def test_frozen_features_of_a_configuration_are_those_of_the_adapter() -> None:
     overrides = ["data.image_size=128", f"data.root={DATA}", "model.backbone=tf_efficientnet_lite0"]
     overrides += [f"model.params.file={WEIGHTS}", "model.discard_head=true"]
     config = fill_preprocessing(read_config("grocery/soprc", overrides))
-    test = build_manifest(config.data, seed=0).split("test")
+    test = read_manifest(config.data, seed=0).split("test")
     rows = [np.flatnonzero(test.labels == label)[:6] for label in range(CLASSES)]
     photos = test.select(np.concatenate(rows))
     model = load_model(f"timm:tf_efficientnet_lite0,file={WEIGHTS},input_size=128")

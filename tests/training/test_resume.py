@@ -16,10 +16,10 @@ import yaml
 from testing.tiny import STEPS, tiny_config
 
 import aurank
+from aurank.embedding.checkpoint import load_checkpoint, save_checkpoint
 from aurank.errors import UserError
 from aurank.training import read_config
 from aurank.training.build import build_splits
-from aurank.training.checkpoint import load_checkpoint, save_checkpoint
 
 
 def command(config: Path, out: Path, workers: int, *flags: str) -> list[str]:

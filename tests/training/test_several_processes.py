@@ -16,7 +16,7 @@ import yaml
 from testing.tiny import tiny_config
 
 import aurank
-from aurank.training.checkpoint import load_checkpoint
+from aurank.embedding.checkpoint import load_checkpoint
 
 
 def start(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from aurank.losses import BlackBoxAPLoss, CrossBatchMemory, EMC2Miner, SogCLRLoss, SOPRCLoss
 from aurank.losses.ranking.blackbox_ap import RankingMemory
-from aurank.training.checkpoint import random_state
+from aurank.training.random_state import random_state
 from aurank.training.state import Before, Progress
 
 

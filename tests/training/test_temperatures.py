@@ -17,11 +17,11 @@ from testing.learnt import Learnt
 from testing.tiny import tiny_config
 
 import aurank
+from aurank.embedding.checkpoint import load_checkpoint
 from aurank.errors import AurankError
 from aurank.losses import LOSSES, CLIPLoss, CrossBatchMemory, ISogCLRLoss, SogCLRLoss
 from aurank.training import read_config, rehearse
 from aurank.training.build import build_splits, learning_rate
-from aurank.training.checkpoint import load_checkpoint
 from aurank.training.logs import learnt_temperature
 from aurank.training.parts import Parts
 from aurank.training.run import build_parts

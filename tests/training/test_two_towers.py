@@ -24,13 +24,13 @@ import aurank
 from aurank import cli
 from aurank.commands import evaluate_model, evaluate_pairs, probe_model
 from aurank.config import ConfigError
-from aurank.embedding import Images
+from aurank.embedding import ImageSelection
+from aurank.embedding.checkpoint import load_checkpoint
 from aurank.errors import UserError
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.losses import SogCLRLoss
 from aurank.training import load_pairs, read_config, rehearse
 from aurank.training.build import build_sampler, build_splits
-from aurank.training.checkpoint import load_checkpoint
 from aurank.training.run import _gradient_cache
 
 PLAIN = {"model": {"params": {}, "freeze_batch_norm": True}, "optim": {"name": "sgd", "lr": 0.05, "warmup_steps": 0}}
@@ -207,12 +207,12 @@ def test_the_command_pairs_measures_what_training_did_and_classifies_by_names(
     assert "zero-shot: 8 classes by 1 prompt each" in printed
     assert printed.count("manifest ") == 1
     (root / "others.csv").write_text((root / "pairs.csv").read_text(encoding="utf-8").replace("train", "val"))
-    elsewhere = evaluate_pairs(f"aurank:{out}/best", Images(data=f"table:{root}/others.csv"))
+    elsewhere = evaluate_pairs(f"aurank:{out}/best", ImageSelection(data=f"table:{root}/others.csv"))
     assert list(elsewhere.two_way) == ["all"]  # nothing is known of what training has seen
     with pytest.raises(UserError, match="pairs need both encoders"):
         evaluate_pairs("timm:resnet10t")
     with pytest.raises(UserError, match="--protocol sop has no use here"):
-        evaluate_pairs(f"aurank:{out}/best", Images(protocol="sop"))
+        evaluate_pairs(f"aurank:{out}/best", ImageSelection(protocol="sop"))
 
 
 def test_captions_without_labels_are_measured_both_ways_alone_and_said_to_be_written(
@@ -258,7 +258,7 @@ def test_without_a_text_model_an_image_stands_once_in_every_split(tmp_path: Path
 
 def test_an_image_in_several_rows_trains_a_probe_once(tmp_path: Path) -> None:
     write_table(tmp_path, captions=2)
-    images = Images(data=f"table:{tmp_path}/pairs.csv")
+    images = ImageSelection(data=f"table:{tmp_path}/pairs.csv")
     found = probe_model("timm:test_resnet,pretrained=false", images, protocols=["knn"], k=3)
     assert found["knn"].notes
     assert any(note.startswith("training: model") and "; 60 images" in note for note in found["knn"].notes)

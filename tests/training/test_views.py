@@ -17,15 +17,15 @@ from testing.learnt import Learnt
 from testing.tiny import tiny_config
 
 import aurank
-from aurank.commands.evaluate import Images, evaluate_model
+from aurank.commands.evaluate import ImageSelection, evaluate_model
 from aurank.config import ConfigError
+from aurank.embedding.checkpoint import load_checkpoint
 from aurank.embedding.select_images import select
 from aurank.errors import UserError
 from aurank.losses import LOSSES
 from aurank.models import Encoder
 from aurank.training import read_config, rehearse
 from aurank.training.build import build_splits
-from aurank.training.checkpoint import load_checkpoint
 
 CROPS: dict[str, Any] = {
     "views": 4,
@@ -187,7 +187,9 @@ def test_a_folder_without_labels_is_trained_on_without_being_measured(tmp_path: 
     assert load_checkpoint(tmp_path / "out" / "best.pt")["progress"]["step"] == 6
     # Measured elsewhere, on images that have classes.
     photos(tmp_path / "classes", {"a": 2, "b": 2, "c": 2})
-    report = evaluate_model(f"aurank:{tmp_path / 'out' / 'best'}", Images(data=f"folder:{tmp_path / 'classes'}"))
+    report = evaluate_model(
+        f"aurank:{tmp_path / 'out' / 'best'}", ImageSelection(data=f"folder:{tmp_path / 'classes'}")
+    )
     assert report.num_queries == 6
     assert aurank.train(config, tmp_path / "out", resume=True).report is None
 
@@ -233,5 +235,5 @@ def test_crops_of_a_training_are_no_matter_to_a_measurement_at_another_size() ->
     with pytest.raises(ConfigError, match="local_size"):
         read_config(tiny_config(data=CROPS), [f"data.image_size={smaller}"])
     checkpoint = {"config": trained.model_dump(), "manifest": ""}
-    selected = select(Images(overrides=[f"data.image_size={smaller}"]), checkpoint)
+    selected = select(ImageSelection(overrides=[f"data.image_size={smaller}"]), checkpoint)
     assert selected.config.data.image_size == smaller

@@ -17,8 +17,9 @@ from torch.nn.functional import normalize
 from aurank.data import ImageDataset
 from aurank.data.dataset import Key
 from aurank.data.transforms.views import SimCLR
+from aurank.embedding.read_manifest import read_manifest
 from aurank.losses import DCLLoss, EMC2Loss, InfoNCELoss, NegativeCacheLoss, SogCLRLoss
-from aurank.training import build_manifest, read_config
+from aurank.training import read_config
 from global_miniatures.store import Line, Run
 
 IMAGES, VIEWS, SIDE, DIM = 500, 2, 32, 64
@@ -83,7 +84,7 @@ def runs(seeds: int) -> Iterator[Run]:
 def views() -> Tensor:
     """The photos [photo, view, channel, side, side]: the first of Grocery's, in two SimCLR augmentations each."""
     config = read_config("grocery/soprc", [f"data.image_size={SIDE}", "data.validation_fraction=0"])
-    manifest = build_manifest(config.data, seed=0).split("train").select(list(range(IMAGES)))
+    manifest = read_manifest(config.data, seed=0).split("train").select(list(range(IMAGES)))
     transform = SimCLR(SIDE, 3, strength=0.5, blur=0.0)
     data = ImageDataset(manifest, transform, channels=3)
     keys: list[Key] = [(row, 0, view) for row in range(IMAGES) for view in range(VIEWS)]

@@ -16,10 +16,11 @@ from scipy.stats import spearmanr  # type: ignore[import-untyped]  # scikit-lear
 
 import aurank
 from aurank.data import Manifest
+from aurank.embedding.checkpoint import load_checkpoint
+from aurank.embedding.read_manifest import read_manifest
 from aurank.losses import ISogCLRLoss
-from aurank.training import build_manifest, read_config
+from aurank.training import read_config
 from aurank.training.build import build_loss
-from aurank.training.checkpoint import load_checkpoint
 from global_miniatures.store import Line, Run
 from global_miniatures.subsets import write_table
 from global_miniatures.training import budget
@@ -66,7 +67,7 @@ def carry_out(run: Run, work: Path) -> Line | None:
     folder.mkdir(parents=True)
     try:
         source = read_config("grocery/soprc", ["data.validation_fraction=0"])
-        file = write_table(long_tail(build_manifest(source.data, seed=0)), folder / "long_tail.csv")
+        file = write_table(long_tail(read_manifest(source.data, seed=0)), folder / "long_tail.csv")
         overrides = [*run.settings["overrides"], f"seed={run.seed}", f"data.params.file={file}"]
         result = aurank.train(run.settings["config"], folder / "run", overrides=overrides)
         if result.stopped_by is not None or result.report is None:
@@ -80,7 +81,7 @@ def carry_out(run: Run, work: Path) -> Line | None:
 def by_size(run: Run, checkpoint: Path, overrides: list[str]) -> dict[str, Any]:
     """What the temperatures of the last checkpoint say."""
     config = read_config(run.settings["config"], overrides)
-    train = build_manifest(config.data, seed=run.seed).split("train")
+    train = read_manifest(config.data, seed=run.seed).split("train")
     loss = build_loss(config, train)
     assert isinstance(loss, ISogCLRLoss)
     loss.load_state_dict(load_checkpoint(checkpoint)["loss"])

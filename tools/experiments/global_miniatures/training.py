@@ -16,10 +16,11 @@ import aurank
 from aurank.config import Config
 from aurank.data import ImageDataset, Manifest
 from aurank.embedding.embed import embed
+from aurank.embedding.from_config import build_dataset, fill_preprocessing
+from aurank.embedding.read_manifest import read_manifest
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import linear_probe
-from aurank.training import build_manifest, read_config
-from aurank.training.build import build_dataset, fill_preprocessing
+from aurank.training import read_config
 from global_miniatures.store import Line, Run
 from global_miniatures.subsets import write_table
 
@@ -84,7 +85,7 @@ def carry_out(run: Run, work: Path) -> Line | None:
     try:
         if "drawings" in run.settings:
             whole = read_config(run.settings["config"], overrides).data
-            file = write_table(part_of(build_manifest(whole, seed=0), run.settings["drawings"]), folder / "part.csv")
+            file = write_table(part_of(read_manifest(whole, seed=0), run.settings["drawings"]), folder / "part.csv")
             place = {"file": file, "path": "omniglot_full.zip", "images": "omniglot"}
             overrides += ["data.name=table", *(f"data.params.{key}={value}" for key, value in place.items())]
         result = aurank.train(run.settings["config"], folder / "run", overrides=overrides)
@@ -109,7 +110,7 @@ def looked_at(checkpoint: Path, config: Config) -> dict[str, Any]:
     """The linear probe of some test classes, and how much two views of a training image differ (SogCLR, Fig. 2)."""
     model, _ = aurank.load(checkpoint)
     config = fill_preprocessing(config)
-    manifest = build_manifest(config.data, seed=config.seed)
+    manifest = read_manifest(config.data, seed=config.seed)
     test = manifest.split("test")
     embedded = embed(model, build_dataset(config.data, test.select(test.labels < PROBED), train=False))
     probe = linear_probe(embedded.embeddings, embedded.labels, ids=embedded.ids)

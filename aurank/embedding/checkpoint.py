@@ -1,19 +1,26 @@
 """Checkpoints: one file with everything, written whole or not at all, verified, and read without running code."""
 
-import random
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+from aurank.config import Config
 from aurank.config.messages import one_line
+from aurank.embedding._checksums import (
+    DamageError,
+    check_archive,
+    checksums,
+    first_difference,
+    require_small,
+)
+from aurank.embedding.choices import read_trained
 from aurank.embedding.preprocessing import as_trained
 from aurank.errors import AurankError, UserError, first_line
 from aurank.files import replacing
-from aurank.training.checksums import DamageError, check_archive, checksums, first_difference, require_small
-from aurank.training.components import read_config, read_trained
 
 FORMAT = 2
 WEIGHTS: dict[str, tuple[type, ...]] = {
@@ -71,11 +78,12 @@ def _reason(error: BaseException) -> str:
     return first_line(error)
 
 
-def load_checkpoint(path: Path, *, whole: bool = False) -> dict[str, Any]:
+def load_checkpoint(path: Path, *, read_run: Callable[[dict[str, Any]], Config] | None = None) -> dict[str, Any]:
     """The content of a checkpoint, on the CPU, verified.
 
     Args:
-        whole: everything that a resumed run needs, which ``best.pt`` has not.
+        read_run: reads the configuration of a run that goes on, which needs everything; ``best.pt`` has not all.
+            Without it what measuring needs is checked.
 
     Raises:
         UserError: the file is missing, not what was written, no (complete) checkpoint, or of a newer version.
@@ -85,18 +93,18 @@ def load_checkpoint(path: Path, *, whole: bool = False) -> dict[str, Any]:
         _from_format_1(content)
     if isinstance(content.get("config"), dict):
         try:
-            content["config"] = as_trained(content["config"], resumed=whole)
+            content["config"] = as_trained(content["config"], resumed=read_run is not None)
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
     weights_only = not any(name in content for name in CONTENT if name not in WEIGHTS)
-    if whole and weights_only:
+    if read_run is not None and weights_only:
         raise UserError(f"{path} holds weights only, no run goes on from it; --resume takes last.pt of its folder")
     for name, types in (WEIGHTS if weights_only else CONTENT).items():
         if not isinstance(content.get(name, ...), types):
             came = f"is of type {type(content[name]).__name__}" if name in content else "is missing"
             expected = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in types)
             raise _incomplete(path, f"{name!r} {came}, expected {expected}")
-    _check_weights(content, path, whole=whole)
+    _check_weights(content, path, read_run or read_trained)
     return content
 
 
@@ -154,7 +162,7 @@ def _incomplete(path: Path, what: str) -> UserError:
     return UserError(f"{path} is not a complete aurank checkpoint: {one_line(what)}; use last.pt or best.pt of a run")
 
 
-def _check_weights(content: dict[str, Any], path: Path, *, whole: bool) -> None:
+def _check_weights(content: dict[str, Any], path: Path, read: Callable[[dict[str, Any]], Config]) -> None:
     """Nothing; UserError unless what measuring takes of a checkpoint has the types it relies on."""
     average = content["average"]
     if average is not None and not (isinstance(average.get("values"), dict) and type(average.get("updates")) is int):
@@ -164,7 +172,7 @@ def _check_weights(content: dict[str, Any], path: Path, *, whole: bool) -> None:
             if not isinstance(key, str) or not isinstance(value, torch.Tensor):
                 raise _incomplete(path, f"{name!r} has at {key!r} a {type(value).__name__}, expected a tensor")
     try:
-        (read_config if whole else read_trained)(content["config"])
+        read(content["config"])
     except UserError as error:
         said = one_line(getattr(error, "errors", [str(error)])[0])
         raise UserError(f"{path}: this aurank cannot use its config ({said}); use the version that wrote it") from error
@@ -178,36 +186,24 @@ def resolve_checkpoint(path: Path | str) -> Path:
     return path if path.suffix == ".pt" or path.is_file() else path.with_name(path.name + ".pt")
 
 
-def random_state() -> dict[str, Any]:
-    """The state of every global random generator, in plain types that ``weights_only`` loading accepts."""
-    numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 (libraries draw from the global generator)
-    return {
-        "python": random.getstate(),
-        "numpy": {
-            **{key: value for key, value in numpy_state.items() if key != "state"},
-            "state": {key: np.asarray(value).tolist() for key, value in numpy_state["state"].items()},
-        },
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
+def model_weights(checkpoint: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The weights to evaluate: the moving average where there is one, else the encoder's own."""
+    average = checkpoint["average"]
+    weights: dict[str, torch.Tensor] = checkpoint["encoder"] if average is None else average["values"]
+    return weights
 
 
-def restore_random_state(state: dict[str, Any]) -> None:
-    """Put every global random generator back to what ``random_state`` returned."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    numpy_state = dict(state["numpy"])
-    inner = dict(numpy_state["state"])
-    inner["key"] = np.array(inner["key"], dtype=np.uint32)
-    numpy_state["state"] = inner
-    np.random.set_state(numpy_state)  # noqa: NPY002
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
+def image_weights(checkpoint: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Those weights of the encoder of images: of two towers those of one."""
+    weights, prefix = model_weights(checkpoint), "image."
+    of_tower = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    return of_tower or weights
 
 
-def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy and torch."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    torch.manual_seed(seed)
+def fingerprint(content: dict[str, Any]) -> str:
+    """A digest of what was trained, up to where: the weights with their average, and the progress.
+
+    Not of the configuration, of which a resumed run may change the place of the data.
+    """
+    held = {name: content[name] for name in ("encoder", "average", "progress")}
+    return hashlib.sha256(json.dumps(checksums(held)).encode()).hexdigest()

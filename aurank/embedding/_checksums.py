@@ -109,12 +109,3 @@ def first_difference(expected: Any, found: dict[str, str]) -> str | None:
     if not isinstance(expected, dict):
         return "checksums"
     return next((path for path in [*expected, *found] if expected.get(path) != found.get(path)), None)
-
-
-def fingerprint(content: dict[str, Any]) -> str:
-    """A digest of what was trained, up to where: the weights with their average, and the progress.
-
-    Not of the configuration, of which a resumed run may change the place of the data.
-    """
-    held = {name: content[name] for name in ("encoder", "average", "progress")}
-    return hashlib.sha256(json.dumps(checksums(held)).encode()).hexdigest()

@@ -2,22 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from aurank.config import Config
 from aurank.config.messages import one_line
-from aurank.data import Pipeline, Tokeniser
+from aurank.data import Tokeniser
+from aurank.embedding.checkpoint import model_weights
+from aurank.embedding.from_config import build_encoder
 from aurank.embedding.image_text_pairs import Tokenise
+from aurank.embedding.load_weights import load_weights
 from aurank.errors import UserError
 from aurank.models import Encoder, ProjectedText, TextTower, TwoTower
 from aurank.models.adapters.texts import load_text_model
-from aurank.training.build import build_encoder, build_transform, model_weights
-from aurank.training.checkpoint import load_checkpoint, resolve_checkpoint
-from aurank.training.components import read_trained
-from aurank.training.fitting import load_weights
 
 OWN = "transformer"  # the text model that is trained from random weights, with a tokeniser of its own
 
@@ -97,23 +95,6 @@ def freeze_unused(module: nn.Module, tokens: Tensor) -> None:
         if parameter.grad is None:
             parameter.requires_grad_(False)
         parameter.grad = None
-
-
-def load_pairs(path: Path | str) -> tuple[TwoTower, Tokenise, Pipeline]:
-    """The towers of a checkpoint in evaluation mode, what makes tokens of texts, and the transform of images.
-
-    Args:
-        path: ``DIR/best``, ``DIR/last`` (with or without ``.pt``), or ``DIR`` for its best.
-
-    Example:
-        >>> model, tokenise, transform = load_pairs("runs/text_sogclr/best")
-        >>> with torch.inference_mode():
-        ...     similarity = model.encode_image(transform(image)[None]) @ model.encode_text(tokenise(["a pear"])).T
-    """
-    checkpoint = load_checkpoint(resolve_checkpoint(path))
-    config = read_trained(checkpoint["config"])
-    towers = towers_of(checkpoint, config, str(path))
-    return towers.module.eval(), towers.tokenise, build_transform(config.data, train=False)
 
 
 def require_texts(config: Config, name: str) -> None:

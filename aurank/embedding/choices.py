@@ -1,0 +1,77 @@
+"""What the sections of a configuration that measuring needs may name: data, models and metrics."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aurank.config import Choices, Config, DataConfig, DataSection, known_keys, load_config
+from aurank.data import READERS, TRANSFORMS
+from aurank.errors import UserError
+from aurank.evaluation.metrics import check_names
+from aurank.models.adapters.backbones import HUBS, unknown_backbone, unknown_options
+from aurank.models.adapters.texts import check_text_model
+from aurank.models.encoder import FILLED
+
+_DEFAULT_BACKBONE = known_keys()["model", "backbone"].default
+_TRANSFORMS = Choices(
+    TRANSFORMS,
+    filled=frozenset({"image_size", "channels", "mean", "std", "interpolation"}),
+    trial={"image_size": 32, "channels": 3},
+)
+DATA_CHOICES = {
+    "data": Choices(READERS, filled=frozenset({"root"}), trial=None),
+    "data.train_transform": _TRANSFORMS,
+    "data.test_transform": _TRANSFORMS,
+}
+
+
+def read_trained(content: dict[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """Return the configuration in the checkpoint of a trained model, checked as far as using its weights needs.
+
+    How it was trained is taken as it stands: what a loss no longer allows keeps nobody from measuring the model.
+    """
+    return load_config(content, overrides, choices=DATA_CHOICES, complaints=wrong_names)
+
+
+def read_data_config(section: dict[str, Any], overrides: Sequence[str] = ()) -> DataConfig:
+    """Return the data section of a configuration, with overrides such as ``data.workers=4``, checked."""
+    return load_config({"data": section}, overrides, choices=DATA_CHOICES, schema=DataSection).data
+
+
+def wrong_names(look: Callable[[str], Any]) -> list[tuple[str, str]]:
+    """Return the path and the mistake of each name of a model or a metric that nobody knows.
+
+    Args:
+        look: gives the value at a dotted path, None where it has a mistake already.
+    """
+    return _of_models(look) + _of_metrics(look)
+
+
+def _of_metrics(look: Callable[[str], Any]) -> list[tuple[str, str]]:
+    """What is wrong with the names of metrics."""
+    names = look("evaluate.metrics")
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        return []
+    try:
+        check_names(names)
+    except UserError as error:
+        return [("evaluate.metrics", str(error))]
+    return []
+
+
+def _of_models(look: Callable[[str], Any]) -> list[tuple[str, str]]:
+    """What is wrong with the names of models and their options, weights aside; nothing is loaded or fetched."""
+    found = []
+    backbone, params, text = look("model.backbone"), look("model.params"), look("model.text.name")
+    # timm is imported, which takes seconds, for what is not known to be right.
+    if isinstance(backbone, str) and (backbone != _DEFAULT_BACKBONE or params):
+        if (complaint := unknown_backbone(backbone)) is not None:
+            found.append(("model.backbone", complaint))
+        elif isinstance(params, dict) and not backbone.startswith(HUBS):
+            odd = unknown_options(backbone, params, filled=FILLED)
+            found += [(f"model.params.{option}", text) for option, text in odd.items()]
+    if isinstance(text, str) and ":" in text:
+        try:
+            check_text_model(text)
+        except UserError as error:
+            found.append(("model.text.name", str(error)))
+    return found

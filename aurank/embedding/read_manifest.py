@@ -1,0 +1,95 @@
+"""From a data section of a configuration to its manifest, splits and refusals of data that cannot be meant."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from aurank.config import DataConfig
+from aurank.data import READERS, Manifest
+from aurank.data.checks.odd_classes import odd_classes
+from aurank.data.checks.repeated import repeated_image
+from aurank.errors import UserError
+from aurank.evaluation.engine.positives import count_positives, require_room
+
+
+def data_root(config: DataConfig) -> Path:
+    """``data.root``, else ``$AURANK_DATA``, else ``./data``."""
+    return Path(config.root or os.environ.get("AURANK_DATA") or "data").expanduser()
+
+
+def read_manifest(config: DataConfig, *, seed: int) -> Manifest:
+    """Every image of the data set with its split, validation (class-disjoint from training, seeded) included."""
+    return hold_out(read_whole(config), config, seed=seed)
+
+
+def read_whole(config: DataConfig) -> Manifest:
+    """Return every image of the data set, with the splits that the reader gives."""
+    return READERS[config.name](data_root(config), **config.params)
+
+
+def hold_out(manifest: Manifest, config: DataConfig, *, seed: int) -> Manifest:
+    """Return the data set with the validation split that the configuration holds out of training.
+
+    From images that each are a class of their own none are held out: nothing could be measured with them.
+    """
+    if config.train_labels == "image" and np.bincount(manifest.labels[manifest.splits == "train"]).max(initial=0) < 2:
+        return manifest
+    return manifest.split_validation(config.validation_fraction, seed=seed)
+
+
+def require_room_for(manifest: Manifest) -> None:
+    """Nothing; UserError where measuring these images would take more memory than there is."""
+    query, gallery = manifest.is_query, manifest.is_gallery
+    own = int((query & gallery).sum())
+    require_room(count_positives(manifest.labels[query], manifest.labels[gallery]) - own)
+
+
+def require_distinct(manifest: Manifest, config: DataConfig) -> None:
+    """Raise UserError where an image is listed more than once, unless the configuration keeps such."""
+    if config.repeated == "refuse" and (repeated := repeated_image(manifest)):
+        raise UserError(f"{repeated}; list each image once, or take them as different ones with data.repeated=keep")
+
+
+_OWN_FILES = ("folder", "table")  # readers of people's own files, of which a folder too high can have been named
+
+
+def asks_about_classes(config: DataConfig, manifest: Manifest) -> bool:
+    """Return whether classes of what was read may be none; where images have texts, they can be the texts."""
+    measured = config.train_labels == "class" or (manifest.splits != "train").any()
+    return config.name in _OWN_FILES and config.odd_classes == "refuse" and manifest.texts is None and bool(measured)
+
+
+def require_likely_classes(manifest: Manifest, config: DataConfig, *, counts: str) -> None:
+    """Raise UserError where classes look like splits, or two hold everything, unless the configuration keeps such."""
+    if config.odd_classes == "keep" or (odd := odd_classes(manifest.classes)) is None:
+        return
+    what, names = odd
+    such_as = "such as " if "splits" in what else ""
+    raise UserError(
+        f"the {len(manifest):,} images of {manifest.name} ({counts}) are of {what}, {such_as}"
+        f"{' and '.join(repr(name) for name in names[:2])}: name the folder that holds a folder for each class, or say "
+        "with data.odd_classes=keep that these are the classes"
+    )
+
+
+def split_of(whole: Manifest, config: DataConfig, name: str) -> Manifest:
+    """The images of one split; UserError where there are none, with what to do in the data set that was read."""
+    try:
+        return whole.split(name)
+    except UserError as error:
+        raise UserError(f"{error}{_split_remedy(config, name)}") from error
+
+
+def _split_remedy(config: DataConfig, name: str) -> str:
+    if config.name == "folder" and name in ("train", "test"):
+        bound = "below 1 (such as 0.5)" if name == "train" else "above 0"
+        return (
+            f"; add {name}/CLASS/IMAGE, or, where the folder is CLASS/IMAGE, set data.params.test_fraction {bound}, "
+            "the fraction of the classes that is for testing (default 1)"
+        )
+    if config.name == "table":
+        return f"; write {name} into the column split of {config.params['file']} for some of its classes"
+    if config.name == "unlabelled" and name == "test":
+        return "; set data.train_labels=image, data.views=2 and sampler.name=shuffled to train without labels"
+    return ""
