@@ -33,8 +33,7 @@ from aurank.embedding.select_images import (
     select,
 )
 from aurank.errors import UserError
-from aurank.evaluation.engine.counting import Progress
-from aurank.evaluation.engine.inputs import byte_count
+from aurank.evaluation.engine.inputs import ProgressCallback, byte_count
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.report import Report
 from aurank.evaluation.trec import evaluate_run, read_qrels, read_run, run_names, write_run
@@ -70,7 +69,7 @@ class RunOptions:
         if self.finished is not None:
             self.finished(name, result)
 
-    def stage(self, name: str) -> Progress | None:
+    def stage(self, name: str) -> ProgressCallback | None:
         """What tells the listener how far that stage is; None without a listener."""
         return None if self.listener is None else partial(self.listener, name)
 

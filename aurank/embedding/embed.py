@@ -17,7 +17,7 @@ from aurank.data.dataset import Key
 from aurank.data.decode import MAX_PIXELS, quiet_decoding
 from aurank.embedding.cache import EmbeddingCache, Piece
 from aurank.errors import UserError
-from aurank.evaluation.engine.counting import Progress
+from aurank.evaluation.engine.inputs import ProgressCallback
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.report import Report
 from aurank.files import replacing
@@ -213,7 +213,7 @@ def embed(
     workers: int = 0,
     device: torch.device | None = None,
     rows: Int64[np.ndarray, " wanted"] | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     cache: EmbeddingCache | None = None,
 ) -> Embedded:
     """Embeddings of every image of the data set, in row order; images it skips are left out.

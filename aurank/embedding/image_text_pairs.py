@@ -14,7 +14,7 @@ from aurank.data.captions import text_key
 from aurank.data.manifest import first_seen
 from aurank.embedding.embed import Embedded, described, embed
 from aurank.errors import UserError
-from aurank.evaluation.engine.counting import Progress
+from aurank.evaluation.engine.inputs import ProgressCallback
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import PROMPTS, TwoWayReport, prompts, two_way, zero_shot
 from aurank.models.text_encoder import TwoTower
@@ -82,7 +82,7 @@ def embed_pairs(
     *,
     batch: int = 256,
     pairs: Manifest | None = None,
-    text_progress: Progress | None = None,
+    text_progress: ProgressCallback | None = None,
     **options: Any,
 ) -> EmbeddedPairs:
     """The pairs of the data set, each distinct image and text embedded once; those of skipped images are left out.
@@ -120,7 +120,7 @@ def embed_texts(
     texts: Sequence[str],
     *,
     batch: int = 256,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Float32[np.ndarray, "text dim"]:
     """Embeddings of the texts; the model is put in evaluation mode, then back.
 

@@ -4,10 +4,10 @@ from aurank.evaluation.accuracy_calculator import AccuracyCalculator
 from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.compare import Comparison, compare
 from aurank.evaluation.curves import Curve, precision_recall_curve
+from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.ranks import Ranks, positive_ranks
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.index.approximate import Approximation, approximate_report
-from aurank.evaluation.index.neighbour_lists import Sides
 from aurank.evaluation.index.neighbours import Index, Neighbours, neighbours
 from aurank.evaluation.probes.knn import knn
 from aurank.evaluation.probes.linear import linear_probe
@@ -26,7 +26,7 @@ __all__ = [
     "Ranks",
     "Report",
     "Resampling",
-    "Sides",
+    "RetrievalProblem",
     "TwoWayReport",
     "approximate_report",
     "compare",

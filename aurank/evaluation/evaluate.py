@@ -9,12 +9,11 @@ from aurank.errors import UserError
 from aurank.evaluation.aggregate import MACRO
 from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.build_report import check_cuts, fitting_cuts, report_of
-from aurank.evaluation.engine.counting import Progress
-from aurank.evaluation.engine.inputs import Embeddings, Integers, choose_devices, numbered
-from aurank.evaluation.engine.process_group import agree, make_team
-from aurank.evaluation.engine.ranks import Ranks, positive_ranks
+from aurank.evaluation.engine.inputs import Embeddings, Integers, ProgressCallback, choose_devices, numbered
+from aurank.evaluation.engine.problem import RetrievalProblem
+from aurank.evaluation.engine.process_group import find_process_group, require_equal
+from aurank.evaluation.engine.ranks import Ranks, rank_positives
 from aurank.evaluation.index.approximate import approximate_report
-from aurank.evaluation.index.neighbour_lists import Sides
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.metrics import TIES, check_names, split_cut
 from aurank.evaluation.relevance import Grades
@@ -45,7 +44,7 @@ def evaluate(
     device: torch.device | str | Sequence[torch.device | str] | None = None,
     max_memory: int | str = "1GiB",
     distributed: bool | str | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Report:
     """Report of how well the embeddings retrieve the items that belong to them, over the full gallery.
 
@@ -76,23 +75,19 @@ def evaluate(
     if labels is None and any(name.startswith(MACRO) for name in names or ()):
         raise UserError(f"a metric with {MACRO} is a mean over classes: give the queries' labels")
     grades = None if relevance is None else Grades.of(positives, relevance)
-    team = make_team(distributed)
-    agree(team, relevance=relevance)
-    if index is not None and team.size > 1:
+    group = find_process_group(distributed)
+    require_equal(group, relevance=relevance)
+    if index is not None and group.size > 1:
         raise UserError("faiss searches in one process: call evaluate on one rank, with distributed=False")
-    labels, gallery_labels, classes = numbered(labels, gallery_labels, name="label", team=team)
-    ids, gallery_ids, _ = numbered(ids, gallery_ids, name="id", team=team)
-    sides = Sides(
+    labels, gallery_labels, classes = numbered(labels, gallery_labels, name="label", gather=group.all_gather)
+    ids, gallery_ids, _ = numbered(ids, gallery_ids, name="id", gather=group.all_gather)
+    problem = RetrievalProblem(
         embeddings, labels, gallery, gallery_labels, ids, gallery_ids, groups, gallery_groups, positives, ignore, junk
     )
     one_device = choose_devices(device, embeddings)[0]
     notes: list[str] = []
-    ranks = positive_ranks(
-        embeddings,
-        labels,
-        gallery,
-        gallery_labels,
-        **sides.relations(),
+    ranks = rank_positives(
+        problem,
         distance=distance,
         backend=backend,
         device=device,
@@ -123,7 +118,7 @@ def evaluate(
     named = tuple(sorted({k for name in names or () if (k := split_cut(name.removeprefix(MACRO))[1])}))
     asked = named or fitting or cuts
     found = approximate_report(
-        sides, ranks, index=index, recall_at=asked, ties=ties, distance=distance, device=one_device, progress=progress
+        problem, ranks, index=index, recall_at=asked, ties=ties, distance=distance, device=one_device, progress=progress
     )
     content = {**asdict(found), "neighbour_recall": {str(k): value for k, value in found.neighbour_recall.items()}}
     return replace(report, approximation=content, notes=[*report.notes, str(found)])

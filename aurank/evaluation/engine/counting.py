@@ -1,17 +1,17 @@
 """How many negatives score above, and how many tie with, each positive: tiles of scores, counted in parallel.
 
 The exact score of a query with each of its positives is a *threshold*. A tile of products decides every score that is
-farther from each threshold than the product's error bound; the others are decided by exact scores. Where too many are
-close (a collapsed model), the tile goes to the next tier: float64, then exact scores throughout. Hence a count never
-depends on how it was found. Positives, and rows to be left out, are set to minus infinity, which nothing counts.
+farther from each threshold than the product's error bound. A score that is *near* is taken again, exactly, and there is
+above the threshold, below it, or **a tie** (`TileCounter._decide_near`). Where too many are near (a collapsed model),
+the tile goes to the next tier: float64 products, then exact scores throughout. Hence a count never depends on how it
+was found. Positives, and pairs that are left out, are set to minus infinity, which nothing counts.
 """
 
 import math
 import queue
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,272 +19,252 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from aurank.evaluation.engine.exact import ExactScores
-from aurank.evaluation.engine.inputs import Vectors
+from aurank.evaluation.engine.inputs import ProgressCallback, Vectors
 from aurank.evaluation.engine.kernels import Counted, FusedKernel, Lines, make_kernel
-from aurank.evaluation.engine.positives import Matching
-from aurank.evaluation.engine.process_group import Team
-from aurank.evaluation.engine.tiles import Plan, Round
+from aurank.evaluation.engine.positives import SortedProblem
+from aurank.evaluation.engine.process_group import ProcessGroup
+from aurank.evaluation.engine.tiles import Round, Tiling
 
-Progress = Callable[[int, int], object]
-
-# Where more than this part of a tile's pairs are close to a threshold, the next tier is cheaper than single scores.
+# Where more than this part of a tile's pairs are near a threshold, the next tier is cheaper than single scores.
 NEAR = {torch.float32: 1 / 32, torch.float64: 1 / 8}
 
 
-@dataclass(frozen=True, eq=False)
-class Thresholds:
-    """Exact scores of each line's positives, increasing, with the gallery position of each."""
+def count_negatives(
+    counts: "Counts",
+    tiling: Tiling,
+    *,
+    group: ProcessGroup,
+    backend: str,
+    devices: list[torch.device],
+    progress: ProgressCallback | None,
+) -> None:
+    """Fill the counts: this process's share of the tiles of every round, then the sums over all processes."""
+    workers: queue.SimpleQueue[TileCounter] = queue.SimpleQueue()
+    for slot in range(tiling.workers):
+        workers.put(TileCounter(counts, backend, devices[slot % len(devices)]))
+    panels = Panels(counts, devices)
 
-    scores: Float64[np.ndarray, " positive"]
-    columns: Int64[np.ndarray, " positive"]
-    offset: Int64[np.ndarray, " line_plus_one"]
+    def run(queries: slice, gallery: slice) -> None:
+        worker = workers.get()
+        try:
+            worker.count(panels.tile(queries, gallery, worker.device))
+        finally:
+            workers.put(worker)
 
-    @property
+    done, threads = 0, torch.get_num_threads()  # each thread has its own number, so the pool's threads set theirs
+    with ThreadPoolExecutor(tiling.workers, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+        try:
+            for part in tiling.rounds():
+                panels.load(part)
+                jobs = [pool.submit(run, *tile) for tile in group.shard(part.tiles)]
+                for job in jobs:
+                    job.result()
+                group.barrier()
+                done += len(part.tiles)
+                if progress is not None:
+                    progress(done, tiling.num_tiles)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    for sums in (counts.higher, counts.tied, counts.rechecked):
+        group.all_reduce(sums)
+
+
+class Counts:
+    """The thresholds of a problem, and the negatives counted so far for each.
+
+    The thresholds of sorted query i are `scores[offset[i] : offset[i + 1]]`, increasing, and `positives` the places of
+    their positives in the sorted gallery; of equal scores the one that comes first in the gallery comes last.
+    """
+
+    def __init__(self, problem: SortedProblem, exact: ExactScores, group: ProcessGroup) -> None:
+        self.problem, self.exact, self.offset = problem, exact, problem.offset
+        sorted_query = np.repeat(np.arange(len(problem.query_index)), problem.num_positives)
+        own = group.shard_range(len(sorted_query))
+        scores = group.concatenate(exact.pairs(sorted_query[own], problem.positives[own]))
+        order = np.lexsort((-problem.positives, scores, sorted_query))
+        self.scores: Float64[np.ndarray, " positive"] = scores[order]
+        self.positives: Int64[np.ndarray, " positive"] = problem.positives[order]
+        self.higher, self.tied = (np.zeros(len(scores), np.int64) for _ in range(2))
+        self.rechecked = np.zeros(1, np.int64)
+        self._edges = self._edges_around(self.scores, torch.float32)
+        self._lock = threading.Lock()
+
     def at_least(self) -> Int64[np.ndarray, " positive"]:
-        """Positives of the line that score at least as high, each one included."""
-        line = np.repeat(np.arange(len(self.offset) - 1), np.diff(self.offset))
-        new = np.ones(len(line), bool)
-        new[1:] = (line[1:] != line[:-1]) | (self.scores[1:] != self.scores[:-1])
-        start = np.maximum.accumulate(np.where(new, np.arange(len(line)), 0))
-        return np.asarray(self.offset[line + 1] - start)
+        """Return for each threshold how many of its query's positives score at least as high, itself included."""
+        sorted_query = np.repeat(np.arange(len(self.offset) - 1), np.diff(self.offset))
+        new = np.ones(len(sorted_query), bool)
+        new[1:] = (sorted_query[1:] != sorted_query[:-1]) | (self.scores[1:] != self.scores[:-1])
+        start = np.maximum.accumulate(np.where(new, np.arange(len(sorted_query)), 0))
+        return np.asarray(self.offset[sorted_query + 1] - start)
 
+    def error(self, dtype: torch.dtype) -> float:
+        """Return how far a product of this type may be from the score."""
+        return self.exact.queries.distance.error(self.exact.queries.dim, dtype)
 
-def find_thresholds(matching: Matching, exact: ExactScores, team: Team) -> Thresholds:
-    """The Thresholds of a matching; of equal scores the one that stands first in the gallery comes last."""
-    line = np.repeat(np.arange(len(matching.queries)), matching.num_positives)
-    mine = team.part(len(line))
-    scores = team.gather(exact.pairs(line[mine], matching.columns[mine]))
-    order = np.lexsort((-matching.columns, scores, line))
-    return Thresholds(scores[order], matching.columns[order], matching.offset)
-
-
-def edges(
-    side: Vectors, scores: Float64[np.ndarray, " threshold"], dtype: torch.dtype
-) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper edges of thresholds, between which a product of `dtype` decides nothing."""
-    error, kind = side.distance.error(side.dim, dtype), torch.empty(0, dtype=dtype).numpy().dtype
-    middle = scores / side.distance.factor
-    return (middle - error).astype(kind), (middle + error).astype(kind)
-
-
-@dataclass(eq=False)
-class Task:
-    """All that a tile needs, and the sums that it adds to."""
-
-    matching: Matching
-    queries: Vectors
-    gallery: Vectors
-    exact: ExactScores
-    thresholds: Thresholds
-    plan: Plan
-    backend: str
-    higher: Int64[np.ndarray, " positive"] = field(init=False)
-    tied: Int64[np.ndarray, " positive"] = field(init=False)
-    edges: tuple[np.ndarray, np.ndarray] = field(init=False)  # for float32 products
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    rechecked: Int64[np.ndarray, " one"] = field(default_factory=lambda: np.zeros(1, np.int64))
-
-    def __post_init__(self) -> None:
-        self.higher, self.tied = (np.zeros(len(self.thresholds.scores), np.int64) for _ in range(2))
-        self.edges = edges(self.queries, self.thresholds.scores, torch.float32)
-
-    def lines(self, rows: slice, dtype: torch.dtype | None) -> Lines:
-        """Thresholds of these lines with edges around them for products of `dtype`; no room at all for None (exact)."""
-        offset = self.thresholds.offset[rows.start : rows.stop + 1]
-        scores = self.thresholds.scores[offset[0] : offset[-1]]
-        if dtype is None:
-            return Lines(offset - offset[0], scores, scores)
+    def lines(self, queries: slice, dtype: torch.dtype | None) -> Lines:
+        """Return the thresholds of these queries with edges, between which a product decides nothing; None: exact."""
+        offset = self.offset[queries.start : queries.stop + 1]
+        here = slice(offset[0], offset[-1])
+        low, high = self.scores[here], self.scores[here]
         if dtype == torch.float32:
-            return Lines(offset - offset[0], *(edge[offset[0] : offset[-1]] for edge in self.edges))
-        return Lines(offset - offset[0], *edges(self.queries, scores, dtype))
+            low, high = (edge[here] for edge in self._edges)
+        elif dtype is not None:
+            low, high = self._edges_around(low, dtype)
+        return Lines(offset - offset[0], low, high)
 
-    def add(self, rows: slice, above: np.ndarray, tied: np.ndarray, rechecked: int) -> None:
-        """Adds what a tile has counted for these lines."""
-        here = slice(self.thresholds.offset[rows.start], self.thresholds.offset[rows.stop])
-        with self.lock:
+    def add(self, queries: slice, above: np.ndarray, tied: np.ndarray, rechecked: int) -> None:
+        """Add what a tile has counted for these queries."""
+        here = slice(self.offset[queries.start], self.offset[queries.stop])
+        with self._lock:
             self.higher[here] += above
             self.tied[here] += tied
             self.rechecked[0] += rechecked
 
+    def _edges_around(self, scores: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
+        kind = torch.empty(0, dtype=dtype).numpy().dtype
+        middle = scores / self.exact.queries.distance.factor
+        return (middle - self.error(dtype)).astype(kind), (middle + self.error(dtype)).astype(kind)
 
-class Worker:
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """Some sorted queries against some of the sorted gallery, and the float32 features of both."""
+
+    queries: slice
+    gallery: slice
+    left: Tensor
+    right: Tensor
+
+    def sides(self, transposed: bool) -> tuple[slice, slice]:
+        """Return whose thresholds are counted, and against whom; transposed, the gallery's, which are queries too."""
+        return (self.gallery, self.queries) if transposed else (self.queries, self.gallery)
+
+
+class TileCounter:
     """One thread's device, kernel and memory."""
 
-    def __init__(self, task: Task, device: torch.device) -> None:
-        self.task = task
+    def __init__(self, counts: Counts, backend: str, device: torch.device) -> None:
+        self.counts, self.problem, self.exact = counts, counts.problem, counts.exact
         self.device = device
-        self.kernel = make_kernel(task.backend)
+        self.kernel = make_kernel(backend)
         self.memory = torch.empty(0, dtype=torch.uint8, device=device)
 
-    def tile(self, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-        """Memory for scores of this shape, the same for every tile: fresh pages cost more than the product."""
-        size = shape[0] * shape[1] * dtype.itemsize
-        if len(self.memory) < size:
-            self.memory = torch.empty(size, dtype=torch.uint8, device=self.device)
-        return self.memory[:size].view(dtype).view(shape)
-
-    def count(self, rows: slice, columns: slice, left: Tensor, right: Tensor) -> None:
-        """Adds to the task what these lines and gallery positions, given by their float32 features, say."""
-        sides, matching = [False], self.task.matching
-        if matching.symmetric and rows != columns:
-            sides.append(True)  # the tile's columns are lines too
+    def count(self, tile: Tile) -> None:
+        """Add to the counts what a tile says, by products or, where these decide too little, by exact scores."""
+        transposed = [False, True] if self.problem.symmetric and tile.queries != tile.gallery else [False]
         for dtype in (torch.float32, torch.float64, None):
-            if dtype is not None and math.isinf(self.task.queries.distance.error(self.task.queries.dim, dtype)):
-                continue
-            if dtype == torch.float32 and isinstance(self.kernel, FusedKernel) and not has_extra(matching, rows):
-                sides = self.fuse(self.kernel, rows, columns, left, right, sides)
-            else:
-                scores = self.scores(rows, columns, dtype, left, right)
-                leave_out(matching, rows, columns, scores)
-                sides = [side for side in sides if not self.read_off(rows, columns, scores, dtype, transposed=side)]
-            if not sides:
+            if dtype is None or math.isfinite(self.counts.error(dtype)):
+                transposed = self._count_tier(tile, transposed, dtype)
+            if not transposed:
                 return
 
-    def fuse(
-        self, kernel: FusedKernel, rows: slice, columns: slice, left: Tensor, right: Tensor, sides: list[bool]
-    ) -> list[bool]:
-        """The sides that could not be counted by products that are never kept."""
-        matching, dtype = self.task.matching, torch.float32
-        edges = np.stack([matching.first[rows], matching.last[rows]]) - columns.start
-        left_out = np.clip(edges, 0, columns.stop - columns.start)
-        places = [(columns, rows) if side else (rows, columns) for side in sides]
-        lines = [self.task.lines(mine, dtype) for mine, _ in places]
-        room = int(len(left) * len(right) * NEAR[dtype])
-        found = kernel.multiply_and_count(left, right, left_out, lines, room=room)
-        for place, one, counted in zip(places, lines, found, strict=True):
-            if counted is not None:
-                self.task.add(place[0], counted.above, self.settle(*place, one, counted), len(counted.threshold))
-        return [side for side, counted in zip(sides, found, strict=True) if counted is None]
-
-    def scores(self, rows: slice, columns: slice, dtype: torch.dtype | None, left: Tensor, right: Tensor) -> Tensor:
-        """Products of features, or exact scores without a dtype."""
-        task, shape = self.task, (rows.stop - rows.start, columns.stop - columns.start)
-        if dtype == torch.float32:
-            return torch.mm(left, right.T, out=self.tile(shape, dtype))
-        if dtype is not None:
-            first = task.queries.features(rows, dtype, gallery=False).to(self.device)
-            second = task.gallery.features(columns, dtype, gallery=True).to(self.device)
-            return torch.mm(first, second.T, out=self.tile(shape, dtype))
-        scores = self.tile(shape, torch.float64)
-        task.exact.tile(rows, columns, scores)
-        return scores
-
-    def read_off(
-        self, rows: slice, columns: slice, scores: Tensor, dtype: torch.dtype | None, *, transposed: bool
-    ) -> bool:
-        """Whether the scores could be counted for one side of the tile: not if too many are close to a threshold."""
-        mine, others = (columns, rows) if transposed else (rows, columns)
-        lines = self.task.lines(mine, dtype)
-        if not len(lines.low):
-            return True
-        room = None if dtype is None else int(scores.numel() * NEAR[dtype])
-        counted = self.kernel.count(scores, lines, transposed=transposed, room=room)
-        if counted is None:
-            return False
-        if dtype is None:
-            self.task.add(mine, counted.above, counted.near, scores.numel())
+    def _count_tier(self, tile: Tile, transposed: list[bool], dtype: torch.dtype | None) -> list[bool]:
+        """Count the sides of a tile by scores of this type; return the sides of which too many are near a threshold."""
+        lines = [self.counts.lines(tile.sides(side)[0], dtype) for side in transposed]
+        room = None if dtype is None else int(len(tile.left) * len(tile.right) * NEAR[dtype])
+        extra = self.problem.extra_offset[[tile.queries.start, tile.queries.stop]]
+        if dtype == torch.float32 and isinstance(self.kernel, FusedKernel) and extra[0] == extra[1]:
+            own = np.stack([self.problem.class_start[tile.queries], self.problem.class_stop[tile.queries]])
+            excluded = np.clip(own - tile.gallery.start, 0, len(tile.right))
+            found = iter(self.kernel.multiply_and_count(tile.left, tile.right, excluded, lines, room=room or 0))
         else:
-            self.task.add(mine, counted.above, self.settle(mine, others, lines, counted), len(counted.threshold))
-        return True
+            scores = self._scores(tile, dtype)
+            exclude(self.problem, tile, scores)
+            found = (
+                self.kernel.count(scores, each, transposed=side, room=room)
+                for side, each in zip(transposed, lines, strict=True)
+            )
+        undecided = []
+        for side, each, counted in zip(transposed, lines, found, strict=True):
+            if counted is None:
+                undecided.append(side)
+            elif dtype is None:  # of exact scores the near ones tie
+                self.counts.add(tile.sides(side)[0], counted.above, counted.near, len(tile.left) * len(tile.right))
+            else:
+                self._decide_near(*tile.sides(side), each, counted)
+        return undecided
 
-    def settle(self, mine: slice, others: slice, lines: Lines, counted: Counted) -> np.ndarray:
-        """Adds the near pairs that are above by their exact score; returns the number that tie with each threshold."""
-        at = counted.threshold
-        tied = np.zeros_like(counted.near)
+    def _scores(self, tile: Tile, dtype: torch.dtype | None) -> Tensor:
+        """Products of features, or exact scores without a type, in memory that every tile reuses."""
+        shape, kind = (len(tile.left), len(tile.right)), dtype or torch.float64
+        size = shape[0] * shape[1] * kind.itemsize
+        if len(self.memory) < size:  # fresh pages for every tile would cost more than the product
+            self.memory = torch.empty(size, dtype=torch.uint8, device=self.device)
+        scores = self.memory[:size].view(kind).view(shape)
+        if dtype is None:
+            self.exact.tile(tile.queries, tile.gallery, scores)
+            return scores
+        left, right = tile.left, tile.right
+        if dtype != torch.float32:
+            left = self.exact.queries.features(tile.queries, dtype, gallery=False).to(self.device)
+            right = self.exact.gallery.features(tile.gallery, dtype, gallery=True).to(self.device)
+        return torch.mm(left, right.T, out=scores)
+
+    def _decide_near(self, own: slice, others: slice, lines: Lines, counted: Counted) -> None:
+        """Add what was counted, each near pair by its exact score: above its threshold, a tie with it, or below."""
+        at, tied = counted.threshold, np.zeros_like(counted.near)
         if len(at):
-            line = np.searchsorted(lines.offset, at, side="right") - 1
-            exact = self.task.exact.pairs(line + mine.start, counted.other + others.start)
-            start = self.task.thresholds.offset[mine.start]
-            threshold = self.task.thresholds.scores[at + start]
-            np.add.at(counted.above, at[exact > threshold], 1)
-            np.add.at(tied, at[exact == threshold], 1)
-        return tied
+            query = own.start + np.searchsorted(lines.offset, at, side="right") - 1
+            score = self.exact.pairs(query, others.start + counted.other)
+            threshold = self.counts.scores[self.counts.offset[own.start] + at]
+            np.add.at(counted.above, at[score > threshold], 1)
+            np.add.at(tied, at[score == threshold], 1)
+        self.counts.add(own, counted.above, tied, len(at))
 
 
-def has_extra(matching: Matching, rows: slice) -> bool:
-    """Whether these lines leave out more than a range of the gallery."""
-    return bool(matching.extra_offset[rows.start] < matching.extra_offset[rows.stop])
-
-
-def leave_out(matching: Matching, rows: slice, columns: slice, scores: Tensor) -> None:
-    """Sets to minus infinity the scores of positives and of whatever else a line does not compete with."""
-    first, last = matching.first[rows], matching.last[rows]
-    # Lines stand in the order of their classes, so a tile far from them is seen from its corners.
-    if first[0] < columns.stop and last[-1] > columns.start:
-        tile = scores if scores.is_cuda else scores.numpy()  # a view that costs less to write to
+def exclude(problem: SortedProblem, tile: Tile, scores: Tensor) -> None:
+    """Set to minus infinity the scores of positives and of whatever else a query does not compete with."""
+    first, last = problem.class_start[tile.queries], problem.class_stop[tile.queries]
+    begin, end = tile.gallery.start, tile.gallery.stop
+    # Queries are in the order of their classes, so a tile far from them is seen from its corners.
+    if first[0] < end and last[-1] > begin:
+        view = scores if scores.is_cuda else scores.numpy()  # a view that costs less to write to
         edges = np.flatnonzero(np.diff(first)) + 1
         for top, bottom in zip([0, *edges.tolist()], [*edges.tolist(), len(first)], strict=True):
-            start, stop = max(int(first[top]) - columns.start, 0), max(int(last[top]) - columns.start, 0)
-            tile[top:bottom, start:stop] = -math.inf
-    offset = matching.extra_offset[rows.start : rows.stop + 1]
+            view[top:bottom, max(int(first[top]) - begin, 0) : max(int(last[top]) - begin, 0)] = -math.inf
+    offset = problem.extra_offset[tile.queries.start : tile.queries.stop + 1]
     if offset[0] < offset[-1]:
-        place = matching.extra[offset[0] : offset[-1]]
-        line = np.repeat(np.arange(len(first)), np.diff(offset))
-        inside = (place >= columns.start) & (place < columns.stop)
-        where = [torch.from_numpy(index[inside]).to(scores.device) for index in (line, place - columns.start)]
+        place = problem.extra[offset[0] : offset[-1]]
+        query = np.repeat(np.arange(len(first)), np.diff(offset))
+        inside = (place >= begin) & (place < end)
+        where = [torch.from_numpy(index[inside]).to(scores.device) for index in (query, place - begin)]
         scores[where[0], where[1]] = -math.inf
-
-
-def count_all(task: Task, team: Team, devices: list[torch.device], progress: Progress | None) -> None:
-    """Fills the task's sums: this member's part of the tiles of every round, then the sums of the whole team."""
-    slots: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-    for slot in range(task.plan.workers):
-        slots.put(Worker(task, devices[slot % len(devices)]))
-    panels = Panels(task, devices)
-
-    def run(place: Round, tile: tuple[slice, slice]) -> None:
-        worker = slots.get()
-        try:
-            rows, columns = tile
-            left, right = panels.left[worker.device], panels.right[worker.device]
-            here = slice(rows.start - place.left.start, rows.stop - place.left.start)
-            there = slice(columns.start - place.right.start, columns.stop - place.right.start)
-            worker.count(rows, columns, left[here], right[there])
-        finally:
-            slots.put(worker)
-
-    done, threads = 0, torch.get_num_threads()  # the number is each thread's own, so the pool's have to be told
-    with ThreadPoolExecutor(task.plan.workers, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
-        try:
-            for place in task.plan.rounds():
-                panels.load(place)
-                jobs = [pool.submit(run, place, tile) for tile in team.share(place.tiles)]
-                for job in jobs:
-                    job.result()
-                team.meet()
-                done += len(place.tiles)
-                if progress is not None:
-                    progress(done, task.plan.num_tiles)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-    for counts in (task.higher, task.tied, task.rechecked):
-        team.add(counts)
 
 
 class Panels:
     """float32 features of a round's two sides on every device, kept while the rounds that follow need them."""
 
-    def __init__(self, task: Task, devices: list[torch.device]) -> None:
-        self.task = task
+    def __init__(self, counts: Counts, devices: list[torch.device]) -> None:
+        self.symmetric, self.sides = counts.problem.symmetric, (counts.exact.queries, counts.exact.gallery)
         self.devices = set(devices)
-        self.left: dict[torch.device, Tensor] = {}
-        self.right: dict[torch.device, Tensor] = {}
-        self.places: tuple[slice, slice] | None = None
-        self.buffers: dict[bool, Tensor] = {}  # by side; panels made anew would leave holes in the heap
+        self.round: Round | None = None
+        self.features: list[dict[torch.device, Tensor]] = [{}, {}]
+        self.buffers: dict[bool, Tensor] = {}  # by side; new ones for every panel would leave holes in the heap
 
-    def load(self, place: Round) -> None:
-        """Makes the features of this round's sides that are not there already."""
-        if self.places == (place.left, place.right):
+    def load(self, part: Round) -> None:
+        """Make the features of this round's sides that are not there already."""
+        before, self.round = self.round, part
+        if before is not None and (before.left, before.right) == (part.left, part.right):
             return
-        self.right = {}  # let go of the old before the new is made
-        if self.places is None or self.places[0] != place.left:
-            self.left = {}
-            self.left = self._features(self.task.queries, place.left, gallery=False)
-        shared = self.task.matching.symmetric and place.left == place.right and self.task.queries.distance.shared
-        self.right = self.left if shared else self._features(self.task.gallery, place.right, gallery=True)
-        self.places = place.left, place.right
+        self.features[1] = {}  # let go of the old before the new is made
+        if before is None or before.left != part.left:
+            self.features[0] = {}
+            self.features[0] = self._make(self.sides[0], part.left, gallery=False)
+        shared = self.symmetric and part.left == part.right and self.sides[0].distance.shared
+        self.features[1] = self.features[0] if shared else self._make(self.sides[1], part.right, gallery=True)
 
-    def _features(self, side: Vectors, rows: slice, *, gallery: bool) -> dict[torch.device, Tensor]:
+    def tile(self, queries: slice, gallery: slice, device: torch.device) -> Tile:
+        """Return a tile of the round that is loaded."""
+        assert self.round is not None
+        left, right = (
+            features[device][part.start - whole.start : part.stop - whole.start]
+            for features, part, whole in zip(
+                self.features, (queries, gallery), (self.round.left, self.round.right), strict=True
+            )
+        )
+        return Tile(queries, gallery, left, right)
+
+    def _make(self, side: Vectors, rows: slice, *, gallery: bool) -> dict[torch.device, Tensor]:
         count, width = rows.stop - rows.start, side.distance.width(side.dim)
         kept = self.buffers.get(gallery)
         if kept is None or len(kept) < count:

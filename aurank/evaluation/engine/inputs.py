@@ -1,6 +1,6 @@
 """The border of the evaluation: what a caller may pass, checked once, and rows read from it in pieces."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -9,12 +9,12 @@ from jaxtyping import Float64, Int64, Shaped
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.process_group import Team
 from aurank.evaluation.engine.scores import Distance, tree_sum
 from aurank.sizes import size_in_bytes
 
 Embeddings: TypeAlias = Tensor | np.ndarray[Any, np.dtype[Any]]
 Integers: TypeAlias = Tensor | np.ndarray[Any, np.dtype[Any]] | Sequence[Any]
+ProgressCallback: TypeAlias = Callable[[int, int], object]  # called with what is done and the total
 
 # Squares of lengths in this range, and products of two such lengths, stay far from overflow and underflow in float64.
 SHORTEST, LONGEST = 1e-140, 1e140
@@ -90,15 +90,17 @@ def check_embeddings(embeddings: Embeddings, *, side: str) -> None:
 
 
 def numbered(
-    first: Integers | None, second: Integers | None, *, name: str, team: Team | None = None
+    first: Integers | None, second: Integers | None, *, name: str, gather: Callable[[Any], list[Any]] | None = None
 ) -> tuple[Integers | None, Integers | None, Shaped[np.ndarray, " name"] | None]:
     """Labels or ids of both sides with text as integers, and the names in the order of their numbers.
 
-    What is no text comes back as it came, without names. In a team the numbers are the same for all members.
+    What is no text comes back as it came, without names. With `gather`, a process group's
+    `all_gather`, the numbers are the same in all processes.
     """
     sides = [_as_text(values, name) for values in (first, second)]
     given = sum(values is not None for values in (first, second))
-    members = (team or Team()).exchange((given, [np.unique(values) for values in sides if values is not None]))
+    own = given, [np.unique(values) for values in sides if values is not None]
+    members = [own] if gather is None else gather(own)
     texts = [text for _, some in members for text in some]
     if not texts:
         return first, second, None

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,39 +12,40 @@ import torch.distributed as dist
 from jaxtyping import Int64
 
 from aurank.errors import AurankError, UserError
+from aurank.evaluation.engine.problem import RetrievalProblem
 
 Item = TypeVar("Item")
 
 
-class Team:
-    """Members that share out tiles and add up counts; by itself, one process that does all."""
+class ProcessGroup:
+    """Processes that share out tiles and add up counts; this class is one process that does all."""
 
     rank, size = 0, 1
 
-    def share(self, items: Sequence[Item]) -> list[Item]:
-        """This member's items."""
+    def shard(self, items: Sequence[Item]) -> list[Item]:
+        """Return this process's items."""
         return list(items[self.rank :: self.size])
 
-    def part(self, count: int) -> slice:
-        """This member's range of so many entries; the ranges of all members, in order, are the whole."""
+    def shard_range(self, count: int) -> slice:
+        """Return this process's range of so many entries; the ranges of all ranks, in order, are the whole."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
-    def exchange(self, value: Item) -> list[Item]:
-        """What every member gave, in the order of ranks."""
+    def barrier(self) -> None:
+        """Return when all processes are here; AurankError when one is gone."""
+
+    def all_gather(self, value: Item) -> list[Item]:
+        """Return what every process gave, in the order of ranks."""
         return [value]
 
-    def meet(self) -> None:
-        """Returns when all members are here; AurankError when one is gone."""
+    def all_reduce(self, counts: Int64[np.ndarray, " count"]) -> None:
+        """Replace the counts by their sums over all processes."""
 
-    def add(self, counts: Int64[np.ndarray, " count"]) -> None:
-        """Replaces the counts by the sums over all members."""
-
-    def gather(self, rows: Any) -> Any:
-        """The rows of all members, one after another."""
+    def concatenate(self, rows: Any) -> Any:
+        """Return the rows of all processes, one after another; they have one type and width."""
         return rows
 
 
-class Group(Team):
+class _TorchProcessGroup(ProcessGroup):
     """The processes of torch.distributed."""
 
     def __init__(self) -> None:
@@ -51,38 +53,34 @@ class Group(Team):
         nccl = dist.get_backend() == "nccl"
         self.device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
-    def exchange(self, value: Item) -> list[Item]:
-        """As a Team's."""
+    def barrier(self) -> None:
+        with self._all_present():
+            dist.all_reduce(torch.ones(1, dtype=torch.int64, device=self.device))
+
+    def all_gather(self, value: Item) -> list[Item]:
         found: list[Any] = [None] * self.size
-        with self._whole():
+        with self._all_present():
             dist.all_gather_object(found, value)
         return found
 
-    def meet(self) -> None:
-        """As a Team's."""
-        with self._whole():
-            dist.all_reduce(torch.ones(1, dtype=torch.int64, device=self.device))
-
-    def add(self, counts: Int64[np.ndarray, " count"]) -> None:
-        """As a Team's."""
+    def all_reduce(self, counts: Int64[np.ndarray, " count"]) -> None:
         total = torch.from_numpy(counts).to(self.device)
-        with self._whole():
+        with self._all_present():
             dist.all_reduce(total)
         counts[:] = total.cpu().numpy()
 
-    def gather(self, rows: Any) -> Any:
-        """As a Team's; the members' rows have one type and width."""
-        mine = torch.from_numpy(np.asarray(rows)) if isinstance(rows, np.ndarray) else rows.detach()
-        edges = np.cumsum([0, *self.exchange(len(mine))]).tolist()
-        whole = torch.empty((edges[-1], *mine.shape[1:]), dtype=mine.dtype, device=self.device)
-        whole[edges[self.rank] : edges[self.rank + 1]] = mine.to(self.device)
-        with self._whole():
-            for member in range(self.size):
-                dist.broadcast(whole[edges[member] : edges[member + 1]], src=member)
+    def concatenate(self, rows: Any) -> Any:
+        own = torch.from_numpy(np.asarray(rows)) if isinstance(rows, np.ndarray) else rows.detach()
+        edges = np.cumsum([0, *self.all_gather(len(own))]).tolist()
+        whole = torch.empty((edges[-1], *own.shape[1:]), dtype=own.dtype, device=self.device)
+        whole[edges[self.rank] : edges[self.rank + 1]] = own.to(self.device)
+        with self._all_present():
+            for rank in range(self.size):
+                dist.broadcast(whole[edges[rank] : edges[rank + 1]], src=rank)
         return whole.cpu().numpy() if isinstance(rows, np.ndarray) else whole.to(rows.device)
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
+    def _all_present(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
@@ -92,48 +90,52 @@ class Group(Team):
             ) from error
 
 
-def make_team(distributed: bool | str | None) -> Team:
-    """All processes of an initialised group unless `distributed` is False; else this one alone."""
+def find_process_group(distributed: bool | str | None) -> ProcessGroup:
+    """Return all processes of an initialised group unless `distributed` is False; else this one alone."""
     if not (distributed is None or distributed is False or distributed == "shards"):
         raise UserError(f'distributed must be None, False or "shards"; got {distributed!r}')
     if distributed is False or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return Team()
-    return Group()
+        return ProcessGroup()
+    return _TorchProcessGroup()
 
 
-def bring_together(team: Team, sides: Sequence[Sequence[Any]], *, shards: bool) -> list[list[Any]]:
-    """The arrays of both sides (embeddings, labels, ids, groups; None where not given), as if one process had them.
+def gather_shards(group: ProcessGroup, problem: RetrievalProblem, *, shards: bool) -> RetrievalProblem:
+    """Return the problem as if one process had all rows of both sides.
 
-    A side that all members hold alike is taken as it is; else it is in shards, which are put together in the order of
-    ranks, as all sides are if `shards`. UserError where members disagree on what is given, its type or its width, and
+    A side that all processes hold alike is taken as it is; else it is in shards, which are put together in the order of
+    ranks, as all sides are if `shards`. UserError where processes disagree on what is given, its type or its width, and
     where they hold the same labels for other embeddings: copies that differ, which must not pass for shards.
     """
-    result = []
-    for name, side in zip(("query", "gallery"), sides, strict=True):
-        arrays = [array if array is None or hasattr(array, "shape") else np.asarray(array) for array in side]
+    whole: dict[str, Any] = {}
+    for side, names in (
+        ("query", ("embeddings", "labels", "ids", "groups")),
+        ("gallery", ("gallery", "gallery_labels", "gallery_ids", "gallery_groups")),
+    ):
+        given = [getattr(problem, name) for name in names]
+        arrays = [array if array is None or hasattr(array, "shape") else np.asarray(array) for array in given]
         kinds = [None if array is None else (str(array.dtype), tuple(array.shape[1:])) for array in arrays]
-        _check_equal(team, kinds, f"the types and widths of the {name} side (embeddings, labels, ids, groups)")
-        digests = team.exchange([_digest(array) for array in arrays])
+        _check_equal(group, kinds, f"the types and widths of the {side} side (embeddings, labels, ids, groups)")
+        digests = group.all_gather([_digest(array) for array in arrays])
         copies = all(other == digests[0] for other in digests)
         if not shards and not copies and all(other[1:] == digests[0][1:] for other in digests):
             raise UserError(
-                f"all ranks gave the same {name} labels and ids, but other embeddings: give every rank its own rows, "
+                f"all ranks gave the same {side} labels and ids, but other embeddings: give every rank its own rows, "
                 'or all the very same; distributed="shards" says that these are different rows'
             )
-        alone = copies and not shards
-        result.append([array if array is None or alone else team.gather(array) for array in arrays])
-    return result
+        for name, array in zip(names, arrays, strict=True):
+            whole[name] = array if array is None or (copies and not shards) else group.concatenate(array)
+    return replace(problem, **whole)
 
 
-def agree(team: Team, **settings: Any) -> None:
-    """Nothing; UserError where members were called with different settings."""
+def require_equal(group: ProcessGroup, **settings: Any) -> None:
+    """Raise UserError where processes were called with different settings."""
     for name, value in settings.items():
         plain = value if value is None or isinstance(value, str | int | float | tuple) else _digest(value)
-        _check_equal(team, plain, name)
+        _check_equal(group, plain, name)
 
 
-def _check_equal(team: Team, value: Any, what: str) -> None:
-    given = team.exchange(value)
+def _check_equal(group: ProcessGroup, value: Any, what: str) -> None:
+    given = group.all_gather(value)
     for rank, other in enumerate(given):
         if other != given[0]:
             raise UserError(f"{what} must be the same on all ranks: rank 0 has {given[0]}, rank {rank} has {other}")

@@ -13,14 +13,23 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 
-from aurank.evaluation.engine.counting import Progress, Task, count_all, find_thresholds
+from aurank.evaluation.engine.counting import Counts, count_negatives
 from aurank.evaluation.engine.exact import ExactScores
-from aurank.evaluation.engine.inputs import Embeddings, Integers, Vectors, byte_count, choose_devices, row_lengths
+from aurank.evaluation.engine.inputs import (
+    Embeddings,
+    Integers,
+    ProgressCallback,
+    Vectors,
+    byte_count,
+    choose_devices,
+    row_lengths,
+)
 from aurank.evaluation.engine.kernels import check_backend, importable
-from aurank.evaluation.engine.positives import match_sides
-from aurank.evaluation.engine.process_group import agree, bring_together, make_team
+from aurank.evaluation.engine.positives import SortedProblem, sort_by_label
+from aurank.evaluation.engine.problem import RetrievalProblem
+from aurank.evaluation.engine.process_group import find_process_group, gather_shards, require_equal
 from aurank.evaluation.engine.scores import full_precision, make_distance, one_thread_each
-from aurank.evaluation.engine.tiles import Plan
+from aurank.evaluation.engine.tiles import Tiling
 
 # For each device, where torch or triton counts: while a GPU computes one tile, the next is made ready.
 WORKERS = {"cpu": 1, "cuda": 2}
@@ -87,50 +96,37 @@ def positive_ranks(
     device: torch.device | str | Sequence[torch.device | str] | None = None,
     max_memory: int | str = "1GiB",
     distributed: bool | str | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Ranks:
-    """Ranks of every positive of every query in the full gallery.
+    """Return the ranks of every positive of every query in the full gallery.
 
-    `queries` [query, dim] and `gallery` [gallery, dim] are tensors or NumPy arrays of any real type, memory-mapped ones
-    too, which are read in pieces. Without a gallery the queries are the gallery, and each query's own row is left out
-    by its index. With one, `ids` and `gallery_ids` name the items of both sides, and a gallery row with the query's own
-    id is left out.
-
-    Equal labels make a positive; labels are integers, one per row. Or `positives` lists every pair (query row, gallery
-    row), as for captions of images, and labels are not needed. Left out, as neither positive nor negative, are:
-    gallery rows of the query's own label *and* group, if `groups` (cameras; -1 for none) are given; the pairs in
-    `ignore`; and for all queries the gallery rows in `junk` (rows, or one truth value for each).
-
-    `distance`: "cosine", "dot" or "euclidean". `backend`: "auto", "numba", "torch" or "triton", by which kernel counts.
-    `device` defaults to that of CUDA queries, else to the CPU; several CUDA devices share the work. `max_memory`
-    (bytes, or text such as "512MiB") bounds the working memory; the embeddings themselves, a few numbers per row, and
-    with the result about 110 bytes per positive come on top: where these alone do not fit, it is refused at the start.
-    `progress(done, total)` is called now and then; nothing is shown without.
+    Tensors or NumPy arrays of any real type are taken, memory-mapped ones too, which are read in pieces. Who is a
+    positive of whom, and what is left out, is as `RetrievalProblem` says, whose fields the first arguments are.
 
     Under an initialised torch.distributed every rank calls this. A side of which all ranks hold the very same rows is
     taken as it is; else each holds a shard of it, of any length, and they are put together in the order of ranks
     (always so with `distributed="shards"`). Rows in `positives`, `ignore` and `junk` count over all shards. The work is
     divided, and every rank gets the same result. `distributed=False`: this process by itself.
 
-    The result does not depend on `backend`, `max_memory`, `device`, threads, processes or the order of rows. Raises
-    UserError (a ValueError) for input that cannot be evaluated, with what came and what to do.
+    The result does not depend on `backend`, `max_memory`, `device`, threads, processes or the order of rows.
+
+    Args:
+        distance: "cosine", "dot" or "euclidean".
+        backend: "auto", "numba", "torch" or "triton": the kernel that counts.
+        device: that of CUDA queries by default, else the CPU; several CUDA devices share the work.
+        max_memory: bytes, or text such as "512MiB", for the working memory. The embeddings, a few numbers per row, and
+            with the result about 110 bytes per positive come on top; where these alone do not fit, it is refused.
+        progress: called as progress(done, total) now and then.
+
+    Raises:
+        UserError: (a ValueError) for input that cannot be evaluated, with what came and what to do.
+
+    Example:
+        >>> ranks = positive_ranks(np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1]]), [0, 0, 1])
+        >>> ranks.rank.tolist()  # each of the first two finds the other behind the third
+        [2, 2]
     """
-    devices = choose_devices(device, queries)
-    backend = check_backend(backend, devices[0])
-    size = byte_count(max_memory)
-    team = make_team(distributed)
-    threads, compiled = torch.get_num_threads(), backend == "numba"
-    if team.size > 1:
-        kind = devices[0].type
-        agree(team, distance=distance, backend=backend, device=kind, positives=positives, ignore=ignore, junk=junk)
-        sides = ((queries, query_labels, ids, groups), (gallery, gallery_labels, gallery_ids, gallery_groups))
-        (queries, query_labels, ids, groups), (gallery, gallery_labels, gallery_ids, gallery_groups) = bring_together(
-            team, sides, shards=distributed == "shards"
-        )
-        # All members have to cut the same tiles.
-        size, threads = min(team.exchange(size)), min(team.exchange(threads))
-        devices = devices[: min(team.exchange(len(devices)))]
-    matching = match_sides(
+    problem = RetrievalProblem(
         queries,
         query_labels,
         gallery,
@@ -143,56 +139,81 @@ def positive_ranks(
         ignore=ignore,
         junk=junk,
     )
+    return rank_positives(
+        problem,
+        distance=distance,
+        backend=backend,
+        device=device,
+        max_memory=max_memory,
+        distributed=distributed,
+        progress=progress,
+    )
+
+
+def rank_positives(
+    problem: RetrievalProblem,
+    *,
+    distance: str = "cosine",
+    backend: str = "auto",
+    device: torch.device | str | Sequence[torch.device | str] | None = None,
+    max_memory: int | str = "1GiB",
+    distributed: bool | str | None = None,
+    progress: ProgressCallback | None = None,
+) -> Ranks:
+    """Return the ranks of a problem; the other arguments are those of `positive_ranks`."""
+    devices = choose_devices(device, problem.embeddings)
+    backend = check_backend(backend, devices[0])
+    size, threads, compiled = byte_count(max_memory), torch.get_num_threads(), backend == "numba"
+    group, kind = find_process_group(distributed), devices[0].type
+    if group.size > 1:
+        fields = {name: getattr(problem, name) for name in ("positives", "ignore", "junk")}
+        require_equal(group, distance=distance, backend=backend, device=kind, **fields)
+        problem = gather_shards(group, problem, shards=distributed == "shards")
+        # All processes have to cut the same tiles.
+        size, threads = min(group.all_gather(size)), min(group.all_gather(threads))
+        devices = devices[: min(group.all_gather(len(devices)))]
+    ordered = sort_by_label(problem)
     with full_precision(), one_thread_each(compiled):
-        lengths = target_lengths = row_lengths(queries, side="query", distance=distance, compiled=compiled)
-        target = queries
-        if gallery is not None:
-            target = gallery
-            target_lengths = row_lengths(gallery, side="gallery", distance=distance, compiled=compiled)
-        measure = make_distance(distance, float(lengths.max()), float(target_lengths.max()))
-        left = Vectors(queries, lengths, order=matching.queries, distance=measure)
-        right = Vectors(target, target_lengths, order=matching.gallery, distance=measure)
+        lengths = others = row_lengths(problem.embeddings, side="query", distance=distance, compiled=compiled)
+        if problem.gallery is not None:
+            others = row_lengths(problem.gallery, side="gallery", distance=distance, compiled=compiled)
+        measure = make_distance(distance, float(lengths.max()), float(others.max()))
+        left = Vectors(problem.embeddings, lengths, order=ordered.query_index, distance=measure)
+        right = Vectors(problem.target, others, order=ordered.gallery_index, distance=measure)
         exact = ExactScores(left, right, compiled=backend != "torch" and importable("numba"))
-        task = Task(
-            matching=matching,
-            queries=left,
-            gallery=right,
-            exact=exact,
-            thresholds=find_thresholds(matching, exact, team),
-            plan=Plan(
-                matching,
-                width=measure.width(left.dim),
-                shared=measure.shared,
-                size=size,
-                workers=threads if compiled else WORKERS[devices[0].type] * len(devices),
-                backend=backend,
-                device=devices[0].type,
-            ),
+        counts = Counts(ordered, exact, group)
+        tiling = Tiling(
+            ordered,
+            width=measure.width(left.dim),
+            shared=measure.shared,
+            size=size,
+            workers=threads if compiled else WORKERS[kind] * len(devices),
             backend=backend,
+            device=kind,
         )
-        count_all(task, team, devices, progress)
-    return _ranks(task, num_queries=int(queries.shape[0]))
+        count_negatives(counts, tiling, group=group, backend=backend, devices=devices, progress=progress)
+    return _ranks(ordered, counts)
 
 
-def _ranks(task: Task, *, num_queries: int) -> Ranks:
-    """What was counted, queries in the caller's order and each one's positives from the best down."""
-    matching, thresholds = task.matching, task.thresholds
-    lines = np.flatnonzero(matching.num_positives)
-    lines = lines[np.argsort(matching.queries[lines])]
-    counts = matching.num_positives[lines]
-    offset = np.concatenate([[0], np.cumsum(counts)])
-    # Entry j of a query is its threshold number (count - 1 - j): thresholds increase.
-    entry = np.repeat(matching.offset[lines + 1] - 1 + offset[:-1], counts) - np.arange(offset[-1])
+def _ranks(problem: SortedProblem, counts: Counts) -> Ranks:
+    """Return what was counted, queries in the caller's order and each one's positives from the best down."""
+    sorted_query = np.flatnonzero(problem.num_positives)
+    sorted_query = sorted_query[np.argsort(problem.query_index[sorted_query])]
+    number = problem.num_positives[sorted_query]
+    offset = np.concatenate([[0], np.cumsum(number)])
+    # Entry j of a query is its threshold (number - 1 - j): thresholds increase.
+    entry = np.repeat(problem.offset[sorted_query + 1] - 1 + offset[:-1], number) - np.arange(offset[-1])
+    query = problem.query_index[sorted_query]
     return Ranks(
-        query=matching.queries[lines],
-        labels=matching.labels[matching.queries[lines]],
-        num_negatives=matching.num_negatives[lines],
+        query=query,
+        labels=problem.labels[query],
+        num_negatives=problem.num_negatives[sorted_query],
         offset=offset,
-        positive=matching.gallery[thresholds.columns[entry]],
-        higher=task.higher[entry],
-        tied=task.tied[entry],
-        at_least=thresholds.at_least[entry],
-        num_queries=num_queries,
-        num_gallery=matching.num_gallery,
-        num_rechecked=int(task.rechecked[0]),
+        positive=problem.gallery_index[counts.positives[entry]],
+        higher=counts.higher[entry],
+        tied=counts.tied[entry],
+        at_least=counts.at_least()[entry],
+        num_queries=len(problem.labels),
+        num_gallery=problem.num_gallery,
+        num_rechecked=int(counts.rechecked[0]),
     )

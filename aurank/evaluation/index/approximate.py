@@ -16,11 +16,11 @@ from jaxtyping import Float64, Int64
 from aurank.errors import UserError
 from aurank.evaluation import metrics
 from aurank.evaluation.aggregate import mean
-from aurank.evaluation.engine.counting import Progress
-from aurank.evaluation.engine.positives import Matching, among
+from aurank.evaluation.engine.inputs import ProgressCallback
+from aurank.evaluation.engine.positives import SortedProblem, among, places_of, sort_by_label
+from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.ranks import Ranks
 from aurank.evaluation.index.faiss_bridge import faiss_library, take
-from aurank.evaluation.index.neighbour_lists import Sides
 from aurank.evaluation.index.neighbours import Index, Neighbours
 
 NEIGHBOUR_QUERIES = 1000  # queries whose neighbours are compared with the exact ones
@@ -67,7 +67,7 @@ class Approximation:
 
 
 def approximate_report(
-    sides: Sides,
+    problem: RetrievalProblem,
     ranks: Ranks,
     *,
     index: str | Index,
@@ -77,13 +77,13 @@ def approximate_report(
     distance: str = "cosine",
     device: torch.device | str | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Approximation:
     """Return what an index over the gallery retrieves, beside the exact numbers.
 
     Args:
-        sides: queries, gallery and who is positive for whom.
-        ranks: the exact ranks of the same sides.
+        problem: queries, gallery and who is positive for whom.
+        ranks: the exact ranks of the same problem.
         index: a factory string to build it, or an Index that holds the gallery.
         depth: length of the lists; by default the largest of `recall_at`.
         seed: chooses the training sample and the queries whose neighbours are compared.
@@ -93,16 +93,16 @@ def approximate_report(
 
     Example:
         >>> rows, labels = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]), np.array([0, 0, 1, 1])
-        >>> from aurank.evaluation import positive_ranks
+        >>> from aurank.evaluation import RetrievalProblem, positive_ranks
         >>> found = approximate_report(
-        ...     Sides(rows, labels), positive_ranks(rows, labels), index="Flat", recall_at=(1,), device="cpu"
+        ...     RetrievalProblem(rows, labels), positive_ranks(rows, labels), index="Flat", recall_at=(1,), device="cpu"
         ... )
         >>> found.metrics
         {'mauprc': 1.0, 'recall@1': 1.0}
     """
     if not len(ranks.query):
         raise UserError("no query has a positive in the gallery: an index has nothing to be measured by")
-    gallery = sides.target
+    gallery = problem.target
     depth = min(max(recall_at) if depth is None else depth, len(gallery))
     if depth < min(max(recall_at), len(gallery)):
         raise UserError(f"depth {depth} is too short for recall@{max(recall_at)}: give at least {max(recall_at)}")
@@ -111,14 +111,17 @@ def approximate_report(
         index = Index.build(gallery, index, distance=distance, device=device, seed=seed)
         measured = {"build_seconds": time.perf_counter() - before}
     else:
-        _check_index(index, sides, distance)
+        _check_index(index, problem, distance)
         measured = {}
     seconds: list[float] = []
-    found = _list_metrics(sides, index, depth, recall_at, ties=ties, seconds=seconds, progress=progress)
-    measured |= {"search_seconds": sum(seconds), "queries_per_second": len(sides.embeddings) / max(sum(seconds), 1e-9)}
+    found = _list_metrics(problem, index, depth, recall_at, ties=ties, seconds=seconds, progress=progress)
+    measured |= {
+        "search_seconds": sum(seconds),
+        "queries_per_second": len(problem.embeddings) / max(sum(seconds), 1e-9),
+    }
     if not index.gpus:
         measured["threads"] = float(faiss_library().omp_get_max_threads())
-    recall, queries = neighbour_recall(sides, index, recall_at, seed=seed)
+    recall, queries = neighbour_recall(problem, index, recall_at, seed=seed)
     return Approximation(
         index=index.factory,
         place=index.place,
@@ -134,8 +137,8 @@ def approximate_report(
     )
 
 
-def _check_index(index: Index, sides: Sides, distance: str) -> None:
-    expected: tuple[Any, ...] = (len(sides.target), int(sides.target.shape[1]), distance)
+def _check_index(index: Index, problem: RetrievalProblem, distance: str) -> None:
+    expected: tuple[Any, ...] = (len(problem.target), int(problem.target.shape[1]), distance)
     given = (len(index), index.dim, index.distance)
     if given != expected:
         raise UserError(
@@ -145,56 +148,54 @@ def _check_index(index: Index, sides: Sides, distance: str) -> None:
 
 
 def _list_metrics(
-    sides: Sides,
+    problem: RetrievalProblem,
     index: Index,
     depth: int,
     recall_at: tuple[int, ...],
     *,
     ties: str,
     seconds: list[float],
-    progress: Progress | None,
+    progress: ProgressCallback | None,
 ) -> dict[str, float]:
     """Return mauprc and recall@k over all queries with a positive, where what no list shows was never retrieved."""
-    matching = sides.matching()
-    reader = _ListReader(matching)
+    ordered = sort_by_label(problem)
+    reader = _ListReader(ordered)
     values: dict[str, list[float]] = {"mauprc": [], **{f"recall@{k}": [] for k in recall_at}}
-    for rows, found in index.search_batches(sides.embeddings, depth, leave_out=sides.own_rows(), seconds=seconds):
+    for rows, found in index.search_batches(problem.embeddings, depth, leave_out=problem.own_rows(), seconds=seconds):
         ranks, share = reader.ranks(rows, found)
         values["mauprc"] += (metrics.average_precision(ranks, ties=ties) * share).tolist()
         for k in recall_at:
             values[f"recall@{k}"] += metrics.recall_at(ranks, k).tolist()
         if progress is not None:
-            progress(rows.stop, len(sides.embeddings))
-    total = int((matching.num_positives > 0).sum())
+            progress(rows.stop, len(problem.embeddings))
+    total = int((ordered.num_positives > 0).sum())
     return {name: math.fsum(column) / total for name, column in values.items()}
 
 
 class _ListReader:
     """Reads ranks of positives from lists of neighbours, which may show only some of them."""
 
-    def __init__(self, matching: Matching) -> None:
-        self.matching = matching
-        self.width = len(matching.gallery)
-        self.sorted_gallery = np.full(matching.num_gallery + 1, -1)  # -1: junk, and at the end what pads a list
-        self.sorted_gallery[matching.gallery] = np.arange(self.width)
-        self.sorted_query = np.full(len(matching.labels), -1)
-        self.sorted_query[matching.queries] = np.arange(len(matching.queries))
-        lines = np.arange(len(matching.queries))
-        self.positives = np.sort(np.repeat(lines, matching.num_positives) * self.width + matching.columns)
-        self.extra = np.sort(np.repeat(lines, np.diff(matching.extra_offset)) * self.width + matching.extra)
+    def __init__(self, problem: SortedProblem) -> None:
+        self.problem = problem
+        self.width = len(problem.gallery_index)
+        self.sorted_gallery = places_of(problem.gallery_index, problem.num_gallery + 1)  # -1: junk, padding
+        self.sorted_query = places_of(problem.query_index, len(problem.labels))
+        queries = np.arange(len(problem.query_index))
+        self.positives = np.sort(np.repeat(queries, problem.num_positives) * self.width + problem.positives)
+        self.extra = np.sort(np.repeat(queries, np.diff(problem.extra_offset)) * self.width + problem.extra)
 
     def ranks(self, rows: slice, found: Neighbours) -> tuple[Ranks, Float64[np.ndarray, " query"]]:
         """Return the ranks of the positives that these queries' lists show, and which part of all positives that is.
 
         Queries whose lists show none are not among them. A rank counts the rows of the list alone.
         """
-        matching, query = self.matching, self.sorted_query[rows]
+        problem, query = self.problem, self.sorted_query[rows]
         use = np.flatnonzero(query >= 0)
         query, row, similarity = query[use], found.row[use], found.similarity[use]
         place = self.sorted_gallery[row]
         keys = query[:, None] * self.width + place
         positive = among(keys, self.positives) & (place >= 0)
-        hidden = (place >= matching.first[query, None]) & (place < matching.last[query, None])
+        hidden = (place >= problem.class_start[query, None]) & (place < problem.class_stop[query, None])
         negative = (place >= 0) & ~hidden & ~among(keys, self.extra) & ~positive
         start, end = _runs(similarity)
         negatives, positives = (np.pad(np.cumsum(part, axis=1), ((0, 0), (1, 0))) for part in (negative, positive))
@@ -206,18 +207,18 @@ class _ListReader:
         shown = positives[:, -1]
         query, shown = query[shown > 0], shown[shown > 0]
         ranks = Ranks(
-            query=matching.queries[query],
-            labels=matching.labels[matching.queries[query]],
-            num_negatives=matching.num_negatives[query],
+            query=problem.query_index[query],
+            labels=problem.labels[problem.query_index[query]],
+            num_negatives=problem.num_negatives[query],
             offset=np.concatenate([[0], np.cumsum(shown)]).astype(np.int64),
             positive=row[line, column],
             higher=negatives[line, first],
             tied=negatives[line, last] - negatives[line, first],
             at_least=positives[line, last],
-            num_queries=len(matching.labels),
-            num_gallery=matching.num_gallery,
+            num_queries=len(problem.labels),
+            num_gallery=problem.num_gallery,
         )
-        return ranks, shown / matching.num_positives[query]
+        return ranks, shown / problem.num_positives[query]
 
 
 def _runs(similarity: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -232,13 +233,13 @@ def _runs(similarity: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def neighbour_recall(
-    sides: Sides, index: Index, recall_at: tuple[int, ...], *, seed: int
+    problem: RetrievalProblem, index: Index, recall_at: tuple[int, ...], *, seed: int
 ) -> tuple[dict[int, float], int]:
     """Return for each k the mean part of the k true nearest rows among the index's k, and over how many queries."""
-    chosen = np.sort(np.random.default_rng(seed).permutation(len(sides.embeddings))[:NEIGHBOUR_QUERIES])
-    queries, own = take(sides.embeddings, chosen), sides.own_rows()
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(problem.embeddings))[:NEIGHBOUR_QUERIES])
+    queries, own = take(problem.embeddings, chosen), problem.own_rows()
     leave_out = None if own is None else own[chosen]
-    flat = Index.build(sides.target, "Flat", distance=index.distance, device=None if index.gpus else "cpu")
+    flat = Index.build(problem.target, "Flat", distance=index.distance, device=None if index.gpus else "cpu")
     deepest, size = min(max(recall_at), len(index)), len(index)
     true = flat.search(queries, deepest, leave_out=leave_out)
     found = index.search(queries, deepest, leave_out=leave_out)

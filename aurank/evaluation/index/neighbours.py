@@ -16,8 +16,7 @@ import torch
 from jaxtyping import Float32, Int64
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.counting import Progress
-from aurank.evaluation.engine.inputs import Embeddings, byte_count, check_embeddings
+from aurank.evaluation.engine.inputs import Embeddings, ProgressCallback, byte_count, check_embeddings
 from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.index import faiss_bridge
 from aurank.evaluation.index._saved_index import read_index, write_index
@@ -124,7 +123,7 @@ class Index:
         distance: str = "cosine",
         training_rows: int | None = None,
         seed: int = 0,
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
         **placement: Unpack[Placement],
     ) -> "Index":
         """Return an index over these embeddings, trained on a sample of them if its kind needs that."""
@@ -178,7 +177,7 @@ class Index:
             else:
                 self.host.train(sample)
 
-    def add(self, embeddings: Embeddings, *, progress: Progress | None = None) -> None:
+    def add(self, embeddings: Embeddings, *, progress: ProgressCallback | None = None) -> None:
         """Add the rows behind those that are there, a block at a time; all of them are checked first."""
         self._check(embeddings, side="gallery")
         if not self.is_trained:
@@ -198,7 +197,7 @@ class Index:
         k: int,
         *,
         leave_out: Int64[np.ndarray, " query"] | None = None,
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
     ) -> Neighbours:
         """Return the k nearest rows of each query, or all rows where there are fewer.
 
@@ -327,7 +326,7 @@ def neighbours(
     factory: str = "Flat",
     distance: str = "cosine",
     device: torch.device | str | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Neighbours:
     """Return the k nearest rows of each row among the embeddings themselves.
 

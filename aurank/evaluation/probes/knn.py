@@ -8,8 +8,7 @@ from jaxtyping import Float32, Float64, Int64
 
 from aurank.errors import UserError
 from aurank.evaluation.aggregate import mean
-from aurank.evaluation.engine.counting import Progress
-from aurank.evaluation.engine.inputs import Embeddings, Integers
+from aurank.evaluation.engine.inputs import Embeddings, Integers, ProgressCallback
 from aurank.evaluation.index.neighbours import GPU_LONGEST_LIST, Index
 from aurank.evaluation.probes.inputs import ProbeInputs
 from aurank.evaluation.probes.result import ProbeResult, result_of, top
@@ -29,7 +28,7 @@ def knn(
     ids: Integers | None = None,
     seeds: Sequence[int] | None = None,
     device: torch.device | str | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> ProbeResult:
     """ProbeResult of classifying by the k nearest training rows: "top1", "top5", and "1nn", by the nearest row alone.
 

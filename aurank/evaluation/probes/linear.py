@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.counting import Progress
-from aurank.evaluation.engine.inputs import Embeddings, Integers
+from aurank.evaluation.engine.inputs import Embeddings, Integers, ProgressCallback
 from aurank.evaluation.index.faiss_bridge import BLOCK, blocks, load
 from aurank.evaluation.probes.inputs import ProbeInputs
 from aurank.evaluation.probes.result import ProbeResult, result_of, top
@@ -28,7 +27,7 @@ def linear_probe(
     strengths: Sequence[float] = STRENGTHS,
     ids: Integers | None = None,
     seeds: Sequence[int] | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> ProbeResult:
     """ProbeResult of multinomial logistic regression on the embeddings: "top1" and "top5".
 

@@ -11,7 +11,7 @@ from aurank.errors import UserError
 from aurank.evaluation import (
     Index,
     Ranks,
-    Sides,
+    RetrievalProblem,
     approximate_report,
     evaluate,
     metrics,
@@ -29,12 +29,12 @@ def clusters(seed: int = 0, classes: int = 12, each: int = 9, dim: int = 8) -> t
     return embeddings[shuffled].astype(np.float32), labels[shuffled]
 
 
-def cases() -> dict[str, Sides]:
+def cases() -> dict[str, RetrievalProblem]:
     embeddings, labels = clusters()
     other, other_labels = clusters(1)
     pairs = np.array([[0, 3], [0, 50], [4, 7], [9, 90], [9, 3]])
-    own = Sides(embeddings, labels)
-    both = Sides(
+    own = RetrievalProblem(embeddings, labels)
+    both = RetrievalProblem(
         embeddings, labels, np.concatenate([other, embeddings[:30]]), np.concatenate([other_labels, labels[:30]])
     )
     shared = {"ids": np.arange(108), "gallery_ids": np.concatenate([np.arange(500, 608), np.arange(30)])}
@@ -45,7 +45,7 @@ def cases() -> dict[str, Sides]:
         "groups": replace(own, groups=np.arange(108) % 3),
         "ignore": replace(own, ignore=pairs),
         "junk": replace(own, junk=np.arange(0, 108, 5)),
-        "positives": Sides(embeddings, None, other, positives=pairs),
+        "positives": RetrievalProblem(embeddings, None, other, positives=pairs),
         "everything": replace(
             both,
             **shared,
@@ -57,7 +57,7 @@ def cases() -> dict[str, Sides]:
     }
 
 
-def exact(sides: Sides, **options: Any) -> Ranks:
+def exact(sides: RetrievalProblem, **options: Any) -> Ranks:
     given = {name: value for name, value in vars(sides).items() if name != "embeddings"}
     labels, gallery, others = (given.pop(name) for name in ("labels", "gallery", "gallery_labels"))
     return positive_ranks(sides.embeddings, labels, gallery, others, **given, **options)
@@ -85,7 +85,7 @@ def test_the_cut_offs_are_those_of_the_metrics_that_were_asked_for() -> None:
 @pytest.mark.parametrize("depth", [10, 30])
 def test_what_no_list_shows_was_never_retrieved(depth: int, ties: str) -> None:
     embeddings, labels = clusters()
-    sides = Sides(embeddings, labels)
+    sides = RetrievalProblem(embeddings, labels)
     kind = "IVF6,Flat"
     result = approximate_report(
         sides, exact(sides), index=kind, depth=depth, recall_at=(1, 10), ties=ties, device="cpu", seed=3
@@ -114,7 +114,7 @@ def test_what_no_list_shows_was_never_retrieved(depth: int, ties: str) -> None:
 
 def test_neighbour_recall_is_the_part_of_the_true_neighbours_found() -> None:
     embeddings, labels = clusters()
-    sides = Sides(embeddings, labels)
+    sides = RetrievalProblem(embeddings, labels)
     result = approximate_report(sides, exact(sides), index="IVF6,Flat", recall_at=(1, 10), device="cpu")
     own = np.arange(108)
     found = Index.build(embeddings, "IVF6,Flat", device="cpu").search(embeddings, 10, leave_out=own).row.tolist()
@@ -127,13 +127,13 @@ def test_neighbour_recall_is_the_part_of_the_true_neighbours_found() -> None:
 
 
 def test_a_collapsed_model_scores_the_prevalence_by_any_index() -> None:
-    sides = Sides(np.ones((30, 4), dtype=np.float32), np.repeat(np.arange(3), 10))
+    sides = RetrievalProblem(np.ones((30, 4), dtype=np.float32), np.repeat(np.arange(3), 10))
     result = approximate_report(sides, exact(sides), index="Flat", recall_at=(1, 29), device="cpu")
     assert result.metrics == pytest.approx({"mauprc": 9 / 29, "recall@1": 0.0, "recall@29": 1.0})
 
 
 def test_equal_runs_are_equal_whatever_time_they_took() -> None:
-    sides = Sides(*clusters())
+    sides = RetrievalProblem(*clusters())
     first, second = (
         approximate_report(sides, exact(sides), index="IVF4,Flat; nprobe=2", recall_at=(1, 10), device="cpu")
         for _ in range(2)
@@ -149,7 +149,7 @@ def test_equal_runs_are_equal_whatever_time_they_took() -> None:
 
 def test_an_index_at_hand_is_used_if_it_holds_the_gallery() -> None:
     embeddings, labels = clusters()
-    sides = Sides(embeddings, labels)
+    sides = RetrievalProblem(embeddings, labels)
     ready = Index.build(embeddings, "IVF4,Flat", device="cpu")
     given, built = (
         approximate_report(sides, exact(sides), index=which, recall_at=(1, 10), device="cpu")
@@ -164,7 +164,7 @@ def test_an_index_at_hand_is_used_if_it_holds_the_gallery() -> None:
 
 def test_without_any_positive_there_is_nothing_to_measure() -> None:
     embeddings, _ = clusters()
-    sides = Sides(embeddings, np.arange(108))
+    sides = RetrievalProblem(embeddings, np.arange(108))
     with pytest.raises(UserError, match="no query has a positive"):
         approximate_report(sides, exact(sides), index="Flat", device="cpu")
 
@@ -175,6 +175,6 @@ def test_faiss_is_no_backend_of_exact_ranks() -> None:
 
 
 def test_a_list_shorter_than_a_recall_is_refused() -> None:
-    sides = Sides(*clusters())
+    sides = RetrievalProblem(*clusters())
     with pytest.raises(UserError, match=r"depth 20 is too short for recall@50"):
         approximate_report(sides, exact(sides), index="Flat", depth=20, recall_at=(1, 50), device="cpu")

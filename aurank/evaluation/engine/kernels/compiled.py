@@ -216,18 +216,3 @@ def exact_pairs(
     for pair in range(len(out)):
         i, j = left_rows[pair], right_rows[pair]
         out[pair] = exact_score(left[i], right[j], squared, terms) / (left_units[pair] * right_units[pair])
-
-
-@compiled
-@no_type_check
-def exact_tile(
-    left: Any, left_rows: Any, left_units: Any, right: Any, right_rows: Any, right_units: Any, squared: bool, out: Any
-) -> None:
-    """Exact score of every left row with every right row."""
-    terms = np.empty(left.shape[1], np.float64)
-    for row in range(len(left_rows)):
-        i = left_rows[row]
-        for column in range(len(right_rows)):
-            j = right_rows[column]
-            score = exact_score(left[i], right[j], squared, terms)
-            out[row, column] = score / (left_units[row] * right_units[column])

@@ -1,6 +1,6 @@
 """The kernels for CUDA devices, in triton: one counts over a tile of scores in memory, one multiplies the tile itself.
 
-The second keeps each block of products in registers while it counts for the block's rows and, in symmetric matchings,
+The second keeps each block of products in registers while it counts for the block's rows and, in symmetric problems,
 its columns, so that scores never reach the device's memory. Its products are sums of float32 products in float32 (IEEE,
 no TF32), whose order no caller knows: `Distance.error` holds for any. Both count what the other kernels count in
 triton's interpreter (TRITON_INTERPRET=1, tensors on the CPU), and compile for CUDA devices. **They have not yet run on

@@ -1,0 +1,138 @@
+"""The question that an evaluation answers: which rows search which, and what counts as found."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64
+
+from aurank.errors import UserError
+from aurank.evaluation.engine.inputs import (
+    Embeddings,
+    Integers,
+    check_embeddings,
+    integer_array,
+    refuse_masked,
+    unique_ids,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class RetrievalProblem:
+    """Hold both sides of a search and all that says which gallery rows are positives of which query.
+
+    This is where positives come from in evaluation. A gallery row is a *positive* of a query if both have one label or,
+    where `positives` are given, if the pair is listed there. Left out, as neither positive nor negative, are
+
+    - the query itself: its own row without a gallery, else the gallery row with the query's id;
+    - what would be a positive but has the query's own group, if groups are given;
+    - the pairs in `ignore`, and for all queries the gallery rows in `junk`.
+
+    Every other gallery row is a *negative*. The problem is made once, where a caller's arguments come in, and handed on
+    whole; its fields are checked against each other when both sides are sorted (`positives.sort_by_label`).
+
+    Args:
+        embeddings: queries [query, dim]; they are the gallery as well where none is given.
+        labels: an integer for each query; not needed with `positives`.
+        gallery: embeddings [gallery, dim] that are searched.
+        gallery_labels: an integer for each gallery row.
+        ids, gallery_ids: integers that name the items, so that a query does not find itself in the gallery.
+        groups, gallery_groups: an integer for each row, such as its camera; -1 for none.
+        positives, ignore: index pairs (query row, gallery row).
+        junk: gallery rows, or a truth value for each.
+
+    Example:
+        >>> problem = RetrievalProblem(np.eye(3), labels=[0, 0, 1], junk=[2])
+        >>> problem.target is problem.embeddings
+        True
+    """
+
+    embeddings: Embeddings
+    labels: Integers | None = None
+    gallery: Embeddings | None = None
+    gallery_labels: Integers | None = None
+    ids: Integers | None = None
+    gallery_ids: Integers | None = None
+    groups: Integers | None = None
+    gallery_groups: Integers | None = None
+    positives: Integers | None = None
+    ignore: Integers | None = None
+    junk: Integers | None = None
+
+    @property
+    def target(self) -> Embeddings:
+        """The embeddings that are searched: the gallery's, or the queries' own."""
+        return self.embeddings if self.gallery is None else self.gallery
+
+    def own_rows(self) -> Int64[np.ndarray, " query"] | None:
+        """Return the gallery row that is each query's own item, -1 for none; None if no query has one."""
+        if self.gallery is None:
+            return np.arange(len(self.embeddings))
+        if self.ids is None or self.gallery_ids is None:
+            return None
+        ids = unique_ids(self.ids, rows=len(self.embeddings), side="query")
+        others = unique_ids(self.gallery_ids, rows=len(self.gallery), side="gallery")
+        order = np.argsort(others, kind="stable")
+        place = np.minimum(np.searchsorted(others[order], ids), len(others) - 1)
+        return np.where(others[order][place] == ids, order[place], -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One side's labels and groups, checked."""
+
+    labels: Int64[np.ndarray, " row"]
+    groups: Int64[np.ndarray, " row"] | None
+
+
+def check_sides(problem: RetrievalProblem) -> tuple[Side, Side]:
+    """Return the queries' and the gallery's labels and groups; UserError where the fields do not fit each other."""
+    queries, gallery = problem.embeddings, problem.gallery
+    check_embeddings(queries, side="query")
+    if problem.labels is None and problem.positives is None:
+        raise UserError("labels are missing: give one label per query row, or the positives as a list of pairs")
+    query = _side(problem.labels, problem.groups, rows=len(queries), side="query")
+    if gallery is None:
+        for name in ("gallery_labels", "gallery_ids", "gallery_groups"):
+            if getattr(problem, name) is not None:
+                raise UserError(f"{name} came without a gallery: give the gallery's embeddings too")
+        return query, query
+    check_embeddings(gallery, side="gallery")
+    if gallery.shape[1] != queries.shape[1]:
+        raise UserError(
+            f"the query embeddings have width {queries.shape[1]} and the gallery's {gallery.shape[1]}: "
+            "embed both with the same model"
+        )
+    if problem.gallery_labels is None and problem.positives is None:
+        raise UserError("a gallery came without gallery_labels: give one label per gallery row")
+    if (problem.ids is None) != (problem.gallery_ids is None):
+        raise UserError("ids and gallery_ids mark the same item on both sides: give both or neither")
+    if (problem.groups is None) != (problem.gallery_groups is None):
+        raise UserError("groups and gallery_groups hide items of the query's own group: give both or neither")
+    return query, _side(problem.gallery_labels, problem.gallery_groups, rows=len(gallery), side="gallery")
+
+
+def _side(labels: Integers | None, groups: Integers | None, *, rows: int, side: str) -> Side:
+    return Side(
+        # Without labels each query is a class of its own.
+        labels=np.arange(rows) if labels is None else integer_array(labels, name="label", rows=rows, side=side),
+        groups=None if groups is None else integer_array(groups, name="group", rows=rows, side=side),
+    )
+
+
+def rows_without_junk(junk: Integers | None, rows: int) -> Int64[np.ndarray, " kept"]:
+    """Return the gallery rows that are not junk; UserError where `junk` is no list of rows and no mask, or is all."""
+    if junk is None:
+        return np.arange(rows)
+    refuse_masked(junk, "junk")
+    given = np.asarray(junk)
+    if given.dtype == np.bool_ and given.shape == (rows,):
+        given = np.flatnonzero(given)
+    if given.size and (given.ndim != 1 or given.dtype.kind not in "iu"):
+        raise UserError(f"junk must be gallery rows or one truth value per row, got shape {given.shape}, {given.dtype}")
+    if given.size and not (given.min() >= 0 and given.max() < rows):
+        wrong = given.min() if given.min() < 0 else given.max()
+        raise UserError(f"junk names row {wrong} of a gallery of {rows} rows: give rows from 0 to {rows - 1}")
+    kept = np.setdiff1d(np.arange(rows), given.astype(np.int64))
+    if not len(kept):
+        raise UserError(f"all {rows} gallery rows are junk: nothing is left to retrieve")
+    return kept
