@@ -136,19 +136,19 @@ def test_tables_say_what_the_results_say_and_leave_the_rest_of_the_page(tmp_path
     for name, score in {"soprc": 0.4, "triplet": 0.3}.items():
         for run in [*methods.grid(name, seeds=SEEDS, steps=STEPS), Run(name, 1e-3, 1, STEPS)]:
             results.append(line(run, score + 0.02 * run.seed + (0.05 if run.rate == 1e-3 else 0)))
-    page, readme = tmp_path / "miniatures.md", tmp_path / "README.md"
+    page, results_page = tmp_path / "miniatures.md", tmp_path / "results.md"
     names = ("claims", "table 1", "table 2", "batches", "bias", "interpolation", "hardware")
     page.write_text("\n".join(f"about {n}\n<!-- miniatures: {n} -->\nold\n<!-- /miniatures: {n} -->" for n in names))
-    readme.write_text("before\n<!-- miniatures -->\n<!-- /miniatures -->\nafter\n")
+    results_page.write_text("before\n<!-- miniatures -->\n<!-- /miniatures -->\nafter\n")
     for _ in range(2):
-        write_tables(tmp_path, page=page, readme=readme, seeds=SEEDS, steps=STEPS)
+        write_tables(tmp_path, page=page, results_page=results_page, seeds=SEEDS, steps=STEPS)
     text = page.read_text()
     assert "old" not in text
     assert all(f"about {name}" in text for name in names)
     assert "| SOPRC | 0.4600 ± 0.1271 | 0.4600 ± 0.1271 | 0.4600 ± 0.1271 | 0.001 | 2 |" in text
     assert "| AUROC | *not run yet* |" in text
     assert "6 runs on CPU" in text
-    short = readme.read_text()
+    short = results_page.read_text()
     assert short.startswith("before\n")
     assert short.endswith("after\n")
     assert short.index("SOPRC") < short.index("Triplet")
@@ -160,13 +160,13 @@ def test_a_page_without_markers_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_committed_pages_and_pictures_follow_from_the_committed_results(tmp_path: Path) -> None:
-    copies = {name: tmp_path / name for name in ("miniatures.md", "README.md")}
+    copies = {name: tmp_path / name for name in ("miniatures.md", "results.md")}
     shutil.copy(DOCS / "miniatures.md", tmp_path)
-    shutil.copy(DOCS.parent / "README.md", tmp_path)
+    shutil.copy(DOCS / "results.md", tmp_path)
     given = {"seeds": Results(DOCS / "miniatures" / "results.jsonl").seeds, "steps": STEPS}
-    write_tables(DOCS / "miniatures", page=copies["miniatures.md"], readme=copies["README.md"], **given)
+    write_tables(DOCS / "miniatures", page=copies["miniatures.md"], results_page=copies["results.md"], **given)
     assert copies["miniatures.md"].read_text() == (DOCS / "miniatures.md").read_text()
-    assert copies["README.md"].read_text() == (DOCS.parent / "README.md").read_text()
+    assert copies["results.md"].read_text() == (DOCS / "results.md").read_text()
     for path in (DOCS / "miniatures").glob("*.json*"):
         shutil.copy(path, tmp_path)
     drawn = list(draw_all(tmp_path, **given))

@@ -1,4 +1,4 @@
-"""The Markdown tables, written between markers into docs/miniatures.md and, in short, into README.md."""
+"""The Markdown tables, written between markers into docs/miniatures.md and, in short, into docs/results.md."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ METRICS = {"mAUPRC": "mauprc", "Recall@1": "recall@1", "Recall@10": "recall@10"}
 TO_RUN = "*not run yet*"
 
 
-def write_tables(out: Path, *, page: Path, readme: Path, seeds: Sequence[int], steps: int) -> None:
+def write_tables(out: Path, *, page: Path, results_page: Path, seeds: Sequence[int], steps: int) -> None:
     """Nothing; the marked blocks of both files hold what the results in `out` say."""
     results = Results(out / "results.jsonl")
     bias, claims = read_json(out / "bias.json"), read_json(out / "claims.json")
@@ -38,7 +38,7 @@ def write_tables(out: Path, *, page: Path, readme: Path, seeds: Sequence[int], s
         text = replaced(text, f"miniatures: {name}", block, page)
     write_text(page, text)
     short = short_table(results, seeds=seeds, steps=steps)
-    write_text(readme, replaced(readme.read_text(encoding="utf-8"), "miniatures", short, readme))
+    write_text(results_page, replaced(results_page.read_text(encoding="utf-8"), "miniatures", short, results_page))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -88,7 +88,7 @@ def metric_cells(lines: Sequence[Line]) -> list[str]:
 
 
 def short_table(results: Results, *, seeds: Sequence[int], steps: int) -> str:
-    """Table 1 by falling mAUPRC, for the README."""
+    """Table 1 by falling mAUPRC, for the page of results."""
     found = {name: results.chosen(name, seeds=seeds, steps=steps) for name in TABLE_1}
     held = sorted(
         ((Mean.of(line["mauprc"] for line in lines), name) for name, lines in found.items() if lines),
