@@ -12,6 +12,7 @@ from aurank.losses.core.checks import require_whole
 from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
+from aurank.losses.core.row_table import RowTable
 
 
 class KeyedLossOptions(PairLossOptions, total=False):
@@ -41,15 +42,22 @@ class KeyedLoss(PairLoss):
         self.views = require_whole("views", views)
 
     def prepared(self, inputs: Inputs) -> Inputs:
-        """The inputs with ids, on the host and checked."""
+        """The inputs with ids, on the host and checked; tables on the host fetch the rows of these ids."""
         ids = self.keys_of("labels", inputs.labels, "ids", inputs.ids)
         if not self.two_way:
+            self._prefetch(ids, inputs)
             return replace(inputs, ids=ids)
         if inputs.ids is not None and inputs.ref_ids is None:
             raise UserError(f"{self.owner} with two_way=True keys the state of both sides: pass ref_ids beside ids")
         assert inputs.ref_labels is not None
         ref_ids = self.keys_of("ref_labels", inputs.ref_labels, "ref_ids", inputs.ref_ids)
+        self._prefetch(torch.cat([ids, ref_ids]), inputs)
         return replace(inputs, ids=ids, ref_ids=ref_ids)
+
+    def _prefetch(self, ids: Int64[Tensor, " row"], inputs: Inputs) -> None:
+        for part in self.modules():
+            if isinstance(part, RowTable):
+                part.prefetch(ids, inputs.embeddings.device)
 
     def keys_of(
         self, labels_name: str, labels: Int64[Tensor, " row"], ids_name: str, ids: Tensor | None
@@ -76,7 +84,7 @@ class KeyedLoss(PairLoss):
         return found
 
 
-def keys(pairs: Pairs) -> Int64[Tensor, " query"]:
+def query_ids(pairs: Pairs) -> Int64[Tensor, " query"]:
     """The ids of the queries, which `KeyedLoss` always has."""
     assert pairs.query_ids is not None
     return pairs.query_ids

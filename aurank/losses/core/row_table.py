@@ -98,7 +98,13 @@ class RowTable(FullPrecision):
     seen: Tensor
 
     def __init__(
-        self, num_rows: int, width: int, *, start: Float[Tensor, " width"] | None = None, logarithms: bool = False
+        self,
+        num_rows: int,
+        width: int,
+        *,
+        start: Float[Tensor, " width"] | None = None,
+        logarithms: bool = False,
+        on_host: bool = False,
     ) -> None:
         """`start`: what every row holds from the beginning, as if seen; else rows are zero and unseen.
 
@@ -106,12 +112,13 @@ class RowTable(FullPrecision):
         """
         super().__init__()
         self.logarithms = logarithms
-        self.on_host = False
+        self.on_host = on_host
         self._staging: Staging | None = None
         self._before: list[tuple[Tensor, Tensor, Tensor]] | None = None
-        rows = torch.zeros(num_rows, width) if start is None else start.to(torch.float32).repeat(num_rows, 1)
-        self.register_buffer("rows", rows)
-        self.register_buffer("seen", torch.full((num_rows,), start is not None))
+        device, seen = "cpu" if on_host else None, start is not None
+        start = torch.zeros(width) if start is None else start
+        self.register_buffer("rows", start.to(device, torch.float32).repeat(num_rows, 1))
+        self.register_buffer("seen", torch.full((num_rows,), seen, device=device))
 
     def read(self, index: Int64[Tensor, " entry"]) -> tuple[Float[Tensor, "entry width"], Bool[Tensor, " entry"]]:
         """The rows asked for, and whether each has ever been written."""

@@ -1,52 +1,94 @@
 """A temperature for each sample, moved down a gradient of its own within bounds (iSogCLR, FastCLIP v2)."""
 
+import math
 import warnings
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from aurank.errors import AurankWarning
-from aurank.losses.core.keyed_loss import keys
-from aurank.losses.core.log_mean_exp import stacked
-from aurank.losses.core.pairs import Pairs
+from aurank.errors import AurankWarning, UserError
+from aurank.losses.core.checks import Number, require_choice, require_fraction, require_positive
+from aurank.losses.core.keyed_loss import query_ids
+from aurank.losses.core.log_mean_exp import AnyTemperature, attraction, column
+from aurank.losses.core.pairs import Pairs, count_equal
 from aurank.losses.core.row_table import RowTable
+from aurank.losses.core.temperature import Temperature
+from aurank.losses.global_contrastive._normalizer import Residence, stacked
 
 Update = Literal["momentum", "adam"]
 WATCH_EVERY = 1000  # steps between looks at the bounds: each makes the host wait for the device
 WATCH_FIRST = 100  # before that, as a training may be over by then
 
 
-class IndividualTemperatures(nn.Module):
-    """τ of each sample, for each direction, and the step that moves it; tables of τ and of its gradient's averages.
+@torch.no_grad()
+def temperature_gradient(
+    pairs: Pairs,
+    temperature: AnyTemperature,
+    log_mean: Float[Tensor, " query"],
+    log_normalizer: Float[Tensor, " query"],
+    *,
+    rho: float,
+) -> Float[Tensor, " query"]:
+    """Return dF/dτ of each query: log u + ρ − (ḡ/u)·E_w[h]/τ, with w ∝ exp(h/τ) over the batch's negatives.
 
-    temperature: the first τ of every sample. bounds: least and greatest τ, onto which each step is projected.
-    rate: the step η. update: "momentum", u ← (1 − β)·u + β·G and τ ← Π[τ − η·u] (001, Alg. 1-2), or "adam", with the
-    average of G² at the share 0.001 and both averages corrected by the sample's own number of steps.
-    beta: β, the share of the new gradient: 1 less what momentum usually means.
-    clip: G is put into [−clip, clip]; None leaves it.
+    Args:
+        log_mean: log ḡ, of h = s − s⁺.
+        log_normalizer: log u.
+
+    Source:
+        Eq. 13 of iSogCLR, https://arxiv.org/abs/2305.11965, without 1/n, which belongs to the rate.
+    """
+    relative = pairs.similarity - attraction(pairs)[:, None]
+    count = pairs.negative_count.clamp(min=1).to(relative.dtype)
+    log_weight = relative / column(temperature) - (log_mean + count.log())[:, None]
+    mean = (log_weight.masked_fill(~pairs.negative, -torch.inf).exp() * relative).sum(dim=1)
+    return log_normalizer + rho - (log_mean - log_normalizer).exp() * mean / temperature
+
+
+class IndividualTemperatures(nn.Module):
+    """τ of each sample, for each direction: tables of τ and of the averages of its gradient.
+
+    Args:
+        temperature: the first τ of every sample.
+        bounds: least and greatest τ, onto which each step is projected.
+        rate: the step η.
+        update: "momentum", u ← (1 − β)·u + β·G and τ ← Π[τ − η·u] (Alg. 1-2 of iSogCLR), or "adam", with the average of
+            G² at the share 0.001 and both averages corrected by the sample's own number of steps.
+        beta: β, the share of the new gradient; None: 0.9, for "adam" 0.1.
+        clip: G is clipped to [−clip, clip]; None leaves it.
     """
 
     def __init__(
         self,
         num_samples: int,
-        temperature: float,
+        temperature: Number,
         *,
         bounds: tuple[float, float],
-        rate: float,
+        rate: Number,
         update: Update,
-        beta: float,
-        clip: float | None,
+        beta: Number | None = None,
+        clip: Number | None,
         two_way: bool,
+        state_on: Residence,
     ) -> None:
         super().__init__()
-        self.bounds, self.rate, self.update, self.beta, self.clip = bounds, rate, update, beta, clip
-        start = torch.zeros(2 if update == "momentum" else 4)
-        start[0] = temperature
-        self.tables = nn.ModuleList(RowTable(num_samples, len(start), start=start) for _ in range(1 + two_way))
+        start = require_positive("temperature", temperature)
+        if not bounds[0] <= start <= bounds[1]:
+            raise UserError(f"temperature must lie within temperature_bounds={bounds}, got {temperature!r}")
+        self.bounds = bounds
+        self.rate = require_positive("temperature_lr", rate)
+        self.update = require_choice("temperature_update", update, get_args(Update))
+        beta = (0.9 if update == "momentum" else 0.1) if beta is None else beta
+        self.beta = require_fraction("temperature_beta", beta, one=True)
+        self.clip = None if clip is None else require_positive("temperature_clip", clip)
+        row = torch.tensor([start, 0.0] if update == "momentum" else [start, 0.0, 0.0, 0.0])
+        self.tables = nn.ModuleList(
+            RowTable(num_samples, len(row), start=row, on_host=state_on == "host") for _ in range(1 + two_way)
+        )
         for table in self.tables:
-            table.get_buffer("seen").fill_(False)  # what is seen here is a step
+            table.get_buffer("seen").fill_(False)  # True once the sample's τ has moved
         self.steps = 0
         self.warned = False
 
@@ -57,22 +99,22 @@ class IndividualTemperatures(nn.Module):
 
     @property
     def learnt(self) -> Float[Tensor, ""]:
-        """The mean τ as it stands."""
+        """The mean τ."""
         return self.values.mean()
 
     def forward(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """τ of each query's sample, without a gradient."""
-        return self._table(pairs).read(keys(pairs))[0][:, 0].to(pairs.similarity.dtype)
+        """Return τ of each query's sample, without a gradient."""
+        return self._table(pairs).read(query_ids(pairs))[0][:, 0].to(pairs.similarity.dtype)
 
     @torch.no_grad()
-    def descend(self, pairs: Pairs, gradient: Float[Tensor, " query"]) -> None:
-        """Nothing; moves τ of the valid queries' samples, each down the mean of the gradients of its queries.
+    def step(self, pairs: Pairs, gradient: Float[Tensor, " query"]) -> None:
+        """Move τ of the valid queries' samples, each down the mean of the gradients of its queries.
 
         With torch.distributed the queries of all ranks count, and every rank must call. A gradient that is not finite
         is left out.
         """
         table, rows = self._table(pairs), pairs.valid_rows
-        index, gradients = keys(pairs)[rows], gradient[rows][:, None].to(table.rows.dtype)
+        index, gradients = query_ids(pairs)[rows], gradient[rows][:, None].to(table.rows.dtype)
         index, gradients = table.gathered(index, gradients, is_shared=pairs.is_shared)
         if len(index) == 0:
             return
@@ -80,8 +122,8 @@ class IndividualTemperatures(nn.Module):
         if self.clip is not None:
             mean = mean.clamp(-self.clip, self.clip)
         table.write(index, self._moved(table.read(index)[0], mean), finite)
-        if pairs.side == len(self.tables) - 1:  # the last direction, so that nothing is read after
-            self._watch()
+        if pairs.side == len(self.tables) - 1:  # after the last direction nothing is read any more
+            self._warn_at_bounds()
 
     def _table(self, pairs: Pairs) -> RowTable:
         table = self.tables[pairs.side]
@@ -89,7 +131,6 @@ class IndividualTemperatures(nn.Module):
         return table
 
     def _moved(self, rows: Float[Tensor, "entry width"], gradient: Float[Tensor, "entry 1"]) -> Tensor:
-        """The rows after a step down the gradient."""
         temperature, average = rows[:, :1], rows[:, 1:2].lerp(gradient, self.beta)
         if self.update == "momentum":
             return torch.cat([(temperature - self.rate * average).clamp(*self.bounds), average], dim=1)
@@ -98,16 +139,15 @@ class IndividualTemperatures(nn.Module):
         moved = temperature - self.rate * first / (second.sqrt() + 1e-8)
         return torch.cat([moved.clamp(*self.bounds), average, square, steps], dim=1)
 
-    def _watch(self) -> None:
-        """Nothing; warns once where most temperatures have come to a bound."""
+    def _warn_at_bounds(self) -> None:
+        """Warn once where most temperatures are at a bound."""
         self.steps += 1
         every = WATCH_FIRST if self.steps < WATCH_EVERY else WATCH_EVERY
         if self.warned or self.steps % every or torch.compiler.is_compiling():
             return
-        values = self.values
-        found = values[torch.stack([table.get_buffer("seen") for table in self.tables])]
+        moved = self.values[torch.stack([table.get_buffer("seen") for table in self.tables])]
         for name, bound in zip(("lower", "upper"), self.bounds, strict=True):
-            share = float((found == bound).double().mean())
+            share = float((moved == bound).double().mean())
             if share > 0.5:
                 self.warned = True
                 remedy = "a smaller rho lets them rise" if name == "lower" else "a greater rho lets them fall"
@@ -117,3 +157,37 @@ class IndividualTemperatures(nn.Module):
                     AurankWarning,
                     stacklevel=2,
                 )
+
+
+AnySource = Temperature | IndividualTemperatures
+
+
+def temperature_of(source: AnySource, pairs: Pairs) -> AnyTemperature:
+    """Return τ of each query's sample, or the one τ of all with its gradient."""
+    found: AnyTemperature = source(pairs) if isinstance(source, IndividualTemperatures) else source()
+    return found
+
+
+def all_temperatures(source: AnySource, *, two_way: bool) -> Float[Tensor, "*sample"]:
+    """Return τ of each sample [sample], [direction, sample] of a two-way loss; a scalar where one τ is for all."""
+    if isinstance(source, IndividualTemperatures):
+        return source.values if two_way else source.values[0]
+    return torch.as_tensor(source()).detach()
+
+
+def check_rho(pairs: Pairs, rho: float) -> bool:
+    """Return whether the batch has a valid query; warn if no weights of its negatives diverge from uniform by ρ."""
+    if len(pairs.valid_rows) == 0:
+        return False
+    # counted on the host, by label: a miner may leave fewer, none leaves more
+    same = count_equal(pairs.host_query_labels, pairs.host_reference_labels.sort().values)[1]
+    most = len(pairs.host_reference_labels) - int(same.min())
+    if rho >= math.log(most):
+        warnings.warn(
+            f"rho={rho:g} is not below log({most}) = {math.log(most):.3g}, the most that weights of the "
+            f"batch's {most} negatives can diverge from uniform ones: every temperature will fall to its lower "
+            "bound; take a smaller rho or larger batches",
+            AurankWarning,
+            stacklevel=2,
+        )
+    return True

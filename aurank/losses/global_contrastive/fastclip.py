@@ -1,16 +1,34 @@
-"""FastCLIP (Wei et al., arXiv 2407.01445): SogCLR for images and texts, four ways to treat the temperature."""
+"""FastCLIP: SogCLR for images and texts, four ways to treat the temperature."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Unpack, get_args
 
+from jaxtyping import Float
+from torch import Tensor
+
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_positive
+from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_flag, require_positive
+from aurank.losses.core.keyed_loss import KeyedLoss, KeyedLossOptions
+from aurank.losses.core.log_mean_exp import add_epsilon, attraction, log_mean_exp
+from aurank.losses.core.pairs import Pairs
+from aurank.losses.core.row_table import writes
 from aurank.losses.core.temperature import Temperature, require_bounds
-from aurank.losses.global_contrastive._gamma import Schedule
-from aurank.losses.global_contrastive._individual_temperatures import IndividualTemperatures
-from aurank.losses.global_contrastive._normalizer_loss import NormalizerLossOptions
-from aurank.losses.global_contrastive._robust_loss import RobustLoss
-from aurank.losses.global_contrastive.isogclr import require_within
+from aurank.losses.global_contrastive._individual_temperatures import (
+    AnySource,
+    IndividualTemperatures,
+    all_temperatures,
+    check_rho,
+    temperature_gradient,
+    temperature_of,
+)
+from aurank.losses.global_contrastive._normalizer import (
+    Every,
+    Gamma,
+    NormalizerTables,
+    Residence,
+    Schedule,
+    surrogate_loss,
+)
 
 Version = Literal["v0", "v1", "v2", "v3"]
 
@@ -30,27 +48,8 @@ DEFAULTS = {
 }
 
 
-class FastCLIPLoss(RobustLoss):
+class FastCLIPLoss(KeyedLoss):
     """τ·(log(ε + u) + ρ) of each query, u the moving average of ḡ = mean exp((s⁻ − s⁺)/τ), its rate falling from 1.
-
-    version: "v0", one learnable τ, and neither the factor τ nor ρ: log(ε + u). "v1", a fixed τ and no ρ: SogCLR with
-        this schedule. "v2", a τ for each sample and side, as iSogCLR has it, moved by Adam's rule. "v3" (default), one
-        learnable τ with ρ, its gradient that of Eq. 13 of the NeuCLIP paper (App. A.3).
-    rho: ρ of v2 and v3 (7.0 and 6.5, which need batches of 1,100 and 670): below the logarithm of the number of
-        negatives. The authors take 8.5 on CC12M and 16 on LAION-400M.
-    temperature: τ, the first one where it is learned: 0.03 for v2, else 0.07. The parameter of v0 and v3 is log τ;
-        give it to an optimiser (`optim.temperature_lr`; the authors take 2e-4 on CC3M).
-    temperature_bounds: of what is learned, as the authors clamp it.
-    temperature_lr: the step of v2.
-    gamma: the rate at the end (0.2 on CC3M, 0.8 on LAION-400M); gamma_schedule and the
-        rest as in `Gamma`, by default from 1 along a cosine, epoch by epoch, for half of the training.
-    epsilon: ε (1e-14 on CC3M and CC12M, 1e-6 on LAION-400M).
-    weighted_pull: False (default) pulls the positive with weight 1, which is what the objective's gradient gives it;
-        True with ḡ/(ε + u), as the authors do: nothing at all is left of the gradient at small τ in a batch that is
-        easier than earlier ones.
-    official: True, for v0 and v3, pulls as the authors do, and gives τ their gradient, which counts what comes through
-        ḡ twice.
-    two_way: True (default) is the sum of both directions; False takes one, against any references.
 
     Against the authors' repository (fast_clip, commit c3ae1f5): it takes the mean of both directions, and has the
     factor τ in v3 alone. So the gradient, as weighted_pull or official make it, is 2 times the repository's in v0 and
@@ -63,7 +62,41 @@ class FastCLIPLoss(RobustLoss):
     whose gradient is 2/(B − 1) times LibAUC's in a batch of B.
 
     State: `temperatures` and `log_u`, as of `ISogCLRLoss`.
+
+    Args:
+        num_samples: rows of the data set, which `ids` (or labels, in their absence) name.
+        version: "v0", one learnable τ, and neither the factor τ nor ρ: log(ε + u). "v1", a fixed τ and no ρ: SogCLR
+            with this schedule. "v2", a τ for each sample and side, as in iSogCLR, moved by Adam's rule. "v3", one
+            learnable τ with ρ, its gradient that of Eq. 13 of the NeuCLIP paper (App. A.3).
+        rho: ρ of v2 and v3 (7.0 and 6.5, which need batches of 1,100 and 670): below the logarithm of the number of
+            negatives. The authors take 8.5 on CC12M and 16 on LAION-400M.
+        temperature: τ, the first one where it is learned: 0.03 for v2, else 0.07. The parameter of v0 and v3 is log τ;
+            give it to an optimiser (`optim.temperature_lr`; the authors take 2e-4 on CC3M).
+        temperature_bounds: of what is learned, as the authors clamp it.
+        temperature_lr: the step of v2 (0.0133).
+        gamma: γ at the end (0.2 on CC3M, 0.8 on LAION-400M).
+        gamma_schedule: "cosine" falls from 1, by default epoch by epoch for half of the training.
+        epsilon: ε (1e-14 on CC3M and CC12M, 1e-6 on LAION-400M).
+        weighted_pull: False pulls the positive with weight 1, as the objective's gradient does. True with ḡ/(ε + u), as
+            the authors do: at small τ no gradient is left in a batch that is easier than earlier ones.
+        official: True, for v0 and v3, pulls as the authors do, and gives τ their gradient, which counts what comes
+            through ḡ twice.
+        two_way: True is the sum of both directions; False takes one, against any references.
+        gamma_every, gamma_decay, state_on: as in `SogCLRLoss`.
+
+    Source:
+        Wei et al., 2024, https://arxiv.org/abs/2407.01445.
+
+    Example:
+        >>> import torch
+        >>> images, texts, rows = torch.eye(4), torch.eye(4), torch.arange(4)
+        >>> loss = FastCLIPLoss(num_samples=4, version="v1", gamma=0.8)
+        >>> loss.gamma.set_progress(step=0, steps=10, epoch=0, epochs=2.0)
+        >>> loss(images, rows, ref_emb=texts, ref_labels=rows)  # s⁻ − s⁺ = −1, in both directions
+        tensor(-2.)
     """
+
+    temperature: AnySource
 
     def __init__(
         self,
@@ -80,9 +113,13 @@ class FastCLIPLoss(RobustLoss):
         weighted_pull: bool = False,
         official: bool = False,
         two_way: bool = True,
-        **options: Unpack[NormalizerLossOptions],
+        gamma_every: Every = "epoch",
+        gamma_decay: Number = 0.5,
+        state_on: Residence = "device",
+        **options: Unpack[KeyedLossOptions],
     ) -> None:
-        require_choice("version", version, get_args(Version))
+        super().__init__(num_samples, **options)
+        self.version = require_choice("version", version, get_args(Version))
         defaults = DEFAULTS[version]
         if rho is not None and defaults.rho is None:
             raise UserError(f"rho={rho!r} has no place in {version}, which has no ρ: leave it out, or take v2 or v3")
@@ -93,35 +130,54 @@ class FastCLIPLoss(RobustLoss):
             )
         if official and version not in ("v0", "v3"):
             raise UserError(f"official=True is the authors' gradient of τ in v0 and v3; {version} has none of it")
-        if rho is not None:
-            require_positive("rho", rho)
-        super().__init__(
-            num_samples,
-            gamma,
-            gamma_schedule=gamma_schedule,
-            rho=(defaults.rho or 0.0) if rho is None else rho,
-            epsilon=require_positive("epsilon", epsilon),
-            weighted_pull=weighted_pull or official,
-            multiplied=version != "v0",
-            counted_twice=official,
-            two_way=two_way,
-            **options,
-        )
-        self.version = version
+        self.rho = (defaults.rho or 0.0) if rho is None else require_positive("rho", rho)
+        self.rho_checked = not self.rho
+        self.epsilon = require_positive("epsilon", epsilon)
+        self.weighted_pull = weighted_pull or official
+        self.official = official
+        self.two_way = require_flag("two_way", two_way)
+        self.gamma = Gamma(gamma, gamma_schedule, gamma_every=gamma_every, gamma_decay=gamma_decay)
+        self.tables = NormalizerTables(num_samples, two_way=two_way, state_on=state_on)
         first = defaults.temperature if temperature is None else temperature
         if version == "v1":
             refuse_unused(FastCLIPLoss, 'version="v1"', temperature_bounds=temperature_bounds)
         if version != "v2":
             self.temperature = Temperature(first, learnable=version != "v1", bounds=temperature_bounds, scale="log")
             return
-        bounds = require_bounds("temperature_bounds", temperature_bounds)
         self.temperature = IndividualTemperatures(
             num_samples,
-            require_within(first, bounds),
-            bounds=bounds,
-            rate=require_positive("temperature_lr", 0.0133 if temperature_lr is None else temperature_lr),
+            first,
+            bounds=require_bounds("temperature_bounds", temperature_bounds),
+            rate=0.0133 if temperature_lr is None else temperature_lr,
             update="adam",
-            beta=0.1,
             clip=5.0,
             two_way=two_way,
+            state_on=state_on,
         )
+
+    @property
+    def log_u(self) -> Float[Tensor, "direction sample"]:
+        """log u of each sample; 0 for one not seen yet."""
+        return self.tables.log_u
+
+    @property
+    def temperatures(self) -> Float[Tensor, "*sample"]:
+        """τ of each sample of v2 [sample], [direction, sample] of a two-way loss; else a scalar."""
+        return all_temperatures(self.temperature, two_way=self.two_way)
+
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """Return τ·(log(ε + u) + ρ), of v0 log(ε + u); τ is the one before this batch's step."""
+        self.rho_checked = self.rho_checked or (self.training and check_rho(pairs, self.rho))
+        gamma, temperature, pull = self.gamma(), temperature_of(self.temperature, pairs), attraction(pairs)
+        constant = temperature.detach() if isinstance(temperature, Tensor) else temperature
+        inner = 2 * temperature - constant if self.official else temperature  # τ, with twice its gradient
+        log_mean = log_mean_exp(pairs, inner) - (pull if self.weighted_pull else pull.detach()) / inner
+        log_u = add_epsilon(self.tables.blended(pairs, log_mean, gamma), self.epsilon)
+        if writes(self):
+            self.tables.update(pairs, log_mean, gamma)
+            if isinstance(self.temperature, IndividualTemperatures):
+                self.temperature.step(pairs, temperature_gradient(pairs, temperature, log_mean, log_u, rho=self.rho))
+        rest_of_pull = 0 if self.weighted_pull else pull - pull.detach()
+        if self.version == "v0":
+            return surrogate_loss(log_mean, log_u, 1.0) - rest_of_pull / constant
+        return surrogate_loss(log_mean, log_u, temperature) + temperature * self.rho - rest_of_pull

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from aurank.errors import UserError
 from aurank.losses.core.checks import Number, as_number, require_choice, require_positive, require_whole
 from aurank.losses.core.from_pml import BaseDistance
-from aurank.losses.core.keyed_loss import keys
+from aurank.losses.core.keyed_loss import query_ids
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.reencoding import Reencode, embedded_anew, row_similarity
 from aurank.losses.core.saved_generator import SavedGenerator
@@ -135,7 +135,7 @@ class Chains(nn.Module):
 
     def _start(self, pairs: Pairs, distance: BaseDistance) -> Start:
         """Where the chains were left, scored by the encoder as it is now as far as `out_of_batch` can."""
-        index = keys(pairs)
+        index = query_ids(pairs)
         state, seen = self.table.tags[index], self.table.read(index)[1]
         column, inside = self._in_batch(pairs, state)
         if self.out_of_batch == "restart":
@@ -155,7 +155,7 @@ class Chains(nn.Module):
 
     def _stored_score(self, pairs: Pairs) -> Start:
         """As the authors' code: by the similarity that the state had when it was accepted."""
-        rows, seen = self.table.read(keys(pairs))
+        rows, seen = self.table.read(query_ids(pairs))
         nothing = torch.zeros_like(seen, dtype=torch.int64)
         score = torch.where(seen, rows[:, 0].to(pairs.similarity.dtype), -torch.inf)
         return Start(score, nothing, torch.zeros_like(seen), torch.zeros_like(score))
@@ -190,7 +190,7 @@ class Chains(nn.Module):
     def _write(self, pairs: Pairs, last: Int64[Tensor, " query"]) -> bool:
         """Whether any process had a query: the chains of all of them are now where they ended, NONE being unmoved."""
         rows = pairs.valid_rows
-        index, column = keys(pairs)[rows], last[rows]
+        index, column = query_ids(pairs)[rows], last[rows]
         moved, column = column != NONE, column.clamp(min=0)
         if self.official:
             values = pairs.similarity.detach()[rows, column][:, None]

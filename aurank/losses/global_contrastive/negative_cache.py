@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import Number, as_number, require_choice, require_positive, require_whole
-from aurank.losses.core.keyed_loss import KeyedLoss, keys
+from aurank.losses.core.keyed_loss import KeyedLoss, query_ids
 from aurank.losses.core.log_mean_exp import attraction
 from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.pair_loss import PairLossOptions
@@ -165,7 +165,7 @@ class NegativeCacheLoss(Counters, KeyedLoss):
 
     def _in_batch(self, pairs: Pairs) -> Tensor:
         """True for each sample that is in the batch or among its references."""
-        index = keys(pairs)
+        index = query_ids(pairs)
         if pairs.reference_ids is not None:
             named = (pairs.reference_ids >= 0) & (pairs.reference_ids < self.num_samples)
             index = torch.cat([index, torch.where(named, pairs.reference_ids, index[0])])
@@ -185,7 +185,7 @@ class NegativeCacheLoss(Counters, KeyedLoss):
         fresh = self._embedded(pairs, turn) if number else values[:0]
         index = torch.cat([anew, turn])
         wrote = self.cache.put(
-            torch.cat([index, keys(pairs)[rows]]),
+            torch.cat([index, query_ids(pairs)[rows]]),
             torch.cat([self.cache.tags[index], pairs.query_labels[rows]]),
             torch.cat([values.to(pairs.query), fresh, pairs.query[rows]]),
             is_shared=pairs.is_shared,

@@ -1,44 +1,65 @@
-"""SogCLR (Yuan et al., ICML 2022): the contrastive loss over all negatives of the data set, from small batches."""
+"""SogCLR: the contrastive loss over all negatives of the data set, from small batches."""
 
 from typing import Literal, Unpack, get_args
 
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, require_choice, require_positive
-from aurank.losses.core.log_mean_exp import attraction, descend, log_mean_exp
+from aurank.losses.core.checks import Number, require_choice, require_flag, require_positive
+from aurank.losses.core.keyed_loss import KeyedLoss, KeyedLossOptions
+from aurank.losses.core.log_mean_exp import attraction, log_mean_exp
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.global_contrastive._gamma import Schedule
-from aurank.losses.global_contrastive._normalizer_loss import NormalizerLoss, NormalizerLossOptions
+from aurank.losses.core.row_table import writes
+from aurank.losses.global_contrastive._normalizer import (
+    Every,
+    Gamma,
+    NormalizerTables,
+    Residence,
+    Schedule,
+    surrogate_loss,
+)
 
 Normalizer = Literal["view", "shared"]
 
 
-class SogCLRLoss(NormalizerLoss):
-    """−s⁺ + τ·log u of each query: the contrastive loss whose normaliser is a moving average over earlier batches.
+class SogCLRLoss(KeyedLoss):
+    """−s⁺ + τ·log u of each query: the contrastive loss whose normaliser u is a moving average over earlier batches.
 
-    u of a sample is a moving average of ḡ, the mean of exp(s⁻/τ) over the negatives of a batch: u ← (1 − γ)·u + γ·ḡ
-    (Eq. 10), kept as a logarithm, so that no temperature overflows; the first ḡ is copied. The gradient is
-    −∇s⁺ + (τ/u)·∇ḡ (Alg. 1); the value is what that descends, comparable between batch sizes. In evaluation mode
-    nothing is written, and the value is the one that training mode would give.
+    u ← (1 − γ)·u + γ·ḡ, where ḡ is the mean of exp(s⁻/τ) over the negatives of a batch; the first ḡ is copied. u is
+    kept as a logarithm, so that no temperature overflows. The gradient is −∇s⁺ + (τ/u)·∇ḡ (Alg. 1); the value is
+    comparable between batch sizes. In evaluation mode nothing is written, and the value is the one that training mode
+    would give.
 
-    num_samples: rows of the data set, which `ids` (or labels, in their absence) name.
-    gamma: γ; 1 is the decoupled loss of the batch alone. Schedules of it, and state_on: as in `NormalizerLoss`.
-    normalizer: "view" (default) divides the gradient of each view by the blend of its own ḡ with u, as the authors'
-        code does: the objective of Eq. 5, one logarithm for each view. "shared" divides by the one u of the sample, the
-        blend with the mean over its views, as Eq. 9 and 10 have it: the logarithm of the mean over augmentations. What
-        is stored is the same: the mean.
-    positive_in_denominator: True takes positives into g (§4 of the paper, for two modalities).
-    previous_normalizer: True divides by u before this batch went in, as Eq. 10 is printed; the paper's table and code
-        have the new one (default).
-    two_way: both directions between two modalities (§4), each with a u of its own.
+    The mean is over queries, where SogCLR's own code and LibAUC's GCLoss_v1 add the two views of an image: the gradient
+    is half of theirs. That of two_way=True is 2/(B − 1) times the one of GCLoss_v2, LibAUC's loss of two modalities, in
+    a first batch of B; for later batches see `FastCLIPLoss`.
 
-    Against the authors' repositories: the mean here is over queries, where SogCLR's own and LibAUC's GCLoss_v1 add the
-    two views of an image, so the gradient is half of theirs. That of two_way=True is 2/(B − 1) times the one of
-    GCLoss_v2, LibAUC's loss of two modalities, in a first batch of B; from then on that one pulls positives with other
-    weights: it is FastCLIPLoss("v1", weighted_pull=True, gamma_schedule="constant").
+    State: `log_u`; `tables` in `state_dict`.
 
-    State: `log_u`, Tensor[direction, sample], zero where a sample has not been seen: `tables` in `state_dict`.
+    Args:
+        num_samples: rows of the data set, which `ids` (or labels, in their absence) name.
+        temperature: τ.
+        gamma: γ; 1 is the decoupled loss of the batch alone.
+        normalizer: "view" divides the gradient of each view by the blend of its own ḡ with u, as the authors' code does
+            (Eq. 5). "shared" divides by the one u of the sample, the blend with the mean over its views (Eq. 9, 10).
+        positive_in_denominator: True counts positives in ḡ (§4, for two modalities).
+        previous_normalizer: True divides by u before this batch, as Eq. 10 is printed; False by the new one, as the
+            paper's table and code do.
+        gamma_schedule: "cosine" lets γ fall from 1 to `gamma`; the loop then calls `gamma.set_progress`.
+        two_way: both directions between two modalities (§4), each with a u of its own.
+        gamma_every: "epoch" or "step", what the schedule counts.
+        gamma_decay: share of the training over which γ falls.
+        state_on: "host" leaves the tables in host memory; a batch's rows are fetched and sent back without waiting.
+
+    Source:
+        Yuan et al., ICML 2022, https://arxiv.org/abs/2202.12387.
+
+    Example:
+        >>> import torch
+        >>> loss = SogCLRLoss(num_samples=4)
+        >>> views, images = torch.eye(4).repeat(2, 1), torch.arange(4).repeat(2)
+        >>> loss(views, images)  # s⁺ = 1, and log u = 0 as all s⁻ = 0
+        tensor(-1.)
     """
 
     def __init__(
@@ -52,18 +73,30 @@ class SogCLRLoss(NormalizerLoss):
         previous_normalizer: bool = False,
         gamma_schedule: Schedule = "constant",
         two_way: bool = False,
-        **options: Unpack[NormalizerLossOptions],
+        gamma_every: Every = "epoch",
+        gamma_decay: Number = 0.5,
+        state_on: Residence = "device",
+        **options: Unpack[KeyedLossOptions],
     ) -> None:
-        super().__init__(num_samples, gamma, gamma_schedule=gamma_schedule, two_way=two_way, **options)
+        super().__init__(num_samples, **options)
+        self.gamma = Gamma(gamma, gamma_schedule, gamma_every=gamma_every, gamma_decay=gamma_decay)
+        self.two_way = require_flag("two_way", two_way)
+        self.tables = NormalizerTables(num_samples, two_way=two_way, state_on=state_on)
         self.temperature = require_positive("temperature", temperature)
         self.normalizer = require_choice("normalizer", normalizer, get_args(Normalizer))
         self.positive_in_denominator = positive_in_denominator
         self.previous_normalizer = previous_normalizer
 
+    @property
+    def log_u(self) -> Float[Tensor, "direction sample"]:
+        """log u of each sample; 0 for one not seen yet."""
+        return self.tables.log_u
+
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """−s⁺ + τ·log u."""
+        """Return −s⁺ + τ·log u."""
+        gamma, shared = self.gamma(), self.normalizer == "shared"
         log_mean = log_mean_exp(pairs, self.temperature, with_positives=self.positive_in_denominator)
-        log_normalizer = self.log_normalizer(
-            pairs, log_mean, shared=self.normalizer == "shared", previous=self.previous_normalizer
-        )
-        return descend(log_mean, log_normalizer, self.temperature) - attraction(pairs)
+        log_u = self.tables.blended(pairs, log_mean, gamma, shared=shared, previous=self.previous_normalizer)
+        if writes(self):
+            self.tables.update(pairs, log_mean, gamma)
+        return surrogate_loss(log_mean, log_u, self.temperature) - attraction(pairs)

@@ -15,7 +15,7 @@ from torch import Tensor, distributed, multiprocessing
 
 from aurank.errors import UserError
 from aurank.losses import CrossBatchMemory, InfoNCELoss, MultipleLosses, SogCLRLoss
-from aurank.losses.global_contrastive._gamma import Gamma
+from aurank.losses.global_contrastive._normalizer import Gamma
 
 NUMBER = 6  # samples, of two views each
 VIEWS = torch.arange(NUMBER).repeat(2)
@@ -250,7 +250,7 @@ def test_the_cosine_schedule_falls_from_1_to_gamma_by_epochs_or_steps() -> None:
         part.set_progress(step=step, steps=8, epoch=step // 2, epochs=4.0)
         values.append(loss.gamma())
     assert values == pytest.approx([1, 1, 0.6, 0.6, 0.2, 0.2, 0.2, 0.2])
-    by_step = Gamma(0.2, "cosine", every="step")
+    by_step = Gamma(0.2, "cosine", gamma_every="step")
     by_step.set_progress(step=1, steps=8, epoch=0, epochs=4.0)
     assert by_step() == pytest.approx(0.2 + 0.4 * (1 + math.cos(math.pi / 4)))
     constant = Gamma(0.3)
@@ -280,7 +280,7 @@ def test_state_goes_on_to_the_last_bit_with_gamma_where_it_stood() -> None:
     file.seek(0)
     restored.load_state_dict(torch.load(file, weights_only=True))
     assert restored.gamma.value == loss.gamma.value < 1
-    restored.gamma.told = True
+    restored.gamma.progress_known = True
     assert loss(data(2), VIEWS, **call) == restored(data(2), VIEWS, **call)
     assert restored.log_u.equal(loss.log_u)
 
