@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.aurank-installed
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo check test lint format docs bench clean
 
 $(INSTALLED): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -12,6 +12,9 @@ $(INSTALLED): pyproject.toml
 
 demo: $(INSTALLED)
 	$(BIN)/aurank demo --out runs/demo
+
+check: lint
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
@@ -25,9 +28,12 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: $(INSTALLED)
 	$(BIN)/python tools/bench_losses.py
 	$(BIN)/python tools/bench_evaluation.py --gallery --argsort --peers --scale 15000 30000 60502
 
 clean:
-	rm -rf runs build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf runs build dist site .mypy_cache .pytest_cache .ruff_cache
