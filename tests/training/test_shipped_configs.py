@@ -3,6 +3,7 @@
 import copy
 import random
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,16 @@ from aurank.config import ConfigError, shipped_configs
 from aurank.training import read_config, rehearse
 
 SHIPPED = shipped_configs()
-EDITS = 10
-THOROUGHLY = (
-    "digits/soprc",
-    "grocery/recall_at_k",
-    "inaturalist/soprc",
-    "omniglot/xbm",
-    "sop/soprc",
-    "vehicleid/auroc",
+DOCS = Path(__file__).parents[2] / "docs"
+COMMANDS = re.findall(r"`aurank train ([^`]+)`", (DOCS / "configurations.md").read_text(encoding="utf-8"))
+# One of each kind: another one has the same sections.
+EDITED = ("digits/soprc", "grocery/text_sogclr", "grocery_unlabelled/isogclr", "inaturalist/soprc")
+EDITS = 15
+DRY_RUNS = 4
+# One of each reader.
+READ = (
+    *("digits/soprc", "grocery/soprc", "grocery/text_sogclr", "omniglot/soprc"),
+    *("sop/soprc", "inaturalist/soprc", "vehicleid/soprc"),
 )
 VALUES: list[Any] = [None, True, -1, 0, 1, 10**9, 0.5, -0.5, 1e300, "", "x", "1e-4", [], [1, "a"], {}, {"name": "x"}]
 
@@ -72,7 +75,26 @@ def test_a_shipped_configuration_is_valid_and_its_header_says_what_to_expect(nam
         assert word in text, f"{name}: the header does not mention {word}"
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*leaves out the loss.params")
+def test_the_commands_of_the_page_on_configurations_resolve_each_to_another_one() -> None:
+    found = {}
+    for command in COMMANDS:
+        name, *overrides = shlex.split(command)
+        config = read_config(name, overrides)
+        given = dict(override.split("=", 1) for override in overrides)
+        assert config.loss.name == given.get("loss.name", config.loss.name)
+        found[config.model_dump_json()] = command
+    assert len(found) == len(COMMANDS) > 60
+    shipped = {command.split()[0] for command in COMMANDS}
+    assert shipped <= set(SHIPPED)
+    assert {name.split("/")[0] for name in shipped} == {
+        *("sop", "inaturalist", "vehicleid"),
+        *("omniglot", "omniglot_unlabelled", "grocery"),
+    }
+
+
+@pytest.mark.parametrize("name", EDITED)
 def test_random_edits_of_one_key_end_valid_or_with_exit_code_2(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,8 +103,7 @@ def test_random_edits_of_one_key_end_valid_or_with_exit_code_2(
     monkeypatch.setattr(sys, "argv", ["aurank", "config", str(path)])
     chance = random.Random(name)
     codes = {0: 0, 2: 0}
-    number = 100 if name in THOROUGHLY else 20
-    for _ in range(number):
+    for _ in range(EDITS):
         tree = copy.deepcopy(whole)
         done = edit_one_key(tree, chance)
         path.write_text(yaml.safe_dump(tree), encoding="utf-8")
@@ -92,9 +113,10 @@ def test_random_edits_of_one_key_end_valid_or_with_exit_code_2(
         assert "Traceback" not in captured.err, done
         assert (code == 0) == (captured.err == ""), f"{done}: {captured.err}"
         codes[code] += 1
-    assert min(codes.values()) >= number // 30, codes
+    assert min(codes.values()) > 0, codes
 
 
+@pytest.mark.slow
 def test_valid_edits_of_one_key_pass_a_dry_run_or_end_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,7 +129,7 @@ def test_valid_edits_of_one_key_pass_a_dry_run_or_end_in_one_line(
     monkeypatch.setattr(sys, "argv", ["aurank", "train", str(path), "--dry-run", "model.pretrained=false"])
     chance = random.Random(1)
     codes = {0: 0, 2: 0}
-    while sum(codes.values()) < EDITS:
+    while sum(codes.values()) < DRY_RUNS:
         tree = copy.deepcopy(whole)
         done = edit_one_key(tree, chance)
         path.write_text(yaml.safe_dump(tree), encoding="utf-8")
@@ -122,7 +144,7 @@ def test_valid_edits_of_one_key_pass_a_dry_run_or_end_in_one_line(
         assert (code == 0) == (captured.err == ""), f"{done}: {captured.err}"
         assert captured.err.count("\n") <= 1, f"{done}: {captured.err}"
         codes[code] += 1
-    assert codes[0] >= EDITS // 2, codes
+    assert codes[0] >= DRY_RUNS // 2, codes
 
 
 @pytest.mark.parametrize(
@@ -141,29 +163,25 @@ def test_an_argument_that_the_optimiser_refuses_is_a_mistake_of_the_configuratio
     read_config("digits/soprc", ["optim.name=sgd", "optim.params.momentum=0.0", "optim.params.nesterov=false"])
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", READ)
 def test_a_dry_run_works_where_the_data_is_and_else_says_what_is_missing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["aurank", "train", name, "--dry-run", f"data.root={tmp_path}"])
-    if read_config(name).data.name == "digits":
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        assert end.value.code == 0
-        assert "parameters" in capsys.readouterr().out
-        return
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 2
-    complaint = capsys.readouterr().err
-    assert str(tmp_path) in complaint
-    assert "data.root" in complaint
+    code = exit_code()
+    captured = capsys.readouterr()
+    if name.startswith("digits"):
+        assert code == 0
+        assert "parameters" in captured.out
+    else:
+        assert code == 2
+        assert str(tmp_path) in captured.err
+        assert "data.root" in captured.err
 
 
 @pytest.mark.slow
 @pytest.mark.data
-@pytest.mark.skipif(not (REAL_DATA / "omniglot_full.zip").is_file(), reason="no archives")
-@pytest.mark.parametrize(("name", "test_images"), [("omniglot/xbm", 13180), ("grocery/soprc", 2943)])
-def test_a_dry_run_on_the_real_archives_counts_their_images(name: str, test_images: int) -> None:
-    rehearsal = rehearse(read_config(name, [f"data.root={REAL_DATA}"]))
-    assert rehearsal.images["test"] == test_images
+@pytest.mark.skipif(not (REAL_DATA / "grocery_128.zip").is_file(), reason="no archive")
+def test_a_dry_run_on_a_real_archive_counts_its_images() -> None:
+    rehearsal = rehearse(read_config("grocery/soprc", [f"data.root={REAL_DATA}"]))
+    assert rehearsal.images["test"] == 2943

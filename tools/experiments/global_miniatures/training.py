@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 import aurank
-from aurank.config import Config
+from aurank.config import Config, shipped_configs
 from aurank.data import ImageDataset, Manifest
 from aurank.embedding.embed import embed
 from aurank.embedding.from_config import build_dataset, fill_preprocessing
@@ -29,6 +29,16 @@ SUPERVISED = ("sogclr", "emc2", "neuclip", "soprc", "smooth_ap")
 BATCHES = (32, 64, 256)
 DRAWINGS, EPOCHS = 1_280, 8  # of a training without labels: a memory of each drawing needs that it comes again
 GAMMAS = (1.0, 0.99, 0.9, 0.8, 0.6)
+_NEUCLIP = ("num_prototypes=1024", "restart_every=50", "inner_lr=0.01", "two_way=false", "learn_temperature=false")
+# What makes a method of a shipped configuration of its data set, unless it has one of its own.
+_LOSSES = {
+    "simclr": ("name=info_nce", "params.temperature=0.1"),
+    "dcl": ("name=dcl", "params.temperature=0.1"),
+    "sogclr": ("name=sogclr", "params.temperature=0.1", "params.gamma=0.9"),
+    "isogclr": ("name=isogclr", "params.temperature=0.1", "params.rho=2.0", "params.gamma=0.9"),
+    "emc2": ("name=emc2", "params.temperature=0.1"),
+    "neuclip": ("name=neuclip", "params.temperature=0.1", *(f"params.{one}" for one in _NEUCLIP)),
+}
 PROBED = 100  # classes of the test split that the linear probe tells apart
 STEPS = 200  # of a training with labels, as in the miniatures of SOPRC
 
@@ -38,13 +48,22 @@ def budget(steps: int) -> list[str]:
     return [*(f"train.{key}={steps}" for key in ("steps", "validate_every", "checkpoint_every"))]
 
 
+def shipped(folder: str, name: str) -> tuple[str, list[str]]:
+    """The shipped configuration that a method starts from, and what it changes in it."""
+    if f"{folder}/{name}" in shipped_configs():
+        return f"{folder}/{name}", []
+    base = "omniglot/soprc" if folder == "omniglot" else f"{folder}/sogclr"
+    return base, [f"loss.{change}" for change in _LOSSES[name]]
+
+
 def unlabelled(name: str, batch: int, *overrides: str, title: str | None = None, seed: int = 0) -> Run:
     """A training on a part of Omniglot without labels: as many drawings seen, and so fewer steps of larger batches."""
     steps = DRAWINGS * EPOCHS // batch
-    changes = [f"sampler.batch={batch}", *budget(steps), f"optim.warmup_steps={steps // 10}", *overrides]
+    config, changes = shipped("omniglot_unlabelled", name)
+    changes += [f"sampler.batch={batch}", *budget(steps), f"optim.warmup_steps={steps // 10}", *overrides]
     if name == "neuclip":
         changes.append(f"loss.params.restart_every={steps // EPOCHS}")
-    settings = {"config": f"omniglot_unlabelled/{name}", "overrides": changes, "batch": batch, "drawings": DRAWINGS}
+    settings = {"config": config, "overrides": changes, "batch": batch, "drawings": DRAWINGS}
     return Run("representations", title or name, settings, seed)
 
 
@@ -64,8 +83,9 @@ def supervised(seeds: int) -> Iterator[Run]:
     for seed in range(seeds):
         for name in SUPERVISED:
             for rate in (1e-3, 3e-4):
-                changes = [*budget(STEPS), f"optim.warmup_steps={STEPS // 20}", f"optim.lr={rate:g}"]
-                settings = {"config": f"omniglot/{name}", "overrides": changes, "lr": rate}
+                config, changes = shipped("omniglot", name)
+                changes += [*budget(STEPS), f"optim.warmup_steps={STEPS // 20}", f"optim.lr={rate:g}"]
+                settings = {"config": config, "overrides": changes, "lr": rate}
                 yield Run("supervised", name, settings, seed)
 
 
