@@ -23,19 +23,19 @@ Limits = tuple[float, float]  # the least and the greatest similarity, where the
 def bin_position(
     similarity: Float[Tensor, "query item"], *, num_bins: int, limits: Limits
 ) -> tuple[Int64[Tensor, "query item"], Float[Tensor, "query item"]]:
-    """The first of the two bins that each similarity counts in, and its share, in [0, 1], in the one after it."""
+    """Return the first of the two bins that each similarity counts in, and its share in the one after, in [0, 1]."""
     # in the precision of the similarities, so that the ends are met exactly
     least, greatest = (similarity.new_full((), limit) for limit in limits)
-    place = ((greatest - similarity) / (greatest - least) * (num_bins - 1)).clamp(0, num_bins - 1)
-    # clamped again: what is not a number becomes some whole number, and must index a bin nevertheless
-    first = place.detach().long().clamp_(0, num_bins - 2)
-    return first, place - first
+    position = ((greatest - similarity) / (greatest - least) * (num_bins - 1)).clamp(0, num_bins - 1)
+    # clamped again: NaN becomes some whole number, and must index a bin nevertheless
+    first = position.detach().long().clamp_(0, num_bins - 2)
+    return first, position - first
 
 
 def soft_histogram(
     similarity: Float[Tensor, "query item"], wanted: Bool[Tensor, "query item"], *, num_bins: int, limits: Limits
 ) -> Float[Tensor, "query bin"]:
-    """How many of the wanted similarities each bin holds, in shares of them.
+    """Return how many of the wanted similarities each bin holds, in shares of them.
 
     A similarity touches two bins, however many there are: time is O(queries · items), memory that and the bins.
     """
@@ -49,7 +49,7 @@ def soft_histogram(
 def histogram_average_precision(
     positives: Float[Tensor, "query bin"], negatives: Float[Tensor, "query bin"], count: Int64[Tensor, " query"]
 ) -> Float[Tensor, " query"]:
-    """Σ_m h⁺_m H⁺_m / (H_m N⁺) of each query, in [0, 1]; 0 for a query without a positive (a count of 0).
+    """Return Σ_m h⁺_m H⁺_m / (H_m N⁺) of each query, in [0, 1]; 0 for a query without a positive (a count of 0).
 
     h⁺_m is the number of positives in bin m, H⁺_m and H_m that of positives and of all items up to and with bin m:
     every positive is given the precision at the end of its bin.
@@ -61,15 +61,8 @@ def histogram_average_precision(
     return (positives * precision).sum(dim=1) / count.clamp(min=1)
 
 
-def require_bins(num_bins: object, *, least: int) -> int:
-    """num_bins itself; UserError unless it is a whole number of at least `least`."""
-    if not isinstance(num_bins, int) or isinstance(num_bins, bool) or num_bins < least:
-        raise UserError(f"num_bins must be a whole number >= {least}, got {num_bins!r}")
-    return num_bins
-
-
 def require_limits(value: object) -> Limits:
-    """The range as two floats; UserError unless it is two finite numbers, the first one less."""
+    """Return the range as two floats; UserError unless it is two finite numbers, the first one less."""
     numbers = tuple(as_number(each) for each in value) if isinstance(value, Sequence) else ()
     if len(numbers) != 2 or not all(map(math.isfinite, numbers)) or not numbers[0] < numbers[1]:
         raise UserError(f"range must be the least and the greatest similarity, as (-1, 1), got {value!r}")
@@ -77,16 +70,13 @@ def require_limits(value: object) -> Limits:
 
 
 def limits_of_unit_vectors(distance: BaseDistance) -> Limits:
-    """The similarity of opposite and of equal unit vectors: (-1, 1) for cosine, (-4, 0) for the squared distance.
-
-    UserError where that is no range.
-    """
+    """Return the similarity of opposite and of equal unit vectors: (-1, 1) for cosine, (-4, 0) for squared distance."""
     unit = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     same, opposite = distance(unit, torch.cat([unit, -unit]))[0].tolist()
     limits = (opposite, same) if distance.is_inverted else (-opposite, -same)
     if not (math.isfinite(limits[0]) and math.isfinite(limits[1]) and limits[0] < limits[1]):
         raise UserError(
-            f"distance {type(distance).__name__} tells opposite unit vectors from equal ones by {limits}: "
+            f"distance {type(distance).__name__} gives opposite and equal unit vectors the similarities {limits}: "
             "give the least and the greatest similarity as range"
         )
     return limits

@@ -18,8 +18,8 @@ from aurank.losses.core.row_table import writes
 from aurank.losses.core.saved_generator import SavedGenerator
 
 
-class Lists(NamedTuple):
-    """Lists to be ranked, an entry at minus infinity not being in its list, and the positives in each.
+class RankedLists(NamedTuple):
+    """RankedLists to be ranked, an entry at minus infinity not being in its list, and the positives in each.
 
     The positives are a mask, and once more side by side, padded where `is_hit` is False.
     """
@@ -30,12 +30,14 @@ class Lists(NamedTuple):
     is_hit: Bool[Tensor, "list hit"]
 
 
-def blackbox_average_precision(lists: Lists, *, step: float) -> Float[Tensor, " list"]:
-    """The exact average precision of each list, 0 for one without a positive.
+def blackbox_average_precision(lists: RankedLists, *, step: float) -> Float[Tensor, " list"]:
+    """Return the exact average precision of each list, 0 for one without a positive.
 
     Equal scores all get the rank of the last of them, as in scikit-learn's average precision. Backward: with r(s) the
     ranks divided by the length of the list, d = ∂(1 − AP)/∂r, the ranks among the positives being held fixed, the
     gradient of 1 − AP is (r(s + step·d) − r(s)) / step. Time is O(entries · log entries) per list.
+
+    Source: Eq. 5-7 of Rolinek et al., https://arxiv.org/abs/1912.03500.
     """
     precision: Tensor = _AveragePrecision.apply(lists.scores, lists.hit, lists.is_hit, step)
     return precision
@@ -54,7 +56,7 @@ class _AveragePrecision(torch.autograd.Function):
         slope = precision / rank * (length / count)[:, None]
         ctx.step = step
         ctx.save_for_backward(scores, ascending, hit, is_hit, hits, slope, length)
-        # a negative that is not a number has a rank, above all others: without this it would go unnoticed
+        # a negative that is NaN has a rank, above all others: without this it would go unnoticed
         return (precision.sum(dim=1) / count).masked_fill(ascending[:, -1].isnan(), torch.nan)
 
     @staticmethod
@@ -75,12 +77,12 @@ class _AveragePrecision(torch.autograd.Function):
 def at_least(
     scores: Float[Tensor, "list entry"], ascending: Float[Tensor, "list other"]
 ) -> Int32[Tensor, "list entry"]:
-    """For each score how many of its list's others are at least as high."""
+    """Return for each score how many of its list's others are at least as high."""
     return ascending.shape[1] - torch.searchsorted(ascending, scores.contiguous(), out_int32=True)
 
 
 def tie_mirrored(similarity: Float[Tensor, "row row"]) -> Float[Tensor, "row row"]:
-    """The similarity, with s_ij and s_ji made equal where only rounding tells them apart.
+    """Return the similarity, with s_ij and s_ji made equal where they differ by rounding only.
 
     A matrix product rounds the two differently, which would rank one pair of rows before its mirror image.
     """
@@ -99,11 +101,11 @@ class RankingMemory(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.batches: deque[Lists] = deque(maxlen=size)
-        self._before: list[Lists] | None = None
+        self.batches: deque[RankedLists] = deque(maxlen=size)
+        self._before: list[RankedLists] | None = None
 
-    def append_to(self, lists: Lists) -> Lists:
-        """The lists, each followed by those in memory, which have no gradient."""
+    def append_to(self, lists: RankedLists) -> RankedLists:
+        """Return the lists, each followed by those in memory, which have no gradient."""
         every, start = [lists], lists.scores.shape[1]
         for old in self.batches:
             if len(old.scores) != len(lists.scores):
@@ -111,13 +113,13 @@ class RankingMemory(nn.Module):
                     f"batch_memory holds batches of {len(old.scores)} queries and was given one of "
                     f"{len(lists.scores)}: make all batches of one size, dropping a smaller last one"
                 )
-            old = Lists(*(to_device_of(lists.scores, part) for part in old))
+            old = RankedLists(*(to_device_of(lists.scores, part) for part in old))
             every.append(old._replace(scores=old.scores.to(lists.scores.dtype), hit=old.hit + start))
             start += old.scores.shape[1]
-        return Lists(*(torch.cat(parts, dim=1) for parts in zip(*every, strict=True)))
+        return RankedLists(*(torch.cat(parts, dim=1) for parts in zip(*every, strict=True)))
 
-    def push(self, lists: Lists) -> None:
-        """Nothing; the lists are kept, in place of the oldest once the memory is full; less what is not finite."""
+    def push(self, lists: RankedLists) -> None:
+        """Keep the finite entries of the lists, in place of the oldest lists once the memory is full."""
         scores = lists.scores.detach()
         bad = scores.isnan() | (scores == torch.inf)  # minus infinity stands for what is not in a list
         kept = lists._replace(
@@ -137,7 +139,7 @@ class RankingMemory(nn.Module):
             self.batches = deque(self._before, maxlen=self.batches.maxlen)
 
     def get_extra_state(self) -> UInt8[Tensor, " byte"]:
-        """The batches in memory, oldest first, as the bytes of safetensors: their sizes differ."""
+        """Return the batches in memory, oldest first, as the bytes of safetensors: their sizes differ."""
         parts = {
             f"{number}.{name}": part.cpu().clone(memory_format=torch.contiguous_format)
             for number, lists in enumerate(self.batches)
@@ -146,12 +148,12 @@ class RankingMemory(nn.Module):
         return torch.frombuffer(bytearray(save(parts)), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor | list[tuple[Tensor, ...]]) -> None:
-        """Nothing; the memory holds these. A list is what was saved before."""
+        """Fill the memory with these batches. A list is what earlier versions saved."""
         if isinstance(state, Tensor):
             parts = load(bytes(state.cpu().numpy()))
-            number = len(parts) // len(Lists._fields)
-            state = [tuple(parts[f"{place}.{name}"] for name in Lists._fields) for place in range(number)]
-        self.batches = deque((Lists(*parts) for parts in state), maxlen=self.batches.maxlen)
+            number = len(parts) // len(RankedLists._fields)
+            state = [tuple(parts[f"{batch}.{name}"] for name in RankedLists._fields) for batch in range(number)]
+        self.batches = deque((RankedLists(*parts) for parts in state), maxlen=self.batches.maxlen)
 
 
 class BlackBoxAPLoss(PairLoss):
@@ -163,16 +165,25 @@ class BlackBoxAPLoss(PairLoss):
     is lowered and a negative's raised by margin · |N(0, 1)| / 2; in evaluation mode, and while gradients are
     disabled, there is none.
 
-    lambda_: length of the step, with ranks divided by the length of their list and the loss a plain mean over the
-        queries: what it means in the authors' code. There it also grows with whatever multiplies the loss, such as the
-        65,536 of half-precision loss scaling; here such a factor multiplies the gradient and nothing else.
-    margin: scale of the random margin, α of the paper.
-    flat_weight: share of the term "flat", β of the paper; 0 leaves it out.
-    generator, seed: where the margins come from; their place in the sequence is saved.
-    official: True does as the SOPRC authors' copy: the query stays in its own ranking, its own first positive, and
-        `batch_memory` previous batches' similarities are appended to each query's, though they belong to other queries.
-        The code's 1e-5 added to the number of positives, and its 1e-8 to lambda, are left out.
-    batch_memory: how many; 0 unless official, which takes 20.
+    Args:
+        lambda_: length of the step, with ranks divided by the length of their list and the loss a plain mean over the
+            queries: what it means in the authors' code. There it also grows with whatever multiplies the loss, such as
+            the 65,536 of half-precision loss scaling; here such a factor multiplies the gradient and nothing else.
+        margin: scale of the random margin, α of the paper.
+        flat_weight: share of the term "flat", β of the paper; 0 leaves it out.
+        generator, seed: where the margins come from; their place in the sequence is saved.
+        official: True does as the SOPRC authors' copy: the query stays in its own ranking, its own first positive, and
+            `batch_memory` previous batches' similarities are appended to each query's, though they belong to other
+            queries. The code's 1e-5 added to the number of positives, and its 1e-8 to lambda, are left out.
+        batch_memory: how many batches; 0 unless official, which takes 20.
+
+    Source: Rolinek et al., CVPR 2020, https://arxiv.org/abs/1912.03500; the finite difference is that of Vlastelica et
+        al., ICLR 2020, https://arxiv.org/abs/1912.02175.
+
+    Example:
+        >>> rows, labels = torch.eye(2).repeat_interleave(2, 0), torch.tensor([0, 0, 1, 1])
+        >>> BlackBoxAPLoss(margin=0)(rows, labels).item()
+        0.0
     """
 
     def __init__(
@@ -208,38 +219,38 @@ class BlackBoxAPLoss(PairLoss):
         self.memory = RankingMemory(size) if size else None
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """(1 − flat_weight) · (1 − AP), each query's references in one list."""
-        lists = own = self.lists(pairs, pairs.similarity)
+        """Return (1 − flat_weight) · (1 − AP), each query's references in one list."""
+        lists = own = self._lists(pairs, pairs.similarity)
         if self.memory is not None:
             lists = self.memory.append_to(own)
             if writes(self) and len(pairs.valid_rows):
                 self.memory.push(own)
-        return self.loss_of(lists, pairs, weight=1 - self.flat_weight, averaged=len(pairs.valid_rows))
+        return self._loss(lists, pairs, weight=1 - self.flat_weight, averaged=len(pairs.valid_rows))
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
-        """flat_weight · (1 − AP) of one list of the pairs of all valid queries."""
+        """Return flat_weight · (1 − AP) of one list of the pairs of all valid queries."""
         if not self.flat_weight:
             return {}
-        lists = self.lists(pairs, tie_mirrored(pairs.similarity) if pairs.is_self_set else pairs.similarity)
+        lists = self._lists(pairs, tie_mirrored(pairs.similarity) if pairs.is_self_set else pairs.similarity)
         valid = pairs.valid[:, None]
         starts = torch.arange(len(valid), device=valid.device)[:, None] * lists.scores.shape[1]
-        flat = Lists(
+        flat = RankedLists(
             scores=lists.scores.masked_fill(~valid, -torch.inf).reshape(1, -1),
             positive=lists.positive.reshape(1, -1),
             hit=(lists.hit + starts).reshape(1, -1),
             is_hit=(lists.is_hit & valid).reshape(1, -1),
         )
-        return {"flat": self.loss_of(flat, pairs, weight=self.flat_weight, averaged=1).squeeze(0)}
+        return {"flat": self._loss(flat, pairs, weight=self.flat_weight, averaged=1).squeeze(0)}
 
-    def lists(self, pairs: Pairs, similarity: Float[Tensor, "query reference"]) -> Lists:
-        """Each query's references, those to be ranked, and which of them are positive."""
+    def _lists(self, pairs: Pairs, similarity: Float[Tensor, "query reference"]) -> RankedLists:
+        """Return each query's references to be ranked, and which of them are positive."""
         positives = pairs.positives_and_self if self.official else pairs.positives
         positive = pairs.positive | pairs.itself if self.official else pairs.positive
         scores = similarity.masked_fill(~(positive | pairs.negative), -torch.inf)
-        return Lists(scores, positive, positives.index, positives.mask)
+        return RankedLists(scores, positive, positives.index, positives.mask)
 
-    def loss_of(self, lists: Lists, pairs: Pairs, *, weight: float, averaged: int) -> Float[Tensor, " list"]:
-        """weight · (1 − AP) of each list; the length of the step knows how many of them are averaged."""
+    def _loss(self, lists: RankedLists, pairs: Pairs, *, weight: float, averaged: int) -> Float[Tensor, " list"]:
+        """Return weight · (1 − AP) of each list; the step is shorter by how many of them are averaged."""
         if writes(self) and self.margin and len(pairs.valid_rows):
             widths = self.noise.normal(lists.scores.shape, like=lists.scores).abs() * (self.margin / 2)
             lists = lists._replace(scores=lists.scores + torch.where(lists.positive, -widths, widths))

@@ -6,24 +6,25 @@ from typing import Unpack
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.core.checks import Number
+from aurank.losses.core.checks import Number, require_whole
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.ranking._soft_histogram import (
     Limits,
     histogram_average_precision,
     limits_of_unit_vectors,
-    require_bins,
     require_limits,
     soft_histogram,
 )
 
 
 def fast_average_precision(pairs: Pairs, *, num_bins: int, limits: Limits) -> Float[Tensor, " query"]:
-    """Σ_l h⁺_l H⁺_l / (H_l N⁺) over num_bins + 1 bins of the query's references, in [0, 1]; 0 without a positive.
+    """Return Σ_l h⁺_l H⁺_l / (H_l N⁺) over num_bins + 1 bins of each query's references; 0 without a positive.
 
     The paper's bins divide the squared distance d² = 2 − 2s of unit vectors, 0 to 4, evenly; so they divide the
     similarity s. Time and memory are O(queries · references).
+
+    Source: Eq. 5 of Cakir et al.
     """
     centres, positives = num_bins + 1, pairs.positives
     return histogram_average_precision(
@@ -36,15 +37,25 @@ def fast_average_precision(pairs: Pairs, *, num_bins: int, limits: Limits) -> Fl
 class FastAPLoss(PairLoss):
     """1 − FastAP of each query, in [0, 1]. The query is left out of its own ranking, as in the authors' code.
 
-    num_bins: parts that the range of similarities is divided into; bins have their centres where parts meet, so there
-        are num_bins + 1.
-    range: the least and the greatest similarity; others count at the nearer end and get no gradient. A distance counts
-        negative: (-4, 0) for PML's LpDistance(power=2), the default of PML's FastAPLoss, which this equals in value.
-        None (default) takes that of unit vectors under the distance: (-1, 1) for cosine similarity.
-    official: True multiplies the gradient by half the number of queries, to half the sum over queries: what the
-        authors' backward computes, instead of the gradient of the mean that its forward returns. The value is the
-        same. Not reproduced: that backward ignores the gradient it is given, so that weights of several losses do
-        nothing, and the scale of mixed precision is taken out of a gradient it never went into.
+    Args:
+        num_bins: parts that the range of similarities is divided into; bins have their centres where parts meet, so
+            there are num_bins + 1.
+        range: the least and the greatest similarity; others count at the nearer end and get no gradient. A distance
+            counts negative: (-4, 0) for PML's LpDistance(power=2), the default of PML's FastAPLoss, which this equals
+            in value. None (default) takes that of unit vectors under the distance: (-1, 1) for cosine similarity.
+        official: True multiplies the gradient by half the number of queries, to half the sum over queries: what the
+            authors' backward computes, instead of the gradient of the mean that its forward returns. The value is the
+            same. Not reproduced: that backward ignores the gradient it is given, so that weights of several losses do
+            nothing, and the scale of mixed precision is taken out of a gradient it never went into.
+
+    Source: Cakir et al., Deep Metric Learning to Rank, CVPR 2019,
+        https://openaccess.thecvf.com/content_CVPR_2019/html/Cakir_Deep_Metric_Learning_to_Rank_CVPR_2019_paper.html.
+
+    Example:
+        >>> import torch
+        >>> rows, labels = torch.eye(2).repeat_interleave(2, 0), torch.tensor([0, 0, 1, 1])
+        >>> FastAPLoss()(rows, labels).item()
+        0.0
     """
 
     def __init__(
@@ -56,12 +67,12 @@ class FastAPLoss(PairLoss):
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(**options)
-        self.num_bins = require_bins(num_bins, least=1)
+        self.num_bins = require_whole("num_bins", num_bins)
         self.limits = limits_of_unit_vectors(self.distance) if range is None else require_limits(range)
         self.official = official
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """1 − FastAP; under `official` with its gradient multiplied."""
+        """Return 1 − FastAP; under `official` with its gradient multiplied."""
         loss = 1 - fast_average_precision(pairs, num_bins=self.num_bins, limits=self.limits)
         if not self.official:
             return loss

@@ -4,17 +4,16 @@ from collections.abc import Sequence
 from typing import Unpack
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
-from aurank.losses.core.checks import Number
+from aurank.losses.core.checks import Number, require_whole
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs, Positives
 from aurank.losses.ranking._soft_histogram import (
     Limits,
     bin_position,
     histogram_average_precision,
-    require_bins,
     require_limits,
     soft_histogram,
 )
@@ -23,10 +22,12 @@ from aurank.losses.ranking._soft_histogram import (
 def listwise_average_precision(
     pairs: Pairs, *, num_bins: int, limits: Limits, tie_aware: bool = False, include_self: bool = False
 ) -> Float[Tensor, " query"]:
-    """The average precision of each query's binned references, in [0, 1]; 0 for a query without a positive.
+    """Return the average precision of each query's binned references, in [0, 1]; 0 for a query without a positive.
 
     Σ_m precision_m · Δrecall_m over the bins m, from the most similar on: the paper's AP_Q. With `tie_aware` see
     `tie_aware_average_precision`. Time and memory are O(queries · references).
+
+    Source: Eq. 5-9 of Revaud et al., https://arxiv.org/abs/1906.07589.
     """
     positives = pairs.positives_and_self if include_self else pairs.positives
     plus = soft_histogram(positives.similarity, positives.mask, num_bins=num_bins, limits=limits)
@@ -39,29 +40,24 @@ def listwise_average_precision(
 def tie_aware_average_precision(
     positives: Positives, plus: Float[Tensor, "query bin"], minus: Float[Tensor, "query bin"], *, limits: Limits
 ) -> Float[Tensor, " query"]:
-    """The mean of each query's average precision over all orders within a bin, in [0, 1]; 0 without a positive.
+    """Return the mean of each query's average precision over all orders within a bin, in [0, 1]; 0 without a positive.
 
     AP = 1/N⁺ Σ_i Σ_m q_m(i) · E[precision at i | i in bin m], where q_m(i) is positive i's share in bin m; for the
     expectation see `expected_precision`. The items of each order are the other ones: i itself is whole in either bin.
     """
-    num_bins = plus.shape[1]
-    first, share = bin_position(positives.similarity, num_bins=num_bins, limits=limits)
+    first, share = bin_position(positives.similarity, num_bins=plus.shape[1], limits=limits)
     # differences of counts and of digamma cancel; these tensors are small
     share, plus, every = share.double(), plus.double(), plus.double() + minus.double()
-
-    def others(
-        histogram: Float64[Tensor, "query bin"],
-        index: Int64[Tensor, "query width"],
-        own_before: Float64[Tensor, "query width"] | float,
-        own: Float64[Tensor, "query width"],
-    ) -> tuple[Float64[Tensor, "query width"], Float64[Tensor, "query width"]]:
-        before = (histogram.cumsum(dim=1) - histogram).gather(1, index) - own_before
-        return before.clamp(min=0), (histogram.gather(1, index) - own).clamp(min=0)
-
     precision = torch.zeros_like(share)
     for index, own_before, own in ((first, 0.0, 1 - share), (first + 1, 1 - share, share)):
-        positives_ahead, positives_tied = others(plus, index, own_before, own)
-        ahead, tied = others(every, index, own_before, own)
+        # how many of the others are ahead of each positive, and how many tie with it: positives, then all
+        (positives_ahead, positives_tied), (ahead, tied) = (
+            (
+                ((histogram.cumsum(dim=1) - histogram).gather(1, index) - own_before).clamp(min=0),
+                (histogram.gather(1, index) - own).clamp(min=0),
+            )
+            for histogram in (plus, every)
+        )
         precision = precision + own * expected_precision(positives_ahead, positives_tied, ahead, tied)
     return positives.mean(precision).to(positives.similarity.dtype)
 
@@ -72,11 +68,13 @@ def expected_precision(
     ahead: Float64[Tensor, "query width"],
     tied: Float64[Tensor, "query width"],
 ) -> Float64[Tensor, "query width"]:
-    """The mean precision at a positive over the orders of it and the c others tied with it, a others being ahead.
+    """Return the mean precision at a positive over the orders of it and the c others that tie, a others being ahead.
 
     k = 0…c of the others come before it, each equally often, of which kc⁺/c are positive in the mean:
-    1/(c+1) Σ_k (1 + a⁺ + k·c⁺/c) / (1 + a + k), the formula of McSherry and Najork (ECIR 2008) for one positive.
-    Counts need not be whole: Σ_k 1/(1 + a + k) is ψ(a + c + 2) − ψ(a + 1), ψ the digamma function.
+    1/(c+1) Σ_k (1 + a⁺ + k·c⁺/c) / (1 + a + k) for one positive. Counts need not be whole: Σ_k 1/(1 + a + k) is
+    ψ(a + c + 2) − ψ(a + 1), ψ the digamma function.
+
+    Source: McSherry and Najork, ECIR 2008, https://doi.org/10.1007/978-3-540-78646-7_38.
     """
     mean_inverse = (torch.digamma(ahead + tied + 2) - torch.digamma(ahead + 1)) / (tied + 1)
     # Where next to nothing is tied the ratio is of no weight, and its gradient must not become rounding noise over 0.
@@ -87,17 +85,26 @@ def expected_precision(
 class ListwiseAPLoss(PairLoss):
     """1 − average precision of each query's binned references, in [0, 1].
 
-    num_bins: bins that the range is quantised into, their centres evenly spaced, the outermost at its ends.
-    range: the least and the greatest similarity; others count at the nearer end and get no gradient. (-1, 1) is that
-        of cosine similarity; a distance counts negative, (-2, 0) for PML's LpDistance.
-    tie_aware: False (default) gives each positive the precision at the end of its bin, as the paper: of equal
-        similarities at a centre the negatives come first. A positive between two centres then counts at the first with
-        a part of itself only, so that even very many bins stay below the exact average precision. True takes the mean
-        over all orders within a bin, each positive counting whole, and tends to the exact one. The authors' code has a
-        tie-aware variant too, whose logarithms stand in for sums: it gives 0.69 to a perfect ranking of one positive.
-    official: True ranks the query itself, as its own first positive, as the copy in the SOPRC repository does for that
-        paper's numbers; the authors' own code ranks what its label matrix says. A query without another positive
-        is left out all the same; there it counts, with a loss of about 0.
+    Args:
+        num_bins: bins that the range is quantised into, their centres evenly spaced, the outermost at its ends.
+        range: the least and the greatest similarity; others count at the nearer end and get no gradient. (-1, 1) is
+            that of cosine similarity; a distance counts negative, (-2, 0) for PML's LpDistance.
+        tie_aware: False (default) gives each positive the precision at the end of its bin, as the paper: of equal
+            similarities at a centre the negatives come first. A positive between two centres then counts at the first
+            with a part of itself only, so that even very many bins stay below the exact average precision. True takes
+            the mean over all orders within a bin, each positive counting whole, and tends to the exact one. The
+            authors' code has a tie-aware variant too, whose logarithms stand in for sums: it gives 0.69 to a perfect
+            ranking of one positive.
+        official: True ranks the query itself, as its own first positive, as the copy in the SOPRC repository does for
+            that paper's numbers; the authors' own code ranks what its label matrix says. A query without another
+            positive is left out all the same; there it counts, with a loss of about 0.
+
+    Source: Revaud et al., Learning with Average Precision, ICCV 2019, https://arxiv.org/abs/1906.07589.
+
+    Example:
+        >>> rows, labels = torch.eye(2).repeat_interleave(2, 0), torch.tensor([0, 0, 1, 1])
+        >>> ListwiseAPLoss()(rows, labels).item()
+        0.0
     """
 
     def __init__(
@@ -110,13 +117,13 @@ class ListwiseAPLoss(PairLoss):
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(**options)
-        self.num_bins = require_bins(num_bins, least=2)
+        self.num_bins = require_whole("num_bins", num_bins, least=2)
         self.limits = require_limits(range)
         self.tie_aware = tie_aware
         self.official = official
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """1 − average precision of the bins."""
+        """Return 1 − average precision of the bins."""
         return 1 - listwise_average_precision(
             pairs,
             num_bins=self.num_bins,

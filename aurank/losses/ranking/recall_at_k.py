@@ -1,7 +1,7 @@
 """Recall@k by two sigmoids, with similarity mixup (Patel, Tolias, Matas, CVPR 2022)."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, TypeAlias, Unpack
 
 import torch
 from jaxtyping import Float, Int64
@@ -15,9 +15,9 @@ from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs, Positives, same_label_index
 from aurank.losses.core.row_table import writes
 from aurank.losses.core.saved_generator import SavedGenerator
-from aurank.losses.ranking._sums.ranking_sums import ranking_sums
+from aurank.losses.ranking._sums import Backend, ranking_sums, require_backend
 
-Official = bool | Literal["one_temperature"]
+Official: TypeAlias = bool | Literal["one_temperature"]
 
 
 def surrogate_recall(
@@ -27,17 +27,22 @@ def surrogate_recall(
     k: Sequence[int],
     temperature: float,
     rank_temperature: float,
-    official: Official = False,
     batch: int,
+    official: Official = False,
+    backend: Backend = "auto",
 ) -> Float[Tensor, " query"]:
-    """The mean over k of each query's smoothed recall@k, in [0, 1]; 0 for a query without a positive.
+    """Return the mean over k of each query's smoothed recall@k, in [0, 1]; 0 for a query without a positive.
 
     recall@k = 1/|P| Σ_{i∈P} σ((k − rank_i) / rank_temperature), rank_i = 1 + Σ_{j≠i} σ((s_j − s_i) / temperature), j
     being the query's references in `ranked`, where minus infinity marks one that is not ranked. At rank k exactly the
     outer sigmoid gives ½, as in the paper. `official`: see RecallAtKLoss; `batch`: what it cuts k to.
+
+    Source: Eq. 4-6 of Patel et al., https://arxiv.org/abs/2108.11179.
     """
     # a positive is counted ahead of itself by σ(0) = ½
-    rank = 0.5 + ranking_sums(positives.similarity, ranked, surrogate="sigmoid", temperature=temperature)
+    rank = 0.5 + ranking_sums(
+        positives.similarity, ranked, surrogate="sigmoid", temperature=temperature, backend=backend
+    )
     recall = torch.zeros_like(rank[:, 0])
     for cut in k:
         width = rank_temperature * cut if official is True else rank_temperature
@@ -52,7 +57,7 @@ def surrogate_recall(
 
 
 def pairs_within_classes(labels: Int64[Tensor, " row"]) -> tuple[Int64[Tensor, " pair"], Int64[Tensor, " pair"]]:
-    """The first and second rows of all unordered pairs of rows with one label, ascending; all on the host."""
+    """Return the first and second rows of all unordered pairs of rows with one label, ascending; all on the host."""
     index, mask = same_label_index(labels, labels, without_self_row=True)
     rows = torch.arange(len(labels))[:, None].expand_as(index)
     later = mask & (index > rows)
@@ -65,7 +70,7 @@ def mix_similarity(
     second: Int64[Tensor, " pair"],
     share: Float[Tensor, " pair"],
 ) -> Float[Tensor, "all all"]:
-    """The similarity of the rows and of the virtual rows share · first + (1 − share) · second, which follow them.
+    """Return the similarity of the rows and, behind them, of virtual rows share · first + (1 − share) · second.
 
     An inner product of mixtures is the mixture of inner products, so no embedding is mixed, nor made of unit length.
     """
@@ -76,20 +81,29 @@ def mix_similarity(
 class RecallAtKLoss(PairLoss):
     """1 − the mean over k of each query's smoothed recall@k, in [0, 1].
 
-    k: the cuts; a recall@k with k below the number of positives cannot reach 1, and the loss then not 0.
-    temperature: how far apart two similarities count as ordered.
-    rank_temperature: how far a rank must be from k to count as inside or outside.
-    similarity_mixup: True adds a virtual sample between any two samples of a class, share · one + (1 − share) · other,
-        the share drawn from [0, 1); all samples, true and virtual, are queries and references, and the loss of a
-        virtual query is added half to either parent, so that the mean over queries is the paper's. In training mode
-        only, and for the batch itself: references or a miner are then refused, since neither knows virtual samples.
-        False (default), as in the authors' code unless told; their best results have it.
-    seed, generator: where the shares come from; their place in the sequence is saved.
-    official: what the repository RecallatK_surrogate does in every version, and the paper has nothing of: the query
-        stays in its own ranking, ahead of its positives without being one; k is cut to the number of references;
-        recall@k is cut off at k positives and divided by the lesser of k and their number. With True rank_temperature
-        is multiplied by k, as by the defaults of its src/main.py (commits aa418d6, 44b7011); with "one_temperature" it
-        is that of all k, which its main.py of commit c949c56 forces to 1.
+    Args:
+        k: the cuts; a recall@k with k below the number of positives cannot reach 1, and the loss then not 0.
+        temperature: how far apart two similarities count as ordered.
+        rank_temperature: how far a rank must be from k to count as inside or outside.
+        similarity_mixup: True adds a virtual sample between any two samples of a class, share · one + (1 − share) ·
+            other, the share drawn from [0, 1); all samples, true and virtual, are queries and references, and the loss
+            of a virtual query is added half to either parent, so that the mean over queries is the paper's. In training
+            mode only, and for the batch itself: references or a miner are then refused, since neither knows virtual
+            samples. False (default), as in the authors' code by default; their best results have it.
+        seed, generator: where the shares come from; their place in the sequence is saved.
+        official: what the repository RecallatK_surrogate does in every version, and the paper has nothing of: the query
+            stays in its own ranking, ahead of its positives without being one; k is cut to the number of references;
+            recall@k is cut off at k positives and divided by the lesser of k and their number. With True
+            rank_temperature is multiplied by k, as by the defaults of its src/main.py (commits aa418d6, 44b7011); with
+            "one_temperature" it is that of all k, which its main.py of commit c949c56 forces to 1.
+        backend: "triton" counts in triton on CUDA devices.
+
+    Source: Patel, Tolias, Matas, Recall@k Surrogate Loss, CVPR 2022, https://arxiv.org/abs/2108.11179.
+
+    Example:
+        >>> rows, labels = torch.eye(4).repeat_interleave(2, 0), torch.arange(4).repeat_interleave(2)
+        >>> round(RecallAtKLoss(k=(1, 2), rank_temperature=0.1)(rows, labels).item(), 4)
+        0.25
     """
 
     def __init__(
@@ -102,6 +116,7 @@ class RecallAtKLoss(PairLoss):
         seed: int = 0,
         generator: torch.Generator | None = None,
         official: Official = False,
+        backend: Backend = "auto",
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(**options)
@@ -112,6 +127,7 @@ class RecallAtKLoss(PairLoss):
         if not isinstance(official, bool) and official != "one_temperature":
             raise UserError(f'official must be True, False or "one_temperature", got {official!r}')
         self.official = official
+        self.backend = require_backend(backend)
         self.shares = SavedGenerator(seed, generator) if similarity_mixup else None
 
     @property
@@ -130,15 +146,15 @@ class RecallAtKLoss(PairLoss):
         return super().of_inputs(inputs)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """1 − the mean over k of the smoothed recall@k."""
+        """Return 1 − the mean over k of the smoothed recall@k."""
         if self.shares is not None and writes(self) and len(pairs.valid_rows):
-            return self.mixed(pairs, self.shares)
+            return self._mixed(pairs, self.shares)
         kept = pairs.positive | pairs.negative
         kept = kept | pairs.itself if self.official else kept
-        return self.loss_of(pairs.positives, pairs.similarity.masked_fill(~kept, -torch.inf), len(pairs.reference))
+        return self._loss(pairs.positives, pairs.similarity.masked_fill(~kept, -torch.inf), len(pairs.reference))
 
-    def mixed(self, pairs: Pairs, shares: SavedGenerator) -> Float[Tensor, " query"]:
-        """The loss of each query among true and virtual samples, with half of that of each of its virtual samples."""
+    def _mixed(self, pairs: Pairs, shares: SavedGenerator) -> Float[Tensor, " query"]:
+        """Return the loss of each query among true and virtual samples, with half of that of its virtual samples."""
         ends = pairs_within_classes(pairs.host_query_labels)
         labels = torch.cat([pairs.host_query_labels, pairs.host_query_labels[ends[0]]])
         first, second = (to_device_of(pairs.similarity, end) for end in ends)
@@ -148,28 +164,29 @@ class RecallAtKLoss(PairLoss):
         )
         itself = torch.eye(len(labels), dtype=torch.bool, device=similarity.device)
         ranked = similarity if self.official else similarity.masked_fill(itself, -torch.inf)
-        losses = self.loss_of(Positives(index, mask, similarity.gather(1, index)), ranked, len(pairs.reference))
+        losses = self._loss(Positives(index, mask, similarity.gather(1, index)), ranked, len(pairs.reference))
         true, virtual = losses[: len(pairs.query)], losses[len(pairs.query) :]
         total = true.index_add(0, first, virtual / 2).index_add(0, second, virtual / 2)
         return total * (len(pairs.valid_rows) / (len(pairs.valid_rows) + len(first)))
 
-    def loss_of(
+    def _loss(
         self, positives: Positives, ranked: Float[Tensor, "query reference"], batch: int
     ) -> Float[Tensor, " query"]:
-        """1 − the smoothed recall of queries with these positives among these references, `batch` of them true."""
+        """Return 1 − the smoothed recall of these positives among these references, `batch` of them true."""
         return 1 - surrogate_recall(
             positives,
             ranked,
             k=self.k,
             temperature=self.temperature,
             rank_temperature=self.rank_temperature,
-            official=self.official,
             batch=batch,
+            official=self.official,
+            backend=self.backend,
         )
 
 
 def check_cuts(k: Sequence[int]) -> tuple[int, ...]:
-    """The cuts; UserError unless they are at least one whole number > 0."""
+    """Return the cuts; UserError unless they are at least one whole number > 0."""
     cuts = tuple(k) if isinstance(k, Sequence) else ()
     if not cuts or any(not isinstance(cut, int) or isinstance(cut, bool) or cut < 1 for cut in cuts):
         raise UserError(f"k must be whole numbers > 0, as (1, 2, 4), got {k!r}")

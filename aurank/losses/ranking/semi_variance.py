@@ -14,9 +14,11 @@ from aurank.losses.core.pairs import Pairs
 
 
 def semi_variance_per_query(pairs: Pairs, *, weights: tuple[float, float]) -> Float[Tensor, " query"]:
-    """For each query λ1/n⁺ Σ_{s<μ⁺} (s − μ⁺)² + λ2/n⁻ Σ_{s>μ⁻} (s − μ⁻)², the means μ being its own. Eq. 9.
+    """Return for each query λ1/n⁺ Σ_{s<μ⁺} (s − μ⁺)² + λ2/n⁻ Σ_{s>μ⁻} (s − μ⁻)², the means μ being its own.
 
     Each sum is divided by the number of all its positives or negatives; the gradient goes through the means too.
+
+    Source: Eq. 9 of Wen et al., https://arxiv.org/abs/2209.13262.
     """
     positives = pairs.positives
     positive_mean = positives.mean(positives.similarity)
@@ -28,33 +30,40 @@ def semi_variance_per_query(pairs: Pairs, *, weights: tuple[float, float]) -> Fl
 
 
 def semi_variance_pooled(pairs: Pairs, *, weights: tuple[float, float]) -> Float[Tensor, ""]:
-    """λ1·mean_{s<μ⁺} (s − μ⁺)² + λ2·mean_{s>μ⁻} (s − μ⁻)² over the pairs of all valid queries together.
+    """Return λ1·mean_{s<μ⁺} (s − μ⁺)² + λ2·mean_{s>μ⁻} (s − μ⁻)² over the pairs of all valid queries together.
 
     The authors' code: one mean μ for all queries, and each sum divided by the number of selected pairs only.
     """
     positive = pairs.positive & pairs.valid[:, None]
     negative = pairs.negative & pairs.valid[:, None]
-    below = (masked_mean(pairs.similarity, positive) - pairs.similarity).relu()
-    above = (pairs.similarity - masked_mean(pairs.similarity, negative)).relu()
-    # "not <= 0" selects what is not a number too, so that it shows in the loss
-    return weights[0] * masked_mean(below.square(), positive & ~(below <= 0)) + weights[1] * masked_mean(
+    below = (_masked_mean(pairs.similarity, positive) - pairs.similarity).relu()
+    above = (pairs.similarity - _masked_mean(pairs.similarity, negative)).relu()
+    # "not <= 0" selects NaN too, so that it shows in the loss
+    return weights[0] * _masked_mean(below.square(), positive & ~(below <= 0)) + weights[1] * _masked_mean(
         above.square(), negative & ~(above <= 0)
     )
 
 
-def masked_mean(values: Float[Tensor, "query reference"], mask: Bool[Tensor, "query reference"]) -> Float[Tensor, ""]:
-    """The mean of the values where the mask is True; 0 if it nowhere is."""
+def _masked_mean(values: Float[Tensor, "query reference"], mask: Bool[Tensor, "query reference"]) -> Float[Tensor, ""]:
     return values.masked_fill(~mask, 0).sum() / mask.sum().clamp(min=1)
 
 
 class SemiVarianceLoss(PairLoss):
     """λ1 · semi-variance of each query's positive scores below their mean + λ2 · that of its negatives above theirs.
 
-    Eq. 9 alone, to be combined with another loss by `MultipleLosses`: by itself it is least where all scores are equal.
+    Combine it with another loss by `MultipleLosses`: by itself it is least where all scores are equal.
 
-    weights: λ1 and λ2.
-    official: True does as the authors' code: one mean for the scores of all queries, and each sum divided by the number
-        of scores that are on its side of the mean. That is one value for the batch, given to every query.
+    Args:
+        weights: λ1 and λ2.
+        official: True does as the authors' code: one mean for the scores of all queries, and each sum divided by the
+            number of scores on its side of the mean. That is one value for the batch, given to every query.
+
+    Source: Eq. 9 of Wen et al., NeurIPS 2022, https://arxiv.org/abs/2209.13262.
+
+    Example:
+        >>> rows, labels = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0, 1])
+        >>> SemiVarianceLoss()(rows, labels).item()
+        0.0
     """
 
     def __init__(
@@ -68,14 +77,14 @@ class SemiVarianceLoss(PairLoss):
         self.official = official
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """The weighted semi-variances, of each query or of the batch."""
+        """Return the weighted semi-variances, of each query or of the batch."""
         if self.official:
             return semi_variance_pooled(pairs, weights=self.weights).expand(len(pairs.query))
         return semi_variance_per_query(pairs, weights=self.weights)
 
 
 def check_weights(name: str, weights: Sequence[Number]) -> tuple[float, float]:
-    """The two weights; UserError unless they are two finite numbers >= 0."""
+    """Return the two weights; UserError unless they are two finite numbers >= 0."""
     pair = tuple(map(as_number, weights)) if isinstance(weights, Sequence) else ()
     if len(pair) != 2 or not all(0 <= weight < torch.inf for weight in pair):
         raise UserError(f"{name} must be two numbers >= 0, as (1.0, 5.0), got {weights!r}")

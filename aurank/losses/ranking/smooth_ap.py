@@ -10,34 +10,49 @@ from aurank.errors import UserError
 from aurank.losses.core.checks import Number, require_positive
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.ranking._sums.ranking_sums import ranking_sums
+from aurank.losses.ranking._sums import Backend, ranking_sums, require_backend
 
 
 def smooth_average_precision(
-    pairs: Pairs, *, temperature: float, include_self: bool = False
+    pairs: Pairs, *, temperature: float, include_self: bool = False, backend: Backend = "auto"
 ) -> Float[Tensor, " query"]:
-    """The smoothed average precision of each query, in [0, 1]; 0 for a query without a positive.
+    """Return the smoothed average precision of each query, in [0, 1]; 0 for a query without a positive.
 
-    Eq. 5-6 of the paper: AP = mean over positives i of (1 + positives ahead of i) / (1 + references ahead of i), where
-    j is ahead of i by sigmoid((s_j - s_i) / temperature). Time is O(queries · positives · references), memory that of
-    the similarity and a block.
+    AP = mean over positives i of (1 + positives ahead of i) / (1 + references ahead of i), where j is ahead of i by
+    sigmoid((s_j - s_i) / temperature). Time is O(queries · positives · references), memory that of the similarity and
+    a block.
+
+    Source: Eq. 5-6 of Brown et al., https://arxiv.org/abs/2007.12163.
     """
     positives = pairs.positives_and_self if include_self else pairs.positives
     scores, among = positives.similarity, positives.similarity.masked_fill(~positives.mask, -torch.inf)
     # a positive is counted ahead of itself by sigmoid(0) = ½
-    rank_among_positives = 0.5 + ranking_sums(scores, among, surrogate="sigmoid", temperature=temperature)
-    negatives_ahead = ranking_sums(scores, pairs.negative_similarity, surrogate="sigmoid", temperature=temperature)
+    rank_among_positives = 0.5 + ranking_sums(
+        scores, among, surrogate="sigmoid", temperature=temperature, backend=backend
+    )
+    negatives_ahead = ranking_sums(
+        scores, pairs.negative_similarity, surrogate="sigmoid", temperature=temperature, backend=backend
+    )
     return positives.mean(rank_among_positives / (rank_among_positives + negatives_ahead))
 
 
 class SmoothAPLoss(PairLoss):
     """1 − smoothed average precision of each query, in [0, 1].
 
-    temperature: how far apart two similarities count as ordered; towards 0 the loss becomes 1 − average precision.
-    include_self: False (default) leaves the query out of its own ranking, as retrieval is evaluated. True ranks it, its
-        own first positive, as the authors' code does for the published numbers: with 4 images per class that free hit
-        is about a quarter of the average precision.
-    official: True does as the authors' code, which is include_self=True.
+    Args:
+        temperature: how far apart two similarities count as ordered; towards 0 the loss becomes 1 − average precision.
+        include_self: False (default) leaves the query out of its own ranking, as retrieval is evaluated. True ranks it,
+            its own first positive, as the authors' code does for the published numbers: with 4 images per class that
+            free hit is about a quarter of the average precision.
+        official: True does as the authors' code, which is include_self=True.
+        backend: "triton" counts in triton on CUDA devices.
+
+    Source: Brown et al., Smooth-AP, ECCV 2020, https://arxiv.org/abs/2007.12163.
+
+    Example:
+        >>> rows, labels = torch.eye(4).repeat_interleave(2, 0), torch.arange(4).repeat_interleave(2)
+        >>> round(SmoothAPLoss()(rows, labels).item(), 4)
+        0.0
     """
 
     def __init__(
@@ -46,6 +61,7 @@ class SmoothAPLoss(PairLoss):
         include_self: bool | None = None,
         *,
         official: bool = False,
+        backend: Backend = "auto",
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(**options)
@@ -53,7 +69,10 @@ class SmoothAPLoss(PairLoss):
         if official and include_self is False:
             raise UserError("include_self=False contradicts official=True, which ranks the query itself")
         self.include_self = official if include_self is None else include_self
+        self.backend = require_backend(backend)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """1 − smoothed average precision."""
-        return 1 - smooth_average_precision(pairs, temperature=self.temperature, include_self=self.include_self)
+        """Return 1 − smoothed average precision."""
+        return 1 - smooth_average_precision(
+            pairs, temperature=self.temperature, include_self=self.include_self, backend=self.backend
+        )

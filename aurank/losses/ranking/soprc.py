@@ -21,31 +21,40 @@ from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import RowTable, writes
 from aurank.losses.ranking._quantiles import INTERPOLATIONS
-from aurank.losses.ranking._sums.ranking_sums import ranking_sums
+from aurank.losses.ranking._sums import Backend, ranking_sums, require_backend
 from aurank.losses.ranking.semi_variance import check_weights, semi_variance_per_query, semi_variance_pooled
 
 Prior = Literal["scaled", "frequency", "batch"]
 Interpolation = Literal["quantile", "paper", "official"]  # the names of INTERPOLATIONS
 
 
-def false_positive_rate(pairs: Pairs, *, tau1: float) -> Float[Tensor, "query width"]:
-    """For each gathered positive the mean over the query's negatives of ℓ1(s⁺ − s⁻), at least the true rate. Eq. 7.
+def false_positive_rate(pairs: Pairs, *, tau1: float, backend: Backend = "auto") -> Float[Tensor, "query width"]:
+    """Return for each gathered positive the mean over the query's negatives of ℓ1(s⁺ − s⁻), at least the true rate.
 
     ℓ1(x) = (1 − x/τ1)² up to x = τ1, 0 beyond, and 1 − 2x/τ1 for x < 0. The paper prints −2x/τ1, which jumps at 0 and
     bounds nothing; the authors' code has the 1. Time and memory are those of `ranking_sums`.
+
+    Source: Eq. 7 of Wen et al., https://arxiv.org/abs/2209.13262.
     """
-    sums = ranking_sums(pairs.positives.similarity, pairs.negative_similarity, surrogate="huber", temperature=tau1)
+    sums = ranking_sums(
+        pairs.positives.similarity, pairs.negative_similarity, surrogate="huber", temperature=tau1, backend=backend
+    )
     return sums / pairs.negative_count.clamp(min=1)[:, None]
 
 
 def true_positive_rate(
-    scores: Float[Tensor, "query width"], quantiles: Float[Tensor, "query quantile"], *, tau2: float
+    scores: Float[Tensor, "query width"],
+    quantiles: Float[Tensor, "query quantile"],
+    *,
+    tau2: float,
+    backend: Backend = "auto",
 ) -> Float[Tensor, "query width"]:
-    """For each score (1 + Σ_k ℓ2(score − v_k)) / (K + 1), in (0, 1]: how many of a class's positives score higher.
+    """Return for each score (1 + Σ_k ℓ2(score − v_k)) / (K + 1), in (0, 1]: how many positives of its class are higher.
 
     ℓ2(x) = tanh(−x / 2τ2) for x < 0, else 0: Eq. 7 without its overflow. The added 1, the score itself, is the code's.
     """
-    return (1 + ranking_sums(scores, quantiles, surrogate="tanh", temperature=tau2)) / (quantiles.shape[1] + 1)
+    sums = ranking_sums(scores, quantiles, surrogate="tanh", temperature=tau2, backend=backend)
+    return (1 + sums) / (quantiles.shape[1] + 1)
 
 
 class SOPRCLoss(PairLoss):
@@ -56,20 +65,33 @@ class SOPRCLoss(PairLoss):
     class's queries (of all ranks, which must all call); the first are copied into v, later ones blended in by `beta`.
     In evaluation mode nothing is written, and a query of a class not seen yet uses the quantiles of its own positives.
 
-    class_counts: images of each class in the training set; labels are 0..C-1.
-    tau1, tau2: widths of the surrogates of FPR and TPR.
-    num_quantiles: columns of v; the paper has one for each positive of the data set, the authors' code 100.
-    prior: π of a class. "scaled": prior_max · count / greatest count, as the code; "frequency": count / sum of counts,
-        the true one; "batch": the share of positives in the query's batch, the biased one (ablation).
-    interpolation: how a batch's positive scores become quantiles, "quantile", "paper" or "official".
-    tpr_gradient: True lets the gradient through TPR as Eq. 8 has it; False (default), as the code. At tau2 = 0.001 TPR
-        is a step and its gradient tells next to nothing.
-    semi_variance: weights λ1, λ2 of Eq. 9, reported as the term "semi_variance"; None leaves it out.
-    moving_average: False takes the query's own quantiles of this batch in place of v (ablation).
-    official: True does as the authors' code: its interpolation, v starting at 0, 0.01 … 0.99 with no first copy and
-        the last query of a class overwriting the others', and the semi-variance over the pooled pairs of the batch.
+    Args:
+        class_counts: images of each class in the training set; labels are 0..C-1.
+        tau1, tau2: widths of the surrogates of FPR and TPR.
+        num_quantiles: columns of v; the paper has one for each positive of the data set, the authors' code 100.
+        prior: π of a class. "scaled": prior_max · count / greatest count, as the code; "frequency": count / sum of
+            counts, the true one; "batch": the share of positives in the query's batch, the biased one (ablation).
+        interpolation: how a batch's positive scores become quantiles, "quantile", "paper" or "official".
+        tpr_gradient: True lets the gradient through TPR as Eq. 8 has it; False (default), as the code. At tau2 = 0.001
+            TPR is a step and its gradient is almost always 0.
+        semi_variance: weights λ1, λ2 of Eq. 9, reported as the term "semi_variance"; None leaves it out.
+        moving_average: False takes the query's own quantiles of this batch in place of v (ablation).
+        official: True does as the authors' code: its interpolation, v starting at 0, 0.01 … 0.99 with no first copy and
+            the last query of a class overwriting the others', and the semi-variance over the pooled pairs of the batch.
+        backend: "triton" sums in triton on CUDA devices.
 
     The distance is cosine similarity unless given; interpolated scores are clamped to [-1, 1] for that one only.
+
+    Source: Wen et al., Exploring the Algorithm-Dependent Generalization of AUPRC Optimization with List Stability,
+        NeurIPS 2022, https://arxiv.org/abs/2209.13262.
+
+    Example:
+        >>> rows, labels = torch.eye(2).repeat_interleave(2, 0), torch.tensor([0, 0, 1, 1])
+        >>> loss = SOPRCLoss(class_counts=[20, 20])
+        >>> loss(rows, labels).item()
+        0.0
+        >>> loss.v.shape
+        torch.Size([2, 100])
     """
 
     class_counts: Tensor
@@ -89,6 +111,7 @@ class SOPRCLoss(PairLoss):
         semi_variance: Sequence[Number] | None = (1.0, 5.0),
         moving_average: bool = True,
         official: bool = False,
+        backend: Backend = "auto",
         **options: Unpack[PairLossOptions],
     ) -> None:
         self.extra_names = () if semi_variance is None else ("semi_variance",)
@@ -103,6 +126,7 @@ class SOPRCLoss(PairLoss):
         self.semi_variance = None if semi_variance is None else check_weights("semi_variance", semi_variance)
         self.moving_average = moving_average
         self.official = official
+        self.backend = require_backend(backend)
         if official:
             if interpolation == "paper":
                 raise UserError('interpolation="paper" contradicts official=True, which interpolates as the code does')
@@ -120,28 +144,30 @@ class SOPRCLoss(PairLoss):
         return self.table.rows
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Eq. 8. σ(r) is taken as numerator / (numerator + denominator): r itself reaches 4e5."""
+        """Return Eq. 8, σ(r) as numerator / (numerator + denominator): r itself reaches 4e5."""
         # A graph cannot depend on a value. There, torch refuses labels too large, and takes -1 for the last class.
         if not torch.compiler.is_compiling():
             check_labels_in_range(pairs.host_query_labels, self.num_classes)
         write = writes(self)
         with torch.no_grad():
-            quantiles = self.class_quantiles(pairs, write=write)
+            quantiles = self._class_quantiles(pairs, write=write)
         with torch.set_grad_enabled(self.tpr_gradient and torch.is_grad_enabled()):
-            true_positives = true_positive_rate(pairs.positives.similarity, quantiles, tau2=self.tau2)
-        prior = self.class_prior(pairs)[:, None]
-        numerator = (1 - prior) * false_positive_rate(pairs, tau1=self.tau1)
+            true_positives = true_positive_rate(
+                pairs.positives.similarity, quantiles, tau2=self.tau2, backend=self.backend
+            )
+        prior = self._class_prior(pairs)[:, None]
+        numerator = (1 - prior) * false_positive_rate(pairs, tau1=self.tau1, backend=self.backend)
         return pairs.positives.mean(numerator / (numerator + prior * true_positives))
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
-        """The semi-variance of Eq. 9, per query; under `official` pooled over the batch."""
+        """Return the semi-variance of Eq. 9, per query; under `official` pooled over the batch."""
         if self.semi_variance is None:
             return {}
         form = semi_variance_pooled if self.official else semi_variance_per_query
         return {"semi_variance": form(pairs, weights=self.semi_variance)}
 
-    def class_quantiles(self, pairs: Pairs, *, write: bool) -> Float[Tensor, "query quantile"]:
-        """v of each query's class, after this batch's scores went into it if told to `write`."""
+    def _class_quantiles(self, pairs: Pairs, *, write: bool) -> Float[Tensor, "query quantile"]:
+        """Return v of each query's class, after this batch's scores are blended into it where `write` is True."""
         positives = pairs.positives
         ascending = positives.similarity.masked_fill(~positives.mask, torch.inf).sort(dim=1).values
         interpolate = INTERPOLATIONS[self.interpolation]
@@ -151,13 +177,13 @@ class SOPRCLoss(PairLoss):
             return own
         if write:
             rows = pairs.valid_rows
-            values = own[last_of_label(pairs.query_labels[rows], rows)] if self.official else own[rows]
+            values = own[_last_of_label(pairs.query_labels[rows], rows)] if self.official else own[rows]
             self.table.update(pairs.query_labels[rows], values, rate=self.beta, is_shared=pairs.is_shared)
         stored, seen = self.table.read(pairs.query_labels)
         return torch.where(seen[:, None], stored.to(own.dtype), own)
 
-    def class_prior(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """π of each query, in (0, 1]."""
+    def _class_prior(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        """Return π of each query, in (0, 1]."""
         if self.prior == "batch":
             positives = pairs.positives.count.clamp(min=1).to(pairs.similarity.dtype)
             return positives / (positives + pairs.negative_count)
@@ -166,14 +192,14 @@ class SOPRCLoss(PairLoss):
         return self.prior_max * own / counts.max() if self.prior == "scaled" else own / counts.sum()
 
 
-def last_of_label(labels: Int64[Tensor, " entry"], rows: Int64[Tensor, " entry"]) -> Int64[Tensor, " entry"]:
-    """For each entry the row of the last entry with its label, which is what an indexed assignment leaves behind."""
+def _last_of_label(labels: Int64[Tensor, " entry"], rows: Int64[Tensor, " entry"]) -> Int64[Tensor, " entry"]:
+    """Return for each entry the row of the last one with its label, which an indexed assignment leaves behind."""
     same = labels[:, None] == labels
     return torch.where(same, rows, -1).max(dim=1).values if len(rows) else rows
 
 
 def check_class_counts(class_counts: Tensor | Iterable[Any]) -> Int64[Tensor, " class"]:
-    """The counts as an integer tensor on the host; UserError unless they are one non-negative number per class."""
+    """Return the counts as integers on the host; UserError unless they are one non-negative number per class."""
     expected = "class_counts must be one whole number per class, images of class 0, 1, …, such as np.bincount(labels)"
     if isinstance(class_counts, Mapping) or not isinstance(class_counts, Tensor | Iterable):
         raise UserError(f"{expected}; got {class_counts!r}")

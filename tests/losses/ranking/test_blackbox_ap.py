@@ -8,7 +8,7 @@ from sklearn.metrics import average_precision_score
 
 from aurank.errors import UserError
 from aurank.losses import BlackBoxAPLoss
-from aurank.losses.ranking.blackbox_ap import Lists, blackbox_average_precision
+from aurank.losses.ranking.blackbox_ap import RankedLists, blackbox_average_precision
 
 SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
 
@@ -66,7 +66,7 @@ def test_backward_is_the_rank_difference_by_hand() -> None:
     # ranks / 3 are 1/3, 2/3, 1; d(1 − AP)/dr of the positive is (1/3) / (2/3)² = 0.75: it passes 0.9 with a step of 0.6
     for step, expected in ((0.5, [0.0, 0.0, 0.0]), (0.6, [-1 / 1.8, 1 / 1.8, 0.0])):
         scores = torch.tensor([[0.9, 0.5, 0.1]], dtype=torch.float64, requires_grad=True)
-        precision = blackbox_average_precision(Lists(scores, *hits), step=step)
+        precision = blackbox_average_precision(RankedLists(scores, *hits), step=step)
         assert precision.item() == pytest.approx(0.5)
         (gradient,) = torch.autograd.grad(precision.sum(), scores)
         torch.testing.assert_close(gradient, torch.tensor([expected], dtype=torch.float64))
@@ -132,7 +132,7 @@ def test_a_step_that_changes_no_rank_has_no_gradient_and_an_endless_one_puts_pos
     scores = torch.tensor([[0.9, 0.7, 0.5, 0.3, 0.1]], dtype=torch.float64, requires_grad=True)
 
     def gradient(step: float) -> torch.Tensor:
-        return torch.autograd.grad(blackbox_average_precision(Lists(scores, *hits), step=step).sum(), scores)[0]
+        return torch.autograd.grad(blackbox_average_precision(RankedLists(scores, *hits), step=step).sum(), scores)[0]
 
     assert not gradient(1e-6).any()
     # the positive at rank 2 is pulled by 1/2², that at rank 4 by 2/4²: they come first and second

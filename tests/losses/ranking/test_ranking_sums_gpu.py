@@ -7,21 +7,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
 from testing.ranking_losses import compare, sides
 
 from aurank.losses import SmoothAPLoss
-from aurank.losses.ranking._sums import Surrogate
+from aurank.losses.ranking._sums import choose_kernel, plain, ranking_sums
 
 CHECKOUT = Path(__file__).parents[3]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 on_device = pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs CUDA")
 on_gpu = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs CUDA")
-EACH = pytest.mark.parametrize("surrogate", get_args(Surrogate))
+EACH = pytest.mark.parametrize("surrogate", plain.VALUES)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="is in the interpreter")
@@ -35,7 +34,7 @@ def test_everything_that_follows_holds_in_tritons_interpreter() -> None:
 
 @pytest.mark.parametrize(
     ("surrogate", "capability", "kind"),
-    [(name, 80, "*fp32") for name in get_args(Surrogate)]
+    [(name, 80, "*fp32") for name in plain.VALUES]
     + [("sigmoid", 90, "*fp32"), ("logistic", 90, "*fp64"), ("huber", 90, "*fp64")],
 )
 def test_the_kernels_compile_for_a_device_without_one(
@@ -85,6 +84,20 @@ def test_small_temperatures_spans_and_strides_make_no_difference(
 
 @pytest.mark.gpu
 @on_device
+@EACH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_kernel_passes_its_comparison_with_plain_torch_and_is_then_used(surrogate: str, dtype: torch.dtype) -> None:
+    from aurank.losses.ranking._sums import gpu
+
+    _, scores, others = sides(2, 5, 30, dtype=dtype, device=DEVICE)
+    assert choose_kernel(scores, others, surrogate, "auto") is plain
+    assert choose_kernel(scores, others, surrogate, "triton") is gpu
+    found = ranking_sums(scores, others, surrogate=surrogate, temperature=0.1, backend="triton")
+    assert torch.equal(found, gpu.sums(scores, others, surrogate=surrogate, temperature=0.1))
+
+
+@pytest.mark.gpu
+@on_device
 @pytest.mark.parametrize("shape", [(0, 2, 3), (2, 0, 3), (2, 3, 0)])
 def test_nothing_to_rank_gives_zeros(shape: tuple[int, int, int]) -> None:
     from aurank.losses.ranking._sums import gpu
@@ -101,7 +114,7 @@ def test_nothing_to_rank_gives_zeros(shape: tuple[int, int, int]) -> None:
 @pytest.mark.gpu
 @on_gpu
 def test_memory_on_a_gpu_is_that_of_the_similarities_not_of_the_triples() -> None:
-    loss, labels = SmoothAPLoss(), torch.arange(4096) // 4
+    loss, labels = SmoothAPLoss(backend="triton"), torch.arange(4096) // 4
     rows = torch.randn(4096, 64, device="cuda", requires_grad=True)
     loss(rows[:64], labels[:64]).backward()
     torch.cuda.synchronize()

@@ -3,11 +3,11 @@ import torch
 from pytorch_metric_learning import distances
 
 from aurank.errors import UserError
+from aurank.losses import FastAPLoss, ListwiseAPLoss
 from aurank.losses.ranking._soft_histogram import (
     bin_position,
     histogram_average_precision,
     limits_of_unit_vectors,
-    require_bins,
     require_limits,
     soft_histogram,
 )
@@ -94,9 +94,10 @@ def test_what_is_no_number_of_bins_or_no_range_is_refused() -> None:
 
     with pytest.raises(UserError, match=r"Nothing .* as range"):
         limits_of_unit_vectors(Nothing())
-    for number in (0, -1, 1.5, True, "3", None):
-        with pytest.raises(UserError, match="num_bins must be a whole number >= 1"):
-            require_bins(number, least=1)
+    for loss, least in ((FastAPLoss, 1), (ListwiseAPLoss, 2)):
+        for number in (least - 1, -1, True):
+            with pytest.raises(UserError, match=f"num_bins must be a whole number >= {least}"):
+                loss(number)
     for limits in ((1, -1), (0, 0), (0,), (0, 1, 2), (0, float("inf")), (float("nan"), 1), (False, True), "ab", None):
         with pytest.raises(UserError, match="range must be the least and the greatest similarity"):
             require_limits(limits)

@@ -1,66 +1,170 @@
-"""Kernels of the pairwise ranking sums: one contract, in blocks of plain torch, by intervals, or in triton.
+"""Sums over references of a surrogate of "ranked above", for each score of a query: what ranking losses are made of.
 
-A kernel takes `scores` [query, width] and `others` [query, reference] of one type and device, no entry of `scores`
-infinite. With x = (other − score) / temperature it returns Σ_j ℓ(x) for each score and, from the gradient of those
-sums, the gradients of `scores` and `others`, all contiguous, as compilers are told. What is made of a score or other
-that is not a number is none. None of them keeps a tensor of query · width · reference entries.
+They are operators of torch (`torch.ops.aurank`), which compilers take as they are. Behind them stand three kernels,
+modules with the functions `sums` and `gradients`: `plain` (blocks of torch), `intervals` (fewer steps for "huber"), and
+`gpu` (triton). A kernel takes `scores` [query, width] and `others` [query, reference] of one type and device, no score
+infinite. With x = (other − score) / temperature it returns Σ_j ℓ(x) for each score and, given the gradient of those
+sums, the gradients of `scores` and `others`, all contiguous. NaN in, NaN out, in that query alone. No kernel keeps a
+tensor of query · width · reference entries.
 """
 
-from functools import cache
-from typing import Literal, Protocol, runtime_checkable
+import math
+import warnings
+from functools import cache, partial
+from types import ModuleType
+from typing import Any, Literal, get_args
 
-from jaxtyping import Float
+import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
+from aurank.errors import AurankWarning, UserError
+from aurank.losses.core.checks import require_choice
 from aurank.losses.ranking._sums import intervals, plain
+from aurank.losses.ranking._sums.plain import Others, Scores
 
-Surrogate = Literal["sigmoid", "huber", "logistic", "tanh"]
-
-
-@runtime_checkable
-class Kernel(Protocol):
-    """What each module of this package offers."""
-
-    def sums(
-        self,
-        scores: Float[Tensor, "query width"],
-        others: Float[Tensor, "query reference"],
-        *,
-        surrogate: str,
-        temperature: float,
-    ) -> Float[Tensor, "query width"]:
-        """Σ_j ℓ((other_j − score) / temperature) for each score."""
-        ...
-
-    def gradients(
-        self,
-        gradient: Float[Tensor, "query width"],
-        scores: Float[Tensor, "query width"],
-        others: Float[Tensor, "query reference"],
-        *,
-        surrogate: str,
-        temperature: float,
-    ) -> tuple[Float[Tensor, "query width"], Float[Tensor, "query reference"]]:
-        """The gradients of scores and others, given that of the sums."""
-        ...
+Surrogate = Literal["sigmoid", "huber", "logistic"]
+Backend = Literal["auto", "triton"]
+ROUNDINGS = 64  # of the largest entry, by which triton's sums may differ from plain ones: another order, another exp
 
 
-def choose_kernel(scores: Tensor, others: Tensor, surrogate: str) -> Kernel:
-    """The fastest kernel there is for such tensors."""
-    fused = triton_kernel() if scores.is_cuda else None
-    if fused is not None:
-        return fused
-    # On a GPU its sums would be atomic additions, in an order that changes from run to run.
+def ranking_sums(
+    scores: Scores,
+    others: Others,
+    *,
+    surrogate: Surrogate | Literal["tanh"],
+    temperature: float,
+    backend: Backend = "auto",
+) -> Scores:
+    """Return for each score Σ_j ℓ(x) over the query's others, x = (other_j − score) / temperature; −∞ adds 0.
+
+    Memory beyond arguments, result and their gradients is some 16 MB, forward and backward; time is
+    O(query · width · reference), and for "huber" with many scores per query O(query · reference · log width). Second
+    derivatives are right, but hold tensors of query · width · reference entries.
+
+    Args:
+        surrogate: "sigmoid" 1/(1+e^{−x}); "huber" 0 up to x = −1, (1+x)² up to 0, then 1 + 2x; "logistic" log2(1+e^x);
+            "tanh" 0 up to x = 0, then tanh(x/2).
+        backend: "auto" computes in torch; "triton", for CUDA devices, in triton: its speed is not measured.
+    """
+    sums: Tensor = sum_operator(scores, others, surrogate, temperature, backend)
+    return sums
+
+
+def require_backend(backend: Backend) -> Backend:
+    """Return the backend; UserError for another name."""
+    require_choice("backend", backend, get_args(Backend))
+    return backend
+
+
+def choose_kernel(scores: Tensor, others: Tensor, surrogate: str, backend: str) -> ModuleType:
+    """Return the kernel to use; UserError where triton is asked for and cannot run."""
+    if backend == "triton":
+        return _triton_kernel(scores.device, scores.dtype, surrogate)
+    # On a GPU the sums of `intervals` would be atomic additions, in an order that changes from run to run.
     if surrogate == "huber" and scores.device.type == "cpu" and scores.shape[1] >= intervals.LEAST_WIDTH:
         return intervals
     return plain
 
 
 @cache
-def triton_kernel() -> Kernel | None:
-    """The kernel in triton; None where that is not to be had."""
+def _triton_kernel(device: torch.device, dtype: torch.dtype, surrogate: str) -> ModuleType:
+    """Return the kernel in triton, once a small tile of it was equal to `plain` on this device; else `plain`.
+
+    Equal means within ROUNDINGS of the type, relative to the largest entry of the sums and of either gradient.
+    """
     try:
         from aurank.losses.ranking._sums import gpu
-    except ImportError:
-        return None
-    return gpu
+    except ImportError as error:
+        raise UserError('backend="triton" needs the package triton: install it, or use backend="auto"') from error
+    if device.type != "cuda" and not gpu.INTERPRETED:
+        raise UserError(f'backend="triton" does not run on {device}: use backend="auto"')
+    scores = torch.linspace(-1, 1, 27, dtype=torch.float64).view(3, 9)
+    others = torch.arange(900, dtype=torch.float64).cos().view(3, 300)
+    others[:, ::7] = -torch.inf
+    scores, others, gradient = (each.to(device, dtype) for each in (scores, others, scores.cos()))
+    options = {"surrogate": surrogate, "temperature": 0.1}
+    found, expected = (
+        (kernel.sums(scores, others, **options), *kernel.gradients(gradient, scores, others, **options))
+        for kernel in (gpu, plain)
+    )
+    tolerance = ROUNDINGS * torch.finfo(dtype).eps
+    if all(((a - b).abs() <= tolerance * b.abs().max()).all() for a, b in zip(found, expected, strict=True)):
+        return gpu
+    warnings.warn(
+        f"the triton kernel of {surrogate!r} in {dtype} gives other sums on {device} than plain torch, which is used "
+        'instead: leave out backend="triton"',
+        AurankWarning,
+        stacklevel=2,
+    )
+    return plain
+
+
+@torch.library.custom_op(
+    "aurank::ranking_sums",
+    mutates_args=(),
+    schema="(Tensor scores, Tensor others, str surrogate, float temperature, str backend) -> Tensor",
+)
+def sum_operator(scores: Scores, others: Others, surrogate: str, temperature: float, backend: str) -> Scores:
+    """Return the sums."""
+    kernel = choose_kernel(scores, others, surrogate, backend)
+    found: Tensor = kernel.sums(scores, others, surrogate=surrogate, temperature=temperature)
+    return found
+
+
+@torch.library.custom_op(
+    "aurank::ranking_sums_backward",
+    mutates_args=(),
+    schema="(Tensor gradient, Tensor scores, Tensor others, str surrogate, float temperature, str backend)"
+    " -> (Tensor, Tensor)",
+)
+def gradient_operator(
+    gradient: Scores, scores: Scores, others: Others, surrogate: str, temperature: float, backend: str
+) -> tuple[Scores, Others]:
+    """Return the gradients of scores and others, given that of the sums."""
+    kernel = choose_kernel(scores, others, surrogate, backend)
+    found: tuple[Tensor, Tensor] = kernel.gradients(
+        gradient, scores, others, surrogate=surrogate, temperature=temperature
+    )
+    return found
+
+
+@sum_operator.register_fake
+def _(scores: Tensor, others: Tensor, *_: Any) -> Tensor:
+    return scores.new_empty(scores.shape)
+
+
+@gradient_operator.register_fake
+def _(gradient: Tensor, scores: Tensor, others: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return scores.new_empty(scores.shape), others.new_empty(others.shape)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    scores, others, *ctx.options = inputs
+    ctx.save_for_backward(scores, others)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    scores, others = ctx.saved_tensors
+    if torch.is_grad_enabled():  # under create_graph
+        surrogate, temperature, _ = ctx.options
+        pull_back = torch.func.vjp(partial(_definition, surrogate=surrogate, temperature=temperature), scores, others)[
+            1
+        ]
+        return *pull_back(gradient), None, None, None
+    return *gradient_operator(gradient, scores, others, *ctx.options), None, None, None
+
+
+sum_operator.register_autograd(_backward, setup_context=_remember)
+
+
+def _definition(scores: Tensor, others: Tensor, surrogate: str, temperature: float) -> Tensor:
+    """Return the sums as they are defined, which torch can differentiate any number of times."""
+    x = (others[:, None, :] - scores[:, :, None]) / temperature
+    if surrogate == "sigmoid":
+        return x.sigmoid().sum(dim=2)
+    if surrogate == "logistic":
+        return softplus(x, threshold=40).sum(dim=2) / math.log(2)
+    if surrogate == "tanh":
+        return (x.relu() / 2).tanh().sum(dim=2)
+    return ((1 + x).relu().square() - x.relu().square()).sum(dim=2)

@@ -3,7 +3,7 @@
 A program holds a block of one query's scores or others and walks along the other side; what several programs have of
 one sum is written side by side and added up by torch, so that results are the same in every run. The kernels agree with
 the other ones in triton's interpreter (TRITON_INTERPRET=1, tensors on the CPU) and compile for CUDA devices. **They
-have not yet run on one: their speed is not measured.**
+have not yet run on one**: they are used by name only, after a comparison with `plain`, and their speed is not measured.
 """
 
 from typing import Any, no_type_check
@@ -11,8 +11,9 @@ from typing import Any, no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float
 from torch import Tensor
+
+from aurank.losses.ranking._sums.plain import Others, Scores
 
 SCORES, OTHERS = 8, 256  # a block, such that it stays in registers; not tuned on a device
 SPAN = 4096  # others per program of the forward
@@ -20,10 +21,11 @@ LOG2E = tl.constexpr(1.4426950408889634)
 # A product and a sum are one instruction; said outright because triton's default is about to change.
 OPTIONS = {"enable_fp_fusion": True}
 VARYING = ["width", "references"]  # sizes that change are no reason to compile again
+INTERPRETED = bool(triton.knobs.runtime.interpret) if hasattr(triton, "knobs") else False  # of triton 3.4 and later
 
 
 def jitted(function: Any) -> Any:
-    """The function for triton; it bears `no_type_check`, without which the tests would wrap it."""
+    """Return the function for triton; it bears `no_type_check`, without which the tests would wrap it."""
     return triton.jit(function, do_not_specialize=VARYING)
 
 
@@ -37,7 +39,7 @@ def decay(x):
 @jitted
 @no_type_check
 def value(x, SURROGATE: tl.constexpr):
-    """ℓ(x); what is not a number stays so, as in the other kernels."""
+    """ℓ(x); NaN in, NaN out, as in the other kernels."""
     if SURROGATE == "huber":
         above = tl.maximum(1 + x, 0, propagate_nan=tl.PropagateNan.ALL)
         least = tl.minimum(above, 1)
@@ -57,7 +59,7 @@ def value(x, SURROGATE: tl.constexpr):
 @jitted
 @no_type_check
 def slope(x, SURROGATE: tl.constexpr):
-    """ℓ'(x); what is not a number stays so."""
+    """ℓ'(x); NaN in, NaN out."""
     if SURROGATE == "huber":
         return 2 * tl.clamp(1 + x, 0.0, 1.0, propagate_nan=tl.PropagateNan.ALL)
     small = decay(x)
@@ -75,7 +77,7 @@ def add_values(
     scores, others, temperature, partial, width, references,
     SURROGATE: tl.constexpr, SCORES: tl.constexpr, OTHERS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """Writes partial[query, span, score], Σ ℓ over the others of one span."""
+    """Write partial[query, span, score], Σ ℓ over the others of one span."""
     query, span, spans = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     column = tl.program_id(2) * SCORES + tl.arange(0, SCORES)
     score = tl.load(scores + query * width + column, mask=column < width, other=0)
@@ -94,7 +96,7 @@ def add_slopes(
     gradient, scores, others, temperature, partial, of_others, width, references,
     SURROGATE: tl.constexpr, SCORES: tl.constexpr, OTHERS: tl.constexpr,
 ):  # fmt: skip
-    """Writes of_others[query, other], Σ gradient·ℓ' over scores, and partial[query, block, score], Σ ℓ' over others."""
+    """Write of_others[query, other], Σ gradient·ℓ' over scores, and partial[query, block, score], Σ ℓ' over others."""
     query, block, blocks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     place = block * OTHERS + tl.arange(0, OTHERS)
     other = tl.load(others + query * references + place, mask=place < references, other=float("-inf"))
@@ -110,35 +112,24 @@ def add_slopes(
     tl.store(of_others + query * references + place, total, mask=place < references)
 
 
-def sums(
-    scores: Float[Tensor, "query width"],
-    others: Float[Tensor, "query reference"],
-    *,
-    surrogate: str,
-    temperature: float,
-) -> Float[Tensor, "query width"]:
-    """Σ_j ℓ((other_j − score) / temperature) for each score."""
+def sums(scores: Scores, others: Others, *, surrogate: str, temperature: float) -> Scores:
+    """Return Σ_j ℓ((other_j − score) / temperature) for each score."""
     (queries, width), references = scores.shape, others.shape[1]
     spans = triton.cdiv(references, SPAN)
     partial = scores.new_empty(queries, spans, width)
     if partial.numel():
         with torch.cuda.device(scores.get_device()):
             add_values[queries, spans, triton.cdiv(width, SCORES)](
-                scores.contiguous(), others.contiguous(), as_scale(temperature, scores), partial, width, references,
+                scores.contiguous(), others.contiguous(), _as_scale(temperature, scores), partial, width, references,
                 SURROGATE=surrogate, SCORES=SCORES, OTHERS=OTHERS, SPAN=SPAN, **OPTIONS,
             )  # fmt: skip
     return partial.sum(dim=1)
 
 
 def gradients(
-    gradient: Float[Tensor, "query width"],
-    scores: Float[Tensor, "query width"],
-    others: Float[Tensor, "query reference"],
-    *,
-    surrogate: str,
-    temperature: float,
-) -> tuple[Float[Tensor, "query width"], Float[Tensor, "query reference"]]:
-    """The gradients of scores and others, given that of the sums."""
+    gradient: Scores, scores: Scores, others: Others, *, surrogate: str, temperature: float
+) -> tuple[Scores, Others]:
+    """Return the gradients of scores and others, given that of the sums."""
     (queries, width), references = scores.shape, others.shape[1]
     blocks = triton.cdiv(references, OTHERS)
     scaled = (gradient / temperature).contiguous()
@@ -147,12 +138,12 @@ def gradients(
     if of_others.numel():
         with torch.cuda.device(scores.get_device()):
             add_slopes[queries, blocks](
-                scaled, scores.contiguous(), others.contiguous(), as_scale(temperature, scores), partial, of_others,
+                scaled, scores.contiguous(), others.contiguous(), _as_scale(temperature, scores), partial, of_others,
                 width, references, SURROGATE=surrogate, SCORES=SCORES, OTHERS=OTHERS, **OPTIONS,
             )  # fmt: skip
     return -scaled * partial.sum(dim=1), of_others
 
 
-def as_scale(temperature: float, like: Tensor) -> Tensor:
-    """The temperature on the device in the tensor's type: as a number it would reach the kernel in float32."""
+def _as_scale(temperature: float, like: Tensor) -> Tensor:
+    """Return the temperature on the device in the tensor's type: as a number it would reach the kernel in float32."""
     return torch.full((1,), temperature, dtype=like.dtype, device=like.device)
