@@ -49,9 +49,7 @@ HOMES = {
     "rich": ("aurank.cli",),
 }
 # Imports that were there when the rooms were drawn; none may be added, and none shall stay.
-DEBTS = {
-    "aurank.training.logs aurank.losses.global_contrastive._individual_temperatures.IndividualTemperatures",
-}
+DEBTS = {}
 
 
 def module_name(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What losses and miners are told and offered while training: where it stands, and images embedded anew."""
+"""Images embedded anew for the losses and miners that want them."""
 
 import torch
 from jaxtyping import Float, Int64
@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from aurank.data import ImageDataset
 from aurank.errors import UserError
+from aurank.losses.core.training_protocols import Reencodes
 from aurank.training.random_state import random_state, restore_random_state
 
 
@@ -54,7 +55,7 @@ class Reencode:
 
 
 def offer_reencoding(modules: list[nn.Module], reencode: Reencode) -> None:
-    """Nothing; gives the callback to every module that has `wants_reencode` True and no callback of its own yet."""
+    """Give the callback to every module that wants it and has none yet."""
     for module in modules:
-        if getattr(module, "wants_reencode", False) is True and getattr(module, "reencode", ...) is None:
-            module.reencode = reencode  # type: ignore[assignment]  # no module, and so no part of its state
+        if isinstance(module, Reencodes) and module.wants_reencode and module.reencode is None:
+            module.reencode = reencode

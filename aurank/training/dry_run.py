@@ -90,7 +90,7 @@ def _rehearse(splits: Splits, parts: Parts) -> Rehearsal:
         images = parts.train_data.__getitems__(keys(rows, epoch, parts.views))
         if len(images.id) < 2 * parts.views:
             continue
-        parts.tell_progress(done, epoch)
+        parts.set_progress(done, epoch)
         loss, batch, done = _step(parts, images, saved), len(images.id) // parts.views, done + 1
         seconds = time.perf_counter() - started
         if done == BATCHES:

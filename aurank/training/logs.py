@@ -14,8 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from aurank.errors import AurankError
-from aurank.losses.core.temperature import Temperature
-from aurank.losses.global_contrastive._individual_temperatures import IndividualTemperatures
+from aurank.losses.core.training_protocols import LearnsTemperature
 
 
 class MetricsFile:
@@ -71,9 +70,9 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def learnt_temperature(loss: nn.Module) -> dict[str, float]:
-    """``temperature``, that of the loss as it stands, the mean of individual ones; nothing where none is learnt."""
-    held = [one.learnt for one in loss.modules() if isinstance(one, Temperature | IndividualTemperatures)]
+def learned_temperature(loss: nn.Module) -> dict[str, float]:
+    """Return ``temperature``, the first that the loss learns, the mean of individual ones; empty without one."""
+    held = [part.learned_temperature for part in loss.modules() if isinstance(part, LearnsTemperature)]
     found = [float(value) for value in held if value is not None]
     return {"temperature": found[0]} if found else {}
 

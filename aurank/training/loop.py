@@ -18,7 +18,7 @@ from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import write_text
 from aurank.training.build import learning_rate
-from aurank.training.logs import MetricsFile, collapse_signs, learnt_temperature
+from aurank.training.logs import MetricsFile, collapse_signs, learned_temperature
 from aurank.training.optim import set_learning_rate
 from aurank.training.parts import Parts
 from aurank.training.random_state import random_state
@@ -118,7 +118,7 @@ class Loop:
         for part in range(self.settings.accumulate):
             batch, epoch, index = next(batches)
             if part == 0:
-                parts.tell_progress(progress.step, epoch)
+                parts.set_progress(progress.step, epoch)
             with parts.accelerator.accumulate(parts.encoder):
                 embeddings = self._backward(batch, epoch, index)
             progress.epoch, progress.batch = epoch, index + 1
@@ -221,7 +221,7 @@ class Loop:
             "epoch": progress.epoch,
             "loss": progress.loss_sum / progress.loss_count,
             "lr": rate,
-            **learnt_temperature(self.parts.loss),
+            **learned_temperature(self.parts.loss),
             **collapse_signs(self.parts.task.of_images(embeddings)),
         }
         progress.loss_sum, progress.loss_count = 0.0, 0

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 
 from aurank.config import Config
 from aurank.data import Batch, ImageDataset, Sampler
+from aurank.losses.core.training_protocols import FollowsProgress
 from aurank.training.gradient_cache import GradientCache
 from aurank.training.optim import Schedule, WeightAverage
 from aurank.training.tasks import Task
@@ -61,16 +61,15 @@ class Parts:
         return settings.steps * settings.accumulate / max(1, len(sampler.epoch(0)))
 
     @cached_property
-    def told(self) -> list[nn.Module]:
+    def loss_modules(self) -> list[nn.Module]:
         """All modules of the loss and the miner."""
         return [*self.loss.modules(), *([] if self.miner is None else self.miner.modules())]
 
-    def tell_progress(self, step: int, epoch: int) -> None:
-        """Nothing; tells every module that has `set_progress` where training stands, before a step."""
-        for module in self.told:
-            tell: Any = getattr(module, "set_progress", None)
-            if tell is not None:
-                tell(step=step, steps=self.config.train.steps, epoch=epoch, epochs=self.epochs)
+    def set_progress(self, step: int, epoch: int) -> None:
+        """Tell every module of the loss and the miner that follows the progress where training stands."""
+        for module in self.loss_modules:
+            if isinstance(module, FollowsProgress):
+                module.set_progress(step=step, steps=self.config.train.steps, epoch=epoch, epochs=self.epochs)
 
     def forward(self, batch: Batch) -> tuple[Float[Tensor, "row dim"], Tensor]:
         """The embeddings of a batch, and their loss."""

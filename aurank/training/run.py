@@ -34,6 +34,7 @@ from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import write_text
+from aurank.losses.core.training_protocols import Reencodes
 from aurank.reporting import save_results
 from aurank.training.build import (
     Splits,
@@ -248,14 +249,14 @@ def build_parts(config: Config, splits: Splits, out: Path | None = None, state: 
         cache=_gradient_cache(config, model, sampler),
     )
     if isinstance(task, PairTask):  # what a loss of two sides wants anew is no image alone
-        if any(getattr(part, "wants_reencode", False) for part in parts.told):
+        if any(isinstance(part, Reencodes) and part.wants_reencode for part in parts.loss_modules):
             raise UserError(
                 'out_of_batch=reencode embeds images alone, which model.text has no use for: set it to "stored"'
             )
         return parts
     at_most = config.train.micro_batch or config.sampler.batch * config.data.views
     plain = accelerator.unwrap_model(model)
-    offer_reencoding(parts.told, Reencode(plain, train_data, dim=encoder.dim, at_most=at_most))
+    offer_reencoding(parts.loss_modules, Reencode(plain, train_data, dim=encoder.dim, at_most=at_most))
     return parts
 
 

@@ -10,15 +10,15 @@ from aurank.losses.core.distributed import Distributed
 
 
 class Learnt(PairLoss):
-    """Decoupled contrastive loss; it remembers what it was told."""
+    """Decoupled contrastive loss; it remembers where training stood at each step."""
 
     def __init__(self, *, temperature: float = 0.5, distributed: Distributed = None) -> None:
         super().__init__(distributed=distributed)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
-        self.told: list[dict[str, float]] = []
+        self.progress: list[dict[str, float]] = []
 
     def set_progress(self, *, step: int, steps: int, epoch: int, epochs: float) -> None:
-        self.told.append({"step": step, "steps": steps, "epoch": epoch, "epochs": epochs})
+        self.progress.append({"step": step, "steps": steps, "epoch": epoch, "epochs": epochs})
 
     def per_query(self, pairs: Pairs) -> torch.Tensor:
         scores = pairs.similarity / self.log_temperature.exp()

@@ -91,10 +91,10 @@ def test_every_module_that_listens_is_told_where_training_stands(
     config = tiny_config("kept", train={"steps": 6, "accumulate": 2}, sampler=sampler)
     aurank.train({**config, "miner": {"name": "kept"}, "memory": {"size": 1000}}, tmp_path / "out")
     loss, miner = made[-2:]  # those before were tried by the reading of the configuration
-    assert [told["step"] for told in loss.told] == miner.steps == list(range(6))
-    assert {told["steps"] for told in loss.told} == {6}
-    assert [told["epoch"] for told in loss.told] == [0, 0, 0, 1, 1, 1]
-    assert {told["epochs"] for told in loss.told} == {2.0}
+    assert [at["step"] for at in loss.progress] == miner.steps == list(range(6))
+    assert {at["steps"] for at in loss.progress} == {6}
+    assert [at["epoch"] for at in loss.progress] == [0, 0, 0, 1, 1, 1]
+    assert {at["epochs"] for at in loss.progress} == {2.0}
 
 
 @pytest.mark.parametrize("micro_batch", [None, 4])

@@ -22,7 +22,7 @@ from aurank.errors import AurankError
 from aurank.losses import LOSSES, CLIPLoss, CrossBatchMemory, ISogCLRLoss, SogCLRLoss
 from aurank.training import read_config, rehearse
 from aurank.training.build import build_splits, learning_rate
-from aurank.training.logs import learnt_temperature
+from aurank.training.logs import learned_temperature
 from aurank.training.parts import Parts
 from aurank.training.run import build_parts
 
@@ -50,19 +50,19 @@ def parts_of(config: dict[str, Any]) -> Parts:
 
 
 def test_what_is_logged_of_a_temperature_is_what_the_next_step_takes_and_the_mean_of_individual_ones() -> None:
-    assert learnt_temperature(SogCLRLoss(8)) == learnt_temperature(CLIPLoss(learn_temperature=False)) == {}
+    assert learned_temperature(SogCLRLoss(8)) == learned_temperature(CLIPLoss(learn_temperature=False)) == {}
     loss = CLIPLoss(0.2, two_way=False)
-    assert learnt_temperature(loss) == {"temperature": pytest.approx(0.2)}
+    assert learned_temperature(loss) == {"temperature": pytest.approx(0.2)}
     parameter = loss.temperature.parameter
     assert parameter is not None
     parameter.data.fill_(math.log(0.001))  # beyond its bounds, into which it is put before it is used
-    assert learnt_temperature(CrossBatchMemory(loss, embedding_size=4, memory_size=8)) == {
+    assert learned_temperature(CrossBatchMemory(loss, embedding_size=4, memory_size=8)) == {
         "temperature": pytest.approx(0.01)
     }
     assert float(parameter.detach()) == pytest.approx(math.log(0.001))
     individual = ISogCLRLoss(8, temperature=0.6)
     individual.state_dict()["temperature.tables.0.rows"][0, 0] = 0.2
-    assert learnt_temperature(individual) == {"temperature": pytest.approx((7 * 0.6 + 0.2) / 8)}
+    assert learned_temperature(individual) == {"temperature": pytest.approx((7 * 0.6 + 0.2) / 8)}
 
 
 def test_a_temperature_has_a_group_of_its_own_at_its_own_rate_without_decay() -> None:

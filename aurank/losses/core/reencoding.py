@@ -1,7 +1,5 @@
 """Embeddings of images that are not in the batch: similarity to them row by row, and how they are embedded anew."""
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -10,8 +8,7 @@ from aurank.errors import UserError
 from aurank.losses.core.checks import describe
 from aurank.losses.core.distributed import gather_rows, world_size
 from aurank.losses.core.from_pml import BaseDistance
-
-Reencode = Callable[[Tensor], Tensor]
+from aurank.losses.core.training_protocols import EmbedByIds
 
 ROWS = 128  # at a time: a distance compares all with all, of which the diagonal is wanted
 
@@ -27,7 +24,7 @@ def row_similarity(
 
 
 def embedded_anew(
-    reencode: Reencode | None,
+    reencode: EmbedByIds | None,
     ids: Int64[Tensor, " entry"],
     *,
     like: Float[Tensor, "row dim"],

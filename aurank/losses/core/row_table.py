@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64
@@ -71,17 +71,6 @@ class Counters:
             )
         for name, number in zip(self.COUNTERS, numbers, strict=True):
             setattr(self, name, int(number))
-
-
-@runtime_checkable
-class Undoable(Protocol):
-    """State too large to be copied before each step, which remembers what it overwrites."""
-
-    def mark(self) -> None:
-        """Nothing; from here on, what is overwritten is remembered for `take_back`, until the next mark."""
-
-    def take_back(self) -> None:
-        """Nothing; the state is again as it was at the mark."""
 
 
 class RowTable(FullPrecision):

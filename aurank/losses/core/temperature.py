@@ -58,7 +58,7 @@ class Temperature(FullPrecision):
         return bounded.exp() if self.scale == "log" else bounded
 
     @property
-    def learnt(self) -> Float[Tensor, ""] | None:
+    def learned_temperature(self) -> Float[Tensor, ""] | None:
         """τ as it stands, without a gradient; None where it is fixed."""
         if self.parameter is None:
             return None

@@ -98,7 +98,7 @@ class IndividualTemperatures(nn.Module):
         return stacked(self.tables)
 
     @property
-    def learnt(self) -> Float[Tensor, ""]:
+    def learned_temperature(self) -> Float[Tensor, ""]:
         """The mean τ."""
         return self.values.mean()
 

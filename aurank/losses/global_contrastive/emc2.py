@@ -12,8 +12,8 @@ from aurank.losses.core.log_mean_exp import attraction
 from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.pair_loss import PairLossOptions
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.core.reencoding import Reencode
 from aurank.losses.core.row_table import writes
+from aurank.losses.core.training_protocols import EmbedByIds
 from aurank.losses.global_contrastive.markov_chain import Chains, OutsideState, Walk
 
 
@@ -85,12 +85,12 @@ class EMC2Loss(KeyedLoss):
         return self.chains.out_of_batch == "reencode"
 
     @property
-    def reencode(self) -> Reencode | None:
+    def reencode(self) -> EmbedByIds | None:
         """The function that embeds images anew by their ids, on the host; None where none was set."""
         return self.chains.reencode
 
     @reencode.setter
-    def reencode(self, function: Reencode | None) -> None:
+    def reencode(self, function: EmbedByIds | None) -> None:
         self.chains.reencode = function
 
     @property

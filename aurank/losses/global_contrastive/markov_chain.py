@@ -12,9 +12,10 @@ from aurank.losses.core.checks import Number, as_number, require_choice, require
 from aurank.losses.core.from_pml import BaseDistance
 from aurank.losses.core.keyed_loss import query_ids
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.core.reencoding import Reencode, embedded_anew, row_similarity
+from aurank.losses.core.reencoding import embedded_anew, row_similarity
 from aurank.losses.core.saved_generator import SavedGenerator
 from aurank.losses.core.tagged_table import NONE, TaggedTable
+from aurank.losses.core.training_protocols import EmbedByIds
 from aurank.losses.global_contrastive._metropolis import occupancy, rows_at_a_time
 
 OutsideState = Literal["stored", "restart", "reencode"]
@@ -48,7 +49,7 @@ class Chains(nn.Module):
     owner: what messages name, the loss or the miner that has them.
     """
 
-    reencode: Reencode | None = None
+    reencode: EmbedByIds | None = None
 
     def __init__(
         self,

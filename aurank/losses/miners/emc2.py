@@ -11,8 +11,8 @@ from aurank.losses.core.dtypes import without_autocast
 from aurank.losses.core.from_pml import BaseDistance
 from aurank.losses.core.loss_inputs import read_inputs
 from aurank.losses.core.pairs import make_pairs
-from aurank.losses.core.reencoding import Reencode
 from aurank.losses.core.row_table import writes
+from aurank.losses.core.training_protocols import EmbedByIds
 from aurank.losses.global_contrastive.emc2 import EMC2Loss
 from aurank.losses.global_contrastive.markov_chain import OutsideState, Walk
 
@@ -65,12 +65,12 @@ class EMC2Miner(nn.Module):
         return self.emc2.wants_reencode
 
     @property
-    def reencode(self) -> Reencode | None:
+    def reencode(self) -> EmbedByIds | None:
         """The function that embeds images anew by their ids, on the host; None where none was set."""
         return self.emc2.reencode
 
     @reencode.setter
-    def reencode(self, function: Reencode | None) -> None:
+    def reencode(self, function: EmbedByIds | None) -> None:
         self.emc2.reencode = function
 
     def forward(
