@@ -72,13 +72,13 @@ class Inputs:
         return replace(self, indices_tuple=found)
 
     @property
-    def five(self) -> tuple[Any, ...]:
+    def pml_args(self) -> tuple[Any, ...]:
         """The five arguments that PML's own losses take."""
         return self.embeddings, self.labels, self.indices_tuple, self.ref_emb, self.ref_labels
 
 
 class TakesInputs:
-    """The call that all losses here have in common: it reads the arguments, and hands them to `of_inputs`."""
+    """The call that all losses here have in common: it reads the arguments, and hands them to `compute`."""
 
     def forward(
         self,
@@ -99,11 +99,11 @@ class TakesInputs:
         a query out of references that hold it. Labels on the host spare the host from waiting for a GPU. Errors:
         UserError on input that does not fit.
         """
-        return self.of_inputs(
+        return self.compute(
             read_inputs(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids)
         )
 
-    def of_inputs(self, inputs: Inputs) -> Any:
+    def compute(self, inputs: Inputs) -> Any:
         """The loss of arguments that were read before."""
         raise NotImplementedError
 

@@ -82,7 +82,7 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         """Further terms by name: one value per query, reduced as the loss is, or one value for the batch."""
         return {}
 
-    def of_inputs(self, inputs: Inputs) -> Any:
+    def compute(self, inputs: Inputs) -> Any:
         """The loss of arguments that were read before."""
         self.reset_stats()
         check_device(self, inputs.embeddings)

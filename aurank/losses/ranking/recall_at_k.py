@@ -135,15 +135,15 @@ class RecallAtKLoss(PairLoss):
         """False with similarity_mixup, which knows the batch only."""
         return not self.similarity_mixup
 
-    def of_inputs(self, inputs: Inputs) -> Any:
-        """As `PairLoss.of_inputs`; UserError on references or a miner with similarity_mixup in training mode."""
+    def compute(self, inputs: Inputs) -> Any:
+        """As `PairLoss.compute`; UserError on references or a miner with similarity_mixup in training mode."""
         if self.similarity_mixup and writes(self) and not (inputs.is_self_set and inputs.indices_tuple is None):
             given = "indices_tuple" if inputs.is_self_set else "ref_emb"
             raise UserError(
                 f"similarity_mixup mixes the samples of the batch itself, so {given} cannot be given with it: leave "
                 "that out, or set similarity_mixup=False"
             )
-        return super().of_inputs(inputs)
+        return super().compute(inputs)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """Return 1 − the mean over k of the smoothed recall@k."""

@@ -173,7 +173,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         inputs = read_inputs(embeddings, labels, indices_tuple, ids=ids)
         return self._loss(inputs if enqueue_mask is None else with_keys(inputs, enqueue_mask))
 
-    def of_inputs(self, inputs: Inputs) -> Any:
+    def compute(self, inputs: Inputs) -> Any:
         """The loss of arguments that were read before; they bring no references of their own."""
         if inputs.ref_emb is not None:
             raise UserError("CrossBatchMemory brings its own references: leave out ref_emb, ref_labels and ref_ids")

@@ -54,7 +54,7 @@ class LightlyLoss(TakesInputs, nn.Module):
         self.unit_variance = unit_variance
         self.gather = Gather(distributed)
 
-    def of_inputs(self, inputs: Inputs) -> Any:
+    def compute(self, inputs: Inputs) -> Any:
         """The loss of arguments that were read before; ids are not needed."""
         for given, what in ((inputs.indices_tuple, "a miner"), (inputs.ref_emb, "ref_emb")):
             if given is not None:

@@ -47,7 +47,7 @@ class MultipleLosses(TakesInputs, nn.Module):
             raise UserError(f"miners must be for losses among {', '.join(named)}, got {', '.join(given)}")
         self.miners = nn.ModuleDict({name: miner for name, miner in given.items() if miner is not None})
 
-    def of_inputs(self, inputs: Inputs) -> Tensor:
+    def compute(self, inputs: Inputs) -> Tensor:
         """The weighted sum, a scalar, of arguments that were read before."""
         if inputs.indices_tuple is not None and len(self.miners):
             raise UserError("indices_tuple was given, but MultipleLosses has its own miners: leave one of them out")

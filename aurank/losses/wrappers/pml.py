@@ -55,7 +55,7 @@ class PMLLoss(TakesInputs, nn.Module):
         """Whether PML's loss keeps statistics of its last call as attributes."""
         return bool(self.loss.collect_stats)
 
-    def of_inputs(self, inputs: Inputs) -> Any:
+    def compute(self, inputs: Inputs) -> Any:
         """The loss of arguments that were read before."""
         return call_loss(self.loss, self.gather(inputs))
 
@@ -66,9 +66,9 @@ def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
     One of PML's gets its five arguments in float32 or float64, and the pairs without those of a query and itself.
     """
     if isinstance(loss, TakesInputs):
-        return loss.of_inputs(inputs)
+        return loss.compute(inputs)
     if "ids" in inspect.signature(loss.forward).parameters:
-        return loss(*inputs.five, ids=inputs.ids, ref_ids=inputs.ref_ids)
+        return loss(*inputs.pml_args, ids=inputs.ids, ref_ids=inputs.ref_ids)
     if isinstance(inputs.indices_tuple, Sequence):
         others = inputs.embeddings if inputs.ref_emb is None else inputs.ref_emb
         check_mined(as_pairs(inputs.indices_tuple), (len(inputs.embeddings), len(others)))
@@ -82,7 +82,7 @@ def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
         if inputs.ref_labels is inputs.labels:  # one tensor for two sets: PML would take row i of either for the same
             inputs = replace(inputs, ref_labels=inputs.labels.clone())
     with without_autocast(query.device):
-        return loss(*inputs.five)
+        return loss(*inputs.pml_args)
 
 
 def without_itself(inputs: Inputs) -> Sequence[Tensor] | None:
