@@ -77,16 +77,12 @@ class Reference:
                 g[query] = normalizer(row, negatives, pulls[query], **given)
         return g, pulls
 
-    def step(self, g: PerQuery, queries: Tensor, pulls: PerQuery, *, separate: bool = False) -> None:
+    def step(self, g: PerQuery, queries: Tensor, pulls: PerQuery) -> None:
         """One step of AdaGrad on the prototypes, the batch a constant."""
         alphas = self.alphas(queries.detach(), {row: pull.detach() for row, pull in pulls.items()}, self.temperature)
         terms = []
         for row, alpha in alphas.items():
-            known = g[row].detach()
-            if separate:
-                terms.append((alpha - known.log()) ** 2 / 2)
-            else:
-                terms.append(term(known, alpha, temperature=self.temperature, rho=self.rho))
+            terms.append(term(g[row].detach(), alpha, temperature=self.temperature, rho=self.rho))
         self.optimizer.zero_grad()
         torch.stack(terms).mean().backward()
         self.optimizer.step()

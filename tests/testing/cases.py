@@ -256,7 +256,6 @@ FURTHER = {
         ),
         "isogclr adam": lambda **given: ISogCLRLoss(SAMPLES, views=SAMPLES, temperature_update="adam", **given),
         "neuclip steps": lambda **given: NeuCLIPLoss(6, two_way=False, num_prototypes=16, **given),
-        "neuclip mlp": lambda **given: NeuCLIPLoss(6, two_way=False, network="mlp", inner_lr=0.01, **given),
         "sogclr shared": lambda **given: SogCLRLoss(SAMPLES, views=SAMPLES, normalizer="shared", **given),
     }.items()
 }

@@ -16,8 +16,6 @@ from aurank.losses import CLIPLoss, CyCLIPLoss, FastCLIPLoss, ISogCLRLoss, NeuCL
         (ISogCLRLoss, {"num_samples": 8}, {"gamma_schedule": "constant"}, {"gamma_every": "step"}),
         (NeuCLIPLoss, {"embedding_dim": 4}, {"learn_temperature": False}, {"rho": 2.0}),
         (NeuCLIPLoss, {"embedding_dim": 4}, {"learn_temperature": False}, {"temperature_bounds": [0.02, None]}),
-        (NeuCLIPLoss, {"embedding_dim": 4}, {"network": "mlp"}, {"num_prototypes": 8}),
-        (NeuCLIPLoss, {"embedding_dim": 4}, {"network": "mlp"}, {"restart_every": 50}),
     ],
 )
 def test_an_option_without_effect_is_refused_with_the_one_that_takes_it_away(
@@ -33,5 +31,4 @@ def test_an_option_without_effect_is_refused_with_the_one_that_takes_it_away(
 
 def test_what_a_configuration_repeats_of_the_defaults_is_not_refused() -> None:
     CLIPLoss(learn_temperature=False, temperature_bounds=[0.01, None])
-    NeuCLIPLoss(4, 4096, learn_temperature=False, rho=6.5, network="mlp", restart_every=None)
-    NeuCLIPLoss(4, network="mlp", restart_every=500)
+    NeuCLIPLoss(4, 4096, learn_temperature=False, rho=6.5, restart_every=None)

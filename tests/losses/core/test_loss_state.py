@@ -60,10 +60,6 @@ OLD: dict[str, tuple[Callable[[], nn.Module], dict[str, object]]] = {
         lambda: NeuCLIPLoss(2, 4, two_way=False),
         {"networks.0._extra_state": {"steps": 5, "count": 4, "position": 1, "filled": 3}},
     ),
-    "neuclip mlp": (
-        lambda: NeuCLIPLoss(2, two_way=False, network="mlp"),
-        {"networks.0._extra_state": {"steps": 5}},
-    ),
     "sogclr": (lambda: SogCLRLoss(8, gamma_schedule="cosine"), {"gamma._extra_state": 0.625}),
     "blackbox_ap": (
         lambda: BlackBoxAPLoss(official=True, batch_memory=2),
