@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding
 from aurank.data.manifest import Manifest
-from aurank.data.transforms.standard import Pipeline
+from aurank.data.transforms import Pipeline
 from aurank.errors import UserError
 
 Key = int | np.integer | tuple[int, int, int]  # row, or (row, epoch, view)
@@ -30,6 +30,11 @@ class Batch(NamedTuple):
     """Images with their labels and ids; an id is a row of the manifest.
 
     Images that follow each other in several sizes, as large and small crops do, are a tensor for each size.
+
+    Example:
+        >>> batch = Batch(torch.zeros(2, 3, 8, 8), label=torch.tensor([0, 1]), id=torch.tensor([5, 7]))
+        >>> len(batch.id)
+        2
     """
 
     image: Float[Tensor, "batch channel height width"] | tuple[Float[Tensor, "_ channel _ _"], ...]
@@ -38,18 +43,23 @@ class Batch(NamedTuple):
 
 
 def augmentation_seed(seed: int, row: int, epoch: int, view: int) -> int:
-    """Returns the 64-bit seed of one augmentation, the same in every process, on every machine."""
+    """Return the 64-bit seed of one augmentation, the same in every process, on every machine."""
     return int(np.random.SeedSequence([seed, row, epoch, view]).generate_state(1, np.uint64)[0])
 
 
-def keys(rows: Iterable[int] | np.ndarray, epoch: int, views: int = 1) -> list[Key]:
-    """Returns the keys that ask for so many augmented views of each row: view 0 of all rows, then view 1, and so on."""
+def view_keys(rows: Iterable[int] | np.ndarray, epoch: int, views: int = 1) -> list[Key]:
+    """Return the keys of so many augmented views of each row: view 0 of all rows, then view 1, and so on.
+
+    Example:
+        >>> view_keys([4, 2], epoch=7, views=2)
+        [(4, 7, 0), (2, 7, 0), (4, 7, 1), (2, 7, 1)]
+    """
     listed = [int(row) for row in rows]
     return [(row, epoch, view) for view in range(views) for row in listed]
 
 
 def with_own_labels(manifest: Manifest) -> Manifest:
-    """Returns the manifest with a label for each image, which is its row: only views of one image share a label."""
+    """Return the manifest with a label for each image, which is its row: only views of one image share a label."""
     return dataclasses.replace(manifest, labels=np.arange(len(manifest)), classes=manifest.paths)
 
 
@@ -69,6 +79,13 @@ class ImageDataset(Dataset[Sample]):
         cache_bytes: images are decoded and prepared once, here, with threads, when all of them take no more than this;
             otherwise each time they are asked for. 0 keeps nothing.
         max_pixels: an image of more counts as one that cannot be read.
+
+    Example:
+        >>> from aurank.data import READERS, TRANSFORMS
+        >>> digits = READERS["digits"](None).split("train")
+        >>> image, label, row = ImageDataset(digits, TRANSFORMS["resize"](16, 1), channels=1)[3]
+        >>> image.shape, digits.classes[label], row
+        (torch.Size([1, 16, 16]), '3', 3)
     """
 
     def __init__(
@@ -111,32 +128,35 @@ class ImageDataset(Dataset[Sample]):
         return [self.manifest.paths[row] for row in torch.nonzero(self._unreadable).flatten().tolist()]
 
     def __getitem__(self, key: Key) -> Sample:
-        """Returns image, label and id. Raises UserError when the image cannot be read, also where batches skip it."""
+        """Return image, label and id; UserError when the image cannot be read, also where batches skip it."""
         batch = self.__getitems__([key])
         if not len(batch.id):
             raise UserError(f"image {self.manifest.paths[_parse(key)[0]]!r} was skipped: it cannot be read")
         return batch.image[0], int(batch.label[0]), int(batch.id[0])
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
-        """Returns the batch of those keys, in their order, without the images that are skipped, in any view."""
+        """Return the batch of those keys, in their order, without the images that are skipped, in any view."""
         parsed = [_parse(key) for key in keys]
-        places: dict[int, list[int]] = defaultdict(list)
-        for place, (row, _, _) in enumerate(parsed):
-            places[row].append(place)
+        by_row: dict[int, list[int]] = defaultdict(list)
+        for number, (row, _, _) in enumerate(parsed):
+            by_row[row].append(number)
         squares: dict[int, Pixels] = {}
         with quiet_decoding():
-            for row, wanted in places.items():
+            for row, numbers in by_row.items():
                 prepared = self._prepared(row)  # once for all of its views
                 if prepared is not None:
-                    squares |= {place: self._augmented(prepared, *parsed[place]) for place in wanted}
+                    squares |= {number: self._augmented(prepared, *parsed[number]) for number in numbers}
         kept = sorted(squares)
-        rows = [parsed[place][0] for place in kept]
-        sizes = [
+        rows = [parsed[number][0] for number in kept]
+        images = [
             self.pipeline.normalise(np.stack(list(same)))
-            for _, same in itertools.groupby((squares[place] for place in kept), key=len)
+            for _, same in itertools.groupby((squares[number] for number in kept), key=len)
         ]
+        if not images:
+            size = self.pipeline.image_size
+            images = [torch.empty(0, self.channels, size, size)]
         return Batch(
-            image=sizes[0] if len(sizes) == 1 else tuple(sizes) if sizes else self._no_images(),
+            image=images[0] if len(images) == 1 else tuple(images),
             label=torch.from_numpy(self.manifest.labels[rows]),
             id=torch.tensor(rows, dtype=torch.int64),
         )
@@ -145,11 +165,8 @@ class ImageDataset(Dataset[Sample]):
         seed = None if epoch is None else augmentation_seed(self.seed, row, epoch, view)
         return self.pipeline.of_view(view).augment(prepared, seed)
 
-    def _no_images(self) -> Float[Tensor, "0 channel height width"]:
-        return torch.empty(0, self.channels, self.pipeline.image_size, self.pipeline.image_size)
-
     def _prepared(self, row: int) -> Pixels | None:
-        """Returns one prepared image, or None if it is skipped."""
+        """Return one prepared image, or None if it is skipped."""
         if self._unreadable[row]:
             return None
         return self._read(row) if self._cache is None else self._cache[row]
@@ -166,18 +183,17 @@ class ImageDataset(Dataset[Sample]):
         return self.pipeline.prepare(image)
 
     def _fill_cache(self, most: int) -> list[Pixels | None] | None:
-        """Returns all prepared images, or None if they would take more than `most` bytes."""
+        """Return all prepared images, or None if they would take more than `most` bytes."""
         count = len(self.manifest)
         sample = np.unique(np.linspace(0, count - 1, _ESTIMATE_FROM, dtype=np.int64)).tolist() if count else []
         with quiet_decoding():
             sizes = [image.nbytes for image in map(self._read, sample) if image is not None]
             if sizes and sum(sizes) / len(sizes) * count > most:
                 return None
-            tasks = [range(start, min(start + _ROWS_PER_TASK, count)) for start in range(0, count, _ROWS_PER_TASK)]
+            tasks = [range(count)[start : start + _ROWS_PER_TASK] for start in range(0, count, _ROWS_PER_TASK)]
             with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-                found = [
-                    image for images in pool.map(lambda rows: list(map(self._read, rows)), tasks) for image in images
-                ]
+                read = pool.map(lambda rows: list(map(self._read, rows)), tasks)
+                found = list(itertools.chain.from_iterable(read))
         if count and all(image is None for image in found):
             raise UserError(
                 f"none of the {count} images of {self.manifest.name} in {self.manifest.source.where} can be read "
@@ -187,5 +203,5 @@ class ImageDataset(Dataset[Sample]):
 
 
 def _parse(key: Key) -> tuple[int, int | None, int]:
-    """Returns row, epoch (None: not augmented) and view."""
+    """Return row, epoch (None: not augmented) and view."""
     return key if isinstance(key, tuple) else (int(key), None, 0)

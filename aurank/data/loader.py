@@ -1,4 +1,4 @@
-"""Batches of an ImageDataset, made here or by worker processes: the same pixels either way."""
+"""Batches of an ImageDataset, made here or by worker processes."""
 
 import contextlib
 import multiprocessing
@@ -18,22 +18,26 @@ from aurank.data.dataset import Batch, ImageDataset, Key
 from aurank.errors import AurankError, UserError, explained, first_line
 
 
-def loader(dataset: ImageDataset, batches: Iterable[Sequence[Key]], *, workers: int = 0) -> "BatchLoader":
-    """Returns a loader of one Batch for each list of keys, in order.
-
-    `batches` may be endless; with workers it is read a few batches ahead of what has been consumed. The global random
-    state is neither read nor changed. An error in a worker is raised here, as it was.
-    """
-    return BatchLoader(dataset, batches, workers=workers)
-
-
 class BatchLoader(DataLoader[Any]):
-    """A DataLoader whose workers are forked where that is safe: they share the parent's images instead of copying.
+    """One Batch for each list of keys, in order, made here or by workers; neither changes a pixel.
 
-    Where there is a CUDA device, batches are in pinned memory, which is copied to it without waiting.
+    Args:
+        batches: may be endless; with workers it is read a few batches ahead of what has been consumed.
+        workers: processes that make batches, 0 for none. They are forked where that is safe: they then share the
+            parent's images instead of copying. An error in a worker is raised here, as it was.
+
+    The global random state is neither read nor changed. Where there is a CUDA device, batches are in pinned memory,
+    which is copied to it without waiting.
+
+    Example:
+        >>> from aurank.data import READERS, TRANSFORMS, ImageDataset, view_keys
+        >>> digits = READERS["digits"](None).split("train")
+        >>> dataset = ImageDataset(digits, TRANSFORMS["resize"](8, 1), channels=1)
+        >>> [len(batch.id) for batch in BatchLoader(dataset, [view_keys([0, 1, 2], epoch=0), view_keys([3], epoch=0)])]
+        [3, 1]
     """
 
-    def __init__(self, dataset: ImageDataset, batches: Iterable[Sequence[Key]], *, workers: int) -> None:
+    def __init__(self, dataset: ImageDataset, batches: Iterable[Sequence[Key]], *, workers: int = 0) -> None:
         if workers < 0:
             raise UserError(f"workers must be at least 0, got {workers}")
         with _quietly():
@@ -71,7 +75,7 @@ class Iteration:
         return self
 
     def __next__(self) -> Batch:
-        """Returns the next batch. A worker's UserError is raised with its own message, without its traceback."""
+        """Return the next batch. A worker's UserError is raised with its own message, without its traceback."""
         if not self.close.alive:
             raise StopIteration
         try:
@@ -99,7 +103,7 @@ _inherited: list[Iterator[Batch]] = []
 
 
 def _shut_down(batches: Iterator[Batch], owner: int) -> None:
-    """Ends the workers of an iterator, in the process that started them; elsewhere keeps it from being collected."""
+    """End the workers of an iterator, in the process that started them; elsewhere keeps it from being collected."""
     if os.getpid() != owner:
         _inherited.append(batches)
     elif hasattr(batches, "_shutdown_workers"):
@@ -111,13 +115,13 @@ def _as_is(batch: Any) -> Any:
 
 
 def _context() -> Any:
-    """Returns the fork context on Linux, elsewhere the platform's own: there forking is not safe, or not there."""
+    """Return the fork context on Linux, elsewhere the platform's own: there forking is not safe, or not there."""
     return multiprocessing.get_context("fork" if sys.platform == "linux" else None)
 
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Returns a context without two warnings that come when workers start.
+    """Return a context without two warnings that come when workers start.
 
     More workers than processors is the user's choice. Python 3.12 warns of forking a process that has threads, for the
     locks that such a thread holds; but workers use no thread pool of the parent: torch, OpenCV and the decoding each
@@ -130,7 +134,7 @@ def _quietly() -> Iterator[None]:
 
 
 def _start_worker(worker: int) -> None:
-    """Leaves signals to the parent, which finishes its step and saves: Ctrl-C and schedulers signal every process."""
+    """Leave signals to the parent, which finishes its step and saves: Ctrl-C and schedulers signal every process."""
     for name in ("SIGINT", "SIGHUP", "SIGUSR1"):
         if hasattr(signal, name):  # not all of them on Windows
             signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 from aurank.arrays import load_arrays
-from aurank.data import Batch, ImageDataset, Manifest, Pipeline, loader
+from aurank.data import Batch, BatchLoader, ImageDataset, Manifest, Pipeline
 from aurank.data.dataset import Key
 from aurank.data.decode import MAX_PIXELS, quiet_decoding
 from aurank.embedding.cache import EmbeddingCache, Piece
@@ -237,7 +237,7 @@ def embed(
     training = model.training
     model.eval()
     try:
-        for images, _, ids in loader(dataset, _batches(wanted, pieces, batch), workers=workers):
+        for images, _, ids in BatchLoader(dataset, _batches(wanted, pieces, batch), workers=workers):
             if not len(ids):
                 continue
             assert isinstance(images, torch.Tensor)  # only augmentation makes several sizes

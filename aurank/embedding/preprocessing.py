@@ -7,8 +7,7 @@ from pydantic import ValidationError
 from aurank.config import Config
 from aurank.config.messages import one_line, show
 from aurank.config.schema import NormaliseConfig
-from aurank.data.transforms.resizing import AREA, INTERPOLATIONS
-from aurank.data.transforms.standard import usual_look
+from aurank.data.transforms.base import AREA, INTERPOLATIONS, usual_look
 from aurank.errors import UserError
 from aurank.models.adapters.backbones import preprocessing
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aurank.config import Config
-from aurank.data import Batch, ImageDataset, keys
+from aurank.data import Batch, ImageDataset, view_keys
 from aurank.embedding.from_config import build_dataset
 from aurank.losses import CrossBatchMemory
 from aurank.training.build import Splits, build_splits
@@ -87,7 +87,7 @@ def _rehearse(splits: Splits, parts: Parts) -> Rehearsal:
     batches_per_epoch = len(parts.sampler.epoch(0))
     for epoch, _, rows in itertools.islice(parts.sampler.iterate(0, 0), batches_per_epoch + BATCHES):
         started = time.perf_counter()
-        images = parts.train_data.__getitems__(keys(rows, epoch, parts.views))
+        images = parts.train_data.__getitems__(view_keys(rows, epoch, parts.views))
         if len(images.id) < 2 * parts.views:
             continue
         parts.set_progress(done, epoch)

@@ -11,7 +11,7 @@ from typing import Any
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from aurank.data import Batch, ImageDataset, keys, loader
+from aurank.data import Batch, BatchLoader, ImageDataset, view_keys
 from aurank.embedding.checkpoint import fingerprint, save_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.evaluation.report import Report
@@ -91,8 +91,8 @@ class Loop:
         # How many are wanted is not known where some may be passed over.
         count = None if skips else (last - progress.step) * self.settings.accumulate
         positions, batches = itertools.tee(itertools.islice(sampler.iterate(progress.epoch, progress.batch), count))
-        wanted = (keys(rows, epoch, self.parts.views) for epoch, _, rows in batches)
-        data = loader(self.parts.train_data, wanted, workers=self.parts.config.data.workers)
+        wanted = (view_keys(rows, epoch, self.parts.views) for epoch, _, rows in batches)
+        data = BatchLoader(self.parts.train_data, wanted, workers=self.parts.config.data.workers)
         found = ((batch, epoch, index) for batch, (epoch, index, _) in zip(data, positions, strict=True))
         return self._large_enough(found) if skips else found
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from testing.data_trees import array_manifest, pixels, write_tree
 
-from aurank.data import TRANSFORMS, ArraySource, ImageDataset, augmentation_seed, keys
-from aurank.data.dataset import with_own_labels
+from aurank.data import TRANSFORMS, ArraySource, ImageDataset, view_keys
+from aurank.data.dataset import augmentation_seed, with_own_labels
 from aurank.data.readers.folder import read_folder
 from aurank.errors import UserError
 
@@ -91,26 +91,26 @@ def test_augmentation_seeds_are_the_same_in_every_version():
 
 
 def test_keys_ask_for_one_view_of_each_row():
-    assert keys([4, 2], 7) == keys(np.array([4, 2]), 7) == [(4, 7, 0), (2, 7, 0)]
+    assert view_keys([4, 2], 7) == view_keys(np.array([4, 2]), 7) == [(4, 7, 0), (2, 7, 0)]
 
 
 def test_views_of_all_rows_follow_each_other():
-    assert keys([4, 2], 7, views=3) == [(4, 7, 0), (2, 7, 0), (4, 7, 1), (2, 7, 1), (4, 7, 2), (2, 7, 2)]
+    assert view_keys([4, 2], 7, views=3) == [(4, 7, 0), (2, 7, 0), (4, 7, 1), (2, 7, 1), (4, 7, 2), (2, 7, 2)]
 
 
 def test_crops_of_several_sizes_are_a_tensor_for_each_size_in_the_order_asked_for():
     pipeline = TRANSFORMS["multi_crop"](16, 3, local_size=8, global_views=2)
     dataset = ImageDataset(array_manifest({"train": [3, 4]}), pipeline, channels=3, seed=7)
-    batch = dataset.__getitems__(keys([5, 1, 3], 2, views=4))
+    batch = dataset.__getitems__(view_keys([5, 1, 3], 2, views=4))
     large, small = batch.image
     assert (large.shape, small.shape) == ((6, 3, 16, 16), (6, 3, 8, 8))
     assert batch.id.tolist() == [5, 1, 3] * 4
     assert batch.label.tolist() == dataset.manifest.labels[[5, 1, 3] * 4].tolist()
-    for place, key in enumerate(keys([5, 1, 3], 2, views=4)):
+    for place, key in enumerate(view_keys([5, 1, 3], 2, views=4)):
         assert torch.equal((large, small)[place // 6][place % 6], dataset[key][0])
     # Not augmented, and with large views only, there is one size.
     assert dataset.__getitems__([0, 1]).image.shape == (2, 3, 16, 16)
-    assert dataset.__getitems__(keys([0, 1], 0, views=2)).image.shape == (4, 3, 16, 16)
+    assert dataset.__getitems__(view_keys([0, 1], 0, views=2)).image.shape == (4, 3, 16, 16)
 
 
 def test_all_views_of_a_row_are_made_of_one_reading():
@@ -118,7 +118,7 @@ def test_all_views_of_a_row_are_made_of_one_reading():
     source = CountingSource({path: pixels(row) for row, path in enumerate(manifest.paths)})
     manifest = dataclasses.replace(manifest, source=source)
     dataset = ImageDataset(manifest, TRANSFORMS["crop_flip"](8, 3), channels=3, cache_bytes=0)
-    dataset.__getitems__(keys([2, 0], 0, views=3))
+    dataset.__getitems__(view_keys([2, 0], 0, views=3))
     assert source.read == [manifest.paths[2], manifest.paths[0]]
 
 
@@ -128,10 +128,10 @@ def test_an_unreadable_row_is_missing_from_all_views(tmp_path, cache_bytes):
     pipeline = TRANSFORMS["multi_crop"](16, 3, local_size=8)
     dataset = ImageDataset(manifest, pipeline, channels=3, on_error="skip", cache_bytes=cache_bytes)
     sick = [row for row in range(8) if manifest.paths[row] in ("class0/2.png", "class1/5.png")]
-    batch = dataset.__getitems__(keys([0, *sick, 7], 0, views=3))
+    batch = dataset.__getitems__(view_keys([0, *sick, 7], 0, views=3))
     assert batch.id.tolist() == [0, 7] * 3
     assert [len(images) for images in batch.image] == [4, 2]
-    nothing = dataset.__getitems__(keys(sick, 0, views=3))
+    nothing = dataset.__getitems__(view_keys(sick, 0, views=3))
     assert (nothing.image.shape, len(nothing.id)) == ((0, 3, 16, 16), 0)
 
 
@@ -140,14 +140,14 @@ def test_with_labels_of_their_own_only_the_views_of_an_image_share_one():
     assert manifest.labels.tolist() == list(range(7))
     assert manifest.class_counts.tolist() == [1] * 7
     dataset = ImageDataset(manifest, TRANSFORMS["crop_flip"](8, 3), channels=3)
-    batch = dataset.__getitems__(keys([5, 2], 0, views=2))
+    batch = dataset.__getitems__(view_keys([5, 2], 0, views=2))
     assert torch.equal(batch.label, batch.id)
 
 
 def test_kept_and_unkept_images_are_the_same():
     kept, unkept = _dataset(cache_bytes=2**20), _dataset(cache_bytes=0)
     assert kept.cached_bytes > unkept.cached_bytes == 0
-    wanted = [*keys(range(7), 3), *range(7)]
+    wanted = [*view_keys(range(7), 3), *range(7)]
     assert _equal(kept.__getitems__(wanted), unkept.__getitems__(wanted))
 
 
@@ -222,6 +222,6 @@ def test_what_does_not_fit_is_refused():
 @pytest.mark.parametrize("cache_bytes", [0, 2**20])
 def test_a_data_set_can_be_pickled(cache_bytes):
     dataset = _dataset(cache_bytes=cache_bytes)
-    dataset.__getitems__(keys(range(7), 0))
+    dataset.__getitems__(view_keys(range(7), 0))
     copy = pickle.loads(pickle.dumps(dataset))
-    assert _equal(copy.__getitems__(keys(range(7), 3)), dataset.__getitems__(keys(range(7), 3)))
+    assert _equal(copy.__getitems__(view_keys(range(7), 3)), dataset.__getitems__(view_keys(range(7), 3)))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from testing.data_trees import array_manifest, write_tree, zip_tree
 
-from aurank.data import TRANSFORMS, Batch, ImageDataset, PKSampler, loader
+from aurank.data import TRANSFORMS, Batch, BatchLoader, ImageDataset, PKSampler
 from aurank.data.readers.folder import read_folder
 from aurank.errors import UserError
 
@@ -38,7 +38,7 @@ def _two_views(rows, epoch):
 def _batches(dataset, count, **options):
     sampler = PKSampler(dataset.manifest.labels, 12, per_class=3)
     wanted = (_two_views(rows, epoch) for epoch, _, rows in sampler.iterate())
-    return list(itertools.islice(loader(dataset, wanted, **options), count))
+    return list(itertools.islice(BatchLoader(dataset, wanted, **options), count))
 
 
 def _in_order(dataset, batch):
@@ -57,7 +57,7 @@ def _equal(first, second):
 def test_batches_are_pinned_where_there_is_a_cuda_device(zipped, monkeypatch):
     for available in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
-        assert loader(_dataset(zipped), []).pin_memory is available
+        assert BatchLoader(_dataset(zipped), []).pin_memory is available
 
 
 @pytest.mark.gpu
@@ -65,7 +65,7 @@ def test_batches_are_pinned_where_there_is_a_cuda_device(zipped, monkeypatch):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pinned_batches_hold_the_same_images(zipped, workers):
     dataset = _dataset(zipped)
-    found = list(loader(dataset, _in_order(dataset, 10), workers=workers))
+    found = list(BatchLoader(dataset, _in_order(dataset, 10), workers=workers))
     assert all(part.is_pinned() for batch in found for part in batch)
     assert _equal(found, [dataset.__getitems__(range(start, min(start + 10, 24))) for start in (0, 10, 20)])
 
@@ -89,7 +89,7 @@ def test_nothing_warns_with_more_workers_than_processors_threads_and_forks(zippe
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_has_its_batches_in_order_each_time(zipped, workers):
-    batches = loader(_dataset(zipped), _in_order(zipped, 10), workers=workers)
+    batches = BatchLoader(_dataset(zipped), _in_order(zipped, 10), workers=workers)
     assert len(batches) == 3
     for _ in range(2):
         found = list(batches)
@@ -121,7 +121,7 @@ def test_a_corrupt_image_ends_in_its_own_message(tmp_path, workers):
     (tree / "a/5.png").write_bytes(b"no image")
     dataset = _dataset(manifest, cache_bytes=0)
     with pytest.raises(UserError) as error:
-        list(loader(dataset, _in_order(dataset, 2), workers=workers))
+        list(BatchLoader(dataset, _in_order(dataset, 2), workers=workers))
     assert str(error.value).startswith("image 'a/5.png' in ")
     assert "\n" not in str(error.value)
 
@@ -133,7 +133,7 @@ def test_what_a_worker_skips_is_counted_in_the_parent(tmp_path, workers):
     for number in (2, 5):
         (tree / f"a/{number}.png").write_bytes(b"no image")
     dataset = _dataset(manifest, cache_bytes=0, on_error="skip")
-    found = list(loader(dataset, _in_order(dataset, 3), workers=workers))
+    found = list(BatchLoader(dataset, _in_order(dataset, 3), workers=workers))
     assert torch.cat([batch.id for batch in found]).tolist() == [0, 1, 3, 4, 6, 7]
     assert dataset.skipped == ["a/2.png", "a/5.png"]
 
@@ -144,12 +144,12 @@ def test_a_stopped_run_continues_with_the_same_batches(zipped):
     sampler = PKSampler(zipped.labels, 12, per_class=3)
     position = list(itertools.islice(sampler.iterate(), 6))[5][:2]
     wanted = (_two_views(rows, epoch) for epoch, _, rows in sampler.iterate(*position))
-    assert _equal(list(itertools.islice(loader(dataset, wanted, workers=2), 3)), whole[5:])
+    assert _equal(list(itertools.islice(BatchLoader(dataset, wanted, workers=2), 3)), whole[5:])
 
 
 def test_workers_leave_the_first_signal_to_the_parent():
     manifest = array_manifest({"test": [40]})
-    batches = loader(_dataset(manifest), _in_order(manifest, 2), workers=2)
+    batches = BatchLoader(_dataset(manifest), _in_order(manifest, 2), workers=2)
     iterator = iter(batches)
     next(iterator), next(iterator)  # one from each, so both have started
     for worker in multiprocessing.active_children():
@@ -162,7 +162,7 @@ def test_workers_end_with_the_iteration_however_it_ends(tmp_path):
     tree = write_tree(tmp_path, [f"a/{number}.png" for number in range(8)])
     manifest = read_folder(tree)
     (tree / "a/5.png").write_bytes(b"no image")
-    batches = loader(_dataset(manifest, cache_bytes=0), _in_order(manifest, 2), workers=2)
+    batches = BatchLoader(_dataset(manifest, cache_bytes=0), _in_order(manifest, 2), workers=2)
     for _ in range(3):
         with pytest.raises(UserError):
             list(batches)
@@ -174,7 +174,7 @@ def test_workers_end_with_the_iteration_however_it_ends(tmp_path):
 
 
 def test_an_iteration_forgotten_in_a_cycle_does_not_reach_into_new_workers(zipped, capfd):
-    batches = loader(_dataset(zipped), _in_order(zipped, 4), workers=2)
+    batches = BatchLoader(_dataset(zipped), _in_order(zipped, 4), workers=2)
     for _ in range(5):
         forgotten = [iter(batches)]
         next(forgotten[0])
@@ -187,7 +187,7 @@ def test_an_iteration_forgotten_in_a_cycle_does_not_reach_into_new_workers(zippe
 def test_impossible_options_are_refused(zipped):
     dataset = _dataset(zipped)
     with pytest.raises(UserError, match="workers must be at least 0, got -1"):
-        loader(dataset, [], workers=-1)
+        BatchLoader(dataset, [], workers=-1)
 
 
 @pytest.mark.slow
@@ -200,14 +200,14 @@ def test_workers_that_are_not_forked_give_the_same_pixels(tmp_path, method):
         from pathlib import Path
         import torch
         import aurank.data.loader as loaders
-        from aurank.data import READERS, TRANSFORMS, ImageDataset, keys
+        from aurank.data import READERS, TRANSFORMS, ImageDataset, view_keys
 
         if __name__ == "__main__":
             loaders._context = lambda: multiprocessing.get_context({method!r})
             manifest = READERS["folder"](Path({str(tmp_path / "tree")!r}))
             dataset = ImageDataset(manifest, TRANSFORMS["affine"](8, 3), channels=3)
-            wanted = [keys(range(6), epoch) for epoch in range(3)]
-            here, there = (list(loaders.loader(dataset, wanted, workers=workers)) for workers in (0, 1))
+            wanted = [view_keys(range(6), epoch) for epoch in range(3)]
+            here, there = (list(loaders.BatchLoader(dataset, wanted, workers=workers)) for workers in (0, 1))
             assert all(torch.equal(a.image, b.image) for a, b in zip(here, there, strict=True))
             print("same")
     """

@@ -5,7 +5,7 @@ import pytest
 import torch
 from testing.data_trees import real_archive
 
-from aurank.data import TRANSFORMS, ImageDataset, Manifest, PKSampler, keys
+from aurank.data import TRANSFORMS, ImageDataset, Manifest, PKSampler, view_keys
 from aurank.data.decode import decode
 from aurank.data.readers import READERS
 from aurank.data.readers.omniglot import read_omniglot
@@ -64,7 +64,7 @@ def test_omniglots_validation_is_a_tenth_of_the_classes(drawings):
 def test_omniglot_at_32_pixels_keeps_the_ink_through_augmentation(drawings):
     part = drawings.select(range(0, 19280, 400))
     plain, warped = (ImageDataset(part, TRANSFORMS[name](32, 1), channels=1) for name in ("resize", "affine"))
-    ink = [float(1 - dataset.__getitems__(keys(range(len(part)), 0)).image.mean()) for dataset in (plain, warped)]
+    ink = [float(1 - dataset.__getitems__(view_keys(range(len(part)), 0)).image.mean()) for dataset in (plain, warped)]
     assert ink[1] == pytest.approx(ink[0], rel=0.1)
 
 
@@ -89,7 +89,7 @@ def test_grocery_images_are_colour_photos_of_short_side_128(groceries):
     images = [decode(part.source, path, 3) for path in part.paths]
     assert {min(image.shape[:2]) for image in images} == {128}
     dataset = ImageDataset(part, TRANSFORMS["crop_flip"](64, 3), channels=3)
-    batch = dataset.__getitems__(keys(range(len(part)), 0))
+    batch = dataset.__getitems__(view_keys(range(len(part)), 0))
     assert batch.image.shape == (len(part), 3, 64, 64)
     assert batch.image.isfinite().all()
-    assert not torch.equal(batch.image, dataset.__getitems__(keys(range(len(part)), 1)).image)
+    assert not torch.equal(batch.image, dataset.__getitems__(view_keys(range(len(part)), 1)).image)

@@ -12,7 +12,7 @@ from testing.tiny import tiny_config
 import aurank
 from aurank import cli
 from aurank.cli import drawing
-from aurank.data import keys, loader
+from aurank.data import BatchLoader, view_keys
 from aurank.embedding.from_config import build_dataset, fill_preprocessing
 from aurank.errors import AurankError, UserError, explained
 from aurank.training import read_config
@@ -104,7 +104,7 @@ def test_a_killed_data_worker_is_one_line_with_a_remedy() -> None:
     config = fill_preprocessing(read_config(tiny_config(data={"workers": 1})))
     splits = build_splits(config.data, seed=config.seed)
     data = build_dataset(config.data, splits.train, train=True)
-    batches = iter(loader(data, (keys([0, 1], 0, 1) for _ in range(1000)), workers=1))
+    batches = iter(BatchLoader(data, (view_keys([0, 1], 0, 1) for _ in range(1000)), workers=1))
     next(batches)
     os.kill(batches._batches._workers[0].pid, signal.SIGKILL)  # type: ignore[attr-defined]
     with pytest.raises(AurankError, match=r"reads images has ended, .*; use fewer data\.workers") as caught:

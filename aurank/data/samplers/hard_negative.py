@@ -1,18 +1,21 @@
 """Batches of classes that look alike, as neighbours mined during training tell."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int64
 
-from aurank.data.samplers.pk import Chunks, PKSampler, Rows, cut
+from aurank.data.samplers._base import Chunks, Rows
+from aurank.data.samplers.pk import PKSampler, cut
 from aurank.errors import UserError
 
 TRIES = 10  # numbers of batches that are tried
 
 
+@dataclass(repr=False, eq=False, kw_only=True)
 class HardNegativeSampler(PKSampler):
     """P classes × M images a batch, of classes that look alike, so that a batch has hard negatives.
 
@@ -31,42 +34,40 @@ class HardNegativeSampler(PKSampler):
     State: the nearest classes of each class, and the batches that the epoch had shown at the last refresh.
 
     Args:
-        neighbours: called with a number, gives the rows of so many nearest other images for each image, the nearest
+        neighbours: called with a number, gives the rows of that many nearest other images for each image, the nearest
             first; −1 where there is none. The same in all processes.
+
+    Example:
+        >>> labels = np.repeat(np.arange(4), 4)
+        >>> def neighbours(number: int) -> np.ndarray:  # classes 0 and 2 are near, and 1 and 3
+        ...     return ((np.arange(16) + 8) % 16)[:, None]
+        >>> sampler = HardNegativeSampler(labels, batch=8, neighbours=neighbours)
+        >>> sampler.refresh(epoch=0, batch=0)
+        >>> sorted(np.unique(labels[rows]).tolist() for rows in sampler.epoch(0))
+        [[0, 2], [1, 3]]
     """
 
-    def __init__(
-        self,
-        labels: Int64[np.ndarray, " image"],
-        batch: int,
-        *,
-        neighbours: Callable[[int], Int64[np.ndarray, "image k"]],
-        per_class: int = 4,
-        refresh_every: int = 500,
-        num_neighbours: int = 50,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        super().__init__(labels, batch, per_class=per_class, seed=seed, rank=rank, world_size=world_size)
-        for name, value in {"refresh_every": refresh_every, "num_neighbours": num_neighbours}.items():
-            if value < 1:
-                raise UserError(f"{name} must be at least 1, got {value}")
-        self.neighbours = neighbours
-        self.refresh_every = refresh_every
-        self.num_neighbours = num_neighbours
+    neighbours: Callable[[int], Int64[np.ndarray, "image k"]]
+    refresh_every: int = 500
+    num_neighbours: int = 50
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("refresh_every", "num_neighbours"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
         self._nearest = np.empty((len(self.classes), 0), dtype=np.int64)
         self._epoch = 0
         self._shown: list[Chunks] = []  # of that epoch, before the last refresh
 
     def refresh(self, epoch: int, batch: int) -> None:
-        """Nothing; mines neighbours, by which the batches from that position on are made."""
+        """Mine neighbours, by which the batches from that position on are made."""
         shown = self.global_batches(epoch)[:batch]
         self._nearest = nearest_classes(self.labels, self.neighbours(self.num_neighbours), self.num_neighbours)
         self._epoch, self._shown = epoch, shown
 
     def global_batches(self, epoch: int) -> list[Chunks]:
-        """Returns the batches of one epoch: those shown before the last refresh, then as the neighbours want them."""
+        """Return the batches of one epoch: those shown before the last refresh, then as the neighbours want them."""
         generator = self.generator(epoch)
         chunks = [cut(generator.permutation(rows), self.per_class) for rows in self.classes]
         least = self.least_batches(chunks)
@@ -81,7 +82,7 @@ class HardNegativeSampler(PKSampler):
         return [*shown, *batches]
 
     def _arrange(self, left: "_Left", number: int, generator: np.random.Generator) -> tuple[list[Chunks], Chunks]:
-        """Returns batches, about so many, and the chunks that found no place in any."""
+        """Return batches, about so many, and the chunks that found no place in any."""
         batches: list[Chunks] = []
         while left.rows:
             batches.append(self._take(left, max(1, number - len(batches)), generator))
@@ -102,7 +103,7 @@ class HardNegativeSampler(PKSampler):
         return False
 
     def _take(self, left: "_Left", batches_left: int, generator: np.random.Generator) -> Chunks:
-        """Returns the chunks of the next batch, taken out of those that are left."""
+        """Return the chunks of the next batch, taken out of those that are left."""
         # An equal share, but at least a negative, and something for each rank.
         share, least = min(self.batch, -(-left.rows // batches_left)), max(2, self.world_size)
         smallest = int(min(left.sizes[left.sizes > 0], default=0))
@@ -129,12 +130,12 @@ class HardNegativeSampler(PKSampler):
         return list(batch.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the nearest classes, and what the epoch of the last refresh had shown by then."""
+        """Return the nearest classes, and what the epoch of the last refresh had shown by then."""
         shown = [[chunk.tolist() for chunk in pieces] for pieces in self._shown]
         return {"nearest": torch.from_numpy(self._nearest), "epoch": self._epoch, "shown": shown}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing; takes over the state of another sampler of the same arguments."""
+        """Take over the state of another sampler of the same arguments."""
         self._nearest = state["nearest"].numpy()
         self._epoch = int(state["epoch"])
         self._shown = [[np.array(chunk, dtype=np.int64) for chunk in pieces] for pieces in state["shown"]]
@@ -150,7 +151,7 @@ class _Left:
         self.rows = sum(len(chunk) for pieces in chunks for chunk in pieces)
 
     def take(self, label: int) -> Rows:
-        """Returns the next chunk of a class."""
+        """Return the next chunk of a class."""
         chunk = self.chunks[label].pop(0)
         self.counts[label] -= 1
         self.sizes[label] = len(self.chunks[label][0]) if self.chunks[label] else 0
@@ -161,7 +162,7 @@ class _Left:
 def nearest_classes(
     labels: Int64[np.ndarray, " image"], neighbours: Int64[np.ndarray, "image k"], most: int
 ) -> Int64[np.ndarray, "class most"]:
-    """Returns for each class, in the order of their labels, at most `most` others, the nearest first, then −1.
+    """Return for each class, in the order of their labels, at most `most` others, the nearest first, then −1.
 
     Two classes are as near as there are images of either one among the neighbours of the other's; among equally near
     ones the lower label comes first. `neighbours` are rows, or −1.

@@ -1,1 +1,17 @@
-"""Decoded pixels to the tensor that a model sees."""
+"""What is done to images before a model sees them; TRANSFORMS names all transforms."""
+
+from aurank.data.transforms.base import Pipeline
+from aurank.data.transforms.standard import Affine, Center, CropFlip, RandomCrop, Resize
+from aurank.data.transforms.views import MultiCrop, SimCLR
+
+TRANSFORMS: dict[str, type[Pipeline]] = {
+    "crop_flip": CropFlip,
+    "random_crop": RandomCrop,
+    "affine": Affine,
+    "simclr": SimCLR,
+    "multi_crop": MultiCrop,
+    "center": Center,
+    "resize": Resize,
+}
+
+__all__ = ["TRANSFORMS", "MultiCrop", "Pipeline"]

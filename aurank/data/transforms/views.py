@@ -1,23 +1,15 @@
 """Training without labels: the augmentations that make several views of one image."""
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from dataclasses import dataclass, fields
+from typing import Any
 
-from aurank.data.transforms.resizing import Number
-from aurank.data.transforms.standard import (
-    CropFlip,
-    Look,
-    Pipeline,
-    checked_probability,
-    checked_range,
-    load_albumentations,
-)
+from aurank.data.transforms.base import Number, Pipeline, load_albumentations
+from aurank.data.transforms.standard import CropFlip, check_between, checked_range
 from aurank.errors import UserError
 
-_MARGIN = 256 / 224
-_STRONGEST = 2.5  # of the jitter: a hue that is turned by half a circle either way
 
-
+@dataclass(repr=False, eq=False, kw_only=True)
 class SimCLR(CropFlip):
     """The views of SimCLR: a random part resized to a square, a flip, changed colours, grey, a Gaussian blur.
 
@@ -28,35 +20,25 @@ class SimCLR(CropFlip):
         margin, scale, ratio, flip: as for CropFlip; `scale` from SimCLR.
         jitter: the probability that brightness, contrast and saturation change by up to 0.8 × `strength`, and the hue
             by up to 0.2 × `strength` of the circle, in random order.
-        strength: 1 for photos, 0.5 for small images, in the paper.
+        strength: 1 for photos, 0.5 for small images, in the paper; at most 2.5, a hue turned by half a circle.
         grey: the probability of an image without colours.
         blur: the probability of a blur; the paper has none for small images.
 
-    Source: Chen et al., A simple framework for contrastive learning of visual representations (ICML 2020), App. A.
+    Source: Chen et al., A simple framework for contrastive learning of visual representations (ICML 2020), App. A,
+        https://arxiv.org/abs/2002.05709.
     """
 
-    def __init__(
-        self,
-        image_size: int,
-        channels: int,
-        *,
-        margin: Number | None = _MARGIN,
-        scale: Sequence[Number] = (0.08, 1.0),
-        ratio: Sequence[Number] = (0.75, 4 / 3),
-        flip: Number = 0.5,
-        jitter: Number = 0.8,
-        strength: Number = 1.0,
-        grey: Number = 0.2,
-        blur: Number = 0.5,
-        **look: Unpack[Look],
-    ) -> None:
-        super().__init__(image_size, channels, margin=margin, scale=scale, ratio=ratio, flip=flip, **look)
-        if not 0 <= strength <= _STRONGEST:
-            raise UserError(f"strength must be between 0 and {_STRONGEST}, got {strength}")
-        self.jitter = checked_probability("jitter", jitter)
-        self.strength = strength
-        self.grey = checked_probability("grey", grey)
-        self.blur = checked_probability("blur", blur)
+    scale: Sequence[Number] = (0.08, 1.0)
+    jitter: Number = 0.8
+    strength: Number = 1.0
+    grey: Number = 0.2
+    blur: Number = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_between("strength", self.strength, 2.5)
+        for name in ("jitter", "grey", "blur"):
+            check_between(name, getattr(self, name))
 
     def random_transforms(self) -> list[Any]:
         library = load_albumentations()
@@ -77,6 +59,7 @@ class SimCLR(CropFlip):
         ]
 
 
+@dataclass(repr=False, eq=False, kw_only=True)
 class MultiCrop(SimCLR):
     """The first views are SimCLR's at image_size, the others small crops of small parts of the image.
 
@@ -87,40 +70,29 @@ class MultiCrop(SimCLR):
         margin, ratio, flip, jitter, strength, grey, blur: as for SimCLR, of both.
 
     Source: Caron et al., Unsupervised learning of visual features by contrasting cluster assignments (SwAV; NeurIPS
-    2020), Sec. 3.2 and App. A; sizes and scales as in its code for 2 × 224 + 6 × 96 pixels. Here every crop is a
-    positive of every other one of its image, where SwAV predicts the codes of the large ones only.
+        2020), Sec. 3.2 and App. A, https://arxiv.org/abs/2006.09882; sizes and scales as in its code for 2 × 224 +
+        6 × 96 pixels. Here every crop is a positive of every other one of its image, where SwAV predicts the codes of
+        the large ones only.
+
+    Example:
+        >>> pipeline = MultiCrop(16, 3, local_size=8)
+        >>> [pipeline.of_view(view).image_size for view in range(3)]
+        [16, 16, 8]
     """
 
-    def __init__(
-        self,
-        image_size: int,
-        channels: int,
-        *,
-        local_size: int = 96,
-        local_scale: Sequence[Number] = (0.05, 0.14),
-        global_views: int = 2,
-        margin: Number | None = _MARGIN,
-        scale: Sequence[Number] = (0.14, 1.0),
-        ratio: Sequence[Number] = (0.75, 4 / 3),
-        flip: Number = 0.5,
-        jitter: Number = 0.8,
-        strength: Number = 1.0,
-        grey: Number = 0.2,
-        blur: Number = 0.5,
-        **look: Unpack[Look],
-    ) -> None:
-        same: dict[str, Any] = {
-            "margin": margin, "ratio": ratio, "flip": flip, "jitter": jitter, "strength": strength, "grey": grey,
-            "blur": blur, **look,
-        }  # fmt: skip
-        super().__init__(image_size, channels, scale=scale, **same)
-        for name, value in {"local_size": local_size, "global_views": global_views}.items():
-            if value < 1:
-                raise UserError(f"{name} must be at least 1, got {value}")
-        self.local_size = local_size
-        self.local_scale = checked_range("local_scale", local_scale, low=0, high=1)
-        self.global_views = global_views
-        self._local = SimCLR(local_size, channels, scale=local_scale, **same)
+    scale: Sequence[Number] = (0.14, 1.0)
+    local_size: int = 96
+    local_scale: Sequence[Number] = (0.05, 0.14)
+    global_views: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("local_size", "global_views"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        self.local_scale = checked_range("local_scale", self.local_scale, low=0, high=1)
+        same = {field.name: getattr(self, field.name) for field in fields(SimCLR)}
+        self._local = SimCLR(**same | {"image_size": self.local_size, "scale": self.local_scale})
 
     def of_view(self, view: int) -> Pipeline:
         return self if view < self.global_views else self._local

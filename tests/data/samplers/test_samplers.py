@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from aurank.config.cross_checks import PER_CLASS
 from aurank.data import SAMPLERS, PKSampler, ShuffledSampler
-from aurank.data.samplers.pk import cut, deal
+from aurank.data.samplers._base import deal
+from aurank.data.samplers.pk import cut
 from aurank.errors import UserError
 
 

@@ -11,7 +11,7 @@ from testing.data_trees import pixels
 
 from aurank.data import TRANSFORMS, open_source
 from aurank.data.decode import decode
-from aurank.data.transforms.standard import resize, resize_shorter
+from aurank.data.transforms.base import resize, resize_shorter
 from aurank.errors import UserError
 
 RANDOM = ("crop_flip", "random_crop", "affine", "simclr", "multi_crop")

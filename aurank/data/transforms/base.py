@@ -1,0 +1,213 @@
+"""From decoded pixels to the tensor a model sees: prepare (always the same), augment (seeded), normalise."""
+
+import os
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from PIL.Image import Image, Resampling, fromarray
+from torch import Tensor
+
+from aurank.data.decode import to_pixels
+from aurank.errors import UserError
+
+# One thread: images are small, several workers run at once, and OpenCV's own threads do not survive a fork.
+cv2.setNumThreads(0)
+
+Number = int | float
+Pixels = UInt8[np.ndarray, "height width channel"]
+Prepared = UInt8[np.ndarray, "new_height new_width channel"]
+Square = UInt8[np.ndarray, "size size channel"]
+
+AREA = "area"
+_PILLOWS: Mapping[str, Resampling] = {
+    name: Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
+}
+INTERPOLATIONS = (AREA, *_PILLOWS)
+"""Ways to resize: "area" averages where an image shrinks and is bilinear where it grows; the others are Pillow's."""
+
+_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+def usual_look(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and deviation where nothing else is known: ImageNet's for colours, 0.5 otherwise."""
+    half = (0.5,) * channels
+    return (_IMAGENET["mean"], _IMAGENET["std"]) if channels == 3 else (half, half)
+
+
+@dataclass(repr=False, eq=False)
+class Pipeline(ABC):
+    """One image, uint8 [height, width, channel] of any size, to a normalised float32 tensor [channel, size, size].
+
+    `pipeline(image, seed)` depends on its two arguments only. Its steps are public, so that the first may be kept:
+    `prepare(image)` never changes, `augment(prepared, seed)` is random or, with seed None, the same without chance, and
+    `normalise` takes a batch.
+
+    Args:
+        mean, std: values are (v / 255 − mean) / std; by default ImageNet's for 3 channels and 0.5 otherwise.
+        interpolation: that of whole images, one of INTERPOLATIONS.
+
+    Raises:
+        UserError: for impossible parameters.
+
+    Example:
+        >>> from aurank.data import TRANSFORMS
+        >>> pipeline = TRANSFORMS["crop_flip"](image_size=8, channels=3)
+        >>> pipeline(np.zeros((20, 30, 3), np.uint8), seed=0).shape
+        torch.Size([3, 8, 8])
+    """
+
+    image_size: int
+    channels: int
+    _: KW_ONLY
+    mean: Sequence[Number] | None = None
+    std: Sequence[Number] | None = None
+    interpolation: str = AREA
+
+    def __post_init__(self) -> None:
+        size, channels = self.image_size, self.channels
+        if size < 1 or channels < 1:
+            raise UserError(f"image_size and channels must be at least 1, got {size} and {channels}")
+        usual = usual_look(channels)
+        self.mean = mean = tuple(self.mean or usual[0])
+        self.std = std = tuple(self.std or usual[1])
+        for name, values in (("mean", mean), ("std", std)):
+            if len(values) != channels:
+                raise UserError(f"{name} must have one value for each of {channels} channels, got {list(values)}")
+        if min(std) <= 0 or not 0 <= min(mean) <= max(mean) <= 1:
+            raise UserError(f"mean must be between 0 and 1, and std above 0, got {list(mean)}, {list(std)}")
+        if self.interpolation not in INTERPOLATIONS:
+            known = ", ".join(INTERPOLATIONS)
+            raise UserError(f"interpolation must be one of {known}, got {self.interpolation!r}")
+
+    @abstractmethod
+    def prepare(self, image: Pixels) -> Prepared:
+        """Return what is always done to an image, and so may be kept in memory."""
+
+    @abstractmethod
+    def augment(self, prepared: Prepared, seed: int | None) -> Square:
+        """Return the prepared image at `image_size`, changed at random as `seed` says; None changes nothing."""
+
+    def normalise(
+        self, images: UInt8[np.ndarray, "batch height width channel"]
+    ) -> Float[Tensor, "batch channel height width"]:
+        """Return float32 images, channels first."""
+        # Copied: a view of the caller's array might be read-only, which torch warns about.
+        tensor = torch.tensor(np.ascontiguousarray(images)).permute(0, 3, 1, 2)
+        tensor = tensor.to(torch.float32, memory_format=torch.contiguous_format)
+        mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (self.mean, self.std))
+        return tensor.sub_(255 * mean).div_(255 * std)
+
+    def of_view(self, view: int) -> "Pipeline":
+        """Return the pipeline that augments this view of an image prepared here; only the sizes may differ."""
+        return self
+
+    def get_ready(self) -> None:
+        """Do now what the first image would have to wait for, so that each forked worker need not."""
+        return
+
+    def __call__(self, image: np.ndarray | Image, seed: int | None = None) -> Float[Tensor, "channel size size"]:
+        """Return the tensor of one image: uint8 [height, width, channel], or Pillow's, of any mode and orientation."""
+        if isinstance(image, Image):
+            if image.mode == "I" and image.format is None:  # of a file they are 16-bit values, here nobody knows
+                raise UserError("the image has mode I, whose values may be of 8 or 16 bits: give image.convert('L')")
+            image = to_pixels(image, self.channels)
+        shape = tuple(getattr(image, "shape", ()))
+        kind = getattr(image, "dtype", type(image).__name__)
+        if kind != np.uint8 or len(shape) != 3 or shape[2] != self.channels or 0 in shape:
+            expected = f"Pillow's or a uint8 array [height, width, {self.channels}]"
+            raise UserError(f"the image must be {expected}, got {kind} of shape {list(shape)}")
+        return self.normalise(self.augment(self.prepare(image), seed)[None])[0]
+
+    def resize(self, image: Pixels, height: int, width: int) -> Prepared:
+        """Return the image at another size, by this pipeline's interpolation."""
+        return resize(image, height, width, self.interpolation)
+
+    def resize_shorter(self, image: Pixels, margin: Number) -> Prepared:
+        """Return the image with its shorter side at `margin` × image_size, its shape kept."""
+        return resize_shorter(image, round(margin * self.image_size), self.interpolation)
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({values})"
+
+
+class RandomPipeline(Pipeline):
+    """A pipeline whose `augment` runs albumentations transforms, made by `random_transforms`."""
+
+    _compose: Any = None
+
+    @abstractmethod
+    def random_transforms(self) -> list[Any]:
+        """Return the albumentations transforms, each with its own probability."""
+
+    @abstractmethod
+    def fit(self, prepared: Prepared) -> Square:
+        """Return the prepared image at `image_size` without chance."""
+
+    def augment(self, prepared: Prepared, seed: int | None) -> Square:
+        if seed is None:
+            return self.fit(prepared)
+        self.get_ready()
+        # albumentations draws from these two; set anew for each image, so neither order nor worker matters.
+        self._compose.set_random_state(np.random.default_rng(seed), random.Random(seed))
+        return np.ascontiguousarray(_with_channels(self._compose(image=prepared)["image"]))
+
+    def get_ready(self) -> None:
+        if self._compose is None:
+            self._compose = load_albumentations().Compose(self.random_transforms())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_compose"}
+
+
+def load_albumentations() -> Any:
+    """Return the library, imported late: it takes half a second that commands which only read a config need not."""
+    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # else it asks the network for its version
+    import albumentations
+
+    return albumentations
+
+
+def resize(image: Pixels, height: int, width: int, interpolation: str = AREA) -> Prepared:
+    """Return the image at another size, without aliasing where it shrinks."""
+    if image.shape[:2] == (height, width):
+        return image
+    method = _PILLOWS.get(interpolation)
+    shrinks = height < image.shape[0] or width < image.shape[1]
+    area = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    # OpenCV takes four channels at most; Pillow takes RGB, else one by one: of four, the last would be transparency.
+    step = 4 if method is None else 3 if image.shape[2] == 3 else 1
+    done = []
+    for start in range(0, image.shape[2], step):
+        part: Any = image[:, :, start : start + step]
+        if method is None:
+            done.append(_with_channels(np.asarray(cv2.resize(part, (width, height), interpolation=area))))
+        else:
+            picture = fromarray(part[:, :, 0] if step == 1 else part)
+            done.append(_with_channels(np.array(picture.resize((width, height), method))))
+    return done[0] if len(done) == 1 else np.concatenate(done, axis=2)
+
+
+def resize_shorter(image: Pixels, side: int, interpolation: str = AREA) -> Prepared:
+    """Return the image with its shorter side at `side`, its shape kept."""
+    height, width = image.shape[:2]
+    scale = side / min(height, width)
+    return resize(image, max(side, round(height * scale)), max(side, round(width * scale)), interpolation)
+
+
+def centre_crop(image: Pixels, size: int) -> Square:
+    """Return the size × size middle of an image at least that large."""
+    top, left = (image.shape[0] - size) // 2, (image.shape[1] - size) // 2
+    return np.ascontiguousarray(image[top : top + size, left : left + size])
+
+
+def _with_channels(image: UInt8[np.ndarray, "height width ..."]) -> Pixels:
+    """Return the image with the channel axis that is dropped when there is one channel."""
+    return image if image.ndim == 3 else image[:, :, None]
