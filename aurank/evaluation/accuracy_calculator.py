@@ -13,12 +13,12 @@ from torch import Tensor
 from aurank.errors import UserError, first_line
 from aurank.evaluation import metrics
 from aurank.evaluation.aggregate import Classes, mean, segment_sums
-from aurank.evaluation.engine.inputs import Embeddings, Integers, integer_array, read
-from aurank.evaluation.engine.ranks import Ranks, positive_ranks
+from aurank.evaluation.engine.inputs import Embeddings, Integers, device_of, integer_array, read
+from aurank.evaluation.engine.problem import RetrievalProblem
+from aurank.evaluation.engine.ranks import Ranks, rank_positives
 from aurank.evaluation.index.faiss_bridge import blocks, faiss_library
 from aurank.names import meant, nearest
 
-Values = Float64[np.ndarray, " query"]
 WHOLE = (
     "mauprc",
     "mean_average_precision",
@@ -33,7 +33,7 @@ AT_K = re.compile(r"(recall|precision)_at_([1-9][0-9]*)")
 
 
 class AccuracyCalculator:
-    """Drop-in for `pytorch_metric_learning.utils.accuracy_calculator.AccuracyCalculator`, with exact ranks.
+    """Compute the metrics of pytorch-metric-learning's calculator of this name, from exact ranks.
 
     Arguments mean what they mean there. Metrics: "precision_at_1", "r_precision", "mean_average_precision",
     "mean_average_precision_at_r", "mean_reciprocal_rank"; besides "mauprc" (mean average precision over the whole
@@ -44,6 +44,11 @@ class AccuracyCalculator:
     labels are never rounded to float32; memory is bounded by `max_memory`. `knn_func` says no more than which distance
     to rank by, Euclidean as in PML if it is left out. `per_query` holds the last call's values for each query that has
     a positive: "query" (its row), "label", "num_positives" and each metric by its name.
+
+    Example:
+        >>> rows, labels = torch.tensor([[0.0], [1.0], [5.0], [7.0]]), torch.tensor([0, 0, 1, 1])
+        >>> AccuracyCalculator(include=("mauprc", "precision_at_1")).get_accuracy(rows, labels)
+        {'mauprc': 1.0, 'precision_at_1': 1.0}
     """
 
     def __init__(
@@ -69,7 +74,11 @@ class AccuracyCalculator:
                 "label_comparison_fn is given, and this calculator ranks by equal labels: leave it out, or call "
                 "aurank.evaluation.positive_ranks with the positives as a list of pairs, or keep PML's calculator"
             )
-        self._refuse_own_metrics()
+        if own := [name for name, _ in inspect.getmembers(type(self)) if name.startswith("calculate_")]:
+            raise UserError(
+                f"{type(self).__name__}.{own[0]} would never be called: metrics here are read from exact ranks, not "
+                "from lists of neighbours; write it as a function of aurank.evaluation.positive_ranks"
+            )
         self.include = check_metrics(include, "include")
         self.exclude = check_metrics(exclude, "exclude")
         self.avg_of_avgs, self.return_per_class, self.k = avg_of_avgs, return_per_class, k
@@ -79,19 +88,19 @@ class AccuracyCalculator:
         self._current = self._chosen()
 
     def get_curr_metrics(self) -> list[str]:
-        """The names of the metrics that the last call computed, or that the next one will."""
+        """Return the names of the metrics that the last call computed, or that the next one will."""
         return list(self._current)
 
     def requires_clustering(self) -> list[str]:
-        """The metrics that cluster."""
+        """Return the metrics that cluster."""
         return list(CLUSTERING)
 
     def requires_knn(self) -> list[str]:
-        """The metrics that rank."""
+        """Return the metrics that rank."""
         return list(DEFAULT)
 
     def description(self) -> str:
-        """What PML's record keeper adds to the names of its tables."""
+        """Return what PML's record keeper adds to the names of its tables."""
         return "avg_of_avgs" if self.avg_of_avgs else ""
 
     def get_accuracy(
@@ -104,62 +113,32 @@ class AccuracyCalculator:
         include: Iterable[str] = (),
         exclude: Iterable[str] = (),
     ) -> dict[str, float | list[float]]:
-        """Each metric by its name: a mean over queries, over classes if `avg_of_avgs`, or a list over classes.
+        """Return each metric by its name: a mean over queries, over classes if `avg_of_avgs`, or a list over classes.
 
         Queries without a positive are left out; if all are, values are NaN. With `ref_includes_query` the first rows of
-        the reference are the queries, and each query leaves out its own. Classes stand by increasing label.
+        the reference are the queries, and each query leaves out its own. Classes are in the order of their labels.
         """
         self._current = self._chosen(check_metrics(include, "include"), check_metrics(exclude, "exclude"))
         labels = whole_labels(query_labels, rows=len(query), side="query")
-        results: dict[str, float | list[float]] = {}
         ranking = [name for name in self._current if name not in CLUSTERING]
-        if ranking:
-            sides = self._sides(query, labels, reference, reference_labels, ref_includes_query)
-            ranks = positive_ranks(
-                *sides[:4],
-                **sides[4],
-                distance=self.distance,
-                device=self.device,
-                max_memory=self.max_memory,
-            )
-            self.per_query = {"query": ranks.query, "label": ranks.labels, "num_positives": ranks.num_positives}
-            self.per_query |= {name: self._values(ranks, name) for name in ranking}
-            results |= {name: self._mean(self.per_query[name], ranks.labels, labels) for name in ranking}
-        return results | self._cluster(query, labels)
+        if not ranking:
+            return {**self._cluster(query, labels)}
+        problem = _problem(query, labels, reference, reference_labels, ref_includes_query)
+        ranks = rank_positives(problem, distance=self.distance, device=self.device, max_memory=self.max_memory)
+        self.per_query = {"query": ranks.query, "label": ranks.labels, "num_positives": ranks.num_positives}
+        self.per_query |= {name: self._values(ranks, name) for name in ranking}
+        means = {name: self._mean(self.per_query[name], ranks.labels, labels) for name in ranking}
+        return means | self._cluster(query, labels)
 
-    def _sides(
-        self,
-        query: Embeddings,
-        labels: Int64[np.ndarray, " query"],
-        reference: Embeddings | None,
-        reference_labels: Integers | None,
-        ref_includes_query: bool,
-    ) -> tuple[Embeddings, Any, Embeddings | None, Any, dict[str, Any]]:
-        """Queries, labels, gallery, its labels and ids, as `positive_ranks` takes them."""
-        if reference is None:
-            return query, labels, None, None, {}
-        if reference_labels is None:
-            raise UserError("reference came without reference_labels: give one label per reference row")
-        others = whole_labels(reference_labels, rows=len(reference), side="reference")
-        if not ref_includes_query:
-            return query, labels, reference, others, {}
-        size = len(query)
-        if not (size <= len(reference) and np.array_equal(labels, others[:size]) and _same(query, reference[:size])):
-            raise UserError(
-                "ref_includes_query is set, but the first rows of reference and reference_labels are not the queries "
-                "and their labels: put them there in the same order, or leave ref_includes_query out"
-            )
-        if size == len(reference):  # the engine needs half of the product where both sides are one
-            return query, labels, None, None, {}
-        return query, labels, reference, others, {"ids": np.arange(size), "gallery_ids": np.arange(len(reference))}
-
-    def _values(self, ranks: Ranks, name: str) -> Values:
+    def _values(self, ranks: Ranks, name: str) -> Float64[np.ndarray, " query"]:
         if not len(ranks.query):
             return np.empty(0)
         if match := AT_K.fullmatch(name):
             at_k = metrics.recall_at if match[1] == "recall" else metrics.precision_at
             return at_k(ranks, int(match[2]))
-        depth = self._depth(ranks)
+        # how many neighbours PML would look at
+        depth = int(ranks.num_positives.max()) if self.k == "max_bin_count" else self.k or ranks.num_gallery
+        depth = min(int(depth), ranks.num_gallery)
         if name == "mauprc" or (name == "mean_average_precision" and depth >= ranks.num_gallery):
             return metrics.average_precision(ranks)
         if name == "mean_average_precision":
@@ -173,13 +152,7 @@ class AccuracyCalculator:
         found = segment_sums(np.where(inside, ranks.place / ranks.rank, 0.0), ranks.offset.tolist())
         return np.asarray(found / ranks.num_positives)
 
-    def _depth(self, ranks: Ranks) -> int:
-        """How many neighbours PML would look at."""
-        if self.k == "max_bin_count":
-            return int(ranks.num_positives.max())
-        return ranks.num_gallery if self.k is None else min(int(self.k), ranks.num_gallery)
-
-    def _mean(self, values: Values, labels: np.ndarray, every: np.ndarray) -> float | list[float]:
+    def _mean(self, values: np.ndarray, labels: np.ndarray, every: np.ndarray) -> float | list[float]:
         if not len(values):
             return [float("nan")] * len(np.unique(every)) if self.return_per_class else float("nan")
         if not (self.avg_of_avgs or self.return_per_class):
@@ -193,8 +166,8 @@ class AccuracyCalculator:
             return {}
         from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator as Original
 
-        device = self.device or (query.device if isinstance(query, Tensor) else "cpu")
-        original = Original(include=tuple(names), device=torch.device(device), kmeans_func=self.kmeans_func)
+        device = torch.device(self.device or device_of(query))
+        original = Original(include=tuple(names), device=device, kmeans_func=self.kmeans_func)
         # Numbered from 0: PML turns labels into float32, which would merge large ones.
         numbered = np.unique(labels, return_inverse=True)[1]
         return dict(original.get_accuracy(query, torch.from_numpy(numbered)))
@@ -203,17 +176,37 @@ class AccuracyCalculator:
         wanted = include or self.include or DEFAULT
         return tuple(name for name in wanted if name not in (*self.exclude, *exclude))
 
-    def _refuse_own_metrics(self) -> None:
-        own = [name for name, _ in inspect.getmembers(type(self)) if name.startswith("calculate_")]
-        if own:
-            raise UserError(
-                f"{type(self).__name__}.{own[0]} would never be called: metrics here are read from exact ranks, not "
-                "from lists of neighbours; write it as a function of aurank.evaluation.positive_ranks"
-            )
+
+def _problem(
+    query: Embeddings,
+    labels: Int64[np.ndarray, " query"],
+    reference: Embeddings | None,
+    reference_labels: Integers | None,
+    ref_includes_query: bool,
+) -> RetrievalProblem:
+    """Return the problem of PML's arguments; UserError where the reference does not begin with the queries."""
+    if reference is None:
+        return RetrievalProblem(query, labels)
+    if reference_labels is None:
+        raise UserError("reference came without reference_labels: give one label per reference row")
+    others = whole_labels(reference_labels, rows=len(reference), side="reference")
+    if not ref_includes_query:
+        return RetrievalProblem(query, labels, reference, others)
+    size = len(query)
+    if not (size <= len(reference) and np.array_equal(labels, others[:size]) and _same(query, reference[:size])):
+        raise UserError(
+            "ref_includes_query is set, but the first rows of reference and reference_labels are not the queries "
+            "and their labels: put them there in the same order, or leave ref_includes_query out"
+        )
+    if size == len(reference):  # half of the product is enough where both sides are one
+        return RetrievalProblem(query, labels)
+    return RetrievalProblem(
+        query, labels, reference, others, ids=np.arange(size), gallery_ids=np.arange(len(reference))
+    )
 
 
 def check_metrics(names: Iterable[str], argument: str) -> tuple[str, ...]:
-    """The names, each once; UserError for text in place of a list, or a name that no metric has."""
+    """Return the names, each once; UserError for text in place of a list, or a name that no metric has."""
     if isinstance(names, str):
         raise UserError(f'{argument} must be a list or tuple of names, got {names!r}: write ("{names}",)')
     listed = tuple(dict.fromkeys(names))
@@ -228,25 +221,23 @@ def check_metrics(names: Iterable[str], argument: str) -> tuple[str, ...]:
 
 
 def whole_labels(labels: Integers, *, rows: int, side: str) -> Int64[np.ndarray, " row"]:
-    """Labels as int64; whole numbers in a float are taken, as one of PML's testers makes them, while they are exact."""
+    """Return labels as int64; floats, as PML's testers make them, are taken while they are whole and exact."""
     if isinstance(labels, Tensor) and labels.is_floating_point():
-        kind, limit = str(labels.dtype), 2 / torch.finfo(labels.dtype).eps
-        values = labels.detach().to("cpu", torch.float64).numpy()
+        limit, values = 2 / torch.finfo(labels.dtype).eps, labels.detach().to("cpu", torch.float64).numpy()
     elif isinstance(labels, np.ndarray) and labels.dtype.kind == "f":
-        kind, limit = str(labels.dtype), 2 / float(np.finfo(labels.dtype).eps)
-        values = labels.astype(np.float64)
+        limit, values = 2 / float(np.finfo(labels.dtype).eps), labels.astype(np.float64)
     else:
         return integer_array(labels, name="label", rows=rows, side=side)
     if not bool((np.abs(values) < limit).all() and (values == np.round(values)).all()):
         raise UserError(
-            f"the {side} labels are {kind} and hold fractions, or numbers of {limit:.0f} and more, which that type may "
-            "have merged: give integers"
+            f"the {side} labels are {labels.dtype} and hold fractions, or numbers of {limit:.0f} and more, "
+            "which that type may have merged: give integers"
         )
     return integer_array(values.astype(np.int64), name="label", rows=rows, side=side)
 
 
 def distance_of(knn_func: Any) -> str:
-    """The distance by which one of PML's neighbour searches ranks; UserError for any other."""
+    """Return the distance by which one of PML's neighbour searches ranks; UserError for any other."""
     if knn_func is None:
         return "euclidean"
     from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity, LpDistance
@@ -272,7 +263,7 @@ def distance_of(knn_func: Any) -> str:
 
 
 def distance_of_index(make: Callable[[int], Any]) -> str | None:
-    """The distance by which an index that a function makes for a width ranks exactly; None for one that does not."""
+    """Return the distance by which the index that a function makes ranks exactly; None for one that does not."""
     faiss = faiss_library()
     try:
         index = make(64)
@@ -293,13 +284,12 @@ def distance_of_index(make: Callable[[int], Any]) -> str | None:
 
 
 def _same(left: Embeddings, right: Embeddings) -> bool:
-    """Whether two sets of rows are equal up to rounding; NaN equals NaN here, and is refused by its row later."""
+    """Return whether two sets of rows are equal up to rounding; NaN equals NaN, and is refused by its row later."""
     if tuple(left.shape) != tuple(right.shape):
         return False
     for rows in blocks(len(left), 4096):
         first, second = (
-            read(side, torch.arange(rows.start, rows.stop, device=side.device if isinstance(side, Tensor) else "cpu"))
-            for side in (left, right)
+            read(side, torch.arange(rows.start, rows.stop, device=device_of(side))) for side in (left, right)
         )
         if not torch.allclose(first, second.to(first.device), equal_nan=True):
             return False

@@ -2,7 +2,7 @@
 
 The draws are the same digits on every machine, under any number of threads and after any renaming of labels: classes
 are sorted by what they hold before any is drawn, and their sums are rounded to multiples of a power of two so small
-that a matrix product adds them without further rounding, in whatever order it runs.
+that a matrix product adds them exactly, in whatever order it runs.
 """
 
 import math
@@ -20,7 +20,14 @@ CELLS = 2**20  # numbers held at a time: 8 MiB each of draws and of weights
 
 @dataclass(frozen=True)
 class Resampling:
-    """How intervals are made: number of resamples, seed of the draws, and level, the part that an interval covers."""
+    """How intervals are made: number of resamples, seed of the draws, and level, the part that an interval covers.
+
+    Example:
+        >>> import aurank
+        >>> report = aurank.evaluate(np.eye(4), [0, 0, 1, 1], resampling=Resampling(200, level=0.9))
+        >>> print(report.intervals)
+        [90 % interval]: 200 resamples of 2 classes, seed 0
+    """
 
     resamples: int = 1000
     seed: int = 0
@@ -38,12 +45,12 @@ class Resampling:
             raise UserError(f"level {self.level} needs {least} resamples or more; got {self.resamples}")
 
     def bounds(self, draws: Float64[np.ndarray, " resample"]) -> tuple[float, float]:
-        """The percentile interval: as many draws lie below it as above."""
+        """Return the percentile interval: as many draws lie below it as above."""
         low, high = np.quantile(draws, [(1 - self.level) / 2, (1 + self.level) / 2]).tolist()
         return low, high
 
     def how(self, unit: str, num_units: int) -> str:
-        """The level and what was drawn, how often and from which seed, in words."""
+        """Return in words the level and what was drawn, how often and from which seed."""
         plural = {"class": "classes", "query": "queries"}[unit]
         drawn = f"{self.resamples:,} resamples of {num_units:,} {plural}, seed {self.seed}"
         return f"[{100 * self.level:.4g} % interval]: {drawn}"
@@ -71,7 +78,7 @@ class Units:
 
     @classmethod
     def of(cls, per_query: dict[str, np.ndarray[Any, np.dtype[Any]]]) -> "Units":
-        """The units of a report's values per query; UserError where there is only one, whose draws cannot differ."""
+        """Return the units of a report's queries; UserError where there is only one, whose draws cannot differ."""
         labelled = "label" in per_query
         labels = per_query["label"] if labelled else np.arange(len(per_query["query"]))
         units = cls(Classes.of(labels), "class" if labelled else "query")
@@ -83,7 +90,7 @@ class Units:
         return len(self.classes.label)
 
     def terms(self, name: str, values: Float64[np.ndarray, " query"]) -> Float64[np.ndarray, " unit 2"]:
-        """Numerator and denominator that each unit adds to the mean over queries, or over classes for "macro:"."""
+        """Return numerator and denominator that each unit adds to the mean over queries, or classes for "macro:"."""
         if name.startswith(MACRO):
             return np.stack([self.classes.means(values), np.ones(len(self))], axis=1)
         return np.stack([self.classes.sums(values), self.classes.count.astype(np.float64)], axis=1)
@@ -92,10 +99,7 @@ class Units:
 def resampled_means(
     terms: Float64[np.ndarray, "metric unit 2"], *, resamples: int, seed: int
 ) -> Float64[np.ndarray, "metric resample"]:
-    """Each metric's ratio of summed numerators to summed denominators, for units drawn anew with replacement.
-
-    As many units are drawn as there are.
-    """
+    """Return each metric's ratio of summed numerators to denominators, of as many units as there are, drawn anew."""
     metrics, units, _ = terms.shape
     columns, scales = [], []
     for numerator, denominator in terms.transpose(0, 2, 1):
@@ -114,12 +118,12 @@ def resampled_means(
 
 
 def _draw(generator: np.random.Generator, rows: int, units: int) -> Float64[np.ndarray, "row unit"]:
-    """How often each unit is drawn, for each of some resamples."""
+    """Return how often each unit is drawn, for each of some resamples."""
     drawn: Int64[np.ndarray, "row unit"] = generator.integers(units, size=(rows, units))
     drawn += units * np.arange(rows)[:, None]
     return np.bincount(drawn.ravel(), minlength=rows * units).reshape(rows, units).astype(np.float64)
 
 
 def _scale(bound: float) -> float:
-    """The power of two by which numbers that add up to at most `bound` stay below 2⁵², where integers add exactly."""
+    """Return the power of two that keeps numbers that sum to at most `bound` below 2⁵², where integers add exactly."""
     return math.ldexp(1.0, 52 - math.frexp(bound)[1]) if bound else 1.0

@@ -15,8 +15,8 @@ from aurank.evaluation.metrics import average_precision, check_names, first_rank
 from aurank.evaluation.report import Report
 
 
-def check_cuts(recall_at: Iterable[int]) -> tuple[int, ...]:
-    """The cut-offs in increasing order, each once; UserError unless all are positive integers."""
+def sorted_cuts(recall_at: Iterable[int]) -> tuple[int, ...]:
+    """Return the cut-offs in increasing order, each once; UserError unless all are positive integers."""
     try:
         cuts = list(recall_at)
     except TypeError:
@@ -28,18 +28,18 @@ def check_cuts(recall_at: Iterable[int]) -> tuple[int, ...]:
 
 
 def default_metrics(recall_at: tuple[int, ...] = (1, 10, 100, 1000)) -> tuple[str, ...]:
-    """The names of the metrics that a report has unless others are asked for, in its order."""
+    """Return the names of the metrics that a report has unless others are asked for, in its order."""
     cuts = [f"{name}@{k}" for name in ("recall", "precision") for k in recall_at]
     return ("mauprc", *cuts, "map@r", "r_precision", "ndcg", "mrr", "minp", "auroc")
 
 
 def fitting_cuts(recall_at: tuple[int, ...], ranks: Ranks) -> tuple[int, ...]:
-    """The cut-offs within the list of at least one query: beyond all of them every recall is 1 and says nothing."""
+    """Return the cut-offs within at least one query's list: beyond, every recall is 1 and says nothing."""
     longest = int((ranks.num_positives + ranks.num_negatives).max())
     return tuple(k for k in recall_at if k <= longest)
 
 
-def report_of(
+def build_report(
     ranks: Ranks,
     *,
     recall_at: tuple[int, ...] = (1, 10, 100, 1000),
@@ -51,12 +51,13 @@ def report_of(
     notes: Iterable[str] = (),
     resampling: Resampling | None = None,
 ) -> Report:
-    """The Report of ranks that hold at least one query.
+    """Return the report of ranks that hold at least one query.
 
-    `labels` are those of the queries with a positive, in the order of the ranks; without them nothing is averaged or
-    drawn by class. `metrics` are names of docs/metrics.md; by default those of `default_metrics(recall_at)`, of which
-    those beyond the gallery are left out.
-    `resampling` asks for intervals; where they cannot be had, a note says why. `distance` is the one of the ranks.
+    Args:
+        labels: of the queries with a positive, in the order of the ranks; without them nothing is averaged by class.
+        metrics: names of docs/metrics.md; by default those of `default_metrics` up to the length of the gallery.
+        distance: by which the ranks were made.
+        resampling: asks for intervals; where they cannot be had, a note says why.
     """
     names = check_names(default_metrics(fitting_cuts(recall_at, ranks)) if metrics is None else metrics)
     if labels is None and any(name.startswith(MACRO) for name in names):

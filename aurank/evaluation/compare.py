@@ -14,11 +14,20 @@ from aurank.evaluation.report import RUN, Column, Report
 class Comparison:
     """The difference b − a of one metric over the same queries, and what chance could make of it.
 
-    `interval` is the percentile bootstrap interval of the difference; `p_value` the two-sided one: twice the part of
-    the resamples in which the difference is 0 or has the other sign, at least 2 / (resamples + 1). `changed` are the
-    queries that changed most, the largest change first: columns "query", "label", "path" and "class" where there are
-    such, "a", "b", "difference". `num_better` and `num_worse` count the queries for which b scores higher and lower
-    than a.
+    Attributes:
+        interval: the percentile bootstrap interval of the difference.
+        p_value: twice the part of the resamples in which the difference is 0 or has the other sign, at least
+            2 / (resamples + 1).
+        num_better, num_worse: queries for which b scores higher and lower than a.
+        changed: the queries that changed most, the largest change first: columns "query", "label", "path" and "class"
+            where there are such, "a", "b", "difference".
+
+    Example:
+        >>> import aurank
+        >>> rows = np.random.default_rng(0).normal(size=(40, 2))
+        >>> reports = [aurank.evaluate(rows[:, :dim], np.arange(40) % 4) for dim in (1, 2)]
+        >>> aurank.compare(*reports, resamples=200).num_queries
+        40
     """
 
     metric: str
@@ -64,13 +73,25 @@ def compare(
     most: int = 10,
     force: bool = False,
 ) -> Comparison:
-    """The Comparison of two reports over the same queries, in the same order: b − a.
+    """Return the Comparison b − a of two reports over the same queries, in the same order.
 
     Paired bootstrap: both reports get the same draws, of whole classes where the reports have labels, else of single
-    queries. `most` limits the list of changed queries. Raises UserError where queries, labels, positives or galleries
-    of the reports differ, where the metric depends on a rule for ties and those differ, and, unless `force`, where the
-    protocols or the distances differ. Paths are compared where both reports have them, numbers of documents of two runs
-    are not: each counts what its own run names.
+    queries. Paths are compared where both reports have them; numbers of documents of two runs are not, since each
+    counts what its own run names.
+
+    Args:
+        most: length of the list of changed queries.
+        force: compare reports of other protocols or distances all the same.
+
+    Raises:
+        UserError: queries, labels, positives or galleries of the reports differ; the metric depends on a rule for ties
+            and those differ; or, unless `force`, the protocols or the distances differ.
+
+    Example:
+        >>> import aurank
+        >>> report = aurank.evaluate(np.eye(4), [0, 0, 1, 1])
+        >>> aurank.compare(report, report, resamples=100).p_value
+        1.0
     """
     for report in (report_a, report_b):
         if not isinstance(report, Report):
@@ -108,12 +129,12 @@ def compare(
 
 
 def _check_pair(a: Report, b: Report, metric: str, force: bool) -> None:
-    """UserError unless the numbers of the two reports answer the same question."""
-    named = [(report.protocol or {}).get("name", "no protocol") for report in (a, b)]
+    """Raise UserError unless the numbers of the two reports answer the same question."""
     checksums = [(report.protocol or {}).get("checksum") for report in (a, b)]
     if checksums[0] != checksums[1] and not force:
+        first, second = ((report.protocol or {}).get("name", "no protocol") for report in (a, b))
         raise UserError(
-            f"the reports follow different protocols: {named[0]} ({checksums[0]}) and {named[1]} ({checksums[1]}): "
+            f"the reports follow different protocols: {first} ({checksums[0]}) and {second} ({checksums[1]}): "
             "evaluate both under one, or pass force=True to compare them all the same"
         )
     if a.distance != b.distance and not force:
@@ -125,11 +146,9 @@ def _check_pair(a: Report, b: Report, metric: str, force: bool) -> None:
     facts = {"query": "rows", "label": "labels", "path": "paths", "num_positives": "numbers of positives"}
     for name, what in facts.items():
         left, right = a.per_query.get(name), b.per_query.get(name)
-        if left is None and right is None:
-            continue
-        if name == "path" and (left is None or right is None):  # saved embeddings may have none
-            continue
         if left is None or right is None:
+            if left is right or name == "path":  # saved embeddings may have none
+                continue
             raise UserError(f"only one of the reports has the queries' {what}: {remedy}")
         if len(left) != len(right):
             raise UserError(f"the reports are about {len(left):,} and {len(right):,} queries with a positive: {remedy}")

@@ -15,6 +15,10 @@ class Curve:
     """Mean precision over queries at increasing recall.
 
     An exact curve is a staircase: `precision[i]` holds for recall above `recall[i - 1]` and up to `recall[i]`.
+
+    Example:
+        >>> Curve(recall=np.array([0.5, 1.0]), precision=np.array([1.0, 0.75])).precision.tolist()
+        [1.0, 0.75]
     """
 
     recall: Float64[np.ndarray, " point"]
@@ -24,12 +28,21 @@ class Curve:
 def precision_recall_curve(
     ranks: Ranks, *, points: int | None = 101, interpolated: bool = True, ties: str = "threshold"
 ) -> Curve:
-    """The mean over queries of precision at each recall.
+    """Return the mean over queries of precision at each recall.
 
     A query's precision at recall r is that of the shortest list that holds at least r of its positives (one positive
-    for r = 0), as `precision_when_found` defines it; if `interpolated`, the highest precision of that list and of all
-    longer ones. `points` recalls lie evenly from 0 to 1: 11 or 101 are usual. With None the curve is exact: it has a
-    point wherever any query's precision may change, and if not `interpolated` its area is mAUPRC.
+    for r = 0), as `precision_when_found` defines it.
+
+    Args:
+        points: number of recalls, evenly from 0 to 1: 11 or 101 are usual. None gives the exact curve, with a point
+            wherever any query's precision may change; not interpolated, its area is mAUPRC.
+        interpolated: take the highest precision of that list and of all longer ones.
+
+    Example:
+        >>> from aurank.evaluation import positive_ranks
+        >>> ranks = positive_ranks(np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1]]), [0, 0, 1])
+        >>> precision_recall_curve(ranks, points=2).precision.tolist()
+        [0.5, 0.5]
     """
     if points is not None and points < 2:
         raise UserError(f"points must be 2 or more, such as 11 or 101, or None for the exact curve; got {points}")
@@ -67,7 +80,7 @@ def _harmonic(count: Int64[np.ndarray, " query"]) -> Float64[np.ndarray, " query
 
 
 def _highest_from_here(values: Float64[np.ndarray, " positive"], ranks: Ranks) -> Float64[np.ndarray, " positive"]:
-    """Maximum of each positive's value and of those after it in its query."""
+    """Return the maximum of each positive's value and of those after it in its query."""
     highest, left = values.copy(), np.repeat(ranks.num_positives, ranks.num_positives) - ranks.place
     step = 1
     while step <= left.max(initial=0):  # after each pass an entry covers twice as many of its followers
@@ -78,7 +91,7 @@ def _highest_from_here(values: Float64[np.ndarray, " positive"], ranks: Ranks) -
 
 
 def _mean_staircase(precision: Float64[np.ndarray, " positive"], ranks: Ranks) -> Curve:
-    """The exact mean of the queries' staircases; a query of R positives has steps that end at 1/R, 2/R, …, 1."""
+    """Return the exact mean of the queries' staircases; a query of R positives has steps that end at 1/R, 2/R, …, 1."""
     count = len(ranks.query)
     recall, step = np.unique(ranks.place / np.repeat(ranks.num_positives, ranks.num_positives), return_inverse=True)
     # Precisions become integers, whose sums no order can change; `count` of them stay below 2⁶².

@@ -8,7 +8,7 @@ import torch
 from aurank.errors import UserError
 from aurank.evaluation.aggregate import MACRO
 from aurank.evaluation.bootstrap import Resampling
-from aurank.evaluation.build_report import check_cuts, fitting_cuts, report_of
+from aurank.evaluation.build_report import build_report, fitting_cuts, sorted_cuts
 from aurank.evaluation.engine.inputs import Embeddings, Integers, ProgressCallback, choose_devices, numbered
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.process_group import find_process_group, require_equal
@@ -16,7 +16,7 @@ from aurank.evaluation.engine.ranks import Ranks, rank_positives
 from aurank.evaluation.index.approximate import approximate_report
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.metrics import TIES, check_names, split_cut
-from aurank.evaluation.relevance import Grades
+from aurank.evaluation.relevance import check_relevance, with_relevance
 from aurank.evaluation.report import Report
 
 
@@ -46,35 +46,43 @@ def evaluate(
     distributed: bool | str | None = None,
     progress: ProgressCallback | None = None,
 ) -> Report:
-    """Report of how well the embeddings retrieve the items that belong to them, over the full gallery.
+    """Return the report of how well embeddings retrieve what belongs to them, over the full gallery.
 
-    Every row of `embeddings` [query, dim] is a query; equal labels make a positive. Without a `gallery` the set is its
-    own gallery, and each row is left out of its own result. With one, equal `ids` and `gallery_ids` leave the same item
-    out. Queries without a positive are skipped and counted. Tensors or NumPy arrays of any real type, memory-mapped
-    too; labels and ids are integers or text, and the report names classes as they came. `groups`, `positives`,
-    `ignore`, `junk`, `distance`, `device`, `max_memory`, `distributed` and `progress`: as for `positive_ranks`.
+    Equal labels make a positive. Without a gallery the set is its own, and each row is left out of its own result.
+    Queries without a positive are skipped and counted. `ids`, `groups`, `positives`, `ignore` and `junk`, and their
+    gallery sides, are the fields of `RetrievalProblem`; here labels and ids may be text as well, and the report names
+    classes as they came. `device`, `max_memory`, `distributed` and `progress` are as for `positive_ranks`.
 
-    `relevance`: for each pair in `positives` how relevant it is, a number above 0, which is its gain in nDCG; all other
-    metrics count positives alike.
+    Args:
+        embeddings: queries [query, dim]: tensors or NumPy arrays of any real type, memory-mapped too.
+        relevance: for each pair in `positives` a number above 0, its gain in nDCG; other metrics count pairs alike.
+        distance: "cosine", "dot" or "euclidean".
+        recall_at: every k for recall@k and precision@k; those beyond the gallery are left out, and a note says so.
+        metrics: names of docs/metrics.md, in place of the usual ones; there k may exceed the gallery.
+        ties: how average precision treats equal scores: "threshold" as scikit-learn, or "optimistic" and "pessimistic",
+            which bound it.
+        resampling: asks for bootstrap intervals by class.
+        index: a faiss factory string such as "IVF1024,Flat", or an Index that holds the gallery, to be measured beside
+            the exact numbers (`report.approximation`).
+        backend: "auto", "numba", "torch" or "triton"; all count the same digits.
 
-    `recall_at`: every k for recall@k and precision@k; those beyond the gallery are left out, and a note says so.
-    `metrics`: names of docs/metrics.md, in place of the usual ones; there k may exceed the gallery. `ties`: how average
-    precision treats equal scores, "threshold" as scikit-learn, or "optimistic" and "pessimistic", which bound it.
-    `resampling` asks for bootstrap intervals by class.
+    Raises:
+        UserError: (a ValueError) for what cannot be evaluated, no query with a positive included.
 
-    `index`: a faiss factory string such as "IVF1024,Flat", or an Index that holds the gallery, to be measured beside
-    the exact numbers (`report.approximation`). `backend`: "auto", "numba", "torch" or "triton", by which kernel counts;
-    the digits are the same.
-
-    Raises UserError (a ValueError) for what cannot be evaluated, no query with a positive included.
+    Example:
+        >>> import aurank, numpy as np
+        >>> rows = np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1], [0.0, 1.0]])
+        >>> report = aurank.evaluate(rows, ["cat", "cat", "dog", "dog"], recall_at=(1,))
+        >>> round(report.mauprc, 4), report.metrics["recall@1"]
+        (0.4583, 0.0)
     """
     if ties not in TIES:
         raise UserError(f"ties must be one of {', '.join(TIES)}; got {ties!r}")
-    cuts = check_cuts(recall_at)
+    cuts = sorted_cuts(recall_at)
     names = None if metrics is None else check_names(metrics)
     if labels is None and any(name.startswith(MACRO) for name in names or ()):
         raise UserError(f"a metric with {MACRO} is a mean over classes: give the queries' labels")
-    grades = None if relevance is None else Grades.of(positives, relevance)
+    grades = None if relevance is None else check_relevance(positives, relevance)
     group = find_process_group(distributed)
     require_equal(group, relevance=relevance)
     if index is not None and group.size > 1:
@@ -84,8 +92,6 @@ def evaluate(
     problem = RetrievalProblem(
         embeddings, labels, gallery, gallery_labels, ids, gallery_ids, groups, gallery_groups, positives, ignore, junk
     )
-    one_device = choose_devices(device, embeddings)[0]
-    notes: list[str] = []
     ranks = rank_positives(
         problem,
         distance=distance,
@@ -95,15 +101,16 @@ def evaluate(
         distributed=distributed,
         progress=progress,
     )
-    _check_some(ranks, labelled=positives is None)
-    if grades is not None:
-        ranks = grades.of_ranks(ranks)
+    _check_some(ranks, listed=positives is not None)
+    notes: list[str] = []
+    if grades is not None and positives is not None:
+        ranks = with_relevance(ranks, positives, grades)
         notes.append("nDCG is of graded relevance, with linear gain")
     fitting = fitting_cuts(cuts, ranks)
     if names is None and fitting != cuts:
         beyond = ", ".join(str(k) for k in cuts if k not in fitting)
         notes.append(f"recall and precision at {beyond} are left out: no gallery is that large")
-    report = report_of(
+    report = build_report(
         ranks,
         recall_at=cuts,
         ties=ties,
@@ -116,20 +123,24 @@ def evaluate(
     if index is None:
         return report
     named = tuple(sorted({k for name in names or () if (k := split_cut(name.removeprefix(MACRO))[1])}))
-    asked = named or fitting or cuts
     found = approximate_report(
-        problem, ranks, index=index, recall_at=asked, ties=ties, distance=distance, device=one_device, progress=progress
+        problem,
+        ranks,
+        index=index,
+        recall_at=named or fitting or cuts,
+        ties=ties,
+        distance=distance,
+        device=choose_devices(device, embeddings)[0],
+        progress=progress,
     )
     content = {**asdict(found), "neighbour_recall": {str(k): value for k, value in found.neighbour_recall.items()}}
     return replace(report, approximation=content, notes=[*report.notes, str(found)])
 
 
-def _check_some(ranks: Ranks, *, labelled: bool) -> None:
+def _check_some(ranks: Ranks, *, listed: bool) -> None:
     if not len(ranks.query):
         remedy = "no other row there has a query's label; check that labels and embeddings belong together"
-        if not labelled:
-            remedy = "the pairs in positives are none, or all left out"
         raise UserError(
             f"none of the {ranks.num_queries} queries has a positive among the {ranks.num_gallery} gallery rows: "
-            f"{remedy}"
+            f"{'the pairs in positives are none, or all left out' if listed else remedy}"
         )

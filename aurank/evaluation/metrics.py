@@ -24,9 +24,9 @@ TIES: tuple[str, ...] = get_args(Ties)
 
 
 def precision_when_found(ranks: Ranks, *, ties: str = "threshold") -> Float64[np.ndarray, " positive"]:
-    """Precision of the list that ends where each positive is found, under a rule for ties.
+    """Return the precision of the list that ends where each positive is found.
 
-    `ties` says what happens inside a group of equal scores:
+    `ties` is the rule inside a group of equal scores:
 
     - "threshold": one threshold admits the whole group, so each of its positives gets the precision at the group's end
       (as `sklearn.metrics.average_precision_score`). If everything ties, AP is the prevalence.
@@ -41,7 +41,7 @@ def precision_when_found(ranks: Ranks, *, ties: str = "threshold") -> Float64[np
 
 
 def average_precision(ranks: Ranks, *, ties: str = "threshold") -> Float64[np.ndarray, " query"]:
-    """AP over the full gallery: mean over a query's positives of `precision_when_found`.
+    """Return AP over the full gallery: the mean over a query's positives of `precision_when_found`.
 
     The "optimistic" and the "pessimistic" AP bound the "threshold" AP, and that of every order of tied items.
     """
@@ -49,32 +49,32 @@ def average_precision(ranks: Ranks, *, ties: str = "threshold") -> Float64[np.nd
 
 
 def first_rank(ranks: Ranks) -> Int64[np.ndarray, " query"]:
-    """rank_1: where the best positive stands."""
+    """Return rank_1, the best positive's."""
     return np.asarray(ranks.rank[ranks.offset[:-1]])
 
 
 def last_rank(ranks: Ranks) -> Int64[np.ndarray, " query"]:
-    """rank_R: where the worst positive stands, so how far one reads to see them all."""
+    """Return rank_R, the worst positive's: how far one reads to see them all."""
     return np.asarray(ranks.rank[ranks.offset[1:] - 1])
 
 
 def recall_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
-    """Recall@k as retrieval papers use it: 1 if a positive is among the first k (rank_1 <= k), else 0."""
+    """Return recall@k as retrieval papers use it: 1 if a positive is among the first k (rank_1 <= k), else 0."""
     return (first_rank(ranks) <= _cut(ranks, k)).astype(np.float64)
 
 
 def precision_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
-    """Positives among the first k, divided by k, also where the gallery or R is smaller than k."""
+    """Return the positives among the first k, divided by k, also where the gallery or R is smaller than k."""
     return np.asarray(_count(ranks, np.asarray(ranks.rank <= _cut(ranks, k))) / float(k))
 
 
 def coverage_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
-    """Positives among the first k, divided by R: what trec_eval and scikit-learn call recall."""
+    """Return the positives among the first k, divided by R: what trec_eval and scikit-learn call recall."""
     return np.asarray(_count(ranks, np.asarray(ranks.rank <= _cut(ranks, k))) / ranks.num_positives)
 
 
 def map_at(ranks: Ranks, k: int, *, denominator: Literal["min", "r"]) -> Float64[np.ndarray, " query"]:
-    """MAP@k: sum of j / rank_j over the positives with rank_j <= k, divided by min(k, R) or by R.
+    """Return MAP@k, the sum of j / rank_j over the positives with rank_j <= k, divided by min(k, R) or by R.
 
     By min(k, R) a perfect list scores 1 whatever k is; by R, what lies beyond k counts as never found.
     """
@@ -85,21 +85,21 @@ def map_at(ranks: Ranks, k: int, *, denominator: Literal["min", "r"]) -> Float64
 
 
 def map_at_r(ranks: Ranks) -> Float64[np.ndarray, " query"]:
-    """MAP@R = 1/R times the sum of j / rank_j over the positives with rank_j <= R.
+    """Return MAP@R = 1/R times the sum of j / rank_j over the positives with rank_j <= R.
 
-    # Section 3.2 of Musgrave et al., A Metric Learning Reality Check (ECCV 2020).
+    Source: section 3.2 of Musgrave et al., A Metric Learning Reality Check (ECCV 2020), https://arxiv.org/abs/2003.08505
     """
     found = np.where(_inside_r(ranks), ranks.place / ranks.rank, 0.0)
     return np.asarray(_query_sums(found, ranks) / ranks.num_positives)
 
 
 def r_precision(ranks: Ranks) -> Float64[np.ndarray, " query"]:
-    """Positives among the first R, divided by R."""
+    """Return the positives among the first R, divided by R."""
     return np.asarray(_count(ranks, _inside_r(ranks)) / ranks.num_positives)
 
 
 def ndcg(ranks: Ranks, k: int | None = None) -> Float64[np.ndarray, " query"]:
-    """nDCG: sum of relevance_j / log2(1 + rank_j), divided by its value if the positives led, the most relevant first.
+    """Return nDCG: sum of relevance_j / log2(1 + rank_j), divided by that of the best order.
 
     Both sums run over ranks up to `k`, or over the whole gallery without one. Relevance is 1 where `ranks` have none.
     """
@@ -109,8 +109,8 @@ def ndcg(ranks: Ranks, k: int | None = None) -> Float64[np.ndarray, " query"]:
     gains = np.array([0.0, *(1 / math.log2(1 + rank) for rank in range(1, highest + 1)), 0.0])
     found = gains[np.minimum(ranks.rank, highest + 1)]
     if ranks.relevance is not None:
-        line = np.repeat(np.arange(len(ranks.query)), ranks.num_positives)
-        best_first = ranks.relevance[np.lexsort((-ranks.relevance, line))]
+        query = np.repeat(np.arange(len(ranks.query)), ranks.num_positives)
+        best_first = ranks.relevance[np.lexsort((-ranks.relevance, query))]
         ideal = _query_sums(best_first * gains[np.minimum(ranks.place, highest + 1)], ranks)
         return np.asarray(_query_sums(ranks.relevance * found, ranks) / ideal)
     counts, place = np.unique(np.minimum(ranks.num_positives, cut), return_inverse=True)
@@ -119,25 +119,26 @@ def ndcg(ranks: Ranks, k: int | None = None) -> Float64[np.ndarray, " query"]:
 
 
 def reciprocal_rank(ranks: Ranks) -> Float64[np.ndarray, " query"]:
-    """1 / rank_1; its mean over queries is MRR."""
+    """Return 1 / rank_1; its mean over queries is MRR."""
     return 1 / first_rank(ranks)
 
 
 def reciprocal_rank_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
-    """1 / rank_1 if a positive is among the first k, else 0; its mean over queries is MRR@k."""
+    """Return 1 / rank_1 if a positive is among the first k, else 0; its mean over queries is MRR@k."""
     return np.asarray(recall_at(ranks, k) / first_rank(ranks))
 
 
 def inverse_negative_penalty(ranks: Ranks) -> Float64[np.ndarray, " query"]:
-    """R / rank_R, how well the hardest positive stands; its mean over queries is mINP.
+    """Return R / rank_R, how well the hardest positive stands; its mean over queries is mINP.
 
-    # Section 2.3 of Ye et al., Deep Learning for Person Re-identification (TPAMI 2021).
+    Source: section 2.3 of Ye et al., Deep Learning for Person Re-identification (TPAMI 2021),
+    https://arxiv.org/abs/2001.04193
     """
     return np.asarray(ranks.num_positives / last_rank(ranks))
 
 
 def auroc(ranks: Ranks) -> Float64[np.ndarray, " query"]:
-    """Part of the pairs of a positive and a negative in which the positive scores strictly higher; 1 without negatives.
+    """Return the part of pairs (positive, negative) whose positive scores strictly higher; 1 without negatives.
 
     Without ties the area under the ROC curve. That area counts a tie as half; here it counts as lost.
     """
@@ -167,7 +168,7 @@ CUT = re.compile(r"([a-z]+@)([1-9][0-9]{0,99})(\([a-z]+\))?")
 
 
 def query_values(ranks: Ranks, name: str, *, ties: str = "threshold") -> Float64[np.ndarray, " query"]:
-    """The values whose mean is the metric of this name; "mauprc" alone heeds `ties`."""
+    """Return the values whose mean is the metric of this name; "mauprc" alone heeds `ties`."""
     if name == "mauprc":
         return average_precision(ranks, ties=ties)
     if name in WHOLE:
@@ -177,13 +178,13 @@ def query_values(ranks: Ranks, name: str, *, ties: str = "threshold") -> Float64
 
 
 def split_cut(name: str) -> tuple[str, int]:
-    """("recall@{k}", 10) of "recall@10"; ("", 0) of a name that is cut at no k."""
+    """Return ("recall@{k}", 10) for "recall@10"; ("", 0) for a name that is cut at no k."""
     parts = CUT.fullmatch(name)
     return (f"{parts[1]}{{k}}{parts[3] or ''}", int(parts[2])) if parts else ("", 0)
 
 
 def check_names(names: Iterable[str]) -> tuple[str, ...]:
-    """The metrics' names, each once, in their order; UserError for one that no metric has, with the nearest ones."""
+    """Return the names, each once, in their order; UserError for one that no metric has, with the nearest."""
     if isinstance(names, str):
         raise UserError(f'metrics must be a list of names; got the text {names!r}: write ["{names}"]')
     listed = tuple(dict.fromkeys(names))

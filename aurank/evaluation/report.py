@@ -4,7 +4,7 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -31,7 +31,7 @@ Column = np.ndarray[Any, np.dtype[Any]]
 
 @cache
 def _versions() -> dict[str, str]:
-    """The versions of Python and of the libraries that a number may depend on, as far as they are there."""
+    """Return the versions of Python and of the libraries that a number may depend on, as far as they are there."""
     found = {"python": platform.python_version()}
     for name in _LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -43,17 +43,28 @@ def _versions() -> dict[str, str]:
 class Report:
     """Metrics of one evaluation, in [0, 1], over the queries that have a positive.
 
-    `metrics`: by the names of docs/metrics.md, means over queries, or over classes with the prefix "macro:".
-    `per_query`: arrays over the queries with a positive, in the caller's order: "query" (its row), "label" where there
-    are labels, "path" and "class" where they are known, "num_positives", "num_negatives", "first_rank", "last_rank",
-    "ap" (the values of mauprc), and the values of every other metric by its name. `num_queries` counts every query
-    given, `num_lone_queries` those among them without a positive. `tie_bounds`: mauprc under the pessimistic and the
-    optimistic reading of equal scores; None, and no "ap", for a run of TREC, whose lists are cut. `protocol`: at least
-    "name" and "checksum" of the protocol that chose the queries and the gallery. `notes`: what a reader of the numbers
-    must know. `curve`: the mean precision-recall curve, interpolated, at 101 recalls. `approximation`: the fields of an
-    `Approximation`, where an index was measured beside the exact numbers. `distance`: by which items were ranked,
-    "run" for a run of TREC.
-    `versions` of the libraries that made it; `command` and `date` (UTC) where a command did.
+    Attributes:
+        metrics: by the names of docs/metrics.md, means over queries, or over classes with the prefix "macro:".
+        per_query: arrays over the queries with a positive, in the caller's order: "query" (its row), "label", "path"
+            and "class" where they are known, "num_positives", "num_negatives", "first_rank", "last_rank", "ap" (the
+            values of mauprc), and the values of every other metric by its name.
+        num_queries, num_lone_queries: every query given, and those among them without a positive.
+        tie_bounds: mauprc under the pessimistic and the optimistic reading of equal scores; None, as there is no "ap",
+            for a run of TREC, whose lists are cut.
+        protocol: at least "name" and "checksum" of the protocol that chose the queries and the gallery.
+        notes: what a reader of the numbers must know.
+        curve: the mean precision-recall curve, interpolated, at 101 recalls.
+        approximation: the fields of an `Approximation`, where an index was measured beside the exact numbers.
+        distance: by which items were ranked, "run" for a run of TREC.
+        versions, date, command: of the libraries, and when and by which command it was made (UTC).
+
+    Example:
+        >>> import aurank
+        >>> print(aurank.evaluate(np.eye(3), [0, 0, 1], metrics=["mauprc", "recall@1"]))
+        mauprc    0.5000  (threshold; equal scores allow 0.5000 to 1.0000)
+        recall@1  0.0000
+        3 queries, 1 of them skipped: no positive; 3 gallery rows
+        a random order has mauprc 0.7500
     """
 
     metrics: dict[str, float]
@@ -75,7 +86,7 @@ class Report:
 
     @property
     def mauprc(self) -> float:
-        """Mean over queries of the area under the precision-recall curve (= mean AP over the full gallery)."""
+        """The mean over queries of the area under the precision-recall curve (= mean AP over the full gallery)."""
         return self.metrics["mauprc"] if "mauprc" in self.metrics else mean(self.values("mauprc"))
 
     @property
@@ -85,12 +96,12 @@ class Report:
 
     @property
     def recall(self) -> dict[int, float]:
-        """Part of the queries with a positive among the first k, by k."""
+        """The part of the queries with a positive among the first k, by k."""
         marker = "recall@"
         return {int(name[len(marker) :]): value for name, value in self.metrics.items() if name.startswith(marker)}
 
     def values(self, name: str) -> Float64[np.ndarray, " query"]:
-        """Values per query of a metric, with "macro:" before its name or without; UserError if the report lacks it."""
+        """Return the values per query of a metric, with "macro:" or without; UserError if the report lacks it."""
         base = name.removeprefix(MACRO)
         held = {name: "ap" if name == "mauprc" else name for name in self._metric_names}
         if base not in held:
@@ -101,7 +112,7 @@ class Report:
         return self.per_query[held[base]]
 
     def with_intervals(self, *, resamples: int = 1000, seed: int = 0, level: float = 0.95) -> "Report":
-        """This report with a percentile bootstrap interval of every metric, by class (see docs/metrics.md)."""
+        """Return this report with a bootstrap interval of every metric, by class (see docs/metrics.md)."""
         resampling = Resampling(resamples, seed, level)
         units = Units.of(self.per_query)
         terms = np.stack([units.terms(name, self.values(name)) for name in self.metrics])
@@ -131,14 +142,14 @@ class Report:
         return replace(self, command=command, date=datetime.now(UTC).isoformat(timespec="seconds"))
 
     def class_table(self) -> dict[str, Column]:
-        """Columns over classes, by increasing label: "label", "num_queries", and each metric's mean over the class."""
+        """Return columns over classes, by label: "label", "num_queries", and each metric's mean over the class."""
         classes = Classes.of(self._labels("a table by class"))
         return {"label": classes.label, "num_queries": classes.count, **self._means(classes)}
 
     def frequency_table(
         self, edges: Sequence[int], *, class_counts: Mapping[Any, int] | None = None
     ) -> dict[str, Column]:
-        """Columns over buckets of frequency, from rare to common: the long tail in numbers.
+        """Return columns over buckets of frequency, from rare to common: the long tail in numbers.
 
         A query's frequency is its number of positives, or, given `class_counts` (say, images of each label in
         training), the count of its label, 0 where that holds none. Edges (20, 100) make the buckets "0-19", "20-99" and
@@ -157,7 +168,7 @@ class Report:
         return {"bucket": names[buckets.label], "num_queries": buckets.count, **self._means(buckets)}
 
     def __str__(self) -> str:
-        """A table for people: one metric a line, its interval beside it, then what was counted."""
+        """Return a table for people: one metric a line, its interval beside it, then what was counted."""
         width = max(len(name) for name in self.metrics)
         lines = [f"{name:<{width}}  {value:.4f}{self._interval(name)}" for name, value in self.metrics.items()]
         low, high = self.tie_bounds or (0, 0)
@@ -179,23 +190,13 @@ class Report:
         return "\n".join([*lines, *([str(self.intervals)] if self.intervals else []), *self.notes])
 
     def save(self, path: Path | str) -> None:
-        """Writes the report as one JSON file; a file that is there stays whole until the new one is."""
-        content = {
-            "format": FORMAT,
-            "version": VERSION,
-            "metrics": self.metrics,
-            "num_queries": self.num_queries,
-            "num_lone_queries": self.num_lone_queries,
-            "num_gallery": self.num_gallery,
-            "distance": self.distance,
-            "ties": self.ties,
-            "tie_bounds": None if self.tie_bounds is None else list(self.tie_bounds),
-            "protocol": self.protocol,
-            "notes": self.notes,
-            "intervals": None if self.intervals is None else _intervals_to_json(self.intervals),
-            "approximation": self.approximation,
-            "versions": self.versions,
-        }
+        """Write the report as one JSON file; a file that is there stays whole until the new one is."""
+        plain = ("metrics", "num_queries", "num_lone_queries", "num_gallery", "distance", "ties", "tie_bounds")
+        names = (*plain, "protocol", "notes", "intervals", "approximation", "versions")
+        content = {"format": FORMAT, "version": VERSION} | {name: getattr(self, name) for name in names}
+        if self.intervals is not None:
+            kept = {"unit": self.intervals.unit, "num_units": self.intervals.num_units}
+            content["intervals"] = {**vars(self.intervals.resampling), **kept, "bounds": self.intervals.bounds}
         if self.command is not None:
             content |= {"date": self.date, "command": self.command}
         text = json.dumps(content, indent=2)[: -len("\n}")]
@@ -204,7 +205,7 @@ class Report:
         write_text(Path(path), text + ',\n  "per_query": ' + _columns_to_json(self.per_query) + "\n}\n")
 
     def write_per_query(self, path: Path | str) -> None:
-        """Writes `per_query` as a Parquet table, one row per query; the file is there whole or not at all."""
+        """Write `per_query` as a Parquet table, one row per query; the file is there whole or not at all."""
         import pyarrow
         import pyarrow.parquet
 
@@ -221,7 +222,7 @@ class Report:
 
     @classmethod
     def load(cls, path: Path | str) -> "Report":
-        """The report that `save` wrote, digit for digit; UserError if the file is missing or something else."""
+        """Return the report that `save` wrote, digit for digit; UserError if the file is missing or something else."""
         require_ordinary(Path(path))
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -245,7 +246,7 @@ class Report:
 
     @property
     def _metric_names(self) -> list[str]:
-        """Names of the metrics of which `per_query` holds the values, mauprc first."""
+        """The metrics of which `per_query` holds the values, mauprc first."""
         facts = {"query", "label", "path", "class", "num_positives", "num_negatives", "first_rank", "last_rank", "ap"}
         whole = ["mauprc"] if "ap" in self.per_query else []
         return [*whole, *(name for name in self.per_query if name not in facts)]
@@ -271,38 +272,22 @@ def _columns_to_json(columns: Mapping[str, Column]) -> str:
     return "{\n" + ",\n".join(rows) + "\n  }"
 
 
-def _intervals_to_json(intervals: Intervals) -> dict[str, Any]:
-    kept = {"unit": intervals.unit, "num_units": intervals.num_units}
-    return {**vars(intervals.resampling), **kept, "bounds": {name: [*pair] for name, pair in intervals.bounds.items()}}
-
-
-def _intervals_from_json(content: dict[str, Any]) -> Intervals:
-    return Intervals(
-        bounds={str(name): (float(low), float(high)) for name, (low, high) in content["bounds"].items()},
-        resampling=Resampling(int(content["resamples"]), int(content["seed"]), float(content["level"])),
-        unit=str(content["unit"]),
-        num_units=int(content["num_units"]),
-    )
-
-
 def _from_json(content: dict[str, Any]) -> Report:
-    bounds = content["tie_bounds"]
-    protocol, intervals, curve = (content.get(name) for name in ("protocol", "intervals", "curve"))
-    return Report(
-        metrics={str(name): float(value) for name, value in content["metrics"].items()},
-        per_query={str(name): np.asarray(values) for name, values in content["per_query"].items()},
-        num_queries=int(content["num_queries"]),
-        num_lone_queries=int(content["num_lone_queries"]),
-        num_gallery=int(content["num_gallery"]),
-        distance=str(content.get("distance", "cosine")),
-        ties=str(content["ties"]),
-        tie_bounds=None if bounds is None else (float(bounds[0]), float(bounds[1])),
-        protocol=None if protocol is None else dict(protocol),
-        notes=[str(note) for note in content.get("notes", [])],
-        intervals=None if intervals is None else _intervals_from_json(intervals),
-        curve=None if curve is None else Curve(np.array(curve["recall"]), np.array(curve["precision"])),
-        approximation=content.get("approximation"),
-        versions={str(name): str(value) for name, value in content.get("versions", {}).items()},
-        date=None if content.get("date") is None else str(content["date"]),
-        command=None if content.get("command") is None else str(content["command"]),
-    )
+    given = {each.name: content.get(each.name) for each in fields(Report)}
+    known: dict[str, Any] = {"versions": {}, "tie_bounds": None}
+    known |= {name: value for name, value in given.items() if value is not None}
+    known["metrics"] = {name: float(value) for name, value in content["metrics"].items()}
+    known["per_query"] = {name: np.asarray(values) for name, values in content["per_query"].items()}
+    if known["tie_bounds"] is not None:
+        low, high = known["tie_bounds"]
+        known["tie_bounds"] = float(low), float(high)
+    if (kept := known.get("intervals")) is not None:
+        known["intervals"] = Intervals(
+            bounds={name: (float(low), float(high)) for name, (low, high) in kept["bounds"].items()},
+            resampling=Resampling(int(kept["resamples"]), int(kept["seed"]), float(kept["level"])),
+            unit=kept["unit"],
+            num_units=int(kept["num_units"]),
+        )
+    if (curve := known.get("curve")) is not None:
+        known["curve"] = Curve(np.array(curve["recall"]), np.array(curve["precision"]))
+    return Report(**known)

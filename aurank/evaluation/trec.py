@@ -18,7 +18,7 @@ from jaxtyping import Bool, Int64, Shaped
 from aurank.errors import UserError
 from aurank.evaluation.aggregate import mean
 from aurank.evaluation.bootstrap import Resampling
-from aurank.evaluation.build_report import check_cuts
+from aurank.evaluation.build_report import sorted_cuts
 from aurank.evaluation.engine.inputs import Embeddings
 from aurank.evaluation.engine.positives import NO_GROUP
 from aurank.evaluation.engine.ranks import Ranks
@@ -91,7 +91,7 @@ def evaluate_run(
     trec_eval goes by the documents' names. `per_query["path"]` names the queries.
     """
     depth = max(map(len, run.values()))
-    cuts = tuple(k for k in check_cuts(recall_at) if k <= depth)
+    cuts = tuple(k for k in sorted_cuts(recall_at) if k <= depth)
     usual = [f"{name}@{k}" for name in ("recall", "precision", "coverage") for k in cuts]
     names = check_names([*usual, f"map@{depth}(r)", f"ndcg@{depth}", f"mrr@{depth}"] if metrics is None else metrics)
     for name in names:

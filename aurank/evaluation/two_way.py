@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from aurank.errors import UserError
 from aurank.evaluation.aggregate import mean
-from aurank.evaluation.build_report import check_cuts, default_metrics
+from aurank.evaluation.build_report import default_metrics, sorted_cuts
 from aurank.evaluation.engine.inputs import Embeddings, Integers, check_embeddings, integer_array
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.report import Report
@@ -26,7 +26,13 @@ PROMPTS = ("a photo of {}", "a picture of {}", "a close-up photo of {}", "a phot
 
 @dataclass(frozen=True, eq=False)
 class TwoWayReport:
-    """Retrieval of texts by images and of images by texts: one exact `Report` for each direction."""
+    """Retrieval of texts by images and of images by texts: one exact `Report` for each direction.
+
+    Example:
+        >>> report = two_way(np.eye(3), np.eye(3), [0, 1, 2], recall_at=(1,))
+        >>> report.mean_recall, round(report.chance["text_to_image"][1], 4)
+        (1.0, 0.3333)
+    """
 
     image_to_text: Report
     text_to_image: Report
@@ -53,7 +59,7 @@ class TwoWayReport:
         return {**named, "mean_recall": self.mean_recall}
 
     def __str__(self) -> str:
-        """A table for people: one recall a line with chance beside it, then what was counted."""
+        """Return a table for people: one recall a line with chance beside it, then what was counted."""
         recall, chance = self.recall, self.chance
         lines = [
             f"{f'{name}/recall@{k}':<24}  {value:.4f}  (chance {chance[name][k]:.4f})"
@@ -65,7 +71,7 @@ class TwoWayReport:
         return "\n".join([*lines, *self.image_to_text.notes])
 
     def save(self, folder: Path | str) -> None:
-        """Writes a report for each direction, and two_way.json with all recalls and chance, into the folder."""
+        """Write a report for each direction, and two_way.json with all recalls and chance, into the folder."""
         for name in DIRECTIONS:
             getattr(self, name).save(Path(folder) / f"{name}.json")
         chance = {f"{name}/recall@{k}": value for name, found in self.chance.items() for k, value in found.items()}
@@ -75,7 +81,7 @@ class TwoWayReport:
 
     @classmethod
     def load(cls, folder: Path | str) -> "TwoWayReport":
-        """The report that `save` wrote; UserError where one of the two directions is missing or something else."""
+        """Return the report that `save` wrote; UserError where a direction is missing or something else."""
         return cls(**{name: Report.load(Path(folder) / f"{name}.json") for name in DIRECTIONS})
 
 
@@ -89,18 +95,31 @@ def two_way(
     recall_at: Iterable[int] = (1, 5, 10),
     **options: Any,
 ) -> TwoWayReport:
-    """Report of how well images find their texts, and texts their images, among all of them.
+    """Return the report of how well images find their texts, and texts their images, among all of them.
 
-    Row i of `images` [pair, dim] and of `texts` [pair, dim] is one pair, `labels` [pair] what it shows: texts with the
-    label of any of an image's pairs are positives of the image, and it of them. Give equal texts equal labels.
+    Row i of both is one pair. Texts with the label of any of an image's pairs are positives of the image, and it of
+    them: give equal texts equal labels.
 
-    `image_ids` [pair]: rows of one id are one image, a single query and a single row of the gallery; without them every
-    row is an image of its own. `text_ids` [pair] does the same for texts, so that a sentence that many images have
-    stands in the gallery once. The field keeps such texts apart, since its captions hardly recur: leave `text_ids` out
-    for that. The first row of an id gives its embedding. `options` are those of `aurank.evaluate`, `metrics` aside.
+    Args:
+        images, texts: embeddings [pair, dim].
+        labels: what each pair shows.
+        image_ids: rows of one id are one image: a single query, and a single row of the gallery. Without them every
+            row is an image of its own. The first row of an id gives its embedding.
+        text_ids: the same for texts, so that a sentence that many images have is in the gallery once. The field keeps
+            such texts apart, since its captions hardly recur: leave `text_ids` out for that.
+        options: those of `aurank.evaluate`, `metrics` aside.
 
     Source: recall@k both ways and its mean as for Flickr30K and MS-COCO, Karpathy and Fei-Fei, Deep visual-semantic
-    alignments (CVPR 2015). Deviation: equal labels, not the pair alone, make a positive.
+    alignments (CVPR 2015), https://arxiv.org/abs/1412.2306. Deviation: equal labels, not the pair alone, make a
+    positive.
+
+    Example:
+        >>> print(two_way(np.eye(2), np.eye(2)[::-1], [0, 1], recall_at=(1,)))
+        image_to_text/recall@1    0.0000  (chance 0.5000)
+        text_to_image/recall@1    0.0000  (chance 0.5000)
+        mean_recall               0.0000  (chance 0.5000)
+        2 images; 2 texts
+        2 pairs of 2 images and 2 texts; texts that recur stand as often as they do
     """
     for name, embeddings in (("image", images), ("text", texts)):
         check_embeddings(embeddings, side=name)
@@ -110,7 +129,7 @@ def two_way(
     image, text = _Side.of(images, image_ids, name="image"), _Side.of(texts, text_ids, name="text")
     how = "texts that recur stand as often as they do" if text_ids is None else "each distinct text stands once"
     note = f"{len(shown):,} pairs of {len(image.rows):,} images and {len(text.rows):,} texts; {how}"
-    names = default_metrics(check_cuts(recall_at))  # by name: a mean over every k needs them all, however few items
+    names = default_metrics(sorted_cuts(recall_at))  # by name: a mean over every k needs them all, however few items
     reports = []
     for query, gallery in ((image, text), (text, image)):
         relation = _relation(query, gallery, shown)
@@ -120,7 +139,7 @@ def two_way(
 
 
 def chance_recall(report: Report, k: int) -> float:
-    """Recall@k of a gallery in random order, on average: 1 − C(negatives, k) / C(gallery, k), over the queries."""
+    """Return the expected recall@k of a gallery in random order: the mean of 1 − C(negatives, k) / C(gallery, k)."""
     positives, negatives = report.per_query["num_positives"], report.per_query["num_negatives"]
     missed = np.ones(len(positives))
     for place in range(min(k, int(negatives.max(initial=0)) + 1)):
@@ -129,7 +148,12 @@ def chance_recall(report: Report, k: int) -> float:
 
 
 def prompts(classes: Sequence[str], templates: Sequence[str] = PROMPTS) -> list[str]:
-    """Each class in each template, class by class: row c · T + t of their embeddings is class c in template t."""
+    """Return each class in each template, class by class: row c · T + t of their embeddings is class c in template t.
+
+    Example:
+        >>> prompts(["cat", "dog"], ["a {}", "no {}"])
+        ['a cat', 'no cat', 'a dog', 'no dog']
+    """
     wrong = [template for template in templates if "{}" not in template]
     if wrong or not templates:
         raise UserError(
@@ -139,9 +163,14 @@ def prompts(classes: Sequence[str], templates: Sequence[str] = PROMPTS) -> list[
 
 
 def ensemble(embeddings: Float[Tensor, "class prompt dim"]) -> Float[Tensor, "class dim"]:
-    """One embedding of each class: the mean of its prompts' unit-length embeddings, of unit length itself.
+    """Return one embedding of each class: the mean of its prompts' unit-length embeddings, of unit length itself.
 
-    # Section 3.1.4 of Radford et al., Learning transferable visual models from language supervision (ICML 2021).
+    Source: section 3.1.4 of Radford et al., Learning transferable visual models from language supervision (ICML 2021),
+    https://arxiv.org/abs/2103.00020
+
+    Example:
+        >>> ensemble(torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]))
+        tensor([[0.7071, 0.7071]])
     """
     return functional.normalize(functional.normalize(embeddings, dim=-1).mean(dim=1), dim=-1)
 
@@ -154,17 +183,26 @@ def zero_shot(
     top: Iterable[int] = (1, 5),
     **options: Any,
 ) -> Report:
-    """Report of the classification of images by texts alone; its recall@k is the top-k accuracy.
+    """Return the report of the classification of images by texts alone; its recall@k is the top-k accuracy.
 
-    `labels` [image] are rows of `prompts`, the embeddings of each class in each of its prompts. An image is given the
-    classes whose `ensemble` is nearest. `options` are those of `aurank.evaluate`, `metrics` and `recall_at` aside.
+    An image is given the classes whose `ensemble` is nearest.
+
+    Args:
+        labels: for each image a row of `prompts`.
+        prompts: the embeddings of each class in each of its prompts.
+        options: those of `aurank.evaluate`, `metrics` and `recall_at` aside.
+
+    Example:
+        >>> images, texts = torch.eye(2), torch.eye(2)[:, None]
+        >>> zero_shot(images, [0, 1], texts, top=(1,)).metrics
+        {'recall@1': 1.0}
     """
     check_embeddings(images, side="image")
     classes = integer_array(labels, name="label", rows=len(images), side="image")
     outside = classes[(classes < 0) | (classes >= len(prompts))]
     if len(outside):
         raise UserError(f"label {outside[0]} has no prompts: there are those of classes 0 to {len(prompts) - 1}")
-    cuts = check_cuts(top)
+    cuts = sorted_cuts(top)
     report = evaluate(
         images,
         classes,
@@ -194,16 +232,16 @@ class _Side:
             return cls(embeddings, rows, rows)
         numbers = integer_array(ids, name="id", rows=len(embeddings), side=name)
         _, rows, item = np.unique(numbers, return_index=True, return_inverse=True)
-        place = torch.from_numpy(rows).to(embeddings.device) if isinstance(embeddings, Tensor) else rows
-        return cls(embeddings[place], rows, item.reshape(-1))
+        index = torch.from_numpy(rows).to(embeddings.device) if isinstance(embeddings, Tensor) else rows
+        return cls(embeddings[index], rows, item.reshape(-1))
 
     def entries(self, labels: Int64[np.ndarray, " pair"]) -> Int64[np.ndarray, "entry 2"]:
-        """Every item with each of its labels, by label."""
+        """Return every item with each of its labels, by label."""
         return np.unique(np.stack([labels, self.item], axis=1), axis=0)[:, ::-1]
 
 
 def _relation(query: _Side, gallery: _Side, labels: Int64[np.ndarray, " pair"]) -> dict[str, Any]:
-    """The arguments of `evaluate` that say who is positive: labels where every item has one, else all pairs."""
+    """Return the arguments of `evaluate` that say who is positive: labels where every item has one, else all pairs."""
     left, right = query.entries(labels), gallery.entries(labels)
     if len(left) == len(query.rows) and len(right) == len(gallery.rows):
         return {"labels": labels[query.rows], "gallery_labels": labels[gallery.rows]}

@@ -10,7 +10,7 @@ from testing.listing import ranks_of, read
 
 from aurank.errors import UserError
 from aurank.evaluation import Report, evaluate
-from aurank.evaluation.build_report import report_of
+from aurank.evaluation.build_report import build_report
 from aurank.evaluation.compare import compare
 
 LISTS = ["+ - -", "- + -", "- - +", "+ - -", "- + -", "+ + -"]
@@ -18,7 +18,7 @@ LABELS = np.array([4, 4, 5, 5, 6, 6])
 
 
 def report(lists: list[str] = LISTS, **options: Any) -> Report:
-    return report_of(ranks_of([read(text) for text in lists]), **{"labels": LABELS, "recall_at": (1,), **options})
+    return build_report(ranks_of([read(text) for text in lists]), **{"labels": LABELS, "recall_at": (1,), **options})
 
 
 def noisy(seed: int, *, shift: float, classes: int = 400) -> tuple[Report, Report]:
@@ -27,7 +27,7 @@ def noisy(seed: int, *, shift: float, classes: int = 400) -> tuple[Report, Repor
     labels = np.repeat(np.arange(classes), 5)
     values = chance.random(len(labels))
     change = shift + 0.05 * chance.normal(size=classes)[labels] + 0.02 * chance.normal(size=len(labels))
-    one = report_of(ranks_of([read("+ -")] * len(labels)), labels=labels, metrics=["mauprc"])
+    one = build_report(ranks_of([read("+ -")] * len(labels)), labels=labels, metrics=["mauprc"])
     first, second = ({**one.per_query, "ap": column} for column in (values, values + change))
     return replace(one, per_query=first), replace(one, per_query=second)
 

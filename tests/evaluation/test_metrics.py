@@ -13,7 +13,7 @@ from testing.listing import Item, expected, ranks_of, read, relevance
 
 from aurank.errors import UserError
 from aurank.evaluation import evaluate, metrics
-from aurank.evaluation.build_report import default_metrics, report_of
+from aurank.evaluation.build_report import build_report, default_metrics
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"\| `([^`]+)` \| .* \| `([^`]+)` \|")
@@ -126,7 +126,7 @@ def test_an_unknown_rule_for_ties_is_refused() -> None:
 
 
 def test_lone_queries_are_in_no_mean() -> None:
-    report = report_of(ranks_of([read("+ -"), read("- -"), read("- +")]), recall_at=(1,))
+    report = build_report(ranks_of([read("+ -"), read("- -"), read("- +")]), recall_at=(1,))
     assert (report.num_queries, report.num_lone_queries) == (3, 1)
     assert report.per_query["query"].tolist() == [0, 2]
     assert (report.mauprc, report.metrics["recall@1"], report.metrics["mrr"]) == (0.75, 0.5, 0.75)
@@ -145,7 +145,7 @@ def test_duplicates_and_a_lone_query_from_embeddings_to_numbers() -> None:
 def test_macro_is_the_mean_over_classes_of_class_means() -> None:
     lists = [read("+ -"), read("- +"), read("+ -"), read("- - +")]
     names = ["macro:mauprc", "mauprc", "macro:recall@1", "recall@1"]
-    report = report_of(ranks_of(lists), labels=np.array([7, 7, 7, -2]), metrics=names)
+    report = build_report(ranks_of(lists), labels=np.array([7, 7, 7, -2]), metrics=names)
     assert list(report.metrics) == names
     assert report.metrics["mauprc"] == pytest.approx((1 + 1 / 2 + 1 + 1 / 3) / 4, abs=1e-15)
     assert report.metrics["macro:mauprc"] == pytest.approx(((1 + 1 / 2 + 1) / 3 + 1 / 3) / 2, abs=1e-15)
@@ -155,7 +155,7 @@ def test_macro_is_the_mean_over_classes_of_class_means() -> None:
 
 def test_macro_without_labels_is_refused() -> None:
     with pytest.raises(UserError, match="a mean over classes, and the queries came without labels"):
-        report_of(ranks_of([TIED]), metrics=["macro:mauprc"])
+        build_report(ranks_of([TIED]), metrics=["macro:mauprc"])
 
 
 def test_the_default_metrics_are_those_of_the_contract() -> None:
@@ -163,13 +163,13 @@ def test_the_default_metrics_are_those_of_the_contract() -> None:
         *("mauprc", "recall@1", "recall@10", "precision@1", "precision@10"),
         *("map@r", "r_precision", "ndcg", "mrr", "minp", "auroc"),
     )
-    assert tuple(report_of(ranks_of([TIED])).metrics) == default_metrics((1,))
+    assert tuple(build_report(ranks_of([TIED])).metrics) == default_metrics((1,))
 
 
 def test_metrics_are_chosen_by_name_each_once() -> None:
     names = ["ndcg@10", "map@5(r)", "ndcg@10", "minp"]
     assert metrics.check_names(names) == ("ndcg@10", "map@5(r)", "minp")
-    report = report_of(ranks_of([TIED]), metrics=names)
+    report = build_report(ranks_of([TIED]), metrics=names)
     assert list(report.metrics) == ["ndcg@10", "map@5(r)", "minp"]
     assert report.mauprc == pytest.approx(documented()["mauprc"])
 
@@ -200,8 +200,8 @@ def test_the_order_of_queries_changes_no_digit_of_any_metric() -> None:
     labels = chance.integers(0, 9, 40)
     names = [prefix + name.format(k=4) for prefix in ("", "macro:") for name in metrics.NAMES]
     order = chance.permutation(40)
-    one = report_of(ranks_of(lists), labels=labels, metrics=names)
-    other = report_of(ranks_of([lists[row] for row in order]), labels=labels[order], metrics=names)
+    one = build_report(ranks_of(lists), labels=labels, metrics=names)
+    other = build_report(ranks_of([lists[row] for row in order]), labels=labels[order], metrics=names)
     assert one.metrics == other.metrics
     assert one.tie_bounds == other.tie_bounds
     assert one.curve is not None

@@ -12,7 +12,7 @@ from testing.listing import ranks_of, read
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Report
 from aurank.evaluation.bootstrap import Resampling
-from aurank.evaluation.build_report import report_of
+from aurank.evaluation.build_report import build_report
 
 LISTS = [read(text) for text in ("+ - -", "- +- +", "- - +", "- -", "+ + + +")]
 LABELS = np.array([2**53 + 1, -3, -3, 2**53 + 1])  # of the four queries that have a positive
@@ -21,7 +21,7 @@ PROTOCOL = {"name": "sop", "checksum": "12ab"}
 
 def full() -> Report:
     """A report with everything that one may hold."""
-    return report_of(
+    return build_report(
         ranks_of(LISTS),
         labels=LABELS,
         metrics=["mauprc", "recall@1", "macro:mauprc", "ndcg@2"],
@@ -52,12 +52,12 @@ def test_a_report_prints_its_metrics_intervals_ties_counts_protocol_and_notes() 
 
 
 def test_bounds_of_ties_are_printed_without_mauprc_too_and_not_without_ties() -> None:
-    assert "equal scores allow 0.6875 to 0.7083 for mauprc" in str(report_of(ranks_of(LISTS), metrics=["mrr"]))
-    assert "equal scores" not in str(report_of(ranks_of([read("+ -")])))
+    assert "equal scores allow 0.6875 to 0.7083 for mauprc" in str(build_report(ranks_of(LISTS), metrics=["mrr"]))
+    assert "equal scores" not in str(build_report(ranks_of([read("+ -")])))
 
 
 def test_the_usual_distance_is_kept_and_not_printed() -> None:
-    report = report_of(ranks_of(LISTS))
+    report = build_report(ranks_of(LISTS))
     assert report.distance == "cosine"
     assert "cosine" not in str(report)
 
@@ -88,7 +88,7 @@ def test_a_saved_report_loads_digit_for_digit(tmp_path: Path) -> None:
 
 
 def test_a_report_without_the_optional_parts_loads_too(tmp_path: Path) -> None:
-    report_of(ranks_of(LISTS)).save(tmp_path / "report.json")
+    build_report(ranks_of(LISTS)).save(tmp_path / "report.json")
     loaded = Report.load(tmp_path / "report.json")
     assert (loaded.protocol, loaded.notes, loaded.intervals) == (None, [], None)
     assert "label" not in loaded.per_query
@@ -206,7 +206,7 @@ def test_edges_that_make_no_buckets_are_refused(edges: tuple[int, ...]) -> None:
 
 
 def test_tables_by_class_need_labels() -> None:
-    report = report_of(ranks_of(LISTS))
+    report = build_report(ranks_of(LISTS))
     with pytest.raises(UserError, match="a table by class needs the queries' labels, and this report has none"):
         report.class_table()
     with pytest.raises(UserError, match="a table by class_counts needs the queries' labels"):
@@ -214,7 +214,7 @@ def test_tables_by_class_need_labels() -> None:
 
 
 def test_a_single_class_costs_the_intervals_and_not_the_report() -> None:
-    report = report_of(ranks_of(LISTS), labels=np.full(4, 8), resampling=Resampling())
+    report = build_report(ranks_of(LISTS), labels=np.full(4, 8), resampling=Resampling())
     assert report.intervals is None
     assert report.notes == [
         "no intervals: an interval needs queries of 2 classes or more to draw from; there is 1 class"

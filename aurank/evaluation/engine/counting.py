@@ -250,7 +250,7 @@ class Panels:
         if before is None or before.left != part.left:
             self.features[0] = {}
             self.features[0] = self._make(self.sides[0], part.left, gallery=False)
-        shared = self.symmetric and part.left == part.right and self.sides[0].distance.shared
+        shared = self.symmetric and part.left == part.right and not self.sides[0].distance.squared
         self.features[1] = self.features[0] if shared else self._make(self.sides[1], part.right, gallery=True)
 
     def tile(self, queries: slice, gallery: slice, device: torch.device) -> Tile:

@@ -1,6 +1,6 @@
-"""The border of the evaluation: what a caller may pass, checked once, and rows read from it in pieces."""
+"""What a caller may pass, checked once; and rows of embeddings, read in pieces."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,6 +12,7 @@ from aurank.errors import UserError
 from aurank.evaluation.engine.scores import Distance, tree_sum
 from aurank.sizes import size_in_bytes
 
+Device: TypeAlias = torch.device | str
 Embeddings: TypeAlias = Tensor | np.ndarray[Any, np.dtype[Any]]
 Integers: TypeAlias = Tensor | np.ndarray[Any, np.dtype[Any]] | Sequence[Any]
 ProgressCallback: TypeAlias = Callable[[int, int], object]  # called with what is done and the total
@@ -22,7 +23,7 @@ ELEMENTS = 2**17  # read at a time while lengths are taken
 
 
 def byte_count(max_memory: int | str) -> int:
-    """A number of bytes from an integer or from text such as "512MiB", "1.5 GiB" or "200MB"."""
+    """Return the number of bytes of an integer or of text such as "512MiB", "1.5 GiB" or "200MB"."""
     try:
         size = size_in_bytes(str(max_memory))
     except ValueError:
@@ -32,33 +33,28 @@ def byte_count(max_memory: int | str) -> int:
     return size
 
 
-Device: TypeAlias = torch.device | str
-
-
 def choose_devices(device: Device | Sequence[Device] | None, queries: Embeddings) -> list[torch.device]:
-    """Where to compute: on each `device`, else on the CUDA device that holds the queries, else on the CPU."""
+    """Return where to compute: on each `device`, else on the CUDA device that holds the queries, else on the CPU."""
     if device is None:
         return [queries.device if isinstance(queries, Tensor) and queries.is_cuda else torch.device("cpu")]
-    devices = [_device(one) for one in ([device] if isinstance(device, str | torch.device) else device)]
+    devices = []
+    for one in [device] if isinstance(device, str | torch.device) else device:
+        try:
+            devices.append(torch.device(one))
+        except RuntimeError as error:
+            raise UserError(f'device must be such as "cpu" or "cuda:0", got {one!r}') from error
+        kind = devices[-1].type
+        if kind not in ("cpu", "cuda"):  # float64 decides close calls, and not every accelerator has it
+            raise UserError(f'device must be "cpu" or "cuda", got {str(one)!r}: leave it out to use the CPU')
+        if kind == "cuda" and not torch.cuda.is_available():
+            raise UserError(f'device is {str(one)!r}, but no CUDA device is available: use device="cpu"')
     if not devices or len({one.type for one in devices}) > 1:
         raise UserError(f"device must name CUDA devices, or the CPU, not both or none; got {device!r}")
     return devices
 
 
-def _device(device: Device) -> torch.device:
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise UserError(f'device must be such as "cpu" or "cuda:0", got {device!r}') from error
-    if chosen.type not in ("cpu", "cuda"):  # float64 decides close calls, and not every accelerator has it
-        raise UserError(f'device must be "cpu" or "cuda", got {str(device)!r}: leave it out to use the CPU')
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f'device is {str(device)!r}, but no CUDA device is available: use device="cpu"')
-    return chosen
-
-
 def refuse_masked(values: Any, name: str) -> None:
-    """Nothing; UserError for a masked array that hides entries, which np.asarray would bring back."""
+    """Raise UserError for a masked array that hides entries, which np.asarray would bring back."""
     if isinstance(values, np.ma.MaskedArray) and values.mask.any():
         hidden = int(np.count_nonzero(values.mask))
         raise UserError(
@@ -68,7 +64,7 @@ def refuse_masked(values: Any, name: str) -> None:
 
 
 def check_embeddings(embeddings: Embeddings, *, side: str) -> None:
-    """Nothing, or UserError unless `embeddings` is a non-empty matrix of real numbers."""
+    """Raise UserError unless `embeddings` is a non-empty matrix of real numbers."""
     refuse_masked(embeddings, f"{side} embeddings")
     if not hasattr(embeddings, "shape"):
         kind = type(embeddings).__name__
@@ -90,17 +86,20 @@ def check_embeddings(embeddings: Embeddings, *, side: str) -> None:
 
 
 def numbered(
-    first: Integers | None, second: Integers | None, *, name: str, gather: Callable[[Any], list[Any]] | None = None
+    first: Integers | None,
+    second: Integers | None,
+    *,
+    name: str,
+    gather: Callable[[Any], list[Any]] = lambda own: [own],
 ) -> tuple[Integers | None, Integers | None, Shaped[np.ndarray, " name"] | None]:
-    """Labels or ids of both sides with text as integers, and the names in the order of their numbers.
+    """Return labels or ids of both sides with text as integers, and the names in the order of their numbers.
 
-    What is no text comes back as it came, without names. With `gather`, a process group's
-    `all_gather`, the numbers are the same in all processes.
+    What is no text comes back as it came, without names. With `gather`, a process group's `all_gather`, the numbers are
+    the same in all processes.
     """
     sides = [_as_text(values, name) for values in (first, second)]
     given = sum(values is not None for values in (first, second))
-    own = given, [np.unique(values) for values in sides if values is not None]
-    members = [own] if gather is None else gather(own)
+    members = gather((given, [np.unique(values) for values in sides if values is not None]))
     texts = [text for _, some in members for text in some]
     if not texts:
         return first, second, None
@@ -112,7 +111,7 @@ def numbered(
 
 
 def _as_text(values: Integers | None, name: str) -> Shaped[np.ndarray, "..."] | None:
-    """An array of text, or None where the values are something else."""
+    """Return an array of text, or None where the values are something else."""
     if values is None or isinstance(values, Tensor) or (isinstance(values, np.ndarray) and values.ndim != 1):
         return None
     if not len(values) or not all(isinstance(one, str) for one in values):
@@ -122,7 +121,7 @@ def _as_text(values: Integers | None, name: str) -> Shaped[np.ndarray, "..."] | 
 
 
 def integer_array(values: Integers, *, name: str, rows: int, side: str) -> Int64[np.ndarray, " row"]:
-    """`values` as int64, never by way of a float; UserError unless it is one integer for each of the side's rows."""
+    """Return `values` as int64, never by way of a float; UserError unless it is one integer for each row."""
     refuse_masked(values, f"{side} {name}s")
     kind = str(values.dtype) if isinstance(values, Tensor) else ""
     if isinstance(values, Tensor):  # NumPy knows no bfloat16; what is floating is refused below under its own name
@@ -149,7 +148,7 @@ def integer_array(values: Integers, *, name: str, rows: int, side: str) -> Int64
 
 
 def unique_ids(values: Integers, *, rows: int, side: str) -> Int64[np.ndarray, " row"]:
-    """`values` as int64; UserError when two rows of one side claim to be the same item."""
+    """Return `values` as int64; UserError when two rows of one side claim to be the same item."""
     ids = integer_array(values, name="id", rows=rows, side=side)
     order = np.argsort(ids, kind="stable")
     again = np.flatnonzero(ids[order][1:] == ids[order][:-1])
@@ -162,11 +161,9 @@ def unique_ids(values: Integers, *, rows: int, side: str) -> Int64[np.ndarray, "
 
 
 def pair_array(values: Integers, name: str, queries: int, gallery: int) -> Int64[np.ndarray, "pair 2"]:
-    """`values` as int64 pairs (query row, gallery row); UserError unless they are that and within both sides."""
+    """Return `values` as index pairs (query row, gallery row); UserError unless all are within both sides."""
     refuse_masked(values, name)
-    if isinstance(values, Tensor):
-        values = values.detach().cpu().numpy()
-    array = np.asarray(values)
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if array.size == 0:
         return np.empty((0, 2), np.int64)
     if array.ndim != 2 or array.shape[1] != 2 or array.dtype.kind not in "iu":
@@ -174,37 +171,41 @@ def pair_array(values: Integers, name: str, queries: int, gallery: int) -> Int64
             f"{name} must be pairs (query row, gallery row) of integers, shape [pair, 2]; "
             f"got shape {array.shape}, {array.dtype}"
         )
-    for column, side, rows in ((0, "query", queries), (1, "gallery", gallery)):
-        wrong = np.flatnonzero((array[:, column] < 0) | (array[:, column] >= rows))
+    for indices, side, rows in ((array[:, 0], "query", queries), (array[:, 1], "gallery", gallery)):
+        wrong = np.flatnonzero((indices < 0) | (indices >= rows))
         if len(wrong):
             raise UserError(
-                f"{name}, pair {wrong[0]} names {side} row {array[wrong[0], column]}: there are rows 0 to {rows - 1}"
+                f"{name}, pair {wrong[0]} names {side} row {indices[wrong[0]]}: there are rows 0 to {rows - 1}"
             )
     return array.astype(np.int64)
 
 
+def device_of(embeddings: Embeddings) -> torch.device:
+    """Return where the embeddings live; NumPy's on the CPU."""
+    return embeddings.device if isinstance(embeddings, Tensor) else torch.device("cpu")
+
+
 def read(embeddings: Embeddings, index: Int64[Tensor, " row"]) -> Float64[Tensor, "row dim"]:
-    """The rows at `index`, in float64, where the index lives; nothing else of `embeddings` is read."""
+    """Return the rows at `index`, in float64, where the index lives; nothing else of `embeddings` is read."""
     if isinstance(embeddings, Tensor):
         return embeddings.detach().index_select(0, index).to(torch.float64)
     return torch.from_numpy(np.asarray(embeddings[index.numpy()], dtype=np.float64))
 
 
 def plain_array(embeddings: Embeddings) -> np.ndarray[Any, np.dtype[Any]] | None:
-    """The embeddings as compiled code reads them: a C-ordered array of float32 or float64; None if they are not."""
-    array = embeddings
-    if isinstance(array, Tensor):
-        if array.is_cuda or array.dtype not in (torch.float32, torch.float64):
+    """Return the embeddings as compiled code reads them, C-ordered float32 or float64; None if they are not."""
+    if isinstance(embeddings, Tensor):
+        if embeddings.is_cuda or embeddings.dtype not in (torch.float32, torch.float64):
             return None
-        array = array.detach().numpy()
-    native = array.dtype in (np.float32, np.float64) and array.dtype.isnative
-    return np.asarray(array) if native and array.flags.c_contiguous else None
+        embeddings = embeddings.detach().numpy()
+    native = embeddings.dtype in (np.float32, np.float64) and embeddings.dtype.isnative
+    return np.asarray(embeddings) if native and embeddings.flags.c_contiguous else None
 
 
 def row_lengths(embeddings: Embeddings, *, side: str, distance: str, compiled: bool) -> Float64[Tensor, " row"]:
-    """Euclidean length of every row, in the caller's order, where the embeddings live.
+    """Return the Euclidean length of every row, in the caller's order, where the embeddings live.
 
-    Raises UserError naming the first row that is not finite, too long for float64, or under cosine zero or too short.
+    UserError names the first row that is not finite, too long for float64, or under cosine zero or too short.
     """
     array = plain_array(embeddings) if compiled else None
     if array is not None:
@@ -213,83 +214,60 @@ def row_lengths(embeddings: Embeddings, *, side: str, distance: str, compiled: b
         lengths = torch.empty(len(array), dtype=torch.float64)
         exact_lengths(array, lengths.numpy())
     else:
-        squares = torch.cat([tree_sum(torch.square(read(embeddings, index))) for index in _runs(embeddings)])
+        index = torch.arange(len(embeddings), device=device_of(embeddings))
+        pieces = torch.split(index, max(1, ELEMENTS // embeddings.shape[1]))
+        squares = torch.cat([tree_sum(torch.square(read(embeddings, piece))) for piece in pieces])
         # torch's square root on the CPU is a vector routine that may err in the last digit; NumPy's never does.
         lengths = squares.sqrt() if squares.is_cuda else torch.from_numpy(np.sqrt(squares.numpy()))
     usable = lengths <= LONGEST  # False for NaN as well
     if distance == "cosine":
         usable &= lengths >= SHORTEST
-    if not bool(usable.all()):
-        row = int(torch.argmin(usable.to(torch.int8)))
-        raise UserError(_complaint(embeddings, row, float(lengths[row]), side))
-    return lengths
-
-
-def _runs(embeddings: Embeddings) -> Iterator[Int64[Tensor, " row"]]:
-    where = embeddings.device if isinstance(embeddings, Tensor) else torch.device("cpu")
-    rows, step = embeddings.shape[0], max(1, ELEMENTS // embeddings.shape[1])
-    for start in range(0, rows, step):
-        yield torch.arange(start, min(start + step, rows), device=where)
-
-
-def _complaint(embeddings: Embeddings, row: int, length: float, side: str) -> str:
-    where = embeddings.device if isinstance(embeddings, Tensor) else torch.device("cpu")
-    values = read(embeddings, torch.tensor([row], device=where))
-    if not bool(values.isfinite().all()):
-        return f"row {row} of the {side} embeddings holds NaN or infinity: remove it or find out how it was made"
-    if not bool(values.any()):
-        return f"row {row} of the {side} embeddings is all zeros, and has no cosine with anything: remove it"
-    return (
-        f"row {row} of the {side} embeddings has length {length:.3g}: expected {SHORTEST} to {LONGEST}; "
-        "scale the embeddings, which changes no cosine"
+    if bool(usable.all()):
+        return lengths
+    row = int(torch.argmin(usable.to(torch.int8)))
+    values = read(embeddings, torch.tensor([row], device=device_of(embeddings)))
+    what = (
+        f"has length {float(lengths[row]):.3g}: expected {SHORTEST} to {LONGEST}; scale the embeddings, which changes "
+        "no cosine"
     )
+    if not bool(values.isfinite().all()):
+        what = "holds NaN or infinity: remove it or find out how it was made"
+    elif not bool(values.any()):
+        what = "is all zeros, and has no cosine with anything: remove it"
+    raise UserError(f"row {row} of the {side} embeddings {what}")
 
 
 class Vectors:
-    """Rows of one side in a chosen order, given out in pieces: as they came, or as features for products."""
+    """Rows of one side after sorting, given out in pieces: as they came, or as features for products."""
 
     def __init__(
         self,
         embeddings: Embeddings,
         lengths: Float64[Tensor, " row"],
         *,
-        order: Int64[np.ndarray, " position"],
+        order: Int64[np.ndarray, " place"],
         distance: Distance,
     ) -> None:
-        self.embeddings = embeddings
-        self.distance = distance
+        self.embeddings, self.distance = embeddings, distance
         self.order = torch.from_numpy(order).to(lengths.device)
         self.lengths = lengths[self.order]
         self.units = distance.units(self.lengths)
-        self.dim = int(embeddings.shape[1])
+        self.dim, self.device = int(embeddings.shape[1]), lengths.device
 
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the rows live."""
-        return self.lengths.device
-
-    def raw(self, positions: slice | Int64[Tensor, " position"]) -> Float64[Tensor, "position dim"]:
-        """The rows at these positions as they came, in float64."""
-        return read(self.embeddings, self.order[positions])
+    def raw(self, places: slice | Int64[Tensor, " place"]) -> Float64[Tensor, "place dim"]:
+        """Return the rows at these places as they came, in float64."""
+        return read(self.embeddings, self.order[places])
 
     def features(
-        self,
-        positions: slice,
-        dtype: torch.dtype,
-        *,
-        gallery: bool,
-        out: Shaped[Tensor, "position width"] | None = None,
-    ) -> Shaped[Tensor, "position width"]:
-        """Features of the rows at these positions, computed in float64 and rounded to `dtype`; in `out` if given."""
+        self, places: slice, dtype: torch.dtype, *, gallery: bool, out: Shaped[Tensor, "place width"] | None = None
+    ) -> Shaped[Tensor, "place width"]:
+        """Return features of these rows, computed in float64 and rounded to `dtype`; in `out` if given."""
         if out is None:
-            shape = positions.stop - positions.start, self.distance.width(self.dim)
+            shape = places.stop - places.start, self.distance.width(self.dim)
             out = torch.empty(shape, dtype=dtype, device=self.device)
         step = max(1, ELEMENTS // out.shape[1])
-        for start in range(positions.start, positions.stop, step):
-            here = slice(start, min(start + step, positions.stop))
+        for start in range(places.start, places.stop, step):
+            here = slice(start, min(start + step, places.stop))
             piece = self.distance.features(self.raw(here), self.lengths[here], gallery=gallery)
-            out[start - positions.start : here.stop - positions.start] = piece
+            out[start - places.start : here.stop - places.start] = piece
         return out

@@ -83,6 +83,12 @@ class Side:
     labels: Int64[np.ndarray, " row"]
     groups: Int64[np.ndarray, " row"] | None
 
+    @classmethod
+    def of(cls, labels: Integers | None, groups: Integers | None, *, rows: int, side: str) -> "Side":
+        """Return the side of so many rows; without labels each is a class of its own."""
+        given = np.arange(rows) if labels is None else integer_array(labels, name="label", rows=rows, side=side)
+        return cls(given, None if groups is None else integer_array(groups, name="group", rows=rows, side=side))
+
 
 def check_sides(problem: RetrievalProblem) -> tuple[Side, Side]:
     """Return the queries' and the gallery's labels and groups; UserError where the fields do not fit each other."""
@@ -90,7 +96,7 @@ def check_sides(problem: RetrievalProblem) -> tuple[Side, Side]:
     check_embeddings(queries, side="query")
     if problem.labels is None and problem.positives is None:
         raise UserError("labels are missing: give one label per query row, or the positives as a list of pairs")
-    query = _side(problem.labels, problem.groups, rows=len(queries), side="query")
+    query = Side.of(problem.labels, problem.groups, rows=len(queries), side="query")
     if gallery is None:
         for name in ("gallery_labels", "gallery_ids", "gallery_groups"):
             if getattr(problem, name) is not None:
@@ -104,19 +110,10 @@ def check_sides(problem: RetrievalProblem) -> tuple[Side, Side]:
         )
     if problem.gallery_labels is None and problem.positives is None:
         raise UserError("a gallery came without gallery_labels: give one label per gallery row")
-    if (problem.ids is None) != (problem.gallery_ids is None):
-        raise UserError("ids and gallery_ids mark the same item on both sides: give both or neither")
-    if (problem.groups is None) != (problem.gallery_groups is None):
-        raise UserError("groups and gallery_groups hide items of the query's own group: give both or neither")
-    return query, _side(problem.gallery_labels, problem.gallery_groups, rows=len(gallery), side="gallery")
-
-
-def _side(labels: Integers | None, groups: Integers | None, *, rows: int, side: str) -> Side:
-    return Side(
-        # Without labels each query is a class of its own.
-        labels=np.arange(rows) if labels is None else integer_array(labels, name="label", rows=rows, side=side),
-        groups=None if groups is None else integer_array(groups, name="group", rows=rows, side=side),
-    )
+    for name, does in (("ids", "mark the same item on both sides"), ("groups", "hide items of the query's own group")):
+        if (getattr(problem, name) is None) != (getattr(problem, f"gallery_{name}") is None):
+            raise UserError(f"{name} and gallery_{name} {does}: give both or neither")
+    return query, Side.of(problem.gallery_labels, problem.gallery_groups, rows=len(gallery), side="gallery")
 
 
 def rows_without_junk(junk: Integers | None, rows: int) -> Int64[np.ndarray, " kept"]:

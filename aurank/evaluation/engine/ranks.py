@@ -39,8 +39,13 @@ WORKERS = {"cpu": 1, "cuda": 2}
 class Ranks:
     """For each query with a positive, in the caller's order, each of its positives from the best score down.
 
-    Query i owns the entries `offset[i]` to `offset[i + 1]` of the arrays over positives. Equal positives stand in
+    Query i owns the entries `offset[i]` to `offset[i + 1]` of the arrays over positives. Equal positives are in
     gallery order.
+
+    Example:
+        >>> ranks = positive_ranks(np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]), [0, 0, 1])
+        >>> ranks.higher.tolist(), ranks.tied.tolist(), ranks.rank.tolist()
+        ([0, 0], [1, 1], [2, 2])
     """
 
     query: Int64[np.ndarray, " query"]  # row of the query
@@ -185,7 +190,7 @@ def rank_positives(
         tiling = Tiling(
             ordered,
             width=measure.width(left.dim),
-            shared=measure.shared,
+            shared=not measure.squared,
             size=size,
             workers=threads if compiled else WORKERS[kind] * len(devices),
             backend=backend,

@@ -22,7 +22,7 @@ DISTANCES = ("cosine", "dot", "euclidean")
 
 
 def tree_sum(terms: Float64[Tensor, "*shape dim"]) -> Float64[Tensor, "*shape"]:
-    """Sum over the last dimension by folding it in halves; `terms` is overwritten.
+    """Return the sum over the last dimension, by folding it in halves; `terms` is overwritten.
 
     Plain `sum` would not do: its order of addition changes with shape, device and number of threads.
     """
@@ -48,13 +48,8 @@ class Distance:
 
     @property
     def squared(self) -> bool:
-        """Whether the score is a squared difference, not a product."""
+        """Whether the score is a squared difference; then a row's features differ between query and gallery."""
         return self.name == "euclidean"
-
-    @property
-    def shared(self) -> bool:
-        """Whether a row has the same features as a query and as part of the gallery, if both are one set."""
-        return not self.squared
 
     @property
     def factor(self) -> float:
@@ -62,11 +57,11 @@ class Distance:
         return (2.0 if self.squared else 1.0) * self.query_scale * self.gallery_scale
 
     def width(self, dim: int) -> int:
-        """Numbers in a feature."""
+        """Return how many numbers a feature has."""
         return dim + 2 if self.squared else dim
 
     def units(self, lengths: Float64[Tensor, " row"]) -> Float64[Tensor, " row"]:
-        """By what a row's exact sums are divided."""
+        """Return by what each row's exact sums are divided."""
         return lengths if self.name == "cosine" else torch.ones_like(lengths)
 
     def pairs(
@@ -75,7 +70,7 @@ class Distance:
         second: Float64[Tensor, "*#pair dim"],
         units: Float64[Tensor, "*pair"],
     ) -> Float64[Tensor, "*pair"]:
-        """Exact scores of pairs of rows; `units` is the product of both rows' units, and `first` is overwritten."""
+        """Return exact scores of pairs of rows; `units` are the products of their units; `first` is overwritten."""
         if self.squared:
             first.sub_(second)
             return -tree_sum(first.mul_(first)) / units
@@ -84,7 +79,7 @@ class Distance:
     def features(
         self, rows: Float64[Tensor, "row dim"], lengths: Float64[Tensor, " row"], *, gallery: bool
     ) -> Float64[Tensor, "row width"]:
-        """Features of rows of one side; `rows` is overwritten."""
+        """Return features of rows of one side; `rows` is overwritten."""
         if self.name == "cosine":
             return rows.div_(lengths[:, None])
         scale = self.gallery_scale if gallery else self.query_scale
@@ -96,7 +91,7 @@ class Distance:
         return torch.cat([rows, one, square] if gallery else [rows, square, one], dim=1)
 
     def error(self, dim: int, dtype: torch.dtype) -> float:
-        """Largest distance of a product of two `dtype` features from score / factor, whatever the order of summation.
+        """Return how far a product of two `dtype` features may be from score / factor, in any order of summation.
 
         A sum of n products errs by at most gamma(n) = n u / (1 - n u) times the sum of their sizes (Higham, Accuracy
         and Stability of Numerical Algorithms, section 3.1). That sum is at most 1 by Cauchy-Schwarz, and 2 for the
@@ -113,7 +108,7 @@ class Distance:
 
 
 def make_distance(name: str, longest_query: float, longest_gallery: float) -> Distance:
-    """The Distance for rows of at most these lengths; UserError for a name that is none."""
+    """Return the Distance for rows of at most these lengths; UserError for an unknown name."""
     if name not in DISTANCES:
         raise UserError(f"distance must be one of {', '.join(DISTANCES)}; got {name!r}")
     if name == "cosine":
@@ -125,16 +120,16 @@ def make_distance(name: str, longest_query: float, longest_gallery: float) -> Di
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """float32 products at full precision and no graph inside; the caller's settings again afterwards."""
-    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+    """Compute float32 products at full precision and no graph inside; restore the caller's settings afterwards."""
+    switches: list[Any] = []
+    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # torch 2.9 and later
         mkldnn: Any = torch.backends.mkldnn
         switches = [torch.backends.cuda.matmul, mkldnn.matmul]
-        before = [switch.fp32_precision for switch in switches]
-        for switch in switches:
-            switch.fp32_precision = "ieee"
-    else:
-        switches, before = [], []
-        precision = torch.get_float32_matmul_precision()
+    before = [switch.fp32_precision for switch in switches]
+    precision = None if switches else torch.get_float32_matmul_precision()
+    for switch in switches:
+        switch.fp32_precision = "ieee"
+    if precision is not None:
         torch.set_float32_matmul_precision("highest")
     try:
         with torch.no_grad():
@@ -142,13 +137,13 @@ def full_precision() -> Iterator[None]:
     finally:
         for switch, value in zip(switches, before, strict=True):
             switch.fp32_precision = value
-        if not switches:
+        if precision is not None:
             torch.set_float32_matmul_precision(precision)
 
 
 @contextmanager
 def one_thread_each(wanted: bool) -> Iterator[None]:
-    """If wanted, every thread computes by itself inside: tiles are shared out among threads, not what is done to one.
+    """Let every thread compute by itself inside, if wanted: tiles are shared out among threads, not what is in one.
 
     Threads that wait for each other within many small operations took ten times the work on a busy machine.
     """
