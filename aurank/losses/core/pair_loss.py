@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.errors import AurankWarning, UserError
-from aurank.losses.core.checks import Number, check_device
+from aurank.losses.core.checks import Number, require_kind
 from aurank.losses.core.distributed import Distributed, Gather
 from aurank.losses.core.dtypes import without_autocast
 from aurank.losses.core.from_pml import (
@@ -21,6 +21,7 @@ from aurank.losses.core.from_pml import (
 )
 from aurank.losses.core.loss_inputs import Inputs, TakesInputs
 from aurank.losses.core.pairs import Pairs, make_pairs
+from aurank.losses.core.row_table import check_device
 
 
 class PairLossOptions(TypedDict, total=False):
@@ -145,9 +146,3 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         if values.ndim == 0:
             return {"losses": values, "indices": None, "reduction_type": "already_reduced"}
         return {"losses": values[rows], "indices": rows, "reduction_type": "element", "divisor": len(rows)}
-
-
-def require_kind(name: str, value: object, kind: type) -> None:
-    """Nothing; UserError unless the value is None or of PML's kind."""
-    if value is not None and not isinstance(value, kind):
-        raise UserError(f"{name} must be a pytorch-metric-learning {kind.__name__}, got {value!r}")

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import describe
+from aurank.losses.core.checks import is_integer, kind_of
 from aurank.losses.core.dtypes import in_common_precision, to_device_of, without_autocast
 from aurank.losses.core.from_pml import BaseDistance, CosineSimilarity
 from aurank.losses.core.loss_inputs import Inputs
@@ -290,12 +290,12 @@ def as_pairs(mined: Sequence[Tensor]) -> Sequence[Tensor]:
 def check_mined(mined: Sequence[Tensor], shape: Sequence[int]) -> None:
     """Nothing; UserError unless rows and columns are integers, pair up and lie within masks of this shape."""
     for values in mined:
-        if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
-            raise UserError(f"indices_tuple must hold integers, rows of the batch, got {describe(values)}")
+        if not is_integer(values):
+            raise UserError(f"indices_tuple must hold integers, rows of the batch, got {kind_of(values)}")
     for rows, columns in zip(mined[::2], mined[1::2], strict=True):
         if rows.shape != columns.shape or rows.ndim != 1:
             raise UserError(
-                f"indices_tuple must hold tensors that pair up one by one, got {describe(rows)} and {describe(columns)}"
+                f"indices_tuple must hold tensors that pair up one by one, got {kind_of(rows)} and {kind_of(columns)}"
             )
     sides = (*zip(("embeddings", "references"), shape, strict=True),) * 2
     outside = [(values < 0) | (values >= size) for values, (_, size) in zip(mined, sides, strict=True)]

@@ -11,13 +11,28 @@ from torch import Tensor, distributed, nn
 from aurank.errors import UserError
 from aurank.losses.core.distributed import gather_rows, world_size
 
+HALF = (torch.float16, torch.bfloat16)
+
 
 def writes(module: nn.Module) -> bool:
-    """True if a call may change what the module keeps: in training mode, unless gradients are disabled.
+    """Return whether a call may change what the module keeps: in training mode, unless gradients are disabled.
 
     Loops that put only the model in evaluation mode validate with a loss in training mode, without gradients.
     """
     return module.training and torch.is_grad_enabled()
+
+
+def check_device(loss: nn.Module, embeddings: Tensor) -> None:
+    """Raise UserError if the state of the loss is not where the embeddings are, except tables kept on the host."""
+    for part in loss.modules():
+        if isinstance(part, RowTable) and part.on_host:
+            continue
+        for state in part.buffers(recurse=False):
+            if state.device != embeddings.device:
+                raise UserError(
+                    f"{type(loss).__name__} is on {state.device} and the embeddings are on {embeddings.device}: "
+                    f"move it there, loss.to({str(embeddings.device)!r})"
+                )
 
 
 class FullPrecision(nn.Module):
@@ -29,10 +44,10 @@ class FullPrecision(nn.Module):
         before |= dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, value in self.named_buffers(recurse=False):
-            if value.dtype in (torch.float16, torch.bfloat16):
+            if value.dtype in HALF:
                 setattr(self, name, before[name].to(value.device))
         for name, parameter in self.named_parameters(recurse=False):
-            if parameter.dtype in (torch.float16, torch.bfloat16):
+            if parameter.dtype in HALF:
                 parameter.data = before[name].to(parameter.device)
         return self
 
@@ -49,7 +64,7 @@ class FullPrecision(nn.Module):
 
 
 class Counters:
-    """A module's whole numbers that say where it stands: attributes on the host, in COUNTERS, saved as one tensor.
+    """A module's whole numbers on the host: the attributes named in COUNTERS, saved as one tensor.
 
     Checkpoints hold tensors only, as safetensors and the frameworks that use it ask for.
     """
@@ -57,11 +72,11 @@ class Counters:
     COUNTERS: ClassVar[tuple[str, ...]] = ()
 
     def get_extra_state(self) -> Int64[Tensor, " counter"]:
-        """The numbers in their order, for `state_dict`."""
+        """Return the numbers in their order, for `state_dict`."""
         return torch.tensor([getattr(self, name) for name in self.COUNTERS])
 
     def set_extra_state(self, state: Tensor | dict[str, int]) -> None:
-        """Nothing; goes on from there. A dict by name is what was saved before."""
+        """Take over saved numbers; earlier versions saved a dict by name."""
         numbers = [state[name] for name in self.COUNTERS] if isinstance(state, dict) else state.flatten().tolist()
         if len(numbers) != len(self.COUNTERS):
             raise UserError(
@@ -73,12 +88,16 @@ class Counters:
 
 
 class Staging:
-    """The rows that one batch reads and writes, on its device.
+    """The rows of a table in host memory that one batch reads and writes, on the batch's device.
 
     Neither way makes the host wait: copies go through pinned memory, and what was sent back is only asked for when the
     next batch is fetched, a step later.
 
-    rows, seen: the table. ids: rows of it, on the host; repetitions are fetched once.
+    Args:
+        rows: the table.
+        seen: its marks.
+        ids: rows of it, on the host; repetitions are fetched once.
+        device: of the batch.
     """
 
     def __init__(
@@ -95,12 +114,12 @@ class Staging:
         self.returning: tuple[Tensor, Tensor] | None = None
         self.event: torch.cuda.Event | None = None
 
-    def places(self, index: Int64[Tensor, " entry"]) -> Int64[Tensor, " entry"]:
-        """Where rows of the table are among those fetched; every one asked for has to be."""
-        return torch.searchsorted(self.ids, index)
+    def index(self, ids: Int64[Tensor, " entry"]) -> Int64[Tensor, " entry"]:
+        """Return where rows of the table are among those fetched; every one asked for has to be."""
+        return torch.searchsorted(self.ids, ids)
 
     def send_back(self) -> None:
-        """Nothing; the rows as they are now set out for the host."""
+        """Start copying the rows to the host."""
         rows, seen = (self._host_like(values).copy_(values, non_blocking=True) for values in (self.rows, self.seen))
         self.returning = rows, seen
         if self.device.type == "cuda":
@@ -108,7 +127,7 @@ class Staging:
             self.event.record()
 
     def returned(self) -> tuple[Tensor, Tensor] | None:
-        """The rows that were sent back and whether they are seen, on the host, once; None where none were."""
+        """Return the rows that were sent back and their marks, on the host, once; None where none were."""
         if self.event is not None:
             self.event.synchronize()
         found, self.returning, self.event = self.returning, None, None
@@ -127,10 +146,22 @@ class RowTable(FullPrecision):
     """A table of moving averages, one row per class or sample; a row's first value is copied, not averaged.
 
     Buffers: `rows` [row, width] and `seen` [row], False until a row is first written. Rows are float32, also after
-    `.half()` or `.bfloat16()`, which would swallow small steps, and float64 after `.double()`.
+    `.half()` or `.bfloat16()`, and float64 after `.double()`.
 
-    A table with `on_host` True stays in host memory when its module moves. A batch's rows are then fetched by
-    `prefetch` before they are read, kept where the batch is, and written back behind it; `settle` waits for the last.
+    Args:
+        num_rows: classes or samples.
+        width: numbers per row.
+        start: what every row holds from the beginning, as if seen; None: zeros, unseen.
+        logarithms: rows and values are logarithms; what they are logarithms of is averaged.
+        on_host: stay in host memory when the module moves. A batch's rows are fetched by `prefetch` before they are
+            read, kept where the batch is, and written back behind it; `settle` waits for the last.
+
+    Example:
+        >>> table = RowTable(num_rows=3, width=1)
+        >>> table.update(torch.tensor([2, 2]), torch.tensor([[1.0], [3.0]]), rate=0.5)
+        >>> table.update(torch.tensor([2]), torch.tensor([[4.0]]), rate=0.5)
+        >>> table.rows.flatten().tolist(), table.seen.tolist()
+        ([0.0, 0.0, 3.0], [False, False, True])
     """
 
     rows: Tensor
@@ -145,10 +176,6 @@ class RowTable(FullPrecision):
         logarithms: bool = False,
         on_host: bool = False,
     ) -> None:
-        """`start`: what every row holds from the beginning, as if seen; else rows are zero and unseen.
-
-        logarithms: rows and values are logarithms, and what is averaged is what they are logarithms of.
-        """
         super().__init__()
         self.logarithms = logarithms
         self.on_host = on_host
@@ -160,21 +187,21 @@ class RowTable(FullPrecision):
         self.register_buffer("seen", torch.full((num_rows,), seen, device=device))
 
     def read(self, index: Int64[Tensor, " entry"]) -> tuple[Float[Tensor, "entry width"], Bool[Tensor, " entry"]]:
-        """The rows asked for, and whether each has ever been written."""
+        """Return the rows asked for, and whether each has ever been written."""
         if self._staging is None:
             return self.rows[index], self.seen[index]
-        places = self._staging.places(index)
-        return self._staging.rows[places], self._staging.seen[places]
+        index = self._staging.index(index)
+        return self._staging.rows[index], self._staging.seen[index]
 
     def prefetch(self, ids: Int64[Tensor, " entry"], device: torch.device) -> None:
-        """Nothing; fetches rows (ids on the host) that a batch on the device will use, if the table is on the host."""
+        """Fetch the rows that a batch on the device will use (ids on the host), if the table is on the host."""
         if self.on_host:
             self.settle()
             self._staging = Staging(self.rows, self.seen, ids, device)
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Nothing; what batches wrote is in `rows` and `seen`, as it always is in a table that is not `on_host`."""
+        """Wait until `rows` and `seen` hold what batches wrote, as they always do without `on_host`."""
         staging, self._staging = self._staging, None
         returned = None if staging is None else staging.returned()
         if staging is not None and returned is not None:
@@ -184,7 +211,7 @@ class RowTable(FullPrecision):
     def blended(
         self, index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"], *, rate: float
     ) -> Float[Tensor, "entry width"]:
-        """(1 − rate)·row + rate·value for each entry by itself, or its value where the row was never written."""
+        """Return (1 − rate)·row + rate·value for each entry by itself, its value where the row was never written."""
         old, seen = self.read(index)
         if self.logarithms:
             kept = math.log1p(-rate) if rate < 1 else -math.inf
@@ -202,11 +229,16 @@ class RowTable(FullPrecision):
         rate: float,
         is_shared: bool = False,
     ) -> None:
-        """Nothing; row ← (1 − rate)·row + rate·value, or the value itself for a row not seen before.
+        """Set row ← (1 − rate)·row + rate·value, or the value itself for a row not seen before.
 
         Several entries for one row are averaged first, to the same bits in any order. With torch.distributed, the
-        entries of all ranks count, and every rank must call, if only with none; `is_shared` says that each rank has
-        them all already. Values not finite are left out.
+        entries of all ranks count, and every rank must call, if only with none. Values not finite are left out.
+
+        Args:
+            index: row of each entry.
+            values: of each entry.
+            rate: share of the new value.
+            is_shared: each rank has the entries of all ranks already.
         """
         values = values.detach().to(self.rows.dtype)
         index, values = self.gathered(index, values, is_shared=is_shared)
@@ -218,7 +250,7 @@ class RowTable(FullPrecision):
     def gathered(
         self, index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"], *, is_shared: bool
     ) -> tuple[Int64[Tensor, " total"], Float[Tensor, "total width"]]:
-        """The entries of all ranks, which must all call; `is_shared` says that each rank has them all already."""
+        """Return the entries of all ranks, which must all call, or the rank's own with `is_shared`."""
         if not is_shared:
             index, values = gather_entries(index, values)
             if self.on_host and world_size() > 1:
@@ -228,21 +260,21 @@ class RowTable(FullPrecision):
     def mean(
         self, index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"]
     ) -> tuple[Float[Tensor, "entry width"], Bool[Tensor, " entry"]]:
-        """For each entry the mean over all finite entries of its row, and whether there is one."""
+        """Return for each entry the mean over all finite entries of its row, and whether there is one."""
         return (log_mean_by_row if self.logarithms else mean_by_row)(index, values)
 
     @torch.no_grad()
     def write(
         self, index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"], wanted: Bool[Tensor, " entry"]
     ) -> None:
-        """Nothing; puts values into rows where wanted. Entries of one row must be equal."""
+        """Put values into rows where wanted. Entries of one row must be equal."""
         old, seen = self.read(index)
         new = torch.where(wanted[:, None], values, old), seen | wanted
         if self._staging is None:
             self._put(index, *new)
             return
-        places = self._staging.places(index)
-        self._staging.rows[places], self._staging.seen[places] = new
+        index = self._staging.index(index)
+        self._staging.rows[index], self._staging.seen[index] = new
         self._staging.send_back()
 
     def _put(self, index: Tensor, rows: Tensor, seen: Tensor) -> None:
@@ -251,13 +283,13 @@ class RowTable(FullPrecision):
         self.rows[index], self.seen[index] = rows, seen
 
     def mark(self) -> None:
-        """Nothing; from here on, what is overwritten is remembered for `take_back`, until the next mark."""
+        """Remember from here on what is overwritten, until the next mark."""
         self.settle()
         self._before = []
 
     @torch.no_grad()
     def take_back(self) -> None:
-        """Nothing; the table is again as it was at the mark."""
+        """Restore the table of the mark."""
         self.settle()
         while self._before:
             index, rows, seen = self._before.pop()
@@ -288,9 +320,9 @@ class RowTable(FullPrecision):
 def mean_by_row(
     index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"]
 ) -> tuple[Float[Tensor, "entry width"], Bool[Tensor, " entry"]]:
-    """For each entry the mean over all finite entries of its row, and whether there is one.
+    """Return for each entry the mean over all finite entries of its row, and whether there is one.
 
-    Sums are taken in integers: those add up to the same bits in any order, so neither the order of a batch, nor a GPU's
+    Sums are taken in integers, which add up to the same bits in any order: neither the order of a batch, nor a GPU's
     atomic additions, nor the order of the ranks shows, and the tables of all ranks stay equal.
     """
     finite = values.isfinite().all(dim=1)
@@ -308,7 +340,7 @@ def mean_by_row(
 def log_mean_by_row(
     index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"]
 ) -> tuple[Float[Tensor, "entry width"], Bool[Tensor, " entry"]]:
-    """As `mean_by_row` for logarithms: log of the mean of exp, which neither overflows nor vanishes."""
+    """Do as `mean_by_row` for logarithms: log of the mean of exp, which neither overflows nor vanishes."""
     finite = values.isfinite().all(dim=1)
     known = values.masked_fill(~finite[:, None], -torch.inf)
     group = group_entries(index)
@@ -320,14 +352,14 @@ def log_mean_by_row(
 
 
 def group_entries(index: Int64[Tensor, " entry"]) -> Int64[Tensor, " entry"]:
-    """A number below the number of entries for each entry, the same for entries of the same row."""
+    """Return a number below the number of entries for each entry, the same for entries of the same row."""
     ordered, order = index.sort()
     starts = torch.cat([torch.zeros_like(ordered[:1]), (ordered[1:] != ordered[:-1]).to(torch.int64)])
     return torch.empty_like(index).scatter_(0, order, starts.cumsum(0))
 
 
 def power_of_two(exponent: Int[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
-    """2 to an integer power in float64, exactly: pow and exp2 promise only to come close."""
+    """Return 2 to an integer power in float64, exactly: pow and exp2 promise only to come close."""
     biased = exponent.to(torch.int64).clamp(-1022, 1023) + 1023
     return (biased << 52).view(torch.float64)
 
@@ -335,10 +367,7 @@ def power_of_two(exponent: Int[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
 def gather_entries(
     index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"]
 ) -> tuple[Int64[Tensor, " total"], Float[Tensor, "total width"]]:
-    """The entries of all ranks, in the order of the ranks; one process's own where there is one.
-
-    Ranks may bring different numbers of entries: the numbers are exchanged first, which the host waits for.
-    """
+    """Return the entries of all ranks, in the order of the ranks. Their numbers are exchanged first."""
     if world_size() == 1:
         return index, values
     own = torch.tensor([len(index)], device=index.device)

@@ -10,12 +10,14 @@ from aurank.losses.core.dtypes import to_device_of
 
 
 class SavedGenerator(nn.Module):
-    """A random generator whose place in its sequence is part of `state_dict`, so that a resumed run draws the same.
+    """A random generator whose position in its sequence is part of `state_dict`, so that a resumed run draws the same.
 
     Numbers are drawn on the host in float32, so neither the device nor the precision of the loss changes them, and
     processes that start from one seed and see one batch draw the same.
 
-    seed: where the generator starts; generator: one of the caller's on the host, in place of the seed.
+    Args:
+        seed: start of the sequence.
+        generator: one of the caller's on the host, in place of the seed.
     """
 
     def __init__(self, seed: int, generator: torch.Generator | None = None) -> None:
@@ -27,17 +29,17 @@ class SavedGenerator(nn.Module):
         self.generator = torch.Generator().manual_seed(seed) if generator is None else generator
 
     def normal(self, shape: Sequence[int], *, like: Tensor) -> Tensor:
-        """Numbers from N(0, 1) with the other tensor's type, on its device."""
+        """Return numbers from N(0, 1) with the other tensor's type, on its device."""
         return self._draw(torch.randn, shape, like)
 
     def uniform(self, shape: Sequence[int], *, like: Tensor) -> Tensor:
-        """Numbers from [0, 1) with the other tensor's type, on its device."""
+        """Return numbers from [0, 1) with the other tensor's type, on its device."""
         return self._draw(torch.rand, shape, like)
 
     def on_device(self, device: torch.device) -> torch.Generator | None:
-        """A generator on the device for draws too many to send there, the same one each time until `advance`.
+        """Return a generator on the device for draws too many to send there, seeded by the next number here.
 
-        It is seeded by this one's next number. None on the meta device, where nothing is drawn.
+        It is the same one each time until `advance`. None on the meta device, where nothing is drawn.
         """
         if device.type == "meta":
             return None
@@ -46,7 +48,7 @@ class SavedGenerator(nn.Module):
         return torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=ahead)))
 
     def advance(self) -> None:
-        """Nothing; `on_device` goes on to the next number."""
+        """Let `on_device` go on to the next number."""
         torch.randint(2**62, (), generator=self.generator)
 
     def _draw(self, source: Callable[..., Tensor], shape: Sequence[int], like: Tensor) -> Tensor:
@@ -54,9 +56,9 @@ class SavedGenerator(nn.Module):
         return to_device_of(like, numbers).to(like.dtype)
 
     def get_extra_state(self) -> Tensor:
-        """Where the generator stands, for `state_dict`."""
+        """Return the generator's state, for `state_dict`."""
         return self.generator.get_state()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Nothing; the generator goes on from there."""
+        """Go on from a saved state."""
         self.generator.set_state(state.cpu())

@@ -12,11 +12,11 @@ from aurank.losses.core.checks import Number, as_number, require_choice, require
 from aurank.losses.core.from_pml import BaseDistance
 from aurank.losses.core.keyed_loss import query_ids
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.core.reencoding import embedded_anew, row_similarity
 from aurank.losses.core.saved_generator import SavedGenerator
-from aurank.losses.core.tagged_table import NONE, TaggedTable
 from aurank.losses.core.training_protocols import EmbedByIds
 from aurank.losses.global_contrastive._metropolis import occupancy, rows_at_a_time
+from aurank.losses.global_contrastive._reencoding import embedded_anew, row_similarity
+from aurank.losses.global_contrastive._tagged_table import NONE, TaggedTable
 
 OutsideState = Literal["stored", "restart", "reencode"]
 

@@ -15,11 +15,11 @@ from aurank.losses.core.log_mean_exp import attraction
 from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.pair_loss import PairLossOptions
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.core.reencoding import embedded_anew, row_similarity
 from aurank.losses.core.row_table import Counters, writes
 from aurank.losses.core.saved_generator import SavedGenerator
-from aurank.losses.core.tagged_table import TaggedTable
 from aurank.losses.core.training_protocols import EmbedByIds
+from aurank.losses.global_contrastive._reencoding import embedded_anew, row_similarity
+from aurank.losses.global_contrastive._tagged_table import TaggedTable
 from aurank.losses.global_contrastive.markov_chain import chunks
 
 OutsideNegative = Literal["stored", "reencode"]

@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from aurank.losses.core.checks import Number, check_device, require_whole
+from aurank.losses.core.checks import Number, require_whole
 from aurank.losses.core.dtypes import without_autocast
 from aurank.losses.core.from_pml import BaseDistance
 from aurank.losses.core.loss_inputs import read_inputs
 from aurank.losses.core.pairs import make_pairs
-from aurank.losses.core.row_table import writes
+from aurank.losses.core.row_table import check_device, writes
 from aurank.losses.core.training_protocols import EmbedByIds
 from aurank.losses.global_contrastive.emc2 import EMC2Loss
 from aurank.losses.global_contrastive.markov_chain import OutsideState, Walk

@@ -11,7 +11,7 @@ from aurank.errors import UserError
 from aurank.losses.core.checks import (
     Number,
     check_labels_in_range,
-    describe,
+    kind_of,
     require_choice,
     require_fraction,
     require_positive,
@@ -208,7 +208,7 @@ def check_class_counts(class_counts: Tensor | Iterable[Any]) -> Int64[Tensor, " 
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"{expected}; got {type(class_counts).__name__} ({error})") from error
     if counts.ndim != 1 or len(counts) == 0 or counts.is_floating_point() or counts.dtype == torch.bool:
-        raise UserError(f"{expected}; got {describe(counts)}")
+        raise UserError(f"{expected}; got {kind_of(counts)}")
     if int(counts.min()) < 0 or int(counts.max()) == 0:
         raise UserError(f"class_counts must be >= 0 and not all 0, got {int(counts.min())}..{int(counts.max())}")
     return counts.long().clone()

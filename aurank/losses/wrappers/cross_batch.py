@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import check_device, describe, require_module, require_whole
+from aurank.losses.core.checks import kind_of, require_loss, require_whole
 from aurank.losses.core.distributed import Distributed, Gather, world_size
 from aurank.losses.core.dtypes import in_common_precision, to_device_of
 from aurank.losses.core.from_pml import convert_to_triplets, pml_losses
 from aurank.losses.core.keyed_loss import KeyedLoss
 from aurank.losses.core.loss_inputs import Inputs, Mined, TakesInputs, read_inputs
 from aurank.losses.core.pairs import as_pairs, check_mined
-from aurank.losses.core.row_table import FullPrecision, writes
+from aurank.losses.core.row_table import FullPrecision, check_device, writes
 from aurank.losses.wrappers.pml import all_pairs, call_loss
 
 UNKNOWN = -1  # the id of a row that came without one
@@ -102,7 +102,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
             ("start_at", start_at, 0),
         ):
             require_whole(name, value, least=least)
-        require_module("loss", loss)
+        require_loss("loss", loss)
         for part in loss.modules():
             if type(part).__module__.startswith(pml_losses.__name__) and type(part).__name__ not in TAKEN_BY_PML:
                 raise UserError(f"{type(part).__name__} of pytorch-metric-learning takes no references, so no memory")
@@ -333,7 +333,7 @@ def with_keys(inputs: Inputs, is_key: Tensor) -> Inputs:
     rows = len(inputs.embeddings)
     if not isinstance(is_key, Tensor) or is_key.dtype != torch.bool or is_key.shape != (rows,):
         raise UserError(
-            f"enqueue_mask must be {rows} of True and False, one per embedding, got {describe(is_key)}; "
+            f"enqueue_mask must be {rows} of True and False, one per embedding, got {kind_of(is_key)}; "
             "CrossBatchMemory brings its own references, so ref_emb has no place"
         )
     if isinstance(inputs.indices_tuple, Sequence):

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import require_module
+from aurank.losses.core.checks import require_loss
 from aurank.losses.core.distributed import Distributed, Gather
 from aurank.losses.core.loss_inputs import Inputs, TakesInputs
 from aurank.losses.wrappers.pml import call_loss
@@ -37,7 +37,7 @@ class MultipleLosses(TakesInputs, nn.Module):
             raise UserError(f"losses must be a list or a dict of losses, got {type(losses).__name__}")
         named = by_name("losses", losses, losses)
         for name, loss in named.items():
-            require_module(f"losses[{name!r}]", loss)
+            require_loss(f"losses[{name!r}]", loss)
         self.losses = nn.ModuleDict(named)
         self.weights = dict.fromkeys(named, 1.0) if weights is None else by_name("weights", weights, losses)
         if set(self.weights) != set(named):

@@ -8,7 +8,14 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from aurank.losses.core.checks import Number, require_choice, require_finite, require_module, require_positive
+from aurank.losses.core.checks import (
+    Number,
+    require_choice,
+    require_finite,
+    require_kind,
+    require_loss,
+    require_positive,
+)
 from aurank.losses.core.distributed import Distributed, Gather
 from aurank.losses.core.dtypes import in_common_precision, to_device_of, without_autocast
 from aurank.losses.core.from_pml import (
@@ -20,7 +27,6 @@ from aurank.losses.core.from_pml import (
     pml_losses,
 )
 from aurank.losses.core.loss_inputs import Inputs, TakesInputs
-from aurank.losses.core.pair_loss import require_kind
 from aurank.losses.core.pairs import as_pairs, check_mined
 
 Reduction = Literal["sum", "batch", "pml"]
@@ -36,7 +42,7 @@ class PMLLoss(TakesInputs, nn.Module):
 
     def __init__(self, loss: nn.Module, *, distributed: Distributed = None) -> None:
         super().__init__()
-        require_module("loss", loss)
+        require_loss("loss", loss)
         self.loss = loss
         self.gather = Gather(distributed)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from aurank.losses.core.tagged_table import TaggedTable
 from aurank.losses.global_contrastive._metropolis import TABLE_BYTES, next_above, occupancy, path, rows_at_a_time
+from aurank.losses.global_contrastive._tagged_table import TaggedTable
 
 
 def given(number: int, *, ties: bool, chains: int = 12) -> tuple[Tensor, Tensor, Tensor, Tensor]:

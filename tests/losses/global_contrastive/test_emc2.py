@@ -14,7 +14,7 @@ from torch import Tensor, distributed, multiprocessing
 
 from aurank.errors import UserError
 from aurank.losses import EMC2Loss, EMC2Miner
-from aurank.losses.core.tagged_table import TaggedTable
+from aurank.losses.global_contrastive._tagged_table import TaggedTable
 from aurank.losses.global_contrastive.markov_chain import Chains
 from aurank.training.callbacks import Reencode, offer_reencoding
 

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import describe
+from aurank.losses.core.checks import kind_of
 from aurank.losses.core.distributed import gather_rows, world_size
 from aurank.losses.core.from_pml import BaseDistance
 from aurank.losses.core.training_protocols import EmbedByIds
@@ -44,12 +44,12 @@ def embedded_anew(
     rows, place = torch.unique(ids, return_inverse=True)
     world = world_size() if is_shared else 1
     parts = rows.tensor_split(world)
-    mine = parts[torch.distributed.get_rank() if world > 1 else 0].cpu()
-    embeddings = reencode(mine) if len(mine) else like.new_zeros(0, like.shape[1])
-    if not isinstance(embeddings, Tensor) or embeddings.shape != (len(mine), like.shape[1]):
+    own = parts[torch.distributed.get_rank() if world > 1 else 0].cpu()
+    embeddings = reencode(own) if len(own) else like.new_zeros(0, like.shape[1])
+    if not isinstance(embeddings, Tensor) or embeddings.shape != (len(own), like.shape[1]):
         raise UserError(
-            f"reencode must return embeddings of shape [{len(mine)}, {like.shape[1]}] for {len(mine)} ids, "
-            f"got {describe(embeddings)}"
+            f"reencode must return embeddings of shape [{len(own)}, {like.shape[1]}] for {len(own)} ids, "
+            f"got {kind_of(embeddings)}"
         )
     embeddings = embeddings.to(like)
     return (embeddings if world == 1 else gather_rows(embeddings, [len(part) for part in parts]))[place]
