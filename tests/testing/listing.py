@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 
@@ -70,29 +71,41 @@ def relevance(items: Sequence[Item]) -> list[bool]:
 
 def expected(items: Sequence[Item], name: str, *, k: int = 0, ties: str = "threshold") -> float:
     """The metric of one query, by going through its sorted list; `name` is written with {k}."""
+    return _expected(tuple(items), name, k if "{k}" in name else 0, ties if name == "mauprc" else "")
+
+
+@cache
+def _sorted(items: tuple[Item, ...]) -> tuple[list[bool], list[bool], list[int], list[float], list[float]]:
+    """The list and the best one, the ranks of positives with the precision at each, and gains by place."""
     found = relevance(items)
-    count = sum(found)
+    ranks = [rank for rank, is_positive in enumerate(found, 1) if is_positive]
+    precisions = [place / rank for place, rank in enumerate(ranks, 1)]
+    return found, sorted(found, reverse=True), ranks, precisions, [1 / math.log2(at + 2) for at in range(len(found))]
+
+
+@cache
+def _expected(items: tuple[Item, ...], name: str, k: int, ties: str) -> float:
     if name == "mauprc":
         return average_precision(items, ties)
+    found, best, ranks, precisions, gain = _sorted(items)
+    count = len(ranks)
     if name == "auroc":
-        pairs = [s > t for s, positive in items if positive for t, other in items if not other]
-        return sum(pairs) / len(pairs) if pairs else 1.0
-    ranks = [rank for rank, is_positive in enumerate(found, 1) if is_positive]
+        negatives = len(items) - count
+        lost = sum(other >= s for s, positive in items if positive for other, p in items if not p)
+        return 1 - lost / (count * negatives) if negatives else 1.0
     cut = {"map@r": count, "r_precision": count, "ndcg": len(items)}.get(name, k)
-    precisions = [sum(found[:rank]) / rank for rank in ranks if rank <= cut]
-    gain = [1 / math.log2(place + 2) for place in range(len(found))]
-    best = sorted(found, reverse=True)
-    return float(
-        {
-            "recall@{k}": lambda: any(found[:cut]),
-            "precision@{k}": lambda: sum(found[:cut]) / cut,
-            "coverage@{k}": lambda: sum(found[:cut]) / count,
-            "mrr@{k}": lambda: next((1 / rank for rank in ranks if rank <= cut), 0),
-            "map@{k}(min)": lambda: sum(precisions) / min(cut, count),
-            "map@{k}(r)": lambda: sum(precisions) / count,
-            "map@r": lambda: sum(precisions) / count,
-            "r_precision": lambda: sum(found[:cut]) / count,
-            "mrr": lambda: 1 / ranks[0],
-            "minp": lambda: count / ranks[-1],
-        }.get(name, lambda: np.dot(found[:cut], gain[:cut]) / np.dot(best[:cut], gain[:cut]))()
-    )
+    reached = sum(p for p, rank in zip(precisions, ranks, strict=True) if rank <= cut)
+    if name.startswith("ndcg"):
+        return float(np.dot(found[:cut], gain[:cut]) / np.dot(best[:cut], gain[:cut]))
+    return {
+        "recall@{k}": lambda: float(any(found[:cut])),
+        "precision@{k}": lambda: sum(found[:cut]) / cut,
+        "coverage@{k}": lambda: sum(found[:cut]) / count,
+        "mrr@{k}": lambda: 1 / ranks[0] if ranks[0] <= cut else 0.0,
+        "map@{k}(min)": lambda: reached / min(cut, count),
+        "map@{k}(r)": lambda: reached / count,
+        "map@r": lambda: reached / count,
+        "r_precision": lambda: sum(found[:cut]) / count,
+        "mrr": lambda: 1 / ranks[0],
+        "minp": lambda: count / ranks[-1],
+    }[name]()
