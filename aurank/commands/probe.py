@@ -18,7 +18,7 @@ from aurank.commands.evaluate import (
     split_name,
 )
 from aurank.data import Manifest
-from aurank.data.checks.repeated import repeated_image
+from aurank.data.checks.doctor import repeated_image
 from aurank.embedding.embed import Embedded
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.read_manifest import read_whole

@@ -27,13 +27,15 @@ _COLOURS = {1: "L", 3: "RGB", 4: "RGBA"}
 def decode(
     source: ImageSource, path: str, channels: int | None, *, max_pixels: int = MAX_PIXELS
 ) -> UInt8[np.ndarray, "height width channel"]:
-    """Returns the pixels of one image, upright, as 1 (grey), 3 (RGB) or 4 (RGBA) channels; None keeps the file's own.
+    """Return the pixels of one image, upright, as 1 (grey), 3 (RGB) or 4 (RGBA) channels; None keeps the file's own.
 
     1-bit, grey, 16-bit (its upper 8 bits), palette, CMYK and other files are converted; what is transparent is laid on
     white unless 4 channels are asked for; the EXIF orientation is applied; of an animation the first frame is taken. An
     .npy file holds a uint8 array [height, width] or [height, width, channel] with any number of channels.
-    Raises UserError naming the file when it is missing, corrupt, cannot be converted, has more than `max_pixels`, or
-    is so long a strip that its shorter side cannot be enlarged; no pixel is decoded then.
+
+    Raises:
+        UserError: names the file when it is missing, corrupt, cannot be converted, has more than `max_pixels`, or is so
+            long a strip that its shorter side cannot be enlarged; no pixel is decoded then.
     """
     data = source.read_bytes(path)
     try:
@@ -45,26 +47,21 @@ def decode(
     except UserError as error:
         raise UserError(f"image {path!r} in {source.where}: {error}") from None
     except Image.DecompressionBombError:
-        raise UserError(
-            f"image {path!r} in {source.where} has more than 178,956,970 pixels, the most that Pillow reads, and more "
-            f"than data.max_pixels={max_pixels:,}; reduce it, or set data.on_error=skip"
-        ) from None
+        said = (
+            "has more than 178,956,970 pixels, the most that Pillow reads, and more than "
+            f"data.max_pixels={max_pixels:,}; reduce it"
+        )
     except UnidentifiedImageError:
-        raise UserError(
-            f"image {path!r} in {source.where} cannot be decoded (its {len(data):,} bytes are in no format of "
-            "Pillow); replace it, or set data.on_error=skip"
-        ) from None
+        said = f"cannot be decoded (its {len(data):,} bytes are in no format of Pillow); replace it"
     # Pillow's readers of broken files raise almost anything: OSError, SyntaxError, ValueError, struct.error, …
     except Exception as error:
-        raise UserError(
-            f"image {path!r} in {source.where} cannot be decoded ({type(error).__name__}: {error}); "
-            "replace it, or set data.on_error=skip"
-        ) from None
+        said = f"cannot be decoded ({type(error).__name__}: {error}); replace it"
+    raise UserError(f"image {path!r} in {source.where} {said}, or set data.on_error=skip")
 
 
 @contextlib.contextmanager
 def quiet_decoding() -> Iterator[None]:
-    """Returns a context in which Pillow's warnings about odd metadata and very large files are not shown.
+    """Return a context in which Pillow's warnings about odd metadata and very large files are not shown.
 
     Filters belong to the whole process, so this goes around a thread pool, not inside of it.
     """
@@ -104,7 +101,7 @@ def _from_file(data: bytes, channels: int | None, max_pixels: int) -> UInt8[np.n
 
 
 def to_pixels(file: Image.Image, channels: int | None) -> UInt8[np.ndarray, "height width channel"]:
-    """Returns the pixels of an opened file, or of any image of Pillow, by the rules of `decode`."""
+    """Return the pixels of an opened file, or of any image of Pillow, by the rules of `decode`."""
     file.load()
     image: Image.Image = ImageOps.exif_transpose(file)
     transparent = image.mode in _ALPHA_MODES or "transparency" in image.info
@@ -113,7 +110,11 @@ def to_pixels(file: Image.Image, channels: int | None) -> UInt8[np.ndarray, "hei
     if channels not in _COLOURS:
         kind = f"a {file.format} file" if file.format else "an image of Pillow"
         raise UserError(f"{kind} gives 1, 3 or 4 channels, not {channels}; store .npy files instead")
-    image = _eight_bits(image)
+    return _convert(_eight_bits(image), channels, transparent=transparent)
+
+
+def _convert(image: Image.Image, channels: int, *, transparent: bool) -> UInt8[np.ndarray, "height width channel"]:
+    """Return the pixels with 1, 3 or 4 channels; what is transparent is laid on white unless 4 are asked for."""
     if transparent:
         image = image.convert("RGBA")
         if channels != 4:
@@ -123,7 +124,7 @@ def to_pixels(file: Image.Image, channels: int | None) -> UInt8[np.ndarray, "hei
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Returns the image with at most 8 bits a channel: Pillow's own conversion would clip 16-bit values at 255."""
+    """Return the image with at most 8 bits a channel: Pillow's own conversion would clip 16-bit values at 255."""
     if image.mode == "F":
         raise UserError("a file of floating-point values is not an image of 8 or 16 bits; convert it first")
     if image.mode not in _GREY_MODES[2:]:
@@ -134,14 +135,10 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 def _match_channels(
     array: UInt8[np.ndarray, "height width old"], channels: int | None
 ) -> UInt8[np.ndarray, "height width new"]:
-    """Returns the array with another number of channels, as Pillow would convert a file."""
+    """Return the array with another number of channels, as Pillow would convert a file."""
     old = array.shape[2]
     if channels is None or channels == old:
         return array
     if old not in _COLOURS or channels not in _COLOURS:
         raise UserError(f"an array of {old} channels cannot become {channels}; set data.channels={old}")
-    image = Image.fromarray(array[:, :, 0] if old == 1 else array)
-    if old == 4:
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    pixels = np.array(image.convert(_COLOURS[channels]))
-    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+    return _convert(Image.fromarray(array[:, :, 0] if old == 1 else array), channels, transparent=old == 4)

@@ -6,16 +6,20 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Int64, Integer, Shaped
 
-from aurank.data.checks.doctor import DoctorReport, examine
 from aurank.data.decode import MAX_PIXELS
 from aurank.data.sources import ImageSource
 from aurank.errors import UserError
 
+if TYPE_CHECKING:
+    import aurank.data.checks.doctor
+
 SPLITS = ("train", "val", "test")
+_COLUMNS = ("paths", "splits", "is_query", "is_gallery", "groups", "super_labels", "texts")
 _LONGEST_NAME = 4096  # as the longest path of Linux
 
 
@@ -23,11 +27,19 @@ _LONGEST_NAME = 4096  # as the longest path of Linux
 class Manifest:
     """The rows of a data set; row i is image i, and i is the id of that image. Arrays are read-only.
 
-    `labels` are contiguous, 0 … C − 1, and `classes[label]` is the class's original name, so the mapping is reversible.
-    `groups` (a camera, −1 for none), `super_labels` and `texts` (a caption of each row) are None where a data set has
-    none. With texts one image may stand in several rows, each with a caption of its own.
-    `source` says where the bytes come from and is not part of the content: a moved data set keeps its `sha256`.
-    Raises UserError where the columns do not fit together.
+    Attributes:
+        source: where the bytes come from; no part of the content: a moved data set keeps its `sha256`.
+        labels: contiguous, 0 … C − 1; `classes[label]` is the class's original name.
+        groups: a camera, −1 for none; None where the data set has none, as for `super_labels` and `texts`.
+        texts: a caption of each row; one image may then stand in several rows, each with a caption of its own.
+
+    Raises:
+        UserError: where the columns do not fit together.
+
+    Example:
+        >>> from aurank.data import READERS
+        >>> READERS["digits"](None).split("test").split_sizes
+        {'test': 899}
     """
 
     name: str
@@ -90,39 +102,40 @@ class Manifest:
         return digest.hexdigest()
 
     def select(self, rows: Bool[np.ndarray, " image"] | Integer[np.ndarray, " row"] | Sequence[int]) -> "Manifest":
-        """Returns the manifest of some rows, by a mask or by indices: labels made contiguous, empty classes dropped.
+        """Return the manifest of some rows, by a mask or by indices: labels made contiguous, empty classes dropped.
 
         The classes that stay keep their order. Rows, and so ids, are counted anew.
         """
         indices = np.arange(len(self))[np.asarray(rows) if len(rows) else np.zeros(0, dtype=np.int64)]
         kept, labels = np.unique(self.labels[indices], return_inverse=True)
+
+        def taken(column: Any) -> Any:
+            return tuple(column[row] for row in indices.tolist()) if isinstance(column, tuple) else column[indices]
+
+        columns = {name: getattr(self, name) for name in _COLUMNS}
         return dataclasses.replace(
             self,
-            paths=tuple(self.paths[row] for row in indices.tolist()),
             labels=labels.astype(np.int64).reshape(-1),
             classes=tuple(self.classes[label] for label in kept.tolist()),
-            splits=self.splits[indices],
-            is_query=self.is_query[indices],
-            is_gallery=self.is_gallery[indices],
-            groups=None if self.groups is None else self.groups[indices],
-            super_labels=None if self.super_labels is None else self.super_labels[indices],
-            texts=None if self.texts is None else tuple(self.texts[row] for row in indices.tolist()),
+            **{name: taken(column) for name, column in columns.items() if column is not None},
         )
 
     def split(self, name: str) -> "Manifest":
-        """Returns the rows of one split. Raises UserError naming the splits that have images when it has none."""
+        """Return the rows of one split; UserError names the splits that have images when it has none."""
         if name not in self.split_sizes:
             sizes = ", ".join(f"{split} ({size})" for split, size in self.split_sizes.items()) or "none"
             raise UserError(f"{self.name} has no images in split {name!r}; splits with images: {sizes}")
         return self.select(self.splits == name)
 
     def split_validation(self, fraction: int | float, *, seed: int) -> "Manifest":
-        """Returns the manifest with a random `fraction` of the training classes, whole, turned into the split "val".
+        """Return the manifest with a random `fraction` of the training classes, whole, turned into the split "val".
 
         At least two classes are taken: one alone has no negatives. Unchanged if there is a "val" split, if `fraction`
         is 0, or without training images. Only training rows move, so a class that training and test share stays in
         test. Classes that share an image, by its several texts, move together and count as one: no image is in both.
-        Raises UserError with fewer than four training classes.
+
+        Raises:
+            UserError: with fewer than four training classes.
         """
         if not 0 <= fraction < 1:
             raise UserError(f"the validation fraction must be at least 0 and below 1, got {fraction}")
@@ -149,24 +162,20 @@ class Manifest:
         train_labels: bool = True,
         ask_classes: bool = False,
         max_pixels: int = MAX_PIXELS,
-    ) -> DoctorReport:
-        """Returns all that is wrong or odd, together, with counts.
+    ) -> "aurank.data.checks.doctor.DoctorReport":
+        """Return all that is wrong or odd, together, with counts.
 
-        `contents=False` looks for the files but does not decode them, so it finds no unreadable or identical images.
-        An image of more than `max_pixels` is unreadable. `train_labels=False` finds nothing wrong with classes of
-        training images, nor with there being no test split. `ask_classes` warns of classes that look like splits, or
-        are two at most, as a folder that was named a level too high has.
+        Args:
+            contents: decode every image; without, files are looked for, but no unreadable or identical ones are found.
+            train_labels: False where training images have no classes, and there may be no test split.
+            ask_classes: also find classes that look like splits, or are two at most, as a folder that was named a level
+                too high has.
+            max_pixels: an image of more is unreadable.
         """
-        columns = (self.paths, self.labels, self.classes, self.splits)
+        from aurank.data.checks.doctor import examine  # which needs this module
+
         return examine(
-            self.name,
-            self.source,
-            *columns,
-            texts=self.texts,
-            train_labels=train_labels,
-            ask_classes=ask_classes,
-            contents=contents,
-            max_pixels=max_pixels,
+            self, contents=contents, train_labels=train_labels, ask_classes=ask_classes, max_pixels=max_pixels
         )
 
 
@@ -183,9 +192,18 @@ def build_manifest(
     super_labels: Sequence[int] | None = None,
     texts: Sequence[str] | None = None,
 ) -> Manifest:
-    """Returns a manifest whose labels count the class names `labels` in the order they are first met.
+    """Return a manifest whose labels count the class names `labels` in the order they are first met.
 
-    Every image is both query and gallery unless said otherwise. Raises UserError when there is no image.
+    Every image is both query and gallery unless `is_query` or `is_gallery` say otherwise.
+
+    Raises:
+        UserError: when there is no image, or a name is too long or has a line break.
+
+    Example:
+        >>> from aurank.data import ArraySource
+        >>> images = {name: np.zeros((2, 2), np.uint8) for name in ("a", "b", "c")}
+        >>> build_manifest("toy", ArraySource(images), paths=list(images), labels=["x", "x", "y"], splits=["test"] * 3)
+        Manifest('toy': 3 images of 2 classes; test 3)
     """
     if not paths:
         raise UserError(f"{name}: no images in {source.where}")
@@ -199,6 +217,8 @@ def build_manifest(
                     f"at most {_LONGEST_NAME:,} and stands on one line: rename it"
                 )
     numbers = first_seen(labels)
+    everything = [True] * len(paths)
+    integers = [None if column is None else np.array(column, dtype=np.int64) for column in (groups, super_labels)]
     return Manifest(
         name=name,
         source=source,
@@ -206,10 +226,10 @@ def build_manifest(
         labels=np.array([numbers[label] for label in labels], dtype=np.int64),
         classes=tuple(numbers),
         splits=np.array(splits, dtype=np.str_),
-        is_query=np.ones(len(paths), dtype=np.bool_) if is_query is None else np.array(is_query, dtype=np.bool_),
-        is_gallery=np.ones(len(paths), dtype=np.bool_) if is_gallery is None else np.array(is_gallery, dtype=np.bool_),
-        groups=None if groups is None else np.array(groups, dtype=np.int64),
-        super_labels=None if super_labels is None else np.array(super_labels, dtype=np.int64),
+        is_query=np.array(everything if is_query is None else is_query, dtype=np.bool_),
+        is_gallery=np.array(everything if is_gallery is None else is_gallery, dtype=np.bool_),
+        groups=integers[0],
+        super_labels=integers[1],
         texts=None if texts is None else tuple(texts),
     )
 
@@ -217,7 +237,7 @@ def build_manifest(
 def _joined_by_images(
     paths: Sequence[str], labels: Int64[np.ndarray, " image"], among: Bool[np.ndarray, " image"]
 ) -> Int64[np.ndarray, " image"]:
-    """Returns for each row the lowest of all labels that images among some rows tie to its own, by steps or at once."""
+    """Return for each row the lowest of all labels that images among some rows tie to its own, by steps or at once."""
     numbers = first_seen(paths)
     images = np.array([numbers[path] for path in paths], dtype=np.int64)
     lowest = np.arange(int(labels.max()) + 1)
@@ -232,5 +252,5 @@ def _joined_by_images(
 
 
 def first_seen(names: Iterable[str]) -> dict[str, int]:
-    """Returns each distinct name with its number, 0, 1, …, in the order they are first met."""
+    """Return each distinct name with its number, 0, 1, …, in the order they are first met."""
     return {name: number for number, name in enumerate(dict.fromkeys(names))}

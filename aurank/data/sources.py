@@ -22,6 +22,10 @@ class ImageSource(Protocol):
     """Where images come from. Paths are relative, with "/" between the parts, on every platform.
 
     A source may be pickled, forked and read by several threads at once.
+
+    Example:
+        >>> isinstance(ArraySource({}), ImageSource)
+        True
     """
 
     @property
@@ -29,19 +33,24 @@ class ImageSource(Protocol):
         """Words that name the source in messages."""
 
     def read_bytes(self, path: str) -> bytes:
-        """Returns the content of one file; UserError names the file if it is missing or cannot be read."""
+        """Return the content of one file; UserError names the file if it is missing or cannot be read."""
 
     def exists(self, path: str) -> bool:
-        """Returns whether the source holds that file."""
+        """Return whether the source holds that file."""
 
     def names(self) -> list[str]:
-        """Returns the paths of all files, sorted, without what operating systems leave; links are followed once."""
+        """Return the paths of all files, sorted, without what operating systems leave; links are followed once."""
 
 
 def open_source(path: Path, *, prefix: str = "") -> ImageSource:
-    """Returns the folder or zip archive at `path`, seen from the folder `prefix` inside it.
+    """Return the folder or zip archive at `path`; paths start at the folder `prefix` inside it.
 
-    Raises UserError where there is neither.
+    Raises:
+        UserError: where there is neither.
+
+    Example:
+        >>> open_source(Path(".")).exists("no such image.png")
+        False
     """
     try:
         if path.is_dir():
@@ -57,14 +66,16 @@ def open_source(path: Path, *, prefix: str = "") -> ImageSource:
 
 
 class FolderSource:
-    """Files below one folder."""
+    """Files below one folder.
+
+    Example:
+        >>> FolderSource(Path("photos")).where
+        'photos'
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-
-    @property
-    def where(self) -> str:
-        return str(self.root)
+        self.where = str(root)
 
     def read_bytes(self, path: str) -> bytes:
         file = self.root / path
@@ -95,7 +106,7 @@ class FolderSource:
 
 
 def _folders(root: str) -> Iterator[tuple[str, list[str]]]:
-    """Return every folder at or below one with its files, each once: by its own name, else by the first link to it."""
+    """Yield every folder at or below one with its files, each once: by its own name, else by the first link to it."""
     seen: set[str] = set()
     waiting = [root]
     while waiting:
@@ -117,18 +128,23 @@ class ZipSource:
 
     The archive is opened once in each process: a forked worker that shared its parent's file position would read
     garbage.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with zipfile.ZipFile(Path(folder, "a.zip"), "w") as archive:
+        ...         archive.writestr("photos/1.png", b"")
+        ...     print(ZipSource(Path(folder, "a.zip"), prefix="photos").names())
+        ['1.png']
     """
 
     def __init__(self, file: Path, *, prefix: str = "") -> None:
         self.file = file
         self.prefix = f"{prefix.strip('/')}/" if prefix.strip("/.") else ""
+        self.where = f"{file}/{self.prefix}".rstrip("/")
         self._opened: tuple[int, zipfile.ZipFile] | None = None
         self._size = file.stat().st_size if file.is_file() else 0
         self._archive()
-
-    @property
-    def where(self) -> str:
-        return f"{self.file}/{self.prefix}".rstrip("/")
 
     def _archive(self) -> zipfile.ZipFile:
         if self._opened is None or self._opened[0] != os.getpid():
@@ -173,15 +189,16 @@ class ZipSource:
 
 
 class ArraySource:
-    """Images held in memory: uint8 arrays [height, width] or [height, width, channel], read as .npy files."""
+    """Images held in memory: uint8 arrays [height, width] or [height, width, channel], read as .npy files.
+
+    Example:
+        >>> ArraySource({"a": np.zeros((2, 2), np.uint8)}).names()
+        ['a']
+    """
 
     def __init__(self, images: Mapping[str, np.ndarray], *, where: str = "memory") -> None:
         self._images = dict(images)
-        self._where = where
-
-    @property
-    def where(self) -> str:
-        return self._where
+        self.where = where
 
     def read_bytes(self, path: str) -> bytes:
         if path not in self._images:

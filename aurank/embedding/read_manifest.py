@@ -7,8 +7,7 @@ import numpy as np
 
 from aurank.config import DataConfig
 from aurank.data import READERS, Manifest
-from aurank.data.checks.odd_classes import odd_classes
-from aurank.data.checks.repeated import repeated_image
+from aurank.data.checks.doctor import odd_classes, repeated_image
 from aurank.errors import UserError
 from aurank.evaluation.engine.positives import count_positives, require_room
 

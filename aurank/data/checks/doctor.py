@@ -2,27 +2,39 @@
 
 import hashlib
 import os
+import posixpath
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int64, Shaped
 
 from aurank.data.captions import text_key
-from aurank.data.checks.odd_classes import odd_classes
-from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding
-from aurank.data.sources import ImageSource
+from aurank.data.decode import decode, quiet_decoding
+from aurank.data.manifest import Manifest
+from aurank.data.sources import FolderSource, ImageSource
 from aurank.errors import UserError
 
 _EXAMPLES = 3
 _PAIRS = (("train", "test"), ("train", "val"), ("val", "test"))
+_SPLIT_NAMES = {
+    *("train", "training", "val", "valid", "validation", "dev", "test", "testing"),
+    *("query", "queries", "gallery", "index", "database", "distractors"),
+}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of problem: how many of it, and the first few."""
+    """One kind of problem: how many of it, and the first few.
+
+    Example:
+        >>> print(Finding("missing files", 5, ("a.png", "b.png"), is_error=True))
+        missing files: 5 (a.png; b.png, and 3 more)
+    """
 
     check: str
     count: int
@@ -37,10 +49,19 @@ class Finding:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """All findings about one data set. Errors would stop or falsify a run; warnings may be meant."""
+    """All findings about one data set. Errors would stop or falsify a run; warnings may be meant.
+
+    Attributes:
+        counts: of "images", "classes", "train images", "train classes", …
+
+    Example:
+        >>> print(DoctorReport("toy", {"images": 2, "classes": 1}, ()))
+        toy: 2 images, 1 classes
+          nothing wrong was found
+    """
 
     name: str
-    counts: dict[str, int]  # "images", "classes", "train images", "train classes", …
+    counts: dict[str, int]
     findings: tuple[Finding, ...]
 
     @property
@@ -61,35 +82,22 @@ class DoctorReport:
 
 
 def examine(
-    name: str,
-    source: ImageSource,
-    paths: Sequence[str],
-    labels: Int64[np.ndarray, " image"],
-    classes: Sequence[str],
-    splits: Shaped[np.ndarray, " image"],
-    *,
-    texts: Sequence[str] | None = None,
-    train_labels: bool = True,
-    ask_classes: bool = False,
-    contents: bool,
-    max_pixels: int = MAX_PIXELS,
+    manifest: Manifest, *, contents: bool, train_labels: bool, ask_classes: bool, max_pixels: int
 ) -> DoctorReport:
-    """Returns every finding about the columns of a manifest; `contents` decodes every image, with threads.
+    """Return every finding about a data set; the arguments are those of `Manifest.doctor`.
 
-    With `texts`, a row is a pair: an image may stand in several, but in one split, and needs no other of its class.
-    Without `train_labels` training rows have no classes, and there may be no test split. Where each row is of a class
-    of its own name, none has. `ask_classes` finds classes that look like splits, or two at most.
+    With texts, a row is a pair: an image may stand in several, but in one split, and needs no other of its class. Where
+    each row is of a class of its own name, none has a class.
     """
-    labelled = np.ones(len(paths), dtype=np.bool_) if train_labels else splits != "train"
-    if tuple(classes) == tuple(paths):
-        labelled = np.zeros_like(labelled)
-    missing = [path for path in dict.fromkeys(paths) if not source.exists(path)]
+    paths, labels, classes, splits = manifest.paths, manifest.labels, manifest.classes, manifest.splits
+    labelled = np.full(len(paths), classes != paths) & (train_labels | (splits != "train"))
+    missing = [path for path in dict.fromkeys(paths) if not manifest.source.exists(path)]
     findings = [
         _finding("missing files", missing, is_error=True),
-        *(_repeated_images(paths) if texts is None else _repeated_pairs(paths, texts, splits)),
+        *_repeated_rows(manifest),
         _finding("empty splits", [split for split in ("train", "test")[: 1 + train_labels] if split not in splits]),
     ]
-    if texts is None:
+    if manifest.texts is None:
         lone = _lone_classes(labels[labelled], classes, splits[labelled])
         findings.append(_finding("classes with one image in their split", lone))
     held = [classes[label] for label in np.unique(labels[labelled]).tolist()]
@@ -99,47 +107,118 @@ def examine(
         shared = np.intersect1d(labels[labelled & (splits == one)], labels[labelled & (splits == other)])
         findings.append(_finding(f"classes in both {one} and {other}", [classes[label] for label in shared.tolist()]))
     if contents:
-        findings += _examine_contents(source, paths, np.where(labelled, labels, -1), splits, set(missing), max_pixels)
-    if texts is None:
-        rows, counts = "images", {"images": len(paths)}
-    else:
-        distinct = {"images": len(set(paths)), "texts": len({text_key(text) for text in texts})}
-        rows, counts = "pairs", {"pairs": len(paths), **distinct}
-    if labelled.any():
-        counts["classes"] = len(held)
-    for split in np.unique(splits).tolist():
-        counts[f"{split} {rows}"] = int(np.count_nonzero(splits == split))
-        if (labelled & (splits == split)).any():
-            counts[f"{split} classes"] = len(np.unique(labels[labelled & (splits == split)]))
-    return DoctorReport(name=name, counts=counts, findings=tuple(found for found in findings if found.count))
+        findings += _examine_contents(manifest, np.where(labelled, labels, -1), set(missing), max_pixels)
+    counts = _counts(manifest, labelled)
+    return DoctorReport(name=manifest.name, counts=counts, findings=tuple(found for found in findings if found.count))
+
+
+def odd_classes(classes: Sequence[str]) -> tuple[str, list[str]] | None:
+    """Return what is odd about the classes, and which they are, where they look like splits or are two at most.
+
+    They are then hardly any: the folder of the data set was named a level too high. A class looks like a split where a
+    folder of its name, or the last word of one (bounding_box_train), is the name of one; that is no chance where
+    classes do so in two ways.
+    """
+    folders = {name: re.split(r"[/\\]", name.lower()) for name in classes}
+    words = {
+        name: _SPLIT_NAMES & {*parts, *(re.split(r"[ _-]", part)[-1] for part in parts)}
+        for name, parts in folders.items()
+    }
+    alike = [name for name in classes if words[name]]
+    if len(set().union(*words.values())) < 2 and len(classes) > 2:
+        return None
+    if alike:
+        return "classes that look like splits", alike
+    return ("two classes" if len(classes) == 2 else "one class"), list(classes)
+
+
+def repeated_image(manifest: Manifest) -> str | None:
+    """Return words on the first image that is listed twice, by one path or by links to one file; None if none is.
+
+    It would be a perfect match of itself. Where images have texts, one may stand in several rows by one path.
+    """
+    paths = manifest.paths if manifest.texts is None else tuple(dict.fromkeys(manifest.paths))
+    first: dict[str, str] = {}
+    repeats = []
+    for path, image in zip(paths, _identities(manifest.source, paths), strict=True):
+        if image in first:
+            repeats.append((first[image], path))
+        first.setdefault(image, path)
+    if not repeats:
+        return None
+    before, path = repeats[0]
+    again = "twice" if path == before else f"again as {path!r}"
+    more = f", and {len(repeats) - 1:,} more rows repeat an image" if len(repeats) > 1 else ""
+    return f"{manifest.name} lists image {before!r} {again}{more}"
+
+
+def _identities(source: ImageSource, paths: Sequence[str]) -> list[str]:
+    """Return what tells images apart: the file that a path leads to, or the member of an archive."""
+    if not isinstance(source, FolderSource):
+        return [posixpath.normpath(path) for path in paths]
+    folders: dict[str, tuple[str, dict[str, str]]] = {}
+    found = []
+    for path in paths:
+        parent, name = posixpath.split(path)
+        if parent not in folders:
+            folders[parent] = _resolved(source.root / parent)
+        folder, links = folders[parent]
+        found.append(links.get(name) or f"{folder}/{name}")
+    return found
+
+
+def _resolved(folder: Path) -> tuple[str, dict[str, str]]:
+    """Return where a folder really is, and of the links in it where they lead: one look for all of its images."""
+    try:
+        with os.scandir(folder) as entries:
+            links = {entry.name: os.path.realpath(entry.path) for entry in entries if entry.is_symlink()}
+        return os.path.realpath(folder), links
+    except (OSError, ValueError):  # missing, or no folder: so are its images, which is said when they are read
+        return str(folder), {}
 
 
 def _finding(check: str, found: Sequence[str], *, is_error: bool = False) -> Finding:
     return Finding(check=check, count=len(found), examples=tuple(found[:_EXAMPLES]), is_error=is_error)
 
 
-def _repeated_images(paths: Sequence[str]) -> list[Finding]:
-    return [_finding("duplicate paths", _repeated(paths), is_error=True)]
+def _counts(manifest: Manifest, labelled: Shaped[np.ndarray, " image"]) -> dict[str, int]:
+    """Return the counts of a report."""
+    splits, labels, rows = manifest.splits, manifest.labels, "images"
+    counts = {rows: len(manifest)}
+    if manifest.texts is not None:
+        rows = "pairs"
+        counts = {rows: len(manifest), "images": len(set(manifest.paths)), "texts": len(set(_keys(manifest.texts)))}
+    if labelled.any():
+        counts["classes"] = len(np.unique(labels[labelled]))
+    for split in np.unique(splits).tolist():
+        counts[f"{split} {rows}"] = int(np.count_nonzero(splits == split))
+        if (labelled & (splits == split)).any():
+            counts[f"{split} classes"] = len(np.unique(labels[labelled & (splits == split)]))
+    return counts
 
 
-def _repeated_pairs(paths: Sequence[str], texts: Sequence[str], splits: Shaped[np.ndarray, " image"]) -> list[Finding]:
-    """Returns the pairs that stand twice, and the images that one split has seen of another."""
-    pairs = [f"{path}: {text_key(text)}" for path, text in zip(paths, texts, strict=True)]
-    within = dict.fromkeys(zip(paths, splits.tolist(), strict=True))
-    return [
-        _finding("duplicate pairs", _repeated(pairs), is_error=True),
-        _finding("images in several splits", _repeated([path for path, _ in within]), is_error=True),
-    ]
+def _keys(texts: Iterable[str]) -> list[str]:
+    return [text_key(text) for text in texts]
 
 
-def _repeated(names: Iterable[str]) -> list[str]:
-    return [name for name, count in Counter(names).items() if count > 1]
+def _repeated_rows(manifest: Manifest) -> list[Finding]:
+    """Return the images that stand twice; of pairs those, and the images that one split has seen of another."""
+
+    def repeated(check: str, names: Iterable[str]) -> Finding:
+        return _finding(check, [name for name, count in Counter(names).items() if count > 1], is_error=True)
+
+    paths = manifest.paths
+    if manifest.texts is None:
+        return [repeated("duplicate paths", paths)]
+    pairs = [f"{path}: {key}" for path, key in zip(paths, _keys(manifest.texts), strict=True)]
+    within = dict.fromkeys(zip(paths, manifest.splits.tolist(), strict=True))
+    return [repeated("duplicate pairs", pairs), repeated("images in several splits", (path for path, _ in within))]
 
 
 def _lone_classes(
     labels: Int64[np.ndarray, " image"], classes: Sequence[str], splits: Shaped[np.ndarray, " image"]
 ) -> list[str]:
-    """Returns the classes, with their split, of which a split has one image: as a query it has no positive."""
+    """Return the classes, with their split, of which a split has one image: as a query it has no positive."""
     found = []
     for split in np.unique(splits).tolist():
         counts = np.bincount(labels[splits == split], minlength=len(classes))
@@ -148,22 +227,16 @@ def _lone_classes(
 
 
 def _examine_contents(
-    source: ImageSource,
-    paths: Sequence[str],
-    labels: Int64[np.ndarray, " image"],
-    splits: Shaped[np.ndarray, " image"],
-    missing: set[str],
-    max_pixels: int,
+    manifest: Manifest, labels: Int64[np.ndarray, " image"], missing: set[str], max_pixels: int
 ) -> list[Finding]:
-    """Returns what only the pixels show: unreadable images, and images that are the same, pixel for pixel."""
+    """Return what only the pixels show: unreadable images, and images that are the same, pixel for pixel."""
+    paths, source = manifest.paths, manifest.source
     present = [path for path in dict.fromkeys(paths) if path not in missing]
     with quiet_decoding(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         digests = dict(zip(present, pool.map(lambda path: _digest(source, path, max_pixels), present), strict=True))
-    unreadable = [error for error in digests.values() if isinstance(error, UserError)]
     same: defaultdict[bytes, list[int]] = defaultdict(list)
     for row, path in enumerate(paths):
-        digest = digests.get(path)
-        if isinstance(digest, bytes):
+        if isinstance(digest := digests.get(path), bytes):
             same[digest].append(row)
     leaks: dict[tuple[str, str], list[str]] = {pair: [] for pair in _PAIRS}
     relabelled, repeated = [], []
@@ -171,7 +244,7 @@ def _examine_contents(
         if len({paths[row] for row in rows}) == 1:
             continue  # one file, or a duplicate path, which has its own check
         text = " = ".join(paths[row] for row in rows)
-        within = set(splits[rows].tolist())
+        within = set(manifest.splits[rows].tolist())
         for pair in _PAIRS:
             if within.issuperset(pair):
                 leaks[pair].append(text)
@@ -179,8 +252,9 @@ def _examine_contents(
             repeated.append(text)
         if len(set(labels[rows].tolist()) - {-1}) > 1:
             relabelled.append(text)
+    unreadable = [str(error) for error in digests.values() if isinstance(error, UserError)]
     return [
-        _finding("unreadable images", _texts(unreadable), is_error=True),
+        _finding("unreadable images", unreadable, is_error=True),
         *(_finding(f"same image in {one} and {other}", found) for (one, other), found in leaks.items()),
         _finding("same image under two classes", relabelled),
         _finding("same image more than once in a split", repeated),
@@ -188,13 +262,9 @@ def _examine_contents(
 
 
 def _digest(source: ImageSource, path: str, max_pixels: int) -> bytes | UserError:
-    """Returns the digest of the decoded pixels, which another compression does not change, or why there is none."""
+    """Return the digest of the decoded pixels, which another compression does not change, or why there is none."""
     try:
         pixels = decode(source, path, None, max_pixels=max_pixels)
     except UserError as error:
         return error
     return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()
-
-
-def _texts(errors: Iterable[UserError]) -> list[str]:
-    return [str(error) for error in errors]

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from aurank.data import READERS, FolderSource
-from aurank.data.checks.repeated import repeated_image
+from aurank.data.checks.doctor import repeated_image
 
 
 @pytest.fixture
