@@ -25,12 +25,12 @@ class KeyedLoss(PairLoss):
     """A loss whose state is keyed by `ids`, rows 0 … num_samples − 1 of the data set.
 
     Without `ids` the labels are the ids, which is right where each image is its own class; more than `views` rows of
-    one label are then refused. Several rows of an id, its views, share its state.
+    one label are then refused. Several rows of an id, its views, share its state. Messages about ids name `owner`, and
+    show its `call`.
 
-    num_samples: rows of the data set.
-    views: most rows of one label in a batch that comes without ids, on each side of a two-way loss.
-
-    Messages about ids name `owner`, and show its `call`.
+    Args:
+        num_samples: rows of the data set.
+        views: most rows of one label in a batch that comes without ids, on each side of a two-way loss.
     """
 
     call = "loss(embeddings, labels, ids=batch.id)"
@@ -42,15 +42,15 @@ class KeyedLoss(PairLoss):
         self.views = require_whole("views", views)
 
     def prepared(self, inputs: Inputs) -> Inputs:
-        """The inputs with ids, on the host and checked; tables on the host fetch the rows of these ids."""
-        ids = self.keys_of("labels", inputs.labels, "ids", inputs.ids)
+        """Return the inputs with ids, on the host and checked; tables on the host fetch the rows of these ids."""
+        ids = self.ids_of("labels", inputs.labels, "ids", inputs.ids)
         if not self.two_way:
             self._prefetch(ids, inputs)
             return replace(inputs, ids=ids)
         if inputs.ids is not None and inputs.ref_ids is None:
             raise UserError(f"{self.owner} with two_way=True keys the state of both sides: pass ref_ids beside ids")
         assert inputs.ref_labels is not None
-        ref_ids = self.keys_of("ref_labels", inputs.ref_labels, "ref_ids", inputs.ref_ids)
+        ref_ids = self.ids_of("ref_labels", inputs.ref_labels, "ref_ids", inputs.ref_ids)
         self._prefetch(torch.cat([ids, ref_ids]), inputs)
         return replace(inputs, ids=ids, ref_ids=ref_ids)
 
@@ -59,10 +59,10 @@ class KeyedLoss(PairLoss):
             if isinstance(part, RowTable):
                 part.prefetch(ids, inputs.embeddings.device)
 
-    def keys_of(
+    def ids_of(
         self, labels_name: str, labels: Int64[Tensor, " row"], ids_name: str, ids: Tensor | None
     ) -> Int64[Tensor, " row"]:
-        """The rows of the state that one side's rows belong to; UserError where they cannot be told, or are outside."""
+        """Return the ids of one side, on the host; UserError where they are unclear, or outside of the data set."""
         found = (labels if ids is None else ids).detach().cpu().long()
         if ids is None:
             values, counts = torch.unique(found, return_counts=True)
@@ -85,6 +85,6 @@ class KeyedLoss(PairLoss):
 
 
 def query_ids(pairs: Pairs) -> Int64[Tensor, " query"]:
-    """The ids of the queries, which `KeyedLoss` always has."""
+    """Return the ids of the queries, which `KeyedLoss` always has."""
     assert pairs.query_ids is not None
     return pairs.query_ids

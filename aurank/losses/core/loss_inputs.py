@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool
@@ -13,6 +13,9 @@ from aurank.errors import UserError
 from aurank.losses.core.checks import check_embeddings, check_integers
 from aurank.losses.core.dtypes import in_common_precision, to_device_of, without_autocast
 
+if TYPE_CHECKING:
+    from aurank.losses.core.distributed import Gather
+
 Mined = Sequence[Tensor] | nn.Module | None  # a miner's tuple, or the miner itself
 
 
@@ -20,8 +23,9 @@ Mined = Sequence[Tensor] | nn.Module | None  # a miner's tuple, or the miner its
 class Inputs:
     """The arguments of a loss: embeddings [batch, dim], labels [batch], what was mined, references, data-set ids.
 
-    batch_leads: the references begin with the batch itself, row by row, as a memory's do. shared: every process has
-    these same inputs.
+    Attributes:
+        batch_leads: the references begin with the batch itself, one by one, as a memory's do.
+        shared: every process has these same inputs.
     """
 
     embeddings: Tensor
@@ -36,39 +40,39 @@ class Inputs:
 
     @property
     def is_self_set(self) -> bool:
-        """True if the references are the batch itself."""
+        """Whether the references are the batch itself."""
         return self.ref_emb is None or self.ref_emb is self.embeddings
 
-    def itself(self) -> Bool[Tensor, "query reference"] | None:
-        """True where a reference is the query itself, its row or, among other rows, its id; None where none can be.
+    @property
+    def references(self) -> Tensor:
+        """The embeddings of the references."""
+        return self.embeddings if self.ref_emb is None else self.ref_emb
 
-        For references of their own.
-        """
-        assert self.ref_emb is not None
+    def itself(self) -> Bool[Tensor, "query reference"] | None:
+        """Return True where a reference of its own set is the query, by index or by id; None where none can be."""
         size, by_id = len(self.embeddings), self.ids is not None and self.ref_ids is not None
         if not by_id and not self.batch_leads:
             return None
-        found = self.embeddings.new_zeros(size, len(self.ref_emb), dtype=torch.bool)
+        found = self.embeddings.new_zeros(size, len(self.references), dtype=torch.bool)
         if self.ids is not None and self.ref_ids is not None:
             ids, ref_ids = (to_device_of(found, each.long()) for each in (self.ids, self.ref_ids))
             found = ids[:, None] == ref_ids
-        if self.batch_leads:  # its other rows are of other images, or other views of the same: both count
+        if self.batch_leads:  # others of the batch are other images, or other views of the same: both count
             found[:, :size] = False
             found.fill_diagonal_(True)
         return found
 
     def mined(self) -> "Inputs":
-        """These, a miner among them replaced by what it finds in the batch and the references, outside of autocast."""
+        """Return these, a miner among them replaced by what it finds in batch and references, outside of autocast."""
         if not isinstance(self.indices_tuple, nn.Module):
             return self
-        other = self.embeddings if self.ref_emb is None else self.ref_emb
-        rows, references = in_common_precision(self.embeddings.detach(), other.detach())
-        given = (None, None) if self.is_self_set else (references, self.ref_labels)
+        query, reference = in_common_precision(self.embeddings.detach(), self.references.detach())
+        given = (None, None) if self.is_self_set else (reference, self.ref_labels)
         names = ("ids",) if self.is_self_set else ("ids", "ref_ids", "batch_leads")
         taken = inspect.signature(self.indices_tuple.forward).parameters  # PML's miners know of no ids
         named = {name: getattr(self, name) for name in names if name in taken}
-        with without_autocast(rows.device):  # not without gradients, where a miner with a state would not write it
-            found = self.indices_tuple(rows, self.labels, *given, **named)
+        with without_autocast(query.device):  # not without gradients, where a miner with a state would not write it
+            found = self.indices_tuple(query, self.labels, *given, **named)
         return replace(self, indices_tuple=found)
 
     @property
@@ -78,7 +82,20 @@ class Inputs:
 
 
 class TakesInputs:
-    """The call that all losses here have in common: it reads the arguments, and hands them to `compute`."""
+    """The call that all losses here have in common: it reads the arguments, and hands them to `compute`.
+
+    Attributes:
+        two_way: the references are another modality of the same data.
+        gather: brings together the batches of all processes.
+    """
+
+    two_way: bool = False
+    gather: "Gather"
+
+    @property
+    def takes_references(self) -> bool:
+        """Whether the loss takes references of their own; no memory can wrap one that does not."""
+        return True
 
     def forward(
         self,
@@ -91,20 +108,30 @@ class TakesInputs:
         ids: Tensor | None = None,
         ref_ids: Tensor | None = None,
     ) -> Any:
-        """The loss of a batch, a scalar (whatever the reducer returns, where one is given).
+        """Return the loss of a batch, a scalar (whatever the reducer returns, where one is given).
 
-        embeddings [batch, dim]; labels [batch], integers; indices_tuple pairs or triplets from a PML miner, or the
-        miner itself, which is then asked about what the loss sees; ref_emb and ref_labels the references to rank, else
-        the batch itself without each query; ids and ref_ids rows of the data set: they key state per sample, and leave
-        a query out of references that hold it. Labels on the host spare the host from waiting for a GPU. Errors:
-        UserError on input that does not fit.
+        Args:
+            embeddings: of the batch.
+            labels: integers; on the host, they spare the host from waiting for a GPU.
+            indices_tuple: pairs or triplets from a PML miner, or the miner itself, which is then asked about what the
+                loss sees.
+            ref_emb: the references to rank; None: the batch itself without each query.
+            ref_labels: of the references.
+            ids: rows of the data set: they key state per sample, and leave a query out of references that hold it.
+            ref_ids: of the references.
+
+        Shape:
+            embeddings [batch, dim], labels and ids [batch]; ref_emb [reference, dim], its labels and ids [reference].
+
+        Raises:
+            UserError: input that does not fit.
         """
         return self.compute(
             read_inputs(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids)
         )
 
     def compute(self, inputs: Inputs) -> Any:
-        """The loss of arguments that were read before."""
+        """Return the loss of arguments that were read before."""
         raise NotImplementedError
 
 
@@ -118,7 +145,7 @@ def read_inputs(
     ids: Tensor | None = None,
     ref_ids: Tensor | None = None,
 ) -> Inputs:
-    """The arguments as one; UserError when what a loss was called with does not fit together."""
+    """Return the arguments as one; UserError when what a loss was called with does not fit together."""
     check_embeddings("embeddings", embeddings, "labels", labels)
     assert labels is not None
     tensors = isinstance(indices_tuple, Sequence) and all(isinstance(part, Tensor) for part in indices_tuple)

@@ -42,15 +42,25 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
     gives exactly 0 with zero gradient. Numbers are float32 inside autocast too, float64 for float64 embeddings.
 
     A subclass with extra terms sets `extra_names` before this constructor, in which PML makes one reducer per term.
-
     A subclass with `two_way` True is given the references as another modality of the same data, and asked for both
     directions: `per_query` again with the references as queries (`pairs.side` is 1); the loss is the sum of both.
 
-    distributed: "auto" makes the loss that of all processes' batches together, where torch.distributed joins several:
-        the gradient is that of one process with the whole batch. None (default) keeps to the process's own batch.
+    Args:
+        distance: similarity of embeddings; None: cosine.
+        reducer: what makes a number of the queries' values; None: their mean.
+        embedding_regularizer: PML's, added with `embedding_reg_weight`.
+        distributed: "auto" makes the loss that of all processes' batches together, where torch.distributed joins
+            several: the gradient is that of one process with the whole batch. None keeps to the process's own batch.
+
+    Example:
+        >>> class Contrast(PairLoss):
+        ...     def per_query(self, pairs):
+        ...         return 1 - pairs.positives.mean(pairs.positives.similarity)
+        >>> rows = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> Contrast()(rows, torch.tensor([0, 0, 1])).item()
+        0.0
     """
 
-    two_way = False
     extra_names: tuple[str, ...] = ()
 
     def __init__(
@@ -76,15 +86,15 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
 
     @abstractmethod
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """The loss of each query; any finite value for a query without a positive or a negative, which is left out."""
+        """Return the loss of each query; one without a positive or a negative is left out, so any finite value does."""
         raise NotImplementedError
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
-        """Further terms by name: one value per query, reduced as the loss is, or one value for the batch."""
+        """Return further terms by name: one value per query, reduced as the loss is, or one value for the batch."""
         return {}
 
     def compute(self, inputs: Inputs) -> Any:
-        """The loss of arguments that were read before."""
+        """Return the loss of arguments that were read before."""
         self.reset_stats()
         check_device(self, inputs.embeddings)
         if self.two_way and inputs.is_self_set:
@@ -95,7 +105,7 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         inputs = self.prepared(self.gather(inputs))
         pairs = make_pairs(inputs, distance=self.distance, two_way=self.two_way)
         if self.training and inputs.indices_tuple is None and len(pairs.valid_rows) == 0:
-            self._tell_of_nothing(pairs)
+            self._warn_of_no_pairs(pairs)
         with without_autocast(pairs.query.device):
             found = [self._reduced(side) for side in ((pairs, pairs.other_way()) if self.two_way else (pairs,))]
         if isinstance(found[0], dict):  # of a reducer that reduces nothing
@@ -103,10 +113,10 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         return sum(found[1:], found[0])
 
     def prepared(self, inputs: Inputs) -> Inputs:
-        """The inputs of all processes as the pairs are made of them: where a loss completes or refuses them."""
+        """Return the inputs of all processes as the pairs are made of them: a loss completes or refuses them here."""
         return inputs
 
-    def _tell_of_nothing(self, pairs: Pairs) -> None:
+    def _warn_of_no_pairs(self, pairs: Pairs) -> None:
         if self._warned or torch.compiler.is_compiling():
             return
         self._warned = True
@@ -132,7 +142,7 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         return self.reducer(loss_dict, pairs.query, pairs.query_labels)
 
     def get_default_distance(self) -> BaseDistance:
-        """Cosine similarity."""
+        """Return cosine similarity."""
         return CosineSimilarity()
 
     def _sub_loss_names(self) -> list[str]:

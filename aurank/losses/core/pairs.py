@@ -37,19 +37,26 @@ class cached_property(Generic[Value]):
 
 @dataclass(frozen=True, eq=False)
 class Positives:
-    """Each query's positives side by side, padded to the widest query; padding is False in `mask`."""
+    """Each query's positives side by side, padded to the widest query; padding is False in `mask`.
 
-    index: Int64[Tensor, "query width"]  # reference row; ascending within a query
+    Example:
+        >>> index, mask = torch.tensor([[1, 2], [0, 0]]), torch.tensor([[True, True], [True, False]])
+        >>> positives = Positives(index, mask, similarity=torch.tensor([[0.5, 1.0], [0.25, 9.0]]))
+        >>> positives.count.tolist(), positives.mean(positives.similarity).tolist()
+        ([2, 1], [0.75, 0.25])
+    """
+
+    index: Int64[Tensor, "query width"]  # of the reference; ascending within a query
     mask: Bool[Tensor, "query width"]
     similarity: Float[Tensor, "query width"]  # padding holds some other reference's: always apply the mask
 
     @cached_property
     def count(self) -> Int64[Tensor, " query"]:
-        """How many positives each query has."""
+        """Number of positives of each query."""
         return self.mask.sum(dim=1)
 
     def mean(self, values: Float[Tensor, "query width"]) -> Float[Tensor, " query"]:
-        """The mean of the values over each query's positives; 0 for a query without any."""
+        """Return the mean of the values over each query's positives; 0 for a query without any."""
         return values.masked_fill(~self.mask, 0).sum(dim=1) / self.count.clamp(min=1)
 
 
@@ -57,8 +64,15 @@ class Positives:
 class Pairs:
     """What a loss sees of a batch: every query against every reference; larger similarity is closer.
 
-    Without references of their own the queries are the references, and a row never meets itself. `bounds` are the
+    Without references of their own the queries are the references, and none is paired with itself. `bounds` are the
     least and greatest possible similarity. Labels are also kept on the host, where a loss may look at their values.
+
+    Example:
+        >>> from aurank.losses.core.loss_inputs import read_inputs
+        >>> rows = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> pairs = make_pairs(read_inputs(rows, torch.tensor([7, 7, 8])), distance=CosineSimilarity())
+        >>> pairs.positive.int().tolist(), pairs.valid_rows.tolist()
+        ([[0, 1, 0], [1, 0, 0], [0, 0, 0]], [0, 1])
     """
 
     query: Float[Tensor, "query dim"]
@@ -73,7 +87,7 @@ class Pairs:
     host_query_labels: Int64[Tensor, " query"]
     host_reference_labels: Int64[Tensor, " reference"]
     valid_rows: Int64[Tensor, " valid"]  # queries with at least one positive and one negative
-    is_self_set: bool  # the references are the queries, row by row
+    is_self_set: bool  # the references are the queries, one by one
     is_shared: bool  # every process has these same pairs
     bounds: tuple[float, float]
     own_references: Bool[Tensor, "query reference"] | None  # True where one is the query itself; None in a self set
@@ -82,7 +96,7 @@ class Pairs:
 
     @cached_property
     def itself(self) -> Bool[Tensor, "query reference"]:
-        """True where the reference is the query itself: same row, or same id among references of their own."""
+        """True where the reference is the query: the same index, or the same id among references of their own."""
         if self.is_self_set:
             return torch.eye(len(self.query), dtype=torch.bool, device=self.query.device)
         return torch.zeros_like(self.positive) if self.own_references is None else self.own_references
@@ -110,11 +124,11 @@ class Pairs:
 
     @cached_property
     def negative_count(self) -> Int64[Tensor, " query"]:
-        """How many negatives each query has."""
+        """Number of negatives of each query."""
         return self.negative.sum(dim=1)
 
     def other_way(self) -> "Pairs":
-        """The references' pairs with the queries: the other direction of a two-way loss."""
+        """Return the references' pairs with the queries: the other direction of a two-way loss."""
         assert self.valid_references is not None
         other = replace(
             self,
@@ -137,27 +151,38 @@ class Pairs:
         return other
 
     def _gather(self, wanted: Bool[Tensor, "query reference"], *, without_self: bool) -> Positives:
-        index, mask = same_label_index(
-            self.host_query_labels, self.host_reference_labels, without_self_row=without_self
-        )
+        index, mask = same_label_index(self.host_query_labels, self.host_reference_labels, without_self=without_self)
         index, mask = to_device_of(self.similarity, index), to_device_of(self.similarity, mask)
         with torch.enable_grad():  # as in negative_similarity
             return Positives(index, mask & wanted.gather(1, index), self.similarity.gather(1, index))
 
 
 def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False) -> Pairs:
-    """The pairs of a batch, in float32 (float64 if the embeddings are), whatever autocast says.
+    """Return the pairs of a batch, in float32 (float64 if the embeddings are), whatever autocast says.
 
-    Positives share the query's label, negatives do not. Without `ref_emb` a row is never its own pair; with it, a
-    reference of the query's id is left out of both when `ids` and `ref_ids` are given. A miner's `indices_tuple`
-    (pairs or triplets, indices into the batch and the references) only narrows both masks. With `two_way` the
-    references are another modality of the same data, so one of the query's id is no copy of it, but what it belongs
-    to. Errors: UserError on references or mined indices that do not fit.
+    Positives share the query's label, negatives do not. Without `ref_emb` a query is never its own reference; with it,
+    a reference of the query's id is left out of both when `ids` and `ref_ids` are given. A miner's `indices_tuple`
+    (pairs or triplets, indices into the batch and the references) only narrows both masks.
+
+    Args:
+        inputs: what a loss was called with.
+        distance: PML's, of similarity or of distance.
+        two_way: the references are another modality of the same data, so one of the query's id is no copy of it, but
+            what it belongs to.
+
+    Raises:
+        UserError: references or mined indices that do not fit.
+
+    Example:
+        >>> from aurank.losses.core.loss_inputs import read_inputs
+        >>> rows, labels = torch.eye(2), torch.tensor([0, 1])
+        >>> inputs = read_inputs(rows, labels, ref_emb=rows.clone(), ref_labels=labels)
+        >>> make_pairs(inputs, distance=CosineSimilarity()).similarity.tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
     """
     inputs = inputs.mined()
     ids, ref_ids, is_self_set, mined = inputs.ids, inputs.ref_ids, inputs.is_self_set, inputs.indices_tuple
-    references = inputs.embeddings if inputs.ref_emb is None else inputs.ref_emb
-    query, reference = in_common_precision(inputs.embeddings, references)
+    query, reference = in_common_precision(inputs.embeddings, inputs.references)
     host_labels = inputs.labels.detach().cpu().long()
     host_ref_labels = host_labels if inputs.ref_labels is None else inputs.ref_labels.detach().cpu().long()
     if is_self_set and not torch.equal(host_labels, host_ref_labels):
@@ -185,7 +210,7 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
         positive, negative = narrow(positive, negative, mined)
 
     def valid_along(dim: int) -> Int64[Tensor, " valid"]:
-        """The rows along a dimension with both a positive and a negative, worked out on the host where it can be."""
+        """Return the indices along a dimension with both a positive and a negative, from the host where possible."""
         if mined is not None:
             both = (positive.any(dim=1 - dim) & negative.any(dim=1 - dim)).cpu()
         elif two_way:
@@ -220,18 +245,18 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
 
 
 def same_label_index(
-    query: Int64[Tensor, " query"], reference: Int64[Tensor, " reference"], *, without_self_row: bool
+    query: Int64[Tensor, " query"], reference: Int64[Tensor, " reference"], *, without_self: bool
 ) -> tuple[Int64[Tensor, "query width"], Bool[Tensor, "query width"]]:
-    """Reference rows of each query's label, ascending, padded to the widest query, and the mask of those that count.
+    """Return the references of each query's label, ascending, padded to the widest query, and the mask of real ones.
 
-    With `without_self_row` the references are the queries and row i is left out of its own list.
+    With `without_self` the references are the queries, and each is left out of its own list.
     """
     ordered, order = reference.sort(stable=True)
     first, count = count_equal(query, ordered)
-    count = count - int(without_self_row)
+    count = count - int(without_self)
     offset = torch.arange(max(int(count.max()), 1))
     slot = first[:, None] + offset
-    if without_self_row:
+    if without_self:
         own = torch.empty_like(order)
         own[order] = torch.arange(len(order))
         slot += slot >= own[:, None]
@@ -241,7 +266,7 @@ def same_label_index(
 def count_equal(
     query: Int64[Tensor, " query"], ordered: Int64[Tensor, " reference"]
 ) -> tuple[Int64[Tensor, " query"], Int64[Tensor, " query"]]:
-    """Where each query's value starts in the sorted references, and how often it occurs there."""
+    """Return where each query's value starts in the sorted references, and how often it occurs there."""
     first = torch.searchsorted(ordered, query)
     return first, torch.searchsorted(ordered, query, right=True) - first
 
@@ -249,8 +274,8 @@ def count_equal(
 def count_pairs(
     inputs: Inputs, labels: Int64[Tensor, " query"], ref_labels: Int64[Tensor, " reference"]
 ) -> tuple[Int64[Tensor, " query"], Int64[Tensor, " query"]]:
-    """How many positives and negatives each query has, counted on the host by sorting, not pair by pair."""
-    own = len(labels) if inputs.is_self_set or inputs.batch_leads else 0  # references that are the batch, row by row
+    """Return how many positives and negatives each query has, counted on the host by sorting, not pair by pair."""
+    own = len(labels) if inputs.is_self_set or inputs.batch_leads else 0  # references that are the batch, one by one
     positives = count_equal(labels, ref_labels.sort().values)[1]
     negatives = len(ref_labels) - positives
     if inputs.ids is not None and inputs.ref_ids is not None and not inputs.is_self_set:
@@ -267,7 +292,7 @@ def count_pairs(
 def narrow(
     positive: Bool[Tensor, "query reference"], negative: Bool[Tensor, "query reference"], mined: Sequence[Tensor]
 ) -> tuple[Bool[Tensor, "query reference"], Bool[Tensor, "query reference"]]:
-    """Both masks with only what a miner kept: (anchor, positive, anchor, negative) or (anchor, positive, negative).
+    """Return both masks with only what a miner kept, pairs or triplets as `as_pairs` has them.
 
     Which negative a triplet paired with which positive is not kept: a list-wise loss ranks all of a query's at once.
     """
@@ -281,14 +306,14 @@ def narrow(
 
 
 def as_pairs(mined: Sequence[Tensor]) -> Sequence[Tensor]:
-    """(anchor, positive, anchor, negative), of pairs or triplets; UserError unless there are 4 or 3 tensors."""
+    """Return (anchor, positive, anchor, negative) of pairs or triplets; UserError unless there are 4 or 3 tensors."""
     if len(mined) not in (3, 4):
         raise UserError(f"indices_tuple must hold 3 (triplets) or 4 (pairs) tensors, got {len(mined)}")
     return mined if len(mined) == 4 else (*mined[:2], mined[0], mined[2])
 
 
 def check_mined(mined: Sequence[Tensor], shape: Sequence[int]) -> None:
-    """Nothing; UserError unless rows and columns are integers, pair up and lie within masks of this shape."""
+    """Raise UserError unless indices are integers, pair up and lie within masks of this shape."""
     for values in mined:
         if not is_integer(values):
             raise UserError(f"indices_tuple must hold integers, rows of the batch, got {kind_of(values)}")

@@ -18,13 +18,14 @@ Scale = Literal["linear", "log"]
 class Temperature(FullPrecision):
     """τ, one number above 0.
 
-    temperature: its value, or the first one.
-    learnable: True makes it a parameter of the loss: give `loss.parameters()` to an optimiser (`aurank train` does, at
-        the rate `optim.temperature_lr`).
-    bounds: least and greatest value of a learnable one (None: no greatest). A call gives the value within them, with
-        the gradient that τ has there; where a step may follow, in training mode with gradients enabled and outside
-        of torch.func's transforms, the parameter itself is put back too, so that the step starts from there.
-    scale: what the parameter is, τ itself ("linear") or log τ ("log"), −1 times the logit scale of CLIP.
+    Args:
+        temperature: its value, the first one where it is learned.
+        learnable: make it a parameter of the loss: give `loss.parameters()` to an optimiser (`aurank train` does, at
+            the rate `optim.temperature_lr`).
+        bounds: least and greatest value of a learnable one (None: no greatest). A call returns the value within them,
+            with the gradient that τ has there. Where a step may follow, in training mode with gradients enabled and
+            outside of torch.func's transforms, the parameter itself is clamped too, so that the step starts there.
+        scale: what the parameter is, τ itself ("linear") or log τ ("log"), −1 times the logit scale of CLIP.
     """
 
     def __init__(
@@ -46,11 +47,10 @@ class Temperature(FullPrecision):
             self.parameter = nn.Parameter(torch.tensor(self._stored(self.start)))
 
     def forward(self) -> Float[Tensor, ""] | float:
-        """τ; a tensor with a gradient where it is learnable."""
-        parameter = self.parameter
+        """Return τ, a tensor with a gradient where it is learnable."""
+        parameter, bounds = self.parameter, (self._stored(self.low), self._stored(self.high))
         if parameter is None:
             return self.start
-        bounds = self._stored(self.low), self._stored(self.high)
         if writes(self) and isinstance(parameter, nn.Parameter) and not _transformed():
             # Not in place by autograd's count: one step may ask several times, and only the first can change anything.
             parameter.data.clamp_(*bounds)
@@ -59,7 +59,7 @@ class Temperature(FullPrecision):
 
     @property
     def learned_temperature(self) -> Float[Tensor, ""] | None:
-        """τ as it stands, without a gradient; None where it is fixed."""
+        """The current τ without a gradient; None where it is fixed."""
         if self.parameter is None:
             return None
         bounded = self.parameter.detach().clamp(self._stored(self.low), self._stored(self.high))
@@ -70,12 +70,12 @@ class Temperature(FullPrecision):
 
 
 def _transformed() -> bool:
-    """Return whether a transform of torch.func is at work, in which nothing may be changed that it does not know of."""
+    """Return whether a transform of torch.func is active, in which it must know of every change."""
     return bool(torch._C._are_functorch_transforms_active())
 
 
 def require_bounds(name: str, bounds: Sequence[Number | None]) -> tuple[float, float]:
-    """The two bounds, None as infinity; UserError unless 0 < low < high."""
+    """Return both bounds, None as infinity; UserError unless 0 < low < high."""
     if not isinstance(bounds, Sequence) or len(bounds) != 2 or bounds[0] is None:
         raise UserError(f"{name} must be two numbers, the second or None, as (0.05, None), got {bounds!r}")
     low = require_positive(name, bounds[0])

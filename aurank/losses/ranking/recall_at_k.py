@@ -58,7 +58,7 @@ def surrogate_recall(
 
 def pairs_within_classes(labels: Int64[Tensor, " row"]) -> tuple[Int64[Tensor, " pair"], Int64[Tensor, " pair"]]:
     """Return the first and second rows of all unordered pairs of rows with one label, ascending; all on the host."""
-    index, mask = same_label_index(labels, labels, without_self_row=True)
+    index, mask = same_label_index(labels, labels, without_self=True)
     rows = torch.arange(len(labels))[:, None].expand_as(index)
     later = mask & (index > rows)
     return rows[later], index[later]
@@ -159,9 +159,7 @@ class RecallAtKLoss(PairLoss):
         labels = torch.cat([pairs.host_query_labels, pairs.host_query_labels[ends[0]]])
         first, second = (to_device_of(pairs.similarity, end) for end in ends)
         similarity = mix_similarity(pairs.similarity, first, second, shares.uniform(first.shape, like=pairs.similarity))
-        index, mask = (
-            to_device_of(similarity, each) for each in same_label_index(labels, labels, without_self_row=True)
-        )
+        index, mask = (to_device_of(similarity, each) for each in same_label_index(labels, labels, without_self=True))
         itself = torch.eye(len(labels), dtype=torch.bool, device=similarity.device)
         ranked = similarity if self.official else similarity.masked_fill(itself, -torch.inf)
         losses = self._loss(Positives(index, mask, similarity.gather(1, index)), ranked, len(pairs.reference))

@@ -188,13 +188,13 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         miner = self._miner(inputs)
         keyed = next((part for part in self.loss.modules() if isinstance(part, KeyedLoss)), None)
         if inputs.ids is None and keyed is not None:  # labels are ids then, so that earlier views are left out
-            inputs = replace(inputs, ids=keyed.keys_of("labels", inputs.labels, "ids", None))
+            inputs = replace(inputs, ids=keyed.ids_of("labels", inputs.labels, "ids", None))
             if inputs.ref_labels is not None:
-                inputs = replace(inputs, ref_ids=keyed.keys_of("labels", inputs.ref_labels, "ids", None))
+                inputs = replace(inputs, ref_ids=keyed.ids_of("labels", inputs.ref_labels, "ids", None))
         inputs = self.gather.batch(inputs)
         whole = self.with_memory(inputs)
         if miner is not None:
-            whole = self.gather.mine(replace(whole, indices_tuple=miner))
+            whole = self.gather.ask_miner(replace(whole, indices_tuple=miner))
             if isinstance(inputs.indices_tuple, Sequence):
                 whole = replace(whole, indices_tuple=joined(whole.indices_tuple, inputs))
         value = call_loss(self.loss, whole)

@@ -45,14 +45,17 @@ class LightlyLoss(TakesInputs, nn.Module):
         as VICReg asks for: encoders here give unit length. False leaves them as they come.
     """
 
-    takes_references = False
-
     def __init__(self, loss: nn.Module, *, unit_variance: bool = False, distributed: Distributed = None) -> None:
         super().__init__()
         require_made(loss)
         self.loss = loss
         self.unit_variance = unit_variance
         self.gather = Gather(distributed)
+
+    @property
+    def takes_references(self) -> bool:
+        """False: the two views of a batch are compared with each other alone."""
+        return False
 
     def compute(self, inputs: Inputs) -> Any:
         """The loss of arguments that were read before; ids are not needed."""

@@ -55,7 +55,7 @@ class MultipleLosses(TakesInputs, nn.Module):
         inputs = self.gather.batch(inputs)
         for name, loss in self.losses.items():
             own = replace(inputs, indices_tuple=self.miners[name]) if name in self.miners else inputs
-            total = total + self.weights[name] * call_loss(loss, self.gather.mine(own))
+            total = total + self.weights[name] * call_loss(loss, self.gather.ask_miner(own))
         return total  # type: ignore[no-any-return]
 
 
