@@ -16,7 +16,7 @@ TABLE_BYTES = {"cpu": 2**24, "gpu": 2**28}
 
 
 def rows_at_a_time(proposals: int, device: torch.device) -> int:
-    """How many chains to run together, so that what is computed beside the result stays below 64 MB (1 GB on a GPU)."""
+    """Return how many chains to run together, so that the work space stays below 64 MB (1 GB on a GPU)."""
     limit = TABLE_BYTES["cpu" if device.type == "cpu" else "gpu"]
     return max(1, limit // (4 * (proposals + 1) * proposals.bit_length()))
 
@@ -31,12 +31,14 @@ def occupancy(
     *,
     temperature: float,
 ) -> tuple[Float[Tensor, "chain 1+proposal"], Int64[Tensor, " chain"]]:
-    """How many kept steps each chain spent where, and where it ended: 0 is its start, j + 1 proposal j.
+    """Return how many kept steps each chain spent where, and where it ended: 0 is its start, j + 1 proposal j.
 
-    scores: similarity of each proposal, in the order in which they are made. start: of the state that the chain starts
-        from; minus infinity, and the first proposal is accepted whatever it is.
-    wanted: False is no proposal, and no step.
-    burn_in: steps that are not kept; step r leaves the chain where it is once the r-th proposal was accepted or not.
+    Args:
+        scores: similarity of each proposal, in the order in which they are made.
+        start: that of the chain's first state; at minus infinity any first proposal is accepted.
+        exponentials: −log U of each proposal.
+        wanted: False is no proposal, and no step.
+        burn_in: how many steps are not kept; a step ends when its proposal was accepted or not.
     """
     number = scores.shape[1]
     reach = torch.where(wanted, scores + temperature * exponentials, -torch.inf)
@@ -54,7 +56,7 @@ def occupancy(
 def next_above(
     values: Float[Tensor, "chain proposal"], levels: Float[Tensor, "chain 1+proposal"]
 ) -> Int64[Tensor, "chain 1+proposal"]:
-    """For each j the first place from j on whose value is above level j; the number of values where there is none."""
+    """Return for each j the first index from j on whose value is above level j; the number of values if none is."""
     number = values.shape[1]
     depth = number.bit_length()
     maxima = values.new_empty(depth, len(values), number + 1)  # maxima[h, :, p]: of the 2**h values from p on
@@ -71,10 +73,10 @@ def next_above(
 
 
 def path(following: Int64[Tensor, "chain node"]) -> Bool[Tensor, "chain node"]:
-    """True where a chain comes by that starts at 0 and goes from j to following[j] + 1, until it is beyond the last.
+    """Return True at the nodes of a chain that starts at 0 and goes from j to following[j] + 1, to beyond the last.
 
     In blocks of about the square root of the number: first, for all blocks together, where a chain leaves its block,
-    by its last place, the last but one, …; then from block to block; then, for all together again, the steps within.
+    from its last node back to its first; then from block to block; then, for all together again, the steps within.
     """
     chains, size = following.shape
     width = 2 ** -(-(size - 1).bit_length() // 2)

@@ -1,4 +1,4 @@
-"""EMC² (Yau et al., ICML 2024): negatives of the whole data set, sampled by Markov chains over the batches."""
+"""EMC²: negatives of the whole data set, sampled by Markov chains over the batches."""
 
 from typing import Unpack
 
@@ -18,7 +18,7 @@ from aurank.losses.global_contrastive.markov_chain import Chains, OutsideState, 
 
 
 def mean_similarity(similarity: Float[Tensor, "query reference"], walk: Walk) -> Float[Tensor, " query"]:
-    """The mean similarity of each query to the states that its chain kept; the sampled part of Eq. 11."""
+    """Return the mean similarity of each query to the states that its chain kept: the sampled part of Eq. 11."""
     inside: Tensor = torch.linalg.vecdot(walk.steps, similarity)
     return (inside + walk.outside_steps * walk.outside) / walk.kept.clamp(min=1)
 
@@ -26,33 +26,48 @@ def mean_similarity(similarity: Float[Tensor, "query reference"], walk: Walk) ->
 class EMC2Loss(KeyedLoss):
     """−s⁺ + the mean of s over negatives that a Markov chain of the query's sample visits.
 
-    The chain's rest is the softmax of s/τ over all negatives of the data set, which weighs them in the gradient of the
-    global contrastive loss (Eq. 4); so this loss has that gradient in the mean, though its value is no estimate of the
-    loss. In each batch the chain goes on from its state Z: each negative j of the query is proposed once and accepted
-    with probability min(1, exp((s_j − s_Z)/τ)) at the current weights (Alg. 1); the states after the burn-in count,
-    those that were not left as often as they were kept. Computed in logarithms, so no temperature overflows.
+    The chain's stationary distribution is the softmax of s/τ over all negatives of the data set, their weights in the
+    gradient of the global contrastive loss (Eq. 4). So this loss has that gradient in the mean; its value is no
+    estimate of that loss. In each batch the chain continues from its state Z: each negative j of the query is proposed
+    once and accepted with probability min(1, exp((s_j − s_Z)/τ)) at the current weights (Alg. 1). The states after the
+    burn-in count, as often as they were kept. No temperature overflows, as all is computed in logarithms.
 
-    num_samples: rows of the data set, which `ids` (or labels, in their absence) name: each has one chain, whose state
-        is an id. Several rows of one id, its views, each carry on from the same state, and the last of them in the
-        batch says where it is left; the authors run them one after the other. With fixed augmentations, give each view
-        an id, image · views + view, and num_samples to match.
-    burn_in: share of the steps of a batch that are not kept, rounded down.
-    out_of_batch: how a state that is not among the query's negatives in the batch is scored. "stored" (default) by its
-        embedding when it was accepted; "restart" not at all, the first proposal is accepted; "reencode" by `reencode`,
-        a function that embeds ids anew (`aurank train` sets it). A stored embedding is a constant; one embedded anew
-        has a gradient if the function returns it with a graph, as the authors' code does and `aurank train`, which
-        spares the time, does not. "stored" keeps num_samples · embedding_dim numbers where the loss is, and in each
-        checkpoint: 5 GB for ten million samples in 128 dimensions. The other two keep 9 bytes a sample, and need none.
-    embedding_dim: width of the embeddings; None takes it from the first batch.
-    seed: where the random numbers come from; their place in the sequence is saved.
-    official: as the authors' code (contrastive_emc2, commit 3641ed9) at its burn_in of 0.5; another is refused, since
-        below it that code takes up some of the states that are out of batch. The state is scored by its similarity
-        when it was accepted, whatever the weights and views are now; proposals come in the order of the batch; step r
-        counts where r is above the burn-in, positives being steps; states outside of the batch are left out of the sum
-        though they count in the mean; and the loss is 1/τ times as large, as in the paper.
+    Several rows of one id, its views, each continue from the same state, and the last of them in the batch says where
+    it is left; the authors run them one after the other. With fixed augmentations, give each view an id,
+    image · views + view, and num_samples to match. References without `ref_ids` have no name, so a state among them is
+    out of batch from then on.
 
-    References without `ref_ids` have no name, so a state among them is out of batch from then on.
+    Args:
+        num_samples: rows of the data set, which `ids` (or labels, in their absence) name: each has one chain.
+        temperature: τ.
+        burn_in: share of the steps of a batch that are not kept, rounded down.
+        out_of_batch: how a state that is not among the query's negatives in the batch is scored. "stored" by its
+            embedding when it was accepted; "restart" not at all, the first proposal is accepted; "reencode" by
+            `reencode`, a function that embeds ids (`aurank train` sets it). A stored embedding is a constant; a new one
+            has a gradient if the function returns it with a graph, as the authors' code does and `aurank train`, to
+            save time, does not. "stored" keeps num_samples · embedding_dim numbers where the loss is, and in each
+            checkpoint: 5 GB for ten million samples in 128 dimensions. The other two keep 9 bytes a sample.
+        embedding_dim: width of the embeddings; None takes it from the first batch.
+        seed: where the random numbers start; the position in the sequence is saved.
+        official: as the authors' code (contrastive_emc2, commit 3641ed9) at its burn_in of 0.5; another is refused,
+            since below it that code takes up some of the states that are out of batch. The state is scored by its
+            similarity when it was accepted, whatever the weights and views are now; proposals come in the order of the
+            batch; step r counts where r is above the burn-in, positives being steps; states outside of the batch are
+            left out of the sum though they count in the mean; and the loss is 1/τ times as large, as in the paper.
+
+    Source:
+        Yau et al., ICML 2024, https://arxiv.org/abs/2404.10575.
+
+    Example:
+        >>> import torch
+        >>> loss = EMC2Loss(num_samples=4)
+        >>> loss(torch.eye(4).repeat(2, 1), torch.arange(4).repeat(2))  # s⁺ = 1, and all s⁻ = 0
+        tensor(-1.)
+        >>> loss.states.shape  # the image at which each chain is now
+        torch.Size([4])
     """
+
+    reencode: EmbedByIds | None = None
 
     def __init__(
         self,
@@ -85,26 +100,21 @@ class EMC2Loss(KeyedLoss):
         return self.chains.out_of_batch == "reencode"
 
     @property
-    def reencode(self) -> EmbedByIds | None:
-        """The function that embeds images anew by their ids, on the host; None where none was set."""
-        return self.chains.reencode
-
-    @reencode.setter
-    def reencode(self, function: EmbedByIds | None) -> None:
-        self.chains.reencode = function
-
-    @property
     def states(self) -> Int64[Tensor, " sample"]:
         """The id of each chain's state; −1 for a chain without one, or with one that has no name."""
         return self.chains.table.tags
 
     def prepared(self, inputs: Inputs) -> Inputs:
-        """The inputs with ids, and as wide as what the chains keep."""
+        """Return the inputs with ids; raise UserError unless they are as wide as what the chains keep."""
         self.chains.check_width(inputs.embeddings)
         return super().prepared(inputs)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """−s⁺ + the mean over the kept states."""
-        walk = self.chains(pairs, self.distance, write=writes(self))
+        """Return −s⁺ + the mean over the kept states."""
+        walk = self.walk(pairs, write=writes(self))
         found = mean_similarity(pairs.similarity, walk) - attraction(pairs)
         return found / self.chains.temperature if self.chains.official else found
+
+    def walk(self, pairs: Pairs, *, write: bool) -> Walk:
+        """Continue the chains of the queries over their negatives; keep where they end if `write`."""
+        return self.chains(pairs, self.distance, reencode=self.reencode, write=write)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""One Markov chain per sample over its negatives, carried on from batch to batch: what EMC² learns from."""
+"""The Markov chains of EMC²: one per sample, over its negatives, continued from batch to batch."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args
@@ -24,8 +24,8 @@ OutsideState = Literal["stored", "restart", "reencode"]
 class Start(NamedTuple):
     """Where the chains of a batch start."""
 
-    similarity: Float[Tensor, " query"]  # to the state now; minus infinity: none, any proposal is accepted
-    column: Int64[Tensor, " query"]  # the state's reference, if it is among the row's negatives
+    similarity: Float[Tensor, " query"]  # to the current state; minus infinity: none, any proposal is accepted
+    column: Int64[Tensor, " query"]  # the state's reference, if it is among the query's negatives
     inside: Bool[Tensor, " query"]  # whether it is
     outside: Float[Tensor, " query"]  # similarity to a state that is not, with its graph to the query
 
@@ -43,13 +43,12 @@ class Walk(NamedTuple):
 class Chains(nn.Module):
     """The chains of all samples.
 
-    State: `table.tags`, the id of each chain's state, −1 for none, and `table.rows`, what is kept of the state: its
-    embedding ("stored"), its similarity (official), nothing; the place in the sequence of random numbers.
+    State: `table.tags`, the id of each chain's state, −1 for none; `table.rows`, what is kept of the state: its
+    embedding ("stored"), its similarity (official), nothing; the position in the sequence of random numbers.
 
-    owner: what messages name, the loss or the miner that has them.
+    Args:
+        owner: the loss or the miner that error messages name.
     """
-
-    reencode: EmbedByIds | None = None
 
     def __init__(
         self,
@@ -85,35 +84,34 @@ class Chains(nn.Module):
         self.table = TaggedTable(num_samples, (embedding_dim or 0) if self.keeps_embedding else int(official))
 
     def check_width(self, embeddings: Float[Tensor, "batch dim"]) -> None:
-        """Nothing; UserError unless embeddings are as wide as those that are kept, if any are."""
+        """Raise UserError unless embeddings are as wide as those that are kept, if any are."""
         if self.keeps_embedding:
             self.table.check_width(embeddings)
 
-    def forward(self, pairs: Pairs, distance: BaseDistance, *, write: bool) -> Walk:
-        """Carries on the chain of each query over its negatives in the batch; `write`: for good.
+    def forward(self, pairs: Pairs, distance: BaseDistance, *, reencode: EmbedByIds | None, write: bool) -> Walk:
+        """Continue the chain of each query over its negatives in the batch; keep where they end if `write`.
 
         Each negative is proposed once, in one random order for all queries: at any step each one is as likely as any
         other, also where the batch is sorted, by view or by class. The paper draws proposals with replacement from the
         data set; a batch without repetitions is biased by about one over the size of the data set.
         """
         similarity = pairs.similarity.detach()
-        start = self._stored_score(pairs) if self.official else self._start(pairs, distance)
+        start = self._start(pairs, distance, reencode)
         generator = self.random.on_device(similarity.device)
         number = similarity.shape[1]
         order = torch.randperm(number, generator=generator, device=similarity.device)
         skipped = (pairs.negative_count.to(torch.float64) * self.burn_in).to(torch.int64)
         kept = pairs.negative_count - skipped
-        if self.official:  # in the order of the batch, of which the rows up to `skipped`, negative or not, are not kept
+        if self.official:  # the batch's order; steps up to `skipped` are not kept, be they negatives or not
             order = torch.arange(number, device=similarity.device)
             skipped = (pairs.negative & (order <= skipped[:, None])).sum(dim=1)
 
         steps = torch.empty_like(similarity)
         outside_steps, last = torch.empty_like(start.similarity), torch.empty_like(start.column)
         for rows in chunks(len(similarity), rows_at_a_time(number, similarity.device)):
-            # in float32 whatever the precision of the loss, so that it changes none of them
-            uniform = torch.rand(
-                rows.stop - rows.start, number, generator=generator, device=similarity.device, dtype=torch.float32
-            )
+            # float32 whatever the precision of the loss, so that it does not change the numbers
+            shape = (rows.stop - rows.start, number)
+            uniform = torch.rand(shape, generator=generator, device=similarity.device, dtype=torch.float32)
             stayed, ended = occupancy(
                 similarity[rows].index_select(1, order),
                 start.similarity[rows],
@@ -134,19 +132,21 @@ class Chains(nn.Module):
             self.random.advance()
         return Walk(steps, outside_steps, start.outside, kept, generator)
 
-    def _start(self, pairs: Pairs, distance: BaseDistance) -> Start:
-        """Where the chains were left, scored by the encoder as it is now as far as `out_of_batch` can."""
+    def _start(self, pairs: Pairs, distance: BaseDistance, reencode: EmbedByIds | None) -> Start:
+        """Return where the chains were left, scored by the current encoder as far as `out_of_batch` allows."""
         index = query_ids(pairs)
-        state, seen = self.table.tags[index], self.table.read(index)[1]
-        column, inside = self._in_batch(pairs, state)
-        if self.out_of_batch == "restart":
-            known, other = torch.zeros_like(seen), None
-        elif self.out_of_batch == "stored":
-            known, other = seen, self.table.rows[index].to(pairs.query)
-        else:
-            known = state != NONE
-            other = self._embedded(pairs, state, known & ~inside)
+        state, (rows, seen) = self.table.tags[index], self.table.read(index)
         outside = torch.zeros_like(pairs.similarity[:, 0])
+        if self.official:  # by the similarity that the state had when it was accepted, be it in the batch or not
+            score = torch.where(seen, rows[:, 0].to(pairs.similarity.dtype), -torch.inf)
+            return Start(score, torch.zeros_like(state), torch.zeros_like(seen), outside)
+        column, inside = self._in_batch(pairs, state)
+        known, other = torch.zeros_like(seen), None
+        if self.out_of_batch == "stored":
+            known, other = seen, self.table.rows[index].to(pairs.query)
+        elif self.out_of_batch == "reencode":
+            known = state != NONE
+            other = self._embedded(pairs, state, known & ~inside, reencode)
         if other is not None and other.shape[1]:
             with torch.enable_grad():
                 outside = row_similarity(distance, pairs.query, other)
@@ -154,17 +154,10 @@ class Chains(nn.Module):
         here = pairs.similarity.detach().gather(1, column[:, None])[:, 0]
         return Start(torch.where(inside, here, elsewhere), column, inside, outside)
 
-    def _stored_score(self, pairs: Pairs) -> Start:
-        """As the authors' code: by the similarity that the state had when it was accepted."""
-        rows, seen = self.table.read(query_ids(pairs))
-        nothing = torch.zeros_like(seen, dtype=torch.int64)
-        score = torch.where(seen, rows[:, 0].to(pairs.similarity.dtype), -torch.inf)
-        return Start(score, nothing, torch.zeros_like(seen), torch.zeros_like(score))
-
     def _in_batch(
         self, pairs: Pairs, state: Int64[Tensor, " query"]
     ) -> tuple[Int64[Tensor, " query"], Bool[Tensor, " query"]]:
-        """The first reference that is the chain's state, and whether there is one among the row's negatives."""
+        """Return the first reference that is the chain's state, and whether one is among the query's negatives."""
         if pairs.reference_ids is None:
             return torch.zeros_like(state), torch.zeros_like(state, dtype=torch.bool)
         ordered, first = pairs.reference_ids.sort(stable=True)
@@ -174,22 +167,20 @@ class Chains(nn.Module):
         return column, same & pairs.negative.gather(1, column[:, None])[:, 0]
 
     def _embedded(
-        self, pairs: Pairs, state: Int64[Tensor, " query"], wanted: Bool[Tensor, " query"]
+        self, pairs: Pairs, state: Int64[Tensor, " query"], wanted: Bool[Tensor, " query"], reencode: EmbedByIds | None
     ) -> Float[Tensor, "query dim"]:
-        """The states that are wanted, embedded anew; zero elsewhere."""
+        """Return the wanted states, embedded anew; zero elsewhere."""
         if pairs.reference_ids is None:
             raise UserError(
                 f'{self.owner} with out_of_batch="reencode" names its states by ids: pass ref_ids beside ref_emb'
             )
         found = torch.zeros_like(pairs.query)
-        found[wanted] = embedded_anew(
-            self.reencode, state[wanted], like=found, is_shared=pairs.is_shared, name=self.owner
-        )
+        found[wanted] = embedded_anew(reencode, state[wanted], like=found, is_shared=pairs.is_shared, name=self.owner)
         return found
 
     @torch.no_grad()
     def _write(self, pairs: Pairs, last: Int64[Tensor, " query"]) -> bool:
-        """Whether any process had a query: the chains of all of them are now where they ended, NONE being unmoved."""
+        """Keep where the chains of all processes ended, NONE being unmoved; return whether there was any query."""
         rows = pairs.valid_rows
         index, column = query_ids(pairs)[rows], last[rows]
         moved, column = column != NONE, column.clamp(min=0)
@@ -204,11 +195,10 @@ class Chains(nn.Module):
             values = torch.where(moved[:, None], values.to(before.dtype), before)
         # without ids of the references a state has no name, only what is kept of it
         names = torch.full_like(column, NONE) if pairs.reference_ids is None else pairs.reference_ids[column]
-        return self.table.put(
-            index, torch.where(moved, names, self.table.tags[index]), values, is_shared=pairs.is_shared
-        )
+        tags = torch.where(moved, names, self.table.tags[index])
+        return self.table.put(index, tags, values, is_shared=pairs.is_shared)
 
 
 def chunks(number: int, size: int) -> Iterator[slice]:
-    """The numbers below `number` in slices of that size."""
+    """Yield the numbers below `number` in slices of that size."""
     return (slice(first, min(first + size, number)) for first in range(0, number, size))

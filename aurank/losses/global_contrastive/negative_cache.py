@@ -1,4 +1,4 @@
-"""Negative cache (Lindgren et al., NeurIPS 2021): negatives drawn from the softmax over stored embeddings."""
+"""Negative cache: negatives drawn from the softmax over stored embeddings."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -28,14 +28,14 @@ SCORES = 2**20  # of queries with candidates at a time, of some 30 bytes each, n
 
 
 class Drawn(NamedTuple):
-    """One candidate for each query, drawn from the softmax of its scores, and what goes on with further candidates."""
+    """One candidate for each query, drawn from the softmax of its scores."""
 
     candidate: Int64[Tensor, " query"]
     height: Float64[Tensor, " query"]  # its score with its noise, the greatest of all
     log_sum: Float64[Tensor, " query"]  # log Σ exp(score)
 
     def with_further(self, other: "Drawn") -> "Drawn":
-        """One drawn from the candidates of both."""
+        """Return one drawn from the candidates of both."""
         better = other.height > self.height
         return Drawn(
             torch.where(better, other.candidate, self.candidate),
@@ -46,7 +46,7 @@ class Drawn(NamedTuple):
 
 @torch.no_grad()
 def gumbel_max(pieces: Iterable[Float[Tensor, "query _"]], generator: torch.Generator | None) -> Drawn:
-    """One of all candidates for each query, whose scores come in pieces, side by side, one at a time."""
+    """Draw one of all candidates for each query, whose scores come in pieces, side by side, one at a time."""
     found, before = None, 0
     for scores in pieces:
         # in float64: of ten million numbers in float32 several are the greatest below 1, and the first would be drawn
@@ -62,29 +62,40 @@ def gumbel_max(pieces: Iterable[Float[Tensor, "query _"]], generator: torch.Gene
 class NegativeCacheLoss(Counters, KeyedLoss):
     """w·(s⁻ − s⁺) of each query, its one negative drawn by Gumbel-max from the softmax of s/τ over the whole data set.
 
-    The embeddings of the batch are the current ones, those of all other rows of the data set are as a cache has them:
-    from the last batch that held them. w = 1 − p⁺, where p⁺ is the positive's share of the softmax over it and all
-    negatives: so the gradient is in the mean that of the cross-entropy, times τ. Its value is no estimate of the loss.
-    A sample not seen yet is no candidate, nor is one of the query's label.
+    The embeddings of the batch are the current ones; those of all other samples are stored ones, from the last batch
+    that held them. w = 1 − p⁺, where p⁺ is the positive's share of the softmax over it and all negatives: so the
+    gradient is in the mean that of the cross-entropy, times τ. Its value is no estimate of the loss. A sample not seen
+    yet is no candidate, nor is one of the query's label. The EMC² paper, which compares with it, stores images that are
+    not augmented, and embeds B of them beside a batch; here each sample's last view in the batch is stored.
 
     The cache takes num_samples · embedding_dim numbers where the loss is, and in each checkpoint, whatever
     `out_of_batch` is: 5 GB for ten million samples in 128 dimensions. Each step compares every query with all of it, in
-    pieces. `EMC2Loss`, which goes on from one state per sample, needs neither with out_of_batch "restart" or
-    "reencode".
+    pieces. `EMC2Loss`, which keeps one state per sample, needs neither with out_of_batch "restart" or "reencode".
 
-    num_samples: rows of the data set, which `ids` (or labels, in their absence) name.
-    out_of_batch: what a drawn negative that is not in the batch is: its "stored" embedding (default), or embedded anew
-        ("reencode") by `reencode`, a function of ids that `aurank train` sets, and so refreshed in the cache. A stored
-        one is a constant; a new one has a gradient if the function returns it with a graph, as the authors' does.
-    refresh: ρ, the share of the cache embedded anew at each step, by turns, for "reencode"; 0 (default) none.
-    positive_in_denominator: False sets w = 1, the gradient of the contrastive loss without the positive in its sum.
-    embedding_dim: width of the embeddings; None takes it from the first batch.
-    seed: where the random numbers come from; their place in the sequence is saved.
+    State: `cache.rows`, the embeddings, and `cache.tags`, the labels, by sample; `turn` as extra state.
 
-    The EMC² paper, which compares with it, stores images that are not augmented, and embeds B of them beside a batch;
-    here each row's last view in the batch is stored.
+    Args:
+        num_samples: rows of the data set, which `ids` (or labels, in their absence) name.
+        temperature: τ.
+        out_of_batch: what a drawn negative that is not in the batch is: its "stored" embedding, or embedded anew
+            ("reencode") by `reencode`, a function of ids that `aurank train` sets, and so refreshed in the cache. A
+            stored one is a constant; a new one has a gradient if the function returns it with a graph, as the authors'
+            does.
+        refresh: ρ, the share of the cache embedded anew at each step, by turns, for "reencode".
+        positive_in_denominator: False sets w = 1, the gradient of the contrastive loss without the positive in its sum.
+        embedding_dim: width of the embeddings; None takes it from the first batch.
+        seed: where the random numbers start; the position in the sequence is saved.
 
-    State: `cache.rows`, the embeddings, and `cache.tags`, the labels, by sample; whose turn it is as extra state.
+    Source:
+        Lindgren et al., NeurIPS 2021, https://openreview.net/forum?id=824xC-SgWgU.
+
+    Example:
+        >>> import torch
+        >>> loss = NegativeCacheLoss(num_samples=4, positive_in_denominator=False)
+        >>> loss(torch.eye(4).repeat(2, 1), torch.arange(4).repeat(2))  # s⁺ = 1, and all s⁻ = 0
+        tensor(-1.)
+        >>> loss.cache.rows.shape
+        torch.Size([4, 4])
     """
 
     COUNTERS = ("turn",)
@@ -124,12 +135,12 @@ class NegativeCacheLoss(Counters, KeyedLoss):
         return self.out_of_batch == "reencode"
 
     def prepared(self, inputs: Inputs) -> Inputs:
-        """The inputs with ids, and as wide as the cache."""
+        """Return the inputs with ids; raise UserError unless they are as wide as the cache."""
         self.cache.check_width(inputs.embeddings)
         return super().prepared(inputs)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """w·(s⁻ − s⁺)."""
+        """Return w·(s⁻ − s⁺)."""
         generator = self.random.on_device(pairs.query.device)
         drawn, _, log_sum = gumbel_max(self._scores(pairs), generator)  # a reference, or their number plus a sample
         size = pairs.similarity.shape[1]
@@ -152,7 +163,7 @@ class NegativeCacheLoss(Counters, KeyedLoss):
 
     @torch.no_grad()
     def _scores(self, pairs: Pairs) -> Iterator[Float[Tensor, "query _"]]:
-        """s/τ of each query with the references, then with all samples, in pieces; minus infinity for no candidate."""
+        """Yield s/τ of each query with references, then with all samples, in pieces; minus infinity: no candidate."""
         query, labels = pairs.query.detach(), pairs.query_labels[:, None]
         size = max(1, SCORES // max(query.shape))  # queries stay whole, so that each row is normalised once
         for part in chunks(pairs.similarity.shape[1], size):
@@ -165,7 +176,7 @@ class NegativeCacheLoss(Counters, KeyedLoss):
             yield beyond.masked_fill_(~wanted, -torch.inf).div_(self.temperature)
 
     def _in_batch(self, pairs: Pairs) -> Tensor:
-        """True for each sample that is in the batch or among its references."""
+        """Return True for each sample that is in the batch or among its references."""
         index = query_ids(pairs)
         if pairs.reference_ids is not None:
             named = (pairs.reference_ids >= 0) & (pairs.reference_ids < self.num_samples)
@@ -178,7 +189,7 @@ class NegativeCacheLoss(Counters, KeyedLoss):
 
     @torch.no_grad()
     def _write(self, pairs: Pairs, anew: Int64[Tensor, " entry"], values: Float[Tensor, "entry dim"]) -> None:
-        """Nothing; the cache has what was embedded anew, the samples whose turn it is, and the batch."""
+        """Put into the cache what was embedded anew, the samples whose turn it is, and the batch."""
         rows = pairs.valid_rows
         number = math.ceil(self.refresh * self.num_samples)
         turn = (torch.arange(number, device=rows.device) + self.turn) % self.num_samples

@@ -97,7 +97,7 @@ class EMC2Miner(nn.Module):
         inputs = replace(self.emc2.prepared(inputs), shared=True)
         with torch.no_grad(), without_autocast(embeddings.device):  # states of earlier batches are compared with here
             pairs = make_pairs(inputs, distance=self.emc2.distance)
-            walk = self.emc2.chains(pairs, self.emc2.distance, write=write)
+            walk = self.emc2.walk(pairs, write=write)
         rows = pairs.valid_rows[walk.steps[pairs.valid_rows].any(dim=1)]
         negatives = drawn(walk, rows, self.per_anchor)
         index, mask = pairs.positives.index[rows], pairs.positives.mask[rows]

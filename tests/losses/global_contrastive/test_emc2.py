@@ -15,7 +15,6 @@ from torch import Tensor, distributed, multiprocessing
 from aurank.errors import UserError
 from aurank.losses import EMC2Loss, EMC2Miner
 from aurank.losses.global_contrastive._tagged_table import TaggedTable
-from aurank.losses.global_contrastive.markov_chain import Chains
 from aurank.training.callbacks import Reencode, offer_reencoding
 
 IMAGES, DIM = 24, 6
@@ -326,22 +325,22 @@ class Offered(Reencode):
 
 @pytest.mark.parametrize("kind", [EMC2Loss, EMC2Miner])
 @pytest.mark.parametrize("out_of_batch", ["stored", "reencode"])
-def test_the_callback_that_training_offers_is_taken_once_and_reaches_the_chains(
+def test_the_callback_that_training_offers_is_taken_once_by_the_loss(
     kind: type[EMC2Loss | EMC2Miner], out_of_batch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, offered, taken = kind(4, out_of_batch=out_of_batch), Offered(), []
-    plain = Chains.__setattr__
+    plain = EMC2Loss.__setattr__
 
-    def counted(self: Chains, name: str, value: object) -> None:
+    def counted(self: EMC2Loss, name: str, value: object) -> None:
         taken.extend([value] * (name == "reencode"))
         plain(self, name, value)
 
-    monkeypatch.setattr(Chains, "__setattr__", counted)
+    monkeypatch.setattr(EMC2Loss, "__setattr__", counted)
     offer_reencoding(list(made.modules()), offered)
     assert made.wants_reencode == (out_of_batch == "reencode")
     assert taken == [offered] * made.wants_reencode
-    chains = next(part for part in made.modules() if isinstance(part, Chains))
-    assert made.reencode is chains.reencode is (offered if made.wants_reencode else None)
+    loss = next(part for part in made.modules() if isinstance(part, EMC2Loss))
+    assert made.reencode is loss.reencode is (offered if made.wants_reencode else None)
 
 
 def work(rank: int, world: int, folder: str) -> None:
