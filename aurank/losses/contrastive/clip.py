@@ -1,4 +1,4 @@
-"""CLIP (Radford et al., ICML 2021) and SigLIP (Zhai et al., ICCV 2023): images and texts, from one batch at a time."""
+"""CLIP and SigLIP: images and texts, from one batch at a time."""
 
 from collections.abc import Sequence
 from typing import Unpack
@@ -19,7 +19,7 @@ from aurank.losses.core.temperature import Temperature
 def sigmoid_losses(
     pairs: Pairs, temperature: AnyTemperature, bias: Float[Tensor, ""] | float
 ) -> Float[Tensor, " query"]:
-    """The sum over each query's references of −log sigmoid(z·(s/τ + b)), z = 1 for positives and −1 for others."""
+    """Return each query's sum of −log sigmoid(z·(s/τ + b)), z = 1 for positives and −1 for negatives."""
     logits = pairs.similarity / temperature + bias
     signed = torch.where(pairs.positive, -logits, logits)
     return nn.functional.softplus(signed).masked_fill(~(pairs.positive | pairs.negative), 0).sum(dim=1)
@@ -31,10 +31,22 @@ class CLIPLoss(PairLoss):
     In its standard form, not in similarity units. Rows of one label are partners, so captions that say the same are no
     negatives of each other: several are targets of equal weight, as in UniCL.
 
-    temperature: τ, the first one where it is learned. learn_temperature: True (default) makes log τ a parameter of the
-        loss: give it to an optimiser. temperature_bounds: 1/τ is at most 100, as in the paper.
-    two_way: True (default) takes another modality as `ref_emb`. False takes one direction, over any references or the
-        batch itself: with rows as their own labels InfoNCE, with classes SupCon's L_out.
+    Args:
+        temperature: τ, the first one where it is learned.
+        learn_temperature: True makes log τ a parameter of the loss: give it to an optimiser.
+        temperature_bounds: least and greatest τ; 1/τ is at most 100, as in the paper.
+        two_way: True takes another modality as `ref_emb`. False takes one direction, over any references or the batch
+            itself: with rows as their own labels InfoNCE, with classes SupCon's L_out.
+
+    Source:
+        Radford et al., ICML 2021, https://arxiv.org/abs/2103.00020.
+
+    Example:
+        >>> import torch
+        >>> loss = CLIPLoss(temperature=1.0)
+        >>> images, texts, rows = torch.eye(2), torch.eye(2), torch.arange(2)
+        >>> round(loss(images, rows, ref_emb=texts, ref_labels=rows).item(), 4)  # log(1 + exp(−1))
+        0.3133
     """
 
     def __init__(
@@ -53,7 +65,7 @@ class CLIPLoss(PairLoss):
             refuse_unused(CLIPLoss, "learn_temperature=False", temperature_bounds=temperature_bounds)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """The cross-entropy; half of it where both directions are added."""
+        """Return the cross-entropy, half of it where both directions are added."""
         return cross_entropy(pairs, self.temperature()) / (1 + self.two_way)
 
 
@@ -66,7 +78,7 @@ class Bias(FullPrecision):
         self.parameter = nn.Parameter(torch.tensor(self.start)) if learnable else None
 
     def forward(self) -> Float[Tensor, ""] | float:
-        """The number; a tensor with a gradient where it is learnable."""
+        """Return the number, with its gradient where it is learnable."""
         return self.start if self.parameter is None else self.parameter * 1
 
 
@@ -76,10 +88,22 @@ class SigLIPLoss(PairLoss):
     In its standard form, not in similarity units. Where the sides differ in number, the sum is divided by the one
     and by the other, and the loss is the mean of the two.
 
-    temperature: τ, 1/10 at first, and bias: b, −10 at first, as in the paper. learnable: True (default) makes both,
-        1/τ as its logarithm, parameters of the loss: give them to an optimiser. temperature_bounds: of τ; the paper has
-        none, these keep numbers finite.
-    two_way: True (default) takes another modality as `ref_emb`. False takes any references or the batch itself.
+    Args:
+        temperature: τ, the first one where it is learned; 1/10 as in the paper.
+        bias: b, the first one where it is learned; −10 as in the paper.
+        learnable: True makes log τ and b parameters of the loss: give them to an optimiser.
+        temperature_bounds: least and greatest τ; the paper has none, these keep numbers finite.
+        two_way: True takes another modality as `ref_emb`. False takes any references or the batch itself.
+
+    Source:
+        Zhai et al., ICCV 2023, https://arxiv.org/abs/2303.15343.
+
+    Example:
+        >>> import torch
+        >>> loss = SigLIPLoss(temperature=1.0, bias=0.0)
+        >>> images, texts, rows = torch.eye(2), torch.eye(2), torch.arange(2)
+        >>> round(loss(images, rows, ref_emb=texts, ref_labels=rows).item(), 4)  # log(1 + exp(−1)) + log 2
+        1.0064
     """
 
     def __init__(
@@ -100,5 +124,5 @@ class SigLIPLoss(PairLoss):
         self.bias = Bias(bias, learnable=learnable)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """The sum over the query's pairs; half of it where both directions are added."""
+        """Return the sum over the query's pairs, half of it where both directions are added."""
         return sigmoid_losses(pairs, self.temperature(), self.bias()) / (1 + self.two_way)

@@ -1,4 +1,4 @@
-"""CyCLIP (Goel et al., NeurIPS 2022): CLIP with similarities that are consistent between and within modalities."""
+"""CyCLIP: CLIP with similarities that are consistent between and within modalities."""
 
 import math
 from collections.abc import Sequence
@@ -9,22 +9,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.contrastive.info_nce import cross_entropy
-from aurank.losses.core.checks import Number, as_number, refuse_unused
+from aurank.losses.contrastive.clip import CLIPLoss
+from aurank.losses.core.checks import Number, as_number
 from aurank.losses.core.from_pml import BaseDistance
-from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
+from aurank.losses.core.pair_loss import PairLossOptions
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.core.temperature import Temperature
 
 
 def cross_modal_difference(pairs: Pairs) -> Float[Tensor, "query query"]:
-    """s(query j, partner k) − s(query k, partner j), a partner's similarity being the mean over a query's positives."""
+    """Return s(query j, partner k) − s(query k, partner j), the mean similarity to a query's positives."""
     similarity = pairs.similarity @ partner_weights(pairs).T
     return similarity - similarity.T
 
 
 def in_modal_difference(pairs: Pairs, distance: BaseDistance) -> Float[Tensor, "query query"]:
-    """s(query j, query k) − s(partner j, partner k), a partner being the mean embedding of a query's positives.
+    """Return s(query j, query k) − s(partner j, partner k), a partner being the mean embedding of a query's positives.
 
     Up to the sign, where the distance is greater for what is farther.
     """
@@ -36,18 +35,18 @@ def in_modal_difference(pairs: Pairs, distance: BaseDistance) -> Float[Tensor, "
 
 
 def partner_weights(pairs: Pairs) -> Float[Tensor, "query reference"]:
-    """1 / their number for each query's positives, else 0."""
+    """Return 1 / their number for each query's positives, else 0."""
     weights = pairs.positive.to(pairs.similarity.dtype)
     return weights / weights.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def inconsistency(difference: Float[Tensor, "query query"], pairs: Pairs) -> Float[Tensor, ""]:
-    """The sum of squares over pairs of different valid queries, divided by the number of valid queries."""
+    """Return the sum of squares over pairs of different valid queries, divided by the number of valid queries."""
     wanted = (pairs.valid[:, None] & pairs.valid).fill_diagonal_(False)
     return difference.masked_fill(~wanted, 0).square().sum() / max(1, len(pairs.valid_rows))
 
 
-class CyCLIPLoss(PairLoss):
+class CyCLIPLoss(CLIPLoss):
     """CLIP's cross-entropy, plus how inconsistent similarities are: the terms "cross_modal" and "in_modal".
 
     Of an image j and a text k, cross-modal consistency compares s(image j, text k) with s(image k, text j), in-modal
@@ -57,10 +56,22 @@ class CyCLIPLoss(PairLoss):
     negative are left out. Each direction is computed from its own rows, and the mean taken: where each image has one
     text, both are the same.
 
-    cross_modal, in_modal: the weights λ, 0.25 each in the paper; 0 leaves a term out.
-    temperature, learn_temperature, temperature_bounds: as in `CLIPLoss`.
-    two_way: True (default) takes another modality as `ref_emb`. False takes one direction; in a batch by itself, as of
-        two views of each image, partners are the other rows of the label.
+    Args:
+        cross_modal, in_modal: the weights λ, 0.25 each in the paper; 0 leaves a term out.
+        temperature, learn_temperature, temperature_bounds: as in `CLIPLoss`.
+        two_way: True takes another modality as `ref_emb`. False takes one direction; in a batch by itself, as of two
+            views of each image, partners are the other rows of the label.
+
+    Source:
+        Goel et al., NeurIPS 2022, https://arxiv.org/abs/2205.14459.
+
+    Example:
+        >>> import torch
+        >>> images, rows = torch.eye(2), torch.arange(2)
+        >>> pairs = {"ref_emb": torch.ones(2, 2), "ref_labels": rows}  # texts that are all alike
+        >>> term = CyCLIPLoss()(images, rows, **pairs) - CLIPLoss()(images, rows, **pairs)
+        >>> round(term.item(), 4)  # in_modal/2·(1 + 1), as s is 0 between the images and 1 between the texts
+        0.25
     """
 
     def __init__(
@@ -74,25 +85,20 @@ class CyCLIPLoss(PairLoss):
         two_way: bool = True,
         **options: Unpack[PairLossOptions],
     ) -> None:
-        weights = {
-            "cross_modal": require_weight("cross_modal", cross_modal),
-            "in_modal": require_weight("in_modal", in_modal),
-        }
-        weights = {name: weight for name, weight in weights.items() if weight > 0}
+        weights = {"cross_modal": cross_modal, "in_modal": in_modal}
+        weights = {name: weight for name, given in weights.items() if (weight := require_weight(name, given)) > 0}
         self.extra_names = tuple(weights)
-        super().__init__(**options)
+        super().__init__(
+            temperature,
+            learn_temperature=learn_temperature,
+            temperature_bounds=temperature_bounds,
+            two_way=two_way,
+            **options,
+        )
         self.weights = weights
-        self.two_way = two_way
-        self.temperature = Temperature(temperature, learnable=learn_temperature, bounds=temperature_bounds, scale="log")
-        if not learn_temperature:
-            refuse_unused(CyCLIPLoss, "learn_temperature=False", temperature_bounds=temperature_bounds)
-
-    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """CLIP's cross-entropy; half of it where both directions are added."""
-        return cross_entropy(pairs, self.temperature()) / (1 + self.two_way)
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
-        """Both inconsistencies, weighted; half of them where both directions are added."""
+        """Return both inconsistencies, weighted; half of them where both directions are added."""
         found = {}
         for name, weight in self.weights.items():
             cross = name == "cross_modal"
@@ -102,7 +108,7 @@ class CyCLIPLoss(PairLoss):
 
 
 def require_weight(name: str, value: Number) -> float:
-    """The weight; UserError unless it is a finite number of at least 0."""
+    """Return the weight; raise UserError unless it is a finite number of at least 0."""
     weight = as_number(value)
     if not 0 <= weight < math.inf:
         raise UserError(f"{name} must be >= 0, got {value!r}")

@@ -18,7 +18,7 @@ Value = Literal["info_nce", "one"]
 
 @torch.no_grad()
 def hardness_weights(pairs: Pairs, sigma: float) -> Float[Tensor, "query width"]:
-    """2 − exp(s⁺/σ) / mean exp(s⁺/σ) of each query's positives; the mean over the batch's queries is 1."""
+    """Return 2 − exp(s⁺/σ) / mean exp(s⁺/σ) of each query's positives; the mean over the batch's queries is 1."""
     valid = pairs.positives.mask & pairs.valid[:, None]
     scores = (pairs.positives.similarity / sigma).masked_fill(~valid, -torch.inf)
     shares = scores - logarithm(pairs.positives.count, scores)[:, None]
@@ -29,12 +29,21 @@ def hardness_weights(pairs: Pairs, sigma: float) -> Float[Tensor, "query width"]
 class DCLLoss(PairLoss):
     """−s⁺/τ + log Σ exp(s⁻/τ) of each query, the mean over its positives: InfoNCE without the positive below.
 
-    Eq. 6 of decoupled contrastive learning (Yeh et al., ECCV 2022). SogCLR of a single batch is τ times it, but for
-    the logarithm of the number of negatives.
+    SogCLR of a single batch is τ times it, but for the logarithm of the number of negatives.
 
-    temperature: τ.
-    weight_sigma: σ of DCLW, 0.5 in the paper: −s⁺/τ is multiplied by 2 − exp(s⁺/σ) / mean exp(s⁺/σ), the mean over the
-        queries of the batch, a constant to the gradient. None (default) leaves it out.
+    Args:
+        temperature: τ.
+        weight_sigma: σ of DCLW, 0.5 in the paper: −s⁺/τ is multiplied by 2 − exp(s⁺/σ) / mean exp(s⁺/σ), the mean over
+            the queries of the batch, a constant to the gradient. None leaves it out.
+
+    Source:
+        Decoupled contrastive learning, Eq. 6 (Yeh et al., ECCV 2022), https://arxiv.org/abs/2110.06848.
+
+    Example:
+        >>> import torch
+        >>> views, images = torch.eye(4).repeat(2, 1), torch.arange(4).repeat(2)  # s⁺ = 1, and all six s⁻ = 0
+        >>> round(DCLLoss(temperature=1.0)(views, images).item(), 4)  # −1 + log 6
+        0.7918
     """
 
     def __init__(
@@ -48,7 +57,7 @@ class DCLLoss(PairLoss):
         self.weight_sigma = None if weight_sigma is None else require_positive("weight_sigma", weight_sigma)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """The decoupled cross-entropies."""
+        """Return the decoupled cross-entropies."""
         similarity = pairs.positives.similarity
         if self.weight_sigma is not None:
             similarity = hardness_weights(pairs, self.weight_sigma) * similarity
@@ -58,12 +67,21 @@ class DCLLoss(PairLoss):
 class FlatNCELoss(PairLoss):
     """F / F held constant, F = Σ exp((s⁻ − s⁺)/τ), of each query and positive: 1, with the gradient of log F.
 
-    FlatNCE (Chen et al., 2021; its method is FlatCLR). That gradient is the one of `DCLLoss`; only the value
-    differs.
+    That gradient is the one of `DCLLoss`; only the value differs.
 
-    temperature: τ.
-    value: "info_nce" (default) reports InfoNCE instead of 1, as the authors' code does, so that there is something to
-        watch; "one" is the formula as printed.
+    Args:
+        temperature: τ.
+        value: "info_nce" reports InfoNCE instead of 1, as the authors' code does, so that there is something to watch;
+            "one" is the formula as printed.
+
+    Source:
+        FlatNCE, in its method FlatCLR (Chen et al., 2021), https://arxiv.org/abs/2107.01152.
+
+    Example:
+        >>> import torch
+        >>> views, images = torch.eye(4).repeat(2, 1), torch.arange(4).repeat(2)  # s⁺ = 1, and all six s⁻ = 0
+        >>> FlatNCELoss(value="one")(views, images)
+        tensor(1.)
     """
 
     def __init__(
@@ -74,7 +92,7 @@ class FlatNCELoss(PairLoss):
         self.value = require_choice("value", value, get_args(Value))
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """The flat ratio, or the cross-entropy with its gradient."""
+        """Return the flat ratio, or the cross-entropy with its gradient."""
         log_negatives = log_sum_exp(pairs, self.temperature)
         log_ratio = log_negatives - attraction(pairs) / self.temperature
         flat = log_ratio - log_ratio.detach()  # 0, with the gradient of exp of it, and without an overflow
@@ -86,11 +104,20 @@ class FlatNCELoss(PairLoss):
 class SiMoLoss(PairLoss):
     """−log(exp(s⁺/τ) / (exp(s⁺/τ) + α/K·Σ exp(s⁻/τ))) of each query and positive, K its number of negatives.
 
-    EqCo (Zhu et al., 2020), used in its method SiMo: InfoNCE with a margin τ·log(α/K), so that any number of negatives
-    pushes as α of them would.
+    InfoNCE with a margin τ·log(α/K), so that any number of negatives pushes as α of them would.
 
-    temperature: τ; 0.2 as in MoCo v2, of which SiMo is a simpler form.
-    alpha: α, the number of negatives that the batch's stand for; 65,536, MoCo's queue, as in SogCLR's comparison.
+    Args:
+        temperature: τ; 0.2 as in MoCo v2, of which SiMo is a simpler form.
+        alpha: α, the number of negatives that the batch's stand for; 65,536, MoCo's queue, as in SogCLR's comparison.
+
+    Source:
+        EqCo, in its method SiMo (Zhu et al., 2020), https://arxiv.org/abs/2010.01929.
+
+    Example:
+        >>> import torch
+        >>> views, images = torch.eye(4).repeat(2, 1), torch.arange(4).repeat(2)  # s⁺ = 1, and all six s⁻ = 0
+        >>> round(SiMoLoss(temperature=1.0, alpha=1)(views, images).item(), 4)  # −log(e / (e + 1))
+        0.3133
     """
 
     def __init__(self, temperature: Number = 0.2, alpha: Number = 65536, **options: Unpack[PairLossOptions]) -> None:
@@ -99,6 +126,6 @@ class SiMoLoss(PairLoss):
         self.alpha = require_positive("alpha", alpha)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """The cross-entropies with the margin."""
+        """Return the cross-entropies with the margin."""
         log_negatives = log_mean_exp(pairs, self.temperature) + math.log(self.alpha)
         return one_positive_each(pairs, log_negatives, self.temperature)

@@ -13,28 +13,28 @@ from aurank.losses.core.pairs import Pairs
 
 
 def log_sum_exp(pairs: Pairs, temperature: float) -> Float[Tensor, " query"]:
-    """log Σ exp(s⁻/τ) over each query's negatives in the batch; 0 for a query without any."""
+    """Return log Σ exp(s⁻/τ) over each query's negatives in the batch; 0 for a query without any."""
     return log_mean_exp(pairs, temperature) + logarithm(pairs.negative_count, pairs.similarity)
 
 
 def logarithm(count: Tensor, like: Tensor) -> Tensor:
-    """The logarithm of each count, in the precision of another tensor; 0 for a count of 0."""
+    """Return the logarithm of each count, in the precision of another tensor; 0 for a count of 0."""
     return count.clamp(min=1).to(like.dtype).log()
 
 
 def one_positive_each(
     pairs: Pairs, log_negatives: Float[Tensor, " query"], temperature: float
 ) -> Float[Tensor, " query"]:
-    """−log(exp(s⁺/τ) / (exp(s⁺/τ) + exp log_negatives)), the mean over each query's positives, each taken by itself."""
+    """Return the mean over each query's positives of −log(exp(s⁺/τ) / (exp(s⁺/τ) + exp log_negatives))."""
     odds = log_negatives[:, None] - pairs.positives.similarity / temperature
     return pairs.positives.mean(-logsigmoid(-odds))  # softplus, exact at any odds
 
 
 def cross_entropy(pairs: Pairs, temperature: AnyTemperature) -> Float[Tensor, " query"]:
-    """−log softmax(s/τ) at each query's positive; of several, the mean. The softmax is over positives and negatives.
+    """Return −log softmax(s/τ) at each query's positive; of several, the mean. All pairs are in the softmax.
 
-    Several positives of one label are thus targets of equal weight, as in UniCL (Yang et al., CVPR 2022), and in
-    SupCon's L_out where the references are the batch itself.
+    Several positives of one label are thus targets of equal weight, as in UniCL (Yang et al., CVPR 2022,
+    https://arxiv.org/abs/2204.03610), and in SupCon's L_out where the references are the batch itself.
     """
     count = (pairs.positive | pairs.negative).sum(dim=1).clamp(min=1).to(pairs.similarity.dtype)
     return log_mean_exp(pairs, temperature, with_positives=True) + count.log() - attraction(pairs) / temperature
@@ -43,12 +43,24 @@ def cross_entropy(pairs: Pairs, temperature: AnyTemperature) -> Float[Tensor, " 
 class InfoNCELoss(PairLoss):
     """−log(exp(s⁺/τ) / (exp(s⁺/τ) + Σ exp(s⁻/τ))) of each query and positive, the mean over its positives.
 
-    InfoNCE (van den Oord et al., 2018), with cosine similarity NT-Xent, Eq. 1 of SimCLR (Chen et al., ICML 2020). A
-    query with several positives has one such term for each, in which the others are left out. PML's NTXentLoss is the
-    mean over all pairs of queries and positives, and stops at 87, without gradient, where exp underflows.
+    With cosine similarity it is NT-Xent. A query with several positives has one such term for each, in which the others
+    are left out. PML's NTXentLoss is the mean over all pairs of queries and positives, and stops at 87, without
+    gradient, where exp underflows.
 
-    temperature: τ; 0.1 as SimCLR has it.
-    two_way: the sum of both directions between two modalities; with one positive each, twice `CLIPLoss` at a fixed τ.
+    Args:
+        temperature: τ; 0.1 as in SimCLR.
+        two_way: the sum of both directions between two modalities; with one positive each, twice `CLIPLoss` at a fixed
+            τ.
+
+    Source:
+        van den Oord et al., 2018, https://arxiv.org/abs/1807.03748; SimCLR, Eq. 1 (Chen et al., ICML 2020),
+        https://arxiv.org/abs/2002.05709.
+
+    Example:
+        >>> import torch
+        >>> views, images = torch.eye(4).repeat(2, 1), torch.arange(4).repeat(2)  # s⁺ = 1, and all six s⁻ = 0
+        >>> round(InfoNCELoss(temperature=1.0)(views, images).item(), 4)  # −log(e / (e + 6))
+        1.1654
     """
 
     def __init__(self, temperature: Number = 0.1, *, two_way: bool = False, **options: Unpack[PairLossOptions]) -> None:
@@ -57,17 +69,26 @@ class InfoNCELoss(PairLoss):
         self.two_way = two_way
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """The cross-entropies."""
+        """Return the cross-entropies."""
         return one_positive_each(pairs, log_sum_exp(pairs, self.temperature), self.temperature)
 
 
 class SupConLoss(PairLoss):
     """−log(exp(s⁺/τ) / Σ exp(s/τ)) of each query, the mean over its positives, all of which are in the denominator.
 
-    Eq. 2 of supervised contrastive learning (Khosla et al., NeurIPS 2020), L_out. With a single positive it is InfoNCE.
-    The authors' code multiplies by τ / 0.07 besides.
+    With a single positive it is InfoNCE. The authors' code multiplies by τ / 0.07 besides.
 
-    temperature: τ; 0.1 as in the paper.
+    Args:
+        temperature: τ; 0.1 as in the paper.
+
+    Source:
+        Supervised contrastive learning, Eq. 2, L_out (Khosla et al., NeurIPS 2020), https://arxiv.org/abs/2004.11362.
+
+    Example:
+        >>> import torch
+        >>> views, images = torch.eye(4).repeat(2, 1), torch.arange(4).repeat(2)  # s⁺ = 1, and all six s⁻ = 0
+        >>> round(SupConLoss(temperature=1.0)(views, images // 2).item(), 4)  # of three positives, two have s⁺ = 0
+        1.8321
     """
 
     def __init__(self, temperature: Number = 0.1, **options: Unpack[PairLossOptions]) -> None:
@@ -75,5 +96,5 @@ class SupConLoss(PairLoss):
         self.temperature = require_positive("temperature", temperature)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """The cross-entropies."""
+        """Return the cross-entropies."""
         return cross_entropy(pairs, self.temperature)

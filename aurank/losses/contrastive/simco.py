@@ -1,4 +1,4 @@
-"""SimCo (Zhang et al., CVPR 2022): InfoNCE with one temperature within a query and another between queries."""
+"""SimCo: InfoNCE with one temperature within a query and another between queries."""
 
 from typing import Unpack
 
@@ -15,7 +15,7 @@ FAR = -40.0  # odds below which softplus and sigmoid are the same number, also i
 
 
 def dual_temperature(pairs: Pairs, *, temperature: float, inter_temperature: float) -> Float[Tensor, " query"]:
-    """InfoNCE at `temperature`, times (1 − p′)/(1 − p) held constant, the mean over each query's positives.
+    """Return InfoNCE at `temperature`, times (1 − p′)/(1 − p) held constant, the mean over each query's positives.
 
     p is the share of the positive in InfoNCE's softmax at `temperature`, p′ that at `inter_temperature`.
     """
@@ -38,8 +38,18 @@ class SimCoLoss(PairLoss):
     batches. The authors' code contrasts a view with the other views alone; here negatives are in both, as in the losses
     beside.
 
-    temperature: τ of the distribution over the negatives of a query.
-    inter_temperature: τ of the weights between queries. Both as in the authors' code.
+    Args:
+        temperature: τ of the distribution over the negatives of a query, as in the authors' code.
+        inter_temperature: τ of the weights between queries, as in the authors' code.
+
+    Source:
+        Zhang et al., CVPR 2022, https://arxiv.org/abs/2203.17248.
+
+    Example:
+        >>> import torch
+        >>> views, images = torch.eye(4).repeat(2, 1), torch.arange(4).repeat(2)  # s⁺ = 1, and all six s⁻ = 0
+        >>> round(SimCoLoss(temperature=1.0, inter_temperature=1.0)(views, images).item(), 4)  # InfoNCE
+        1.1654
     """
 
     def __init__(
@@ -50,5 +60,5 @@ class SimCoLoss(PairLoss):
         self.inter_temperature = require_positive("inter_temperature", inter_temperature)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """InfoNCE, weighted."""
+        """Return InfoNCE, weighted."""
         return dual_temperature(pairs, temperature=self.temperature, inter_temperature=self.inter_temperature)

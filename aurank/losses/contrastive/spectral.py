@@ -1,4 +1,4 @@
-"""The spectral contrastive loss (HaoChen et al., NeurIPS 2021): the low-rank factors of the graph of augmentations."""
+"""The spectral contrastive loss: the low-rank factors of the graph of augmentations."""
 
 from typing import Unpack
 
@@ -11,12 +11,6 @@ from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 
 
-def spectral_contrast(pairs: Pairs, *, mu: float) -> Float[Tensor, " query"]:
-    """−2·mean s⁺ + μ·mean (s⁻)² of each query."""
-    squares = pairs.similarity.masked_fill(~pairs.negative, 0).square().sum(dim=1)
-    return mu * squares / pairs.negative_count.clamp(min=1) - 2 * attraction(pairs)
-
-
 class SpectralContrastiveLoss(PairLoss):
     """−2·mean s⁺ + μ·mean (s⁻)² of each query.
 
@@ -25,7 +19,17 @@ class SpectralContrastiveLoss(PairLoss):
     cosine similarity (default), all are of that length. There the negatives of a view are in the other one alone, here
     in both.
 
-    mu: μ, the squared length of embeddings; in the authors' runs 1 on CIFAR-10 and 10 on ImageNet.
+    Args:
+        mu: μ, the squared length of embeddings; in the authors' runs 1 on CIFAR-10 and 10 on ImageNet.
+
+    Source:
+        HaoChen et al., NeurIPS 2021, https://arxiv.org/abs/2106.04156.
+
+    Example:
+        >>> import torch
+        >>> views, images = torch.eye(4).repeat(2, 1), torch.arange(4).repeat(2)  # s⁺ = 1, and all six s⁻ = 0
+        >>> SpectralContrastiveLoss()(views, images)
+        tensor(-2.)
     """
 
     def __init__(self, mu: Number = 1.0, **options: Unpack[PairLossOptions]) -> None:
@@ -33,5 +37,6 @@ class SpectralContrastiveLoss(PairLoss):
         self.mu = require_positive("mu", mu)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """The spectral contrast."""
-        return spectral_contrast(pairs, mu=self.mu)
+        """Return −2·mean s⁺ + μ·mean (s⁻)²."""
+        squares = pairs.similarity.masked_fill(~pairs.negative, 0).square().sum(dim=1)
+        return self.mu * squares / pairs.negative_count.clamp(min=1) - 2 * attraction(pairs)
