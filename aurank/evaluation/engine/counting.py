@@ -20,7 +20,7 @@ from torch import Tensor
 
 from aurank.evaluation.engine.exact import ExactScores
 from aurank.evaluation.engine.inputs import ProgressCallback, Vectors
-from aurank.evaluation.engine.kernels import Counted, FusedKernel, Lines, make_kernel
+from aurank.evaluation.engine.kernels import Counted, Edges, FusedKernel, make_kernel
 from aurank.evaluation.engine.positives import SortedProblem
 from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.evaluation.engine.tiles import Round, Tiling
@@ -101,7 +101,7 @@ class Counts:
         """Return how far a product of this type may be from the score."""
         return self.exact.queries.distance.error(self.exact.queries.dim, dtype)
 
-    def lines(self, queries: slice, dtype: torch.dtype | None) -> Lines:
+    def lines(self, queries: slice, dtype: torch.dtype | None) -> Edges:
         """Return the thresholds of these queries with edges, between which a product decides nothing; None: exact."""
         offset = self.offset[queries.start : queries.stop + 1]
         here = slice(offset[0], offset[-1])
@@ -110,7 +110,7 @@ class Counts:
             low, high = (edge[here] for edge in self._edges)
         elif dtype is not None:
             low, high = self._edges_around(low, dtype)
-        return Lines(offset - offset[0], low, high)
+        return Edges(offset - offset[0], low, high)
 
     def add(self, queries: slice, above: np.ndarray, tied: np.ndarray, rechecked: int) -> None:
         """Add what a tile has counted for these queries."""
@@ -200,7 +200,7 @@ class TileCounter:
             right = self.exact.gallery.features(tile.gallery, dtype, gallery=True).to(self.device)
         return torch.mm(left, right.T, out=scores)
 
-    def _decide_near(self, own: slice, others: slice, lines: Lines, counted: Counted) -> None:
+    def _decide_near(self, own: slice, others: slice, lines: Edges, counted: Counted) -> None:
         """Add what was counted, each near pair by its exact score: above its threshold, a tie with it, or below."""
         at, tied = counted.threshold, np.zeros_like(counted.near)
         if len(at):

@@ -209,6 +209,7 @@ def nudged(function: Callable[..., Any]) -> Callable[..., Any]:
     return changed
 
 
+@pytest.mark.slow
 def test_losses_compile_to_one_graph_with_the_same_values_gradients_and_state() -> None:
     # in a process of its own: here, every function checks the types of its arguments, which is no part of a graph
     script = Path(__file__).parents[2] / "testing" / "compiled.py"

@@ -23,6 +23,7 @@ on_gpu = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason
 EACH = pytest.mark.parametrize("surrogate", plain.VALUES)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="is in the interpreter")
 def test_everything_that_follows_holds_in_tritons_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", __file__]
@@ -32,6 +33,7 @@ def test_everything_that_follows_holds_in_tritons_interpreter() -> None:
     assert " passed" in run.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("surrogate", "capability", "kind"),
     [(name, 80, "*fp32") for name in plain.VALUES]

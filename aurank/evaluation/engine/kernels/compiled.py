@@ -1,23 +1,27 @@
-"""Counting and exact scores on the CPU, compiled by numba; every function runs without the interpreter's lock."""
+"""The kernel for the processor, and exact scores, compiled by numba; all run without the interpreter's lock."""
 
 from typing import Any, TypeVar, no_type_check
 
 import numba
 import numpy as np
+from torch import Tensor
+
+from aurank.evaluation.engine.kernels import Counted, Edges
 
 Function = TypeVar("Function")
 
-# Up to this number of thresholds a line is compared with each in turn, which vectorises; beyond it, scores are looked
-# up in a table of cells, whose cost hardly grows with their number.
+# Up to this number of thresholds a query's scores are compared with each in turn, which vectorises; beyond it, they are
+# looked up in a table of cells, whose cost hardly grows with their number.
 DIRECT = 20
-STRIP = 16  # columns copied at a time, so that a column is read as a line
+STRIP = 16  # columns copied at a time, so that each is read as consecutive numbers
 CELLS = 2**12  # of the table at most; finer would not fit in the first-level cache
+PADDING = 16  # numbers beyond a power of two, so that the columns of a strip do not share a cache set
 
 
 def compiled(function: Function) -> Function:
-    """The function, compiled on its first call; it bears `no_type_check`, which cannot be compiled.
+    """Return the function, compiled on its first call; it bears `no_type_check`: type checks cannot be compiled.
 
-    What is compiled is kept on disk, beside this file or in the user's cache; where neither can be written, as in a
+    The machine code is kept on disk, beside this file or in the user's cache; where neither can be written, as in a
     container, each process compiles anew.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
@@ -30,25 +34,25 @@ def compiled(function: Function) -> Function:
 
 @compiled
 @no_type_check
-def compare(line: Any, low: Any, high: Any, above: Any, near: Any) -> int:
-    """Counts scores of one line above, and from low to high around, each threshold; returns the sum of the latter."""
+def compare(scores: Any, low: Any, high: Any, above: Any, near: Any) -> int:
+    """Count a query's scores above, and from low to high around, each threshold; return the sum of the latter."""
     total = 0
-    for place in range(len(low)):
-        least, most = low[place], high[place]
+    for threshold in range(len(low)):
+        least, most = low[threshold], high[threshold]
         over, reach = np.int32(0), np.int32(0)
-        for column in range(len(line)):
-            over += np.int32(line[column] > most)
-            reach += np.int32(line[column] >= least)
-        above[place] = over
-        near[place] = reach - over
+        for other in range(len(scores)):
+            over += np.int32(scores[other] > most)
+            reach += np.int32(scores[other] >= least)
+        above[threshold] = over
+        near[threshold] = reach - over
         total += reach - over
     return total
 
 
 @compiled
 @no_type_check
-def look_up(line: Any, low: Any, high: Any, above: Any, near: Any, table: Any, over: Any, reach: Any) -> int:
-    """What `compare` counts, by way of histograms over the number of thresholds that a score passes.
+def look_up(scores: Any, low: Any, high: Any, above: Any, near: Any, table: Any, over: Any, reach: Any) -> int:
+    """Count as `compare`, by histograms over the number of thresholds that a score passes.
 
     A cell of the table says how many upper edges lie in cells before it. The cell is a monotone function of the score,
     rounding included, so those edges are below any score of the cell, and the search goes on from there.
@@ -67,8 +71,8 @@ def look_up(line: Any, low: Any, high: Any, above: Any, near: Any, table: Any, o
     over[: size + 1] = 0
     reach[: size + 1] = 0
     least = low[0]
-    for column in range(len(line)):
-        score = line[column]
+    for other in range(len(scores)):
+        score = scores[other]
         if score < least:
             continue
         passed = 0
@@ -84,62 +88,62 @@ def look_up(line: Any, low: Any, high: Any, above: Any, near: Any, table: Any, o
         over[passed] += 1
         reach[reached] += 1
     passed, reached, total = 0, 0, 0
-    for place in range(size - 1, -1, -1):
-        passed += over[place + 1]
-        reached += reach[place + 1]
-        above[place] = passed
-        near[place] = reached - passed
+    for threshold in range(size - 1, -1, -1):
+        passed += over[threshold + 1]
+        reached += reach[threshold + 1]
+        above[threshold] = passed
+        near[threshold] = reached - passed
         total += reached - passed
     return total
 
 
 @compiled
 @no_type_check
-def emit(line: Any, low: Any, high: Any, near: Any, first: int, pairs: Any, found: int) -> int:
-    """Lists the pairs of threshold and column that `near` has counted; returns how many are listed then."""
-    for place in range(len(low)):
-        if near[place] > 0:
-            for column in range(len(line)):
-                if low[place] <= line[column] <= high[place]:
-                    pairs[0, found] = first + place
-                    pairs[1, found] = column
+def emit(scores: Any, low: Any, high: Any, near: Any, first: int, pairs: Any, found: int) -> int:
+    """List the pairs (threshold, other) that `near` has counted; return how many are listed then."""
+    for threshold in range(len(low)):
+        if near[threshold] > 0:
+            for other in range(len(scores)):
+                if low[threshold] <= scores[other] <= high[threshold]:
+                    pairs[0, found] = first + threshold
+                    pairs[1, found] = other
                     found += 1
     return found
 
 
 @compiled
 @no_type_check
-def count_line(
-    line: Any, low: Any, high: Any, above: Any, near: Any, work: Any, first: int, pairs: Any, found: int
+def count_query(
+    scores: Any, low: Any, high: Any, above: Any, near: Any, work: Any, first: int, pairs: Any, found: int
 ) -> int:
-    """Counts one line and lists its near pairs from place `found` on; -1 when they find no room.
+    """Count one query and list its near pairs behind the `found` first; return -1 where they do not fit.
 
     Without rows in `pairs` none is listed.
     """
     if len(low) <= DIRECT:
-        total = compare(line, low, high, above, near)
+        total = compare(scores, low, high, above, near)
     else:
-        total = look_up(line, low, high, above, near, work[0], work[1], work[2])
+        total = look_up(scores, low, high, above, near, work[0], work[1], work[2])
     if total == 0 or len(pairs) == 0:
         return found
     if found + total > pairs.shape[1]:
         return -1
-    return emit(line, low, high, near, first, pairs, found)
+    return emit(scores, low, high, near, first, pairs, found)
 
 
 @compiled
 @no_type_check
 def count_rows(scores: Any, offset: Any, low: Any, high: Any, above: Any, near: Any, work: Any, pairs: Any) -> int:
-    """Counts for every row of scores; row i has the thresholds `offset[i]` to `offset[i + 1]`.
+    """Count for queries in the rows of the scores; query i has the thresholds `offset[i]` to `offset[i + 1]`.
 
-    Near pairs are listed as (threshold, column) in the two rows of `pairs`, if it has any. Returns their number, or -1
-    when there are more than it has columns.
+    List near pairs as (threshold, column) in the two rows of `pairs`, if it has any, and return their number, or -1
+    where there are more than it has columns.
     """
     found = 0
     for row in range(scores.shape[0]):
         a, b = offset[row], offset[row + 1]
         if a < b:
-            found = count_line(scores[row], low[a:b], high[a:b], above[a:b], near[a:b], work, a, pairs, found)
+            found = count_query(scores[row], low[a:b], high[a:b], above[a:b], near[a:b], work, a, pairs, found)
             if found < 0:
                 return -1
     return found
@@ -150,7 +154,7 @@ def count_rows(scores: Any, offset: Any, low: Any, high: Any, above: Any, near: 
 def count_columns(
     scores: Any, offset: Any, low: Any, high: Any, above: Any, near: Any, work: Any, pairs: Any, strip: Any
 ) -> int:
-    """`count_rows` of the transposed scores."""
+    """Count as `count_rows` for queries in the columns of the scores."""
     found = 0
     rows, columns = scores.shape
     for left in range(0, columns, strip.shape[0]):
@@ -163,8 +167,9 @@ def count_columns(
         for column in range(width):
             a, b = offset[left + column], offset[left + column + 1]
             if a < b:
-                line = strip[column, :rows]
-                found = count_line(line, low[a:b], high[a:b], above[a:b], near[a:b], work, a, pairs, found)
+                found = count_query(
+                    strip[column, :rows], low[a:b], high[a:b], above[a:b], near[a:b], work, a, pairs, found
+                )
                 if found < 0:
                     return -1
     return found
@@ -173,11 +178,11 @@ def count_columns(
 @compiled
 @no_type_check
 def fold(terms: Any, size: int) -> Any:
-    """`scores.tree_sum` of the first `size` terms, which are overwritten."""
+    """Return `scores.tree_sum` of the first `size` terms, which are overwritten."""
     while size > 1:
         half = (size + 1) // 2
-        for place in range(size - half):
-            terms[place] += terms[half + place]
+        for term in range(size - half):
+            terms[term] += terms[half + term]
         size = half
     return terms[0]
 
@@ -185,22 +190,22 @@ def fold(terms: Any, size: int) -> Any:
 @compiled
 @no_type_check
 def exact_score(left: Any, right: Any, squared: bool, terms: Any) -> Any:
-    """Exact dot product of two rows, or minus the square of their distance, before any division."""
+    """Return the exact dot product of two rows, or minus the square of their distance, before any division."""
     size = len(left)
     if squared:
-        for place in range(size):
-            difference = np.float64(left[place]) - np.float64(right[place])
-            terms[place] = difference * difference
+        for column in range(size):
+            difference = np.float64(left[column]) - np.float64(right[column])
+            terms[column] = difference * difference
         return -fold(terms, size)
-    for place in range(size):
-        terms[place] = np.float64(left[place]) * np.float64(right[place])
+    for column in range(size):
+        terms[column] = np.float64(left[column]) * np.float64(right[column])
     return fold(terms, size)
 
 
 @compiled
 @no_type_check
 def exact_lengths(rows: Any, out: Any) -> None:
-    """Euclidean length of every row."""
+    """Write the Euclidean length of every row to `out`."""
     terms = np.empty(rows.shape[1], np.float64)
     for row in range(len(out)):
         out[row] = np.sqrt(exact_score(rows[row], rows[row], False, terms))
@@ -211,8 +216,39 @@ def exact_lengths(rows: Any, out: Any) -> None:
 def exact_pairs(
     left: Any, left_rows: Any, left_units: Any, right: Any, right_rows: Any, right_units: Any, squared: bool, out: Any
 ) -> None:
-    """Exact score of each pair of rows, divided by the product of their units."""
+    """Write the exact score of each pair of rows, divided by the product of their units, to `out`."""
     terms = np.empty(left.shape[1], np.float64)
     for pair in range(len(out)):
         i, j = left_rows[pair], right_rows[pair]
         out[pair] = exact_score(left[i], right[j], squared, terms) / (left_units[pair] * right_units[pair])
+
+
+class CompiledKernel:
+    """`Kernel` in compiled loops; keeps its memory from tile to tile, since fresh pages cost more than the counting."""
+
+    def __init__(self) -> None:
+        self.above = self.near = np.empty(0, np.int32)
+        self.work = np.empty((3, 0), np.int32)
+        self.strip = np.empty((0, 0), np.float32)
+        self.pairs = np.empty((2, 0), np.int64)
+
+    def count(self, scores: Tensor, edges: Edges, *, transposed: bool, room: int | None) -> Counted | None:
+        """As the protocol says."""
+        tile, size = scores.numpy(), len(edges.low)
+        if len(self.above) < size:
+            self.above, self.near = np.empty(size, np.int32), np.empty(size, np.int32)
+        width = max(CELLS, int(np.diff(edges.offset).max(initial=0)) + 1)
+        if self.work.shape[1] < width:
+            self.work = np.empty((3, width), np.int32)
+        if self.pairs.shape[1] < (room or 0):
+            self.pairs = np.empty((2, room or 0), np.int64)
+        above, near = self.above[:size], self.near[:size]
+        pairs = self.pairs[:0] if room is None else self.pairs[:, :room]
+        shared = (tile, edges.offset, edges.low, edges.high, above, near, self.work, pairs)
+        if transposed:
+            if self.strip.dtype != tile.dtype or self.strip.shape[1] < len(tile) + PADDING:
+                self.strip = np.empty((STRIP, len(tile) + PADDING), tile.dtype)
+            found = count_columns(*shared, self.strip)
+        else:
+            found = count_rows(*shared)
+        return None if found < 0 else Counted(above, near, self.pairs[0, :found], self.pairs[1, :found])

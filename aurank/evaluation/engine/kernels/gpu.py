@@ -4,11 +4,11 @@ The second keeps each block of products in registers while it counts for the blo
 its columns, so that scores never reach the device's memory. Its products are sums of float32 products in float32 (IEEE,
 no TF32), whose order no caller knows: `Distance.error` holds for any. Both count what the other kernels count in
 triton's interpreter (TRITON_INTERPRET=1, tensors on the CPU), and compile for CUDA devices. **They have not yet run on
-one: their speed is not measured.**
+one**: they are used by name only, after a comparison with plain torch, and their speed is not measured.
 
-Each block holds the scores of some lines with some others. A line with few thresholds compares its scores with one
-threshold after another; a line with many looks up, by bisection, how many edges each score passes, and adds one to
-that number's place: the counts are the sums from each place to the line's last. Near pairs draw their places in a list
+Each block holds the scores of some queries with some others. A query with few thresholds compares its scores with one
+threshold after another; a query with many looks up, by bisection, how many edges each score passes, and adds one to
+that number's place: the counts are the sums from each place to the query's last. Near pairs draw their places in a list
 from a counter, in any order, since each is decided by itself afterwards.
 """
 
@@ -22,28 +22,28 @@ import triton.language as tl
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from aurank.evaluation.engine.kernels import Counted, Lines
+from aurank.evaluation.engine.kernels import Counted, Edges
 
-DIRECT = tl.constexpr(16)  # up to this number of thresholds a line compares
+DIRECT = tl.constexpr(16)  # up to this number of thresholds a query compares
 # Sizes of blocks and numbers of warps, such that scores stay in registers as compiled for sm_90 (with less of them to a
-# thread where it bisects), but not tuned on a device. A line of a block has less than 2^15 scores, see `count_few`.
-LINES, OTHERS = 16, 128
+# thread where it bisects), but not tuned on a device. A block has fewer than 2^15 scores a query, see `count_few`.
+QUERIES, OTHERS = 16, 128
 DEPTH, SIDES, WARPS = 16, {False: 128, True: 64}, {False: 8, True: 4}
 # Sizes that differ from tile to tile are no reason to compile again.
-VARYING = ["lines", "others", "rows", "columns", "total", "room", "other_total", "other_room"]
+VARYING = ["queries", "others", "rows", "columns", "total", "room", "other_total", "other_room"]
 # A product and a sum are one instruction; said outright because triton's default is about to change.
 OPTIONS = {"enable_fp_fusion": True}
 
 
 def jitted(function: Any) -> Any:
-    """The function for triton; it bears `no_type_check`, without which the tests would wrap it."""
+    """Return the function for triton; it bears `no_type_check`, without which the tests would wrap it."""
     return triton.jit(function, do_not_specialize=VARYING)
 
 
 @jitted
 @no_type_check
 def list_near(near, threshold, other, pairs, found, room):
-    """Lists the pairs that are `near`; returns their number, or 0 when the list is too short for all that were found.
+    """List the pairs that are `near`; return their number, or 0 where the list is too short for all that were found.
 
     `found` holds the number of pairs found; `pairs` the number listed, `room` thresholds and as many others.
     """
@@ -64,7 +64,7 @@ def list_near(near, threshold, other, pairs, found, room):
 def count_few(
     scores, start, size, other, edges, counts, total, pairs, found, room, AXIS: tl.constexpr,
 ):  # fmt: skip
-    """Counts a block for lines of few thresholds, one threshold of each line after another."""
+    """Count a block for queries of few thresholds, one threshold of each query after another."""
     most = tl.max(size, 0)
     place = 0
     while place < most:
@@ -84,7 +84,7 @@ def count_few(
 @jitted
 @no_type_check
 def bisect(scores, edges, size, most, STRICT: tl.constexpr):
-    """How many of its line's `size` increasing edges each score passes, or with `STRICT` unset reaches."""
+    """Return how many of its query's `size` increasing edges each score passes, or with `STRICT` unset reaches."""
     passed = tl.zeros_like(scores).to(tl.int32)
     step = 1
     while 2 * step <= most:
@@ -104,7 +104,7 @@ def bisect(scores, edges, size, most, STRICT: tl.constexpr):
 def count_many(
     scores, start, size, other, edges, counts, total, pairs, found, room, AXIS: tl.constexpr,
 ):  # fmt: skip
-    """Adds one for each score of a block at the last edge that it passes, and at the last that it reaches."""
+    """Add one for each score of a block at the last edge that it passes, and at the last that it reaches."""
     most = tl.max(size, 0)
     if most > 0:
         first, count = tl.expand_dims(start, AXIS), tl.expand_dims(size, AXIS)
@@ -121,11 +121,12 @@ def count_many(
 @jitted
 @no_type_check
 def count_block(
-    scores, line, other, lines, offset, edges, counts, total, pairs, found, room, AXIS: tl.constexpr, MANY: tl.constexpr
-):
-    """Counts a block of scores whose others run along AXIS; scores of minus infinity count nowhere."""
-    start = tl.load(offset + line, mask=line < lines, other=0)
-    size = tl.load(offset + line + 1, mask=line < lines, other=0) - start
+    scores, query, other, queries, offset, edges, counts, total, pairs, found, room,
+    AXIS: tl.constexpr, MANY: tl.constexpr,
+):  # fmt: skip
+    """Count a block of scores whose others run along AXIS; scores of minus infinity count nowhere."""
+    start = tl.load(offset + query, mask=query < queries, other=0)
+    size = tl.load(offset + query + 1, mask=query < queries, other=0) - start
     other = tl.expand_dims(other, 1 - AXIS)
     few = tl.where(size > DIRECT, 0, size)
     count_few(scores, start, few, other, edges, counts, total, pairs, found, room, AXIS)
@@ -136,17 +137,17 @@ def count_block(
 @jitted
 @no_type_check
 def count_scores(
-    scores, line_stride, other_stride, others,
-    lines, offset, edges, counts, total, pairs, found, room,
-    MANY: tl.constexpr, LINES: tl.constexpr, OTHERS: tl.constexpr,
+    scores, query_stride, other_stride, others,
+    queries, offset, edges, counts, total, pairs, found, room,
+    MANY: tl.constexpr, QUERIES: tl.constexpr, OTHERS: tl.constexpr,
 ):  # fmt: skip
-    """Counts one block of a tile of scores; `MANY`: some line has many thresholds."""
-    line = tl.program_id(0) * LINES + tl.arange(0, LINES)
+    """Count one block of a tile of scores; `MANY`: some query has many thresholds."""
+    query = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
     other = tl.program_id(1) * OTHERS + tl.arange(0, OTHERS)
-    place = line.to(tl.int64)[:, None] * line_stride + other.to(tl.int64)[None, :] * other_stride
-    inside = (line < lines)[:, None] & (other < others)[None, :]
+    place = query.to(tl.int64)[:, None] * query_stride + other.to(tl.int64)[None, :] * other_stride
+    inside = (query < queries)[:, None] & (other < others)[None, :]
     block = tl.load(scores + place, mask=inside, other=float("-inf"))
-    count_block(block, line, other, lines, offset, edges, counts, total, pairs, found, room, 1, MANY)
+    count_block(block, query, other, queries, offset, edges, counts, total, pairs, found, room, 1, MANY)
 
 
 @jitted
@@ -157,7 +158,7 @@ def multiply_and_count(
     other_offset, other_edges, other_counts, other_total, other_pairs, other_found, other_room,
     BOTH: tl.constexpr, MANY: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Multiplies one block of a tile, and counts it for its rows and with `BOTH` for its columns.
+    """Multiply one block of a tile, and count it for its rows and with `BOTH` for its columns.
 
     `right` is transposed, and filled up with zeros to whole blocks.
     """
@@ -185,14 +186,14 @@ def multiply_and_count(
 
 
 class Ledger:
-    """What the kernels read and write of one side's lines, on the device."""
+    """What the kernels read and write for the queries of one side, on the device."""
 
-    def __init__(self, lines: Lines, room: int | None, device: torch.device) -> None:
-        self.lines, self.room = lines, room
-        self.sizes = np.diff(lines.offset)
+    def __init__(self, edges: Edges, room: int | None, device: torch.device) -> None:
+        self.last, self.room = edges.offset[1:], room
+        self.sizes = np.diff(edges.offset)
         self.many = bool((self.sizes > DIRECT.value).any())
-        self.offset = torch.from_numpy(lines.offset).to(device, torch.int32)
-        self.edges = torch.from_numpy(np.stack([lines.low, lines.high])).to(device)
+        self.offset = torch.from_numpy(edges.offset).to(device, torch.int32)
+        self.edges = torch.from_numpy(np.stack([edges.low, edges.high])).to(device)
         self.counts = torch.zeros(self.edges.shape, dtype=torch.int32, device=device)
         self.listed = max(room or 0, 0)  # pairs at most
         self.pairs = torch.empty(1 + 2 * self.listed, dtype=torch.int32, device=device)
@@ -202,17 +203,17 @@ class Ledger:
     @property
     def arguments(self) -> tuple[Any, ...]:
         """As the kernels take them."""
-        return self.offset, self.edges, self.counts, len(self.lines.low), self.pairs, self.found, self.listed
+        return self.offset, self.edges, self.counts, self.edges.shape[1], self.pairs, self.found, self.listed
 
     def read(self) -> Counted | None:
-        """What was counted; None where near pairs found no room."""
+        """Return what was counted; None where there are more near pairs than room."""
         found = int(self.found)
         if self.room is not None and found > self.room:
             return None
         above, near = self.counts.cpu().numpy()
         if self.many:
             many = np.repeat(self.sizes > DIRECT.value, self.sizes)
-            last = np.repeat(self.lines.offset[1:], self.sizes)[many]
+            last = np.repeat(self.last, self.sizes)[many]
             for counts in (above, near):
                 sums = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
                 counts[many] = sums[last] - sums[:-1][many]
@@ -224,15 +225,15 @@ class Ledger:
 class TritonKernel:
     """`FusedKernel` in triton, on the device of the tensors that it is given."""
 
-    def count(self, scores: Tensor, lines: Lines, *, transposed: bool, room: int | None) -> Counted | None:
+    def count(self, scores: Tensor, edges: Edges, *, transposed: bool, room: int | None) -> Counted | None:
         """As the protocol says."""
         tile = scores.T if transposed else scores
-        side, (rows, others) = Ledger(lines, room, scores.device), tile.shape
-        grid = triton.cdiv(rows, LINES), triton.cdiv(others, OTHERS)
+        side, (queries, others) = Ledger(edges, room, scores.device), tile.shape
+        grid = triton.cdiv(queries, QUERIES), triton.cdiv(others, OTHERS)
         with torch.cuda.device(scores.get_device()):
             count_scores[grid](
-                tile, *tile.stride(), others, rows, *side.arguments,
-                MANY=side.many, LINES=LINES, OTHERS=OTHERS, **OPTIONS,
+                tile, *tile.stride(), others, queries, *side.arguments,
+                MANY=side.many, QUERIES=QUERIES, OTHERS=OTHERS, **OPTIONS,
             )  # fmt: skip
         return side.read()
 
@@ -241,12 +242,12 @@ class TritonKernel:
         left: Float32[Tensor, "row width"],
         right: Float32[Tensor, "column width"],
         left_out: Int64[np.ndarray, "2 row"],
-        lines: Sequence[Lines],
+        edges: Sequence[Edges],
         *,
         room: int,
     ) -> list[Counted | None]:
         """As the protocol says."""
-        sides = [Ledger(one, room, left.device) for one in lines]
+        sides = [Ledger(one, room, left.device) for one in edges]
         many = any(side.many for side in sides)
         (rows, width), columns, size = left.shape, len(right), SIDES[many]
         grid = triton.cdiv(rows, size), triton.cdiv(columns, size)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_kernels import COUNTS, expected, tile
+from testing.kernel_tiles import COUNTS, expected, tile
 
 from aurank.evaluation import Ranks, positive_ranks
-from aurank.evaluation.engine.kernels import FusedKernel, Lines, make_kernel
+from aurank.evaluation.engine.kernels import Edges, FusedKernel, check_backend, make_kernel
 from aurank.evaluation.engine.scores import full_precision, make_distance
 
 CHECKOUT = Path(__file__).parents[4]
@@ -25,6 +25,7 @@ on_device = pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available()
 on_gpu = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs CUDA")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="is in the interpreter")
 def test_everything_that_follows_holds_in_tritons_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", __file__]
@@ -33,6 +34,7 @@ def test_everything_that_follows_holds_in_tritons_interpreter() -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+@pytest.mark.slow
 def test_the_kernels_compile_for_a_device_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     import triton
@@ -43,9 +45,9 @@ def test_the_kernels_compile_for_a_device_without_one(tmp_path: Path, monkeypatc
 
     kinds = {"offset": "*i32", "edges": "*fp32", "counts": "*i32", "pairs": "*i32", "found": "*i64"}
     kinds |= {f"other_{name}": kind for name, kind in kinds.items()}
-    kinds |= {"left": "*fp32", "right": "*fp32", "left_out": "*i32", "line_stride": "i64"}
+    kinds |= {"left": "*fp32", "right": "*fp32", "left_out": "*i32", "query_stride": "i64"}
     for function, constants in (
-        (gpu.count_scores, {"other_stride": 1, "MANY": True, "LINES": gpu.LINES, "OTHERS": gpu.OTHERS}),
+        (gpu.count_scores, {"other_stride": 1, "MANY": True, "QUERIES": gpu.QUERIES, "OTHERS": gpu.OTHERS}),
         (gpu.multiply_and_count, {"BOTH": True, "MANY": True, "SIDE": gpu.SIDES[True], "DEPTH": gpu.DEPTH}),
     ):
         scores = {"scores": "*fp64", "edges": "*fp64"} if function is gpu.count_scores else {}
@@ -61,27 +63,41 @@ def test_the_kernels_compile_for_a_device_without_one(tmp_path: Path, monkeypatc
 
 @pytest.mark.gpu
 @on_device
-@pytest.mark.parametrize("kind", list(COUNTS))
-@pytest.mark.parametrize("width", [0.0, 0.02])
-@pytest.mark.parametrize(("dtype", "transposed"), [(np.float32, True), (np.float64, False)])
+@pytest.mark.parametrize(
+    ("kind", "width", "dtype", "transposed"),
+    [
+        ("few", 0.02, np.float32, True),
+        ("few", 0.0, np.float64, False),
+        ("none", 0.02, np.float32, False),
+        ("around the limit", 0.02, np.float32, False),
+        ("around the limit", 0.0, np.float64, True),
+        ("one query", 0.02, np.float32, True),
+    ],
+)
 def test_scores_are_counted_as_comparing_every_pair_counts(
     kind: str, width: float, dtype: type, transposed: bool
 ) -> None:
     kernel = make_kernel("triton")
-    scores, lines = tile(COUNTS[kind], width=width, others=150)
+    scores, edges = tile(COUNTS[kind], width=width, others=150)
     scores = scores.astype(dtype)
-    lines = Lines(lines.offset, lines.low.astype(dtype), lines.high.astype(dtype))
+    edges = Edges(edges.offset, edges.low.astype(dtype), edges.high.astype(dtype))
     given = torch.from_numpy(np.ascontiguousarray(scores.T) if transposed else scores).to(DEVICE)
-    check(kernel.count(given, lines, transposed=transposed, room=10**5), scores, lines)
-    unlisted = kernel.count(given, lines, transposed=transposed, room=None)
-    above, near, pairs = expected(scores, lines)
+    check(kernel.count(given, edges, transposed=transposed, room=10**5), scores, edges)
+    unlisted = kernel.count(given, edges, transposed=transposed, room=None)
+    above, near, pairs = expected(scores, edges)
     assert unlisted is not None
     assert (unlisted.above == above).all()
     assert (unlisted.near == near).all()
     assert len(unlisted.threshold) == 0
     if pairs:
-        assert kernel.count(given, lines, transposed=transposed, room=len(pairs) - 1) is None
-        check(kernel.count(given, lines, transposed=transposed, room=len(pairs)), scores, lines)
+        assert kernel.count(given, edges, transposed=transposed, room=len(pairs) - 1) is None
+        check(kernel.count(given, edges, transposed=transposed, room=len(pairs)), scores, edges)
+
+
+@pytest.mark.gpu
+@on_device
+def test_the_kernel_passes_its_comparison_with_plain_torch() -> None:
+    assert check_backend("triton", DEVICE) == "triton"
 
 
 @pytest.mark.gpu
@@ -89,15 +105,15 @@ def test_scores_are_counted_as_comparing_every_pair_counts(
 @pytest.mark.parametrize("number", [3, 30])
 def test_a_single_score_is_counted_for_every_threshold_below_it(number: int) -> None:
     edges = np.arange(number, dtype=np.float32)
-    lines = Lines(np.array([0, 0, number]), edges, edges)
+    edges = Edges(np.array([0, 0, number]), edges, edges)
     scores = np.array([[9, 9, 9], [-np.inf, number - 1.5, -1]], np.float32)
     check(
-        make_kernel("triton").count(torch.from_numpy(scores).to(DEVICE), lines, transposed=False, room=9), scores, lines
+        make_kernel("triton").count(torch.from_numpy(scores).to(DEVICE), edges, transposed=False, room=9), scores, edges
     )
 
 
-def check(counted: Any, scores: np.ndarray, lines: Lines) -> None:
-    above, near, pairs = expected(scores, lines)
+def check(counted: Any, scores: np.ndarray, edges: Edges) -> None:
+    above, near, pairs = expected(scores, edges)
     assert counted is not None
     assert (counted.above == above).all()
     assert (counted.near == near).all()
@@ -105,11 +121,11 @@ def check(counted: Any, scores: np.ndarray, lines: Lines) -> None:
     assert set(zip(counted.threshold.tolist(), counted.other.tolist(), strict=True)) == pairs
 
 
-def thresholds(scores: np.ndarray, counts: list[int], chance: np.random.Generator, width: float = 0.0) -> Lines:
+def thresholds(scores: np.ndarray, counts: list[int], chance: np.random.Generator, width: float = 0.0) -> Edges:
     """So many of each line's own scores as its thresholds."""
     middle = [np.sort(chance.choice(line, count)) for line, count in zip(scores, counts, strict=True)]
     together = np.concatenate(middle).astype(np.float32)
-    return Lines(np.concatenate([[0], np.cumsum(counts)]), together - np.float32(width), together + np.float32(width))
+    return Edges(np.concatenate([[0], np.cumsum(counts)]), together - np.float32(width), together + np.float32(width))
 
 
 @pytest.mark.gpu
@@ -129,11 +145,11 @@ def test_a_multiplied_tile_is_counted_for_rows_and_columns(rows: int, columns: i
     scores[(place >= left_out[0][:, None]) & (place < left_out[1][:, None])] = -np.inf
     here, there = torch.from_numpy(left).to(DEVICE), torch.from_numpy(right).to(DEVICE)
     both = kernel.multiply_and_count(here, there, left_out, sides, room=10**6)
-    for counted, side, lines in zip(both, (scores, scores.T), sides, strict=True):
-        check(counted, side, lines)
+    for counted, side, edges in zip(both, (scores, scores.T), sides, strict=True):
+        check(counted, side, edges)
     (alone,) = kernel.multiply_and_count(here, there, left_out, sides[:1], room=10**6)
     check(alone, scores, sides[0])
-    found = [len(expected(side, lines)[2]) for side, lines in zip((scores, scores.T), sides, strict=True)]
+    found = [len(expected(side, edges)[2]) for side, edges in zip((scores, scores.T), sides, strict=True)]
     if found[0] != found[1]:
         fits = kernel.multiply_and_count(here, there, left_out, sides, room=min(found))
         assert [counted is not None for counted in fits] == [number == min(found) for number in found]
@@ -152,13 +168,13 @@ def test_products_on_the_wrong_side_of_a_threshold_are_near(name: str) -> None:
         for rows, gallery in ((first, False), (second, True))
     )
     scores = (left @ right.T).numpy()
-    lines = thresholds(scores, [3] * len(scores), chance, distance.error(300, torch.float32))
+    edges = thresholds(scores, [3] * len(scores), chance, distance.error(300, torch.float32))
     with full_precision():
         (counted,) = make_kernel("triton").multiply_and_count(  # type: ignore[attr-defined]
-            left.float().to(DEVICE), right.float().to(DEVICE), np.zeros((2, 90), np.int64), [lines], room=10**5
+            left.float().to(DEVICE), right.float().to(DEVICE), np.zeros((2, 90), np.int64), [edges], room=10**5
         )
     line = np.repeat(np.arange(90), 3)
-    middle = (lines.low.astype(np.float64) + lines.high) / 2
+    middle = (edges.low.astype(np.float64) + edges.high) / 2
     near = {(int(at), int(other)) for at, other in zip(counted.threshold, counted.other, strict=True)}
     for at, threshold in enumerate(middle):
         sure = [other for other in range(scores.shape[1]) if (at, other) not in near]
@@ -245,8 +261,9 @@ def test_a_collapsed_set_goes_on_from_tier_to_tier_to_the_same_ranks(calls: list
 
 @pytest.mark.gpu
 @on_gpu
+@pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("classes", [1000, 40])
-def test_counts_on_a_gpu_are_those_of_float64(classes: int) -> None:
+def test_counts_on_a_gpu_are_those_of_float64(classes: int, backend: str) -> None:
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(classes, (6000,), generator=generator)
     centres = torch.randn(classes, 64, generator=generator)
@@ -254,7 +271,7 @@ def test_counts_on_a_gpu_are_those_of_float64(classes: int) -> None:
     rows = rows.double().cuda()
     scores, kinds = rows @ rows.T, labels.cuda()
     negatives = kinds[:, None] != kinds
-    ranks = positive_ranks(rows, labels, max_memory="512MiB")
+    ranks = positive_ranks(rows, labels, max_memory="512MiB", backend=backend)
     query = torch.from_numpy(np.repeat(ranks.query, ranks.num_positives)).cuda()
     positive = torch.from_numpy(ranks.positive).cuda()
     higher = torch.cat(

@@ -6,14 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import aurank
 
 
+@pytest.mark.slow
 def test_measuring_needs_no_folder_to_keep_compiled_code_in(tmp_path: Path) -> None:
     package = tmp_path / "aurank"
     shutil.copytree(Path(aurank.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     # Permissions do not bind root: a file where numba would make a folder stops anyone.
-    (package / "evaluation" / "kernels" / "__pycache__").write_bytes(b"")
+    (package / "evaluation" / "engine" / "kernels" / "__pycache__").write_bytes(b"")
     script = """
 import numpy as np
 import aurank
