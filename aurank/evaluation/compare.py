@@ -9,18 +9,12 @@ from aurank.evaluation.aggregate import MACRO, average
 from aurank.evaluation.bootstrap import Resampling, Units, resampled_means
 from aurank.evaluation.report import RUN, Column, Report
 
+FACTS = ("query", "label", "path", "class")
+
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """The difference b − a of one metric over the same queries, and what chance could make of it.
-
-    Attributes:
-        interval: the percentile bootstrap interval of the difference.
-        p_value: twice the part of the resamples in which the difference is 0 or has the other sign, at least
-            2 / (resamples + 1).
-        num_better, num_worse: queries for which b scores higher and lower than a.
-        changed: the queries that changed most, the largest change first: columns "query", "label", "path" and "class"
-            where there are such, "a", "b", "difference".
 
     Example:
         >>> import aurank
@@ -34,11 +28,13 @@ class Comparison:
     a: float
     b: float
     difference: float
-    interval: tuple[float, float]
+    interval: tuple[float, float]  # the percentile bootstrap interval of the difference
+    # twice the part of the resamples in which the difference is 0 or has the other sign, at least 2 / (resamples + 1)
     p_value: float
     num_queries: int
-    num_better: int
+    num_better: int  # queries for which b scores higher than a
     num_worse: int
+    # most changed queries first: columns "query", "label", "path" and "class" where known, "a", "b", "difference"
     changed: dict[str, Column]
     how: str  # the interval was made, in words
 
@@ -53,12 +49,11 @@ class Comparison:
         ]
         if len(self.changed["query"]):
             lines.append("changed most:")
-        named_by = next((name for name in ("class", "label") if name in self.changed), None)
-        for place, query in enumerate(self.changed["query"].tolist()):
-            path = f" {self.changed['path'][place]}" if "path" in self.changed else ""
-            named = path if named_by is None else f"{path} ({named_by} {self.changed[named_by][place]})"
-            a, b, difference = (self.changed[name][place] for name in ("a", "b", "difference"))
-            lines.append(f"  query {query}{named}  {a:.4f} → {b:.4f}  {difference:+.4f}")
+        kind = next((name for name in ("class", "label") if name in self.changed), None)
+        for values in zip(*self.changed.values(), strict=True):
+            row = dict(zip(self.changed, values, strict=True))
+            named = (f" {row['path']}" if "path" in row else "") + (f" ({kind} {row[kind]})" if kind else "")
+            lines.append(f"  query {row['query']}{named}  {row['a']:.4f} → {row['b']:.4f}  {row['difference']:+.4f}")
         return "\n".join(lines)
 
 
@@ -101,13 +96,12 @@ def compare(
     a, b = report_a.values(metric), report_b.values(metric)
     units = Units.of(report_a.per_query)
     change = b - a
-    terms = units.terms(metric, change)
-    (draws,) = resampled_means(terms[None], resamples=resamples, seed=seed)
+    (draws,) = resampled_means(units.terms(metric, change)[None], resamples=resamples, seed=seed)
     first, second = (average(metric, values, units.classes) for values in (a, b))
     beyond = 1 + min(int((draws <= 0).sum()), int((draws >= 0).sum()))
     # Among equal changes the first query comes first.
     order = np.argsort(-np.abs(change), kind="stable")[: max(0, min(most, int((change != 0).sum())))]
-    facts = [name for name in ("query", "label", "path", "class") if name in report_a.per_query]
+    facts = {name: report_a.per_query[name] for name in FACTS if name in report_a.per_query}
     return Comparison(
         metric=metric,
         a=first,
@@ -118,12 +112,7 @@ def compare(
         num_queries=len(change),
         num_better=int((change > 0).sum()),
         num_worse=int((change < 0).sum()),
-        changed={
-            **{name: report_a.per_query[name][order] for name in facts},
-            "a": a[order],
-            "b": b[order],
-            "difference": change[order],
-        },
+        changed={name: values[order] for name, values in {**facts, "a": a, "b": b, "difference": change}.items()},
         how=resampling.how(units.name, len(units)),
     )
 

@@ -11,7 +11,7 @@ from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.build_report import build_report, fitting_cuts, sorted_cuts
 from aurank.evaluation.engine.inputs import Embeddings, Integers, ProgressCallback, choose_devices, numbered
 from aurank.evaluation.engine.problem import RetrievalProblem
-from aurank.evaluation.engine.process_group import find_process_group, require_equal
+from aurank.evaluation.engine.process_group import ProcessGroup, require_equal
 from aurank.evaluation.engine.ranks import Ranks, rank_positives
 from aurank.evaluation.index.approximate import approximate_report
 from aurank.evaluation.index.neighbours import Index
@@ -83,7 +83,7 @@ def evaluate(
     if labels is None and any(name.startswith(MACRO) for name in names or ()):
         raise UserError(f"a metric with {MACRO} is a mean over classes: give the queries' labels")
     grades = None if relevance is None else check_relevance(positives, relevance)
-    group = find_process_group(distributed)
+    group = ProcessGroup(distributed)
     require_equal(group, relevance=relevance)
     if index is not None and group.size > 1:
         raise UserError("faiss searches in one process: call evaluate on one rank, with distributed=False")

@@ -1,6 +1,6 @@
 """Metrics of retrieval as pure functions of `Ranks`: one float64 per query that has a positive, in its order.
 
-In all of them but average precision a tied negative counts as ahead, and tied positives stand one after another. R is
+In all of them but average precision a tied negative counts as ahead, and tied positives come one after another. R is
 the number of a query's positives, rank_j the rank of its j-th positive in the full gallery, from 1. Sums within a
 query are taken with `math.fsum`: rounded once, so the order of terms changes no digit. docs/metrics.md has the table.
 """
@@ -65,12 +65,12 @@ def recall_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
 
 def precision_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
     """Return the positives among the first k, divided by k, also where the gallery or R is smaller than k."""
-    return np.asarray(_count(ranks, np.asarray(ranks.rank <= _cut(ranks, k))) / float(k))
+    return np.asarray(_count(ranks, ranks.rank <= _cut(ranks, k)) / float(k))
 
 
 def coverage_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
     """Return the positives among the first k, divided by R: what trec_eval and scikit-learn call recall."""
-    return np.asarray(_count(ranks, np.asarray(ranks.rank <= _cut(ranks, k))) / ranks.num_positives)
+    return np.asarray(_count(ranks, ranks.rank <= _cut(ranks, k)) / ranks.num_positives)
 
 
 def map_at(ranks: Ranks, k: int, *, denominator: Literal["min", "r"]) -> Float64[np.ndarray, " query"]:
@@ -129,7 +129,7 @@ def reciprocal_rank_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
 
 
 def inverse_negative_penalty(ranks: Ranks) -> Float64[np.ndarray, " query"]:
-    """Return R / rank_R, how well the hardest positive stands; its mean over queries is mINP.
+    """Return R / rank_R, how well the hardest positive ranks; its mean over queries is mINP.
 
     Source: section 2.3 of Ye et al., Deep Learning for Person Re-identification (TPAMI 2021),
     https://arxiv.org/abs/2001.04193

@@ -43,20 +43,8 @@ def _versions() -> dict[str, str]:
 class Report:
     """Metrics of one evaluation, in [0, 1], over the queries that have a positive.
 
-    Attributes:
-        metrics: by the names of docs/metrics.md, means over queries, or over classes with the prefix "macro:".
-        per_query: arrays over the queries with a positive, in the caller's order: "query" (its row), "label", "path"
-            and "class" where they are known, "num_positives", "num_negatives", "first_rank", "last_rank", "ap" (the
-            values of mauprc), and the values of every other metric by its name.
-        num_queries, num_lone_queries: every query given, and those among them without a positive.
-        tie_bounds: mauprc under the pessimistic and the optimistic reading of equal scores; None, as there is no "ap",
-            for a run of TREC, whose lists are cut.
-        protocol: at least "name" and "checksum" of the protocol that chose the queries and the gallery.
-        notes: what a reader of the numbers must know.
-        curve: the mean precision-recall curve, interpolated, at 101 recalls.
-        approximation: the fields of an `Approximation`, where an index was measured beside the exact numbers.
-        distance: by which items were ranked, "run" for a run of TREC.
-        versions, date, command: of the libraries, and when and by which command it was made (UTC).
+    `per_query` has "query" (the row), "label", "path" and "class" where they are known, "num_positives",
+    "num_negatives", "first_rank", "last_rank", "ap" (the values of mauprc), and every other metric by its name.
 
     Example:
         >>> import aurank
@@ -67,21 +55,21 @@ class Report:
         a random order has mauprc 0.7500
     """
 
-    metrics: dict[str, float]
-    per_query: dict[str, Column]
-    num_queries: int
-    num_lone_queries: int
+    metrics: dict[str, float]  # by the names of docs/metrics.md, means over queries, or over classes with "macro:"
+    per_query: dict[str, Column]  # over the queries with a positive, in the caller's order
+    num_queries: int  # all that were given
+    num_lone_queries: int  # those among them without a positive
     num_gallery: int
     ties: str
-    tie_bounds: tuple[float, float] | None
-    protocol: dict[str, Any] | None = None
-    notes: list[str] = field(default_factory=list)
+    tie_bounds: tuple[float, float] | None  # mauprc under the pessimistic and the optimistic rule; None for a TREC run
+    protocol: dict[str, Any] | None = None  # at least "name" and "checksum" of what chose the queries and the gallery
+    notes: list[str] = field(default_factory=list)  # what a reader of the numbers must know
     intervals: Intervals | None = None
-    curve: Curve | None = None
-    approximation: dict[str, Any] | None = None
-    distance: str = "cosine"
+    curve: Curve | None = None  # the mean precision-recall curve, interpolated, at 101 recalls
+    approximation: dict[str, Any] | None = None  # the fields of an `Approximation`, where an index was measured
+    distance: str = "cosine"  # by which items were ranked; "run" for a run of TREC
     versions: dict[str, str] = field(default_factory=lambda: dict(_versions()))
-    date: str | None = None
+    date: str | None = None  # UTC, where a command made it
     command: str | None = None
 
     @property

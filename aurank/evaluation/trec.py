@@ -31,12 +31,12 @@ Table = dict[str, dict[str, float]]  # a number for each document of each query
 
 
 def read_run(path: Path) -> Table:
-    """Score by document by query; UserError for a file that is no run."""
+    """Return score by document by query; UserError for a file that is no run."""
     return _read(path, columns=6, number=4, what="run (query Q0 document rank score tag)")
 
 
 def read_qrels(path: Path) -> Table:
-    """Relevance by document by query; UserError for a file that is no qrels."""
+    """Return relevance by document by query; UserError for a file that is no qrels."""
     return _read(path, columns=4, number=3, what="qrels (query 0 document relevance)")
 
 
@@ -82,7 +82,7 @@ def evaluate_run(
     metrics: Iterable[str] | None = None,
     resampling: Resampling | None = None,
 ) -> Report:
-    """Report of a run over the queries of which qrels name a relevant document, with relevance above 0.
+    """Return the report of a run over the queries of which qrels name a relevant document, with relevance above 0.
 
     A document that the run does not list for a query was never retrieved, and a query that it lacks retrieved nothing.
     So metrics are cut at most where the longest list ends, at depth D: `map@D(r)` and `mrr@D` are trec_eval's map and
@@ -128,7 +128,7 @@ def evaluate_run(
 
 
 def _ranks(run: Table, judged: Table, depth: int, documents: int) -> Ranks:
-    """Where each relevant document stands; those that are not listed stand behind every cut-off."""
+    """Return the rank of each relevant document; those that are not listed are behind every cut-off."""
     higher, tied, at_least, counts, grades = [], [], [], [], []
     for query, relevant in judged.items():
         listed = run.get(query, {})
@@ -187,7 +187,7 @@ def write_run(
     """Write the `depth` nearest gallery rows of every query, and which of the gallery are relevant to it.
 
     A row is neither in its own list nor relevant to itself, and the same holds for rows of its own label and group. The
-    scores are faiss's, in float32: rows closer than that rounding may stand in another order than in `evaluate`.
+    scores are faiss's, in float32: rows closer than that rounding may come in another order than in `evaluate`.
     """
     written = run_names(names)
     queries, gallery = np.flatnonzero(is_query), np.flatnonzero(is_gallery)

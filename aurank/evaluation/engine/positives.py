@@ -98,7 +98,7 @@ def sort_by_label(problem: RetrievalProblem) -> SortedProblem:
 
 @dataclass(frozen=True, eq=False)
 class _Order:
-    """Where the rows stand after sorting; a pair (sorted query, sorted gallery) as one number, for sets of pairs."""
+    """Where the rows are after sorting; a pair (sorted query, sorted gallery) as one number, for sets of pairs."""
 
     query_index: Int64[np.ndarray, " sorted_query"]
     gallery_index: Int64[np.ndarray, " sorted_gallery"]

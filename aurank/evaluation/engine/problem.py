@@ -30,33 +30,23 @@ class RetrievalProblem:
     Every other gallery row is a *negative*. The problem is made once, where a caller's arguments come in, and handed on
     whole; its fields are checked against each other when both sides are sorted (`positives.sort_by_label`).
 
-    Args:
-        embeddings: queries [query, dim]; they are the gallery as well where none is given.
-        labels: an integer for each query; not needed with `positives`.
-        gallery: embeddings [gallery, dim] that are searched.
-        gallery_labels: an integer for each gallery row.
-        ids, gallery_ids: integers that name the items, so that a query does not find itself in the gallery.
-        groups, gallery_groups: an integer for each row, such as its camera; -1 for none.
-        positives, ignore: index pairs (query row, gallery row).
-        junk: gallery rows, or a truth value for each.
-
     Example:
         >>> problem = RetrievalProblem(np.eye(3), labels=[0, 0, 1], junk=[2])
         >>> problem.target is problem.embeddings
         True
     """
 
-    embeddings: Embeddings
-    labels: Integers | None = None
-    gallery: Embeddings | None = None
+    embeddings: Embeddings  # [query, dim]; they are the gallery as well where none is given
+    labels: Integers | None = None  # an integer for each query; not needed with `positives`
+    gallery: Embeddings | None = None  # [gallery, dim]
     gallery_labels: Integers | None = None
-    ids: Integers | None = None
+    ids: Integers | None = None  # integers that name the items, so that a query does not find itself in the gallery
     gallery_ids: Integers | None = None
-    groups: Integers | None = None
+    groups: Integers | None = None  # an integer for each row, such as its camera; -1 for none
     gallery_groups: Integers | None = None
-    positives: Integers | None = None
-    ignore: Integers | None = None
-    junk: Integers | None = None
+    positives: Integers | None = None  # index pairs (query row, gallery row)
+    ignore: Integers | None = None  # index pairs
+    junk: Integers | None = None  # gallery rows, or a truth value for each
 
     @property
     def target(self) -> Embeddings:

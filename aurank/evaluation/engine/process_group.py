@@ -18,9 +18,19 @@ Item = TypeVar("Item")
 
 
 class ProcessGroup:
-    """Processes that share out tiles and add up counts; this class is one process that does all."""
+    """Processes that share out tiles and add up counts: all of torch.distributed, or this one alone.
 
-    rank, size = 0, 1
+    Args:
+        distributed: None or "shards" for all processes of an initialised group; False for this process by itself.
+    """
+
+    def __init__(self, distributed: bool | str | None) -> None:
+        if not (distributed is None or distributed is False or distributed == "shards"):
+            raise UserError(f'distributed must be None, False or "shards"; got {distributed!r}')
+        alone = distributed is False or not (dist.is_available() and dist.is_initialized())
+        self.rank, self.size = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
+        nccl = self.size > 1 and dist.get_backend() == "nccl"
+        self.device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
     def shard(self, items: Sequence[Item]) -> list[Item]:
         """Return this process's items."""
@@ -32,44 +42,28 @@ class ProcessGroup:
 
     def barrier(self) -> None:
         """Return when all processes are here; AurankError when one is gone."""
+        self.all_reduce(np.ones(1, np.int64))
 
     def all_gather(self, value: Item) -> list[Item]:
         """Return what every process gave, in the order of ranks."""
-        return [value]
-
-    def all_reduce(self, counts: Int64[np.ndarray, " count"]) -> None:
-        """Replace the counts by their sums over all processes."""
-
-    def concatenate(self, rows: Any) -> Any:
-        """Return the rows of all processes, one after another; they have one type and width."""
-        return rows
-
-
-class _TorchProcessGroup(ProcessGroup):
-    """The processes of torch.distributed."""
-
-    def __init__(self) -> None:
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        nccl = dist.get_backend() == "nccl"
-        self.device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-
-    def barrier(self) -> None:
-        with self._all_present():
-            dist.all_reduce(torch.ones(1, dtype=torch.int64, device=self.device))
-
-    def all_gather(self, value: Item) -> list[Item]:
-        found: list[Any] = [None] * self.size
-        with self._all_present():
-            dist.all_gather_object(found, value)
+        found: list[Any] = [value] * self.size
+        if self.size > 1:
+            with self._all_present():
+                dist.all_gather_object(found, value)
         return found
 
     def all_reduce(self, counts: Int64[np.ndarray, " count"]) -> None:
-        total = torch.from_numpy(counts).to(self.device)
-        with self._all_present():
-            dist.all_reduce(total)
-        counts[:] = total.cpu().numpy()
+        """Replace the counts by their sums over all processes."""
+        if self.size > 1:
+            total = torch.from_numpy(counts).to(self.device)
+            with self._all_present():
+                dist.all_reduce(total)
+            counts[:] = total.cpu().numpy()
 
     def concatenate(self, rows: Any) -> Any:
+        """Return the rows of all processes, one after another; they have one type and width."""
+        if self.size == 1:
+            return rows
         own = torch.from_numpy(np.asarray(rows)) if isinstance(rows, np.ndarray) else rows.detach()
         edges = np.cumsum([0, *self.all_gather(len(own))]).tolist()
         whole = torch.empty((edges[-1], *own.shape[1:]), dtype=own.dtype, device=self.device)
@@ -88,15 +82,6 @@ class _TorchProcessGroup(ProcessGroup):
                 f"evaluation stopped on rank {self.rank} of {self.size}: another rank is gone "
                 f"({str(error).splitlines()[0]}); look at that rank's own message, and start again"
             ) from error
-
-
-def find_process_group(distributed: bool | str | None) -> ProcessGroup:
-    """Return all processes of an initialised group unless `distributed` is False; else this one alone."""
-    if not (distributed is None or distributed is False or distributed == "shards"):
-        raise UserError(f'distributed must be None, False or "shards"; got {distributed!r}')
-    if distributed is False or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return ProcessGroup()
-    return _TorchProcessGroup()
 
 
 def gather_shards(group: ProcessGroup, problem: RetrievalProblem, *, shards: bool) -> RetrievalProblem:

@@ -1,4 +1,4 @@
-"""The engine: for each query, where each of its positives stands among all negatives of the gallery.
+"""The engine: for each query, where each of its positives ranks among all negatives of the gallery.
 
 These ranks are sufficient for every metric of retrieval. Both sides are sorted by label once, so that a class is a
 contiguous range of the gallery; tiles of queries and gallery rows are scored in bounded memory, and what they count
@@ -27,7 +27,7 @@ from aurank.evaluation.engine.inputs import (
 from aurank.evaluation.engine.kernels import check_backend, importable
 from aurank.evaluation.engine.positives import SortedProblem, sort_by_label
 from aurank.evaluation.engine.problem import RetrievalProblem
-from aurank.evaluation.engine.process_group import find_process_group, gather_shards, require_equal
+from aurank.evaluation.engine.process_group import ProcessGroup, gather_shards, require_equal
 from aurank.evaluation.engine.scores import full_precision, make_distance, one_thread_each
 from aurank.evaluation.engine.tiles import Tiling
 
@@ -169,7 +169,7 @@ def rank_positives(
     devices = choose_devices(device, problem.embeddings)
     backend = check_backend(backend, devices[0])
     size, threads, compiled = byte_count(max_memory), torch.get_num_threads(), backend == "numba"
-    group, kind = find_process_group(distributed), devices[0].type
+    group, kind = ProcessGroup(distributed), devices[0].type
     if group.size > 1:
         fields = {name: getattr(problem, name) for name in ("positives", "ignore", "junk")}
         require_equal(group, distance=distance, backend=backend, device=kind, **fields)
