@@ -27,7 +27,7 @@ from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import integer_array, numbered
 from aurank.evaluation.probes import CHECKS, PROBES
 from aurank.evaluation.probes.result import ProbeResult
-from aurank.evaluation.probes.splits import plan_probe
+from aurank.evaluation.probes.splits import split_labels
 
 CLOSED = 0.5  # part of the tested classes from which on the training split's rows train
 
@@ -116,10 +116,10 @@ def _check_probes(
     """
     if seeds is not None and test_labels is not None and "linear_probe" not in options:
         raise UserError(f"--seeds {','.join(map(str, seeds))}: k-NN draws nothing where a training split is given")
-    plan = plan_probe(labels, test_labels, seeds=seeds)
+    split = split_labels(labels, test_labels, seeds=seeds)
     for name, given in list(options.items()):
         try:
-            CHECKS[name](plan, **given)
+            CHECKS[name](split, **given)
         except UserError as error:
             if name != "linear_probe" or len(options) == 1:
                 raise

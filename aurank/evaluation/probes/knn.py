@@ -10,9 +10,8 @@ from aurank.errors import UserError
 from aurank.evaluation.aggregate import mean
 from aurank.evaluation.engine.inputs import Embeddings, Integers, ProgressCallback
 from aurank.evaluation.index.neighbours import GPU_LONGEST_LIST, Index
-from aurank.evaluation.probes.inputs import ProbeInputs
 from aurank.evaluation.probes.result import ProbeResult, result_of, top
-from aurank.evaluation.probes.splits import Plan
+from aurank.evaluation.probes.splits import ProbeSplit, pick, split_rows
 
 NEIGHBOURS, TEMPERATURE = 200, 0.07
 
@@ -30,11 +29,11 @@ def knn(
     device: torch.device | str | None = None,
     progress: ProgressCallback | None = None,
 ) -> ProbeResult:
-    """ProbeResult of classifying by the k nearest training rows: "top1", "top5", and "1nn", by the nearest row alone.
+    """Return how well the k nearest training rows classify: "top1", "top5", and "1nn", by the nearest row alone.
 
-    Source: Wu et al., Unsupervised feature learning via non-parametric instance discrimination (CVPR 2018), section
-    3.4: each of the k neighbours by cosine votes for its class with weight exp(similarity / temperature). A class that
-    ties with the right one counts as ahead of it, and one without a vote is behind all that have any.
+    Each of the k neighbours by cosine votes for its class with weight exp(similarity / temperature). A class that ties
+    with the right one counts as ahead of it, and one without a vote is behind all that have any. Of rows that score the
+    same at the end of a list, faiss decides which are in it.
 
     Args:
         embeddings, labels: [row, dim] and integers [row]. They train, and `test`, `test_labels` [test, dim] and [test]
@@ -42,49 +41,55 @@ def knn(
         k: default 200, or all training rows where they are fewer.
         ids: different integers [row]; draws then depend on them and not on the order of the rows.
         device: as for `Index`, whose exact search finds the neighbours, in blocks.
-        progress: told how many test rows are done and how many there are.
+        progress: called with how many test rows are done and how many there are.
 
-    Of rows that score the same at the end of a list, faiss decides which are in it. Raises UserError for one class, a k
-    beyond the training rows, rows that have no cosine, labels that do not fit.
+    Raises:
+        UserError: one class, a k beyond the training rows, rows that have no cosine, labels that do not fit.
+
+    Source: section 3.4 of Wu et al., CVPR 2018, https://arxiv.org/abs/1805.01978.
+
+    Example:
+        >>> rows = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+        >>> knn(rows, [0, 0, 1, 1], rows[::-1], [1, 1, 0, 0], k=1, device="cpu").metrics
+        {'top1': 1.0, 'top5': 1.0, '1nn': 1.0}
     """
-    given = ProbeInputs.check(embeddings, labels, test, test_labels, distance="cosine", ids=ids, seeds=seeds)
+    split = split_rows(embeddings, labels, test, test_labels, distance="cosine", ids=ids, seeds=seeds)
     if test is not None and seeds is not None:
         raise UserError(f"seeds {tuple(seeds)} have no use where test rows are given: k-NN draws nothing then")
-    plan = given.plan
-    check_knn(plan, k=k, temperature=temperature, device=device)
-    depth = min(NEIGHBOURS, plan.num_train) if k is None else k
+    check_knn(split, k=k, temperature=temperature, device=device)
+    depth = min(NEIGHBOURS, split.num_train) if k is None else k
     found: list[dict[str, float]] = []
-    for number, draw in enumerate(plan.draws):
-        train, tested = given.sides(draw)
+    for number, draw in enumerate(split.draws):
+        tested = pick(embeddings if test is None else test, draw.test)
         ranks, nearest = [], []
-        index = Index.build(train, "Flat", distance="cosine", device=device)
+        index = Index.build(pick(embeddings, draw.train), "Flat", distance="cosine", device=device)
         for rows, near in index.search_batches(tested, depth):
             classes, own = draw.train_classes[near.row], draw.test_classes[rows]
-            ranks.append(vote_ranks(classes, near.similarity, own, temperature, plan.num_classes))
+            ranks.append(vote_ranks(classes, near.similarity, own, temperature, split.num_classes))
             nearest.append(_nearest_is_right(classes, near.similarity, own))
             if progress is not None:
-                progress(number * plan.num_test + rows.stop, len(plan.draws) * plan.num_test)
+                progress(number * split.num_test + rows.stop, len(split.draws) * split.num_test)
         found.append({**top(np.concatenate(ranks)), "1nn": mean(np.concatenate(nearest))})
     settings = {"k": depth, "temperature": temperature, "distance": "cosine"}
     notes = [f"k is {depth}, all training rows: they are fewer than {NEIGHBOURS}"] if depth < (k or NEIGHBOURS) else []
-    seeds_drawn = [draw.seed for draw in plan.draws] if test is None else []
-    return result_of("knn", plan, found, seeds=seeds_drawn, settings=settings, notes=notes)
+    seeds_drawn = [draw.seed for draw in split.draws] if test is None else []
+    return result_of("knn", split, found, seeds=seeds_drawn, settings=settings, notes=notes)
 
 
 def check_knn(
-    plan: Plan,
+    split: ProbeSplit,
     *,
     k: int | None = None,
     temperature: float = TEMPERATURE,
     device: torch.device | str | None = None,
 ) -> None:
-    """Nothing; UserError for options of `knn` that cannot be met."""
+    """Raise UserError for options of `knn` that cannot be met."""
     if not (np.isfinite(temperature) and temperature > 0):
         raise UserError(f"temperature must be > 0, got {temperature}")
     if k is None:
         return
-    if not 1 <= k <= plan.num_train:
-        raise UserError(f"k must be from 1 to the number of training rows, {plan.num_train:,}; got {k}")
+    if not 1 <= k <= split.num_train:
+        raise UserError(f"k must be from 1 to the number of training rows, {split.num_train:,}; got {k}")
     if k > GPU_LONGEST_LIST and Index(1, device=device).gpus:
         raise UserError(f'k = {k}: faiss on a GPU finds at most {GPU_LONGEST_LIST} neighbours; use device="cpu"')
 
@@ -96,7 +101,7 @@ def vote_ranks(
     temperature: float,
     num_classes: int,
 ) -> Int64[np.ndarray, " query"]:
-    """The rank of each query's own class by weighted vote, from 1; classes that tie with it are ahead.
+    """Return the rank of each query's own class by weighted vote, from 1; classes that tie with it are ahead.
 
     Without a vote for it, it ties with all others that have none, and is last.
     """
@@ -121,6 +126,6 @@ def vote_ranks(
 def _nearest_is_right(
     classes: Int64[np.ndarray, "query k"], similarity: Float32[np.ndarray, "query k"], own: Int64[np.ndarray, " query"]
 ) -> Float64[np.ndarray, " query"]:
-    """1 where all listed rows that are as near as the nearest are of the query's class, else 0."""
+    """Return 1 where all listed rows that are as near as the nearest are of the query's class, else 0."""
     tied = similarity == similarity[:, :1]
     return np.asarray(((classes == own[:, None]) | ~tied).all(axis=1), dtype=np.float64)

@@ -10,9 +10,8 @@ from jaxtyping import Float64, Int64
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import Embeddings, Integers, ProgressCallback
 from aurank.evaluation.index.faiss_bridge import BLOCK, blocks, load
-from aurank.evaluation.probes.inputs import ProbeInputs
 from aurank.evaluation.probes.result import ProbeResult, result_of, top
-from aurank.evaluation.probes.splits import HELD_OUT, Draw, Plan, held_out
+from aurank.evaluation.probes.splits import HELD_OUT, Draw, ProbeSplit, held_out, pick, split_rows
 
 STRENGTHS = tuple(10.0**power for power in range(1, -6, -1))
 MOST_STEPS = 1000
@@ -29,7 +28,7 @@ def linear_probe(
     seeds: Sequence[int] | None = None,
     progress: ProgressCallback | None = None,
 ) -> ProbeResult:
-    """ProbeResult of multinomial logistic regression on the embeddings: "top1" and "top5".
+    """Return how well multinomial logistic regression on the embeddings classifies: "top1" and "top5".
 
     Every column is standardised by its mean and deviation over the training rows, so that a strength means the same
     whatever the scale and width of the embeddings. Minimised is the mean cross-entropy plus strength / 2 · ‖weights‖²,
@@ -40,31 +39,36 @@ def linear_probe(
         embeddings, labels, test, test_labels, ids: as for `knn`.
         strengths: what to choose from; a single one is taken as it is, and nothing is held out.
         seeds: of halves (default 0, 1, 2) and of the rows held out (default 0 where test rows are given).
-        progress: told how many fits are done and how many there are.
+        progress: called with how many fits are done and how many there are.
 
-    Raises UserError for one class, rows that are not finite, labels that do not fit, no class with two training rows.
+    Raises:
+        UserError: one class, rows that are not finite, labels that do not fit, no class with two training rows.
+
+    Example:
+        >>> rows = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+        >>> linear_probe(rows, [0, 0, 1, 1], rows[::-1], [1, 1, 0, 0], strengths=[0.01]).metrics
+        {'top1': 1.0, 'top5': 1.0}
     """
-    given = ProbeInputs.check(embeddings, labels, test, test_labels, distance="euclidean", ids=ids, seeds=seeds)
-    plan = given.plan
-    check_linear_probe(plan, strengths=strengths)
+    split = split_rows(embeddings, labels, test, test_labels, distance="euclidean", ids=ids, seeds=seeds)
+    check_linear_probe(split, strengths=strengths)
     if test is not None and seeds is not None and len(strengths) == 1:
         raise UserError(f"seeds {tuple(seeds)} have no use with test rows and a single strength: nothing is drawn then")
     ordered = sorted((float(strength) for strength in strengths), reverse=True)
-    total = len(plan.draws) * _fits(ordered)
+    total = len(split.draws) * _fits(ordered)
     found: list[dict[str, float]] = []
     choices: list[_Choice] = []
     unfinished = 0
-    for number, draw in enumerate(plan.draws):
+    for number, draw in enumerate(split.draws):
 
         def fitted(count: int, before: int = number * _fits(ordered)) -> None:
             if progress is not None:
                 progress(before + count, total)
 
         fitted(0)  # a fit may take minutes
-        train, tested = given.sides(draw)
-        features, centre, scale = _standardised(train)
-        choice = _choose(features, draw, ordered, plan.num_classes, fitted)
-        model = _regression(plan.num_classes)
+        tested = pick(embeddings if test is None else test, draw.test)
+        features, centre, scale = _standardised(pick(embeddings, draw.train))
+        choice = _choose(features, draw, ordered, split.num_classes, fitted)
+        model = _regression(split.num_classes)
         unfinished += choice.stopped + _fit(model, features, draw.train_classes, choice.strength)
         fitted(_fits(ordered))
         found.append(top(_linear_ranks(model, tested, centre, scale, draw.test_classes)))
@@ -80,15 +84,15 @@ def linear_probe(
         notes.append("the strength chosen stands at an end of those offered: one beyond it may be better")
     if unfinished:
         notes.append(f"{unfinished} of {total} fits stopped after {MOST_STEPS} steps, before the gradient was small")
-    seeds_drawn = [draw.seed for draw in plan.draws] if test is None or len(ordered) > 1 else []
-    return result_of("linear_probe", plan, found, seeds=seeds_drawn, settings=settings, notes=notes)
+    seeds_drawn = [draw.seed for draw in split.draws] if test is None or len(ordered) > 1 else []
+    return result_of("linear_probe", split, found, seeds=seeds_drawn, settings=settings, notes=notes)
 
 
-def check_linear_probe(plan: Plan, *, strengths: Sequence[float] = STRENGTHS) -> None:
-    """Nothing; UserError for options of `linear_probe` that cannot be met."""
+def check_linear_probe(split: ProbeSplit, *, strengths: Sequence[float] = STRENGTHS) -> None:
+    """Raise UserError for options of `linear_probe` that cannot be met."""
     if not len(strengths) or not all(np.isfinite(strength) and strength > 0 for strength in strengths):
         raise UserError(f"strengths must be numbers > 0, at least one, got {tuple(strengths)}")
-    if len(strengths) > 1 and not all((np.bincount(draw.train_classes) > 1).any() for draw in plan.draws):
+    if len(strengths) > 1 and not all((np.bincount(draw.train_classes) > 1).any() for draw in split.draws):
         raise UserError(
             "every class has a single training row, so none can be held out to choose the regularisation: give more "
             "rows or, from Python, one strength, such as strengths=[0.01]"
@@ -98,7 +102,7 @@ def check_linear_probe(plan: Plan, *, strengths: Sequence[float] = STRENGTHS) ->
 def _standardised(
     train: Embeddings,
 ) -> tuple[Float64[np.ndarray, "row dim"], Float64[np.ndarray, " dim"], Float64[np.ndarray, " dim"]]:
-    """The training rows less the mean of each column and divided by its deviation, and both; constants become 0."""
+    """Return the rows less each column's mean, divided by its deviation, and both; constant columns become 0."""
     features = np.empty(tuple(train.shape), dtype=np.float64)
     for rows in blocks(len(train), max(1, BLOCK // train.shape[1])):
         features[rows] = load(train, rows, "euclidean")
@@ -128,7 +132,7 @@ def _choose(
     num_classes: int,
     fitted: Callable[[int], None],
 ) -> _Choice:
-    """The strength with the best top-1 on rows held out, the strongest of equals."""
+    """Return the strength with the best top-1 on rows held out, the strongest of equals."""
     if len(strengths) == 1:
         return _Choice(strengths[0], False, 0)
     aside = held_out(draw.train_classes, seed=draw.seed)
@@ -156,12 +160,12 @@ def _regression(num_classes: int) -> Any:
 def _fit(
     model: Any, features: Float64[np.ndarray, "row dim"], classes: Int64[np.ndarray, " row"], strength: float
 ) -> int:
-    """Fits the model; returns 1 where it ran out of steps, else 0."""
+    """Fit the model; return 1 where it ran out of steps, else 0."""
     from sklearn.exceptions import ConvergenceWarning
 
     model.set_params(C=1 / (strength * len(features)))  # scikit-learn's C multiplies the sum of the losses
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # told in the result's notes
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the result's notes say it
         model.fit(features, classes)
     return int(np.max(model.n_iter_) >= MOST_STEPS)
 
@@ -184,7 +188,7 @@ def _linear_ranks(
 def _score_ranks(
     model: Any, features: Float64[np.ndarray, "query dim"], own: Int64[np.ndarray, " query"]
 ) -> Int64[np.ndarray, " query"]:
-    """The rank of each query's own class by score, from 1; classes that tie with it are ahead."""
+    """Return the rank of each query's own class by score, from 1; classes that tie with it are ahead."""
     scores = model.decision_function(features)
     if scores.ndim == 1:  # of the second of two classes
         scores = np.stack([-scores, scores], axis=1)

@@ -13,7 +13,7 @@ from jaxtyping import Int64
 from aurank.errors import UserError, first_line
 from aurank.evaluation._report_check import is_count, is_number
 from aurank.evaluation.aggregate import mean
-from aurank.evaluation.probes.splits import Plan
+from aurank.evaluation.probes.splits import ProbeSplit
 from aurank.files import require_ordinary, write_text
 
 FORMAT, VERSION = "aurank.probe", 1
@@ -51,6 +51,11 @@ class ProbeResult:
     over the seeds, by the names of docs/metrics.md; `per_seed` their values, in the order of `seeds`, which is empty
     where nothing was drawn. `num_train`, `num_test` and `num_classes` are those of one draw; `num_left_out` counts rows
     that were not used. `settings` hold every option, those that were chosen too. `notes`: what a reader must know.
+
+    Example:
+        >>> result = ProbeResult("knn", "halves", {"top1": 0.5}, {"top1": [0.4, 0.6]}, [0, 1], 2, 2, 2, 0, {"k": 1}, [])
+        >>> {name: round(value, 4) for name, value in result.spread.items()}
+        {'top1': 0.1414}
     """
 
     protocol: str
@@ -76,7 +81,7 @@ class ProbeResult:
         return {name: math.sqrt(math.fsum(values) / (len(values) - 1)) for name, values in squares.items()}
 
     def __str__(self) -> str:
-        """A table for people: one metric a line, its spread beside it, then what was counted and how."""
+        """Return a table for people: one metric a line, its spread beside it, then what was counted and how."""
         width = max(len(name) for name in self.metrics)
         lines = [self.protocol]
         for name, value in self.metrics.items():
@@ -98,13 +103,13 @@ class ProbeResult:
         return f"{self.design}, {seeds}" if self.seeds else self.design
 
     def save(self, path: Path | str) -> None:
-        """Writes the result as one JSON file, whole or not at all."""
+        """Write the result as one JSON file, whole or not at all."""
         content = {"format": FORMAT, "version": VERSION, **asdict(self), "spread": self.spread}
         write_text(Path(path), json.dumps(content, indent=2) + "\n")
 
     @classmethod
     def load(cls, path: Path | str) -> "ProbeResult":
-        """The result that `save` wrote; UserError if the file is missing or something else."""
+        """Return the result that `save` wrote; UserError if the file is missing or something else."""
         require_ordinary(Path(path))
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -132,32 +137,32 @@ class ProbeResult:
 
 def result_of(
     protocol: str,
-    plan: Plan,
+    split: ProbeSplit,
     found: Sequence[Mapping[str, float]],
     *,
     seeds: Sequence[int],
     settings: dict[str, Any],
     notes: Sequence[str] = (),
 ) -> ProbeResult:
-    """The ProbeResult of what each draw of a plan gave."""
+    """Return the ProbeResult of what each draw of a split gave."""
     per_seed = {name: [values[name] for values in found] for name in found[0]}
     return ProbeResult(
         protocol=protocol,
-        design=plan.design,
+        design=split.design,
         metrics={name: mean(values) for name, values in per_seed.items()},
         per_seed=per_seed,
         seeds=list(seeds),
-        num_train=plan.num_train,
-        num_test=plan.num_test,
-        num_classes=plan.num_classes,
-        num_left_out=plan.num_left_out,
+        num_train=split.num_train,
+        num_test=split.num_test,
+        num_classes=split.num_classes,
+        num_left_out=split.num_left_out,
         settings=settings,
-        notes=[*plan.notes, *notes],
+        notes=[*split.notes, *notes],
     )
 
 
 def top(ranks: Int64[np.ndarray, " query"]) -> dict[str, float]:
-    """The part of the ranks within the first k, as "top{k}"."""
+    """Return the part of the ranks within the first k, as "top{k}"."""
     return {f"top{k}": mean((ranks <= k).astype(np.float64)) for k in TOP}
 
 

@@ -7,6 +7,8 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from aurank.errors import UserError
+from aurank.evaluation.engine.inputs import Embeddings, Integers, check_embeddings, integer_array, unique_ids
+from aurank.evaluation.index.faiss_bridge import check_rows, take
 
 HALVES_SEEDS = (0, 1, 2)
 HELD_OUT = 0.2  # part of each class's training rows that chooses a linear probe's regularisation
@@ -24,7 +26,7 @@ class Draw:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ProbeSplit:
     """What a probe trains and tests on.
 
     `design` is "closed set" (two sides) or "halves" (of the classes of one). All draws have the same numbers of rows.
@@ -49,20 +51,60 @@ class Plan:
         return len(self.draws[0].test)
 
 
-def plan_probe(
+def split_rows(
+    embeddings: Embeddings,
+    labels: Integers,
+    test: Embeddings | None,
+    test_labels: Integers | None,
+    *,
+    distance: str,
+    ids: Integers | None,
+    seeds: Sequence[int] | None,
+) -> ProbeSplit:
+    """Return the split of rows and labels, which are checked; UserError where they do not fit each other."""
+    if (test is None) != (test_labels is None):
+        raise UserError("test and test_labels go together: give both, or neither to probe within the one set")
+    side = "probed" if test is None else "training"
+    check_embeddings(embeddings, side=side)
+    classes = integer_array(labels, name="label", rows=len(embeddings), side=side)
+    numbers = None if ids is None else unique_ids(ids, rows=len(embeddings), side=side)
+    test_classes = None
+    if test is not None and test_labels is not None:
+        check_embeddings(test, side="test")
+        if test.shape[1] != embeddings.shape[1]:
+            raise UserError(
+                f"the training embeddings have {embeddings.shape[1]} columns and the test embeddings "
+                f"{test.shape[1]}: both must come from the same model"
+            )
+        test_classes = integer_array(test_labels, name="label", rows=len(test), side="test")
+    split = split_labels(classes, test_classes, ids=numbers, seeds=seeds)
+    for rows, name in ((embeddings, side), (test, "test")):
+        if rows is not None:
+            check_rows(rows, side=name, distance=distance)
+    return split
+
+
+def pick(embeddings: Embeddings, rows: Int64[np.ndarray, " row"]) -> Embeddings:
+    """Return these rows, copied only where they are not the whole side in order."""
+    whole = len(rows) == len(embeddings) and bool((np.diff(rows) > 0).all())
+    return embeddings if whole else take(embeddings, rows)
+
+
+def split_labels(
     labels: Int64[np.ndarray, " row"],
     test_labels: Int64[np.ndarray, " test"] | None = None,
     *,
     ids: Int64[np.ndarray, " row"] | None = None,
     seeds: Sequence[int] | None = None,
-) -> Plan:
-    """The Plan for rows with these labels; UserError where no probe is possible.
+) -> ProbeSplit:
+    """Return the split of rows with these labels; UserError where no probe is possible.
 
     With `test_labels`, all of `labels` train and the test rows of their classes test. Without, each seed draws half of
     the rows of every class for training (the larger half of an odd number), and the others test. Draws depend on the
     order of the `ids` (by default rows), not on where a row stands.
     """
-    _check_seeds(seeds)
+    if seeds is not None and (not len(seeds) or len(set(seeds)) < len(seeds) or min(seeds) < 0):
+        raise UserError(f"seeds must be different whole numbers from 0, at least one, got {tuple(seeds)}")
     order = np.arange(len(labels)) if ids is None else np.argsort(ids, kind="stable")
     if test_labels is None:
         return _halves(labels, order, HALVES_SEEDS if seeds is None else tuple(seeds))
@@ -70,15 +112,10 @@ def plan_probe(
 
 
 def held_out(classes: Int64[np.ndarray, " row"], *, seed: int) -> Bool[np.ndarray, " row"]:
-    """Which rows are held out: a fifth of each class, rounded down but at least one, none of a class of one row."""
+    """Mark the rows held out: a fifth of each class, rounded down but at least one, none of a class of one row."""
     counts = np.bincount(classes)
     number = np.where(counts > 1, np.maximum(1, np.floor(HELD_OUT * counts)), 0).astype(np.int64)
     return _drawn(classes, number, np.random.default_rng([seed, 1]))
-
-
-def _check_seeds(seeds: Sequence[int] | None) -> None:
-    if seeds is not None and (not len(seeds) or len(set(seeds)) < len(seeds) or min(seeds) < 0):
-        raise UserError(f"seeds must be different whole numbers from 0, at least one, got {tuple(seeds)}")
 
 
 def _closed_set(
@@ -86,7 +123,7 @@ def _closed_set(
     test_labels: Int64[np.ndarray, " test"],
     order: Int64[np.ndarray, " row"],
     seeds: tuple[int, ...],
-) -> Plan:
+) -> ProbeSplit:
     names, classes = np.unique(labels[order], return_inverse=True)
     if len(names) < 2:
         raise UserError("the training rows are all of one class: a probe needs two to tell apart")
@@ -105,10 +142,10 @@ def _closed_set(
             f"left out: {(~seen).sum():,} of {len(seen):,} test rows, whose {_classes(absent)} no training row has"
         )
     draws = tuple(Draw(seed, order, test, classes.reshape(-1), test_classes) for seed in seeds)
-    return Plan("closed set", draws, len(names), int((~seen).sum()), tuple(notes))
+    return ProbeSplit("closed set", draws, len(names), int((~seen).sum()), tuple(notes))
 
 
-def _halves(labels: Int64[np.ndarray, " row"], order: Int64[np.ndarray, " row"], seeds: tuple[int, ...]) -> Plan:
+def _halves(labels: Int64[np.ndarray, " row"], order: Int64[np.ndarray, " row"], seeds: tuple[int, ...]) -> ProbeSplit:
     _, every, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
     usable = counts > 1
     if usable.sum() < 2:
@@ -126,13 +163,13 @@ def _halves(labels: Int64[np.ndarray, " row"], order: Int64[np.ndarray, " row"],
         train = _drawn(classes, number, np.random.default_rng([seed, 0]))
         draws.append(Draw(seed, rows[train], rows[~train], classes[train], classes[~train]))
     notes = (f"left out: {left_out:,} of {len(labels):,} rows, the only one of their class",) if left_out else ()
-    return Plan("halves", tuple(draws), int(usable.sum()), left_out, notes)
+    return ProbeSplit("halves", tuple(draws), int(usable.sum()), left_out, notes)
 
 
 def _drawn(
     classes: Int64[np.ndarray, " row"], number: Int64[np.ndarray, " class"], generator: np.random.Generator
 ) -> Bool[np.ndarray, " row"]:
-    """Marks `number` random rows of each class."""
+    """Mark `number` random rows of each class."""
     order = np.lexsort((generator.permutation(len(classes)), classes))
     ordered = classes[order]
     place = np.arange(len(classes)) - np.searchsorted(ordered, ordered)

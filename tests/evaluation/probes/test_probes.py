@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from aurank.errors import UserError
 from aurank.evaluation import ProbeResult, knn, linear_probe
 from aurank.evaluation.probes.knn import vote_ranks
-from aurank.evaluation.probes.splits import held_out, plan_probe
+from aurank.evaluation.probes.splits import held_out, split_labels
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -129,7 +129,7 @@ def test_the_strength_is_chosen_by_rows_held_out() -> None:
 
 def test_halves_are_stratified_and_disjoint_and_leave_out_lone_rows() -> None:
     labels = np.array([5] * 7 + [9] * 2 + [1] + [2] * 4)
-    plan = plan_probe(labels, seeds=[0, 1])
+    plan = split_labels(labels, seeds=[0, 1])
     assert (plan.design, plan.num_classes, plan.num_left_out) == ("halves", 3, 1)
     for draw in plan.draws:
         assert np.bincount(labels[draw.train], minlength=10)[[5, 9, 2]].tolist() == [4, 1, 2]
@@ -150,7 +150,7 @@ def test_within_one_set_the_mean_and_spread_over_the_seeds_is_given() -> None:
     rows, labels = clusters(120, noise=1.5)
     labels[0] = 77
     found = knn(rows, labels, k=10, seeds=[3, 4, 5])
-    halves = plan_probe(labels, seeds=[3, 4, 5]).draws
+    halves = split_labels(labels, seeds=[3, 4, 5]).draws
     by_hand = [
         knn(rows[draw.train], labels[draw.train], rows[draw.test], labels[draw.test], k=10).metrics["top1"]
         for draw in halves
