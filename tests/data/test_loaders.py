@@ -158,6 +158,7 @@ def test_workers_leave_the_first_signal_to_the_parent():
     assert len(list(iterator)) == 18
 
 
+@pytest.mark.slow
 def test_workers_end_with_the_iteration_however_it_ends(tmp_path):
     tree = write_tree(tmp_path, [f"a/{number}.png" for number in range(8)])
     manifest = read_folder(tree)
@@ -173,6 +174,7 @@ def test_workers_end_with_the_iteration_however_it_ends(tmp_path):
         assert multiprocessing.active_children() == []
 
 
+@pytest.mark.slow
 def test_an_iteration_forgotten_in_a_cycle_does_not_reach_into_new_workers(zipped, capfd):
     batches = BatchLoader(_dataset(zipped), _in_order(zipped, 4), workers=2)
     for _ in range(5):
@@ -191,8 +193,8 @@ def test_impossible_options_are_refused(zipped):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_workers_that_are_not_forked_give_the_same_pixels(tmp_path, method):
+@pytest.mark.slow
+def test_workers_that_are_not_forked_give_the_same_pixels(tmp_path):
     """Elsewhere than on Linux workers are spawned, and everything goes to them by pickle."""
     write_tree(tmp_path / "tree", [f"a/{number}.png" for number in range(6)])
     script = f"""
@@ -203,7 +205,7 @@ def test_workers_that_are_not_forked_give_the_same_pixels(tmp_path, method):
         from aurank.data import READERS, TRANSFORMS, ImageDataset, view_keys
 
         if __name__ == "__main__":
-            loaders._context = lambda: multiprocessing.get_context({method!r})
+            loaders._context = lambda: multiprocessing.get_context("spawn")
             manifest = READERS["folder"](Path({str(tmp_path / "tree")!r}))
             dataset = ImageDataset(manifest, TRANSFORMS["affine"](8, 3), channels=3)
             wanted = [view_keys(range(6), epoch) for epoch in range(3)]

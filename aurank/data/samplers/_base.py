@@ -27,6 +27,13 @@ class Sampler(ABC):
 
     Args:
         batch: the number of rows over all processes, and the most that a batch has.
+
+    Example:
+        >>> class InOrder(Sampler):
+        ...     def global_batches(self, epoch):
+        ...         return [[np.arange(start, start + self.batch)] for start in range(0, len(self.labels), self.batch)]
+        >>> [rows.tolist() for rows in InOrder(np.zeros(4, np.int64), batch=2).epoch(0)]
+        [[0, 1], [2, 3]]
     """
 
     labels: Int64[np.ndarray, " image"]

@@ -37,7 +37,7 @@ def cases(draw, least_per_process: int = 1):
     return sizes, per_class, draw(st.integers(2 * per_class * least_per_process, 60 + 2 * per_class))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(case=cases(), seed=st.integers(0, 5), epoch=st.integers(0, 3))
 def test_pk_batches_keep_every_limit(case, seed, epoch):
     sizes, per_class, batch = case
@@ -53,7 +53,7 @@ def test_pk_batches_keep_every_limit(case, seed, epoch):
         assert np.count_nonzero(counts) >= 2
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     count=st.integers(8, 60),
     size=st.integers(2, 20),
@@ -114,7 +114,7 @@ def test_a_remainder_of_one_borrows_an_image_if_the_lender_keeps_a_pair(count, s
     assert sorted(np.concatenate(found).tolist()) == list(range(count))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(case=cases(), seed=st.integers(0, 5))
 def test_with_three_or_more_a_class_of_two_or_more_never_shows_an_image_without_a_positive(case, seed):
     sizes, per_class, batch = case
@@ -178,7 +178,7 @@ def test_an_epochs_batches_are_the_same_in_every_version(name):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(epoch=st.integers(0, 3), batch=st.integers(0, 3), length=st.integers(1, 12))
 def test_iteration_from_a_position_continues_as_if_it_had_never_stopped(name, epoch, batch, length):
     labels = _labels([7, 8, 9, 10, 11])
@@ -197,7 +197,7 @@ def test_the_end_of_an_epoch_is_the_start_of_the_next():
         next(sampler.iterate(0, 4))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(case=cases(least_per_process=3), world_size=st.integers(2, 3), seed=st.integers(0, 3))
 def test_the_ranks_together_have_the_batches_of_one_process(case, world_size, seed):
     sizes, per_class, batch = case
@@ -224,7 +224,7 @@ def test_shuffled_ranks_together_have_the_batches_of_one_process():
     assert _same([np.concatenate(rows) for rows in zip(*parts, strict=True)], one)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(count=st.integers(2, 200), batch=st.integers(2, 50))
 def test_shuffled_sees_every_image_once_in_nearly_equal_batches(count, batch):
     batches = ShuffledSampler(np.zeros(count, dtype=np.int64), batch).epoch(0)

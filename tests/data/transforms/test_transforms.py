@@ -45,7 +45,7 @@ def test_values_are_normalised_by_mean_and_spread(name):
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(seeds=st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=6, unique=True))
 def test_the_result_depends_on_image_and_seed_only(name, seeds):
     pipeline = TRANSFORMS[name](12, 3)
