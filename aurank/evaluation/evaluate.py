@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 
@@ -110,28 +111,15 @@ def evaluate(
     if names is None and fitting != cuts:
         beyond = ", ".join(str(k) for k in cuts if k not in fitting)
         notes.append(f"recall and precision at {beyond} are left out: no gallery is that large")
-    report = build_report(
-        ranks,
-        recall_at=cuts,
-        ties=ties,
-        distance=distance,
-        labels=None if labels is None else ranks.labels if classes is None else classes[ranks.labels],
-        metrics=names,
-        notes=notes,
-        resampling=resampling,
-    )
+    own = None if labels is None else ranks.labels if classes is None else classes[ranks.labels]
+    kinds: dict[str, Any] = {"ties": ties, "distance": distance}
+    report = build_report(ranks, recall_at=cuts, labels=own, metrics=names, notes=notes, resampling=resampling, **kinds)
     if index is None:
         return report
     named = tuple(sorted({k for name in names or () if (k := split_cut(name.removeprefix(MACRO))[1])}))
+    place = choose_devices(device, embeddings)[0]
     found = approximate_report(
-        problem,
-        ranks,
-        index=index,
-        recall_at=named or fitting or cuts,
-        ties=ties,
-        distance=distance,
-        device=choose_devices(device, embeddings)[0],
-        progress=progress,
+        problem, ranks, index=index, recall_at=named or fitting or cuts, device=place, progress=progress, **kinds
     )
     content = {**asdict(found), "neighbour_recall": {str(k): value for k, value in found.neighbour_recall.items()}}
     return replace(report, approximation=content, notes=[*report.notes, str(found)])

@@ -15,7 +15,7 @@ from torch.nn import functional
 from aurank.errors import UserError
 from aurank.evaluation.aggregate import mean
 from aurank.evaluation.build_report import default_metrics, sorted_cuts
-from aurank.evaluation.engine.inputs import Embeddings, Integers, check_embeddings, integer_array
+from aurank.evaluation.engine.inputs import Embeddings, Integers, check_matrix, integer_array
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.report import Report
 from aurank.files import write_text
@@ -118,7 +118,7 @@ def two_way(
         ({1: 0.0}, {1: 0.5})
     """
     for name, embeddings in (("image", images), ("text", texts)):
-        check_embeddings(embeddings, side=name)
+        check_matrix(embeddings, side=name)
     if len(images) != len(texts):
         raise UserError(f"{len(images)} images for {len(texts)} texts: row i of both must be one pair")
     shown = integer_array(labels, name="label", rows=len(images), side="image")
@@ -193,7 +193,7 @@ def zero_shot(
         >>> zero_shot(images, [0, 1], texts, top=(1,)).metrics
         {'recall@1': 1.0}
     """
-    check_embeddings(images, side="image")
+    check_matrix(images, side="image")
     classes = integer_array(labels, name="label", rows=len(images), side="image")
     outside = classes[(classes < 0) | (classes >= len(prompts))]
     if len(outside):

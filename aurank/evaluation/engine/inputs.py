@@ -63,7 +63,7 @@ def refuse_masked(values: Any, name: str) -> None:
         )
 
 
-def check_embeddings(embeddings: Embeddings, *, side: str) -> None:
+def check_matrix(embeddings: Embeddings, *, side: str) -> None:
     """Raise UserError unless `embeddings` is a non-empty matrix of real numbers."""
     refuse_masked(embeddings, f"{side} embeddings")
     if not hasattr(embeddings, "shape"):

@@ -9,7 +9,7 @@ from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import (
     Embeddings,
     Integers,
-    check_embeddings,
+    check_matrix,
     integer_array,
     refuse_masked,
     unique_ids,
@@ -83,7 +83,7 @@ class Side:
 def check_sides(problem: RetrievalProblem) -> tuple[Side, Side]:
     """Return the queries' and the gallery's labels and groups; UserError where the fields do not fit each other."""
     queries, gallery = problem.embeddings, problem.gallery
-    check_embeddings(queries, side="query")
+    check_matrix(queries, side="query")
     if problem.labels is None and problem.positives is None:
         raise UserError("labels are missing: give one label per query row, or the positives as a list of pairs")
     query = Side.of(problem.labels, problem.groups, rows=len(queries), side="query")
@@ -92,7 +92,7 @@ def check_sides(problem: RetrievalProblem) -> tuple[Side, Side]:
             if getattr(problem, name) is not None:
                 raise UserError(f"{name} came without a gallery: give the gallery's embeddings too")
         return query, query
-    check_embeddings(gallery, side="gallery")
+    check_matrix(gallery, side="gallery")
     if gallery.shape[1] != queries.shape[1]:
         raise UserError(
             f"the query embeddings have width {queries.shape[1]} and the gallery's {gallery.shape[1]}: "

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float32, Int64
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.inputs import Embeddings, ProgressCallback, byte_count, check_embeddings
+from aurank.evaluation.engine.inputs import Embeddings, ProgressCallback, byte_count, check_matrix
 from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.index import faiss_bridge
 from aurank.evaluation.index._saved_index import read_index, write_index
@@ -127,7 +127,7 @@ class Index:
         **placement: Unpack[Placement],
     ) -> "Index":
         """Return an index over these embeddings, trained on a sample of them if its kind needs that."""
-        check_embeddings(embeddings, side="gallery")  # before its shape is used
+        check_matrix(embeddings, side="gallery")  # before its shape is used
         index = cls(int(embeddings.shape[1]), factory, distance=distance, **placement)
         if not index.is_trained:
             index.train(embeddings, rows=training_rows, seed=seed)
@@ -261,7 +261,7 @@ class Index:
         return index
 
     def _check(self, embeddings: Embeddings, *, side: str) -> None:
-        check_embeddings(embeddings, side=side)
+        check_matrix(embeddings, side=side)
         if embeddings.shape[1] != self.dim:
             raise UserError(
                 f"the {side} embeddings have {embeddings.shape[1]} columns and the index has {self.dim}: "

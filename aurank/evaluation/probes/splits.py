@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.inputs import Embeddings, Integers, check_embeddings, integer_array, unique_ids
+from aurank.evaluation.engine.inputs import Embeddings, Integers, check_matrix, integer_array, unique_ids
 from aurank.evaluation.index.faiss_bridge import check_rows, take
 
 HALVES_SEEDS = (0, 1, 2)
@@ -65,12 +65,12 @@ def split_rows(
     if (test is None) != (test_labels is None):
         raise UserError("test and test_labels go together: give both, or neither to probe within the one set")
     side = "probed" if test is None else "training"
-    check_embeddings(embeddings, side=side)
+    check_matrix(embeddings, side=side)
     classes = integer_array(labels, name="label", rows=len(embeddings), side=side)
     numbers = None if ids is None else unique_ids(ids, rows=len(embeddings), side=side)
     test_classes = None
     if test is not None and test_labels is not None:
-        check_embeddings(test, side="test")
+        check_matrix(test, side="test")
         if test.shape[1] != embeddings.shape[1]:
             raise UserError(
                 f"the training embeddings have {embeddings.shape[1]} columns and the test embeddings "
