@@ -1,4 +1,4 @@
-"""Slow, obvious references of the losses: loops over float64 scalars, so that autograd differentiates them too.
+"""Slow, obvious references of the losses: loops over queries in float64, which autograd differentiates too.
 
 Each takes the similarity [query, reference] and which references are positive and negative (lists of lists of bool),
 and returns the loss of each valid query by its row: {row: scalar}.
@@ -16,11 +16,9 @@ PerQuery = dict[int, Tensor]
 
 def cosine(embeddings: Tensor, references: Tensor | None = None) -> Tensor:
     references = embeddings if references is None else references
-    rows = []
-    for query in embeddings:
-        # a product summed, and not query @ other, whose rounding depends on which of the two comes first
-        rows.append(torch.stack([(query * other).sum() / (query.norm() * other.norm()) for other in references]))
-    return torch.stack(rows)
+    # products summed, and not embeddings @ references.T, whose rounding depends on which of two rows comes first
+    products = (embeddings[:, None, :] * references[None, :, :]).sum(dim=2)
+    return products / (embeddings.norm(dim=1)[:, None] * references.norm(dim=1))
 
 
 def masks(
@@ -74,26 +72,24 @@ def smooth_ap(
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
         ranked = [*positives, row] if include_self else positives
-        score = similarity[row]
-        precisions = []
-        for i in ranked:
-            ahead = {
-                j: 1 / (1 + torch.exp((score[i] - score[j]) / temperature)) for j in [*ranked, *negatives] if j != i
-            }
-            positives_ahead = sum(ahead[j] for j in ranked if j != i)
-            precisions.append((1 + positives_ahead) / (1 + sum(ahead.values())))
-        losses[row] = 1 - sum(precisions) / len(precisions)
+        ahead = soft_ahead(similarity[row, ranked], similarity[row, [*ranked, *negatives]], temperature)
+        positives_ahead = ahead[:, : len(ranked)].sum(dim=1)
+        losses[row] = 1 - ((1 + positives_ahead) / (1 + ahead.sum(dim=1))).mean()
     return losses
 
 
+def soft_ahead(scores: Tensor, others: Tensor, temperature: float) -> Tensor:
+    """[score, other] how far the other is ahead; nothing of a score ahead of itself, where others begin with scores."""
+    ahead = 1 / (1 + torch.exp((scores[:, None] - others) / temperature))
+    return ahead * ~torch.eye(len(scores), len(others), dtype=torch.bool)
+
+
 def one_sided_huber(x: Tensor, tau1: float) -> Tensor:
-    if x < 0:
-        return 1 - 2 * x / tau1
-    return (1 - x / tau1) ** 2 if x < tau1 else x * 0
+    return torch.where(x < 0, 1 - 2 * x / tau1, torch.where(x < tau1, (1 - x / tau1) ** 2, 0))
 
 
 def one_sided_sigmoid(x: Tensor, tau2: float) -> Tensor:
-    return torch.tanh(-x / (2 * tau2)) if x < 0 else x * 0
+    return torch.where(x < 0, torch.tanh(-x / (2 * tau2)), 0)
 
 
 def soprc(
@@ -109,40 +105,31 @@ def soprc(
 ) -> PerQuery:
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
-        total = similarity.new_zeros(())
-        for i in positives:
-            score = similarity[row, i]
-            false_rate = sum(one_sided_huber(score - similarity[row, j], tau1) for j in negatives) / len(negatives)
-            fixed = score if tpr_gradient else score.detach()
-            higher = sum(one_sided_sigmoid(fixed - value, tau2) for value in quantiles[row])
-            true_rate = (1 + higher) / (len(quantiles[row]) + 1)
-            ratio = (1 - prior[row]) / prior[row] * false_rate / true_rate
-            total = total + ratio / (1 + ratio)
-        losses[row] = total / len(positives)
+        scores = similarity[row, positives]
+        false_rate = one_sided_huber(scores[:, None] - similarity[row, negatives], tau1).mean(dim=1)
+        fixed = scores if tpr_gradient else scores.detach()
+        higher = one_sided_sigmoid(fixed[:, None] - torch.tensor(quantiles[row], dtype=scores.dtype), tau2).sum(dim=1)
+        ratio = (1 - prior[row]) / prior[row] * false_rate / ((1 + higher) / (len(quantiles[row]) + 1))
+        losses[row] = (ratio / (1 + ratio)).mean()
     return losses
 
 
 def semi_variance(similarity: Tensor, positive: Mask, negative: Mask, *, weights: tuple[float, float]) -> PerQuery:
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
-        score = similarity[row]
-        positive_mean = sum(score[j] for j in positives) / len(positives)
-        negative_mean = sum(score[j] for j in negatives) / len(negatives)
-        none = score.sum() * 0  # with a gradient, though no score be below the mean or above
-        below = sum(((score[j] - positive_mean) ** 2 for j in positives if score[j] < positive_mean), none)
-        above = sum(((score[j] - negative_mean) ** 2 for j in negatives if score[j] > negative_mean), none)
+        plus, minus = similarity[row, positives], similarity[row, negatives]
+        below = torch.where(plus < plus.mean(), plus - plus.mean(), 0).square().sum()
+        above = torch.where(minus > minus.mean(), minus - minus.mean(), 0).square().sum()
         losses[row] = weights[0] * below / len(positives) + weights[1] * above / len(negatives)
     return losses
 
 
 def pooled_semi_variance(similarity: Tensor, positive: Mask, negative: Mask, *, weights: tuple[float, float]) -> Tensor:
     chosen = sides(positive, negative)
-    plus = [similarity[row, j] for row, (positives, _) in chosen.items() for j in positives]
-    minus = [similarity[row, j] for row, (_, negatives) in chosen.items() for j in negatives]
-    positive_mean, negative_mean = sum(plus) / len(plus), sum(minus) / len(minus)
-    below = [(score - positive_mean) ** 2 for score in plus if score < positive_mean]
-    above = [(score - negative_mean) ** 2 for score in minus if score > negative_mean]
-    return weights[0] * sum(below) / len(below) + weights[1] * sum(above) / len(above)
+    plus = torch.cat([similarity[row, positives] for row, (positives, _) in chosen.items()])
+    minus = torch.cat([similarity[row, negatives] for row, (_, negatives) in chosen.items()])
+    below, above = plus[plus < plus.mean()] - plus.mean(), minus[minus > minus.mean()] - minus.mean()
+    return weights[0] * below.square().mean() + weights[1] * above.square().mean()
 
 
 def quantile_scores(scores: Sequence[float], number: int) -> list[float]:
@@ -260,15 +247,13 @@ def auroc(
 ) -> PerQuery:
     def of(x: Tensor) -> Tensor:  # x = (s+ - s-) / temperature, the authors' way round
         if surrogate == "huber":
-            return 1 - 2 * x if x < 0 else (x - 1) ** 2 if x < 1 else x * 0
+            return torch.where(x < 0, 1 - 2 * x, torch.where(x < 1, (x - 1) ** 2, 0))
         return torch.log2(1 + torch.exp(-x)) if surrogate == "logistic" else 1 / (1 + torch.exp(x))
 
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
-        score = similarity[row]
         ranked = [*positives, row] if include_self else positives
-        values = [of((score[i] - score[j]) / temperature) for i in ranked for j in negatives]
-        losses[row] = sum(values) / len(values)
+        losses[row] = of((similarity[row, ranked][:, None] - similarity[row, negatives]) / temperature).mean()
     return losses
 
 
@@ -292,18 +277,13 @@ def recall_at_k(
     batch = similarity.shape[1] if batch is None else batch
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
-        score = similarity[row]
         ranked = [*positives, *negatives, *([row] if official and include_self else [])]
-        ranks = [
-            1 + sum(1 / (1 + torch.exp((score[i] - score[j]) / temperature)) for j in ranked if j != i)
-            for i in positives
-        ]
-        total = score.new_zeros(())
+        ranks = 1 + soft_ahead(similarity[row, positives], similarity[row, ranked], temperature).sum(dim=1)
+        total = similarity.new_zeros(())
         for k in cuts:
-            hits, width = score.new_zeros(()), rank_temperature * (k if official is True else 1)
+            width = rank_temperature * (k if official is True else 1)
             k = min(k, batch) if official else k
-            for rank in ranks:
-                hits = hits + 1 / (1 + torch.exp((rank - k) / width))
+            hits = (1 / (1 + torch.exp((ranks - k) / width))).sum()
             if official:
                 total = total + torch.minimum(hits, torch.tensor(float(k))) / min(k, len(positives))
             else:
@@ -321,29 +301,23 @@ def mixed_up(embeddings: Tensor, labels: Sequence[int], shares: Sequence[float])
     return torch.stack(rows), [*labels, *(labels[i] for i, _ in pairs)]
 
 
-def blackbox_list(scores: list[Tensor], hits: list[bool], *, lambda_: float, weight: float, share: float) -> Tensor:
-    """weight · (1 − AP) of one list; its gradient is the published finite difference, put in as a linear term.
+def blackbox_list(scores: Tensor, hits: int, *, lambda_: float, weight: float, share: float) -> Tensor:
+    """weight · (1 − AP) of one list, hits first; its gradient is the published finite difference, as a linear term.
 
     Published: the ranker's backward gets the gradient of the whole loss, here share · weight · (1 − AP), with respect
     to ranks divided by the length, moves the scores by lambda times that, and returns the change of rank / lambda.
     """
-    values = [float(score.detach()) for score in scores]
-    number, count = len(values), sum(hits)
+    values, number = scores.detach(), len(scores)
 
-    def ranks(of: list[float]) -> list[float]:
-        return [sum(other >= value for other in of) / number for value in of]
+    def ranks(of: Tensor) -> Tensor:
+        return (of[None, :] >= of[:, None]).sum(dim=1).double() / number
 
-    rank = ranks(values)
-    precision, gradient = 0.0, [0.0] * number
-    for i in range(number):
-        if hits[i]:
-            within = sum(hits[j] and values[j] >= values[i] for j in range(number)) / number
-            precision += within / rank[i] / count
-            gradient[i] = share * weight * within / rank[i] ** 2 / count
-    moved = ranks([value + lambda_ * step for value, step in zip(values, gradient, strict=True)])
-    slopes = [-(before - after) / lambda_ / share for before, after in zip(rank, moved, strict=True)]
-    linear = sum(slope * (score - score.detach()) for slope, score in zip(slopes, scores, strict=True))
-    return weight * (1 - precision) + linear
+    rank, gradient = ranks(values), torch.zeros_like(values)
+    within = ranks(values[:hits])
+    precision = (within / rank[:hits]).sum() / hits
+    gradient[:hits] = share * weight * within / rank[:hits] ** 2 / hits
+    slopes = (ranks(values + lambda_ * gradient) - rank) / lambda_ / share
+    return weight * (1 - precision) + (slopes * (scores - values)).sum()
 
 
 def blackbox_ap(
@@ -357,15 +331,15 @@ def blackbox_ap(
 ) -> dict[str, PerQuery | Tensor]:
     """BlackBox AP without a margin: a list per query, and one list of all."""
     chosen = sides(positive, negative)
-    every: list[Tensor] = []
-    every_hit: list[bool] = []
+    every: list[tuple[Tensor, Tensor]] = []
     losses = {}
     for row, (positives, negatives) in chosen.items():
         ranked = [*positives, *([row] if official else [])]
-        scores = [similarity[row, j] for j in [*ranked, *negatives]]
-        hits = [True] * len(ranked) + [False] * len(negatives)
-        losses[row] = blackbox_list(scores, hits, lambda_=lambda_, weight=1 - flat_weight, share=1 / len(chosen))
-        every += scores
-        every_hit += hits
-    flat = blackbox_list(every, every_hit, lambda_=lambda_, weight=flat_weight, share=1.0)
+        hits, others = similarity[row, ranked], similarity[row, negatives]
+        losses[row] = blackbox_list(
+            torch.cat([hits, others]), len(hits), lambda_=lambda_, weight=1 - flat_weight, share=1 / len(chosen)
+        )
+        every.append((hits, others))
+    hits, others = (torch.cat(parts) for parts in zip(*every, strict=True))
+    flat = blackbox_list(torch.cat([hits, others]), len(hits), lambda_=lambda_, weight=flat_weight, share=1.0)
     return {"loss": losses, "flat": flat}

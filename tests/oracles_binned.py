@@ -10,49 +10,46 @@ from torch import Tensor
 
 def bin_shares(
     similarity: Tensor, positive: Mask, negative: Mask, *, number: int, limits=(-1.0, 1.0), include_self: bool = False
-) -> dict[int, tuple[list[int], dict[int, Tensor]]]:
-    """Per valid query its positives, and by reference the share in each bin, from the greatest similarity on.
+) -> dict[int, tuple[int, Tensor]]:
+    """Per valid query how many positives it has, and [item, bin] the share of positives, then negatives, in each bin.
 
-    A share is the height of a triangle that falls to 0 one step to either side of the bin's centre.
+    A share is the height of a triangle that falls to 0 one step to either side of the bin's centre; bins go from the
+    greatest similarity on.
     """
     step = (limits[1] - limits[0]) / (number - 1)
     centres = torch.tensor([limits[1] - m * step for m in range(number)], dtype=torch.float64)
     chosen = {}
     for row, (positives, negatives) in sides(positive, negative).items():
         ranked = [*positives, row] if include_self else positives
-        score = similarity[row].clamp(*limits)
-        chosen[row] = ranked, {j: (1 - (score[j] - centres).abs() / step).clamp(min=0) for j in [*ranked, *negatives]}
+        score = similarity[row, [*ranked, *negatives]].clamp(*limits)
+        chosen[row] = len(ranked), (1 - (score[:, None] - centres).abs() / step).clamp(min=0)
     return chosen
 
 
 def binned_ap(similarity: Tensor, positive: Mask, negative: Mask, *, number: int, **bins: object) -> PerQuery:
     """1 - sum over bins of precision up to the bin times the recall gained in it: FastAP's and DIR's definition."""
     losses = {}
-    for row, (ranked, shares) in bin_shares(similarity, positive, negative, number=number, **bins).items():
-        found = seen = total = similarity.new_zeros(())
-        for m in range(number):
-            gained = sum(shares[j][m] for j in ranked)
-            found, seen = found + gained, seen + sum(shares[j][m] for j in shares)
-            if gained > 0:
-                total = total + found / seen * gained / len(ranked)
-        losses[row] = 1 - total
+    for row, (count, shares) in bin_shares(similarity, positive, negative, number=number, **bins).items():
+        gained = shares[:count].sum(dim=0)
+        some = gained > 0
+        precision = gained.cumsum(dim=0)[some] / shares.sum(dim=0).cumsum(dim=0)[some]
+        losses[row] = 1 - (precision * gained[some]).sum() / count
     return losses
 
 
 def tie_aware_ap(similarity: Tensor, positive: Mask, negative: Mask, *, number: int, **bins: object) -> PerQuery:
     """1 - mean over positives of their expected precision over the orders within a bin, others counting by share."""
     losses = {}
-    for row, (ranked, shares) in bin_shares(similarity, positive, negative, number=number, **bins).items():
-        none = total = similarity.new_zeros(())
-        for i, m in ((i, m) for i in ranked for m in range(number) if shares[i][m] > 0):
-            ahead = sum((shares[j][:m].sum() for j in shares if j != i), none)
-            tied = sum((shares[j][m] for j in shares if j != i), none)
-            positives_ahead = sum((shares[j][:m].sum() for j in ranked if j != i), none)
-            positives_tied = sum((shares[j][m] for j in ranked if j != i), none)
-            rate = positives_tied / tied if tied > 0 else none
+    for row, (count, shares) in bin_shares(similarity, positive, negative, number=number, **bins).items():
+        total = similarity.new_zeros(())
+        for i, m in (shares[:count] > 0).nonzero().tolist():
+            others = torch.cat([shares[:i], shares[i + 1 :]])
+            ahead, tied = others[:, :m].sum(), others[:, m].sum()
+            positives_ahead, positives_tied = others[: count - 1, :m].sum(), others[: count - 1, m].sum()
+            rate = positives_tied / tied if tied > 0 else similarity.new_zeros(())
             precision = (1 + positives_ahead) * inverses(ahead, tied) + rate * places_over_ranks(ahead, tied)
-            total = total + shares[i][m] * precision
-        losses[row] = 1 - total / len(ranked)
+            total = total + shares[i, m] * precision
+        losses[row] = 1 - total / count
     return losses
 
 

@@ -98,7 +98,7 @@ def test_any_order_of_rows_and_any_names_of_labels_give_the_same_loss(tie_aware:
 CENTRES = [1.0, 0.5, 0.5, 0.5, 0.0, -0.5, -0.5]  # ties of three and two, whole in one of five bins
 
 
-@pytest.mark.parametrize("relevant", [r for r in itertools.product([0, 1], repeat=7) if 0 < sum(r) < 7])
+@pytest.mark.parametrize("relevant", [r for r in itertools.product([0, 1], repeat=7) if 0 < sum(r) < 7][::5])
 def test_of_whole_ties_the_default_counts_negatives_first_and_tie_aware_averages_all_orders(
     relevant: tuple[int, ...],
 ) -> None:
@@ -132,7 +132,7 @@ def test_with_ever_more_bins_tie_aware_tends_to_the_exact_average_precision_and_
 
 @BOTH
 def test_a_perfect_ranking_has_no_loss_wherever_its_scores_lie(tie_aware: bool) -> None:
-    scores = torch.rand(50, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scores = torch.rand(10, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for row in scores.tolist():
         loss = ranking([*(0.2 + 0.7 * s for s in row[:3]), -0.4, -0.7], [1, 1, 1, 0, 0], tie_aware=tie_aware)
         assert loss == pytest.approx(0, abs=1e-12)
