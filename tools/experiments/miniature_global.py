@@ -78,6 +78,13 @@ def tables(given: argparse.Namespace) -> None:
     write_tables(Store(given.out / "runs.jsonl"), given.page)
 
 
+def known(name: str) -> str:
+    """Return the name of an experiment, or raise what argparse tells."""
+    if name not in EXPERIMENTS:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(EXPERIMENTS)}")
+    return name
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -86,7 +93,7 @@ def main() -> None:
         command.set_defaults(do=do)
         command.add_argument("--out", type=Path, default=ROOT / "docs" / "miniatures_global")
         if name == "run":
-            command.add_argument("experiments", nargs="*", choices=list(EXPERIMENTS), metavar="EXPERIMENT")
+            command.add_argument("experiments", nargs="*", type=known, metavar="EXPERIMENT")
             command.add_argument("--seeds", type=int, default=1, help="seeds 0 … N − 1")
             command.add_argument("--limit-minutes", type=float, default=float("inf"))
         if name == "tables":

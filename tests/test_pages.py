@@ -1,0 +1,236 @@
+"""Every block of code and every command of README and docs runs, found by reading the pages."""
+
+import argparse
+import json
+import re
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pytorch_metric_learning import testers
+from pytorch_metric_learning.miners import MultiSimilarityMiner
+from ruamel.yaml import YAML
+from testing.benchmark_trees import publish_small_sizes
+from testing.data_trees import REAL_DATA
+from testing.pages import LANGUAGES, ROOT, Block, blocks, commands, write_world
+from testing.tiny import tiny_config
+
+import aurank
+from aurank import cli
+from aurank.losses import SmoothAPLoss
+from aurank.training import read_config, train
+
+COMMANDS = commands()
+# Words of a command that stand for what only its reader has; here they are small, and nothing is fetched.
+STAND_INS = {
+    r"timm:resnet18(,pretrained=false)?$": "timm:resnet18,pretrained=false,input_size=32",
+    r"^/data$": "published",
+    r"\$AURANK_DATA\b": "data",
+}
+SHELL = {"source", "export", "git", "pip", "python -m venv"}  # of the shell, nothing of aurank
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pages")
+    write_world(folder)
+    return folder
+
+
+@pytest.fixture
+def inside(world: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of what the pages speak of, as the working directory."""
+    monkeypatch.chdir(world)
+    monkeypatch.setenv("AURANK_DATA", "data")
+    monkeypatch.setenv("AURANK_CACHE", "cache")
+    publish_small_sizes(monkeypatch)
+    return world
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    """Run `aurank` with these words; it has to end without an error."""
+    monkeypatch.setattr(sys, "argv", ["aurank", *words])
+    code: Any = 0
+    try:
+        cli.main()
+    except SystemExit as ended:
+        code = ended.code
+    assert not code, " ".join(words)
+
+
+def with_stand_ins(words: list[str]) -> list[str]:
+    for pattern, replacement in STAND_INS.items():
+        words = [re.sub(pattern, replacement, word) for word in words]
+    return words
+
+
+def needs(words: list[str]) -> None:
+    """Skip the test where a real archive that the command reads is not there."""
+    for name, archive in (("omniglot", "omniglot_full.zip"), ("grocery", "grocery_128.zip")):
+        if any(name in word for word in words) and not (REAL_DATA / archive).is_file():
+            pytest.skip(f"{archive} is not in {REAL_DATA}")
+
+
+@pytest.mark.parametrize("block", blocks(), ids=str)
+def test_a_block_names_its_language(block: Block) -> None:
+    assert block.language in LANGUAGES, "write ```python, ```yaml, ```sh, or ```text for what is not to be run"
+
+
+@pytest.mark.parametrize(("place", "words"), COMMANDS, ids=[place for place, _ in COMMANDS])
+def test_a_command_is_one(place: str, words: list[str], inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = with_stand_ins(words)
+    if words[0] == "torchrun":
+        words = words[words.index("aurank") :]
+    if words[0] == "aurank":
+        run_aurank(words[1:], monkeypatch)
+    elif words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    elif words[0] == "python" and words[1].endswith(".py"):
+        understood(ROOT / words[1], words[2:], monkeypatch)
+    else:
+        assert words[0] in SHELL or " ".join(words[:3]) in SHELL, f"{place}: what runs {words[0]!r}?"
+
+
+def run_aurank(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a command of aurank: as it stands, `train` by resolving its configuration, others with their own files."""
+    needs(words)
+    if words[0] == "train":  # its dry run is below
+        options = words[2:]
+        while "--out" in options:
+            del options[options.index("--out") : options.index("--out") + 2]
+        return run(monkeypatch, "config", words[1], *(word for word in options if not word.startswith("--")))
+    if words[0] == "demo":
+        return run(monkeypatch, "demo", "--help")
+    if words[0] == "cp":
+        Path(words[2]).unlink(missing_ok=True)
+    if "--out" in words:  # a place of its own: what the other commands read is not replaced
+        at = words.index("--out") + 1
+        words[at] = f"made/{'-'.join(words[:2])}/{words[at]}"
+    return run(monkeypatch, *words)
+
+
+def understood(script: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a script exists and that its parser takes these words."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_and_end(parser: argparse.ArgumentParser, *given: Any) -> None:
+        parse(parser, *given)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_end)
+    monkeypatch.setattr(sys, "argv", [str(script), *words])
+    monkeypatch.syspath_prepend(str(script.parent))
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    assert ended.value.code == 0
+
+
+TRAININGS = [(place, words) for place, words in COMMANDS if "aurank" in words and "train" in words]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("place", "words"), TRAININGS, ids=[place for place, _ in TRAININGS])
+def test_a_training_starts(place: str, words: list[str], inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = with_stand_ins(words[words.index("aurank") + 1 :])
+    needs(words)
+    small = ["sampler.batch=16", "data.workers=0"] if "micro_batch" not in " ".join(words) else []
+    words = [word for word in words if word not in ("--resume", "--dry-run")]
+    if "grocery/text_sogclr" in words:
+        monkeypatch.setattr(
+            sys, "argv", ["grocery_texts.py", "data/grocery_128.zip", "--out", "data/grocery_texts.csv"]
+        )
+        runpy.run_path(str(ROOT / "tools/grocery_texts.py"), run_name="__main__")
+    run(monkeypatch, *words, *small, "--dry-run")
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=str)
+def test_a_configuration_is_one(block: Block, inside: Path) -> None:
+    sections = YAML(typ="safe").load(block.code)
+    if {"data", "loss", "optim", "train"} <= sections.keys():
+        Path("block.yaml").write_text(block.code, encoding="utf-8")
+        read_config(Path("block.yaml"))
+    else:  # a section, to be put into a configuration
+        read_config("omniglot/soprc", [f"{name}={json.dumps(value)}" for name, value in sections.items()])
+
+
+def names() -> dict[str, Any]:
+    """Return what the blocks of Python take as given, embeddings and labels above all, under the pages' names."""
+    torch.manual_seed(0)
+    labels = torch.arange(60) // 10
+    embeddings = (torch.randn(60, 512) + 2 * labels[:, None]).requires_grad_()
+    rows, encoder = embeddings.detach().numpy(), torch.nn.Linear(512, 16)
+    return {
+        "embeddings": embeddings,
+        "labels": labels,
+        "rows": torch.arange(60),
+        "dataset": range(60),
+        "class_counts": torch.full((6,), 10),
+        "miner": MultiSimilarityMiner(),
+        "loss": SmoothAPLoss(),
+        "encoder": encoder,
+        "optimiser": torch.optim.SGD(encoder.parameters(), lr=0.1),
+        "cameras": np.arange(60) % 2,
+        "queries": rows[::2],
+        "query_labels": labels[::2],
+        "gallery": rows[1::2],
+        "gallery_labels": labels[1::2],
+        "train": rows[::2],
+        "train_labels": labels[::2],
+        "test": rows[1::2],
+        "test_labels": labels[1::2],
+        "images": embeddings[:6].detach(),
+        "captions": embeddings[6:18].detach(),
+        "pairs": np.stack([np.arange(12) // 2, np.arange(12)], axis=1),
+        "show": lambda done, total: None,
+        "testers": testers,
+    }
+
+
+# What a page means by a name where it is something else than above.
+OWN_NAMES: dict[str, Callable[[], dict[str, Any]]] = {
+    "docs/training.md": lambda: {"images": torch.randn(60, 512)},
+    "docs/losses.md": lambda: {
+        "embeddings": torch.randn(60, 128, requires_grad=True),
+        "rows": torch.arange(30).repeat(2),  # two views of each image
+        "labels": torch.arange(30).repeat(2) // 5,
+        "pairs": range(60),
+        "images": torch.randn(60, 16),
+        "texts": torch.randn(60, 16),
+        "text_labels": torch.arange(60),
+        "text_rows": torch.arange(60),
+    },
+    "docs/faiss.md": lambda: {
+        "gallery": np.random.default_rng(0).normal(size=(2048, 16)).astype(np.float32),
+        "queries": np.random.default_rng(1).normal(size=(5, 16)).astype(np.float32),
+        "embeddings": np.random.default_rng(2).normal(size=(2048, 16)).astype(np.float32),
+        "labels": np.arange(2048) // 4,
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # of PML's progress bar
+@pytest.mark.parametrize("page", sorted({block.page for block in blocks("python")}))
+def test_the_python_of_a_page_runs_from_above(page: str, inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rehearsed(config: str, out: str, overrides: Sequence[str]) -> aurank.TrainResult:
+        read_config(config, overrides)  # a long training: its configuration is resolved, and a short one is there
+        return aurank.TrainResult(**short)
+
+    given = names() | OWN_NAMES.get(page, dict)()
+    given["__name__"] = "page"
+    if page == "docs/training.md":
+        short = vars(train(tiny_config(train={"steps": 2}, optim={"warmup_steps": 0}), inside / "short"))
+        monkeypatch.setattr(aurank, "train", rehearsed, raising=False)
+    scope: dict[str, Any] = {}
+    for block in blocks("python"):
+        if block.page == page:
+            scope |= given  # what an earlier block defined stays, but for what every block takes as given
+            exec(compile("\n" * (block.line - 1) + block.code, page, "exec"), scope)
+
+    if page == "docs/pml.md":
+        assert scope["after"]["mauprc_level0"] > scope["before"]["mauprc_level0"] + 0.05
+        assert scope["loss"].has_been_filled

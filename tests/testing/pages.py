@@ -1,0 +1,89 @@
+"""The pages of the project: their blocks of code, and a folder in which what they show can be run."""
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import timm
+from PIL import Image
+from safetensors.torch import save_file
+from testing.benchmark_trees import sop_tree
+from testing.data_trees import REAL_DATA, pixels
+from testing.tiny import tiny_config
+from testing.two_towers import pairs_config, write_table
+
+import aurank
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
+LANGUAGES = {"python", "yaml", "sh", "text"}  # text is output, or the form of a command; it is not run
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page; `line` is that of its first line of code."""
+
+    page: str
+    line: int
+    language: str
+    code: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks(*languages: str) -> list[Block]:
+    """Return the blocks of all pages in these languages, by default in any."""
+    found = []
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for match in re.finditer(r"^( *)```(\w*)\n(.*?)^ *```$", text, flags=re.DOTALL | re.MULTILINE):
+            line = text[: match.start(3)].count("\n") + 1
+            found.append(Block(page, line, match[2], match[3]))
+    return [block for block in found if not languages or block.language in languages]
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Return every command of the pages with its place: comments left out, continued lines joined."""
+    found = []
+    for block in blocks("sh"):
+        joined = re.sub(r"\\\n", lambda match: " ", block.code)
+        for number, line in enumerate(joined.splitlines()):
+            if words := shlex.split(line, comments=True):
+                found.append((f"{block.page}:{block.line + number}", words))
+    return found
+
+
+def write_world(folder: Path) -> None:
+    """Write the files that the pages speak of into a folder: photos, tables, embeddings, two small runs, weights."""
+    for place in range(48):
+        path = folder / f"photos/class{place % 8}/{place}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels(place, 20, 20)).save(path)
+    Image.fromarray(pixels(0, 20, 20)).save(folder / "drawing.png")
+    write_table(folder)
+    (photos,) = [
+        block.code for block in blocks("yaml") if "root: photos" in block.code and "name: folder" in block.code
+    ]
+    (folder / "mine.yaml").write_text(photos, encoding="utf-8")
+    weights = timm.create_model("tf_efficientnet_lite0", pretrained=False).state_dict()
+    save_file(weights, folder / "weights.safetensors")
+    sop_tree(folder / "published")
+    random, labels = np.random.default_rng(0), np.arange(60) // 10
+    rows = random.normal(size=(60, 5)).astype(np.float32) + 2 * labels[:, None]
+    np.savez(folder / "mine.npz", embeddings=rows, labels=labels)
+    for name in ("before", "after", "measured", "other"):
+        (folder / name).mkdir()
+        noisy = rows + random.normal(size=rows.shape).astype(np.float32)
+        aurank.evaluate(noisy, labels).save(folder / name / "report.json")
+    short = {"steps": 2, "validate_every": 2}
+    aurank.train(tiny_config(train=short, optim={"warmup_steps": 0}), folder / "runs/soprc")
+    aurank.train(pairs_config(folder, train=short, optim={"warmup_steps": 0}), folder / "runs/text_sogclr")
+    for name in ("mine", "pairs"):
+        (folder / "runs" / name).symlink_to(folder / "runs" / ("soprc" if name == "mine" else "text_sogclr"))
+    (folder / "data").mkdir()
+    for name in ("omniglot_full.zip", "grocery_128.zip"):
+        if (REAL_DATA / name).is_file():
+            (folder / "data" / name).symlink_to((REAL_DATA / name).resolve())
