@@ -22,7 +22,7 @@ class TaggedTable(RowTable):
     tags: Tensor
 
     def __init__(self, num_rows: int, width: int = 0) -> None:
-        """width: 0 takes that of the first rows put in."""
+        """Make an empty table; a width of 0 takes that of the first rows put in."""
         super().__init__(num_rows, width)
         self.register_buffer("tags", torch.full((num_rows,), NONE))
         self._tags_before: list[tuple[Tensor, Tensor]] | None = None
@@ -37,7 +37,7 @@ class TaggedTable(RowTable):
         *,
         is_shared: bool,
     ) -> bool:
-        """Whether there was any entry, on any rank; the rows and tags are now those of the last entry of each row.
+        """Replace rows and tags by those of the last entry of each row; return whether any rank had an entry.
 
         With torch.distributed, the entries of all ranks count, in the order of the ranks, and every rank must call, if
         only with none; `is_shared` says that each rank has them all already. Values not finite are left out.
@@ -62,19 +62,19 @@ class TaggedTable(RowTable):
         return True
 
     def check_width(self, embeddings: Float[Tensor, "batch dim"]) -> None:
-        """Nothing; UserError unless rows are as wide as these embeddings, or not known to have a width yet."""
+        """Raise UserError unless rows are as wide as these embeddings, or not known to have a width yet."""
         width = self.rows.shape[1]
         if width not in (0, embeddings.shape[1]):
             raise UserError(f"embeddings must be as wide as embedding_dim={width}, got {embeddings.shape[1]}")
 
     def mark(self) -> None:
-        """Nothing; from here on, what is overwritten is remembered for `take_back`, until the next mark."""
+        """Remember what is overwritten from here on, for `take_back`, until the next mark."""
         super().mark()
         self._tags_before, self._width_before = [], self.rows.shape[1]
 
     @torch.no_grad()
     def take_back(self) -> None:
-        """Nothing; the table is again as it was at the mark."""
+        """Restore the table as it was at the mark."""
         super().take_back()
         while self._tags_before:
             index, tags = self._tags_before.pop()
@@ -90,6 +90,6 @@ class TaggedTable(RowTable):
 
 
 def last_of_row(index: Int64[Tensor, " entry"]) -> Int64[Tensor, " entry"]:
-    """For each entry the place of the last entry of the same row."""
-    group, place = group_entries(index), torch.arange(len(index), device=index.device)
-    return torch.zeros_like(index).scatter_reduce_(0, group, place, "amax")[group]
+    """Return for each entry the position of the last entry of the same row."""
+    group, position = group_entries(index), torch.arange(len(index), device=index.device)
+    return torch.zeros_like(index).scatter_reduce_(0, group, position, "amax")[group]

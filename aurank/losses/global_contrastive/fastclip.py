@@ -1,7 +1,7 @@
 """FastCLIP: SogCLR for images and texts, four ways to treat the temperature."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Unpack, get_args
+from typing import Literal, Unpack, get_args
 
 from jaxtyping import Float
 from torch import Tensor
@@ -33,33 +33,22 @@ from aurank.losses.global_contrastive._normalizer import (
 Version = Literal["v0", "v1", "v2", "v3"]
 
 
-class Defaults(NamedTuple):
-    """What a version takes where nothing is given: the authors' values for CC3M."""
-
-    temperature: float
-    rho: float | None
-
-
-DEFAULTS = {
-    "v0": Defaults(0.07, None),
-    "v1": Defaults(0.07, None),
-    "v2": Defaults(0.03, 7.0),
-    "v3": Defaults(0.07, 6.5),
+# the authors' τ and ρ for CC3M
+DEFAULTS: dict[str, tuple[float, float | None]] = {
+    "v0": (0.07, None),
+    "v1": (0.07, None),
+    "v2": (0.03, 7.0),
+    "v3": (0.07, 6.5),
 }
 
 
 class FastCLIPLoss(KeyedLoss):
     """τ·(log(ε + u) + ρ) of each query, u the moving average of ḡ = mean exp((s⁻ − s⁺)/τ), its rate falling from 1.
 
-    Against the authors' repository (fast_clip, commit c3ae1f5): it takes the mean of both directions, and has the
-    factor τ in v3 alone. So the gradient, as weighted_pull or official make it, is 2 times the repository's in v0 and
-    v3, 2τ times in v1, and 2τ times each query's in v2. v2's averages of the gradient of τ begin in the second epoch
-    there (β is 0 in the first, so that a step is the rate times a sign) and are corrected by the epochs; here they
-    begin at once, and are corrected by the steps that the sample took. Before October 2024 the repository divided by
-    the second moment and not by its root.
-
-    LibAUC's loss of two modalities, GCLoss_v2, is FastCLIPLoss("v1", weighted_pull=True, gamma_schedule="constant"),
-    whose gradient is 2/(B − 1) times LibAUC's in a batch of B.
+    Deviations: the authors' repository (fast_clip, commit c3ae1f5) takes the mean of both directions, and has the
+    factor τ in v3 alone; docs/losses.md has the factors between the gradients. There v2's averages of the gradient of τ
+    begin in the second epoch (β is 0 in the first, so that a step is the rate times a sign) and are corrected by the
+    epochs; here they begin at once, and are corrected by the steps that the sample took.
 
     State: `temperatures` and `log_u`, as of `ISogCLRLoss`.
 
@@ -120,9 +109,9 @@ class FastCLIPLoss(KeyedLoss):
     ) -> None:
         super().__init__(num_samples, **options)
         self.version = require_choice("version", version, get_args(Version))
-        defaults = DEFAULTS[version]
-        if rho is not None and defaults.rho is None:
-            raise UserError(f"rho={rho!r} has no place in {version}, which has no ρ: leave it out, or take v2 or v3")
+        default_temperature, default_rho = DEFAULTS[version]
+        if rho is not None and default_rho is None:
+            raise UserError(f"rho={rho!r} has no effect in {version}, which has no ρ: leave it out, or take v2 or v3")
         if temperature_lr is not None and version != "v2":
             raise UserError(
                 f"temperature_lr={temperature_lr!r} is of the temperatures of v2; that of {version} "
@@ -130,7 +119,7 @@ class FastCLIPLoss(KeyedLoss):
             )
         if official and version not in ("v0", "v3"):
             raise UserError(f"official=True is the authors' gradient of τ in v0 and v3; {version} has none of it")
-        self.rho = (defaults.rho or 0.0) if rho is None else require_positive("rho", rho)
+        self.rho = (default_rho or 0.0) if rho is None else require_positive("rho", rho)
         self.rho_checked = not self.rho
         self.epsilon = require_positive("epsilon", epsilon)
         self.weighted_pull = weighted_pull or official
@@ -138,7 +127,7 @@ class FastCLIPLoss(KeyedLoss):
         self.two_way = require_flag("two_way", two_way)
         self.gamma = Gamma(gamma, gamma_schedule, gamma_every=gamma_every, gamma_decay=gamma_decay)
         self.tables = NormalizerTables(num_samples, two_way=two_way, state_on=state_on)
-        first = defaults.temperature if temperature is None else temperature
+        first = default_temperature if temperature is None else temperature
         if version == "v1":
             refuse_unused(FastCLIPLoss, 'version="v1"', temperature_bounds=temperature_bounds)
         if version != "v2":

@@ -45,10 +45,9 @@ class ISogCLRLoss(KeyedLoss):
     is the one that training mode would give. s⁺ is the mean similarity to the positives.
 
     Deviations: Eq. 13-14 are printed with u before this batch; here it is the new one, as in the authors' code. Their
-    code for one modality averages exp(s/τ), clips G to [−3, 3], has γ = 1 in the first epoch, and adds the two views of
-    an image, so that its gradient is twice the one here. Their code for two modalities (commit 98aca98) is not
-    reproduced: it counts the positive in ḡ but divides by the number of negatives; u starts from 0 and not from the
-    first ḡ; it pulls as weighted_pull=True does; and it clips G to [−5, 5].
+    code for one modality averages exp(s/τ), clips G to [−3, 3], and has γ = 1 in the first epoch. Their code for two
+    modalities (commit 98aca98) is not reproduced: it counts the positive in ḡ but divides by the number of negatives;
+    u starts from 0 and not from the first ḡ; it pulls as weighted_pull=True does; and it clips G to [−5, 5].
 
     State: `temperatures` and `log_u`; `temperature` and `tables` in `state_dict`.
 

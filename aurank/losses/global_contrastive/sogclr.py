@@ -30,11 +30,7 @@ class SogCLRLoss(KeyedLoss):
     comparable between batch sizes. In evaluation mode nothing is written, and the value is the one that training mode
     would give.
 
-    The mean is over queries, where SogCLR's own code and LibAUC's GCLoss_v1 add the two views of an image: the gradient
-    is half of theirs. That of two_way=True is 2/(B − 1) times the one of GCLoss_v2, LibAUC's loss of two modalities, in
-    a first batch of B; for later batches see `FastCLIPLoss`.
-
-    State: `log_u`; `tables` in `state_dict`.
+    State: `log_u`; `tables` in `state_dict`. docs/losses.md has the factors to the gradients of other repositories.
 
     Args:
         num_samples: rows of the data set, which `ids` (or labels, in their absence) name.

@@ -9,7 +9,16 @@ from testing import two_way_batches as two_way
 from testing.states import same_state
 from torch import Tensor, distributed, multiprocessing, nn
 
-from aurank.losses import CLIPLoss, CyCLIPLoss, FastCLIPLoss, ISogCLRLoss, NeuCLIPLoss, SigLIPLoss, SogCLRLoss
+from aurank.losses import (
+    CLIPLoss,
+    CyCLIPLoss,
+    FastCLIPLoss,
+    InfoNCELoss,
+    ISogCLRLoss,
+    NeuCLIPLoss,
+    SigLIPLoss,
+    SogCLRLoss,
+)
 
 STEPS = 3
 
@@ -27,6 +36,7 @@ def losses(**given: object) -> dict[str, nn.Module]:
         "fastclip v2": FastCLIPLoss(20, "v2", rho=0.3, **quiet),
         "fastclip v3": FastCLIPLoss(20, rho=0.3, **quiet),
         "neuclip": NeuCLIPLoss(5, num_prototypes=8, inner_lr=0.1, restart_every=2, **given),
+        "info_nce": InfoNCELoss(two_way=True, **given),
         "sogclr": SogCLRLoss(20, two_way=True, **given),
         "sogclr on the host": SogCLRLoss(20, two_way=True, state_on="host", **given),
         "isogclr on the host": ISogCLRLoss(20, two_way=True, state_on="host", **given),

@@ -29,7 +29,7 @@ def given(number: int, *, ties: bool, chains: int = 12) -> tuple[Tensor, Tensor,
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("temperature", [0.01, 0.5])
-@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 8, 15, 16, 17, 33, 64, 100])
+@pytest.mark.parametrize("number", [1, 2, 3, 15, 16, 17, 100])
 def test_chains_equal_the_loop_over_proposals(number: int, temperature: float, ties: bool) -> None:
     scores, start, exponentials, wanted = given(number, ties=ties)
     burn_in = wanted.sum(dim=1) // 3
@@ -53,7 +53,7 @@ def test_next_above_is_the_first_value_above_the_level_from_its_place_on() -> No
     assert next_above(values, levels).tolist() == [[1, 3, 2, 5, 4, 5]]
 
 
-@pytest.mark.parametrize("size", range(2, 40))
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 9, 15, 16, 17, 33, 39])
 def test_the_path_is_where_the_links_lead(size: int) -> None:
     random = torch.Generator().manual_seed(size)
     following = torch.stack([torch.randint(place, size, (5,), generator=random) for place in range(size)], dim=1)
@@ -71,7 +71,7 @@ def test_the_path_is_where_the_links_lead(size: int) -> None:
 def test_one_uniform_proposal_leaves_the_softmax_as_it_is(temperature: float) -> None:
     scores = torch.tensor([0.9, 0.3, -0.2, 0.5, 0.45], dtype=torch.float64)
     states = len(scores)
-    levels = 200_000  # an acceptance is integrated over the uniform number that decides it
+    levels = 50_000  # an acceptance is integrated over the uniform number that decides it
     exponentials = -((torch.arange(levels, dtype=torch.float64) + 0.5) / levels).log()[:, None]
     transition = torch.zeros(states, states, dtype=torch.float64)
     for here in range(states):
@@ -92,7 +92,7 @@ def test_one_uniform_proposal_leaves_the_softmax_as_it_is(temperature: float) ->
     assert float(values.real.max()) == pytest.approx(1, abs=1e-12)
     torch.testing.assert_close(rest / rest.sum(), (scores / temperature).softmax(dim=0), rtol=0, atol=1e-4)
     balance = (scores / temperature).softmax(dim=0)[:, None] * transition
-    torch.testing.assert_close(balance, balance.T, rtol=0, atol=1e-5)
+    torch.testing.assert_close(balance, balance.T, rtol=0, atol=4e-5)
 
 
 def test_chunks_of_chains_are_bounded_in_memory() -> None:

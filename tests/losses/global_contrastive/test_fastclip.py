@@ -150,7 +150,7 @@ def test_a_hard_batch_and_then_an_easy_one_stay_finite_and_leave_a_gradient(vers
 
 def test_what_has_no_place_in_a_version_is_refused() -> None:
     for given, message in (
-        ({"version": "v0", "rho": 1}, "rho=1 has no place in v0"),
+        ({"version": "v0", "rho": 1}, "rho=1 has no effect in v0"),
         ({"version": "v3", "temperature_lr": 0.1}, "set optim.temperature_lr"),
         ({"version": "v1", "temperature_lr": 0.1}, "is fixed"),
         ({"version": "v2", "official": True}, "in v0 and v3; v2 has none"),

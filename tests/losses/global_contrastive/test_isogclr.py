@@ -315,15 +315,16 @@ def test_a_rho_that_no_weights_can_reach_is_named_once() -> None:
     ISogCLRLoss(8, rho=2.0)(views().float(), LABELS)
 
 
-def test_temperatures_at_a_bound_are_named_once_though_a_training_is_short() -> None:
-    loss = ISogCLRLoss(8, rho=1.9, temperature_lr=0.1, temperature_bounds=(0.3, None))
-    for _ in range(99):
+def test_temperatures_at_a_bound_are_named_once_though_a_training_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(individual_temperatures, "WATCH_FIRST", 10)
+    loss = ISogCLRLoss(8, rho=1.9, temperature_lr=1.0, temperature_bounds=(0.3, None))
+    for _ in range(9):
         loss(views().float(), LABELS)
     with pytest.warns(UserWarning, match=r"100% of the temperatures are at their lower bound, 0.3: a smaller rho"):
         loss(views().float(), LABELS)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in range(100):
+        for _ in range(10):
             loss(views().float(), LABELS)
 
 

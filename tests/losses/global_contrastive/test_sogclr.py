@@ -1,9 +1,7 @@
 import io
 import math
-import os
 import warnings
 from itertools import combinations
-from pathlib import Path
 
 import oracles
 import oracles_contrastive
@@ -11,10 +9,10 @@ import pytest
 import torch
 from pytorch_metric_learning import losses as pml
 from testing import two_way_batches as two_way
-from torch import Tensor, distributed, multiprocessing
+from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses import CrossBatchMemory, InfoNCELoss, MultipleLosses, SogCLRLoss
+from aurank.losses import CrossBatchMemory, MultipleLosses, SogCLRLoss
 from aurank.losses.global_contrastive._normalizer import Gamma
 
 NUMBER = 6  # samples, of two views each
@@ -126,6 +124,7 @@ def test_with_the_exact_normaliser_the_gradients_of_small_batches_average_to_the
     torch.testing.assert_close(torch.stack(gradients).mean(dim=0), wanted, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_batches_that_partition_the_data_bring_the_normaliser_to_the_exact_one_the_closer_the_smaller_gamma() -> None:
     embeddings, whole = data().detach(), make()
     whole(embeddings, VIEWS)
@@ -331,52 +330,6 @@ def test_a_memory_of_aurank_is_more_references_and_two_way_has_none() -> None:
     check_equal(value, loss(second, labels, mined, **given), second)
     with pytest.raises(UserError, match="SogCLRLoss has two_way=True"):
         CrossBatchMemory(make(two_way=True), embedding_size=5)
-
-
-def both_ways() -> dict[str, SogCLRLoss | InfoNCELoss]:
-    return {
-        "sogclr": SogCLRLoss(20, two_way=True, distributed="auto").double(),
-        "info_nce": InfoNCELoss(two_way=True, distributed="auto").double(),
-    }
-
-
-def work(rank: int, world: int, folder: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    if world > 1:
-        distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    found: dict[str, object] = {}
-    for name, loss in both_ways().items():
-        for seed in range(2):
-            whole = two_way.batch(seed)
-            given = {}
-            for key, rows in whole.items():
-                cut = len(rows) // 2 - 1  # shares of different sizes
-                given[key] = rows.detach()[slice(None) if world == 1 else slice(cut, None) if rank else slice(cut)]
-            leaves = [given[key].requires_grad_() for key in ("embeddings", "ref_emb")]
-            value = loss(**given)
-            found[f"{name} {seed}"] = [value.detach(), *(each / world for each in torch.autograd.grad(value, leaves))]
-        found[name] = loss.state_dict()
-    torch.save(found, Path(folder) / f"{rank} of {world}.pt")
-    if world > 1:
-        distributed.destroy_process_group()
-
-
-def test_two_processes_get_the_two_way_losses_of_one(tmp_path: Path) -> None:
-    multiprocessing.spawn(work, args=(2, str(tmp_path)), nprocs=2)
-    work(0, 1, str(tmp_path))
-    first, second, one = (torch.load(tmp_path / f"{name}.pt") for name in ("0 of 2", "1 of 2", "0 of 1"))
-    for name, wanted in one.items():
-        if isinstance(wanted, list):
-            assert first[name][0] == second[name][0]
-            joined = [
-                first[name][0],
-                *(torch.cat(both) for both in zip(first[name][1:], second[name][1:], strict=True)),
-            ]
-            torch.testing.assert_close(joined, wanted, rtol=1e-9, atol=1e-10)
-        else:
-            torch.testing.assert_close(first[name], wanted, rtol=1e-9, atol=1e-10)
-            torch.testing.assert_close(first[name], second[name], rtol=0, atol=0)
 
 
 def test_the_normaliser_of_before_an_easy_batch_leaves_a_hard_one_finite() -> None:
