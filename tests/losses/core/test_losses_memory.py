@@ -22,7 +22,7 @@ def growth(name: str, *words: str) -> float:
     return found
 
 
-@pytest.mark.parametrize("name", ["smooth_ap", "soprc", "auroc", "recall_at_k"])
+@pytest.mark.parametrize("name", ["auroc", "recall_at_k"])
 def test_a_batch_of_896_by_512_grows_the_process_by_less_than_100_megabytes(name: str) -> None:
     # the similarity is 3 MB here; B·B·B would be 2.9 GB
     assert growth(name, "--batch", "896") < 100
@@ -33,9 +33,8 @@ def test_smooth_ap_of_a_batch_of_4096_adds_less_than_400_megabytes() -> None:
     assert growth("smooth_ap", "--batch", "4096") < 400
 
 
-@pytest.mark.parametrize("name", ["smooth_ap", "soprc"])
-def test_a_memory_of_60000_references_with_many_positives_adds_what_its_similarities_take(name: str) -> None:
+def test_a_memory_of_60000_references_with_many_positives_adds_what_its_similarities_take() -> None:
     # the similarity is 54 MB, each of its two masks 13; one tensor with the 12 positives of a query would be 0.6 GB,
     # and autograd would keep several
     words = ("--batch", "224", "--references", "60000", "--per-class", "12", "--dim", "64")
-    assert growth(name, *words) < 500
+    assert growth("soprc", *words) < 500
