@@ -21,14 +21,25 @@ class EMC2Miner(nn.Module):
     """Triplets (anchor, positive, negative) whose negatives are states that the anchor's chain kept, as in `EMC2Loss`.
 
     Called as PML's miners are, and with ids: miner(embeddings, labels, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids).
-    Each anchor gets `per_anchor` negatives, drawn with replacement from the references that its chain was at after the
-    burn-in, as often as it was there, and each of them once with each of its positives. A chain that spent those steps
-    at a state outside of the batch gives none: there is no row to name.
+    A chain that spent the steps after the burn-in at a state outside of the batch gives no triplet. The chains go on in
+    training mode, unless gradients are disabled. Where losses gather the batches of several processes, the miner is
+    asked in the first one only, and that one has the state.
 
-    The other arguments are those of `EMC2Loss`, and so is what they take: out_of_batch="stored" (default) keeps
-    num_samples · embedding_dim numbers, 5 GB for ten million samples in 128 dimensions; "restart" and "reencode" need
-    none. The chains go on in training mode, unless gradients are disabled. Where losses gather the batches of several
-    processes, the miner is asked in the first one only, and that one has the state.
+    Args:
+        per_anchor: negatives of each anchor, drawn with replacement from the references that its chain visited after
+            the burn-in, as often as it was there; each comes once with each of the anchor's positives.
+        num_samples, temperature, burn_in, out_of_batch, embedding_dim, seed, views, distance: as in `EMC2Loss`, with
+            the same memory: out_of_batch="stored" keeps num_samples · embedding_dim numbers, 5 GB for ten million
+            samples in 128 dimensions; "restart" and "reencode" need none.
+
+    Source:
+        Yau et al., EMC², ICML 2024. https://arxiv.org/abs/2404.10575
+
+    Example:
+        >>> miner = EMC2Miner(num_samples=2, burn_in=0)
+        >>> anchor, positive, negative = miner(torch.eye(4), torch.tensor([0, 0, 1, 1]))
+        >>> anchor.tolist(), positive.tolist()
+        ([0, 1, 2, 3], [1, 0, 3, 2])
     """
 
     def __init__(
@@ -84,10 +95,11 @@ class EMC2Miner(nn.Module):
         ref_ids: Tensor | None = None,
         batch_leads: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(anchor, positive, negative), rows of the batch and of the references.
+        """Return (anchor, positive, negative), indices into the batch and the references.
 
-        batch_leads: the references begin with the batch itself, as a memory's do: there a row is itself and no other,
-        though other views have its id.
+        Args:
+            batch_leads: the references begin with the batch itself, as a memory's do: there a query is itself and no
+                other, though other views have its id.
         """
         inputs = read_inputs(embeddings, labels, None, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids)
         inputs = replace(inputs, batch_leads=batch_leads)
@@ -109,7 +121,7 @@ class EMC2Miner(nn.Module):
 
 
 def drawn(walk: Walk, rows: Int64[Tensor, " row"], number: int) -> Int64[Tensor, "row number"]:
-    """References for each of the rows, each as likely as the chain was at it."""
+    """Return references for each of the queries, each as likely as the chain was at it."""
     reached = walk.steps[rows].to(torch.float64).cumsum(dim=1)
     uniform = torch.rand(len(rows), number, generator=walk.generator, device=reached.device, dtype=torch.float64)
     return torch.searchsorted(reached, uniform * reached[:, -1:], right=True).clamp(max=reached.shape[1] - 1)

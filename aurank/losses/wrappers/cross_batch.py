@@ -22,8 +22,8 @@ UNKNOWN = -1  # the id of a row that came without one
 TAKEN_BY_PML = {*pml_losses.CrossBatchMemory.supported_losses(), "MultipleLosses"}  # losses of PML that know references
 
 
-class Stand(NamedTuple):
-    """Where a memory stands: the place of the next row, how many rows are in use, and calls in training mode."""
+class Fill(NamedTuple):
+    """The next row to be written, how many rows are in use, and calls in training mode."""
 
     position: int
     filled: int
@@ -41,11 +41,11 @@ class HostCopy:
         self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.event.record()
 
-    def of(self, *tensors: Tensor) -> list[Tensor] | None:
-        """The copies of these tensors; None if they are others, or have been written since."""
+    def current(self, *tensors: Tensor) -> list[Tensor] | None:
+        """Return the copies of these tensors; None if they are others, or have been written since."""
         same = all(
-            mine is tensor and tensor._version == version
-            for mine, tensor, version in zip(self.tensors, tensors, self.versions, strict=True)
+            sent is tensor and tensor._version == version
+            for sent, tensor, version in zip(self.tensors, tensors, self.versions, strict=True)
         )
         if not same:
             return None
@@ -62,21 +62,35 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
     written. Rows that are not finite are never stored. With `ids`, earlier embeddings of a query's own image are left
     out of its references.
 
-    loss: a loss of aurank or PML, or MultipleLosses of them, that takes references. Only this memory can gather.
-    embedding_size: width of the embeddings.
-    memory_size: rows of the memory, the batch included.
-    miner: a PML miner, asked for pairs of the batch with all references; or give the call's `indices_tuple` one. A
-        tuple of indices, which can only be of the batch, is added to what the miner finds, as in PML; without a miner
-        it narrows the pairs within the batch and takes all with the memory.
-    start_at: calls in training mode before the memory is used; the batch alone is used until then. Embeddings change
-        fast in the beginning: the paper starts after 1,000 steps, the SOPRC repository after 10,000 to 30,000.
-    official: True does as PML: the batch's rows too are references without gradient. The paper's own code adds the
-        loss within the batch to that; the copy in the SOPRC repository takes a query's own copy for a positive too.
-    distributed: as in `PairLoss`; every process then keeps the same memory, of all batches. With None each keeps its
-        own, or, inside of DistributedDataParallel, which hands out the first process's buffers, that of the first.
-
     State: four buffers, always of the same rows: `embedding_memory`, `label_memory`, `id_memory` (−1 for a row without
-    one), and `counters`, where the memory stands.
+    one), and `counters`: the next row, the rows in use, the calls in training mode.
+
+    Args:
+        loss: a loss of aurank or PML, or MultipleLosses of them, that takes references. Only this memory can gather.
+        embedding_size: width of the embeddings.
+        memory_size: rows of the memory, the batch included.
+        miner: a PML miner, asked for pairs of the batch with all references; or give the call's `indices_tuple` one. A
+            tuple of indices, which can only be of the batch, is added to what the miner finds, as in PML; without a
+            miner it narrows the pairs within the batch and takes all with the memory.
+        start_at: calls in training mode before the memory is used; the batch alone is used until then. Embeddings
+            change fast in the beginning: the paper starts after 1,000 steps, the SOPRC repository after 10,000 to
+            30,000.
+        official: do as PML: the batch's rows too are references without gradient. The paper's own code adds the loss
+            within the batch to that; the copy in the SOPRC repository takes a query's own copy for a positive too.
+        distributed: as in `PairLoss`; every process then keeps the same memory, of all batches. With None each keeps
+            its own, or, inside of DistributedDataParallel, which hands out the first process's buffers, that of the
+            first.
+
+    Source:
+        Wang et al., Cross-Batch Memory for Embedding Learning, CVPR 2020. https://arxiv.org/abs/1912.06798
+
+    Example:
+        >>> from aurank.losses import SmoothAPLoss
+        >>> loss = CrossBatchMemory(SmoothAPLoss(), embedding_size=2, memory_size=100)
+        >>> for labels in (torch.tensor([0, 0, 1]), torch.tensor([1, 2, 2])):
+        ...     value = loss(torch.randn(3, 2, requires_grad=True), labels)
+        >>> loss.queue_idx, loss.label_memory[:6].tolist(), loss.has_been_filled
+        (6, [0, 0, 1, 1, 2, 2], False)
     """
 
     embedding_memory: Tensor
@@ -103,21 +117,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         ):
             require_whole(name, value, least=least)
         require_loss("loss", loss)
-        for part in loss.modules():
-            if type(part).__module__.startswith(pml_losses.__name__) and type(part).__name__ not in TAKEN_BY_PML:
-                raise UserError(f"{type(part).__name__} of pytorch-metric-learning takes no references, so no memory")
-            if not getattr(part, "takes_references", True):
-                raise UserError(f"{type(part).__name__} takes no references as it was made, so no memory")
-            if getattr(part, "two_way", False):
-                raise UserError(
-                    f"{type(part).__name__} has two_way=True, so its references are the other modality: set "
-                    "two_way=False, or leave out the memory"
-                )
-            if distributed is None and isinstance(gather := getattr(part, "gather", None), Gather) and gather.mode:
-                raise UserError(
-                    'the loss in CrossBatchMemory has distributed="auto", but the memory must be filled from all '
-                    'processes: give distributed="auto" to CrossBatchMemory'
-                )
+        refuse_unfit(loss, gathers=distributed is not None)
         self.loss = loss
         self.start_at = start_at
         self.miner = miner
@@ -126,7 +126,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         self.register_buffer("embedding_memory", torch.zeros(memory_size, embedding_size))
         self.register_buffer("label_memory", torch.zeros(memory_size, dtype=torch.int64))
         self.register_buffer("id_memory", torch.full((memory_size,), UNKNOWN))
-        self.register_buffer("counters", torch.zeros(len(Stand._fields), dtype=torch.int64))
+        self.register_buffer("counters", torch.zeros(len(Fill._fields), dtype=torch.int64))
         self._sent: HostCopy | None = None
         self._before: list[tuple[Tensor, ...]] | None = None
 
@@ -164,23 +164,24 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         *,
         ids: Tensor | None = None,
     ) -> Any:
-        """The loss of a batch, as of any loss here.
+        """Return the loss of a batch, as of any loss here.
 
-        enqueue_mask [batch]: True for rows that are put in the memory and are the references of the others, without
-        gradient, False for the queries, which are not put there: MoCo's keys and queries. A key may have its query's
-        id: it is another view of the same image.
+        Args:
+            enqueue_mask: True for rows that are put in the memory and are the references of the others, without
+                gradient, False for the queries, which are not put there: MoCo's keys and queries. A key may have its
+                query's id: it is another view of the same image.
         """
         inputs = read_inputs(embeddings, labels, indices_tuple, ids=ids)
         return self._loss(inputs if enqueue_mask is None else with_keys(inputs, enqueue_mask))
 
     def compute(self, inputs: Inputs) -> Any:
-        """The loss of arguments that were read before; they bring no references of their own."""
+        """Return the loss of arguments that were read before, without references of their own."""
         if inputs.ref_emb is not None:
             raise UserError("CrossBatchMemory brings its own references: leave out ref_emb, ref_labels and ref_ids")
         return self._loss(inputs)
 
     def _loss(self, inputs: Inputs) -> Any:
-        """The loss of a batch, or of queries whose references here are the keys to be put in the memory."""
+        """Return the loss of a batch, or of queries whose references here are the keys to be put in the memory."""
         if inputs.embeddings.shape[1] != self.embedding_size:
             width = self.embedding_size
             raise UserError(f"embeddings must be as wide as embedding_size={width}, got {inputs.embeddings.shape[1]}")
@@ -196,14 +197,14 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         if miner is not None:
             whole = self.gather.ask_miner(replace(whole, indices_tuple=miner))
             if isinstance(inputs.indices_tuple, Sequence):
-                whole = replace(whole, indices_tuple=joined(whole.indices_tuple, inputs))
+                whole = replace(whole, indices_tuple=with_tuple(whole.indices_tuple, inputs))
         value = call_loss(self.loss, whole)
         if writes(self):
             self.write(inputs)
         return value
 
     def _miner(self, inputs: Inputs) -> nn.Module | None:
-        """The miner of this call; UserError for one that cannot be asked."""
+        """Return the miner of this call; UserError for one that cannot be asked."""
         given = inputs.indices_tuple if isinstance(inputs.indices_tuple, nn.Module) else None
         if self.miner is not None and given is not None:
             raise UserError("indices_tuple was given a miner, but CrossBatchMemory has one: leave one of them out")
@@ -216,23 +217,23 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         return miner
 
     def with_memory(self, inputs: Inputs) -> Inputs:
-        """The inputs with the batch, or its keys, and what of the memory stays beside it as references."""
-        labels, ids, stand = self._on_host()
-        has_keys, used = inputs.ref_emb is not None, stand.calls >= self.start_at
+        """Return the inputs with references: the batch, or its keys, and the memory's rows that stay beside it."""
+        labels, ids, fill = self._on_host()
+        has_keys, used = inputs.ref_emb is not None, fill.calls >= self.start_at
         if not has_keys and not used:
             return inputs
         first, first_labels, first_ids = rows_to_store(inputs)
         size = len(first_labels)
         if has_keys:  # another view of the query's image is no copy of it
             first_ids = torch.full_like(first_labels, UNKNOWN)
-        first, memory = in_common_precision(first, self._stored(self.embedding_memory, stand, size, used=used))
+        first, memory = in_common_precision(first, self._stored(self.embedding_memory, fill, size, used=used))
         whole = replace(
             inputs,
             ref_emb=torch.cat([first.detach() if self.official or has_keys else first, memory]),
-            ref_labels=torch.cat([first_labels.long().cpu(), self._stored(labels, stand, size, used=used)]),
+            ref_labels=torch.cat([first_labels.long().cpu(), self._stored(labels, fill, size, used=used)]),
             ref_ids=None
             if first_ids is None or inputs.ids is None
-            else torch.cat([first_ids.long().cpu(), self._stored(ids, stand, size, used=used)]),
+            else torch.cat([first_ids.long().cpu(), self._stored(ids, fill, size, used=used)]),
             batch_leads=not has_keys,
         )
         assert whole.ref_labels is not None
@@ -250,7 +251,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
 
     @torch.no_grad()
     def write(self, inputs: Inputs) -> None:
-        """Put the finite rows of the batch, or its keys, in the place of the oldest; nothing waits for the device."""
+        """Replace the oldest rows by the finite rows of the batch, or its keys; nothing waits for the device."""
         memories = self._buffers_kept()[:3]
         rows, labels, ids = rows_to_store(inputs)
         if ids is None:
@@ -276,51 +277,51 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
             self._sent = HostCopy(*self._buffers_kept()[1:])
 
     def mark(self) -> None:
-        """From here on, remember what is overwritten for `take_back`, until the next mark."""
+        """Remember from here on what is overwritten, until the next mark."""
         self._before = []
 
     @torch.no_grad()
     def take_back(self) -> None:
-        """Make the memory again what it was at the mark."""
+        """Restore the memory of the mark."""
         *memories, counters = self._buffers_kept()
         while self._before:
-            place, *rows, stand = self._before.pop()
+            place, *rows, fill = self._before.pop()
             for memory, old in zip(memories, rows, strict=True):
                 memory[place] = old
-            counters.copy_(stand)
+            counters.copy_(fill)
 
     def _buffers_kept(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.embedding_memory, self.label_memory, self.id_memory, self.counters
 
-    def _on_host(self) -> tuple[Tensor, Tensor, Stand]:
-        """Labels and ids of the memory on the host, where losses look at them, and where the memory stands."""
+    def _on_host(self) -> tuple[Tensor, Tensor, Fill]:
+        """Return labels and ids of the memory on the host, where losses look at them, and how it is filled."""
         kept = self._buffers_kept()[1:]
         # DistributedDataParallel writes the first process's rows here, and no version counter tells of it
         may_be_sent = world_size() > 1 and self.gather.mode is None
-        found = None if self._sent is None or may_be_sent else self._sent.of(*kept)
+        found = None if self._sent is None or may_be_sent else self._sent.current(*kept)
         labels, ids, counters = found or [buffer.cpu() for buffer in kept]
-        return labels, ids, Stand(*counters.tolist())
+        return labels, ids, Fill(*counters.tolist())
 
-    def _stored(self, memory: Tensor, stand: Stand, batch: int, *, used: bool = True) -> Tensor:
-        """The newest rows of the memory, oldest first, as many as fit beside a batch of this size; none if not used."""
-        number = max(0, min(stand.filled, self.memory_size - batch)) if used else 0
-        start = (stand.position - number) % self.memory_size
+    def _stored(self, memory: Tensor, fill: Fill, batch: int, *, used: bool = True) -> Tensor:
+        """Return the newest rows, oldest first, as many as fit beside a batch of this size; none if not used."""
+        number = max(0, min(fill.filled, self.memory_size - batch)) if used else 0
+        start = (fill.position - number) % self.memory_size
         first = min(number, self.memory_size - start)  # the others begin again at the top
         return torch.cat([memory[start : start + first], memory[: number - first]])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        """Take over a saved memory, also one of before, whose labels, ids and counters were extra state."""
+        """Take over a saved memory, also of earlier versions, whose labels, ids and counters were extra state."""
         old = state_dict.pop(f"{prefix}_extra_state", None)
-        if isinstance(old, dict) and {"labels", "ids", *Stand._fields} <= old.keys():
+        if isinstance(old, dict) and {"labels", "ids", *Fill._fields} <= old.keys():
             state_dict[f"{prefix}embedding_memory"] = state_dict.pop(f"{prefix}embeddings", None)
             state_dict[f"{prefix}label_memory"], state_dict[f"{prefix}id_memory"] = old["labels"], old["ids"]
-            state_dict[f"{prefix}counters"] = torch.tensor([int(old[name]) for name in Stand._fields])
+            state_dict[f"{prefix}counters"] = torch.tensor([int(old[name]) for name in Fill._fields])
         counters = state_dict.get(f"{prefix}counters")
         if isinstance(counters, Tensor) and counters.shape == self.counters.shape:
-            stand, size = Stand(*counters.tolist()), self.memory_size
-            if not (0 <= stand.position < size and 0 <= stand.filled <= size and stand.calls >= 0):
+            fill, size = Fill(*counters.tolist()), self.memory_size
+            if not (0 <= fill.position < size and 0 <= fill.filled <= size and fill.calls >= 0):
                 raise UserError(
-                    f"the saved {prefix}counters, {stand}, fit no memory of {size}: take an earlier checkpoint"
+                    f"the saved {prefix}counters, {fill}, fit no memory of {size}: take an earlier checkpoint"
                 )
         super()._load_from_state_dict(state_dict, prefix, *others)
 
@@ -328,8 +329,30 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         return {**self.__dict__, "_sent": None}  # what is on its way cannot be copied
 
 
+def refuse_unfit(loss: nn.Module, *, gathers: bool) -> None:
+    """Raise UserError for a loss that no memory can wrap; `gathers`: the memory brings all processes together."""
+    for part in loss.modules():
+        name = type(part).__name__
+        if type(part).__module__.startswith(pml_losses.__name__) and name not in TAKEN_BY_PML:
+            raise UserError(f"{name} of pytorch-metric-learning takes no references, so no memory")
+        if not isinstance(part, TakesInputs):
+            continue
+        if not part.takes_references:
+            raise UserError(f"{name} takes no references as it was made, so no memory")
+        if part.two_way:
+            raise UserError(
+                f"{name} has two_way=True, so its references are the other modality: set two_way=False, or leave out "
+                "the memory"
+            )
+        if not gathers and part.gather.mode:
+            raise UserError(
+                'the loss in CrossBatchMemory has distributed="auto", but the memory must be filled from all '
+                'processes: give distributed="auto" to CrossBatchMemory'
+            )
+
+
 def with_keys(inputs: Inputs, is_key: Tensor) -> Inputs:
-    """The queries of a batch, their references the keys among its rows; UserError for a mask that does not fit."""
+    """Return the queries of a batch, with its keys as references; UserError for a mask that does not fit."""
     rows = len(inputs.embeddings)
     if not isinstance(is_key, Tensor) or is_key.dtype != torch.bool or is_key.shape != (rows,):
         raise UserError(
@@ -359,7 +382,7 @@ def with_keys(inputs: Inputs, is_key: Tensor) -> Inputs:
 
 
 def rows_to_store(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Embeddings, labels and ids that go into the memory: the keys, or else the batch."""
+    """Return embeddings, labels and ids that go into the memory: the keys, or else the batch."""
     if inputs.ref_emb is None:
         return inputs.embeddings, inputs.labels, inputs.ids
     assert inputs.ref_labels is not None
@@ -367,13 +390,13 @@ def rows_to_store(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def of_batch(mined: Sequence[Tensor], inputs: Inputs) -> Sequence[Tensor]:
-    """The tuple itself; UserError unless its indices are of the batch."""
+    """Return the tuple; UserError unless its indices are of the batch."""
     check_mined(as_pairs(mined), (len(inputs.labels),) * 2)
     return mined
 
 
-def joined(found: Mined, inputs: Inputs) -> tuple[Tensor, ...]:
-    """What a miner found among all references and the tuple of the call, as pairs or triplets like the first."""
+def with_tuple(found: Mined, inputs: Inputs) -> tuple[Tensor, ...]:
+    """Return what a miner found among all references with the tuple of the call, in the form of the first."""
     assert isinstance(found, Sequence)
     assert isinstance(inputs.indices_tuple, Sequence)
     given = [part.to(found[0].device) for part in of_batch(inputs.indices_tuple, inputs)]

@@ -39,15 +39,23 @@ class LightlyLoss(TakesInputs, nn.Module):
     autocast; and distributed="auto", the loss of all processes' batches together, with the gradient of one process
     (lightly's own `gather_distributed` is left False). A batch of a single label gives 0 with zero gradient.
 
-    loss: a loss of lightly that takes the embeddings of both views. What it keeps beside buffers, as TiCo's covariance,
-        is not in the state.
-    unit_variance: True brings rows to the length √dim before, at which an even spread has variance 1 in each dimension,
-        as VICReg asks for: encoders here give unit length. False leaves them as they come.
+    Args:
+        loss: a loss of lightly that takes the embeddings of both views. What it keeps beside buffers, as TiCo's
+            covariance, is not in the state.
+        unit_variance: scale rows to the length √dim, at which an even spread has variance 1 in each dimension, as
+            VICReg asks for: encoders here give unit length. False leaves them as they come.
+        distributed: as in `PairLoss`.
+
+    Example:
+        >>> loss = LightlyLoss(nn.MSELoss())  # any loss of two views
+        >>> rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 0.0]])
+        >>> loss(rows, torch.tensor([3, 4, 3, 4])).item()
+        0.5
     """
 
     def __init__(self, loss: nn.Module, *, unit_variance: bool = False, distributed: Distributed = None) -> None:
         super().__init__()
-        require_made(loss)
+        require_instance(loss)
         self.loss = loss
         self.unit_variance = unit_variance
         self.gather = Gather(distributed)
@@ -58,7 +66,7 @@ class LightlyLoss(TakesInputs, nn.Module):
         return False
 
     def compute(self, inputs: Inputs) -> Any:
-        """The loss of arguments that were read before; ids are not needed."""
+        """Return the loss of arguments that were read before; ids are not needed."""
         for given, what in ((inputs.indices_tuple, "a miner"), (inputs.ref_emb, "ref_emb")):
             if given is not None:
                 raise UserError(f"{type(self.loss).__name__} compares the two views of a batch: leave out {what}")
@@ -73,7 +81,7 @@ class LightlyLoss(TakesInputs, nn.Module):
 
 
 def two_views(labels: Int64[Tensor, " row"]) -> Int64[Tensor, "two label"]:
-    """The first and the second row of each label; UserError unless each occurs exactly twice."""
+    """Return the first and the second row of each label; UserError unless each occurs exactly twice."""
     values, counts = torch.unique(labels, return_counts=True)
     if (counts != 2).any():
         wrong = int((counts != 2).nonzero()[0])
@@ -85,9 +93,15 @@ def two_views(labels: Int64[Tensor, " row"]) -> Int64[Tensor, "two label"]:
 
 
 def barlow_twins(lambda_param: Number = 5e-3, *, distributed: Distributed = None) -> LightlyLoss:
-    """Barlow Twins (Zbontar et al., ICML 2021) of lightly: Σ (1 − C_ii)² + λ·Σ C_ij².
+    """Return lightly's Barlow Twins, Σ (1 − C_ii)² + λ·Σ C_ij², C the cross-correlation of both views' dimensions.
 
-    C is the cross-correlation of the dimensions of one view with those of the other.
+    Source:
+        Zbontar et al., Barlow Twins, ICML 2021. https://arxiv.org/abs/2103.03230
+
+    Example:
+        >>> from importlib.util import find_spec
+        >>> isinstance(barlow_twins(0.01), LightlyLoss) if find_spec("lightly") else True
+        True
     """
     return from_lightly("BarlowTwinsLoss", {"lambda_param": lambda_param}, distributed=distributed)
 
@@ -100,9 +114,18 @@ def vicreg(
     unit_variance: bool = True,
     distributed: Distributed = None,
 ) -> LightlyLoss:
-    """VICReg (Bardes et al., ICLR 2022) of lightly: λ · invariance + μ · variance + ν · covariance.
+    """Return lightly's VICReg: λ · invariance + μ · variance + ν · covariance.
 
-    unit_variance: as in `LightlyLoss`; False is lightly's own, for embeddings of any length.
+    Args:
+        unit_variance: as in `LightlyLoss`; False is lightly's own, for embeddings of any length.
+
+    Source:
+        Bardes et al., VICReg, ICLR 2022. https://arxiv.org/abs/2105.04906
+
+    Example:
+        >>> from importlib.util import find_spec
+        >>> vicreg().unit_variance if find_spec("lightly") else True
+        True
     """
     given = {"lambda_param": lambda_param, "mu_param": mu_param, "nu_param": nu_param}
     return from_lightly("VICRegLoss", given, unit_variance=unit_variance, distributed=distributed)
@@ -115,56 +138,65 @@ def from_lightly(
     unit_variance: bool = False,
     distributed: Distributed = None,
 ) -> LightlyLoss:
-    """A loss of lightly by the name of its class in `lightly.loss`, made with its own arguments.
+    """Return a loss of lightly by the name of its class in `lightly.loss`.
 
-    Errors: UserError where lightly is not installed, has no such class, or the class does not take two views.
+    Args:
+        loss: name of the class.
+        arguments: of its constructor.
+
+    Raises:
+        UserError: lightly is not installed, has no such class, or the class does not take two views.
+
+    Example:
+        >>> from importlib.util import find_spec
+        >>> loss = from_lightly("NTXentLoss", {"temperature": 0.2}) if find_spec("lightly") else None
     """
-    classes = imported(loss)
-    made: Any = getattr(classes, loss, None)
-    if not is_loss(made):
-        raise UserError(f"loss must name a class of lightly.loss, {', '.join(of_two_views(classes))}, got {loss!r}")
-    if len(names := taken(made)) != 2:
+    classes = import_lightly(loss)
+    kind: Any = getattr(classes, loss, None)
+    if not is_loss(kind):
+        raise UserError(f"loss must name a class of lightly.loss, {', '.join(two_view_names(classes))}, got {loss!r}")
+    if len(names := required_arguments(kind)) != 2:
         raise UserError(
             f"loss must be one of two views, but {loss} of lightly takes {', '.join(names)}: "
-            f"take one of {', '.join(of_two_views(classes))}"
+            f"take one of {', '.join(two_view_names(classes))}"
         )
     try:
-        own = made(**(arguments or {}))
+        own = kind(**(arguments or {}))
     except (TypeError, ValueError) as error:
         raise UserError(f"{loss} of lightly cannot be made with arguments={dict(arguments or {})}: {error}") from error
     return LightlyLoss(own, unit_variance=unit_variance, distributed=distributed)
 
 
-def require_made(loss: object) -> None:
-    """Nothing; UserError unless it is a loss that was made, not its class or its name."""
+def require_instance(loss: object) -> None:
+    """Raise UserError unless it is a loss, not its class or its name."""
     if not isinstance(loss, nn.Module):
-        names = of_two_views(imported(loss)) if isinstance(loss, str) else ["BarlowTwinsLoss"]
+        names = two_view_names(import_lightly(loss)) if isinstance(loss, str) else ["BarlowTwinsLoss"]
         raise UserError(
             f"loss must be a loss of lightly that was made, as lightly.loss.BarlowTwinsLoss(), got {loss!r}; "
             f"from_lightly makes one by its name: {', '.join(names)}"
         )
 
 
-def imported(loss: str) -> ModuleType:
-    """lightly's module of losses; UserError, naming the loss that was asked for, where it is not installed."""
+def import_lightly(loss: str) -> ModuleType:
+    """Return lightly's module of losses; UserError, naming the loss that was asked for, where it is missing."""
     try:
         return importlib.import_module("lightly.loss")
     except ImportError as error:
         raise UserError(f"{loss} is lightly's, which cannot be imported ({error}): {INSTALL}") from error
 
 
-def is_loss(made: Any) -> bool:
-    """True for the class of a loss."""
-    return inspect.isclass(made) and issubclass(made, nn.Module)
+def is_loss(kind: Any) -> bool:
+    """Return True for the class of a loss."""
+    return inspect.isclass(kind) and issubclass(kind, nn.Module)
 
 
-def taken(made: Any) -> list[str]:
-    """The names of what a loss has to be called with."""
-    parameters = list(inspect.signature(made.forward).parameters.values())[1:]
+def required_arguments(kind: Any) -> list[str]:
+    """Return the names of what a loss has to be called with."""
+    parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
     plain = [each for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD and each.default is each.empty]
     return [each.name for each in plain]
 
 
-def of_two_views(classes: ModuleType) -> list[str]:
-    """The names of the losses that are known to take the embeddings of two views, of those that are installed."""
+def two_view_names(classes: ModuleType) -> list[str]:
+    """Return the installed losses that are known to take the embeddings of two views."""
     return [name for name in TWO_VIEWS if is_loss(getattr(classes, name, None))]

@@ -16,9 +16,18 @@ from aurank.losses.wrappers.pml import call_loss
 class MultipleLosses(TakesInputs, nn.Module):
     """Σ weight · loss over a list or a dict of losses, PML's and aurank's mixed.
 
-    losses, miners and weights are lists of one length, or dicts (miners then for some of the keys only). With miners,
-    each loss gets its own miner's tuple (None: no miner) and the caller gives none. distributed: as in `PairLoss`, for
-    all of them at once.
+    Args:
+        losses: a list or a dict.
+        miners: one for each loss, in a list (None: no miner) or a dict for some of the keys; the call then has none.
+        weights: one for each loss, in a list or a dict; None: 1.
+        distributed: as in `PairLoss`, for all of them at once.
+
+    Example:
+        >>> import torch
+        >>> from aurank.losses import SmoothAPLoss, contrastive
+        >>> loss = MultipleLosses({"ap": SmoothAPLoss(), "pairs": contrastive()}, weights={"ap": 1, "pairs": 0.1})
+        >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).shape
+        torch.Size([])
     """
 
     def __init__(
@@ -48,7 +57,7 @@ class MultipleLosses(TakesInputs, nn.Module):
         self.miners = nn.ModuleDict({name: miner for name, miner in given.items() if miner is not None})
 
     def compute(self, inputs: Inputs) -> Tensor:
-        """The weighted sum, a scalar, of arguments that were read before."""
+        """Return the weighted sum, a scalar, of arguments that were read before."""
         if inputs.indices_tuple is not None and len(self.miners):
             raise UserError("indices_tuple was given, but MultipleLosses has its own miners: leave one of them out")
         total: Any = 0
@@ -60,7 +69,7 @@ class MultipleLosses(TakesInputs, nn.Module):
 
 
 def by_name(argument: str, values: Any, losses: Any) -> dict[str, Any]:
-    """The values as a dict, a list's by position; UserError unless they are of the losses' own kind and length."""
+    """Return the values as a dict, a list's by position; UserError unless of the losses' own kind and length."""
     if isinstance(values, Mapping) != isinstance(losses, Mapping):
         raise UserError(f"{argument} must be a {'dict' if isinstance(losses, Mapping) else 'list'}, as losses is")
     if isinstance(values, Mapping):

@@ -38,6 +38,16 @@ class PMLLoss(TakesInputs, nn.Module):
     It adds to PML's: `ids` and `ref_ids`, which leave a query out of references that hold it; a miner in place of its
     tuple; float32 inside of autocast; and distributed="auto", the loss of all processes' batches together, references
     too, with the gradient of one process.
+
+    Args:
+        loss: of PML.
+        distributed: as in `PairLoss`.
+
+    Example:
+        >>> from pytorch_metric_learning.losses import ContrastiveLoss
+        >>> loss, rows, labels = PMLLoss(ContrastiveLoss()), torch.eye(2), torch.tensor([0, 1])
+        >>> loss(rows, labels, ref_emb=rows.clone(), ref_labels=labels, ids=labels, ref_ids=labels).item()
+        0.0
     """
 
     def __init__(self, loss: nn.Module, *, distributed: Distributed = None) -> None:
@@ -62,12 +72,12 @@ class PMLLoss(TakesInputs, nn.Module):
         return bool(self.loss.collect_stats)
 
     def compute(self, inputs: Inputs) -> Any:
-        """The loss of arguments that were read before."""
+        """Return the loss of arguments that were read before."""
         return call_loss(self.loss, self.gather(inputs))
 
 
 def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
-    """What any loss says of the inputs, whose miner was asked; aurank's takes them whole.
+    """Return any loss of the inputs, whose miner was asked; aurank's takes them whole.
 
     One of PML's gets its five arguments in float32 or float64, and the pairs without those of a query and itself.
     """
@@ -76,23 +86,21 @@ def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
     if "ids" in inspect.signature(loss.forward).parameters:
         return loss(*inputs.pml_args, ids=inputs.ids, ref_ids=inputs.ref_ids)
     if isinstance(inputs.indices_tuple, Sequence):
-        others = inputs.embeddings if inputs.ref_emb is None else inputs.ref_emb
-        check_mined(as_pairs(inputs.indices_tuple), (len(inputs.embeddings), len(others)))
+        check_mined(as_pairs(inputs.indices_tuple), (len(inputs.embeddings), len(inputs.references)))
     if inputs.is_self_set:
         query, _ = in_common_precision(inputs.embeddings, inputs.embeddings)
         inputs = replace(inputs, embeddings=query, ref_emb=None, ref_labels=None)
     else:
-        assert inputs.ref_emb is not None
-        query, reference = in_common_precision(inputs.embeddings, inputs.ref_emb)
+        query, reference = in_common_precision(inputs.embeddings, inputs.references)
         inputs = replace(inputs, embeddings=query, ref_emb=reference, indices_tuple=without_itself(inputs))
-        if inputs.ref_labels is inputs.labels:  # one tensor for two sets: PML would take row i of either for the same
+        if inputs.ref_labels is inputs.labels:  # one tensor for two sets: PML would take both for the same set
             inputs = replace(inputs, ref_labels=inputs.labels.clone())
     with without_autocast(query.device):
         return loss(*inputs.pml_args)
 
 
 def without_itself(inputs: Inputs) -> Sequence[Tensor] | None:
-    """The mined pairs or triplets, or all pairs where nothing was mined, less those of a query and itself."""
+    """Return the mined pairs or triplets, all pairs where nothing was mined, without those of a query and itself."""
     mined, itself = inputs.indices_tuple, inputs.itself()
     assert not isinstance(mined, nn.Module)
     if itself is None:
@@ -109,7 +117,7 @@ def without_itself(inputs: Inputs) -> Sequence[Tensor] | None:
 
 
 def all_pairs(inputs: Inputs, wanted: Tensor) -> tuple[Tensor, ...]:
-    """(anchor, positive, anchor, negative) of every pair of the batch with its references that is wanted."""
+    """Return (anchor, positive, anchor, negative) of every pair of the batch with its references that is wanted."""
     assert inputs.ref_labels is not None
     labels, ref_labels = (to_device_of(wanted, each.long()) for each in (inputs.labels, inputs.ref_labels))
     same = labels[:, None] == ref_labels
@@ -120,7 +128,7 @@ class SumPerQueryReducer(SumReducer):  # type: ignore[misc]  # PML ships no type
     """The sum of all pairs' or triplets' losses, divided by the number of embeddings in the batch."""
 
     def element_reduction(self, losses: Tensor, indices: Any, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The sum over the batch size."""
+        """Return the sum over the batch size."""
         return losses.sum() / len(embeddings)
 
 
@@ -142,10 +150,17 @@ def contrastive(
     embedding_reg_weight: Number = 1.0,
     distributed: Distributed = None,
 ) -> PMLLoss:
-    """PML's ContrastiveLoss on cosine similarity: Σ (pos_margin − s⁺)₊ + Σ (s⁻ − neg_margin)₊ over ordered pairs.
+    """Return PML's ContrastiveLoss on cosine similarity: Σ (pos_margin − s⁺)₊ + Σ (s⁻ − neg_margin)₊ over all pairs.
 
-    reduction: "sum" (default), as the SOPRC repository; "batch", the sum divided by the batch size, as its
-        cross-batch memory has it; "pml", PML's own mean over the pairs that are not 0. A PML `reducer` overrides it.
+    Args:
+        pos_margin: similarity at which a positive costs nothing more.
+        neg_margin: similarity up to which a negative costs nothing.
+        reduction: "sum", as the SOPRC repository; "batch", the sum divided by the batch size, as its cross-batch memory
+            has it; "pml", PML's own mean over the pairs that are not 0. A PML `reducer` overrides it.
+
+    Example:
+        >>> contrastive()(torch.eye(2), torch.tensor([0, 0])).item()
+        2.0
     """
     return _wrap("contrastive", pml_losses.ContrastiveLoss, locals(), pos_margin=pos_margin, neg_margin=neg_margin)
 
@@ -160,10 +175,16 @@ def triplet(
     embedding_reg_weight: Number = 1.0,
     distributed: Distributed = None,
 ) -> PMLLoss:
-    """PML's TripletMarginLoss on cosine similarity: Σ (s⁻ − s⁺ + margin)₊ over all triplets, divided by the batch size.
+    """Return PML's TripletMarginLoss on cosine similarity: Σ (s⁻ − s⁺ + margin)₊ over triplets, over the batch size.
 
-    reduction: "batch" (default), the mean over anchors of their sums, as the SOPRC repository; "sum"; "pml", PML's own
-        mean over the triplets that are not 0. A PML `reducer` overrides it.
+    Args:
+        margin: by how much a positive has to be closer than a negative.
+        reduction: "batch", the mean over anchors of their sums, as the SOPRC repository; "sum"; "pml", PML's own mean
+            over the triplets that are not 0. A PML `reducer` overrides it.
+
+    Example:
+        >>> round(triplet()(torch.ones(3, 2), torch.tensor([0, 0, 1])).item(), 4)  # 2 triplets, 3 anchors
+        0.0667
     """
     return _wrap("triplet", pml_losses.TripletMarginLoss, locals(), margin=margin)
 
@@ -179,10 +200,20 @@ def multi_similarity(
     embedding_reg_weight: Number = 1.0,
     distributed: Distributed = None,
 ) -> PMLLoss:
-    """PML's MultiSimilarityLoss (Wang et al., CVPR 2019) without mining, its mean over the batch.
+    """Return PML's MultiSimilarityLoss without mining, its mean over the batch.
 
-    beta is 40, as in the SOPRC repository; PML's default is 50, and the paper also mines pairs, which
-    `miner: {name: multi_similarity}` does.
+    Args:
+        alpha: sharpness for positives.
+        beta: sharpness for negatives; 40 as in the SOPRC repository. PML's default is 50, and the paper also mines
+            pairs, which `miner: {name: multi_similarity}` does.
+        base: similarity that positives should be above and negatives below.
+
+    Source:
+        Wang et al., Multi-Similarity Loss with General Pair Weighting, CVPR 2019. https://arxiv.org/abs/1904.06627
+
+    Example:
+        >>> round(multi_similarity()(torch.ones(2, 2), torch.tensor([0, 0])).item(), 4)  # ½·log(1 + exp(−1))
+        0.1566
     """
     name, given = "multi_similarity", {"reduction": "pml", **locals()}
     for scale, value in (("alpha", alpha), ("beta", beta)):
@@ -191,18 +222,18 @@ def multi_similarity(
 
 
 def _wrap(name: str, loss: type[nn.Module], given: dict[str, Any], **own: Number) -> PMLLoss:
-    """The PML loss with its options, wrapped; UserError for what PML would take and fail with in the first batch."""
+    """Return the PML loss with its options; UserError for what PML would take and fail with in the first batch."""
     require_choice(f"{name}: reduction", given["reduction"], get_args(Reduction))
     kinds = {"distance": BaseDistance, "reducer": BaseReducer, "embedding_regularizer": BaseRegularizer}
     for option, kind in kinds.items():
         require_kind(f"{name}: {option}", given[option], kind)
     for option, value in (*own.items(), ("embedding_reg_weight", given["embedding_reg_weight"])):
         require_finite(f"{name}: {option}", value)
-    made = loss(
+    wrapped = loss(
         **own,
         distance=given["distance"] or CosineSimilarity(),
         reducer=given["reducer"] or REDUCERS[given["reduction"]](),
         embedding_regularizer=given["embedding_regularizer"],
         embedding_reg_weight=given["embedding_reg_weight"],
     )
-    return PMLLoss(made, distributed=given["distributed"])
+    return PMLLoss(wrapped, distributed=given["distributed"])
