@@ -110,12 +110,9 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         distributed: Distributed = None,
     ) -> None:
         super().__init__()
-        for name, value, least in (
-            ("embedding_size", embedding_size, 1),
-            ("memory_size", memory_size, 1),
-            ("start_at", start_at, 0),
-        ):
-            require_whole(name, value, least=least)
+        require_whole("embedding_size", embedding_size)
+        require_whole("memory_size", memory_size)
+        require_whole("start_at", start_at, least=0)
         require_loss("loss", loss)
         refuse_unfit(loss, gathers=distributed is not None)
         self.loss = loss
@@ -364,28 +361,24 @@ def with_keys(inputs: Inputs, is_key: Tensor) -> Inputs:
     if is_key.all():
         raise UserError("enqueue_mask is True for every row, so no query is left: set it False for the queries")
 
-    def of(values: Tensor | None, wanted: Tensor) -> Tensor | None:
+    def take(values: Tensor | None, wanted: Tensor) -> Any:
         return None if values is None else values[wanted.to(values.device)]
 
-    embeddings, labels = of(inputs.embeddings, ~is_key), of(inputs.labels, ~is_key)
-    assert embeddings is not None
-    assert labels is not None
     return replace(
         inputs,
-        embeddings=embeddings,
-        labels=labels,
-        ids=of(inputs.ids, ~is_key),
-        ref_emb=of(inputs.embeddings.detach(), is_key),
-        ref_labels=of(inputs.labels, is_key),
-        ref_ids=of(inputs.ids, is_key),
+        embeddings=take(inputs.embeddings, ~is_key),
+        labels=take(inputs.labels, ~is_key),
+        ids=take(inputs.ids, ~is_key),
+        ref_emb=take(inputs.embeddings.detach(), is_key),
+        ref_labels=take(inputs.labels, is_key),
+        ref_ids=take(inputs.ids, is_key),
     )
 
 
 def rows_to_store(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return embeddings, labels and ids that go into the memory: the keys, or else the batch."""
-    if inputs.ref_emb is None:
+    if inputs.ref_emb is None or inputs.ref_labels is None:
         return inputs.embeddings, inputs.labels, inputs.ids
-    assert inputs.ref_labels is not None
     return inputs.ref_emb, inputs.ref_labels, inputs.ref_ids
 
 
