@@ -34,7 +34,13 @@ def expected(scores: np.ndarray, edges: Edges):  # type: ignore[no-untyped-def]
 COUNTS = {
     "few": [1, 4, 0, 2, 0, 0, 3, 4, 1, 2] * 4,
     "none": [0, 0, 0],
-    "around the limit": [compiled.DIRECT - 1, compiled.DIRECT, compiled.DIRECT + 1, 0, compiled.DIRECT + 2],
+    "around the limit": [
+        compiled.MOST_DIRECT - 1,
+        compiled.MOST_DIRECT,
+        compiled.MOST_DIRECT + 1,
+        0,
+        compiled.MOST_DIRECT + 2,
+    ],
     "many": [180, 25, 0, 500],
     "one query": [40],
 }

@@ -93,7 +93,7 @@ def take(embeddings: Embeddings, rows: Int64[np.ndarray, " row"]) -> Embeddings:
     return embeddings[index]
 
 
-def load(
+def load_rows(
     embeddings: Embeddings, rows: slice | Int64[np.ndarray, " row"], distance: str
 ) -> Float32[np.ndarray, "row dim"]:
     """Return rows as faiss takes them: float32 in main memory, of length 1 under cosine, not finite if none fits."""
@@ -111,7 +111,7 @@ def load(
 def check_rows(embeddings: Embeddings, *, side: str, distance: str) -> None:
     """Raise UserError naming the first row that faiss cannot take."""
     for rows in row_blocks(embeddings):
-        wrong = np.flatnonzero(~np.isfinite(load(embeddings, rows, distance)).all(axis=1))
+        wrong = np.flatnonzero(~np.isfinite(load_rows(embeddings, rows, distance)).all(axis=1))
         if len(wrong):
             reason = "holds NaN or infinity, or is all zeros, and has no cosine with anything"
             if distance != "cosine":

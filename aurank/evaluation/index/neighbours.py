@@ -27,7 +27,7 @@ from aurank.evaluation.index.faiss_bridge import (
     choose_gpus,
     faiss_library,
     faiss_says,
-    load,
+    load_rows,
     row_blocks,
     set_parameters,
 )
@@ -166,7 +166,7 @@ class Index:
         chosen = np.sort(np.random.default_rng(seed).permutation(available)[:size])
         sample = np.empty((size, self.dim), dtype=np.float32)
         for part in row_blocks(sample):
-            sample[part] = load(embeddings, chosen[part], self.distance)
+            sample[part] = load_rows(embeddings, chosen[part], self.distance)
         lists = faiss.try_extract_index_ivf(self.host)
         with faiss_says(f"the index {self.factory!r} cannot be trained on {size} rows"):
             if self.gpus and lists is not None:
@@ -187,7 +187,7 @@ class Index:
         self._copy = None
         for rows in row_blocks(embeddings):
             with faiss_says(f"rows cannot be added to the index {self.factory!r}"):
-                self.host.add(load(embeddings, rows, self.distance))
+                self.host.add(load_rows(embeddings, rows, self.distance))
             if progress is not None:
                 progress(rows.stop, len(embeddings))
 
@@ -224,7 +224,7 @@ class Index:
         width = min(k, len(self) - (leave_out is not None and bool((leave_out >= 0).all())))
         engine = self._engine()
         for rows in blocks(len(queries), max(1, min(faiss_bridge.BLOCK // self.dim, LIST_BLOCK // depth))):
-            block = load(queries, rows, self.distance)
+            block = load_rows(queries, rows, self.distance)
             before = time.perf_counter()
             with faiss_says(f"the index {self.factory!r} cannot be searched"):
                 similarity, row = engine.search(block, depth)

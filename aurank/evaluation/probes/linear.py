@@ -9,7 +9,7 @@ from jaxtyping import Float64, Int64
 
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import Embeddings, Integers, ProgressCallback
-from aurank.evaluation.index.faiss_bridge import BLOCK, blocks, load
+from aurank.evaluation.index.faiss_bridge import BLOCK, blocks, load_rows
 from aurank.evaluation.probes.result import ProbeResult, result_of, top
 from aurank.evaluation.probes.splits import HELD_OUT, Draw, ProbeSplit, held_out, pick, split_rows
 
@@ -105,7 +105,7 @@ def _standardised(
     """Return the rows less each column's mean, divided by its deviation, and both; constant columns become 0."""
     features = np.empty(tuple(train.shape), dtype=np.float64)
     for rows in blocks(len(train), max(1, BLOCK // train.shape[1])):
-        features[rows] = load(train, rows, "euclidean")
+        features[rows] = load_rows(train, rows, "euclidean")
     centre = np.asarray(features.mean(axis=0))
     features -= centre
     scale = np.sqrt(np.einsum("ij,ij->j", features, features) / len(features))
@@ -180,7 +180,7 @@ def _linear_ranks(
     ranks = []
     width = max(test.shape[1], len(model.classes_))
     for rows in blocks(len(test), max(1, BLOCK // width)):
-        features = (load(test, rows, "euclidean") - centre) / scale
+        features = (load_rows(test, rows, "euclidean") - centre) / scale
         ranks.append(_score_ranks(model, features, own[rows]))
     return np.concatenate(ranks)
 

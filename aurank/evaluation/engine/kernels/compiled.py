@@ -12,9 +12,9 @@ Function = TypeVar("Function")
 
 # Up to this number of thresholds a query's scores are compared with each in turn, which vectorises; beyond it, they are
 # looked up in a table of cells, whose cost hardly grows with their number.
-DIRECT = 20
+MOST_DIRECT = 20
 STRIP = 16  # columns copied at a time, so that each is read as consecutive numbers
-CELLS = 2**12  # of the table at most; finer would not fit in the first-level cache
+TABLE_CELLS = 2**12  # of the table at most; finer would not fit in the first-level cache
 PADDING = 16  # numbers beyond a power of two, so that the columns of a strip do not share a cache set
 
 
@@ -34,7 +34,7 @@ def compiled(function: Function) -> Function:
 
 @compiled
 @no_type_check
-def compare(scores: Any, low: Any, high: Any, above: Any, near: Any) -> int:
+def count_directly(scores: Any, low: Any, high: Any, above: Any, near: Any) -> int:
     """Count a query's scores above, and from low to high around, each threshold; return the sum of the latter."""
     total = 0
     for threshold in range(len(low)):
@@ -51,14 +51,14 @@ def compare(scores: Any, low: Any, high: Any, above: Any, near: Any) -> int:
 
 @compiled
 @no_type_check
-def look_up(scores: Any, low: Any, high: Any, above: Any, near: Any, table: Any, over: Any, reach: Any) -> int:
-    """Count as `compare`, by histograms over the number of thresholds that a score passes.
+def count_by_table(scores: Any, low: Any, high: Any, above: Any, near: Any, table: Any, over: Any, reach: Any) -> int:
+    """Count as `count_directly`, by histograms over the number of thresholds that a score passes.
 
     A cell of the table says how many upper edges lie in cells before it. The cell is a monotone function of the score,
     rounding included, so those edges are below any score of the cell, and the search goes on from there.
     """
     size = len(low)
-    cells = min(2 * size, CELLS)
+    cells = min(2 * size, TABLE_CELLS)
     start, end = high[0], high[size - 1]
     scale = cells / (end - start) if end > start else start * 0
     if not np.isfinite(scale):
@@ -120,10 +120,10 @@ def count_query(
 
     Without rows in `pairs` none is listed.
     """
-    if len(low) <= DIRECT:
-        total = compare(scores, low, high, above, near)
+    if len(low) <= MOST_DIRECT:
+        total = count_directly(scores, low, high, above, near)
     else:
-        total = look_up(scores, low, high, above, near, work[0], work[1], work[2])
+        total = count_by_table(scores, low, high, above, near, work[0], work[1], work[2])
     if total == 0 or len(pairs) == 0:
         return found
     if found + total > pairs.shape[1]:
@@ -237,7 +237,7 @@ class CompiledKernel:
         tile, size = scores.numpy(), len(edges.low)
         if len(self.above) < size:
             self.above, self.near = np.empty(size, np.int32), np.empty(size, np.int32)
-        width = max(CELLS, int(np.diff(edges.offset).max(initial=0)) + 1)
+        width = max(TABLE_CELLS, int(np.diff(edges.offset).max(initial=0)) + 1)
         if self.work.shape[1] < width:
             self.work = np.empty((3, width), np.int32)
         if self.pairs.shape[1] < (room or 0):
