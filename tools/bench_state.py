@@ -2,11 +2,11 @@
 
     python tools/bench_state.py [--rows 1000 1000000 10000000] [--batch 128] [--dim 128] [--rounds 20] [--threads N]
 
-A step is what `aurank train` does with the loss: it notes what could have to be taken back, computes the loss and its
-gradient, and updates the table. The encoder's step is forward and backward of timm's resnet18 on two views of `batch`
-images of 32 x 32. `added / step`: the time above that of the smallest table, divided by the encoder's step. All tables
-take turns, and the least of the rounds counts, so that another load on the machine hits all of them alike. Saving and
-loading are of the loss's whole state_dict, in and out of one file.
+A step is what `aurank train` does with the loss: its value, its gradient, and the update of the table. The encoder's
+step is forward and backward of timm's resnet18 on two views of `batch` images of 32 x 32. `added / step`: the time
+above that of the smallest table, divided by the encoder's step. All tables take turns, and the least of the rounds
+counts, so that another load on the machine hits all of them alike. Saving and loading are of the loss's whole
+state_dict, in and out of one file.
 """
 
 import argparse
@@ -17,10 +17,8 @@ from pathlib import Path
 import timm
 import torch
 from measuring import seconds
-from torch import nn
 
 from aurank.losses import SogCLRLoss
-from aurank.training.state import Before, Progress
 
 SIDE = 32
 
@@ -28,13 +26,12 @@ SIDE = 32
 def loss_step(rows: int, batch: int, dim: int) -> tuple[SogCLRLoss, Callable[[], None]]:
     """A loss with a table of so many rows, and a step of it on two views of random samples."""
     random = torch.Generator().manual_seed(0)
-    loss, nothing = SogCLRLoss(num_samples=rows), nn.Identity()
+    loss = SogCLRLoss(num_samples=rows)
     embeddings = torch.randn(2 * batch, dim, generator=random, requires_grad=True)
 
     def step() -> None:
         ids = torch.randint(rows, (batch,), generator=random).repeat(2)
         labels = torch.arange(batch).repeat(2)
-        Before(nothing, loss, Progress(), rows=2 * batch)
         torch.autograd.backward(loss(embeddings, labels, ids=ids))
 
     return loss, step

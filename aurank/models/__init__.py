@@ -1,7 +1,6 @@
 """Models that turn images, and texts, into embeddings."""
 
 from aurank.models.encoder import POOLINGS, EachSize, Encoder, GeneralisedMean, Pooling, parameter_groups
-from aurank.models.lars import Lars
 from aurank.models.text_encoder import EachSide, ProjectedText, TextTower, TwoTower
 
 __all__ = [
@@ -10,7 +9,6 @@ __all__ = [
     "EachSize",
     "Encoder",
     "GeneralisedMean",
-    "Lars",
     "Pooling",
     "ProjectedText",
     "TextTower",

@@ -30,7 +30,7 @@ _TEMPORARY = re.compile(r"\..+\.(pt|yaml|json|parquet|png)\.[0-9a-f]{12}\.part")
 _held: set[int] = set()  # descriptors of locks
 
 
-def _forget() -> None:
+def _close_held() -> None:
     """Close the locks in a forked worker: one that outlives a killed run would go on holding its lock."""
     for descriptor in _held:
         os.close(descriptor)
@@ -38,12 +38,12 @@ def _forget() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_close_held)
 
 
 @contextmanager
 def claimed(out: Path) -> Iterator[None]:
-    """A context in which no other run writes into ``out``, which is made; if it is empty in the end, it goes again.
+    """Create ``out`` and keep other runs from writing into it while the context lasts; if it ends empty, remove it.
 
     The lock is the kernel's, which ends it with its owner. Some network folders keep it from other machines: there a
     file says whose it is, and shows that it lives.
@@ -54,10 +54,10 @@ def claimed(out: Path) -> Iterator[None]:
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; name a folder")
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    created = [folder for folder in (out, *out.parents) if not folder.exists()]
     path, ended = out / LOCK, threading.Event()
     with contextlib.ExitStack() as stack:
-        stack.callback(_remove_empty, made)
+        stack.callback(_remove_empty, created)
         try:
             out.mkdir(parents=True, exist_ok=True)
             descriptor = _acquire(path)
@@ -80,19 +80,19 @@ def _acquire(path: Path) -> int:
         try:
             owner, own = _owner(path, descriptor), _this_process()
             locked = _lock(path, descriptor, owner)
-            # A run that ended in between has removed its file, and a third may have made and locked a new one.
-            if not _is_still(path, descriptor):
-                os.close(descriptor)
-                continue
-            if owner and not (locked and owner.get("machine") == own["machine"]) and _lives(path):
-                raise _in_use(path, owner)
-            os.truncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(own).encode(), 0)
+            # A run that ended in between has removed its file, and a third may have created and locked a new one.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), path.lstat()):
+                    if owner and not (locked and owner.get("machine") == own["machine"]) and _lives(path):
+                        raise _in_use(path, owner)
+                    os.truncate(descriptor, 0)
+                    os.pwrite(descriptor, json.dumps(own).encode(), 0)
+                    _held.add(descriptor)
+                    return descriptor
+            os.close(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
-        _held.add(descriptor)
-        return descriptor
 
 
 def _lock(path: Path, descriptor: int, owner: dict[str, Any]) -> bool:
@@ -108,13 +108,6 @@ def _lock(path: Path, descriptor: int, owner: dict[str, Any]) -> bool:
     return True
 
 
-def _is_still(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.lstat())
-    except FileNotFoundError:
-        return False
-
-
 def _in_use(path: Path, owner: dict[str, Any]) -> UserError:
     who = f"process {owner['pid']} on {owner['host']}, since {owner['since']}" if owner else "another process"
     return UserError(
@@ -128,10 +121,9 @@ def _foreign(path: Path) -> UserError:
 
 def _this_process() -> dict[str, Any]:
     # Containers of one kernel have names of their own and share its locks.
-    boot = Path("/proc/sys/kernel/random/boot_id")
     host, machine = socket.gethostname(), ""
     with contextlib.suppress(OSError):
-        machine = boot.read_text(encoding="ascii").strip()
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     return {"host": host, "pid": os.getpid(), "since": since, "machine": machine or host}
 
@@ -150,17 +142,14 @@ def _owner(path: Path, descriptor: int) -> dict[str, Any]:
 
 def _lives(path: Path) -> bool:
     """Whether the owner shows a sign of life while being watched; clocks of different machines are not compared."""
-
-    def newest() -> int:
-        with path.open("rb") as file:  # opening makes a network folder ask its server
-            return os.fstat(file.fileno()).st_mtime_ns
-
+    seen = set()
     with contextlib.suppress(FileNotFoundError):
-        first = newest()
-        for _ in range(WATCHED * 4):
-            time.sleep(BEAT / 4)
-            if newest() != first:
+        for _ in range(WATCHED * 4 + 1):
+            with path.open("rb") as file:  # opening makes a network folder ask its server
+                seen.add(os.fstat(file.fileno()).st_mtime_ns)
+            if len(seen) > 1:
                 return True
+            time.sleep(BEAT / 4)
     return False
 
 
@@ -179,7 +168,7 @@ def _release(path: Path, descriptor: int, owner: int) -> None:
 
 
 def is_passing(path: Path) -> bool:
-    """Whether a file in the folder of a run is its lock, or one that a killed run left half written."""
+    """Return whether a file in the folder of a run is its lock, or one that a killed run left half written."""
     return path.name == LOCK or (_TEMPORARY.fullmatch(path.name) is not None and path.is_file())
 
 

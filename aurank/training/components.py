@@ -26,7 +26,7 @@ CHOICES = {
     "miner": Choices(MINERS, filled=frozenset({"num_samples"}), trial={"num_samples": 8}),
     "optim": Choices(
         OPTIMISERS,
-        filled=frozenset({"params", "lr"}),
+        filled=frozenset({"params", "lr", "weight_decay"}),
         trial={"params": [torch.zeros(1, requires_grad=True)], "lr": 0.1},
     ),
     "optim.schedule": Choices(

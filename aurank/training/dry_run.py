@@ -14,16 +14,14 @@ from aurank.embedding.from_config import build_dataset
 from aurank.losses import CrossBatchMemory
 from aurank.training.build import Splits, build_splits
 from aurank.training.loop import too_few_readable
-from aurank.training.parts import Parts
+from aurank.training.optim import OPTIMISERS
 from aurank.training.processes import joined
-from aurank.training.random_state import seed_everything
-from aurank.training.run import build_parts, remarks
+from aurank.training.state import seed_everything
+from aurank.training.trainer import Trainer
 
 GIB = 2**30
-_OPTIMISER_COPIES = {"sgd": 1, "adam": 2, "adamw": 2, "lars": 1}
 BATCHES = 2
-MEASURED = 8
-"""Rows of each split that are embedded and measured."""
+MEASURED = 8  # rows of each split that are embedded and measured
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ class Rehearsal:
 
 
 def rehearse(config: Config) -> Rehearsal:
-    """Build all parts of a run, train on two batches, measure a few images of each other split; nothing is written.
+    """Build the components of a run, train on two batches, measure a few images of each other split; write nothing.
 
     Raises:
         UserError: whatever a real run would raise before or in its first two steps, or in measuring its splits.
@@ -75,84 +73,94 @@ def rehearse(config: Config) -> Rehearsal:
     with joined(config.train.timeout):
         seed_everything(config.seed)
         splits = build_splits(config.data, seed=config.seed, texts=config.model.text is not None)
-        return _rehearse(splits, build_parts(config, splits))
+        return _rehearse(splits, Trainer(config, splits))
 
 
-def _rehearse(splits: Splits, parts: Parts) -> Rehearsal:
-    config = parts.config
-    saved = _SavedBytes()
-    if isinstance(parts.loss, CrossBatchMemory):
-        parts.loss.start_at = min(parts.loss.start_at, 1)  # so that the second batch meets the memory
-    seconds, loss, batch, done = 0.0, 0.0, 0, 0
-    batches_per_epoch = len(parts.sampler.epoch(0))
-    for epoch, _, rows in itertools.islice(parts.sampler.iterate(0, 0), batches_per_epoch + BATCHES):
-        started = time.perf_counter()
-        images = parts.train_data.__getitems__(view_keys(rows, epoch, parts.views))
-        if len(images.id) < 2 * parts.views:
-            continue
-        parts.set_progress(done, epoch)
-        loss, batch, done = _step(parts, images, saved), len(images.id) // parts.views, done + 1
-        seconds = time.perf_counter() - started
-        if done == BATCHES:
-            break
-    else:
-        raise too_few_readable(parts.train_data)
-    data = {
-        "train": parts.train_data,
-        "validation": parts.val_data,
-        "test": None if splits.test is None else build_dataset(config.data, splits.test, train=False),
-    }
-    present = {name: images for name, images in data.items() if images is not None}
-    for name in present:
+def _rehearse(splits: Splits, trainer: Trainer) -> Rehearsal:
+    config, saved = trainer.config, _SavedBytes()
+    seconds, loss, batch = _steps(trainer, saved)
+    test = None if splits.test is None else build_dataset(config.data, splits.test, train=False)
+    splits_read = {"train": trainer.train_data, "validation": trainer.val_data, "test": test}
+    data = {name: images for name, images in splits_read.items() if images is not None}
+    for name, images in data.items():
         if name != "train":
-            _measure(config, parts, present[name], name)
-    trained = [parameter for parameter in parts.module.parameters() if parameter.requires_grad]
-    weights = sum(_size(value) for value in parts.module.state_dict().values())
+            _measure(trainer, images, name)
+    parameters = list(trainer.model.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    weights = sum(_size(value) for value in trainer.model.state_dict().values())
+    gradients = sum(_size(parameter) for parameter in trained)
     return Rehearsal(
-        unit=parts.task.unit,
-        images={name: len(images) for name, images in present.items()},
-        classes={name: len(images.manifest.classes) for name, images in present.items()},
-        parameters=sum(parameter.numel() for parameter in parts.module.parameters()),
+        unit=trainer.task.unit,
+        images={name: len(images) for name, images in data.items()},
+        classes={name: len(images.manifest.classes) for name, images in data.items()},
+        parameters=sum(parameter.numel() for parameter in parameters),
         trained_parameters=sum(parameter.numel() for parameter in trained),
         batch=batch,
-        views=parts.views,
-        batches_per_epoch=batches_per_epoch,
+        views=trainer.views,
+        batches_per_epoch=len(trainer.sampler.epoch(0)),
         seconds_per_step=seconds,
         memory={
             "weights": weights,
-            "gradients": sum(_size(parameter) for parameter in trained),
-            "optimiser": _OPTIMISER_COPIES[config.optim.name] * sum(_size(parameter) for parameter in trained),
+            "gradients": gradients,
+            "optimiser": int(_state_per_weight(config) * gradients),
             "activations": saved.total,
-            "loss state": sum(_size(value) for value in [*parts.loss.buffers(), *parts.loss.parameters()]),
-            "moving average": 0 if parts.average is None else weights,
-            "images": sum(images.cached_bytes for images in present.values()),
+            "loss state": sum(_size(value) for value in [*trainer.loss.buffers(), *trainer.loss.parameters()]),
+            "moving average": 0 if trainer.average is None else weights,
+            "images": sum(images.cached_bytes for images in data.values()),
         },
         loss=loss,
-        notices=remarks(parts, splits),
+        notices=trainer.notices,
     )
 
 
-def _step(parts: Parts, batch: Batch, saved: "_SavedBytes") -> float:
+def _steps(trainer: Trainer, saved: "_SavedBytes") -> tuple[float, float, int]:
+    """Train on two batches; return the seconds, the loss and the size of the second."""
+    if isinstance(trainer.loss, CrossBatchMemory):
+        trainer.loss.start_at = min(trainer.loss.start_at, 1)  # so that the second batch meets the memory
+    done, limit = 0, len(trainer.sampler.epoch(0)) + BATCHES
+    for epoch, _, rows in itertools.islice(trainer.sampler.iterate(0, 0), limit):
+        started = time.perf_counter()
+        images = trainer.train_data.__getitems__(view_keys(rows, epoch, trainer.views))
+        if len(images.id) < 2 * trainer.views:
+            continue
+        trainer.set_progress(done, epoch)
+        loss, done = _step(trainer, images, saved), done + 1
+        if done == BATCHES:
+            return time.perf_counter() - started, loss, len(images.id) // trainer.views
+    raise too_few_readable(trainer.train_data)
+
+
+def _step(trainer: Trainer, batch: Batch, saved: "_SavedBytes") -> float:
     saved.reset()
-    chunks = nullcontext() if parts.cache is None else parts.encoder.register_forward_pre_hook(saved.next_pass)
-    with chunks, torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
-        _, loss = parts.forward(batch)
-        parts.backward(loss)
-    parts.optimiser.zero_grad()
+    chunks = nullcontext() if trainer.cache is None else trainer.encoder.register_forward_pre_hook(saved.next_pass)
+    with chunks, torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
+        _, loss = trainer.forward(batch)
+        trainer.backward(loss)
+    trainer.optimiser.zero_grad()
     return float(loss.detach())
 
 
-def _measure(config: Config, parts: Parts, data: ImageDataset, name: str) -> None:
+def _measure(trainer: Trainer, data: ImageDataset, name: str) -> None:
     """Embed and measure a few images of a split; UserError where the whole split could not be measured."""
     while True:
-        rows = parts.task.sample(data, name, MEASURED)
+        rows = trainer.task.sample(data, name, MEASURED)
         before = len(data.skipped)
         data.__getitems__(rows)
         # An image that turns out to be unreadable is skipped in the run, so others stand in for it.
         if len(data.skipped) == before:
             break
-    few = build_dataset(config.data, data.manifest.select(rows), train=False)
-    parts.task.measure(few)
+    few = build_dataset(trainer.config.data, data.manifest.select(rows), train=False)
+    trainer.task.measure(trainer.model, few)
+
+
+def _state_per_weight(config: Config) -> float:
+    """How many numbers the optimiser keeps for each weight, tried on a few."""
+    weight = torch.ones(8, 8, requires_grad=True)
+    optimiser = OPTIMISERS[config.optim.name]([{"params": [weight]}], lr=config.optim.lr, **config.optim.params)
+    weight.grad = torch.ones_like(weight)
+    optimiser.step()
+    held = [value for value in optimiser.state[weight].values() if isinstance(value, Tensor) and value.ndim]
+    return sum(value.numel() for value in held) / weight.numel()
 
 
 class _SavedBytes:
@@ -166,7 +174,7 @@ class _SavedBytes:
         self._before = 0
 
     def next_pass(self, *_: object) -> None:
-        """Nothing; with cached gradients, what was kept for a chunk is gone when the next one comes."""
+        """With cached gradients, what was kept for a chunk is gone when the next one comes."""
         self._before = self.total
         self._storages.clear()
 
@@ -177,9 +185,6 @@ class _SavedBytes:
     def pack(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         self._storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    def unpack(self, tensor: Tensor) -> Tensor:
         return tensor
 
 

@@ -21,8 +21,7 @@ class MetricsFile:
     """Appends records, and on resuming drops those after the checkpoint.
 
     Args:
-        path: the file.
-        keep: bytes to keep of an existing file, as told by ``position`` when the checkpoint was written.
+        keep: bytes to keep of an existing file, which ``position`` gave when the checkpoint was written.
 
     Raises:
         AurankError: the disk is full or the file cannot be written.
@@ -37,20 +36,23 @@ class MetricsFile:
             self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: dict[str, Any]) -> None:
-        line = json.dumps({key: _plain(value) for key, value in record.items()}) + "\n"
+        """Append a record; NaN and infinity, which JSON has not, become null."""
+        odd = (key for key, value in record.items() if isinstance(value, float) and not math.isfinite(value))
+        line = json.dumps({**record, **dict.fromkeys(odd)}) + "\n"
         with self._complaining():
             self._file.write(line)
             self._file.flush()
         self._digest.update(line.encode())
 
     def position(self) -> tuple[int, str]:
-        """Bytes written so far, safe on disk, and their SHA-256: a checkpoint that names them can rely on them."""
+        """Return the bytes written so far, safe on disk, and their SHA-256, for a checkpoint to rely on."""
         with self._complaining():
             self._file.flush()
             os.fsync(self._file.fileno())
             return os.fstat(self._file.fileno()).st_size, self._digest.hexdigest()
 
     def close(self) -> None:
+        """Close the file."""
         # Every record has been flushed; one that could not be has raised already, and fails once more here.
         with contextlib.suppress(OSError):
             self._file.close()
@@ -65,11 +67,6 @@ class MetricsFile:
             ) from error
 
 
-def _plain(value: Any) -> Any:
-    # JSON has no NaN or infinity; null is what other readers understand.
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def learned_temperature(loss: nn.Module) -> dict[str, float]:
     """Return ``temperature``, the first that the loss learns, the mean of individual ones; empty without one."""
     held = [part.learned_temperature for part in loss.modules() if isinstance(part, LearnsTemperature)]
@@ -79,11 +76,13 @@ def learned_temperature(loss: nn.Module) -> dict[str, float]:
 
 @torch.no_grad()
 def collapse_signs(embeddings: Float[Tensor, "batch dim"]) -> dict[str, float]:
-    """Two signs of collapse of unit-length embeddings; metrics.jsonl has those of the images of a batch.
+    """Return two signs of collapse of unit-length embeddings.
 
     ``mean_similarity`` is the mean cosine over pairs of different rows, 1 when all are equal.
-    ``effective_rank`` is exp of the entropy of the normalised singular values (Roy and Vetterli, 2007), from 1 to
-    min(batch, dim); it falls to 1 when all embeddings lie on a line.
+    ``effective_rank`` is exp of the entropy of the normalised singular values, from 1 to min(batch, dim); it falls to 1
+    when all embeddings lie on a line.
+
+    Source: Roy and Vetterli, The effective rank (EUSIPCO 2007), https://ieeexplore.ieee.org/document/7098875
     """
     rows = embeddings.detach().float()
     count = rows.shape[0]

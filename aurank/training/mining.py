@@ -1,59 +1,112 @@
-"""The nearest images of each training image, under the weights as they stand: what hard negatives are chosen by."""
+"""Training images embedded anew, with the current weights: for a loss that asks, and to find hard negatives."""
 
 from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast
-from jaxtyping import Int64
-from torch import nn
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
 
 from aurank.data import ImageDataset
 from aurank.embedding.embed import embed
+from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import neighbours
+from aurank.losses.core.training_protocols import Reencodes
+from aurank.training.state import random_state, restore_random_state
+
+
+class Reencode:
+    """Embeds training images by their rows, not augmented, with the current weights.
+
+    The encoder keeps its mode, its buffers (statistics of batch norms), and every random generator its state. In
+    training mode batch norms take their statistics over the images asked for, `at_most` at a time, as they do over a
+    batch; a single image is doubled, since one alone has none.
+
+    Args:
+        encoder: without the wrapper of several processes: each embeds what it asks for.
+        dim: width of an embedding.
+    """
+
+    def __init__(self, encoder: nn.Module, data: ImageDataset, *, dim: int, at_most: int) -> None:
+        self.encoder = encoder
+        self.data = data
+        self.dim = dim
+        self.at_most = at_most
+
+    @torch.no_grad()
+    def __call__(self, ids: Int64[Tensor, " image"]) -> Float[Tensor, "image dim"]:
+        """Return the embeddings of those rows, in their order; raise UserError if an image can no longer be read."""
+        device = next(self.encoder.parameters()).device
+        if not len(ids):
+            return torch.empty(0, self.dim, device=device)
+        batch = self.data.__getitems__(ids.tolist())
+        if len(batch.id) < len(ids):
+            lost = next(row for row in ids.tolist() if row not in batch.id)
+            raise UserError(f"image {self.data.manifest.paths[lost]!r} was read before and cannot be read any more")
+        assert isinstance(batch.image, Tensor)  # only augmentation makes several sizes
+        images = batch.image if len(ids) > 1 else batch.image.repeat(2, 1, 1, 1)
+        chunks = images.tensor_split(max(1, min(-(-len(images) // self.at_most), len(images) // 2)))
+        random = random_state()
+        try:
+            return torch.cat([self._embed(chunk.to(device)) for chunk in chunks])[: len(ids)]
+        finally:
+            restore_random_state(random)
+
+    def _embed(self, images: Tensor) -> Tensor:
+        # On copies: writing the old values back would spoil a backward pass that is still to come.
+        buffers = {name: value.clone() for name, value in self.encoder.named_buffers()}
+        embeddings: Tensor = torch.func.functional_call(self.encoder, buffers, (images,))
+        return embeddings.float()
+
+
+def offer_reencoding(modules: list[nn.Module], reencode: Reencode) -> None:
+    """Give the callback to every module that wants it and has none yet."""
+    for module in modules:
+        if isinstance(module, Reencodes) and module.wants_reencode and module.reencode is None:
+            module.reencode = reencode
 
 
 class NearestImages:
-    """Called with a number, the rows of so many nearest other images of each training image, the same in each process.
+    """Finds the nearest other images of each training image with the current weights, the same in each process.
 
     The main process embeds the whole set and searches it with faiss, exactly up to float32; the others wait.
 
     Args:
-        data: makes the training images under the evaluation transform; called when they are first needed.
+        build_data: builds the training images under the evaluation transform; called when they are first needed.
         batch, workers: as for `embed`.
     """
 
     def __init__(
         self,
         encoder: nn.Module,
-        data: Callable[[], ImageDataset],
-        images: int,
+        build_data: Callable[[], ImageDataset],
         *,
         accelerator: Accelerator,
         batch: int,
         workers: int = 0,
     ) -> None:
         self.encoder = encoder
-        self.data = data
-        self.images = images
+        self.build_data = build_data
         self.accelerator = accelerator
         self.batch = batch
         self.workers = workers
-        self._built: ImageDataset | None = None
+
+    @cached_property
+    def data(self) -> ImageDataset:
+        """The training images under the evaluation transform."""
+        return self.build_data()
 
     def __call__(self, count: int) -> Int64[np.ndarray, "image count"]:
-        """Rows, the nearest first; −1 where there are no more, and for images that could not be read."""
-        table = np.full((self.images, count), -1, dtype=np.int64)
+        """Return rows, the nearest first; −1 where there are no more, and for images that could not be read."""
+        table = np.full((len(self.data), count), -1, dtype=np.int64)
+        device = self.accelerator.device
         if self.accelerator.is_main_process:
-            if self._built is None:
-                self._built = self.data()
-            embedded = embed(self.encoder, self._built, batch=self.batch, workers=self.workers)
-            device = self.accelerator.device
-            place = device if device.type == "cuda" else "cpu"  # what faiss knows
-            found = neighbours(embedded.embeddings, count, device=place).row
+            embedded = embed(self.encoder, self.data, batch=self.batch, workers=self.workers)
+            found = neighbours(embedded.embeddings, count, device=device if device.type == "cuda" else "cpu").row
             # An entry that an index did not find names a row behind the last one.
             table[embedded.ids, : found.shape[1]] = np.append(embedded.ids, -1)[found]
-        shared = broadcast(torch.from_numpy(table).to(self.accelerator.device))
-        result: np.ndarray = shared.cpu().numpy()
-        return result
+        shared: np.ndarray = broadcast(torch.from_numpy(table).to(device)).cpu().numpy()
+        return shared

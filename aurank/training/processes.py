@@ -1,14 +1,17 @@
-"""The processes of one run: how they join, agree on what they do, and what is said when one of them is gone."""
+"""The processes of a run: how they join, agree, are asked to stop, and what is said when one of them is gone."""
 
 import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from types import FrameType
+from typing import Any, TypeVar
 
 import torch
 from accelerate.state import AcceleratorState, PartialState
@@ -17,13 +20,48 @@ from accelerate.utils import gather_object
 from aurank.config import Config, config_difference
 from aurank.errors import AurankError, UserError
 from aurank.sizes import seconds
-from aurank.training.resume import MAY_CHANGE
 
 Result = TypeVar("Result")
 
 # What gloo says of a connection, which it raises as a RuntimeError as torch does for anything else.
 _LOST = ("gloo", "Connection closed by peer", "Connection reset", "Broken pipe")
 _NOTICED = 3.0  # seconds in which the system may notice that a process has ended
+
+INSISTING = (signal.SIGINT, signal.SIGTERM)
+# A closed terminal, which often sends it twice, and what schedulers send some time before they kill. Not on Windows.
+WARNING = tuple(getattr(signal, name) for name in ("SIGHUP", "SIGUSR1") if hasattr(signal, name))
+
+
+class StopRequest:
+    """While entered, keeps the first of the signals in ``received``: the run ends after its step, and saves.
+
+    A second SIGINT or SIGTERM interrupts at once. SIGHUP that is ignored, as under nohup, stays so.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._insisted = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopRequest":
+        # Python delivers signals to the main thread only, and lets only that thread install handlers.
+        if threading.current_thread() is threading.main_thread():
+            for number in (*INSISTING, *WARNING):
+                if number in INSISTING or signal.getsignal(number) != signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if number in INSISTING:
+            if self._insisted:
+                raise KeyboardInterrupt
+            self._insisted = True
+        if self.received is None:
+            self.received = number
 
 
 @dataclass(frozen=True)
@@ -38,7 +76,7 @@ class Peer:
         return f"rank {self.rank} (process {self.pid} on {self.host})"
 
     @property
-    def state(self) -> str:
+    def trouble(self) -> str:
         """What is the matter with it, nothing where it runs or is on another machine."""
         if self.host != socket.gethostname():
             return ""
@@ -54,21 +92,21 @@ class Peer:
 
 
 def launched() -> int:
-    """How many processes were launched."""
+    """Return how many processes were launched."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def on_cpu() -> bool:
-    """Whether Accelerate has to be told that there are no GPUs: it would not join processes without them."""
+    """Return whether Accelerate has to be told that there are no GPUs: it would not join processes without them."""
     return launched() > 1 and not torch.cuda.is_available()
 
 
 @contextmanager
 def joined(timeout: str) -> Iterator[None]:
-    """A context in which the processes that were launched are joined; of one, and of one alone, nothing.
+    """Join the processes that were launched while the context lasts; of one alone, do nothing.
 
     A process that ends, stops or cannot be reached is named in one line, after ``timeout`` at most. Accelerate keeps
-    the settings of an Accelerator in a class: they are gone in the end, as the next run may ask for others.
+    the settings of an Accelerator in a class: they are reset in the end, as the next run may ask for others.
 
     Raises:
         AurankError: another process is gone, or does not come.
@@ -81,9 +119,8 @@ def joined(timeout: str) -> Iterator[None]:
             peers = [peer for peer in gather_object([own]) if peer != own]
         yield
     except RuntimeError as error:
-        if launched() < 2 or not (
-            isinstance(error, torch.distributed.DistError) or any(text in str(error) for text in _LOST)
-        ):
+        lost = isinstance(error, torch.distributed.DistError) or any(text in str(error) for text in _LOST)
+        if launched() < 2 or not lost:
             raise
         raise AurankError(_gone(peers, timeout, waited="imed out" in str(error))) from error
     finally:
@@ -98,7 +135,7 @@ def _gone(peers: list[Peer], timeout: str, *, waited: bool) -> str:
             "say, and whether MASTER_ADDR can be reached"
         )
     deadline = time.monotonic() + _NOTICED
-    while not (found := [f"{peer} {peer.state}" for peer in peers if peer.state]) and time.monotonic() < deadline:
+    while not (found := [f"{peer} {peer.trouble}" for peer in peers if peer.trouble]) and time.monotonic() < deadline:
         time.sleep(0.1)
     what = "; ".join(found)
     if not found:
@@ -110,15 +147,15 @@ def _gone(peers: list[Peer], timeout: str, *, waited: bool) -> str:
 
 
 def together(work: Callable[[], Result]) -> Result:
-    """What ``work`` returns; where it fails in one process, it fails in all of them, with its message."""
+    """Return what ``work`` returns; where it fails in one process, fail in all of them, with its message."""
     problem: AurankError | None = None
     try:
         result = work()
     except AurankError as error:
         problem = error
     rank = int(os.environ.get("RANK", "0"))
-    told = [] if problem is None else [(isinstance(problem, UserError), f"rank {rank}: {problem}")]
-    failures: list[tuple[bool, str]] = gather_object(told)
+    own = [] if problem is None else [(isinstance(problem, UserError), f"rank {rank}: {problem}")]
+    failures: list[tuple[bool, str]] = gather_object(own)
     if problem is not None:
         raise problem
     for mistake, text in failures:
@@ -126,12 +163,21 @@ def together(work: Callable[[], Result]) -> Result:
     return result
 
 
+def differences(saved: Config, given: Config) -> list[str]:
+    """Return the settings that differ, as "key: saved != given", but for those that cannot change a result."""
+    harmless = (
+        *("data.workers", "data.root", "data.cache", "data.repeated", "data.odd_classes"),
+        *("train.timeout", "train.trackers", "train.keep_last"),
+    )
+    return [line for line in config_difference(saved, given) if not line.startswith(harmless)]
+
+
 def require_same(config: Config, **others: object) -> None:
-    """Nothing; UserError where the processes were started with different options: names each, and the ranks."""
+    """Raise UserError where the processes were started with different options, naming each of these and the ranks."""
     everyone: list[tuple[Config, dict[str, object]]] = gather_object([(config, others)])
     first, first_others = everyone[0]
     for rank, (settings, values) in enumerate(everyone):
-        found = [line for line in config_difference(first, settings) if not line.startswith(MAY_CHANGE)]
+        found = differences(first, settings)
         found += [
             f"{name}: {first_others[name]} != {value}" for name, value in values.items() if first_others[name] != value
         ]

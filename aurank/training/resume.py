@@ -1,13 +1,17 @@
-"""Resuming: the state that a run goes on from, whether it belongs to its folder and data, and putting it back."""
+"""Resuming: the state that a run goes on from, whether it belongs to its folder and data, and restoring it."""
 
 import hashlib
 import json
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from aurank.config import Config, config_difference
+from torch import Tensor
+from torch.optim import Optimizer
+
+from aurank.config import Config
+from aurank.config.messages import show
 from aurank.data import Manifest
 from aurank.embedding.checkpoint import (
     CONTENT,
@@ -16,30 +20,24 @@ from aurank.embedding.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from aurank.embedding.load_weights import load_part, load_weights, require_alike
+from aurank.embedding.load_weights import describe_value, load_part, load_weights
 from aurank.embedding.preprocessing import with_preprocessing
 from aurank.errors import UserError
 from aurank.training.build import build_schedule
 from aurank.training.claim import is_passing
 from aurank.training.components import read_config
-from aurank.training.fitting import load_optimiser, read_progress
-from aurank.training.parts import Parts
-from aurank.training.random_state import restore_random_state
-from aurank.training.state import Progress
+from aurank.training.processes import differences
+from aurank.training.state import Progress, restore_random_state
+from aurank.training.trainer import Trainer
 
-MAY_CHANGE = (
-    *("data.workers", "data.root", "data.cache", "data.repeated", "data.odd_classes"),
-    *("train.timeout", "train.trackers", "train.keep_last"),
-)
-"""Settings a resumed run may change, because they cannot change a result."""
 KEPT = 100  # how many checkpoints train.keep_last may ask for, and older runs have kept
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where a run goes on from: what the checkpoint ``path`` holds, and what is to be said of that.
+    """Where a run goes on from: what the checkpoint ``path`` holds, and notices about that.
 
-    ``settled``: last.pt is this state as it stands; else it has to be written before the log is cut.
+    ``settled``: last.pt holds this state; else it has to be written before the log is cut.
     """
 
     path: Path
@@ -49,13 +47,13 @@ class Resumed:
 
     @property
     def fingerprint(self) -> str:
-        """What the state is, in a few words that are the same of the same state."""
+        """A few words that are the same for the same state."""
         return f"step {self.state['progress']['step']} ({fingerprint(self.state)[:12]})"
 
     def settle(self, out: Path, keep: int) -> None:
-        """Nothing; makes last.pt what the run goes on from, so that the next resume finds it again.
+        """Write this state to last.pt unless it is there, so that the next resume finds it again.
 
-        keep: with how many, itself included (train.keep_last); older ones, of a run that kept more, are removed.
+        keep: how many checkpoints stay, last.pt included (train.keep_last); older ones of a longer row are removed.
         """
         if not self.settled:
             save_checkpoint(out / "last.pt", {name: self.state[name] for name in CONTENT})
@@ -64,7 +62,7 @@ class Resumed:
 
 
 def require_usable(config: Config, out: Path, resume: bool) -> list[Path]:
-    """The checkpoints to resume from, the newest first; UserError where the folder holds what no run may write over."""
+    """Return the checkpoints to resume from, the newest first; raise UserError for a folder that is not a run's."""
     try:
         occupied = out.is_dir() and not all(is_passing(path) for path in out.iterdir())
     except OSError as error:
@@ -96,7 +94,7 @@ def _had_checkpoint(config: Config, out: Path) -> bool:
 
 
 def prepare(config: Config, out: Path, resume: bool) -> Resumed | None:
-    """Where to resume from, or None for a fresh run; refuses a folder or a configuration that does not fit."""
+    """Return where to resume from, or None for a fresh run; refuse a folder or a configuration that does not fit."""
     kept = require_usable(config, out, resume)
     if not kept:
         return None
@@ -110,7 +108,7 @@ def prepare(config: Config, out: Path, resume: bool) -> Resumed | None:
 
 
 def older_checkpoints(out: Path, keep: int) -> list[Path]:
-    """Where the checkpoints before last.pt are kept, ``keep`` with it (train.keep_last), the newest first."""
+    """Return where the checkpoints before last.pt are kept, ``keep`` with it (train.keep_last), the newest first."""
     return [out / f"last.{age}.pt" for age in range(1, keep)]
 
 
@@ -132,12 +130,11 @@ def _newest(last: Path, kept: list[Path]) -> tuple[Path, dict[str, Any], list[st
 
 def _changes(path: Path, saved: Config, config: Config, progress: Progress) -> list[str]:
     """What to say of the settings that are others now; UserError where the run may not change one."""
-    different = [line for line in config_difference(saved, config) if not line.startswith(MAY_CHANGE)]
     before, now = saved.train, config.train
     longer = now.steps > before.steps
     patient = before.early_stopping is not None and (now.early_stopping or 10**9) > before.early_stopping
     horizon = ["train.steps:"] * longer + ["train.early_stopping:"] * patient
-    refused = [line for line in different if not line.startswith(tuple(horizon))]
+    refused = [line for line in differences(saved, config) if not line.startswith(tuple(horizon))]
     if refused:
         raise UserError(
             f"{path} was trained with another configuration (saved != given): {'; '.join(refused)}; "
@@ -153,8 +150,8 @@ def _changes(path: Path, saved: Config, config: Config, progress: Progress) -> l
     old, new = build_schedule(saved), build_schedule(config)
     same = all(old(step) == new(step) for step in range(0, progress.step, max(1, progress.step // 1000)))
     rates = f"the learning rates up to step {progress.step} were those of {before.steps} steps"
-    told = "the same as of the longer run" if same else f"a run of {now.steps} steps from its start would differ"
-    return [f"train.steps={now.steps} extends a run of {before.steps}: {rates}, {told}"]
+    effect = "the same as of the longer run" if same else f"a run of {now.steps} steps from its start would differ"
+    return [f"train.steps={now.steps} extends a run of {before.steps}: {rates}, {effect}"]
 
 
 def _belonging_best(out: Path, path: Path, progress: Progress, *, extended: bool) -> str | None:
@@ -195,7 +192,7 @@ def _belonging_best(out: Path, path: Path, progress: Progress, *, extended: bool
 
 
 def _begins(log: Path, progress: Progress) -> bool:
-    """Whether the log begins with what it held then; of checkpoints of before, whether it is long enough."""
+    """Whether the log begins with what it held then; of older checkpoints, whether it is long enough."""
     if progress.metrics_bytes == 0:
         return True
     if not log.is_file() or log.stat().st_size < progress.metrics_bytes:  # a checkpoint may claim any length
@@ -207,7 +204,7 @@ def _begins(log: Path, progress: Progress) -> bool:
 
 
 def require_same_data(resumed: Resumed, whole: Manifest, found: dict[str, str]) -> None:
-    """Nothing; UserError where the data set, or what its images hold, is not what the run was trained on.
+    """Raise UserError unless the data set, and what its images hold, is what the run was trained on.
 
     found: its ``contents`` now.
     """
@@ -224,26 +221,98 @@ def require_same_data(resumed: Resumed, whole: Manifest, found: dict[str, str]) 
             raise UserError(f"{path} was trained on other images of {whole.name}: {what} changed; {remedy}")
 
 
-def restore(parts: Parts, resumed: Resumed) -> Progress:
-    """Put the parts back to a checkpoint's state; returns where the run stood."""
+def restore(trainer: Trainer, resumed: Resumed) -> Progress:
+    """Restore the components' state from a checkpoint; return how far the run was."""
     state, path = resumed.state, resumed.path
     ranks = len(state["random"])
-    if ranks != parts.accelerator.num_processes:
+    if ranks != trainer.accelerator.num_processes:
         raise UserError(
-            f"the run used {ranks} process(es) and this one has {parts.accelerator.num_processes}; "
+            f"the run used {ranks} process(es) and this one has {trainer.accelerator.num_processes}; "
             "resume with the same number"
         )
-    load_weights(parts.module, state["encoder"], path)
-    load_part(parts.loss.load_state_dict, state["loss"], path, "loss")
-    if parts.miner is not None:
-        load_part(parts.miner.load_state_dict, state["miner"], path, "miner")
-    load_optimiser(parts.optimiser, state["optimiser"], path)
-    if parts.accelerator.scaler is not None:
-        load_part(parts.accelerator.scaler.load_state_dict, state["scaler"], path, "scaler")
-    if parts.average is not None:
-        values = (state["average"] or {}).get("values", {})
-        require_alike(values, parts.average.values, path, "average")
-        parts.average.load_state_dict(state["average"])
-    load_part(parts.sampler.load_state_dict, state["sampler"], path, "sampler")
-    load_part(restore_random_state, state["random"][parts.accelerator.process_index], path, "random")
+    load_weights(trainer.model, state["encoder"], path)
+    if trainer.average is not None:
+        load_weights(trainer.measured, (state["average"] or {}).get("values", {}), path, part="average")
+    load_optimiser(trainer.optimiser, state["optimiser"], path)
+    for name in ("loss", "miner", "sampler"):
+        component = getattr(trainer, name)
+        if component is not None:
+            load_part(component.load_state_dict, state[name], path, name)
+    if trainer.accelerator.scaler is not None:
+        load_part(trainer.accelerator.scaler.load_state_dict, state["scaler"], path, "scaler")
+    load_part(restore_random_state, state["random"][trainer.accelerator.process_index], path, "random")
     return read_progress(state, path)
+
+
+def load_optimiser(optimiser: Optimizer, saved: dict[str, Any], source: Path | str) -> None:
+    """Nothing; the optimiser takes over its state. torch looks at the number of parameters only, not at their sizes.
+
+    Switches that only a newer torch has, such as `fused` or `decoupled_weight_decay`, stay as they are.
+    """
+    groups, held = saved.get("param_groups"), saved.get("state")
+    current = optimiser.state_dict()["param_groups"]
+    if isinstance(groups, list):
+        switches = {name: value for name, value in current[0].items() if value is None or isinstance(value, bool)}
+        # In the saved order: a run that goes on writes the bytes of one that never stopped.
+        groups = [{**group, **switches, **group} if isinstance(group, dict) else group for group in groups]
+        saved = {**saved, "param_groups": groups}
+    trouble = None
+    if not isinstance(groups, list) or not isinstance(held, dict):
+        trouble = "expected a list 'param_groups' and a dict 'state'"
+    else:
+        trouble = _unlike(groups, current, "param_groups") or _misfit(held, optimiser)
+    if trouble is not None:
+        raise UserError(f"{source} does not fit this run: its 'optimiser': {trouble}; use another checkpoint")
+    load_part(optimiser.load_state_dict, saved, source, "optimiser")
+
+
+def _unlike(saved: Any, own: Any, path: str) -> str | None:
+    """What of plain values in lists and dicts is of another type or number, None where nothing is."""
+    numbers = (int, float)
+    if type(saved) is not type(own) and not (type(saved) in numbers and type(own) in numbers):
+        return f"{path} is of type {type(saved).__name__}, expected {type(own).__name__}"
+    if isinstance(own, dict):
+        if saved.keys() != own.keys():
+            return f"{path} has {', '.join(map(show, saved))}, expected {', '.join(map(show, own))}"
+        return next(filter(None, (_unlike(saved[key], own[key], f"{path}.{key}") for key in own)), None)
+    if isinstance(own, list | tuple):
+        if len(saved) != len(own):
+            return f"{path} has {len(saved)} values, expected {len(own)}"
+        return next(filter(None, (_unlike(saved[at], own[at], f"{path}.{at}") for at in range(len(own)))), None)
+    return None
+
+
+def _misfit(held: dict[Any, Any], optimiser: Optimizer) -> str | None:
+    """What of the state of single parameters is of another size, None where nothing is."""
+    shapes = [parameter.shape for group in optimiser.param_groups for parameter in group["params"]]
+    names = next((set(state) for state in held.values() if isinstance(state, dict)), set())
+    for index, state in held.items():
+        if type(index) is not int or not 0 <= index < len(shapes):
+            return f"state is of a parameter {show(index)}, expected a number below {len(shapes)}"
+        if not isinstance(state, dict) or set(state) != names:
+            return f"state.{index} is not a dict of {', '.join(sorted(map(str, names)))}"
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.ndim and value.shape != shapes[index]:
+                return f"state.{index}.{name} is {describe_value(value)}, expected {list(shapes[index])}"
+            if not isinstance(value, Tensor | int | float | None):
+                return f"state.{index}.{name} is {describe_value(value)}, expected a tensor"
+    return None
+
+
+def read_progress(checkpoint: dict[str, Any], source: Path | str) -> Progress:
+    """Where the run of a checkpoint stood; UserError for values of another type."""
+    # Of before these were recorded: unknown, which is not the same as nothing.
+    values = {"best_sha256": None, "metrics_sha256": None, **checkpoint["progress"]}
+    defaults = {field.name: getattr(Progress(), field.name) for field in fields(Progress)}
+    for name, value in values.items():
+        own = defaults.get(name, ...)
+        numeric = type(own) is float and type(value) is int
+        unknown = name.endswith("_sha256") and value is None
+        if not (type(value) is type(own) or numeric or unknown) or (type(own) is int and value < 0):
+            expected = "no such value" if own is ... else f"a value like {show(own)}"
+            raise UserError(f"{source}: progress {show(name)} is {show(value)}, expected {expected}; use another one")
+    if not all(type(key) is str and isinstance(value, int | float) for key, value in values.get("best", {}).items()):
+        raise UserError(
+            f"{source}: progress 'best' is {show(values['best'])}, expected numbers by name; use another one"
+        )
+    return Progress(**values)

@@ -1,22 +1,19 @@
-"""Where a run stands, and what a step changes before its loss is known to be finite, to take it back."""
+"""How far a run is, and the state of every global random generator: with the weights, all that a resumed run needs."""
 
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+import random
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
-
-from aurank.losses import Undoable
-from aurank.training.random_state import random_state, restore_random_state
 
 
 @dataclass
 class Progress:
-    """Where a run stands. ``epoch`` and ``batch`` name the next batch to consume; all of it is in the checkpoint.
+    """How far a run is. ``epoch`` and ``batch`` name the next batch to consume; all of it is in the checkpoint.
 
     ``metrics_sha256`` is of the first ``metrics_bytes`` of metrics.jsonl, ``best_sha256`` the fingerprint of best.pt,
-    empty before there is one; None in checkpoints of before these were recorded. ``validation_owed``: one is due at
+    empty before there is one; None in checkpoints from before these were recorded. ``validation_owed``: one is due at
     this step, and was not done when the checkpoint was written.
     """
 
@@ -33,52 +30,32 @@ class Progress:
     validation_owed: bool = False
 
 
-class Kept:
-    """The state of a loss or a miner: of memories and tables what a step overwrites, of everything else a copy."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.tables: list[Undoable] = []
-        state: dict[str, Any] = {}
-        for name, part in module.named_modules():
-            # a memory, or a table of a row for each sample, remembers by itself what it overwrites
-            if isinstance(part, Undoable):
-                self.tables.append(part)
-                part.mark()
-            else:  # part by part, as state_dict would write out the memories too
-                part._save_to_state_dict(state, f"{name}." if name else "", keep_vars=False)
-        self.state = deepcopy(state)
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Put it back."""
-        for table in self.tables:
-            table.take_back()
-        self.module.load_state_dict(self.state, strict=False)
+def random_state() -> dict[str, Any]:
+    """Return the state of every global random generator, in plain types that ``weights_only`` loading accepts."""
+    numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 (libraries draw from the global generator)
+    return {
+        "python": random.getstate(),
+        "numpy": {
+            **{key: value for key, value in numpy_state.items() if key != "state"},
+            "state": {key: np.asarray(value).tolist() for key, value in numpy_state["state"].items()},
+        },
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
 
 
-class Before:
-    """The state before a step, as far as a step changes it before its loss is known to be finite.
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Put every global random generator back to what ``random_state`` returned."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    np.random.set_state(state["numpy"])  # noqa: NPY002
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
 
-    A forward pass writes to buffers (statistics of batch norms, averages that a loss keeps, a memory), draws random
-    numbers, and the position in the data moves on; weights and optimiser change after the loss has been checked.
-    """
 
-    def __init__(
-        self, encoder: nn.Module, loss: nn.Module, progress: Progress, *, miner: nn.Module | None = None
-    ) -> None:
-        self.encoder = encoder
-        self.buffers = [value.clone() for value in encoder.buffers()]
-        self.kept = [Kept(module) for module in (loss, miner) if module is not None]
-        self.random = random_state()
-        self.progress = replace(progress)
-
-    @torch.no_grad()
-    def restore(self, progress: Progress) -> None:
-        """Put all of it back."""
-        for buffer, value in zip(self.encoder.buffers(), self.buffers, strict=True):
-            buffer.copy_(value)
-        for kept in self.kept:
-            kept.restore()
-        restore_random_state(self.random)
-        vars(progress).update(vars(self.progress))
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and torch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.manual_seed(seed)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from testing.two_towers import pairs_config, parts_of, write_table
+from testing.two_towers import pairs_config, trainer_of, write_table
 
 import aurank
 from aurank.commands import RunOptions, evaluate_model, evaluate_pairs
@@ -20,7 +20,7 @@ from aurank.embedding.from_config import build_encoder
 from aurank.errors import UserError
 from aurank.training import read_config
 from aurank.training.build import build_splits
-from aurank.training.run import build_parts, remarks
+from aurank.training.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -136,11 +136,11 @@ def test_a_run_of_images_alone_is_refused_before_data_are_read(best: Path, tmp_p
 def test_first_weights_of_a_run_with_texts_are_said_to_be_of_its_images(root: Path, best: Path, tmp_path: Path) -> None:
     config = read_config(pairs_config(root, model={"init_from": str(best)}))
     splits = build_splits(config.data, seed=config.seed)
-    parts = build_parts(config, splits)
+    trainer = Trainer(config, splits)
     said = f"model.init_from: {best} is of images and texts; its image encoder is taken, its text encoder is not"
-    assert remarks(parts, splits)[0] == said
-    resumed = build_parts(config, splits, state=load_checkpoint(best))  # with both encoders of its own
-    assert said not in remarks(resumed, splits)
+    assert trainer.notices[0] == said
+    resumed = Trainer(config, splits, state=load_checkpoint(best))  # with both encoders of its own
+    assert said not in resumed.notices
     alone = changed(best, tmp_path / "images.pt", lambda config: config["model"].update(text=None))
     model = read_config(pairs_config(root, model={"init_from": str(alone)})).model
     lines: list[str] = []
@@ -167,20 +167,20 @@ def test_pairs_that_are_marked_as_no_query_are_refused_where_they_are_measured(r
         mark(root, split, f"{split}.csv")
     data = {"validation_fraction": 0}
     with pytest.raises(UserError, match=said):
-        parts_of(pairs_config(root, data={"params": {"file": "test.csv"}, **data}))
+        trainer_of(pairs_config(root, data={"params": {"file": "test.csv"}, **data}))
     with pytest.raises(UserError, match=said):
         evaluate_pairs(f"aurank:{best}", ImageSelection(data=f"table:{root}/test.csv"))
-    parts_of(pairs_config(root, data={"params": {"file": "train.csv"}, **data}))
+    trainer_of(pairs_config(root, data={"params": {"file": "train.csv"}, **data}))
 
 
 def test_signs_of_collapse_are_of_the_images(root: Path, trained: tuple[Path, list[int]]) -> None:
     assert sum(trained[1]) == 40  # an epoch in three steps
-    parts = parts_of(pairs_config(root))
-    batch = parts.train_data.__getitems__([3, 17, 39])
-    parts.module.eval()
-    module: Any = parts.module
-    embeddings, _ = parts.forward(batch)
-    assert torch.equal(parts.task.of_images(embeddings), embeddings[:3])
+    trainer = trainer_of(pairs_config(root))
+    batch = trainer.train_data.__getitems__([3, 17, 39])
+    trainer.model.eval()
+    module: Any = trainer.model
+    embeddings, _ = trainer.forward(batch)
+    assert torch.equal(trainer.task.of_images(embeddings), embeddings[:3])
     torch.testing.assert_close(embeddings[:3], module.encode_image(batch.image))
 
 
@@ -194,7 +194,7 @@ def test_cut_texts_are_counted_among_those_that_fill_their_rows(root: Path, monk
     text = {"layers": 1, "width": 16, "heads": 2, "length": 17, "vocabulary": 259}
     config = read_config(pairs_config(root, model={"text": text}))
     splits = build_splits(config.data, seed=config.seed)
-    found = remarks(build_parts(config, splits), splits)
+    found = Trainer(config, splits).notices
     texts = splits.train.texts
     assert texts is not None
     cut = sum(len(text) + 1 > 15 for text in texts)

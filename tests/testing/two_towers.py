@@ -10,8 +10,7 @@ from testing.tiny import tiny_config
 
 from aurank.training import read_config
 from aurank.training.build import build_splits
-from aurank.training.parts import Parts
-from aurank.training.run import build_parts
+from aurank.training.trainer import Trainer
 
 COLOURS = {
     "red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220), "white": (240, 240, 240),
@@ -48,6 +47,6 @@ def pairs_config(root: Path, loss: str = "sogclr", **sections: dict[str, Any]) -
     return {**config, "sampler": {"name": "shuffled", "batch": 16}}
 
 
-def parts_of(config: dict[str, Any]) -> Parts:
+def trainer_of(config: dict[str, Any]) -> Trainer:
     settings = read_config(config)
-    return build_parts(settings, build_splits(settings.data, seed=settings.seed))
+    return Trainer(settings, build_splits(settings.data, seed=settings.seed))

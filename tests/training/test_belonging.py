@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from test_resume import assert_equal
+from testing.runs import assert_equal
 from testing.tiny import tiny_config
 
 import aurank

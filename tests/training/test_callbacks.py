@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_resume import assert_equal
 from testing.learnt import Learnt
+from testing.runs import assert_equal
 from testing.tiny import tiny_config
 from torch import Tensor, nn
 
@@ -16,10 +16,9 @@ from aurank.errors import AurankError, UserError
 from aurank.losses import LOSSES, MINERS
 from aurank.training import read_config
 from aurank.training.build import build_splits
-from aurank.training.callbacks import Reencode
-from aurank.training.parts import Parts
-from aurank.training.random_state import random_state
-from aurank.training.run import build_parts
+from aurank.training.mining import Reencode
+from aurank.training.state import random_state
+from aurank.training.trainer import Trainer
 
 
 class Wants(Learnt):
@@ -70,9 +69,9 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MINERS, "counting", Counting)
 
 
-def build(loss: str, **sections: dict[str, Any]) -> Parts:
+def build(loss: str, **sections: dict[str, Any]) -> Trainer:
     settings = read_config(tiny_config(loss, **sections))
-    return build_parts(settings, build_splits(settings.data, seed=settings.seed))
+    return Trainer(settings, build_splits(settings.data, seed=settings.seed))
 
 
 def test_every_module_that_listens_is_told_where_training_stands(
@@ -99,31 +98,31 @@ def test_every_module_that_listens_is_told_where_training_stands(
 
 @pytest.mark.parametrize("micro_batch", [None, 4])
 def test_images_are_embedded_anew_as_they_are_with_the_weights_as_they_are(micro_batch: int | None) -> None:
-    parts = build("wants", model={"freeze_batch_norm": True, "params": {}}, train={"micro_batch": micro_batch})
+    trainer = build("wants", model={"freeze_batch_norm": True, "params": {}}, train={"micro_batch": micro_batch})
     for ids in ([5, 0, 7, 7, 300], [4], []):
-        found = parts.loss.reencode(torch.tensor(ids, dtype=torch.int64))
+        found = trainer.loss.reencode(torch.tensor(ids, dtype=torch.int64))
         assert found.shape == (len(ids), 8)
         assert not found.requires_grad
         if ids:
-            torch.testing.assert_close(found, parts.module(parts.train_data.__getitems__(ids).image).detach())
+            torch.testing.assert_close(found, trainer.model(trainer.train_data.__getitems__(ids).image).detach())
     with torch.no_grad():
-        parts.module.head.bias.add_(1.0)
-    moved = parts.loss.reencode(torch.tensor([5, 0]))
-    torch.testing.assert_close(moved, parts.module(parts.train_data.__getitems__([5, 0]).image).detach())
+        trainer.model.head.bias.add_(1.0)
+    moved = trainer.loss.reencode(torch.tensor([5, 0]))
+    torch.testing.assert_close(moved, trainer.model(trainer.train_data.__getitems__([5, 0]).image).detach())
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_embedding_anew_changes_nothing_and_keeps_the_mode(training: bool) -> None:
-    parts = build("wants", model={"params": {"drop_rate": 0.5}, "head_layers": 2})
-    parts.encoder.train(training)
-    images = parts.train_data.__getitems__([1, 2, 3, 4]).image
-    embeddings = parts.embed(images)
-    buffers, before = [value.clone() for value in parts.encoder.buffers()], random_state()
-    first, second = (parts.loss.reencode(torch.tensor([1, 2, 3, 4])) for _ in range(2))
+    trainer = build("wants", model={"params": {"drop_rate": 0.5}, "head_layers": 2})
+    trainer.encoder.train(training)
+    images = trainer.train_data.__getitems__([1, 2, 3, 4]).image
+    embeddings = trainer.embed(images)
+    buffers, before = [value.clone() for value in trainer.encoder.buffers()], random_state()
+    first, second = (trainer.loss.reencode(torch.tensor([1, 2, 3, 4])) for _ in range(2))
     # Checking types in this process draws from Python's own generator; nothing of this does.
     assert_equal(random_state(), before, ignore=("python",))
-    assert_equal(buffers, list(parts.encoder.buffers()), ignore=())
-    assert parts.module.training is parts.encoder.training is training
+    assert_equal(buffers, list(trainer.encoder.buffers()), ignore=())
+    assert trainer.model.training is trainer.encoder.training is training
     assert torch.equal(first, second)
     assert torch.equal(first, embeddings) is not training  # but for dropout, drawn anew in training
     embeddings[:, 0].sum().backward()  # which a buffer written to in between would forbid
@@ -132,8 +131,8 @@ def test_embedding_anew_changes_nothing_and_keeps_the_mode(training: bool) -> No
 def test_only_who_wants_it_is_given_the_callback() -> None:
     assert isinstance(build("wants").loss.reencode, Reencode)
     assert build("content").loss.reencode is None
-    parts = build("wants", memory={"size": 100})
-    assert isinstance(parts.loss.loss.reencode, Reencode)
+    trainer = build("wants", memory={"size": 100})
+    assert isinstance(trainer.loss.loss.reencode, Reencode)
     assert not hasattr(build("learnt").loss, "reencode")
 
 
@@ -156,13 +155,13 @@ def test_a_run_whose_loss_embeds_anew_resumes_bit_for_bit(tmp_path: Path) -> Non
 
 
 def test_an_image_that_is_gone_is_named(tmp_path: Path) -> None:
-    parts = build("wants", data={"on_error": "skip"})
-    parts.train_data._unreadable[7] = True
+    trainer = build("wants", data={"on_error": "skip"})
+    trainer.train_data._unreadable[7] = True
     with pytest.raises(UserError, match=r"was read before and cannot be read any more"):
-        parts.loss.reencode(torch.tensor([3, 7]))
+        trainer.loss.reencode(torch.tensor([3, 7]))
 
 
-def test_the_state_of_a_miner_is_saved_resumed_and_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_of_a_miner_is_saved_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {**tiny_config("learnt", train={"steps": 4, "checkpoint_every": 1}), "miner": {"name": "counting"}}
     original, calls = Learnt.per_query, []
 
@@ -173,8 +172,7 @@ def test_the_state_of_a_miner_is_saved_resumed_and_taken_back(tmp_path: Path, mo
     monkeypatch.setattr(Learnt, "per_query", poisoned)
     with pytest.raises(AurankError, match="the loss is nan at step 3"):
         aurank.train(config, tmp_path / "out")
-    for name in ("last", "diverged"):
-        assert load_checkpoint(tmp_path / "out" / f"{name}.pt")["miner"]["calls"].tolist() == [2.0] * 718
+    assert load_checkpoint(tmp_path / "out" / "last.pt")["miner"]["calls"].tolist() == [2.0] * 718
     aurank.train(config, tmp_path / "out", resume=True)
     state = load_checkpoint(tmp_path / "out" / "last.pt")
     assert state["miner"]["calls"].tolist() == [4.0] * 718

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_resume import assert_equal
+from testing.runs import assert_equal
 from testing.tiny import tiny_config
 
 import aurank
@@ -25,8 +25,7 @@ from aurank.embedding.from_config import build_encoder
 from aurank.embedding.preprocessing import as_trained
 from aurank.errors import UserError
 from aurank.training import read_config
-from aurank.training.random_state import random_state, restore_random_state
-from aurank.training.state import Progress
+from aurank.training.state import Progress, random_state, restore_random_state
 
 
 def content(**parts: Any) -> dict[str, Any]:

@@ -2,24 +2,13 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
+from testing.photos import photos
 from testing.tiny import tiny_config
 
 import aurank
 from aurank.errors import UserError
 from aurank.training import read_config, rehearse
-
-
-def photos(root: Path, counts: dict[str, int]) -> None:
-    """So many images in each ``split/class``."""
-    for folder, count in counts.items():
-        for number in range(count):
-            path = root / folder / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pixels = np.random.default_rng([number, len(folder)]).integers(0, 255, (20, 20, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(path)
 
 
 def test_a_miner_and_a_rehearsal_work_from_the_configuration() -> None:

@@ -17,10 +17,9 @@ from aurank.embedding.from_config import build_encoder
 from aurank.errors import UserError
 from aurank.training.build import build_splits
 from aurank.training.components import read_config
-from aurank.training.parts import Parts
 from aurank.training.processes import joined
 from aurank.training.resume import Resumed, restore
-from aurank.training.run import build_parts
+from aurank.training.trainer import Trainer
 
 CONFIG = tiny_config(
     train={"steps": 2, "ema": 0.5, "checkpoint_every": 1},
@@ -38,10 +37,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def parts(run: Path) -> Iterator[Parts]:
+def trainer(run: Path) -> Iterator[Trainer]:
     config = read_config(CONFIG)
     with joined(config.train.timeout):
-        yield build_parts(config, build_splits(config.data, seed=config.seed))
+        yield Trainer(config, build_splits(config.data, seed=config.seed))
 
 
 def without(*path: Any) -> Callable[[Any], None]:
@@ -94,32 +93,32 @@ def with_(value: Any, *path: Any) -> Callable[[Any], None]:
     ],
 )
 def test_a_run_is_not_resumed_from_what_does_not_fit(
-    run: Path, parts: Parts, change: Callable[[Any], None], message: str
+    run: Path, trainer: Trainer, change: Callable[[Any], None], message: str
 ) -> None:
     state = copy.deepcopy(load_checkpoint(run / "last.pt"))
     change(state)
     with pytest.raises(UserError, match=rf"last\.pt.*{message}") as caught:
-        restore(parts, Resumed(run / "last.pt", state, [], settled=True))
+        restore(trainer, Resumed(run / "last.pt", state, [], settled=True))
     assert "\n" not in str(caught.value)
     assert "; use " in str(caught.value) or "expected numbers" in str(caught.value)
 
 
-def test_a_whole_state_is_restored(run: Path, parts: Parts) -> None:
+def test_a_whole_state_is_restored(run: Path, trainer: Trainer) -> None:
     state = load_checkpoint(run / "last.pt")
-    assert vars(restore(parts, Resumed(run / "last.pt", state, [], settled=True))) == state["progress"]
+    assert vars(restore(trainer, Resumed(run / "last.pt", state, [], settled=True))) == state["progress"]
 
 
-def test_a_switch_that_only_a_newer_torch_has_stays_as_it_is(run: Path, parts: Parts) -> None:
+def test_a_switch_that_only_a_newer_torch_has_stays_as_it_is(run: Path, trainer: Trainer) -> None:
     state = copy.deepcopy(load_checkpoint(run / "last.pt"))
     for group in state["optimiser"]["param_groups"]:
         del group["maximize"], group["fused"]
         group.pop("decoupled_weight_decay", None)
-    before = [set(group) for group in parts.optimiser.param_groups]
-    restore(parts, Resumed(run / "last.pt", state, [], settled=True))
-    assert [set(group) for group in parts.optimiser.param_groups] == before
+    before = [set(group) for group in trainer.optimiser.param_groups]
+    restore(trainer, Resumed(run / "last.pt", state, [], settled=True))
+    assert [set(group) for group in trainer.optimiser.param_groups] == before
     state["optimiser"]["param_groups"][0]["faster"] = True
     with pytest.raises(UserError, match=r"param_groups\.0 has .*'?faster'?.*, expected"):
-        restore(parts, Resumed(run / "last.pt", state, [], settled=True))
+        restore(trainer, Resumed(run / "last.pt", state, [], settled=True))
 
 
 def test_a_model_whose_weights_do_not_fit_is_told_wherever_it_is_read(run: Path, tmp_path: Path) -> None:

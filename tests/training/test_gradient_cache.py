@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning.miners import MultiSimilarityMiner
-from test_resume import assert_equal
+from testing.runs import assert_equal
 from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses import SmoothAPLoss
 from aurank.training import GradientCache
-from aurank.training.random_state import random_state
+from aurank.training.state import random_state
 
 LABELS = torch.arange(6).repeat_interleave(4)
 

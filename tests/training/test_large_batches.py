@@ -5,23 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_skipping import broken_photos
+from testing.photos import broken_photos
+from testing.runs import EXACT, weights
 from testing.tiny import tiny_config
 
 import aurank
-from aurank.embedding.checkpoint import load_checkpoint
 from aurank.training import read_config, rehearse
-
-# A loss of a low temperature, or Adam, would make much of the last digits, in which sums of chunks differ.
-EXACT: dict[str, Any] = {
-    "model": {"params": {}, "freeze_batch_norm": True},
-    "optim": {"name": "sgd", "lr": 0.05, "clip_norm": 0.5, "warmup_steps": 0},
-}
-
-
-def weights(out: Path) -> dict[str, torch.Tensor]:
-    encoder: dict[str, torch.Tensor] = load_checkpoint(out / "last.pt")["encoder"]
-    return encoder
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_dry_run import photos
-from test_resume import assert_same_run
+from testing.photos import photos
+from testing.runs import assert_same_run
 from testing.tiny import STEPS, tiny_config
 
 import aurank
@@ -18,7 +18,7 @@ from aurank.embedding.from_config import build_dataset, fill_preprocessing
 from aurank.training import read_config, rehearse
 from aurank.training.build import build_splits
 from aurank.training.processes import joined
-from aurank.training.run import build_parts
+from aurank.training.trainer import Trainer
 
 HARD = {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 5, "num_neighbours": 7}}
 
@@ -30,13 +30,13 @@ def test_nearest_images_are_those_of_all_others_under_the_evaluation_transform(t
     config = fill_preprocessing(read_config(tiny_config(data=data, sampler=HARD)))
     data_set = build_dataset(config.data, build_splits(config.data, seed=3).train, train=False)
     with joined("1min"):
-        parts = build_parts(config, build_splits(config.data, seed=3))
-        assert isinstance(parts.sampler, HardNegativeSampler)
-        found = parts.sampler.neighbours(20)
-    assert parts.module.training
+        trainer = Trainer(config, build_splits(config.data, seed=3))
+        assert isinstance(trainer.sampler, HardNegativeSampler)
+        found = trainer.sampler.neighbours(20)
+    assert trainer.model.training
     rows = [row for row in range(16) if row != 5]
     with torch.no_grad():
-        embeddings = parts.module.eval()(data_set.__getitems__(rows).image)
+        embeddings = trainer.model.eval()(data_set.__getitems__(rows).image)
     similarity = (embeddings @ embeddings.T).fill_diagonal_(-2)
     nearest = torch.from_numpy(np.searchsorted(rows, found[rows][:, :14]))
     # Compared by similarity, since copies of an image are equally near.

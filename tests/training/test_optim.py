@@ -2,18 +2,21 @@ import math
 
 import pytest
 import torch
+from testing.tiny import tiny_config
 from torch import nn
 
+from aurank.config import ConfigError
+from aurank.training import read_config
 from aurank.training.optim import (
     BATCH_RULES,
     OPTIMISERS,
-    WeightAverage,
     constant,
     cosine,
-    lars,
     loss_group,
     multi_step,
     set_learning_rate,
+    update_average,
+    weight_average,
 )
 
 
@@ -55,7 +58,7 @@ def test_lars_steps_in_proportion_to_the_weights_but_for_norms_and_biases(weight
         {"params": [module.weight], "weight_decay": weight_decay},
         {"params": [module.bias], "weight_decay": 0.0},
     ]
-    optimiser = lars(groups, lr=0.5, momentum=0.9, trust_coeff=0.01)
+    optimiser = OPTIMISERS["lars"](groups, lr=0.5, momentum=0.9, trust_coeff=0.01)
     expected = {name: value.detach().clone() for name, value in module.named_parameters()}
     momentum = {name: torch.zeros_like(value) for name, value in expected.items()}
     for step in range(3):
@@ -79,7 +82,7 @@ def test_a_losss_own_parameters_are_neither_decayed_nor_adapted() -> None:
     assert loss_group(loss, lr_multiplier=2.0) == []
     loss.temperature = nn.Parameter(torch.full((2, 2), 0.5))
     loss.fixed = nn.Parameter(torch.ones(2), requires_grad=False)
-    optimiser = lars(loss_group(loss, lr_multiplier=2.0), lr=1.0)
+    optimiser = OPTIMISERS["lars"](loss_group(loss, lr_multiplier=2.0), lr=1.0)
     set_learning_rate(optimiser, 0.1)
     loss.temperature.grad = torch.ones(2, 2)
     optimiser.step()
@@ -94,20 +97,26 @@ def test_the_rules_for_batches_are_those_of_the_paper() -> None:
     assert 0.075 * BATCH_RULES["sqrt"](4096) == pytest.approx(4.8)
 
 
-def test_a_weight_average_equals_the_recursion_and_resumes() -> None:
+def test_a_weight_average_equals_the_recursion_and_copies_buffers() -> None:
     module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1))
-    average = WeightAverage(module, 0.5)
-    expected = module[0].weight.item()
-    for count, value in enumerate([1.0, 2.0, 3.0]):
-        with torch.no_grad():
-            module[0].weight.fill_(value)
+    average = weight_average(module)
+    expected = torch.tensor(module[0].weight.item())
+    for step, value in enumerate([1.0, 2.0, 3.0]):
+        module[0].weight.data.fill_(value)
         module[1].running_mean.fill_(value)
-        average.update(module)
-        decay = min(0.5, (1 + count) / (10 + count))
-        expected = decay * expected + (1 - decay) * value
-    assert average.values["0.weight"].item() == pytest.approx(expected)
-    assert average.values["1.running_mean"].item() == 3.0
-    other = WeightAverage(nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1)), 0.5)
-    other.load_state_dict(average.state_dict())
-    assert other.updates == 3
-    assert other.values["0.weight"].item() == average.values["0.weight"].item()
+        update_average(average, module, decay=0.5, step=step)
+        expected.lerp_(torch.tensor(value), 1.0 - min(0.5, (1 + step) / (10 + step)))
+    averaged = average.get_submodule("module").state_dict()
+    assert averaged["0.weight"].item() == expected.item()
+    assert averaged["1.running_mean"].item() == 3.0
+
+
+def test_any_optimiser_of_timm_is_taken_by_its_name_and_no_other_word_is() -> None:
+    read_config({**tiny_config(), "optim": {"name": "nadamw", "lr": 0.1, "params": {"betas": [0.8, 0.9]}}})
+    for optim, said in (
+        ({"name": "nadamv"}, "optim.name: got 'nadamv'.*one of sgd, adam"),
+        ({"params": {"weight_decay": 0.1}}, "filled in from 'optim.weight_decay'"),
+        ({"name": "lars", "params": {"trust": 1}}, "refused by 'lars'.*trust"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            read_config(tiny_config(optim=optim))

@@ -1,6 +1,5 @@
 """A run that is killed and resumed ends with the weights, metrics and report of one that never stopped."""
 
-import json
 import os
 import random
 import signal
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
+from testing.runs import assert_same_run
 from testing.tiny import STEPS, tiny_config
 
 import aurank
@@ -42,33 +41,6 @@ def kill_after(arguments: list[str], log: Path, lines: int) -> None:
             time.sleep(0.002)
         process.kill()
         assert process.wait() == -signal.SIGKILL
-
-
-def assert_same_run(out: Path, other: Path, *, ignore: tuple[str, ...] = ("workers",)) -> None:
-    log = (out / "metrics.jsonl").read_bytes()
-    assert log == (other / "metrics.jsonl").read_bytes()
-    steps = [record["step"] for record in map(json.loads, log.splitlines()) if record["split"] == "train"]
-    assert steps == list(range(1, STEPS + 1))
-    for name in ("last.pt", "best.pt"):
-        assert_equal(load_checkpoint(out / name), load_checkpoint(other / name), ignore)
-    assert (out / "report.json").read_bytes() == (other / "report.json").read_bytes()
-
-
-def assert_equal(left: object, right: object, ignore: tuple[str, ...], path: str = "") -> None:
-    assert type(left) is type(right), path
-    if isinstance(left, torch.Tensor):
-        assert torch.equal(left, right), path
-    elif isinstance(left, dict):
-        assert list(left) == list(right), path
-        for key in left:
-            if key not in ignore:
-                assert_equal(left[key], right[key], ignore, f"{path}.{key}")
-    elif isinstance(left, list | tuple):
-        assert len(left) == len(right), path
-        for place, (one, other) in enumerate(zip(left, right, strict=True)):
-            assert_equal(one, other, ignore, f"{path}[{place}]")
-    else:
-        assert left == right, path
 
 
 LARGE = {

@@ -1,63 +1,17 @@
 """Two processes over gloo train one model."""
 
-import os
 import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from testing.processes import ended, start, steps_done
 from testing.tiny import tiny_config
 
-import aurank
 from aurank.embedding.checkpoint import load_checkpoint
-
-
-def start(
-    config: Path,
-    out: Path,
-    ranks: int,
-    *options: Sequence[str],
-    common: Sequence[str] = (),
-    folders: Sequence[Path | None] = (),
-) -> list[subprocess.Popen[str]]:
-    """One process for each rank, as torchrun starts them, with options of their own and in common, and folders."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-    shared |= {"GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": str(ranks)}
-    shared["PYTHONPATH"] = str(Path(aurank.__file__).parents[1])  # whatever the folder
-    return [
-        subprocess.Popen(
-            [sys.executable, "-m", "aurank", "train", str(config), "--out", str(out), *common, *own],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-        )
-        for rank, own, folder in zip(range(ranks), options or [()] * ranks, folders or [None] * ranks, strict=True)
-    ]
-
-
-def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    """Exit code, output and complaints of each; none is left running."""
-    try:
-        found = []
-        for process in processes:
-            output, complaints = process.communicate(timeout=120)
-            found.append((process.returncode, output, complaints))
-        return found
-    finally:
-        for process in processes:
-            process.kill()
 
 
 @pytest.mark.slow
@@ -82,15 +36,6 @@ def test_a_signal_to_one_process_ends_all_at_the_same_step_with_everything_saved
     assert len(state["random"]) == 2
     assert f"stopped by a signal after step {state['progress']['step']};" in results[0][2]
     assert "stopped" not in results[1][2]
-
-
-def steps_done(out: Path, processes: list[subprocess.Popen[str]], steps: int) -> None:
-    """Wait until so many steps are logged."""
-    log, deadline = out / "metrics.jsonl", time.monotonic() + 240
-    while not (log.exists() and log.read_bytes().count(b"\n") >= steps):
-        assert all(process.poll() is None for process in processes), ended(processes)
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aurank.training.signals import StopRequest
+from aurank.training.processes import StopRequest
 
 
 @pytest.fixture(autouse=True)

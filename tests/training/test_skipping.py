@@ -4,26 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_dry_run import photos
-from testing.tiny import tiny_config
+from testing.photos import broken_photos
 
 import aurank
 from aurank.errors import UserError
 
 # batches of two images of two classes, on purpose
 pytestmark = pytest.mark.filterwarnings("ignore:no query of the batch")
-
-
-def broken_photos(root: Path) -> dict[str, Any]:
-    """A configuration whose data set has 4 classes of 4 images a split; half of the training images are broken."""
-    photos(root, {f"{name}/{name}{label}": 4 for name in ("train", "val", "test") for label in "abcd"})
-    for path in [*root.glob("train/*/[01].png"), root / "val/vala/0.png", root / "test/testb/3.png"]:
-        path.write_bytes(b"broken")
-    return tiny_config(
-        data={"name": "folder", "root": str(root), "on_error": "skip"},
-        sampler={"name": "shuffled", "batch": 4, "params": {}},
-        train={"steps": 12, "validate_every": 6},
-    )
 
 
 @pytest.mark.parametrize(("cache", "workers"), [("0", 0), ("0", 2), ("1GiB", 0)])

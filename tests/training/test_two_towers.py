@@ -13,11 +13,10 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from test_loop import records
-from test_resume import assert_equal
-from test_several_processes import ended, start
+from testing.processes import ended, start
+from testing.runs import assert_equal, records
 from testing.tiny import tiny_config
-from testing.two_towers import pairs_config, parts_of, write_table
+from testing.two_towers import pairs_config, trainer_of, write_table
 from torch import Tensor, nn
 
 import aurank
@@ -31,7 +30,7 @@ from aurank.evaluation.two_way import TwoWayReport
 from aurank.losses import SogCLRLoss
 from aurank.training import load_pairs, read_config, rehearse
 from aurank.training.build import build_sampler, build_splits
-from aurank.training.run import _gradient_cache
+from aurank.training.trainer import _gradient_cache
 
 PLAIN = {"model": {"params": {}, "freeze_batch_norm": True}, "optim": {"name": "sgd", "lr": 0.05, "warmup_steps": 0}}
 
@@ -75,31 +74,31 @@ def test_a_run_learns_both_ways_and_measures_all_pairs_and_each_group(
 
 
 def test_the_loss_is_of_images_and_of_the_texts_of_the_same_rows_both_ways(root: Path) -> None:
-    parts = parts_of(pairs_config(root))
-    parts.module.eval()
+    trainer = trainer_of(pairs_config(root))
+    trainer.model.eval()
     rows = [17, 3, 39, 8, 9, 21]
-    batch = parts.train_data.__getitems__(rows)
-    embeddings, value = parts.forward(batch)
-    texts = parts.train_data.manifest.texts
+    batch = trainer.train_data.__getitems__(rows)
+    embeddings, value = trainer.forward(batch)
+    texts = trainer.train_data.manifest.texts
     assert texts is not None
-    module: Any = parts.module
-    tokens = parts.task.towers.tokenise([texts[row] for row in rows])  # type: ignore[union-attr]
+    module: Any = trainer.model
+    tokens = trainer.task.towers.tokenise([texts[row] for row in rows])  # type: ignore[union-attr]
     images, others = module.encode_image(batch.image), module.encode_text(tokens)
     torch.testing.assert_close(embeddings, torch.cat([images, others]))
-    loss = SogCLRLoss(len(parts.train_data), two_way=True)
+    loss = SogCLRLoss(len(trainer.train_data), two_way=True)
     ids = torch.tensor(rows)
     expected = loss(images, batch.label, ref_emb=others, ref_labels=batch.label, ids=ids, ref_ids=ids)
     torch.testing.assert_close(value, expected)
-    state: Any = parts.loss
+    state: Any = trainer.loss
     assert (state.log_u != 0).any(dim=0).nonzero().flatten().tolist() == sorted(rows)
 
 
 def test_every_parameter_of_both_towers_is_optimised_once_and_heads_by_their_own_rate(root: Path) -> None:
-    parts = parts_of(pairs_config(root, optim={"head_lr_multiplier": 7.0}))
-    groups = {group["name"]: group for group in parts.optimiser.param_groups}
+    trainer = trainer_of(pairs_config(root, optim={"head_lr_multiplier": 7.0}))
+    groups = {group["name"]: group for group in trainer.optimiser.param_groups}
     held = [id(parameter) for group in groups.values() for parameter in group["params"]]
-    assert sorted(held) == sorted(id(parameter) for parameter in parts.module.parameters())
-    heads = {name for name, parameter in parts.module.named_parameters()
+    assert sorted(held) == sorted(id(parameter) for parameter in trainer.model.parameters())
+    heads = {name for name, parameter in trainer.model.named_parameters()
              if any(parameter is one for key in groups if "head" in key for one in groups[key]["params"])}  # fmt: skip
     assert heads == {"image.head.weight", "image.head.bias", "text.head.weight"}
     assert groups["head"]["lr_multiplier"] == 7.0
@@ -184,7 +183,7 @@ def test_a_trained_pair_is_an_image_encoder_for_all_that_takes_images(
         assert torch.equal(mine, theirs)
         similarity = theirs @ towers.encode_text(tokenise(["a red square", "a green square"])).T
     assert similarity[0, 0] > similarity[0, 1]
-    started = parts_of(pairs_config(root, model={"init_from": str(out / "best")}))
+    started = trainer_of(pairs_config(root, model={"init_from": str(out / "best")}))
     assert_equal(started.task.encoder.state_dict(), encoder.state_dict(), ignore=())
 
 
@@ -313,8 +312,8 @@ def test_what_does_not_go_with_texts_is_a_mistake_of_the_configuration(
 def test_a_table_without_texts_is_refused(root: Path, tmp_path: Path) -> None:
     digits = tiny_config("sogclr", model={"text": {}})
     with pytest.raises(UserError, match="digits has no texts: read a table with a column text"):
-        parts_of(digits)
-    assert parts_of(tiny_config("clip", train={"steps": 3})).loss.two_way is False
+        trainer_of(digits)
+    assert trainer_of(tiny_config("clip", train={"steps": 3})).loss.two_way is False
 
 
 class Clip(nn.Module):
@@ -344,13 +343,13 @@ def test_a_text_model_of_another_library_is_trained_with_its_own_tokens(
     )
     monkeypatch.setitem(sys.modules, "open_clip", library)
     config = pairs_config(root, model={"text": {"name": "open_clip:ViT-B-32,pretrained=laion2b"}}, train={"steps": 3})
-    parts = parts_of(config)
-    frozen = [name for name, parameter in parts.module.named_parameters() if not parameter.requires_grad]
+    trainer = trainer_of(config)
+    frozen = [name for name, parameter in trainer.model.named_parameters() if not parameter.requires_grad]
     assert frozen == ["text.model.model.logit_scale"]
     result = aurank.train(config, tmp_path / "out")
     checkpoint = load_checkpoint(tmp_path / "out" / "last.pt")
     assert checkpoint["tokeniser"] is None
-    started = parts.module.state_dict()["text.model.model.embedding.weight"]
+    started = trainer.model.state_dict()["text.model.model.embedding.weight"]
     assert not torch.equal(checkpoint["encoder"]["text.model.model.embedding.weight"], started)
     fetched.clear()
     found = evaluate_pairs(f"aurank:{tmp_path}/out/best")

@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_dry_run import photos
-from test_large_batches import EXACT, weights
-from test_loop import records
-from test_resume import assert_equal
-from test_skipping import broken_photos
 from testing.learnt import Learnt
+from testing.photos import broken_photos, photos
+from testing.runs import EXACT, assert_equal, records, weights
 from testing.tiny import tiny_config
 
 import aurank

@@ -1,0 +1,255 @@
+"""The components of a run, and the way of a batch through them: to embeddings, to the loss, back to gradients."""
+
+from collections.abc import Callable
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from aurank.config import Config
+from aurank.data import Batch, MultiCrop, Sampler
+from aurank.embedding.from_config import build_dataset, build_encoder, fill_preprocessing
+from aurank.embedding.image_text_pairs import require_pairs, texts_of
+from aurank.embedding.towers import build_towers
+from aurank.errors import UserError
+from aurank.losses.core.training_protocols import FollowsProgress, Reencodes
+from aurank.training.build import (
+    Splits,
+    build_loss,
+    build_miner,
+    build_optimiser,
+    build_sampler,
+    build_schedule,
+    check_image_size,
+)
+from aurank.training.gradient_cache import GradientCache
+from aurank.training.mining import NearestImages, Reencode, offer_reencoding
+from aurank.training.optim import weight_average
+from aurank.training.processes import launched, on_cpu
+from aurank.training.tasks import ImageTask, PairTask, Task
+
+
+class Trainer:
+    """The components of a run, on the device that Accelerate chooses.
+
+    Args:
+        out: folder of the run; None where nothing is written.
+        state: of the checkpoint to resume from, which is not restored here; the first weights are then at random.
+
+    Attributes:
+        encoder: embeds all that a step embeds in one call, wrapped for several processes and mixed precision.
+        average: moving average of the weights, None without train.ema.
+        notices: to be shown before the run.
+    """
+
+    def __init__(
+        self, config: Config, splits: Splits, out: Path | None = None, *, state: dict[str, Any] | None = None
+    ) -> None:
+        if config.train.early_stopping is not None and splits.val is None:
+            raise UserError(
+                f"train.early_stopping={config.train.early_stopping} needs a validation split and {splits.whole.name} "
+                "has none; set data.validation_fraction above 0, or train.early_stopping=null"
+            )
+        self.config = config = fill_preprocessing(config, state)
+        self.accelerator = accelerator = _accelerator(config, out)
+        self.notices: list[str] = []
+        self.task = task = _task(config, splits, state, self.notices.append)
+        self.loss = build_loss(config, splits.train).to(accelerator.device)
+        miner = build_miner(config.miner, splits.train)
+        self.miner = None if miner is None else miner.to(accelerator.device)
+        optimiser = build_optimiser(config, task.model, self.loss)
+        self.schedule = build_schedule(config)
+        nearest = NearestImages(
+            task.encoder,
+            partial(build_dataset, config.data, splits.train, train=False),
+            accelerator=accelerator,
+            batch=config.evaluate.batch,
+            workers=config.data.workers,
+        )
+        rank, processes = accelerator.process_index, accelerator.num_processes
+        self.sampler = build_sampler(config, splits.train, rank=rank, world_size=processes, neighbours=nearest)
+        self.train_data = build_dataset(config.data, splits.train, train=True, seed=config.seed)
+        self.val_data = None if splits.val is None else build_dataset(config.data, splits.val, train=False)
+        # Accelerate puts autocast into the forward of what it is given; the encoder inside stays as it is.
+        self.encoder, self.optimiser = accelerator.prepare(task.wrapped(), optimiser)
+        check_image_size(task.encoder, config, accelerator.device)
+        self.average = None if config.train.ema is None else weight_average(task.model)
+        self.cache = _gradient_cache(config, self.encoder, self.sampler)
+        self._offer_reencoding()
+        self.notices += [*task.notices(), *_without_effect(self, splits)]
+
+    def _offer_reencoding(self) -> None:
+        if isinstance(self.task, PairTask):  # what a loss of two sides wants anew is no image alone
+            if any(isinstance(module, Reencodes) and module.wants_reencode for module in self.stateful_modules):
+                raise UserError(
+                    'out_of_batch=reencode embeds images alone, which model.text has no use for: set it to "stored"'
+                )
+            return
+        plain, at_most = self.accelerator.unwrap_model(self.encoder), self.config.train.micro_batch
+        at_most = at_most or self.config.sampler.batch * self.views
+        offer_reencoding(
+            self.stateful_modules, Reencode(plain, self.train_data, dim=self.task.encoder.dim, at_most=at_most)
+        )
+
+    @property
+    def model(self) -> nn.Module:
+        """What is trained and saved, without any wrapper."""
+        return self.task.model
+
+    @property
+    def measured(self) -> nn.Module:
+        """What is measured: the moving average of the weights where there is one."""
+        return self.model if self.average is None else self.average.get_submodule("module")
+
+    @property
+    def views(self) -> int:
+        """Images that the encoder sees for each that is drawn."""
+        return self.config.data.views
+
+    @cached_property
+    def epochs(self) -> float:
+        """Epochs of the whole run, each as long as the first one, or as full batches would make it."""
+        settings, sampler = self.config.train, self.sampler
+        # Mining changes the number of batches a little: a resumed run would count others.
+        if sampler.refresh_every is not None:
+            return settings.steps * settings.accumulate * sampler.largest_batch / len(sampler.labels)
+        return settings.steps * settings.accumulate / max(1, len(sampler.epoch(0)))
+
+    @cached_property
+    def stateful_modules(self) -> list[nn.Module]:
+        """Every module of the loss and of the miner."""
+        return [*self.loss.modules(), *([] if self.miner is None else self.miner.modules())]
+
+    def set_progress(self, step: int, epoch: int) -> None:
+        """Tell every module that follows the progress, before a step, how far training is."""
+        for module in self.stateful_modules:
+            if isinstance(module, FollowsProgress):
+                module.set_progress(step=step, steps=self.config.train.steps, epoch=epoch, epochs=self.epochs)
+
+    def forward(self, batch: Batch) -> tuple[Float[Tensor, "image dim"], Tensor]:
+        """Return the embeddings of a batch's images, and the loss of the batch."""
+        tokens = self.task.tokens
+        if tokens is None:
+            embeddings = self.embed(batch.image if isinstance(batch.image, tuple) else (batch.image,))
+            return embeddings, self.loss(embeddings, batch.label, self.miner, ids=batch.id)
+        assert isinstance(batch.image, Tensor)  # several sizes come of several views, which pairs do not have
+        images, texts = torch.split(self.embed((batch.image, tokens[batch.id])), len(batch.id))
+        others = {"ref_emb": texts, "ref_labels": batch.label, "ref_ids": batch.id}
+        return images, self.loss(images, batch.label, self.miner, ids=batch.id, **others)
+
+    def embed(self, inputs: tuple[Tensor, ...]) -> Float[Tensor, "row dim"]:
+        """Return the embeddings of images of one or several sizes, or of images and of texts as tokens."""
+        if self.cache is not None:
+            return torch.cat([self.cache.embed(same) for same in inputs])
+        # In one call: DistributedDataParallel writes to buffers before each, which must not happen between two.
+        embeddings: Tensor = self.encoder(tuple(same.to(self.accelerator.device, non_blocking=True) for same in inputs))
+        return embeddings
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of the weights, given the loss of `forward`."""
+        if self.cache is None:
+            self.accelerator.backward(loss)
+            return
+        own = [parameter for parameter in self.loss.parameters() if parameter.requires_grad]
+        before = [parameter.grad for parameter in own]
+        for parameter in own:
+            parameter.grad = None
+        loss.backward()  # type: ignore[no-untyped-call]
+        # Once more along its own gradient, as the cache does: only so is it scaled and averaged as the encoder's is.
+        terms = [(parameter * parameter.grad).sum() for parameter in own if parameter.grad is not None]
+        for parameter, gradient in zip(own, before, strict=True):
+            parameter.grad = gradient
+        for term in terms:
+            self.accelerator.backward(term)
+        self.cache.backward(self.accelerator.backward)
+
+
+def _task(config: Config, splits: Splits, state: dict[str, Any] | None, say: Callable[[str], None]) -> Task:
+    """What the configuration trains, with its first weights."""
+    load = state is None
+    if config.model.text is None:
+        return ImageTask(config, build_encoder(config.model, channels=config.data.channels, load=load, say=say))
+    texts, saved = texts_of(splits.train), None if state is None else state["tokeniser"]
+    for split in (splits.val, splits.test):
+        if split is not None:
+            require_pairs(split)
+    return PairTask(config, build_towers(config, texts, saved=saved, load=load, say=say), splits.train)
+
+
+def _gradient_cache(config: Config, encoder: nn.Module, sampler: Sampler) -> GradientCache | None:
+    micro_batch = config.train.micro_batch
+    if micro_batch is None or micro_batch * sampler.world_size >= sampler.largest_batch * config.data.views:
+        return None
+    if config.model.text is not None and sampler.world_size > 1:
+        # A chunk is of one side, and processes that exchange gradients expect those of both.
+        raise UserError(
+            f"train.micro_batch={micro_batch} with model.text works in one process and there are {sampler.world_size}; "
+            "set train.micro_batch=null"
+        )
+    return GradientCache(encoder, micro_batch)
+
+
+def _without_effect(trainer: Trainer, splits: Splits) -> list[str]:
+    """What to say of settings that have another effect, or less of one, than their values promise."""
+    config, sampler, pipeline = trainer.config, trainer.sampler, trainer.train_data.pipeline
+    possible, unit, found = sampler.largest_batch, trainer.task.unit, []
+    if possible < config.sampler.batch:
+        found.append(
+            f"batches have {possible} {unit} in place of sampler.batch={config.sampler.batch}: that is all that the "
+            f"sampler can draw from {len(splits.train):,} training {unit} of {len(splits.train.classes):,} classes"
+        )
+    if config.train.micro_batch is not None and trainer.cache is None:
+        found.append(
+            f"train.micro_batch={config.train.micro_batch} has no effect: batches of {possible * trainer.views} images "
+            f"over {sampler.world_size} process(es) are no larger"
+        )
+    if isinstance(pipeline, MultiCrop) and trainer.views <= pipeline.global_views:
+        found.append(
+            f"there are no small crops: the first global_views={pipeline.global_views} views are large ones, and "
+            f"data.views={trainer.views}"
+        )
+    if config.optim.temperature_lr is not None and not any(one.requires_grad for one in trainer.loss.parameters()):
+        found.append(
+            f"optim.temperature_lr={config.optim.temperature_lr:g} has no effect: the loss {config.loss.name} has no "
+            "parameters of its own"
+        )
+    if splits.test is None:
+        best = "best is the newest checkpoint" if splits.val is None else "best is that of the validation split"
+        found.append(f"{splits.whole.name} has no test split: nothing is measured at the end, {best}")
+    return found
+
+
+def _accelerator(config: Config, out: Path | None) -> Accelerator:
+    available = {str(tracker) for tracker in get_available_trackers()}
+    missing = [name for name in config.train.trackers if name not in available]
+    if missing:
+        packages = " ".join(name.replace("_", "-") for name in missing)
+        raise UserError(
+            f"train.trackers: {', '.join(missing)} cannot be used, its package is not installed; "
+            f"pip install {packages}, or leave it out"
+        )
+    trackers = list(config.train.trackers) if out is not None else []
+    try:
+        accelerator = Accelerator(
+            cpu=on_cpu(),
+            mixed_precision=config.train.mixed_precision,
+            gradient_accumulation_steps=config.train.accumulate,
+            log_with=trackers or None,
+            project_dir=None if out is None else str(out),
+        )
+    except (ValueError, ImportError) as error:
+        raise UserError(
+            f"train.mixed_precision={config.train.mixed_precision}, train.trackers={trackers}: {error}; "
+            "fp16 needs a GPU, trackers need their package (pip install 'aurank[trackers]')"
+        ) from error
+    if accelerator.num_processes != launched():
+        raise UserError(
+            f"{launched()} processes were launched and Accelerate joins {accelerator.num_processes}: launch with "
+            "torchrun or accelerate launch, one process for each GPU"
+        )
+    return accelerator
