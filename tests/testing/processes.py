@@ -1,14 +1,85 @@
-"""Processes of one run, as torchrun starts them."""
+"""Processes that run commands of aurank, started from a server that has imported everything once."""
 
+import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import aurank
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    ["aurank.cli", "aurank.training", "aurank.commands", "accelerate", "timm", "albumentations", "matplotlib.pyplot"]
+)
+
+
+class Running:
+    """A process that runs ``aurank``, as `subprocess.Popen` shows one; its output goes to files."""
+
+    def __init__(self, arguments: Sequence[str], environment: dict[str, str], folder: Path | None, setup: str) -> None:
+        self._files = [tempfile.NamedTemporaryFile("r", encoding="utf-8") for _ in ("output", "errors")]  # noqa: SIM115
+        files = [file.name for file in self._files]
+        self._process = CONTEXT.Process(target=_work, args=(arguments, environment, folder, setup, *files))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+    def wait(self, timeout: float = 120) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("aurank", timeout)
+        return self._process.exitcode
+
+    def communicate(self, timeout: float = 120) -> tuple[str, str]:
+        self.wait(timeout)
+        output, complaints = (Path(file.name).read_text(encoding="utf-8") for file in self._files)
+        return output, complaints
+
+
+def _work(
+    arguments: Sequence[str], environment: dict[str, str], folder: Path | None, setup: str, output: str, errors: str
+) -> None:
+    for number, path in ((1, output), (2, errors)):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+        os.dup2(descriptor, number)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    os.environ.update(environment)
+    if folder is not None:
+        os.chdir(folder)
+    for number in (signal.SIGINT, signal.SIGHUP):  # which the server, or a nohup around the tests, may ignore
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    import torch
+
+    from aurank import cli
+
+    torch.set_num_threads(1)
+    if setup:
+        exec(setup)
+    sys.argv = ["aurank", *arguments]
+    cli.main()
+
+
+def run_aurank(*arguments: object, setup: str = "") -> Running:
+    """One process that runs a command, after a few lines of Python if a test needs them."""
+    return Running([str(one) for one in arguments], {}, None, setup)
 
 
 def start(
@@ -18,41 +89,39 @@ def start(
     *options: Sequence[str],
     common: Sequence[str] = (),
     folders: Sequence[Path | None] = (),
-) -> list[subprocess.Popen[str]]:
+    setup: str = "",
+) -> list[Running]:
     """One process for each rank, as torchrun starts them, with options of their own and in common, and folders."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
     shared |= {"GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": str(ranks)}
-    shared["PYTHONPATH"] = str(Path(aurank.__file__).parents[1])  # whatever the folder
     return [
-        subprocess.Popen(
-            [sys.executable, "-m", "aurank", "train", str(config), "--out", str(out), *common, *own],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=folder,
+        Running(
+            ["train", str(config), "--out", str(out), *common, *own],
+            {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            folder,
+            setup,
         )
         for rank, own, folder in zip(range(ranks), options or [()] * ranks, folders or [None] * ranks, strict=True)
     ]
 
 
-def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+def ended(processes: list[Running]) -> list[tuple[int, str, str]]:
     """Exit code, output and complaints of each; none is left running."""
     try:
         found = []
         for process in processes:
-            output, complaints = process.communicate(timeout=120)
-            found.append((process.returncode, output, complaints))
+            output, complaints = process.communicate(timeout=240)
+            found.append((process.wait(), output, complaints))
         return found
     finally:
         for process in processes:
             process.kill()
 
 
-def steps_done(out: Path, processes: list[subprocess.Popen[str]], steps: int) -> None:
+def steps_done(out: Path, processes: list[Running], steps: int) -> None:
     """Wait until so many steps are logged."""
     log, deadline = out / "metrics.jsonl", time.monotonic() + 240
     while not (log.exists() and log.read_bytes().count(b"\n") >= steps):

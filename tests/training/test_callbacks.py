@@ -116,7 +116,7 @@ def test_embedding_anew_changes_nothing_and_keeps_the_mode(training: bool) -> No
     trainer = build("wants", model={"params": {"drop_rate": 0.5}, "head_layers": 2})
     trainer.encoder.train(training)
     images = trainer.train_data.__getitems__([1, 2, 3, 4]).image
-    embeddings = trainer.embed(images)
+    embeddings = trainer.embed((images,))
     buffers, before = [value.clone() for value in trainer.encoder.buffers()], random_state()
     first, second = (trainer.loss.reencode(torch.tensor([1, 2, 3, 4])) for _ in range(2))
     # Checking types in this process draws from Python's own generator; nothing of this does.

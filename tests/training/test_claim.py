@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from testing.processes import ended, run_aurank
 from testing.tiny import tiny_config
 
 import aurank
@@ -175,10 +176,8 @@ def test_a_refused_run_leaves_no_empty_folder(tmp_path: Path, sections: dict[str
 def test_of_two_processes_started_on_one_folder_one_trains(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(tiny_config(train={"steps": 40})), encoding="utf-8")
-    arguments = [sys.executable, "-m", "aurank", "train", str(config), "--out", str(tmp_path / "out"), "--resume"]
-    processes = [subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in "ab"]
-    complaints = [process.communicate(timeout=240)[1] for process in processes]
-    codes = [process.returncode for process in processes]
+    processes = [run_aurank("train", config, "--out", tmp_path / "out", "--resume") for _ in "ab"]
+    codes, _, complaints = zip(*ended(processes), strict=True)
     assert sorted(codes) == [0, 2], complaints
     assert "is in use: process" in complaints[codes.index(2)]
     steps = [json.loads(line)["step"] for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]

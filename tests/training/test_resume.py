@@ -3,14 +3,13 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from testing.processes import Running, run_aurank
 from testing.runs import assert_same_run
 from testing.tiny import STEPS, tiny_config
 
@@ -21,26 +20,17 @@ from aurank.training import read_config
 from aurank.training.build import build_splits
 
 
-def command(config: Path, out: Path, workers: int, *flags: str) -> list[str]:
-    overrides = [f"data.workers={workers}", "train.ema=0.9"]
-    return [sys.executable, "-m", "aurank", "train", str(config), *overrides, "--out", str(out), *flags]
-
-
-def run(arguments: list[str]) -> None:
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-
-
-def kill_after(arguments: list[str], log: Path, lines: int) -> None:
-    """Start a run and kill it with SIGKILL once its log has so many lines."""
-    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+def kill_after(process: Running, log: Path, lines: int) -> None:
+    """Kill a run with SIGKILL once its log has so many lines."""
+    try:
         deadline = time.monotonic() + 240
         while not (log.exists() and log.read_bytes().count(b"\n") >= lines):
             assert process.poll() is None, "the run ended before it could be killed"
             assert time.monotonic() < deadline
             time.sleep(0.002)
+    finally:
         process.kill()
-        assert process.wait() == -signal.SIGKILL
+    assert process.wait() == -signal.SIGKILL
 
 
 LARGE = {
@@ -51,41 +41,50 @@ LARGE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("loss", "sections"), [("soprc", {}), ("blackbox_ap", LARGE)])
-def test_killed_runs_resume_bit_for_bit_with_any_number_of_workers(
-    tmp_path: Path, loss: str, sections: dict[str, dict[str, Any]]
+@pytest.mark.parametrize(
+    ("loss", "sections", "before", "after"), [("soprc", {}, 2, 0), ("blackbox_ap", LARGE, 0, 2)], ids=["plain", "large"]
+)
+def test_a_killed_run_resumes_bit_for_bit_with_any_number_of_workers(
+    tmp_path: Path, loss: str, sections: dict[str, dict[str, Any]], before: int, after: int
 ) -> None:
-    config = tmp_path / "config.yaml"
+    config, out = tmp_path / "config.yaml", tmp_path / "killed"
     config.write_text(yaml.safe_dump(tiny_config(loss, **sections)), encoding="utf-8")
-    run(command(config, tmp_path / "whole", 0))
-    seed = int.from_bytes(os.urandom(4), "little")
-    print("random kill points from seed", seed)
-    points = random.Random(seed)
-    for before, after in ((0, 2), (2, 0)):
-        out = tmp_path / f"killed-{before}"
-        kill_after(command(config, out, before), out / "metrics.jsonl", points.randint(1, STEPS - 1))
-        run(command(config, out, after, "--resume"))
-        assert_same_run(tmp_path / "whole", out)
+    overrides = ["train.ema=0.9", f"data.workers={before}"]
+    lines = random.randint(1, STEPS - 1)
+    print("killed after", lines, "lines")
+    kill_after(run_aurank("train", config, *overrides, "--out", out), out / "metrics.jsonl", lines)
+    overrides[1] = f"data.workers={after}"
+    aurank.train(config, tmp_path / "whole", overrides=overrides)
+    aurank.train(config, out, resume=True, overrides=overrides)
+    # Checking types in this process draws from Python's own generator; nothing of the training does.
+    assert_same_run(tmp_path / "whole", out, ignore=("python", "workers"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert aurank.train(INTERRUPTED, out).stopped_by is None
+    return out
+
+
+INTERRUPTED = tiny_config(train={"accumulate": 2, "checkpoint_every": 100})
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
-def test_a_signal_saves_and_the_resumed_run_is_the_same(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_saves_and_the_resumed_run_is_the_same(whole: Path, tmp_path: Path, number: signal.Signals) -> None:
     if signal.getsignal(number) == signal.SIG_IGN:  # these tests run under nohup, which would stay in force
         signal.signal(number, signal.SIG_DFL)
-    config = tiny_config(train={"accumulate": 2, "checkpoint_every": 100})
-    whole = aurank.train(config, tmp_path / "whole")
-    assert whole.stopped_by is None
 
     def interrupt(kind: str, values: dict[str, object]) -> None:
         if kind == "step" and values["step"] == 7:
             os.kill(os.getpid(), number)
 
-    stopped = aurank.train(config, tmp_path / "stopped", listener=interrupt)
+    stopped = aurank.train(INTERRUPTED, tmp_path / "stopped", listener=interrupt)
     assert (stopped.stopped_by, stopped.steps, stopped.report) == (number, 7, None)
-    resumed = aurank.train(config, tmp_path / "stopped", resume=True)
+    resumed = aurank.train(INTERRUPTED, tmp_path / "stopped", resume=True)
     assert resumed.steps == STEPS
     # Checking types in this process draws from Python's own generator; nothing of the training does.
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped", ignore=("python",))
+    assert_same_run(whole, tmp_path / "stopped", ignore=("python",))
 
 
 def test_the_report_says_what_it_measured_and_resuming_nothing_is_told(tmp_path: Path) -> None:

@@ -1,10 +1,6 @@
 """Parameters of the loss: optimised beside the encoder's, at a rate of their own, right in every way of training."""
 
 import math
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +8,7 @@ import pytest
 import torch
 import yaml
 from testing.learnt import Learnt
+from testing.processes import ended, start
 from testing.runs import EXACT, assert_equal
 from testing.tiny import tiny_config
 
@@ -132,7 +129,7 @@ def test_a_scaled_and_averaged_backward_pass_scales_the_gradient_of_the_temperat
         rows = [(row, 0, 0) for row in trainer.sampler.epoch(0)[0].tolist()]
         batch = trainer.train_data.__getitems__(rows)
         for _ in range(2):  # gradients add up
-            trainer.backward(trainer.loss(trainer.embed(batch.image), batch.label, trainer.miner, ids=batch.id))
+            trainer.backward(trainer.loss(trainer.embed((batch.image,)), batch.label, trainer.miner, ids=batch.id))
         values = [*trainer.loss.parameters(), *trainer.model.parameters()]
         found.append([value.grad / scale for value in values if value.grad is not None])
     assert len(found[0]) > 10
@@ -177,16 +174,7 @@ def test_lars_with_a_batch_rule_learns(tmp_path: Path) -> None:
     assert sum(losses[-5:]) < sum(losses[:5])
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-sys.path.insert(0, str(Path(sys.argv[1])))
-import aurank
-from aurank.losses import LOSSES
-from testing.learnt import Learnt
-LOSSES["learnt"] = Learnt
-aurank.train(sys.argv[2], sys.argv[3])
-"""
+SETUP = "from aurank.losses import LOSSES; from testing.learnt import Learnt; LOSSES['learnt'] = Learnt"
 
 
 @pytest.mark.slow
@@ -195,39 +183,10 @@ def test_two_processes_learn_the_temperature_of_one(tmp_path: Path) -> None:
     data = {"views": 3, "train_transform": {"name": "multi_crop", "params": {"local_size": 8, "blur": 0}}}
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(learnt_config(train=train, data=data)), encoding="utf-8")
-    states = []
-    for ranks in (1, 2):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-        shared |= {"GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-        arguments = [
-            sys.executable,
-            "-c",
-            SCRIPT,
-            str(Path(__file__).parents[1]),
-            str(config),
-            str(tmp_path / str(ranks)),
-        ]
-        processes = [
-            subprocess.Popen(
-                arguments,
-                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(ranks)
-        ]
-        try:
-            for process in processes:
-                complaints = process.communicate(timeout=200)[1]
-                assert process.returncode == 0, complaints
-        finally:
-            for process in processes:
-                process.kill()
-        states.append(load_checkpoint(tmp_path / str(ranks) / "last.pt"))
-    one, two = states
+    aurank.train(config, tmp_path / "1")
+    results = ended(start(config, tmp_path / "2", 2, setup=SETUP))
+    assert [code for code, _, _ in results] == [0, 0], results
+    one, two = (load_checkpoint(tmp_path / name / "last.pt") for name in "12")
     torch.testing.assert_close(two["loss"]["log_temperature"], one["loss"]["log_temperature"], rtol=1e-5, atol=1e-6)
     assert abs(float(one["loss"]["log_temperature"]) - START) > 3e-4
     for name, value in one["encoder"].items():

@@ -149,12 +149,11 @@ def test_two_processes_train_the_weights_of_one(root: Path, tmp_path: Path, loss
     config = tmp_path / "config.yaml"
     content = pairs_config(root, loss, **PLAIN, train={"steps": 3, "accumulate": 2, "validate_every": 100})
     config.write_text(yaml.safe_dump(content), encoding="utf-8")
-    states = []
-    for ranks in (1, 2):
-        results = ended(start(config, tmp_path / str(ranks), ranks))
-        assert [code for code, _, _ in results] == [0] * ranks, results
-        assert [output.count("written to") for _, output, _ in results] == [1, 0][:ranks]
-        states.append(load_checkpoint(tmp_path / str(ranks) / "last.pt"))
+    aurank.train(config, tmp_path / "1")
+    results = ended(start(config, tmp_path / "2", 2))
+    assert [code for code, _, _ in results] == [0, 0], results
+    assert [output.count("written to") for _, output, _ in results] == [1, 0]
+    states = [load_checkpoint(tmp_path / name / "last.pt") for name in "12"]
     for part in ("encoder", "loss"):
         for key, value in states[0][part].items():
             if isinstance(value, Tensor):
