@@ -207,15 +207,15 @@ def test_the_checkpoint_before_stands_in_for_a_damaged_one(images: Path, out: Pa
 def test_a_validation_that_fails_loses_no_step(
     images: Path, tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, measure = tmp_path / "run", Loop.measure
+    out, validate = tmp_path / "run", Loop._validate
 
-    def failing(self: Loop, data: Any) -> Any:
+    def failing(self: Loop) -> bool:
         if self.progress.step == 4:
             raise RuntimeError("no memory")
-        return measure(self, data)
+        return validate(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Loop, "measure", failing)
+        patch.setattr(Loop, "_validate", failing)
         with pytest.raises(RuntimeError, match="no memory"):
             aurank.train(config_of(images), out)
     progress = load_checkpoint(out / "last.pt")["progress"]

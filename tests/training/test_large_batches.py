@@ -35,6 +35,7 @@ def test_a_run_with_cached_gradients_is_the_plain_run(tmp_path: Path, more: dict
 def test_cached_gradients_in_half_precision_and_with_skipped_images_learn(tmp_path: Path) -> None:
     config = broken_photos(tmp_path / "photos")
     config["sampler"]["batch"] = 8
+    config["model"] |= {"backbone": "test_vit", "params": {"img_size": 16}}
     config["train"] |= {"micro_batch": 2, "mixed_precision": "bf16"}
     result = aurank.train(config, tmp_path / "out")
     assert result.skipped["train"] == 8

@@ -64,7 +64,9 @@ def test_the_loaded_model_gives_the_reported_numbers(
     if precision == "no":
         trained = request.getfixturevalue("trained")
     else:
-        aurank.train(tiny_config(train={"steps": 3, "mixed_precision": precision}), trained)
+        # PyTorch's convolutions in bfloat16 may give gradients without bounds on a CPU.
+        model = {"backbone": "test_vit", "params": {"img_size": 16}}
+        aurank.train(tiny_config(model=model, train={"steps": 3, "mixed_precision": precision}), trained)
     report = aurank.Report.load(trained / "report.json")
     config = read_config(tiny_config())
     model, transform = aurank.load(trained / "best")
@@ -187,7 +189,7 @@ def test_a_run_starts_from_the_weights_of_another(trained: Path) -> None:
     encoder = build_encoder(config.model, channels=1)
     saved = load_checkpoint(trained / "best.pt")["encoder"]
     assert torch.equal(encoder.state_dict()["backbone.conv1.0.weight"], saved["backbone.conv1.0.weight"])
-    assert encoder.head.weight.shape == (12, 512)
+    assert encoder.head.weight.shape == (12, 96)
     with pytest.raises(UserError, match="does not fit this backbone"):
         build_encoder(config.model.model_copy(update={"backbone": "resnet18"}), channels=1)
 
