@@ -229,6 +229,9 @@ from pathlib import Path
 import numpy as np
 import aurank.evaluation
 
+heavy = {"faiss", "numba", "pyarrow", "pytorch_metric_learning", "scipy", "sklearn"} & sys.modules.keys()
+assert not heavy, f"imported before their first use: {heavy}"
+
 def kibibytes(name):  # ru_maxrss would begin at the parent's
     return next(int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith(name))
 
@@ -245,7 +248,7 @@ print((kibibytes("VmHWM") - before) // 1024)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_working_memory_stays_within_the_budget_also_for_a_collapsed_model(tmp_path: Any) -> None:
+def test_importing_is_light_and_working_memory_stays_within_the_budget_collapsed_or_not(tmp_path: Any) -> None:
     np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(6000, 64)).astype(np.float32))
     script = [sys.executable, "-c", MEASURE, str(tmp_path / "rows.npy")]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
