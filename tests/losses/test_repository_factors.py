@@ -1,10 +1,10 @@
 """By which factor gradients differ from those of the authors' repositories, as docs/losses.md says."""
 
-import oracles_repositories
 import pytest
 import torch
-from oracles_repositories import Average
 from pytorch_metric_learning import losses as pml
+from testing import oracles_repositories
+from testing.oracles_repositories import Average
 from torch import Tensor
 from torch.nn.functional import normalize
 

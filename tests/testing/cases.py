@@ -9,11 +9,8 @@ from typing import NamedTuple
 
 import oracles
 import oracles_binned
-import oracles_chains
-import oracles_contrastive
-import oracles_neuclip
-import oracles_temperatures
 import torch
+from testing import oracles_chains, oracles_contrastive, oracles_neuclip, oracles_temperatures
 from torch import Tensor, nn
 
 from aurank.losses import (

@@ -1,8 +1,8 @@
 import math
 
-import oracles_temperatures
 import pytest
 import torch
+from testing import oracles_temperatures
 from testing import two_way_batches as two_way
 from torch import Tensor, nn
 

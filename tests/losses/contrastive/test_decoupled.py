@@ -1,9 +1,9 @@
 import math
 
 import oracles
-import oracles_contrastive
 import pytest
 import torch
+from testing import oracles_contrastive
 from torch import Tensor
 
 from aurank.errors import UserError

@@ -1,10 +1,10 @@
 from functools import partial
 
 import oracles
-import oracles_contrastive
 import pytest
 import torch
 from pytorch_metric_learning import losses as pml
+from testing import oracles_contrastive
 from testing import two_way_batches as two_way
 from torch import Tensor
 

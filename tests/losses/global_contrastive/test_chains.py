@@ -3,9 +3,9 @@
 import math
 from itertools import pairwise
 
-import oracles_chains
 import pytest
 import torch
+from testing import oracles_chains
 from torch import Tensor
 
 from aurank.losses.global_contrastive._metropolis import TABLE_BYTES, next_above, occupancy, path, rows_at_a_time

@@ -3,10 +3,10 @@ import io
 from collections.abc import Callable
 
 import oracles
-import oracles_chains
 import pytest
 import torch
 from pytorch_metric_learning.distances import LpDistance
+from testing import oracles_chains
 from testing.emc2_batches import BATCHES, DIM, ENCODED, IMAGES, batch
 from testing.states import same_state
 from torch import Tensor

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import oracles
-import oracles_temperatures
 import pytest
 import torch
 from pytorch_metric_learning import distances
 from scipy.optimize import minimize
+from testing import oracles_temperatures
 from testing import two_way_batches as two_way
 from torch import Tensor
 

@@ -1,10 +1,10 @@
 import copy
 
 import oracles
-import oracles_chains
 import pytest
 import torch
 from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
+from testing import oracles_chains
 from testing.states import same_state
 from torch import Tensor
 

@@ -4,12 +4,12 @@ import math
 
 import jaxtyping
 import oracles
-import oracles_neuclip
 import pytest
 import torch
-from oracles_neuclip import Reference
 from pytorch_metric_learning.distances import CosineSimilarity
+from testing import oracles_neuclip
 from testing.neuclip_sides import DIM, LABELS, SETTINGS, TEXT_LABELS, call, make, sides
+from testing.oracles_neuclip import Reference
 from testing.states import same_state
 from torch import Tensor
 from torch.func import functional_call

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import oracles
-import oracles_neuclip
 import pytest
 import torch
+from testing import oracles_neuclip
 from testing.emc2_batches import BATCHES, ENCODED, IMAGES, batch
 from testing.neuclip_sides import LABELS, TEXT_LABELS, call, make, sides
 from testing.states import same_state
