@@ -2,20 +2,40 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
+from testing import two_way_batches
 from testing.cases import OF_LIGHTLY
 from testing.states import same_state
 from torch import Tensor, distributed, multiprocessing, nn
 
 from aurank.config.components import signature
 from aurank.errors import UserError
-from aurank.losses import LOSSES, MINERS, CrossBatchMemory, MultipleLosses, RowTable, SmoothAPLoss, SOPRCLoss
+from aurank.losses import (
+    LOSSES,
+    MINERS,
+    CLIPLoss,
+    CrossBatchMemory,
+    CyCLIPLoss,
+    FastCLIPLoss,
+    InfoNCELoss,
+    ISogCLRLoss,
+    MultipleLosses,
+    NeuCLIPLoss,
+    RowTable,
+    SigLIPLoss,
+    SmoothAPLoss,
+    SogCLRLoss,
+    SOPRCLoss,
+)
+
+pytestmark = pytest.mark.slow
 
 COUNTS = [9, 4, 20, 7, 6]
-STEPS = 3
+STEPS = 2
 NAMES = [name for name in LOSSES if name not in OF_LIGHTLY]  # test_lightly_losses.py
 
 
@@ -46,8 +66,8 @@ def make(name: str, **given: object) -> nn.Module:
     wanted, _ = signature(LOSSES[name])
     arguments = {"class_counts": COUNTS, "num_samples": 100, "embedding_dim": 5, "two_way": False}
     # its defaults are for batches of 700, and a training that tells where it stands
-    own = {"rho": 0.3, "gamma_schedule": "constant"} if name == "fastclip" else {}
-    return LOSSES[name](**{key: value for key, value in arguments.items() if key in wanted}, **own, **given)
+    quick = {"rho": 0.3, "gamma_schedule": "constant"} if name == "fastclip" else {}
+    return LOSSES[name](**{key: value for key, value in arguments.items() if key in wanted}, **quick, **given)
 
 
 def run(loss: nn.Module, way: str, rank: int, world: int) -> list[Tensor]:
@@ -55,9 +75,9 @@ def run(loss: nn.Module, way: str, rank: int, world: int) -> list[Tensor]:
     results = []
     loss = loss.double()
     for step in range(STEPS):
-        mine = {name: part(values, rank, world) for name, values in rows(step).items()}
-        queries = mine.pop("embeddings").requires_grad_()
-        given = dict(mine)
+        own = {name: part(values, rank, world) for name, values in rows(step).items()}
+        queries = own.pop("embeddings").requires_grad_()
+        given = dict(own)
         if way == "references":
             others = {name: part(values, rank, world) for name, values in rows(10 + step, 41).items()}
             given |= {
@@ -75,11 +95,15 @@ def run(loss: nn.Module, way: str, rank: int, world: int) -> list[Tensor]:
     return results
 
 
-def cases() -> dict[str, tuple[nn.Module, str]]:
-    """Every loss in every way of calling it, made anew."""
-    ways = ("plain", "references", "miner")
-    found = {f"{name} {way}": (make(name, distributed="auto"), way) for name in NAMES for way in ways}
-    for name in NAMES:
+FEW = ["soprc", "smooth_ap", "emc2", "isogclr", "neuclip"]  # for ways in which losses do not differ
+
+
+def cases(world: int) -> dict[str, tuple[nn.Module, str]]:
+    """Every loss with references and with a memory for two processes, a few without and with a miner, and for four."""
+    names = NAMES if world == 2 else FEW
+    ways = [(name, "references") for name in names] + [(name, way) for name in FEW for way in ("plain", "miner")]
+    found = {f"{name} {way}": (make(name, distributed="auto"), way) for name, way in ways}
+    for name in names:
         memory = CrossBatchMemory(make(name), embedding_size=5, memory_size=50, start_at=1, distributed="auto")
         found[f"{name} memory"] = (memory, "plain")
     inner = MultipleLosses([SmoothAPLoss()], miners=[MINERS["distance_weighted"](cutoff=0.1, nonzero_loss_cutoff=3.0)])
@@ -89,43 +113,46 @@ def cases() -> dict[str, tuple[nn.Module, str]]:
     return found
 
 
-def work(rank: int, world: int, folder: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    found = {}
-    for name, (loss, way) in cases().items():
-        found[name] = (run(loss, way, rank, world), loss.state_dict())
-    torch.save(found, Path(folder) / f"{rank}.pt")
-    distributed.barrier()
-    distributed.destroy_process_group()
+def two_way_losses(**given: object) -> dict[str, nn.Module]:
+    quiet = {"gamma_schedule": "constant", **given}
+    found = {
+        "clip": CLIPLoss(**given),
+        "siglip": SigLIPLoss(**given),
+        "cyclip": CyCLIPLoss(**given),
+        "isogclr": ISogCLRLoss(20, two_way=True, **given),
+        "isogclr adam": ISogCLRLoss(20, two_way=True, temperature_update="adam", **given),
+        "isogclr global": ISogCLRLoss(20, two_way=True, individual=False, **given),
+        "fastclip v0": FastCLIPLoss(20, "v0", **quiet),
+        "fastclip v2": FastCLIPLoss(20, "v2", rho=0.3, **quiet),
+        "fastclip v3": FastCLIPLoss(20, rho=0.3, **quiet),
+        "neuclip": NeuCLIPLoss(5, num_prototypes=8, inner_lr=0.1, restart_every=2, **given),
+        "info_nce": InfoNCELoss(two_way=True, **given),
+        "sogclr": SogCLRLoss(20, two_way=True, **given),
+        "sogclr on the host": SogCLRLoss(20, two_way=True, state_on="host", **given),
+        "isogclr on the host": ISogCLRLoss(20, two_way=True, state_on="host", **given),
+    }
+    return {name: loss.double() for name, loss in found.items()}
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_processes_get_value_gradient_and_state_of_one_with_the_whole_batch(world: int, tmp_path: Path) -> None:
-    multiprocessing.spawn(work, args=(world, str(tmp_path)), nprocs=world)
-    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(world)]
-    for name, (loss, way) in cases().items():
-        expected = run(loss, way, 0, 1)
-        width = 3 if way == "references" else 2
-        for place, wanted in enumerate(expected):
-            parts = [rank[name][0][place] for rank in ranks]
-            if place % width == 0:
-                assert all(each.equal(parts[0]) for each in parts), name
-            else:
-                parts = [torch.cat(parts)]
-            torch.testing.assert_close(parts[0], wanted, rtol=1e-6, atol=1e-10, msg=lambda text, name=name: name + text)
-        states = [rank[name][1] for rank in ranks]
-        assert all(same_state(each, states[0]) for each in states), name
-        torch.testing.assert_close(
-            states[0], loss.state_dict(), rtol=1e-6, atol=1e-10, msg=lambda text, name=name: name + text
-        )
+def run_two_way(loss: nn.Module, rank: int, world: int) -> list[Tensor]:
+    """Values and gradients; the rows' as data-parallel training averages them. The shares differ in size and sides."""
+    results = []
+    for step in range(3):
+        given = two_way_batches.batch(step)
+        for name, value in given.items():
+            least = 1 if name in ("embeddings", "labels", "ids") else 2  # rows of all processes but the last
+            own = slice(rank * least, None if rank == world - 1 else (rank + 1) * least)
+            given[name] = value.detach()[own].clone().requires_grad_(value.is_floating_point())
+        value = loss(**given)
+        leaves = [given["embeddings"], given["ref_emb"], *loss.parameters()]
+        # a share without a valid row has no use for a parameter
+        rows, texts, *others = torch.autograd.grad(value, leaves, allow_unused=True)
+        results += [rows / world, texts / world, value.detach(), *others]
+    return results
 
 
-def work_of_state(rank: int, folder: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+def states_and_refusals(rank: int) -> tuple[Any, ...]:
+    """What one of two processes finds."""
     table = RowTable(6, 3)
     for _ in range(2):
         table.update(*entries(rank), rate=0.3)
@@ -135,39 +162,101 @@ def work_of_state(rank: int, folder: str) -> None:
 
     # without gathering: each its own loss, but one state of all; then a batch without a valid query on the first only
     loss = SOPRCLoss(COUNTS).double()
-    mine = {name: part(values, rank, 2) for name, values in rows(0).items()}
-    loss(mine["embeddings"], mine["labels"])
-    loss(mine["embeddings"], mine["labels"] if rank else torch.zeros_like(mine["labels"]))
+    own = {name: part(values, rank, 2) for name, values in rows(0).items()}
+    loss(own["embeddings"], own["labels"])
+    loss(own["embeddings"], own["labels"] if rank else torch.zeros_like(own["labels"]))
     wrapped = SOPRCLoss(COUNTS).double()
     halves = (torch.split(rows(0)[name], 15)[rank] for name in ("embeddings", "labels"))  # PML wants equal parts
     value = DistributedLossWrapper(wrapped)(*halves) / 2
 
     # mined pairs of each process's own rows, and what is refused in all processes alike
-    mined = MINERS["pair_margin"]()(mine["embeddings"], mine["labels"])
-    narrowed = SmoothAPLoss(distributed="auto").double()(mine["embeddings"], mine["labels"], mined)
+    mined = MINERS["pair_margin"]()(own["embeddings"], own["labels"])
+    narrowed = SmoothAPLoss(distributed="auto").double()(own["embeddings"], own["labels"], mined)
     mined = tuple(index + rank * len(part(rows(0)["labels"], 0, 2)) for index in mined)
     messages = []
     for calls in (
         lambda: SmoothAPLoss(distributed="auto")(rows(0)["embeddings"], rows(0)["labels"]),
         lambda: SmoothAPLoss(distributed="auto")(
-            mine["embeddings"], mine["labels"], ref_emb=rows(1)["embeddings"], ref_labels=rows(1)["labels"]
+            own["embeddings"], own["labels"], ref_emb=rows(1)["embeddings"], ref_labels=rows(1)["labels"]
         ),
-        lambda: SmoothAPLoss(distributed="auto")(mine["embeddings"], mine["labels"], ids=mine["ids"] if rank else None),
+        lambda: SmoothAPLoss(distributed="auto")(own["embeddings"], own["labels"], ids=own["ids"] if rank else None),
     ):
         try:
             calls()
             messages.append("")
         except UserError as error:
             messages.append(str(error))
-    found = (table.state_dict(), loss.state_dict(), wrapped.state_dict(), value, narrowed, mined, messages)
-    torch.save(found, Path(folder) / f"{rank}.pt")
+    return table.state_dict(), loss.state_dict(), wrapped.state_dict(), value, narrowed, mined, messages
+
+
+def work(rank: int, world: int, folder: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    found: dict[str, Any] = {
+        name: (run(loss, way, rank, world), loss.state_dict()) for name, (loss, way) in cases(world).items()
+    }
+    two_way = {
+        name: (run_two_way(loss, rank, world), loss.state_dict())
+        for name, loss in two_way_losses(distributed="auto").items()
+    }
+    for name, loss in two_way_losses().items():  # not gathered: each its own loss, but one state of all
+        run_two_way(loss, rank, world)
+        two_way[f"{name} alone"] = ([], loss.state_dict())
+    rest = states_and_refusals(rank) if world == 2 else ()
+    torch.save((found, two_way, rest), Path(folder) / f"{rank}.pt")
     distributed.barrier()
     distributed.destroy_process_group()
 
 
-def test_state_mined_pairs_and_refusals_are_the_same_in_both_processes(tmp_path: Path) -> None:
-    multiprocessing.spawn(work_of_state, args=(str(tmp_path),), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What each of two, or four, processes finds; they are started once."""
+    folder = tmp_path_factory.mktemp("ranks")
+    multiprocessing.spawn(work, args=(request.param, str(folder)), nprocs=request.param)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(request.param)]
+
+
+def test_processes_get_value_gradient_and_state_of_one_with_the_whole_batch(ranks: list[Any]) -> None:
+    for name, (loss, way) in cases(len(ranks)).items():
+        expected = run(loss, way, 0, 1)
+        width = 3 if way == "references" else 2
+        found = [rank[0][name] for rank in ranks]
+        for place, wanted in enumerate(expected):
+            parts = [values[place] for values, _ in found]
+            if place % width == 0:
+                assert all(each.equal(parts[0]) for each in parts), name
+            else:
+                parts = [torch.cat(parts)]
+            torch.testing.assert_close(parts[0], wanted, rtol=1e-6, atol=1e-10, msg=lambda text, name=name: name + text)
+        states = [state for _, state in found]
+        assert all(same_state(each, states[0]) for each in states), name
+        torch.testing.assert_close(
+            states[0], loss.state_dict(), rtol=1e-6, atol=1e-10, msg=lambda text, name=name: name + text
+        )
+
+
+@pytest.mark.filterwarnings("ignore:no query of the batch")
+def test_both_sides_of_two_modalities_are_those_of_one_process(ranks: list[Any]) -> None:
+    for name, loss in two_way_losses().items():
+        expected = run_two_way(loss, 0, 1)
+        each = 3 + len(list(loss.parameters()))
+        for place, wanted in enumerate(expected):
+            parts = [rank[1][name][0][place] for rank in ranks]
+            if place % each >= 2:
+                assert all(part.equal(parts[0]) for part in parts), name
+            found = parts[0] if place % each >= 2 else torch.cat(parts)
+            torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10, msg=lambda text, name=name: name + text)
+        torch.testing.assert_close(
+            ranks[0][1][name][1], loss.state_dict(), rtol=1e-8, atol=1e-10, msg=lambda text, name=name: name + text
+        )
+        for kind in (name, f"{name} alone"):
+            assert all(same_state(ranks[0][1][kind][1], rank[1][kind][1]) for rank in ranks), kind
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_state_mined_pairs_and_refusals_are_the_same_in_both_processes(ranks: list[Any]) -> None:
+    first, second = (rank[2] for rank in ranks)
     for one, other in zip(first[:3], second[:3], strict=True):
         assert all(value.equal(other[name]) for name, value in one.items())
 
