@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from aurank.losses.core.pair_loss import PairLoss
     from aurank.losses.core.pairs import Pairs, Positives, make_pairs
     from aurank.losses.core.row_table import RowTable
-    from aurank.losses.core.training_protocols import Undoable
     from aurank.losses.global_contrastive.emc2 import EMC2Loss
     from aurank.losses.global_contrastive.fastclip import FastCLIPLoss
     from aurank.losses.global_contrastive.isogclr import ISogCLRLoss
@@ -104,7 +103,6 @@ if not TYPE_CHECKING:
         "core.pairs:Positives",
         "core.pairs:make_pairs",
         "core.row_table:RowTable",
-        "core.training_protocols:Undoable",
         "miners.emc2:EMC2Miner",
         "wrappers.cross_batch:CrossBatchMemory",
         "wrappers.lightly:LightlyLoss",
@@ -150,7 +148,6 @@ __all__ = [
     "SogCLRLoss",
     "SpectralContrastiveLoss",
     "SupConLoss",
-    "Undoable",
     "barlow_twins",
     "contrastive",
     "from_lightly",

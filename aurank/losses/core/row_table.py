@@ -180,7 +180,6 @@ class RowTable(FullPrecision):
         self.logarithms = logarithms
         self.on_host = on_host
         self._staging: Staging | None = None
-        self._before: list[tuple[Tensor, Tensor, Tensor]] | None = None
         device, seen = "cpu" if on_host else None, start is not None
         start = torch.zeros(width) if start is None else start
         self.register_buffer("rows", start.to(device, torch.float32).repeat(num_rows, 1))
@@ -205,7 +204,7 @@ class RowTable(FullPrecision):
         staging, self._staging = self._staging, None
         returned = None if staging is None else staging.returned()
         if staging is not None and returned is not None:
-            self._put(staging.host_ids, *returned)
+            self.rows[staging.host_ids], self.seen[staging.host_ids] = returned
 
     @torch.no_grad()
     def blended(
@@ -271,29 +270,11 @@ class RowTable(FullPrecision):
         old, seen = self.read(index)
         new = torch.where(wanted[:, None], values, old), seen | wanted
         if self._staging is None:
-            self._put(index, *new)
+            self.rows[index], self.seen[index] = new
             return
         index = self._staging.index(index)
         self._staging.rows[index], self._staging.seen[index] = new
         self._staging.send_back()
-
-    def _put(self, index: Tensor, rows: Tensor, seen: Tensor) -> None:
-        if self._before is not None:
-            self._before.append((index, self.rows[index], self.seen[index]))
-        self.rows[index], self.seen[index] = rows, seen
-
-    def mark(self) -> None:
-        """Remember from here on what is overwritten, until the next mark."""
-        self.settle()
-        self._before = []
-
-    @torch.no_grad()
-    def take_back(self) -> None:
-        """Restore the table of the mark."""
-        self.settle()
-        while self._before:
-            index, rows, seen = self._before.pop()
-            self.rows[index], self.seen[index] = rows, seen
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RowTable":
         if not self.on_host:

@@ -47,14 +47,3 @@ class LearnsTemperature(Protocol):
     @property
     def learned_temperature(self) -> Float[Tensor, ""] | None:
         """The current τ, the mean of individual ones, without a gradient; None where it is fixed."""
-
-
-@runtime_checkable
-class Undoable(Protocol):
-    """State too large to be copied before each step, which remembers what it overwrites."""
-
-    def mark(self) -> None:
-        """Remember from here on what is overwritten, until the next mark."""
-
-    def take_back(self) -> None:
-        """Restore the state of the mark."""

@@ -25,8 +25,6 @@ class TaggedTable(RowTable):
         """Make an empty table; a width of 0 takes that of the first rows put in."""
         super().__init__(num_rows, width)
         self.register_buffer("tags", torch.full((num_rows,), NONE))
-        self._tags_before: list[tuple[Tensor, Tensor]] | None = None
-        self._width_before = width
 
     @torch.no_grad()
     def put(
@@ -55,8 +53,6 @@ class TaggedTable(RowTable):
         tags, values = tags[last], values[last]
         finite = values.isfinite().all(dim=1)
         before = self.tags[index]
-        if self._tags_before is not None:
-            self._tags_before.append((index, before))
         self.tags[index] = torch.where(finite, tags, before)
         self.write(index, values, finite)
         return True
@@ -66,21 +62,6 @@ class TaggedTable(RowTable):
         width = self.rows.shape[1]
         if width not in (0, embeddings.shape[1]):
             raise UserError(f"embeddings must be as wide as embedding_dim={width}, got {embeddings.shape[1]}")
-
-    def mark(self) -> None:
-        """Remember what is overwritten from here on, for `take_back`, until the next mark."""
-        super().mark()
-        self._tags_before, self._width_before = [], self.rows.shape[1]
-
-    @torch.no_grad()
-    def take_back(self) -> None:
-        """Restore the table as it was at the mark."""
-        super().take_back()
-        while self._tags_before:
-            index, tags = self._tags_before.pop()
-            self.tags[index] = tags
-        if self._width_before != self.rows.shape[1]:
-            self.rows = self.rows[:, : self._width_before].clone()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved = state_dict.get(f"{prefix}rows")

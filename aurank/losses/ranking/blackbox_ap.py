@@ -102,7 +102,6 @@ class RankingMemory(nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()
         self.batches: deque[RankedLists] = deque(maxlen=size)
-        self._before: list[RankedLists] | None = None
 
     def append_to(self, lists: RankedLists) -> RankedLists:
         """Return the lists, each followed by those in memory, which have no gradient."""
@@ -128,15 +127,6 @@ class RankingMemory(nn.Module):
             is_hit=lists.is_hit & ~bad.gather(1, lists.hit),
         )
         self.batches.append(kept)
-
-    def mark(self) -> None:
-        """Remember which batches are in memory, none of which is ever written to, for `take_back`."""
-        self._before = list(self.batches)
-
-    def take_back(self) -> None:
-        """Make the memory again what it was at the mark."""
-        if self._before is not None:
-            self.batches = deque(self._before, maxlen=self.batches.maxlen)
 
     def get_extra_state(self) -> UInt8[Tensor, " byte"]:
         """Return the batches in memory, oldest first, as the bytes of safetensors: their sizes differ."""

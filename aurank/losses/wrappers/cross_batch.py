@@ -125,7 +125,6 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         self.register_buffer("id_memory", torch.full((memory_size,), UNKNOWN))
         self.register_buffer("counters", torch.zeros(len(Fill._fields), dtype=torch.int64))
         self._sent: HostCopy | None = None
-        self._before: list[tuple[Tensor, ...]] | None = None
 
     @property
     def memory_size(self) -> int:
@@ -263,8 +262,6 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         position, filled, calls = self.counters.unbind()
         stored = kept.sum()
         place = (position - (number - stored) + torch.arange(number, device=finite.device)) % self.memory_size
-        if self._before is not None:
-            self._before.append((place, *(memory[place] for memory in memories), self.counters.clone()))
         for memory, new in zip(memories, values, strict=True):
             old = memory[place]
             memory[place] = torch.where(kept.view(-1, *[1] * (old.ndim - 1)), new[newest], old)
@@ -272,20 +269,6 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         self.counters.copy_(torch.stack(after))
         if self.counters.is_cuda:
             self._sent = HostCopy(*self._buffers_kept()[1:])
-
-    def mark(self) -> None:
-        """Remember from here on what is overwritten, until the next mark."""
-        self._before = []
-
-    @torch.no_grad()
-    def take_back(self) -> None:
-        """Restore the memory of the mark."""
-        *memories, counters = self._buffers_kept()
-        while self._before:
-            place, *rows, fill = self._before.pop()
-            for memory, old in zip(memories, rows, strict=True):
-                memory[place] = old
-            counters.copy_(fill)
 
     def _buffers_kept(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.embedding_memory, self.label_memory, self.id_memory, self.counters

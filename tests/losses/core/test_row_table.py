@@ -183,25 +183,6 @@ def test_a_table_on_the_host_stays_there_and_is_widened_there() -> None:
     assert table.rows[1].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("make", [RowTable, hosted])
-def test_what_was_written_since_the_mark_is_taken_back(make: type[RowTable]) -> None:
-    table = make(50, 5)
-    for number in range(2):
-        index, values = entries(rows=50, seed=number)
-        table.prefetch(index, torch.device("cpu"))
-        table.update(index, values, rate=0.3)
-        if number == 0:
-            before = {name: value.clone() for name, value in table.state_dict().items()}
-            table.mark()
-    index, values = entries(rows=50, seed=3)
-    table.prefetch(index, torch.device("cpu"))
-    table.update(index, values, rate=0.3)
-    table.take_back()
-    assert all(value.equal(before[name]) for name, value in table.state_dict().items())
-    table.take_back()  # nothing is left to be taken back
-    assert all(value.equal(before[name]) for name, value in table.state_dict().items())
-
-
 def test_a_saved_state_that_is_not_finite_is_refused() -> None:
     table = RowTable(7, 5)
     table.update(*entries(), rate=0.1)

@@ -126,21 +126,6 @@ def test_a_row_holds_its_last_entry_and_ids_that_float32_would_round() -> None:
     )
 
 
-@pytest.mark.parametrize("width", [0, 1])
-def test_what_was_put_is_taken_back_to_the_mark(width: int) -> None:
-    table = TaggedTable(4, width)
-    if width:
-        put(table, [0, 1], [5, 6], [1.0, 2.0])
-    before = {name: value.clone() for name, value in table.state_dict().items()}
-    table.mark()
-    put(table, [1, 2], [7, 8], [3.0, 4.0])
-    put(table, [1, 0], [9, 9], [5.0, 6.0])
-    table.take_back()
-    after = table.state_dict()
-    assert all(value.equal(after[name]) for name, value in before.items())
-    assert put(table, [3], [1], [1.0])
-
-
 def test_state_goes_into_a_table_that_does_not_know_its_width() -> None:
     table, fresh = TaggedTable(4), TaggedTable(4)
     put(table, [2], [7], [3.0])

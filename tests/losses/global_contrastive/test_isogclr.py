@@ -267,21 +267,6 @@ def test_evaluation_mode_gives_the_value_of_training_mode() -> None:
         assert loss.eval()(views(1), LABELS) == loss.train()(views(1), LABELS)
 
 
-def test_a_step_is_taken_back_with_its_batch() -> None:
-    loss = make()
-    loss(views(0), LABELS)
-    before = {name: value.clone() for name, value in loss.state_dict().items() if isinstance(value, Tensor)}
-    tables = [*loss.tables, *loss.temperature.tables]
-    for table in tables:
-        table.mark()
-    loss(views(1), LABELS)
-    assert not loss.temperatures.equal(before["temperature.tables.0.rows"][:, 0])
-    for table in tables:
-        table.take_back()
-    for name, value in before.items():
-        assert loss.state_dict()[name].equal(value), name
-
-
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("both", [False, True])
 def test_a_hard_batch_and_then_an_easy_one_leave_a_gradient_at_a_small_temperature(autocast: bool, both: bool) -> None:
