@@ -43,6 +43,10 @@ def read_config(source: Path | str | dict[str, Any], overrides: Sequence[str] = 
 
     Raises:
         ConfigError: lists every error at once.
+
+    Example:
+        >>> read_config("digits/soprc", ["optim.lr=1e-4"]).optim.lr
+        0.0001
     """
     if not isinstance(source, dict) and not Path(source).exists():
         source = shipped_configs().get(str(source), source)

@@ -69,6 +69,17 @@ def rehearse(config: Config) -> Rehearsal:
 
     Raises:
         UserError: whatever a real run would raise before or in its first two steps, or in measuring its splits.
+
+    Example:
+        >>> from aurank.training import read_config
+        >>> config = {
+        ...     "data": {"name": "digits", "image_size": 16, "channels": 1},
+        ...     "model": {"backbone": "test_resnet", "pretrained": False, "dim": 8},
+        ...     "sampler": {"batch": 16}, "loss": {"name": "smooth_ap"}, "optim": {"lr": 1e-3}, "train": {"steps": 2},
+        ... }
+        >>> rehearsal = rehearse(read_config(config))
+        >>> rehearsal.batch, rehearsal.images["test"]
+        (16, 899)
     """
     with joined(config.train.timeout):
         seed_everything(config.seed)

@@ -49,6 +49,11 @@ class TrainResult:
             "new_texts" and "new_classes"; empty for images.
         skipped: for each split, how many unreadable images were left out (data.on_error=skip).
         is_main: whether this is the process that writes, and has to print.
+
+    Example:
+        >>> result = TrainResult(Path("runs/digits"), steps=150, best={"step": 100.0, "mauprc": 0.9}, report=None)
+        >>> result.best["step"]
+        100.0
     """
 
     out: Path
@@ -84,6 +89,17 @@ def train(
     Raises:
         UserError: a mistake in the configuration, the data or the folder, before any training.
         AurankError: the loss is not finite, or a checkpoint cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> config = {
+        ...     "data": {"name": "digits", "image_size": 16, "channels": 1},
+        ...     "model": {"backbone": "test_resnet", "pretrained": False, "dim": 8},
+        ...     "sampler": {"batch": 16}, "loss": {"name": "smooth_ap"}, "optim": {"lr": 1e-3}, "train": {"steps": 2},
+        ... }
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     train(config, f"{folder}/run").steps
+        2
     """
     if isinstance(config, Config):
         config = read_config(config.model_dump(mode="json"), overrides) if overrides else config

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from aurank.models import EachSide, EachSize, Encoder, TwoTower
 @dataclass(frozen=True, eq=False)
 class TestResult:
     """What was measured of a test split: images with each other, and pairs both ways, by groups of them."""
+
+    __test__: ClassVar[bool] = False  # for pytest: no class of tests
 
     report: Report | None = None
     two_way: dict[str, TwoWayReport] = field(default_factory=dict)
