@@ -8,7 +8,7 @@ from aurank.cli import training, measuring, data, configs  # noqa: F401  # they 
 
 # isort: on
 from aurank.cli.app import app
-from aurank.cli.drawing import complaints, draw_warnings, is_control
+from aurank.cli.drawing import draw_warnings, is_control, stderr_console
 from aurank.errors import AurankError, UserError, explained
 
 # albumentations asks the network for its newest version when it is imported.
@@ -25,19 +25,16 @@ def main() -> None:
                 raise UserError(f"the argument {argument!r} holds a control character; write it without")
         with draw_warnings():
             app()
-    except UserError as error:
-        complaints.print(f"error: {error}", markup=False, soft_wrap=True)
-        sys.exit(2)
     except AurankError as error:
-        complaints.print(f"error: {error}", markup=False, soft_wrap=True)
-        sys.exit(1)
+        stderr_console.say(f"error: {error}")
+        sys.exit(2 if isinstance(error, UserError) else 1)
     except MemoryError:
-        complaints.print("error: there is not enough memory; take less at once (--batch, max_memory, a smaller file)")
+        stderr_console.say("error: there is not enough memory; take less at once (--batch, max_memory, a smaller file)")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
     except (OSError, RuntimeError) as error:
         if (text := explained(error)) is None:
             raise
-        complaints.print(f"error: {text}", markup=False, soft_wrap=True)
+        stderr_console.say(f"error: {text}")
         sys.exit(1)

@@ -59,4 +59,4 @@ def cp(
         shutil.copyfile(shipped[name], target)
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror}; name another place") from error
-    console.print(f"{name} copied to {target}", highlight=False, markup=False, soft_wrap=True)
+    console.say(f"{name} copied to {target}")

@@ -1,6 +1,5 @@
 """Commands that look at data sets, and at the cache of their embeddings."""
 
-import os
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +8,9 @@ import typer
 
 from aurank.cli.app import app, cache_app, data_app
 from aurank.cli.drawing import console, draw_bar
-from aurank.cli.options import CacheOption, Overrides, size
+from aurank.cli.options import CacheOption, Overrides
+from aurank.errors import UserError
+from aurank.sizes import size_in_bytes
 
 
 @app.command()
@@ -20,22 +21,10 @@ def doctor(
     overrides: Overrides = None,
 ) -> None:
     """Check data: missing, broken or duplicate images, lone classes, leaks between splits."""
-    from aurank.embedding import read_data
-    from aurank.embedding.read_manifest import asks_about_classes, read_manifest
+    from aurank.commands import examine_data
 
-    section, seed = read_data(data, overrides or []), 0
-    if section is None:
-        from aurank.training import read_config
-
-        settings = read_config(data, overrides or [])
-        section, seed = settings.data, settings.seed
-    manifest = read_manifest(section, seed=seed)
-    report = manifest.doctor(
-        train_labels=section.train_labels == "class",
-        ask_classes=asks_about_classes(section, manifest),
-        max_pixels=section.max_pixels,
-    )
-    console.print(str(report), highlight=False, markup=False, soft_wrap=True)
+    report = examine_data(data, overrides or [])
+    console.say(report)
     if report.errors:
         raise SystemExit(2)
 
@@ -48,16 +37,16 @@ def check_data(
 ) -> None:
     """Say whether a benchmark is there as published; exit code 2 if anything is missing or different."""
     from aurank.data import check_benchmark
+    from aurank.embedding.read_manifest import data_folder
 
-    folder = root or Path(os.environ.get("AURANK_DATA") or "data").expanduser()
     with draw_bar(None, "checksums") as (progress, task):
         found = check_benchmark(
             name,
-            folder,
+            data_folder(root),
             checksums=checksums,
             on_bytes=lambda done, total: progress.update(task, advance=done, total=total),
         )
-    console.print(str(found), highlight=False, markup=False, soft_wrap=True)
+    console.say(found)
     if not found.complete:
         raise SystemExit(2)
 
@@ -72,15 +61,17 @@ def prune_cache(
     from aurank.embedding.cache import CachedSet, default_cache, prune
 
     root = cache or default_cache()
+    try:
+        at_most = size_in_bytes(most)
+    except ValueError as error:
+        raise UserError(f"--max: {error}") from None
 
-    def told(one: CachedSet) -> None:
+    def removed(one: CachedSet) -> None:
         used = datetime.fromtimestamp(one.used).astimezone().isoformat(" ", "minutes")
-        text = f"{'would remove' if dry_run else 'removed'} {_gib(one.num_bytes)}, last used {used}: {one.about}"
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        console.say(f"{'would remove' if dry_run else 'removed'} {_gib(one.num_bytes)}, last used {used}: {one.about}")
 
-    kept = prune(root, size("--max", most), told=told, dry_run=dry_run)
-    stays = f"{len(kept):,} sets, {_gib(sum(one.num_bytes for one in kept))}, stay in {root}"
-    console.print(stays, highlight=False, markup=False, soft_wrap=True)
+    kept = prune(root, at_most, removed=removed, dry_run=dry_run)
+    console.say(f"{len(kept):,} sets, {_gib(sum(one.num_bytes for one in kept))}, stay in {root}")
 
 
 def _gib(count: int) -> str:

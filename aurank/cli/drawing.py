@@ -29,6 +29,10 @@ class Terminal(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options)
 
+    def say(self, content: object) -> None:
+        """Print plain text: nothing in it is taken for markup, and long lines are left to the terminal."""
+        self.print(str(content), highlight=False, markup=False, soft_wrap=True)
+
 
 def printable(text: str) -> str:
     """The text with its control characters written out, as \\x1b, and its longest lines cut in the middle.
@@ -53,7 +57,7 @@ def _escaped(character: str) -> str:
 QUIET = 30.0  # seconds between two lines of progress where there is no terminal
 
 console = Terminal()
-complaints = Terminal(stderr=True, highlight=False)
+stderr_console = Terminal(stderr=True, highlight=False)
 
 # Of a validation, as far as it has them.
 SHOWN = {
@@ -80,7 +84,7 @@ def draw_warnings() -> Iterator[None]:
         if not issubclass(category, AurankWarning):
             usual(printable(str(message)), category, filename, lineno, file, line)
         elif os.environ.get("RANK", "0") == "0":
-            complaints.print(str(message), markup=False, soft_wrap=True)
+            stderr_console.say(message)
 
     with warnings.catch_warnings():
         usual, warnings.showwarning = warnings.showwarning, show
@@ -97,7 +101,7 @@ def draw_bar(total: int | None, text: str) -> Iterator[tuple[Progress, Any]]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with Progress(*columns, console=complaints, disable=not complaints.is_terminal) as progress:
+    with Progress(*columns, console=stderr_console, disable=not stderr_console.is_terminal) as progress:
         yield progress, progress.add_task(text, total=total, note="")
 
 
@@ -115,7 +119,7 @@ class _Lines:
         begins, self._stage = stage != self._stage, stage
         if self._progress.disable and now >= (self._quiet_until if begins else self._next):
             self._next = now + QUIET
-            self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+            stderr_console.say(text)
 
 
 @contextmanager
@@ -133,11 +137,9 @@ def draw_training() -> Iterator[Callable[[str, dict[str, Any]], None]]:
             elif kind == "validation":
                 mark = " (best)" if values["improved"] else ""
                 shown = ", ".join(f"{label} {values[name]:.4f}" for name, label in SHOWN.items() if name in values)
-                progress.console.print(
-                    f"step {values['step']}: validation {shown}{mark}", highlight=False, soft_wrap=True
-                )
+                stderr_console.say(f"step {values['step']}: validation {shown}{mark}")
             elif kind == "notice":
-                progress.console.print(values["text"], highlight=False, markup=False, soft_wrap=True)
+                stderr_console.say(values["text"])
             elif kind == "testing":
                 progress.update(task, description=f"testing on {values['images']} images", note="")
 
@@ -145,25 +147,20 @@ def draw_training() -> Iterator[Callable[[str, dict[str, Any]], None]]:
 
 
 @contextmanager
-def draw_running(
-    batch: int | None,
-    device: str | None,
-    cache: Path | None,
-    no_cache: bool,
-    allow: bool,
-    finished: Callable[[str, Any], None] | None = None,
-) -> Iterator[Any]:
-    """How a model is run, drawn as one bar a stage on a terminal, elsewhere as lines of a run that takes a while.
+def draw_measuring(given: dict[str, Any], finished: Callable[[str, Any], None] | None = None) -> Iterator[Any]:
+    """Give `RunOptions` that draw one bar a stage on a terminal, elsewhere lines of a run that takes a while.
 
-    `finished` may print: no bar is drawn meanwhile.
+    Args:
+        given: the options batch, device, cache, no_cache and allow_code, as far as a command has them.
+        finished: called with each result and its name; it may print, as no bar is drawn meanwhile.
     """
     from aurank.commands import RunOptions
     from aurank.embedding.cache import default_cache
 
-    if no_cache and cache is not None:
+    cache, is_off = given["cache"], given["no_cache"]
+    if is_off and cache is not None:
         raise UserError(f"--cache {cache} and --no-cache exclude each other; give one of them")
-    given = [f"--{name} {value}" for name, value in (("batch", batch), ("device", device), ("cache", cache)) if value]
-    given += [option for option, is_on in (("--no-cache", no_cache), ("--allow-code", allow)) if is_on]
+    flags = {name: f"--{name.replace('_', '-')}" for name, value in given.items() if value}
     with draw_bar(None, "preparing") as (progress, task):
         lines = _Lines(progress, at_once=False)
 
@@ -178,14 +175,14 @@ def draw_running(
                 finished(name, result)
 
         yield RunOptions(
-            batch=batch,
-            device=device,
-            cache=None if no_cache else cache or default_cache(),
-            allow_code=allow,
+            batch=given["batch"],
+            device=given["device"],
+            cache=None if is_off else cache or default_cache(),
+            allow_code=given.get("allow_code", False),
             listener=listen,
-            say=lambda text: progress.console.print(text, highlight=False, markup=False, soft_wrap=True),
+            say=stderr_console.say,
             finished=pause,
-            given=given,
+            given=[flag if given[name] is True else f"{flag} {given[name]}" for name, flag in flags.items()],
         )
 
 

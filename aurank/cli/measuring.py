@@ -3,43 +3,27 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from aurank.cli.app import app
-from aurank.cli.drawing import console, draw_running, keep_baselines
-from aurank.cli.options import (
-    AllowCodeOption,
-    BaselinesOption,
-    BatchOption,
-    CacheOption,
-    DataOption,
-    DataOverrides,
-    DeviceOption,
-    GalleryOption,
-    ModelOption,
-    NoCacheOption,
-    ProtocolOption,
-    QueryOption,
-    RootOption,
-    SplitOption,
-    whole_numbers,
-)
-from aurank.errors import UserError
+from aurank.cli.drawing import console, keep_baselines
+from aurank.cli.options import BaselinesOption, Drawn, ModelOption, measuring, whole_numbers
+
+if TYPE_CHECKING:
+    from aurank.embedding import ImageSelection
+    from aurank.evaluation import ProbeResult, Report
+
+_SIDES = ("data", "split", "protocol", "root", "query", "gallery")
 
 
 @app.command()
+@measuring(*_SIDES, "seeds")
 def evaluate(
+    *,
     model: ModelOption,
     out: Annotated[Path, typer.Option(help="Folder for report.json, per_query.parquet and pr_curve.png.")],
-    data: DataOption = None,
-    split: SplitOption = None,
-    protocol: ProtocolOption = None,
-    root: RootOption = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds of a protocol's draws, such as 0,1,2.")] = None,
-    query: QueryOption = None,
-    gallery: GalleryOption = None,
     labels: Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings; qrels of a run.")] = None,
     metrics: Annotated[str | None, typer.Option(help="In place of the usual ones, such as mauprc,mrr@10.")] = None,
     recall_at: Annotated[str | None, typer.Option(help="The k of Recall@k and precision@k, such as 1,10,100.")] = None,
@@ -51,63 +35,50 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     max_memory: Annotated[str | None, typer.Option(help="Bound on the engine's memory, such as 1GiB.")] = None,
     trec_run: Annotated[Path | None, typer.Option(help="Write a .run for trec_eval, and .qrels beside it.")] = None,
-    batch: BatchOption = None,
-    device: DeviceOption = None,
-    cache: CacheOption = None,
-    no_cache: NoCacheOption = False,
-    allow_code: AllowCodeOption = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what another command has left in --out.")
     ] = False,
     baselines: BaselinesOption = False,
-    overrides: DataOverrides = None,
+    images: "ImageSelection",
+    drawn: Drawn,
 ) -> None:
     """Measure any model on any images, or saved embeddings, exactly."""
     from aurank.commands import evaluate_model, measure_baselines, require_images
-    from aurank.embedding import ImageSelection
-    from aurank.evaluation import Report
+    from aurank.commands.evaluate import require_free_run
     from aurank.evaluation.bootstrap import Resampling
     from aurank.evaluation.metrics import check_names
     from aurank.reporting import require_free, require_same_command, write_results
 
     if baselines:
         require_images(model)
-    cuts = None if recall_at is None else whole_numbers("--recall-at", recall_at)
-    options: dict[str, Any] = {"recall_at": cuts, "distance": distance, "ties": ties, "index": index}
-    options |= {"backend": backend, "max_memory": max_memory}
-    options["metrics"] = None if metrics is None else check_names(metrics.split(","))
-    options["resampling"] = None if intervals is None else Resampling(intervals, seed)
+    options: dict[str, Any] = {
+        "recall_at": None if recall_at is None else whole_numbers("--recall-at", recall_at),
+        "distance": distance,
+        "ties": ties,
+        "index": index,
+        "backend": backend,
+        "max_memory": max_memory,
+        "metrics": None if metrics is None else check_names(metrics.split(",")),
+        "resampling": None if intervals is None else Resampling(intervals, seed),
+    }
+    given = {name: value for name, value in options.items() if value is not None}
     typed = shlex.join(["aurank", *(argument for argument in sys.argv[1:] if argument != "--overwrite")])
     command = f"cd {shlex.quote(str(Path.cwd()))} && {typed}"  # the same words mean other files elsewhere
     require_free(out)
     is_replaced = overwrite or require_same_command(out, command)
     if trec_run is not None:
-        _require_free_run(trec_run, is_replaced)
-    drawn = None if seeds is None else whole_numbers("--seeds", seeds)
-    images = ImageSelection(data, split, protocol, root, query, gallery, overrides or [], drawn)
+        require_free_run(trec_run, is_replaced=is_replaced)
 
-    def finished(_: str, report: Report) -> None:
+    def finished(_: str, report: "Report") -> None:
         write_results(report.made_by(command), out, overwrite=overwrite)
-        console.print(str(report), highlight=False, markup=False, soft_wrap=True)
+        console.say(report)
 
-    with draw_running(batch, device, cache, no_cache, allow_code, finished) as running:
-        given = {name: value for name, value in options.items() if value is not None}
+    with drawn(finished) as running:
         report = evaluate_model(model, images, labels=labels, trec_run=trec_run, running=running, **given)
         beside = measure_baselines(model, report, images, running=running, **given) if baselines else None
     if beside is not None:
         keep_baselines(beside, out)
-    console.print(f"written to {out / 'report.json'}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _require_free_run(run: Path, is_replaced: bool) -> None:
-    """Raise UserError where a run and its qrels cannot be written, or, unless they may be replaced, are there."""
-    from aurank.files import require_writable
-
-    require_writable(run, suffix=".run", option="--trec-run")
-    for path in (run, run.with_suffix(".qrels")):
-        require_writable(path, option="--trec-run")
-        if path.exists() and not is_replaced:
-            raise UserError(f"--trec-run {run}: {path} is there already; name another, or add --overwrite")
+    console.say(f"written to {out / 'report.json'}")
 
 
 @app.command()
@@ -121,112 +92,87 @@ def compare(
     force: Annotated[bool, typer.Option("--force", help="Compare although protocols or distances differ.")] = False,
 ) -> None:
     """Say whether the second report is better than the first, and where."""
-    from aurank.evaluation import Report
-    from aurank.evaluation.compare import compare
+    from aurank.evaluation import Report, compare
 
     first, second = (Report.load(path / "report.json" if path.is_dir() else path) for path in (report_a, report_b))
-    found = compare(first, second, metric=metric, resamples=resamples, seed=seed, most=most, force=force)
-    console.print(str(found), highlight=False, markup=False, soft_wrap=True)
+    console.say(compare(first, second, metric=metric, resamples=resamples, seed=seed, most=most, force=force))
 
 
 @app.command()
+@measuring(*_SIDES)
 def embed(
+    *,
     model: ModelOption,
     out: Annotated[Path, typer.Option(help="The .npz file to write: embeddings, labels, ids, paths.")],
-    data: DataOption = None,
-    split: SplitOption = None,
-    protocol: ProtocolOption = None,
-    root: RootOption = None,
-    query: QueryOption = None,
-    gallery: GalleryOption = None,
-    batch: BatchOption = None,
-    device: DeviceOption = None,
-    cache: CacheOption = None,
-    no_cache: NoCacheOption = False,
-    allow_code: AllowCodeOption = False,
-    overrides: DataOverrides = None,
+    images: "ImageSelection",
+    drawn: Drawn,
 ) -> None:
     """Write the embeddings of a data set's split, with ids, paths and labels."""
     from aurank.commands import embed_model
-    from aurank.embedding import ImageSelection
     from aurank.files import require_writable
 
     require_writable(out, suffix=".npz")
-    images = ImageSelection(data, split, protocol, root, query, gallery, overrides or [])
-    with draw_running(batch, device, cache, no_cache, allow_code) as running:
+    with drawn() as running:
         embedded = embed_model(model, images, running=running)
     embedded.save(out)
     rows, width = embedded.embeddings.shape
-    console.print(
-        f"{rows} embeddings of {width} dimensions written to {out}", highlight=False, markup=False, soft_wrap=True
-    )
+    console.say(f"{rows} embeddings of {width} dimensions written to {out}")
 
 
 @app.command()
+@measuring("data", "split", allow_code=False)
 def pairs(
+    *,
     model: Annotated[str, typer.Option("--model", help="aurank:DIR/best of a run with model.text.")],
     out: Annotated[Path, typer.Option(help="Folder for two_way/GROUP and zero_shot.json.")],
-    data: Annotated[
-        str | None, typer.Option("--data", help="table:FILE with a column text; default: the data it was trained on.")
-    ] = None,
-    split: Annotated[str | None, typer.Option(help="Which split: train, val or test (the default).")] = None,
     prompt: Annotated[
         list[str] | None, typer.Option(help="Sentence with {} for a class, for zero-shot; may be given repeatedly.")
     ] = None,
-    batch: BatchOption = None,
-    device: DeviceOption = None,
-    cache: CacheOption = None,
-    no_cache: NoCacheOption = False,
-    overrides: DataOverrides = None,
+    images: "ImageSelection",
+    drawn: Drawn,
 ) -> None:
-    """Measure a model of images and texts: each found by the other, and images classified by the names of classes."""
+    """Measure a model of images and texts: each found by the other, and images classified by the names of classes.
+
+    --data is table:FILE with a column text.
+    """
     from aurank.commands import evaluate_pairs
-    from aurank.embedding import ImageSelection
     from aurank.files import require_writable
 
     require_writable(out / "zero_shot.json")
-    images = ImageSelection(data, split, overrides=overrides or [])
-    with draw_running(batch, device, cache, no_cache, allow=False) as running:
+    with drawn() as running:
         result = evaluate_pairs(model, images, templates=prompt, running=running)
     result.save(out)
-    console.print(str(result), highlight=False, markup=False, soft_wrap=True)
-    console.print(f"written to {out}", highlight=False, markup=False, soft_wrap=True)
+    console.say(result)
+    console.say(f"written to {out}")
 
 
 @app.command()
+@measuring("data", "split")
 def probe(
+    *,
     model: ModelOption,
     out: Annotated[Path, typer.Option(help="Folder for knn.json and linear_probe.json.")],
-    data: DataOption = None,
-    split: Annotated[str | None, typer.Option(help="Which split is tested: train, val or test (the default).")] = None,
     protocol: Annotated[list[str] | None, typer.Option(help="knn or linear_probe; give it twice for both.")] = None,
     labels: Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings.")] = None,
     k: Annotated[int | None, typer.Option("--k", help="Neighbours that vote; default 200, or all there are.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds of the draws, such as 0,1,2.")] = None,
-    batch: BatchOption = None,
-    device: DeviceOption = None,
-    cache: CacheOption = None,
-    no_cache: NoCacheOption = False,
-    allow_code: AllowCodeOption = False,
-    overrides: DataOverrides = None,
+    images: "ImageSelection",
+    drawn: Drawn,
 ) -> None:
     """Classify by frozen embeddings: nearest neighbours and a linear classifier (by default both)."""
     from aurank.commands import probe_model
-    from aurank.embedding import ImageSelection
-    from aurank.evaluation import ProbeResult
     from aurank.evaluation.probes import PROBES
     from aurank.files import require_writable
 
     protocols = protocol or list(PROBES)
     for name in protocols:
         require_writable(out / f"{name}.json")
-    drawn = None if seeds is None else whole_numbers("--seeds", seeds)
-    images = ImageSelection(data, split, overrides=overrides or [])
+    numbers = None if seeds is None else whole_numbers("--seeds", seeds)
 
-    def finished(name: str, result: ProbeResult) -> None:
+    def finished(name: str, result: "ProbeResult") -> None:
         result.save(out / f"{name}.json")
-        console.print(str(result), highlight=False, markup=False, soft_wrap=True)
-        console.print(f"written to {out / f'{name}.json'}", highlight=False, markup=False, soft_wrap=True)
+        console.say(result)
+        console.say(f"written to {out / f'{name}.json'}")
 
-    with draw_running(batch, device, cache, no_cache, allow_code, finished) as running:
-        probe_model(model, images, protocols=protocols, labels=labels, k=k, seeds=drawn, running=running)
+    with drawn(finished) as running:
+        probe_model(model, images, protocols=protocols, labels=labels, k=k, seeds=numbers, running=running)

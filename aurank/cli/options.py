@@ -1,16 +1,19 @@
 """Options that several commands share."""
 
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from aurank.cli.drawing import draw_measuring
 from aurank.errors import UserError
-from aurank.sizes import size_in_bytes
 
 ConfigFile = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped one (aurank ls).")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Dotted overrides, such as optim.lr=1e-4.")]
-DataOverrides = Annotated[list[str] | None, typer.Argument(help="Changes of the data section: data.workers=4.")]
 ModelOption = Annotated[
     str,
     typer.Option(
@@ -19,41 +22,84 @@ ModelOption = Annotated[
         "python:package.module:function, or embeddings:FILE (.npz, or .npy with --labels).",
     ),
 ]
-DataOption = Annotated[
-    str | None, typer.Option("--data", help="READER:PATH such as folder:photos; default: the data it was trained on.")
-]
-SplitOption = Annotated[str | None, typer.Option(help="Which split to embed: train, val or test (the default).")]
-ProtocolOption = Annotated[
-    str | None, typer.Option(help="A named protocol, such as sop; --root says where its data is.")
-]
-RootOption = Annotated[Path | None, typer.Option(help="Folder of a protocol's data, or that table paths start from.")]
-QueryOption = Annotated[Path | None, typer.Option(help="Table (csv, parquet) of the queries; needs --gallery.")]
-GalleryOption = Annotated[Path | None, typer.Option(help="Table (csv, parquet) of the gallery.")]
 BaselinesOption = Annotated[
     bool, typer.Option("--baselines", help="Measure chance, raw pixels and the untrained network too: baselines.json.")
 ]
-BatchOption = Annotated[int | None, typer.Option(min=1, help="Images embedded at once.")]
-DeviceOption = Annotated[str | None, typer.Option(help="Such as cuda:1 or cpu; default: CUDA where there is one.")]
 CacheOption = Annotated[
     Path | None,
     typer.Option(help="Folder of the embedding cache; default $AURANK_CACHE, else ~/.cache/aurank/embeddings."),
 ]
-NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Neither read nor keep embeddings.")]
-AllowCodeOption = Annotated[
-    bool, typer.Option("--allow-code", help="Let --model run code: python:…, or options that may.")
-]
+
+# The fields of `ImageSelection`, and how they are given.
+_IMAGES = {
+    "data": Annotated[
+        str | None,
+        typer.Option("--data", help="READER:PATH such as folder:photos; default: the data it was trained on."),
+    ],
+    "split": Annotated[str | None, typer.Option(help="Which split: train, val or test (the default).")],
+    "protocol": Annotated[
+        str | None, typer.Option(help="A named protocol, such as sop; --root says where its data is.")
+    ],
+    "root": Annotated[Path | None, typer.Option(help="Folder of a protocol's data, or that table paths start from.")],
+    "query": Annotated[Path | None, typer.Option(help="Table (csv, parquet) of the queries; needs --gallery.")],
+    "gallery": Annotated[Path | None, typer.Option(help="Table (csv, parquet) of the gallery.")],
+    "seeds": Annotated[str | None, typer.Option(help="Seeds of a protocol's draws, such as 0,1,2.")],
+}
+# How a model is run.
+_RUN = {
+    "batch": Annotated[int | None, typer.Option(min=1, help="Images embedded at once.")],
+    "device": Annotated[str | None, typer.Option(help="Such as cuda:1 or cpu; default: CUDA where there is one.")],
+    "cache": CacheOption,
+    "no_cache": Annotated[bool, typer.Option("--no-cache", help="Neither read nor keep embeddings.")],
+    "allow_code": Annotated[
+        bool, typer.Option("--allow-code", help="Let --model run code: python:…, or options that may.")
+    ],
+}
+_OVERRIDES = Annotated[list[str] | None, typer.Argument(help="Changes of the data section: data.workers=4.")]
+
+Drawn = Callable[..., AbstractContextManager[Any]]
+"""Draws how a model is run, and gives its `RunOptions`; takes what is to be called with each result."""
 
 
-def size(option: str, text: str) -> int:
-    """The bytes in "20GiB"; UserError naming the option for anything else."""
-    try:
-        return size_in_bytes(text)
-    except ValueError as error:
-        raise UserError(f"{option}: {error}") from None
+def measuring(*chosen: str, allow_code: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options that say which images are measured and how the model is run.
+
+    The command is called with an ``ImageSelection`` as `images` and a `Drawn` as `drawn` in their place.
+
+    Args:
+        chosen: the fields of ``ImageSelection`` that it has options for; overrides every such command has.
+        allow_code: whether it has the option of this name.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        run = {name: kind for name, kind in _RUN.items() if allow_code or name != "allow_code"}
+        shared = {**{name: _IMAGES[name] for name in chosen}, **run, "overrides": _OVERRIDES}
+        own = [one for one in inspect.signature(command).parameters.values() if one.name not in ("images", "drawn")]
+
+        def parsed(**given: Any) -> None:
+            from aurank.embedding import ImageSelection
+
+            fields = {name: given.pop(name) for name in chosen}
+            if fields.get("seeds") is not None:
+                fields["seeds"] = whole_numbers("--seeds", fields["seeds"])
+            images = ImageSelection(**fields, overrides=given.pop("overrides") or [])
+            command(images=images, drawn=partial(draw_measuring, {name: given.pop(name) for name in run}), **given)
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [one.replace(kind=keyword) for one in own]
+        for name, kind in shared.items():
+            default = False if name in ("no_cache", "allow_code") else None
+            parameters.append(inspect.Parameter(name, keyword, default=default, annotation=kind))
+        parsed.__name__, parsed.__doc__ = command.__name__, command.__doc__
+        parsed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        parsed.__annotations__ = {one.name: one.annotation for one in parameters}
+        return parsed
+
+    return decorate
 
 
 def whole_numbers(option: str, text: str) -> tuple[int, ...]:
-    """The numbers in "1,10,100"; UserError naming the option for anything else."""
+    """Return the numbers in "1,10,100"; raise UserError naming the option for anything else."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:

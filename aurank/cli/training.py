@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from aurank.cli.app import app
-from aurank.cli.drawing import complaints, console, draw_training, keep_baselines
+from aurank.cli.drawing import console, draw_training, keep_baselines, stderr_console
 from aurank.cli.options import BaselinesOption, ConfigFile, Overrides
 from aurank.errors import UserError
 
@@ -32,29 +32,31 @@ def train(
     if dry_run and baselines:
         raise UserError("--baselines has no use with --dry-run, which measures nothing: give one of them")
     if dry_run:
-        console.print(str(rehearse(settings)), highlight=False, soft_wrap=True)
+        console.say(rehearse(settings))
         return
     out = out or Path("runs") / Path(config).stem
     with draw_training() as listener:
         result = train(settings, out, resume, listener=listener)
     left_out = ", ".join(f"{count} of {split}" for split, count in result.skipped.items() if count)
     if left_out and result.is_main:
-        complaints.print(f"skipped, unreadable: {left_out}")
+        stderr_console.say(f"skipped, unreadable: {left_out}")
     if result.stopped_by is not None:
         if result.is_main:
-            complaints.print(f"stopped by a signal after step {result.steps}; everything is saved, go on with --resume")
+            stderr_console.say(
+                f"stopped by a signal after step {result.steps}; everything is saved, go on with --resume"
+            )
         raise SystemExit(128 + result.stopped_by)
     if result.is_main:
         if result.two_way:
             images = [] if result.report is None else [f"images with each other\n{result.report}"]
-            console.print(describe_groups(result.two_way, *images), highlight=False, markup=False, soft_wrap=True)
+            console.say(describe_groups(result.two_way, *images))
         elif result.report is not None:
-            console.print(str(result.report), highlight=False, markup=False, soft_wrap=True)
+            console.say(result.report)
         if baselines and result.report is not None:
             keep_baselines(measure_baselines(f"aurank:{result.out / 'best.pt'}", result.report), result.out)
         elif baselines:
-            complaints.print("--baselines: left out, as no report on images found by images was made")
-        console.print(f"written to {result.out}", highlight=False, markup=False, soft_wrap=True)
+            stderr_console.say("--baselines: left out, as no report on images found by images was made")
+        console.say(f"written to {result.out}")
 
 
 @app.command()
@@ -67,10 +69,10 @@ def demo(
     with draw_training() as listener:
         results, stopped_by = demo(out, listener=listener)
     if stopped_by is not None:
-        complaints.print("stopped by a signal; everything is saved, the same command goes on")
+        stderr_console.say("stopped by a signal; everything is saved, the same command goes on")
         raise SystemExit(128 + stopped_by)
     table = Table("test digits", "mAUPRC", "Recall@1", title="aurank demo")
     for name, metrics in results.items():
         table.add_row(name.replace("_", " "), f"{metrics['mauprc']:.4f}", f"{metrics['recall@1']:.4f}")
     console.print(table)
-    console.print(f"written to {out / 'demo.json'}", highlight=False, markup=False, soft_wrap=True)
+    console.say(f"written to {out / 'demo.json'}")

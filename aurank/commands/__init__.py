@@ -2,9 +2,12 @@
 
 from aurank.commands.baselines import measure_baselines, require_images
 from aurank.commands.demo import demo
-from aurank.commands.evaluate import RunOptions, embed_model, evaluate_model
+from aurank.commands.doctor import examine_data
+from aurank.commands.embed import embed_model
+from aurank.commands.evaluate import evaluate_model
 from aurank.commands.pairs import PairsResult, evaluate_pairs
 from aurank.commands.probe import probe_model
+from aurank.commands.run_options import RunOptions
 
 __all__ = [
     "PairsResult",
@@ -13,6 +16,7 @@ __all__ = [
     "embed_model",
     "evaluate_model",
     "evaluate_pairs",
+    "examine_data",
     "measure_baselines",
     "probe_model",
     "require_images",

@@ -5,13 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aurank.commands.evaluate import (
-    Prepared,
-    RunOptions,
-    choose_device,
-    prepare,
-    split_name,
-)
+from aurank.commands.run_options import PreparedModel, RunOptions, prepare, split_name
 from aurank.embedding.embed import Embedded, embed, embed_pixels
 from aurank.embedding.from_config import build_encoder
 from aurank.embedding.select_images import ImageSelection
@@ -23,7 +17,13 @@ MOST_PIXELS = 4 * 2**30  # bytes of all images as float32
 
 
 def require_images(model: str) -> None:
-    """Nothing; UserError for saved embeddings and ranked lists: the images to measure baselines on are not at hand."""
+    """Raise UserError for saved embeddings and ranked lists: the images to measure baselines on are not at hand.
+
+    Example:
+        >>> require_images("embeddings:rows.npz")
+        Traceback (most recent call last):
+        aurank.errors.UserError: --baselines has no use with --model embeddings:rows.npz: it needs the images; name a model, with --data
+    """  # noqa: E501
     if model.startswith("trec:") or split_name(model)[0] == "embeddings":
         raise UserError(f"--baselines has no use with --model {model}: it needs the images; name a model, with --data")
 
@@ -36,52 +36,53 @@ def measure_baselines(
     running: RunOptions | None = None,
     **options: Any,
 ) -> dict[str, dict[str, float]]:
-    """What a model has to beat on the images of its report, beside its own metrics.
+    """Return what a model has to beat on the images of its report, beside its own metrics.
 
     "untrained" is the same network from random weights (of models trained here, and of timm), "raw_pixels" the images
     as the model sees them, "chance" the expected mAUPRC of a random order. What cannot be had is left out and said.
 
     Args:
         model, images, running, options: as ``evaluate_model`` was given them.
+
+    Example:
+        >>> model, digits = "timm:test_vit,pretrained=false", ImageSelection("digits:", overrides=["data.workers=0"])
+        >>> list(measure_baselines(model, evaluate_model(model, digits), digits))
+        ['model', 'untrained', 'raw_pixels', 'chance']
     """
     images, running = images or ImageSelection(), running or RunOptions()
     say = running.say or (lambda text: None)
-    prepared, device = prepare(model, images, running), choose_device(running.device)
-    protocol = images.find_protocol()
+    prepared, device = prepare(model, images, running), running.torch_device
+    protocol, dataset = images.find_protocol(), prepared.dataset
     measured = {name: value for name, value in options.items() if name not in ("resampling", "index")}
-    measured = {**prepared.options, **measured, "device": device}
-    if protocol is not None and "recall_at" not in options:
-        measured.pop("recall_at", None)
+    measured = {**prepared.evaluation_options(protocol, measured), "device": device}
 
     def metrics(embedded: Embedded) -> dict[str, float]:
         return (embedded.evaluate(**measured) if protocol is None else protocol.evaluate(embedded, **measured)).metrics
 
-    sizes: dict[str, Any] = {"batch": prepared.batch, "workers": prepared.workers}
     found = {"model": report.metrics}
-    network = _untrained(model, prepared, running)
+    network = _untrained(model, prepared)
     if network is None:
         say(f"--baselines: the untrained network of {model} cannot be had, and is left out")
     else:
-        found["untrained"] = metrics(embed(network.to(device), prepared.dataset, device=device, **sizes))
-    shown = prepared.dataset.__getitems__([0]).image
-    size = shown.numel() * 4 * len(prepared.dataset) if isinstance(shown, Tensor) else 0
+        found["untrained"] = metrics(embed(network.to(device), dataset, device=device, **prepared.sizes))
+    shown = dataset.__getitems__([0]).image
+    size = shown.numel() * 4 * len(dataset) if isinstance(shown, Tensor) else 0
     if size > MOST_PIXELS:
         say(f"--baselines: raw pixels are left out, they would take {size / 2**30:.0f} GiB of memory")
     else:
-        found["raw_pixels"] = metrics(embed_pixels(prepared.dataset, **sizes))
+        found["raw_pixels"] = metrics(embed_pixels(dataset, **prepared.sizes))
     found["chance"] = {"mauprc": report.random_order}
     return found
 
 
-def _untrained(model: str, prepared: Prepared, running: RunOptions) -> nn.Module | None:
+def _untrained(model: str, prepared: PreparedModel) -> nn.Module | None:
     kind, what = split_name(model)
     config = prepared.config
     torch.manual_seed(0 if config is None else config.seed)
     if config is not None:
         return build_encoder(config.model, channels=config.data.channels, load=False)
     if kind == "timm":
-        options = [
-            part for part in what.split(",") if not part.startswith(("pretrained=", "file=", "checkpoint_path="))
-        ]
-        return load_model(f"timm:{','.join(options)},pretrained=false", allow_code=running.allow_code).module
+        given = ("pretrained=", "file=", "checkpoint_path=")
+        options = ",".join(part for part in what.split(",") if not part.startswith(given))
+        return load_model(f"timm:{options},pretrained=false", allow_code=prepared.run.allow_code).module
     return None

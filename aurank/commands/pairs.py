@@ -5,13 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aurank.commands.evaluate import (
-    RunOptions,
-    choose_device,
-    opened_cache,
-    own_description,
-    split_name,
-)
+from aurank.commands.run_options import RunOptions, describe_model, split_name
 from aurank.data import Manifest
 from aurank.data.captions import text_key
 from aurank.embedding.checkpoint import load_checkpoint, resolve_checkpoint
@@ -95,7 +89,7 @@ def evaluate_pairs(
     images.check()
     if images.protocol is not None or images.query is not None:
         raise UserError(f"{images.given[0]} has no use here: pairs are the rows of a table, --data table:FILE")
-    device = choose_device(running.device)
+    device = running.torch_device
     checkpoint = load_checkpoint(resolve_checkpoint(what))
     saved = read_trained(checkpoint["config"])
     require_texts(saved, model)
@@ -111,7 +105,6 @@ def evaluate_pairs(
     towers = towers_of(checkpoint, config, model)
     whole = None if images.split == "train" else trained
     once = distinct_images(manifest)  # as `aurank evaluate` takes them, so that both share what is in the cache
-    cache = opened_cache(running, model, towers.image, description=own_description(config), manifest=once)
     embedded = embed_pairs(
         towers.module.to(device),
         towers.tokenise,
@@ -121,7 +114,7 @@ def evaluate_pairs(
         text_progress=running.stage("embedding texts"),
         workers=config.data.workers,
         progress=running.stage("embedding images"),
-        cache=cache,
+        cache=running.open_cache(model, towers.image, describe_model(config), once),
     )
     options = {**two_way_options(config), "device": device, "progress": running.stage("ranking")}
     reports = reports_by_group(embedded, None if whole is None else whole.split("train"), manifest, **options)
@@ -132,9 +125,8 @@ def evaluate_pairs(
     zero_shot = None
     if _has_classes(manifest):
         names = [name.replace("-", " ").replace("_", " ") for name in manifest.classes]
-        zero_shot = noted(
-            embedded.zero_shot(towers.module, towers.tokenise, names, templates=templates or PROMPTS), note
-        )
+        zero_shot = embedded.zero_shot(towers.module, towers.tokenise, names, templates=templates or PROMPTS)
+        zero_shot = noted(zero_shot, note)
     return PairsResult({name: noted_both(report, note) for name, report in reports.items()}, zero_shot)
 
 

@@ -6,17 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from aurank.commands.evaluate import (
-    Prepared,
-    RunOptions,
-    choose_device,
-    embed_prepared,
-    prepare,
-    skipped,
-    split_name,
-)
+from aurank.commands.run_options import PreparedModel, RunOptions, prepare, split_name
 from aurank.data import Manifest
 from aurank.data.checks.doctor import repeated_image
 from aurank.embedding.embed import Embedded
@@ -59,7 +50,7 @@ def probe_model(
     images, running = images or ImageSelection(), running or RunOptions()
     kind, what = split_name(model)
     _check_choice(images, protocols, k)
-    device = choose_device(running.device)
+    device = running.torch_device
     options: dict[str, dict[str, Any]] = {name: {} for name in protocols}
     if "knn" in options:
         options["knn"] = {"k": k, "device": device}
@@ -77,7 +68,7 @@ def probe_model(
         if labels is not None:
             raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
         prepared = prepare(model, images, running)
-        embedded, train, notes = _embed_sides(prepared, options, seeds, device, running)
+        embedded, train, notes = _embed_sides(prepared, options, seeds)
     results = {}
     for name, chosen in options.items():
         if seeds is not None and (train is None or name != "knn"):
@@ -129,34 +120,27 @@ def _check_probes(
 
 
 def _embed_sides(
-    prepared: Prepared,
-    options: dict[str, dict[str, Any]],
-    seeds: Sequence[int] | None,
-    device: torch.device,
-    running: RunOptions,
+    prepared: PreparedModel, options: dict[str, dict[str, Any]], seeds: Sequence[int] | None
 ) -> tuple[Embedded, Embedded | None, list[str]]:
-    """The embeddings of the images tested and of those that train, None for halves; labels agree; and notes."""
+    """Return the embeddings of the images tested and of those that train, None for halves; labels agree; and notes."""
     tested = prepared.dataset.manifest
     _require_once(tested)
     training = _training_images(prepared)
     if training is None:
-        _check_probes(options, tested.labels, None, seeds, running)
-        embedded = embed_prepared(prepared, device, running)
-        return embedded, None, [prepared.note, *skipped(prepared.dataset, embedded)]
+        _check_probes(options, tested.labels, None, seeds, prepared.run)
+        embedded, notes = prepared.embed()
+        return embedded, None, notes
     _require_once(training)
     numbers = {name: number for number, name in enumerate(dict.fromkeys((*tested.classes, *training.classes)))}
     own = np.array([numbers[name] for name in training.classes], dtype=np.int64)
-    _check_probes(options, own[training.labels], tested.labels, seeds, running)
-    teaching = dataclasses.replace(prepared, dataset=prepared.dataset_of(training))
-    notes, sides = [], []
-    for role, side in (("training", teaching), ("test", prepared)):
-        embedded = embed_prepared(side, device, running)
-        notes += [f"{role}: {line}" for line in (side.note, *skipped(side.dataset, embedded))]
-        sides.append(embedded)
-    return sides[1], dataclasses.replace(sides[0], labels=own[sides[0].labels], classes=None), notes
+    _check_probes(options, own[training.labels], tested.labels, seeds, prepared.run)
+    train, train_notes = prepared.embed(training)
+    test, test_notes = prepared.embed()
+    notes = [f"training: {line}" for line in train_notes] + [f"test: {line}" for line in test_notes]
+    return test, dataclasses.replace(train, labels=own[train.labels], classes=None), notes
 
 
-def _training_images(prepared: Prepared) -> Manifest | None:
+def _training_images(prepared: PreparedModel) -> Manifest | None:
     """The images of the split "train" that are not tested, or None where they share too few classes with those tested.
 
     Read anew: of a configuration that holds classes out for validation, the splits would lack their training rows.

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor, nn
 
+from aurank.arrays import load_arrays
 from aurank.data import FolderSource, Manifest, ZipSource
 from aurank.errors import AurankError, UserError
 from aurank.files import replacing, write_text
@@ -26,20 +27,6 @@ FORMAT = 1  # raised when what is stored, or how pixels are made, changes: older
 ABOUT = "about.json"
 _NAME_LENGTH = 32
 _REMOVED = ".removed-"
-
-# What numpy and zipfile raise on reading a file with any byte changed, or cut short; the last for an .npy in its place.
-_DAMAGE = (
-    ValueError,
-    KeyError,
-    OSError,
-    EOFError,
-    zipfile.BadZipFile,
-    zlib.error,
-    NotImplementedError,
-    RuntimeError,
-    SyntaxError,
-    AttributeError,
-)
 
 
 class Piece(NamedTuple):
@@ -97,30 +84,26 @@ class EmbeddingCache:
         write_text(self.folder / ABOUT, self.about)
 
     def read(self, count: int) -> list[Piece]:
-        """The pieces that are whole, of a data set of ``count`` rows, no row twice; damaged ones are removed."""
+        """Return the whole pieces, of a data set of ``count`` rows, no row twice; remove damaged ones."""
         done = np.zeros(count, dtype=np.bool_)
         pieces: list[Piece] = []
         damaged = 0
         for path in sorted(self.folder.glob("*.npz")):
             piece = _read_piece(path, count, dim=pieces[0].embeddings.shape[1] if pieces else None)
-            if piece is None and not path.exists():  # `prune` took it
-                continue
-            if piece is None:
+            if piece is not None:
+                new = ~done[piece.rows]
+                if new.any():
+                    pieces.append(Piece(piece.rows[new], piece.embeddings[new]))
+                    done[piece.rows] = True
+            elif path.exists():  # else `prune` took it
                 path.unlink(missing_ok=True)
                 damaged += 1
-                continue
-            new = ~done[piece.rows]
-            if new.any():
-                pieces.append(piece if new.all() else Piece(piece.rows[new], piece.embeddings[new]))
-                done[piece.rows] = True
         if self.say is not None and (pieces or damaged):
-            self.say(self._found(int(done.sum()), count, damaged))
+            held = int(done.sum())
+            part = f"{held:,}" if held == count else f"{held:,} of {count:,}"
+            again = f"; removed {damaged} damaged {'piece' if damaged == 1 else 'pieces'}" if damaged else ""
+            self.say(f"read {part} embeddings from the cache {self.folder}{again}")
         return pieces
-
-    def _found(self, held: int, count: int, damaged: int) -> str:
-        part = f"{held:,}" if held == count else f"{held:,} of {count:,}"
-        again = f"; removed {damaged} damaged {'piece' if damaged == 1 else 'pieces'}" if damaged else ""
-        return f"read {part} embeddings from the cache {self.folder}{again}"
 
     def write(self, piece: Piece) -> None:
         """Keep a piece that holds at least one row."""
@@ -177,11 +160,11 @@ def _stats(folder: Path) -> list[os.stat_result]:
     return found
 
 
-def prune(root: Path, most: int, *, told: Callable[[CachedSet], None], dry_run: bool = False) -> list[CachedSet]:
+def prune(root: Path, most: int, *, removed: Callable[[CachedSet], None], dry_run: bool = False) -> list[CachedSet]:
     """Remove the least recently used sets until at most so many bytes are left; return what stays.
 
     A run that uses a set which is removed goes on, and keeps anew what it embeds from then on: a folder is renamed
-    before anything in it is removed, so that no run finds half of one. `told` is given each set that is gone.
+    before anything in it is removed, so that no run finds half of one. `removed` is given each set that is gone.
 
     Raises:
         UserError: a set cannot be removed, which is another user's, say.
@@ -193,7 +176,7 @@ def prune(root: Path, most: int, *, told: Callable[[CachedSet], None], dry_run: 
         total -= oldest.num_bytes
         if not dry_run:
             _remove(oldest.folder)
-        told(oldest)
+        removed(oldest)
     if not dry_run:
         for left in root.glob("[0-9a-f]" * _NAME_LENGTH + f"{_REMOVED}*"):  # of a prune that was killed
             shutil.rmtree(left, ignore_errors=True)
@@ -223,14 +206,15 @@ def _about(path: Path) -> str:
 
 
 def _read_piece(path: Path, count: int, *, dim: int | None) -> Piece | None:
-    """The piece in a file, or None where it is damaged: a zip archive carries lengths and checksums of its members."""
+    """Return the piece in a file, or None where it is damaged: a zip archive has checksums of its members."""
     try:
-        # Opened here: numpy leaves the file open when it is no zip archive.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
-            rows, embeddings = content["rows"], content["embeddings"]
-    except _DAMAGE:
+        content = load_arrays(path)
+    except UserError:
         return None
-    right = (
+    if not {"rows", "embeddings"} <= content.keys():
+        return None
+    rows, embeddings = content["rows"], content["embeddings"]
+    is_whole = (
         rows.dtype == np.int64
         and rows.ndim == 1
         and embeddings.dtype == np.float32
@@ -241,7 +225,7 @@ def _read_piece(path: Path, count: int, *, dim: int | None) -> Piece | None:
         and rows[-1] < count
         and bool((np.diff(rows) > 0).all())
     )
-    return Piece(rows, embeddings) if right else None
+    return Piece(rows, embeddings) if is_whole else None
 
 
 def weights_sha256(module: nn.Module) -> str:

@@ -12,9 +12,9 @@ from aurank.errors import UserError
 from aurank.evaluation.engine.positives import count_positives, require_room
 
 
-def data_root(config: DataConfig) -> Path:
-    """``data.root``, else ``$AURANK_DATA``, else ``./data``."""
-    return Path(config.root or os.environ.get("AURANK_DATA") or "data").expanduser()
+def data_folder(root: Path | str | None) -> Path:
+    """Return ``root``, else ``$AURANK_DATA``, else ``./data``."""
+    return Path(root or os.environ.get("AURANK_DATA") or "data").expanduser()
 
 
 def read_manifest(config: DataConfig, *, seed: int) -> Manifest:
@@ -24,7 +24,7 @@ def read_manifest(config: DataConfig, *, seed: int) -> Manifest:
 
 def read_whole(config: DataConfig) -> Manifest:
     """Return every image of the data set, with the splits that the reader gives."""
-    return READERS[config.name](data_root(config), **config.params)
+    return READERS[config.name](data_folder(config.root), **config.params)
 
 
 def hold_out(manifest: Manifest, config: DataConfig, *, seed: int) -> Manifest:

@@ -11,7 +11,7 @@ from aurank.data.readers.table import read_two_tables
 from aurank.embedding.choices import read_data_config, read_trained
 from aurank.embedding.image_text_pairs import WITH_TEXTS
 from aurank.embedding.protocols import Protocol, find_protocol
-from aurank.embedding.read_manifest import data_root, hold_out, read_whole, split_of
+from aurank.embedding.read_manifest import data_folder, hold_out, read_whole, split_of
 from aurank.errors import UserError
 
 _WANTS_LABELS = "needs images with labels, such as --data folder:PATH with PATH/CLASS/IMAGE"
@@ -112,7 +112,7 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
         root = None if images.root is None else str(images.root)
         section |= {"name": protocol.reader, "params": {}, "root": root}
         data = read_data_config(section, images.overrides)
-        return Selected(data, protocol.manifest(data_root(data), **data.params))
+        return Selected(data, protocol.manifest(data_folder(data.root), **data.params))
     if images.data is not None:
         section |= _located(images.data)
     elif checkpoint is None:
@@ -147,7 +147,7 @@ def _as_trained(whole: Manifest, data: DataConfig, checkpoint: dict[str, Any]) -
     return trained if trained.sha256 == checkpoint["manifest"] else None
 
 
-def meaning_of_split(images: ImageSelection, selected: Selected) -> list[str]:
+def describe_split(images: ImageSelection, selected: Selected) -> list[str]:
     """Return a line on what "train" or "val" means for the data that a model was trained on, none for other data."""
     if images.split not in ("train", "val") or selected.trained is None:
         return []

@@ -314,7 +314,7 @@ def test_a_probe_that_cannot_be_is_told_before_anything_is_embedded(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("embedded")
 
-    monkeypatch.setattr("aurank.commands.evaluate.embed", never)
+    monkeypatch.setattr("aurank.commands.run_options.embed", never)
     code, output, complaint = aurank(*PROBE, "--data", "folder:photos", "--out", "x", *arguments)
     assert (code, output) == (2, "")
     assert message in complaint

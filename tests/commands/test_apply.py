@@ -9,11 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from aurank.commands import RunOptions, embed_model, evaluate_model
-from aurank.commands import evaluate as apply
-from aurank.commands.evaluate import choose_device, embed_prepared
+from aurank.commands import RunOptions, embed_model, evaluate_model, run_options
 from aurank.data.readers.table import read_two_tables
 from aurank.embedding import ImageSelection
+from aurank.embedding.embed import embed
 from aurank.errors import UserError
 from aurank.evaluation.engine import positives
 
@@ -162,7 +161,7 @@ def test_too_many_positives_are_refused_before_anything_is_embedded(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(positives, "available_memory", lambda: 2000)
-    monkeypatch.setattr(apply, "embed_prepared", lambda *arguments: pytest.fail("embedded"))
+    monkeypatch.setattr(run_options, "embed", lambda *_, **__: pytest.fail("embedded"))
     with pytest.raises(UserError, match=r"make 24 positives, which take about 2\.6 KiB .*, and 2\.0 KiB are available"):
         evaluate_model(MODEL, ImageSelection("folder:photos"), running=running())
 
@@ -219,7 +218,7 @@ def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("embedded")
 
-    monkeypatch.setattr(apply, "embed", never)
+    monkeypatch.setattr(run_options, "embed", never)
     images = PHOTOS
     for options, message in (
         ({"ties": "none"}, "ties must be one of"),
@@ -310,7 +309,7 @@ def test_progress_asked_for_is_told_of_the_ranking_and_of_no_trial(
 ) -> None:
     told: list[str] = []
     stages: list[str] = []
-    monkeypatch.setattr(apply, "embed_prepared", lambda *given: told.append("embedded") or embed_prepared(*given))
+    monkeypatch.setattr(run_options, "embed", lambda *one, **two: told.append("embedded") or embed(*one, **two))
     evaluate_model(
         MODEL,
         PHOTOS,
@@ -337,8 +336,8 @@ def test_without_test_images_the_splits_that_there_are_are_named(place: Path, sp
 
 
 def test_a_device_is_tried_before_it_is_needed() -> None:
-    assert choose_device("cpu") == torch.device("cpu")
+    assert RunOptions(device="cpu").torch_device == torch.device("cpu")
     for name in ("gpu", "cuda:99"):
         with pytest.raises(UserError, match=f"--device '{name}' cannot be used here .*cpu always can") as caught:
-            choose_device(name)
+            _ = RunOptions(device=name).torch_device
         assert "\n" not in str(caught.value)

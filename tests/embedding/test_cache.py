@@ -262,13 +262,13 @@ def test_the_least_recently_used_sets_are_pruned_until_the_rest_is_small_enough(
     opened(tmp_path, data="old")  # used again
     told: list[CachedSet] = []
     room = size_of(caches["old"]) + size_of(caches["new"])
-    assert len(prune(tmp_path, room, told=told.append, dry_run=True)) == 2
+    assert len(prune(tmp_path, room, removed=told.append, dry_run=True)) == 2
     assert all(cache.folder.exists() for cache in caches.values())
-    kept = prune(tmp_path, room, told=told.append)
+    kept = prune(tmp_path, room, removed=told.append)
     assert [one.folder for one in told] == [caches["mid"].folder] * 2
     assert told[0].num_bytes == size_of(caches["old"])
     assert [one.folder for one in kept] == [caches["new"].folder, caches["old"].folder]
-    assert prune(tmp_path, 0, told=told.append) == []
+    assert prune(tmp_path, 0, removed=told.append) == []
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
@@ -276,12 +276,12 @@ def test_a_run_goes_on_while_its_set_is_pruned(tmp_path: Path, monkeypatch: pyte
     said: list[str] = []
     cache = opened(tmp_path, said)
     cache.write(piece(0, 4))
-    prune(tmp_path, 0, told=lambda _: None)
+    prune(tmp_path, 0, removed=lambda _: None)
     cache.write(piece(4, 7))  # the folder is gone
     save, calls = np.savez, []
 
     def pruned(*given: object, **arrays: np.ndarray) -> None:
-        calls.append(prune(tmp_path, 0, told=lambda _: None) if not calls else [])
+        calls.append(prune(tmp_path, 0, removed=lambda _: None) if not calls else [])
         save(*given, **arrays)  # type: ignore[arg-type]
 
     monkeypatch.setattr(np, "savez", pruned)
@@ -304,11 +304,11 @@ def test_a_run_goes_on_while_its_set_is_pruned(tmp_path: Path, monkeypatch: pyte
 def test_a_prune_that_was_killed_is_finished_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(tmp_path, old=1)
     monkeypatch.setattr("aurank.embedding.cache.shutil.rmtree", lambda *_, **__: None)
-    prune(tmp_path, 0, told=lambda _: None)
+    prune(tmp_path, 0, removed=lambda _: None)
     assert len(list(tmp_path.iterdir())) == 1
     monkeypatch.undo()
     assert cached_sets(tmp_path) == []
-    prune(tmp_path, 10**9, told=lambda _: None)
+    prune(tmp_path, 10**9, removed=lambda _: None)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -12,7 +12,7 @@ from testing.runs import records
 from testing.tiny import tiny_config
 
 import aurank
-from aurank.commands.evaluate import embed_model, evaluate_model
+from aurank.commands import embed_model, evaluate_model
 from aurank.data.decode import decode
 from aurank.embedding import ImageSelection
 from aurank.embedding.checkpoint import load_checkpoint

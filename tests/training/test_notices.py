@@ -77,7 +77,7 @@ def lines_of_running(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     """What is printed of a stage of five batches of ten seconds, then of one whose first ends 4 s later."""
     now = [0.0]
     monkeypatch.setattr(drawing.time, "monotonic", lambda: now[0])
-    with drawing.draw_running(None, None, None, no_cache=True, allow=False) as running:
+    with drawing.draw_measuring({"batch": None, "device": None, "cache": None, "no_cache": True}) as running:
         embedding, ranking = running.stage("embedding"), running.stage("ranking")
         for now[0] in (10.0, 20.0, 29.0, 31.0, 41.0, 60.0, 62.0):
             embedding(int(now[0]) * 100, 13_180)
@@ -96,7 +96,7 @@ def test_without_a_terminal_a_model_that_runs_long_tells_its_stages_now_and_then
 def test_on_a_terminal_a_model_that_runs_long_draws_its_bar_alone(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drawing, "complaints", drawing.Terminal(stderr=True, force_terminal=True))
+    monkeypatch.setattr(drawing, "stderr_console", drawing.Terminal(stderr=True, force_terminal=True))
     assert not any(" of " in line for line in lines_of_running(monkeypatch, capsys))
 
 

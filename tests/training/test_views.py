@@ -14,8 +14,9 @@ from testing.runs import EXACT, assert_equal, records, weights
 from testing.tiny import tiny_config
 
 import aurank
-from aurank.commands.evaluate import ImageSelection, evaluate_model
+from aurank.commands import evaluate_model
 from aurank.config import ConfigError
+from aurank.embedding import ImageSelection
 from aurank.embedding.checkpoint import load_checkpoint
 from aurank.embedding.select_images import select
 from aurank.errors import UserError

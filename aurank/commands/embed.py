@@ -1,0 +1,28 @@
+"""Embeddings of images: what ``aurank embed`` calls."""
+
+from aurank.commands.run_options import RunOptions, prepare, split_name
+from aurank.embedding.embed import Embedded
+from aurank.embedding.select_images import ImageSelection
+from aurank.errors import UserError
+
+
+def embed_model(model: str, images: ImageSelection | None = None, *, running: RunOptions | None = None) -> Embedded:
+    """Return the embeddings of the images chosen, under the model's own preprocessing.
+
+    Args:
+        model, images, running: as for `evaluate_model`.
+
+    Example:
+        >>> embed_model("timm:test_vit,pretrained=false", ImageSelection("digits:")).embeddings.shape
+        (899, 64)
+    """
+    images, running = images or ImageSelection(), running or RunOptions()
+    if split_name(model)[0] == "embeddings":
+        raise UserError(f"--model {model}: these are embeddings already; name a model")
+    running.torch_device  # noqa: B018  # refused before anything is read
+    prepared = prepare(model, images, running)
+    embedded, notes = prepared.embed()
+    if running.say is not None:
+        for line in (*prepared.remarks, *notes[1:]):
+            running.say(line)
+    return embedded

@@ -1,0 +1,215 @@
+"""How a model is run on images: its options, the model with the images as it wants them, and their embeddings."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from aurank.config import Config, DataConfig, EvaluateConfig
+from aurank.data import ImageDataset, Manifest
+from aurank.embedding.cache import EmbeddingCache, data_sha256, weights_sha256
+from aurank.embedding.checkpoint import image_weights, load_checkpoint, resolve_checkpoint
+from aurank.embedding.choices import read_trained
+from aurank.embedding.embed import Embedded, ModelImages, embed
+from aurank.embedding.evaluation_options import evaluation_options
+from aurank.embedding.from_config import build_dataset, build_encoder, build_transform
+from aurank.embedding.image_text_pairs import each_image_once
+from aurank.embedding.load_weights import load_weights
+from aurank.embedding.preprocessing import with_preprocessing
+from aurank.embedding.protocols import Protocol
+from aurank.embedding.select_images import ImageSelection, describe_split, select
+from aurank.errors import UserError
+from aurank.evaluation.engine.inputs import ProgressCallback
+from aurank.models.adapters.images import ADAPTERS, check_model, load_model
+
+# What a model from elsewhere brings along.
+_BROUGHT = ("image_size", "channels", "normalise", "interpolation", "test_transform", "train_transform", "cache")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a model is run; none of it is meant to change a number.
+
+    Args:
+        batch: images embedded at once; default: the configuration's 256.
+        device: default: CUDA where there is one.
+        cache: folder of the embedding cache, None for none.
+        allow_code: whether ``python:`` models may run.
+        listener: called with a stage, such as "embedding" or "ranking", how much of it is done and how much there is.
+        say: given lines such as what was read from the cache.
+        finished: given each result with its name, before what follows begins.
+        given: these options as they were typed.
+
+    Example:
+        >>> RunOptions(batch=64, device="cpu").torch_device
+        device(type='cpu')
+    """
+
+    batch: int | None = None
+    device: str | None = None
+    cache: Path | None = None
+    allow_code: bool = False
+    listener: Callable[[str, int, int], None] | None = None
+    say: Callable[[str], None] | None = None
+    finished: Callable[[str, Any], None] | None = None
+    given: Sequence[str] = ()
+
+    def finish(self, name: str, result: Any) -> None:
+        """Give `finished` a result."""
+        if self.finished is not None:
+            self.finished(name, result)
+
+    def stage(self, name: str) -> ProgressCallback | None:
+        """Return what reports the progress of a stage, None without a listener."""
+        return None if self.listener is None else partial(self.listener, name)
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device, tried out; raise UserError where it cannot be used."""
+        if self.device is None:
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+            torch.empty(1, device=device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            text = str(error).splitlines()[0]
+            raise UserError(f"--device {self.device!r} cannot be used here ({text}); cpu always can") from error
+        return device
+
+    def open_cache(self, name: str, module: nn.Module, description: str, manifest: Manifest) -> EmbeddingCache | None:
+        """Return the cache of a model's embeddings of the images of a manifest, None where none is wanted.
+
+        Args:
+            description: all that decides an embedding, beside the weights and the images.
+        """
+        if self.cache is None:
+            return None
+        return EmbeddingCache(
+            self.cache,
+            weights=weights_sha256(module),
+            transform=description,
+            data=data_sha256(manifest),
+            about={"model": name, "images": len(set(manifest.paths)), "of": manifest.name},
+            say=self.say,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedModel:
+    """A model, and the images chosen as it wants them.
+
+    Attributes:
+        description: what decides an embedding together with weights and images.
+        config: of a model that was trained here, else None.
+        dataset_of: other images for the same model.
+        remarks: what the split means, and which images were skipped.
+    """
+
+    name: str
+    module: nn.Module
+    dataset: ImageDataset
+    description: str
+    data: DataConfig
+    config: Config | None
+    dataset_of: Callable[[Manifest], ImageDataset]
+    remarks: list[str]
+    run: RunOptions
+
+    @property
+    def note(self) -> str:
+        """Which model and images these are."""
+        return f"model {self.name}; {_describe(self.dataset.manifest)}"
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """How many images are embedded at once, and by how many processes they are read."""
+        usual = EvaluateConfig() if self.config is None else self.config.evaluate
+        return {"batch": usual.batch if self.run.batch is None else self.run.batch, "workers": self.data.workers}
+
+    def evaluation_options(self, protocol: Protocol | None, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the options given with those of the configuration of the model; a protocol has its own cut-offs."""
+        own = {} if self.config is None else evaluation_options(self.config)
+        if protocol is not None:
+            own.pop("recall_at", None)
+        return {**own, **given}
+
+    def embed(self, manifest: Manifest | None = None) -> tuple[Embedded, list[str]]:
+        """Return the embeddings of the images chosen, or of others, and notes on them; what is cached is read."""
+        dataset = self.dataset if manifest is None else self.dataset_of(manifest)
+        device, manifest = self.run.torch_device, dataset.manifest
+        embedded = embed(
+            self.module.to(device),
+            dataset,
+            device=device,
+            progress=self.run.stage("embedding"),
+            cache=self.run.open_cache(self.name, self.module, self.description, manifest),
+            **self.sizes,
+        )
+        kept = set(embedded.ids.tolist())
+        paths = [path for row, path in enumerate(manifest.paths) if row not in kept]
+        notes = [f"model {self.name}; {_describe(manifest)}"]
+        if paths:
+            more = f", and {len(paths) - 3} more" if len(paths) > 3 else ""
+            some = f"{'; '.join(paths[:3])}{more}"
+            notes.append(f"skipped, unreadable: {len(paths):,} of {len(manifest):,} images ({some})")
+        return embedded, notes
+
+
+def _describe(manifest: Manifest) -> str:
+    name = f"{manifest.name}, manifest {manifest.sha256[:16]}, {len(manifest.classes):,} classes"
+    return f"{len(manifest):,} images of {name}"
+
+
+def prepare(model: str, images: ImageSelection, running: RunOptions) -> PreparedModel:
+    """Return the model, which is not run yet, with the images chosen; raise UserError for either."""
+    kind, what = split_name(model)
+    checkpoint = None
+    if kind == "aurank":
+        checkpoint = load_checkpoint(resolve_checkpoint(what))
+    else:
+        check_model(model, allow_code=running.allow_code)
+    selected = select(images, checkpoint)
+    data, config = selected.data, None
+    dataset_of: Callable[[Manifest], ImageDataset]
+    manifest = each_image_once(selected.images)  # of pairs with texts
+    if checkpoint is None:
+        for override in images.overrides:
+            if override.startswith(tuple(f"data.{key}" for key in _BROUGHT)):
+                raise UserError(f"{override} has no use with --model {model}, which brings its own preprocessing")
+        loaded = load_model(model, allow_code=running.allow_code)
+        module, description = loaded.module, loaded.description
+        dataset_of = partial(ModelImages, model=loaded, on_error=data.on_error, max_pixels=data.max_pixels)
+    else:
+        saved = read_trained(checkpoint["config"])
+        config = with_preprocessing(saved.model_copy(update={"data": data}), saved)  # where it was set to null
+        module = build_encoder(config.model, channels=config.data.channels, load=False)
+        load_weights(module, image_weights(checkpoint), what)
+        description = describe_model(config)
+        dataset_of = partial(build_dataset, config.data, train=False)
+    remarks = describe_split(images, selected)
+    return PreparedModel(model, module, dataset_of(manifest), description, data, config, dataset_of, remarks, running)
+
+
+def describe_model(config: Config) -> str:
+    """Return all that decides an embedding of a model that was trained here, beside its weights and the images."""
+    return f"{config.model!r} {build_transform(config.data, train=False)!r}"
+
+
+def split_name(model: str) -> tuple[str, str]:
+    """Return the kind of a model, "aurank", "embeddings" or an adapter's, and what follows the colon."""
+    kind, _, what = model.partition(":")
+    known = ("aurank", "embeddings", *ADAPTERS)
+    if kind == "trec":
+        raise UserError(
+            f"--model {model}: a file of ranked lists, which `aurank evaluate` measures, and nothing else; name a model"
+        )
+    if kind not in known or not what:
+        shapes = "aurank:DIR/best, embeddings:FILE, timm:NAME[,pretrained=false]"
+        raise UserError(
+            f"--model {model!r}: expected {shapes}, or one of {', '.join(f'{name}:…' for name in known[3:])}"
+        )
+    return kind, what
