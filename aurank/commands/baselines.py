@@ -43,11 +43,6 @@ def measure_baselines(
 
     Args:
         model, images, running, options: as ``evaluate_model`` was given them.
-
-    Example:
-        >>> model, digits = "timm:test_vit,pretrained=false", ImageSelection("digits:", overrides=["data.workers=0"])
-        >>> list(measure_baselines(model, evaluate_model(model, digits), digits))
-        ['model', 'untrained', 'raw_pixels', 'chance']
     """
     images, running = images or ImageSelection(), running or RunOptions()
     say = running.say or (lambda text: None)

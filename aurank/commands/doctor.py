@@ -13,10 +13,6 @@ def examine_data(data: str, overrides: Sequence[str] = ()) -> DoctorReport:
     Args:
         data: READER:PATH, a YAML file, or the name of a shipped configuration.
         overrides: dotted changes of the data section, or of the configuration.
-
-    Example:
-        >>> examine_data("digits:").errors
-        []
     """
     section, seed = read_data(data, overrides), 0
     if section is None:  # a configuration

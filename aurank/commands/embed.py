@@ -11,10 +11,6 @@ def embed_model(model: str, images: ImageSelection | None = None, *, running: Ru
 
     Args:
         model, images, running: as for `evaluate_model`.
-
-    Example:
-        >>> embed_model("timm:test_vit,pretrained=false", ImageSelection("digits:")).embeddings.shape
-        (899, 64)
     """
     images, running = images or ImageSelection(), running or RunOptions()
     if split_name(model)[0] == "embeddings":

@@ -45,12 +45,6 @@ def evaluate_model(
 
     Raises:
         UserError: whatever is wrong with the options, before anything is embedded where that can be known.
-
-    Example:
-        >>> folder = Path(getfixture("tmp_path"))
-        >>> np.savez(folder / "rows.npz", embeddings=np.eye(2)[[0, 0, 1, 1]], labels=[5, 5, 6, 6])
-        >>> evaluate_model(f"embeddings:{folder / 'rows.npz'}").mauprc
-        1.0
     """
     images, running = images or ImageSelection(), running or RunOptions()
     if model.startswith("trec:"):
