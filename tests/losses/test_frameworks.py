@@ -85,6 +85,7 @@ def test_every_loss_that_can_be_made_is_in_the_model() -> None:
     assert LOSSES.keys() - (set() if HAS_LIGHTLY else OF_LIGHTLY) <= MAKERS.keys()
 
 
+@pytest.mark.slow
 def test_accelerate_saves_and_resumes(trained: dict[str, Tensor], tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     batches = list(DataLoader(Rows(), ROWS))
@@ -102,6 +103,7 @@ def test_accelerate_saves_and_resumes(trained: dict[str, Tensor], tmp_path: Path
     assert same_state(made.state_dict(), trained)
 
 
+@pytest.mark.slow
 def test_hf_s_trainer_saves_and_resumes(trained: dict[str, Tensor], tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
 
@@ -136,6 +138,7 @@ def test_hf_s_trainer_saves_and_resumes(trained: dict[str, Tensor], tmp_path: Pa
     assert same_state(dict(resumed.model.state_dict()), dict(trained))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of Lightning itself: workers, deprecated calls
 def test_lightning_saves_and_resumes(trained: dict[str, Tensor], tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning")
@@ -176,6 +179,7 @@ def test_lightning_saves_and_resumes(trained: dict[str, Tensor], tmp_path: Path)
     assert same_state(model.state_dict(), trained)
 
 
+@pytest.mark.slow
 def test_timm_s_average_of_the_weights_is_updated_saved_and_resumed() -> None:
     from timm.utils import ModelEmaV3
 

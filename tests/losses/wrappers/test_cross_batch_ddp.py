@@ -57,6 +57,7 @@ def work(rank: int, folder: str) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no query of the batch")
 def test_every_row_keeps_its_label_and_id_under_ddp(tmp_path: Path) -> None:
     multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=2)
