@@ -8,10 +8,10 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any, TypeVar
 
-Value = TypeVar("Value")
+Component = TypeVar("Component")
 
 
-class LazyTable(MutableMapping[str, Value]):
+class LazyTable(MutableMapping[str, Component]):
     """A table of components by name. Looking one up imports it; listing the names imports nothing.
 
     Args:
@@ -22,14 +22,14 @@ class LazyTable(MutableMapping[str, Value]):
     def __init__(self, package: str, homes: Mapping[str, str]) -> None:
         self.package = package
         self.homes = dict(homes)
-        self._values: dict[str, Value] = {}
+        self._values: dict[str, Component] = {}
 
-    def __getitem__(self, name: str) -> Value:
+    def __getitem__(self, name: str) -> Component:
         if name not in self._values:
             self._values[name] = _imported(self.package, self.homes[name])
         return self._values[name]
 
-    def __setitem__(self, name: str, value: Value) -> None:
+    def __setitem__(self, name: str, value: Component) -> None:
         self.homes.setdefault(name, "")
         self._values[name] = value
 

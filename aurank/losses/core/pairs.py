@@ -19,17 +19,17 @@ from aurank.losses.core.dtypes import in_common_precision, to_device_of, without
 from aurank.losses.core.from_pml import BaseDistance, CosineSimilarity
 from aurank.losses.core.loss_inputs import Inputs
 
-Value = TypeVar("Value")
+Computed = TypeVar("Computed")
 
 
-class cached_property(Generic[Value]):
+class cached_property(Generic[Computed]):
     """A property computed once, as that of functools without its lock, which compilers of graphs do not know."""
 
-    def __init__(self, compute: Callable[[Any], Value]) -> None:
+    def __init__(self, compute: Callable[[Any], Computed]) -> None:
         self.compute = compute
         self.__doc__ = compute.__doc__
 
-    def __get__(self, instance: Any, owner: type) -> Value:
+    def __get__(self, instance: Any, owner: type) -> Computed:
         value = self.compute(instance)
         instance.__dict__[self.compute.__name__] = value  # where it is found from now on
         return value
