@@ -125,6 +125,40 @@ def test_a_file_has_at_most_400_lines(path: Path) -> None:
     assert count <= 400, f"{path} has {count} lines; split it"
 
 
+def functions(path: Path) -> list[ast.FunctionDef]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+
+
+def body_lines(function: ast.FunctionDef) -> int:
+    """Lines of a function without its signature and its docstring."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return (function.end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_a_function_fits_a_screen(path: Path) -> None:
+    long = {function.name: body_lines(function) for function in functions(path) if body_lines(function) > 50}
+    assert not long, f"{path}: split {long}"
+
+
+def public_names(path: Path) -> set[str]:
+    """The classes and functions at the top of a file, private ones left out."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    named = [node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return {node.name for node in named if not node.name.startswith("_")}
+
+
+def test_no_two_public_things_share_a_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in FILES:
+        # A file or folder with an underscore is its room's business; functions of the cli are named as their commands.
+        if not within(module_name(path), "aurank.cli") and "._" not in module_name(path):
+            for name in public_names(path):
+                homes.setdefault(name, []).append(module_name(path))
+    assert not {name: where for name, where in homes.items() if len(where) > 1}
+
+
 def prints_or_exits(path: Path) -> set[str]:
     """What of print, exit, sys.exit, os._exit, breakpoint and SystemExit a file calls or raises."""
     found = set()

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aurank.commands.run_options import PreparedModel, RunOptions, prepare, split_name
+from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, split_name
 from aurank.embedding.embed import Embedded, embed, embed_pixels
 from aurank.embedding.from_config import build_encoder
 from aurank.embedding.select_images import ImageSelection
@@ -46,7 +46,7 @@ def measure_baselines(
     """
     images, running = images or ImageSelection(), running or RunOptions()
     say = running.say or (lambda text: None)
-    prepared, device = prepare(model, images, running), running.torch_device
+    prepared, device = prepare_model(model, images, running), running.torch_device
     protocol, dataset = images.find_protocol(), prepared.dataset
     measured = {name: value for name, value in options.items() if name not in ("resampling", "index")}
     measured = {**prepared.evaluation_options(protocol, measured), "device": device}

@@ -1,6 +1,6 @@
 """Embeddings of images: what ``aurank embed`` calls."""
 
-from aurank.commands.run_options import RunOptions, prepare, split_name
+from aurank.commands.run_options import RunOptions, prepare_model, split_name
 from aurank.embedding.embed import Embedded
 from aurank.embedding.select_images import ImageSelection
 from aurank.errors import UserError
@@ -16,7 +16,7 @@ def embed_model(model: str, images: ImageSelection | None = None, *, running: Ru
     if split_name(model)[0] == "embeddings":
         raise UserError(f"--model {model}: these are embeddings already; name a model")
     running.torch_device  # noqa: B018  # refused before anything is read
-    prepared = prepare(model, images, running)
+    prepared = prepare_model(model, images, running)
     embedded, notes = prepared.embed()
     if running.say is not None:
         for line in (*prepared.remarks, *notes[1:]):

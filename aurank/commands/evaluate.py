@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from aurank.commands.run_options import RunOptions, prepare, split_name
+from aurank.commands.run_options import RunOptions, prepare_model, split_name
 from aurank.embedding.embed import Embedded
 from aurank.embedding.evaluation_options import TRIAL
 from aurank.embedding.protocols import Protocol
@@ -98,7 +98,7 @@ def _embeddings(
     model: str, images: ImageSelection, protocol: Protocol | None, running: RunOptions, options: dict[str, Any]
 ) -> tuple[dict[str, Any], Embedded, list[str]]:
     """Return the options with those of the model, its embeddings of the images chosen, and notes."""
-    prepared = prepare(model, images, running)
+    prepared = prepare_model(model, images, running)
     manifest = prepared.dataset.manifest
     require_comparable(manifest)
     if protocol is None or not protocol.seeds:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aurank.commands.run_options import PreparedModel, RunOptions, prepare, split_name
+from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, split_name
 from aurank.data import Manifest
 from aurank.data.checks.doctor import repeated_image
 from aurank.embedding.embed import Embedded
@@ -67,7 +67,7 @@ def probe_model(
     else:
         if labels is not None:
             raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
-        prepared = prepare(model, images, running)
+        prepared = prepare_model(model, images, running)
         embedded, train, notes = _embed_sides(prepared, options, seeds)
     results = {}
     for name, chosen in options.items():

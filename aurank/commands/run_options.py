@@ -164,7 +164,7 @@ def _describe(manifest: Manifest) -> str:
     return f"{len(manifest):,} images of {name}"
 
 
-def prepare(model: str, images: ImageSelection, running: RunOptions) -> PreparedModel:
+def prepare_model(model: str, images: ImageSelection, running: RunOptions) -> PreparedModel:
     """Return the model, which is not run yet, with the images chosen; raise UserError for either."""
     kind, what = split_name(model)
     checkpoint = None

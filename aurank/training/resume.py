@@ -93,7 +93,7 @@ def _had_checkpoint(config: Config, out: Path) -> bool:
     return False
 
 
-def prepare(config: Config, out: Path, resume: bool) -> Resumed | None:
+def prepare_folder(config: Config, out: Path, resume: bool) -> Resumed | None:
     """Return where to resume from, or None for a fresh run; refuse a folder or a configuration that does not fit."""
     kept = require_usable(config, out, resume)
     if not kept:

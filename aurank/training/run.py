@@ -29,7 +29,7 @@ from aurank.training.claim import claimed, remove_temporaries
 from aurank.training.components import read_config
 from aurank.training.loop import Listener, Loop
 from aurank.training.processes import joined, require_same, together
-from aurank.training.resume import Resumed, prepare, read_progress, require_same_data, require_usable, restore
+from aurank.training.resume import Resumed, prepare_folder, read_progress, require_same_data, require_usable, restore
 from aurank.training.state import Progress, seed_everything
 from aurank.training.tasks import TestResult
 from aurank.training.trainer import Trainer
@@ -115,7 +115,7 @@ def train(
             main = PartialState().is_main_process
             if main:
                 held.enter_context(claimed(out))
-            found = prepare(config, out, resume)
+            found = prepare_folder(config, out, resume)
             if main:
                 remove_temporaries(out)
             return found

@@ -188,11 +188,7 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
     if is_self_set and not torch.equal(host_labels, host_ref_labels):
         raise UserError("ref_labels differ from labels though ref_emb is embeddings: leave out ref_emb and ref_labels")
 
-    with without_autocast(query.device):
-        similarity = distance(query, None if is_self_set else reference)
-        if not distance.is_inverted:  # a distance, larger is farther
-            similarity = -similarity
-
+    similarity = _similarity(query, None if is_self_set else reference, distance)
     query_labels = to_device_of(query, host_labels)
     reference_labels = query_labels if is_self_set else to_device_of(query, host_ref_labels)
     query_ids = None if ids is None else to_device_of(query, ids.long())
@@ -208,19 +204,10 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
     if mined is not None:
         assert not isinstance(mined, nn.Module)
         positive, negative = narrow(positive, negative, mined)
-
-    def valid_along(dim: int) -> Int64[Tensor, " valid"]:
-        """Return the indices along a dimension with both a positive and a negative, from the host where possible."""
-        if mined is not None:
-            both = (positive.any(dim=1 - dim) & negative.any(dim=1 - dim)).cpu()
-        elif two_way:
-            sides = (host_labels, host_ref_labels) if dim == 0 else (host_ref_labels, host_labels)
-            same = count_equal(sides[0], sides[1].sort().values)[1]
-            both = (same > 0) & (same < len(sides[1]))
-        else:
-            both = torch.stack(count_pairs(inputs, host_labels, host_ref_labels)).all(dim=0)
-        return to_device_of(query, both.nonzero().squeeze(1))
-
+    masks = None if mined is None else (positive, negative)
+    valid = [
+        _valid_along(dim, inputs, host_labels, host_ref_labels, masks, two_way=two_way) for dim in range(1 + two_way)
+    ]
     pairs = Pairs(
         query=query,
         reference=reference,
@@ -233,8 +220,8 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
         reference_ids=reference_ids,
         host_query_labels=host_labels,
         host_reference_labels=host_ref_labels,
-        valid_rows=valid_along(0),
-        valid_references=valid_along(1) if two_way else None,
+        valid_rows=to_device_of(query, valid[0]),
+        valid_references=to_device_of(query, valid[1]) if two_way else None,
         is_self_set=is_self_set,
         is_shared=inputs.shared,
         bounds=(-1.0, 1.0) if isinstance(distance, CosineSimilarity) else (-torch.inf, torch.inf),
@@ -242,6 +229,36 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
     )
     _ = pairs.positives  # gathered here, by the host's labels, so that `per_query` can be compiled as one graph
     return pairs
+
+
+def _similarity(
+    query: Float[Tensor, "query dim"], reference: Float[Tensor, "reference dim"] | None, distance: BaseDistance
+) -> Float[Tensor, "query _"]:
+    """Return PML's distances as similarities, larger is closer; without references those of the queries themselves."""
+    with without_autocast(query.device):
+        found: Tensor = distance(query, reference)
+    return found if distance.is_inverted else -found
+
+
+def _valid_along(
+    dim: int,
+    inputs: Inputs,
+    labels: Int64[Tensor, " query"],
+    ref_labels: Int64[Tensor, " reference"],
+    mined: tuple[Bool[Tensor, "query reference"], Bool[Tensor, "query reference"]] | None,
+    *,
+    two_way: bool,
+) -> Int64[Tensor, " valid"]:
+    """Return the indices along a dimension with a positive and a negative; unless mined, by labels on the host."""
+    if mined is not None:
+        both = (mined[0].any(dim=1 - dim) & mined[1].any(dim=1 - dim)).cpu()
+    elif two_way:
+        sides = (labels, ref_labels) if dim == 0 else (ref_labels, labels)
+        same = count_equal(sides[0], sides[1].sort().values)[1]
+        both = (same > 0) & (same < len(sides[1]))
+    else:
+        both = torch.stack(count_pairs(inputs, labels, ref_labels)).all(dim=0)
+    return both.nonzero().squeeze(1)
 
 
 def same_label_index(

@@ -23,7 +23,7 @@ from aurank.models.adapters.backbones import create, unknown_backbone, unknown_o
 from aurank.models.adapters.loading import (
     IMAGE_OPTIONS,
     Options,
-    describe,
+    describe_adapter,
     library_of,
     loading,
     located,
@@ -122,7 +122,7 @@ def _timm(name: str, what: str, options: Options, allow_code: bool) -> ImageMode
     settings["input_size"] = (channels, height, width)
     transform = timm.data.create_transform(**settings)
     arguments = {**options, "pretrained": pretrained}
-    return ImageModel(name, module, transform, describe(timm, what, arguments, transform), channels=channels)
+    return ImageModel(name, module, transform, describe_adapter(timm, what, arguments, transform), channels=channels)
 
 
 def _size(name: str, option: str, value: Any) -> int:
@@ -150,7 +150,7 @@ def _open_clip(name: str, what: str, options: Options, allow_code: bool) -> Imag
     fetched = quick_when_offline(needed=pretrained or ":" in what)
     with loading(name, pretrained=pretrained), no_code_of_hubs(allow_code), fetched:
         model, _, transform = library.create_model_and_transforms(what, **arguments)
-    return ImageModel(name, _OpenClip(model), transform, describe(library, what, arguments, transform))
+    return ImageModel(name, _OpenClip(model), transform, describe_adapter(library, what, arguments, transform))
 
 
 class _Transformers(nn.Module):
@@ -182,7 +182,7 @@ def _transformers(name: str, what: str, options: Options, allow_code: bool) -> I
         pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
         return pixels
 
-    description = describe(library, what, {**arguments, "pretrained": pretrained}, processor)
+    description = describe_adapter(library, what, {**arguments, "pretrained": pretrained}, processor)
     return ImageModel(name, _Transformers(model), transform, description)
 
 
@@ -237,7 +237,7 @@ def _onnx(name: str, what: str, options: Options, allow_code: bool) -> ImageMode
         )
     channels = shape[1] if isinstance(shape[1], int) else 3
     transform = _standard(name, channels=channels, **{"size": fixed[0] if fixed else 224, **options})
-    description = describe(library, what, options, transform)
+    description = describe_adapter(library, what, options, transform)
     return ImageModel(name, _Onnx(name, session, content), transform, description, channels=channels)
 
 
@@ -258,7 +258,7 @@ def _python(name: str, what: str, options: Options, allow_code: bool) -> ImageMo
     if not isinstance(model, nn.Module) or not (transform is None or callable(transform)):
         raise UserError(f"{name}: expected an nn.Module, or one and a transform, got {type(found).__name__}")
     transform = transform or _standard(name)
-    description = f"{describe(torch, what, options, transform)} code {_code_sha256(module)}"
+    description = f"{describe_adapter(torch, what, options, transform)} code {_code_sha256(module)}"
     return ImageModel(name, model, transform, description)
 
 

@@ -186,7 +186,7 @@ def _answers(address: str) -> bool:
     return bool(answered and answered[0])
 
 
-def describe(library: ModuleType, what: str, options: Mapping[str, Any], transform: object) -> str:
+def describe_adapter(library: ModuleType, what: str, options: Mapping[str, Any], transform: object) -> str:
     """Returns all that decides an embedding beside the weights, in words."""
     version = getattr(library, "__version__", "?")
     return f"{library.__name__} {version} {what} {dict(sorted(options.items()))} {_stable(transform)}"
