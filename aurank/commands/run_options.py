@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from aurank.config import Config, DataConfig, EvaluateConfig
+from aurank.config import Config, DataConfig
+from aurank.config.schema import EvaluateConfig
 from aurank.data import ImageDataset, Manifest
 from aurank.embedding.cache import EmbeddingCache, data_sha256, weights_sha256
 from aurank.embedding.checkpoint import image_weights, load_checkpoint, resolve_checkpoint

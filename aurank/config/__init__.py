@@ -1,25 +1,12 @@
-"""Configurations: YAML and dotted overrides in, one checked and frozen ``Config`` out, every mistake told at once.
+"""Configurations: YAML and dotted overrides in, one checked and frozen ``Config`` out, every mistake reported at once.
 
-OmegaConf is not used: a configuration from anywhere must never resolve interpolations such as ``${oc.env:HOME}``, and
-without them it would spare only the few lines that read overrides.
+OmegaConf is not used: a configuration from anywhere must never resolve interpolations such as ``${oc.env:HOME}``.
 """
 
 from aurank.config.components import Choices
-from aurank.config.load import config_difference, dump_config, load_config, shipped_configs
+from aurank.config.load import config_difference, dump_config, load_config, load_data_config, shipped_configs
 from aurank.config.messages import ConfigError
-from aurank.config.schema import (
-    Component,
-    Config,
-    DataConfig,
-    DataSection,
-    EvaluateConfig,
-    Key,
-    ModelConfig,
-    OptimConfig,
-    SamplerConfig,
-    TrainConfig,
-    known_keys,
-)
+from aurank.config.schema import Component, Config, DataConfig, ModelConfig, known_keys
 
 __all__ = [
     "Choices",
@@ -27,16 +14,11 @@ __all__ = [
     "Config",
     "ConfigError",
     "DataConfig",
-    "DataSection",
-    "EvaluateConfig",
-    "Key",
     "ModelConfig",
-    "OptimConfig",
-    "SamplerConfig",
-    "TrainConfig",
     "config_difference",
     "dump_config",
     "known_keys",
     "load_config",
+    "load_data_config",
     "shipped_configs",
 ]

@@ -1,12 +1,13 @@
 """Components chosen by name: their arguments checked against the signature of what they build."""
 
+import contextlib
 import enum
 import inspect
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
 from typing import Any
@@ -14,12 +15,10 @@ from typing import Any
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from aurank.config.messages import (
+    HIGH,
     KeyPath,
     Problems,
-    describe,
-    describe_annotation,
     dotted,
-    enumerated,
     one_line,
     one_of,
     shorten,
@@ -40,72 +39,75 @@ class Choices:
     """One table of components.
 
     Attributes:
-        table: what each name builds.
+        table: what each name builds. Only the entry that a configuration names is looked up.
         filled: arguments that the program fills in; a configuration that gives one is refused.
         trial: if given, a component whose names and types are right is built once with those of these that it takes,
             so that impossible values are refused as well; None: never built.
+
+    Example:
+        >>> Choices({"decimal": int}).arguments("decimal")
+        []
+        >>> Choices({"crop": lambda image_size, scale=1.0: None}, frozenset({"image_size"})).arguments("crop")
+        ['scale']
     """
 
     table: Mapping[str, Callable[..., Any]]
-    filled: frozenset[str] = field(default_factory=frozenset)
+    filled: frozenset[str] = frozenset()
     trial: Mapping[str, Any] | None = None
 
     def arguments(self, name: str) -> list[str]:
-        """The arguments that a configuration may give to the component ``name``."""
+        """Return the arguments that a configuration may give to the component ``name``."""
         return [argument for argument in signature(self.table[name])[0] if argument not in self.filled]
 
 
 def signature(factory: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """The arguments that ``factory`` takes by name, and whether it takes any others as well.
+    """Return the arguments that ``factory`` takes by name, and whether it takes any others as well.
 
     ``**kwargs`` of a class are followed into the constructors that it inherits from.
     """
-    if not inspect.isclass(factory):
+    ancestors = factory.__mro__[:-1] if inspect.isclass(factory) else ()
+    constructors = [vars(ancestor)["__init__"] for ancestor in ancestors if "__init__" in vars(ancestor)]
+    if not constructors:
         return _named(factory)
     found: dict[str, inspect.Parameter] = {}
-    for ancestor in factory.__mro__[:-1]:
-        if "__init__" in vars(ancestor):
-            named, more = _named(vars(ancestor)["__init__"], bound=True)
-            found |= {name: parameter for name, parameter in named.items() if name not in found}
-            if not more:
-                return found, False
-    # What is never declared is either kept by the class itself or, without any constructor, no argument at all.
-    return (found, True) if any("__init__" in vars(ancestor) for ancestor in factory.__mro__[:-1]) else _named(factory)
+    for constructor in constructors:
+        named, more = _named(constructor, skip=1)
+        found |= {name: parameter for name, parameter in named.items() if name not in found}
+        if not more:
+            return found, False
+    return found, True
 
 
-def _named(function: Callable[..., Any], *, bound: bool = False) -> tuple[dict[str, inspect.Parameter], bool]:
-    try:
-        parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+def _named(function: Callable[..., Any], skip: int = 0) -> tuple[dict[str, inspect.Parameter], bool]:
     # An annotation that names what is not imported is left as text; a builtin has no signature at all.
-    except Exception:
-        try:
-            parameters = list(inspect.signature(function).parameters.values())
-        except (TypeError, ValueError):
-            return {}, True
-    parameters = parameters[1:] if bound else parameters
-    more = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
-    return {parameter.name: parameter for parameter in parameters if parameter.kind in _BY_NAME}, more
+    for evaluate in (True, False):
+        with contextlib.suppress(Exception):
+            parameters = list(inspect.signature(function, eval_str=evaluate).parameters.values())[skip:]
+            more = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+            return {parameter.name: parameter for parameter in parameters if parameter.kind in _BY_NAME}, more
+    return {}, True
 
 
 def check_component(
     section: KeyPath, node: Mapping[str, Any], choices: Choices, problems: Problems, *, known: Sequence[KeyPath]
 ) -> dict[str, Any]:
-    """The arguments in ``node`` as the constructor's annotations want them (tuples for lists, floats for integers).
+    """Return the arguments in ``node`` as the constructor's annotations want them (tuples for lists, …).
 
     Args:
         section: path of the component.
         node: its ``name`` and ``params``.
+        choices: the table that it is chosen from.
         problems: receives every mistake: the name, names and types of arguments, missing ones, impossible values.
         known: every key that there is, for "did you mean".
     """
-    name, params = node.get("name"), node.get("params", {})
+    name, params = node.get("name"), node.get("params") or {}
     if not isinstance(name, str) or not isinstance(params, dict):
         return {}
     if name not in choices.table:
         problems.add((*section, "name"), wrong_value(name, one_of(choices.table), list(choices.table)))
         return {}
-    where = (*section, "params")
-    named, more = signature(choices.table[name])
+    factory, where = choices.table[name], (*section, "params")
+    named, more = signature(factory)
     values = {}
     for key, value in params.items():
         path = (*where, key)
@@ -113,9 +115,9 @@ def check_component(
             source = _source_of(key, section, known)
             problems.add(path, f"got {show(value)}, but it is filled in from {source}; remove it")
         elif key in named:
-            values[key], complaint = fit(value, named[key].annotation)
-            if complaint is not None:
-                problems.add(path, complaint)
+            values[key], mistake = fit(value, named[key].annotation)
+            if mistake is not None:
+                problems.add(path, mistake)
         elif more:
             values[key] = value
         else:
@@ -127,7 +129,7 @@ def check_component(
             problems.add((*where, key), f"missing, expected {expected}: '{name}' needs it")
     if choices.trial is not None and not problems.within(where):
         offered = {key: value for key, value in choices.trial.items() if key in named}
-        for blamed, text in _impossible(choices.table[name], offered, values, required):
+        for blamed, text in _impossible(partial(factory, **offered), values, required):
             came = "these values" if blamed is None else show(params[blamed])
             problems.add(where if blamed is None else (*where, blamed), f"got {came}, refused by '{name}': {text}")
     return values
@@ -141,19 +143,20 @@ def _source_of(key: str, section: KeyPath, known: Sequence[KeyPath]) -> str:
 
 
 def fit(value: Any, annotation: Any) -> tuple[Any, str | None]:
-    """The value as ``annotation`` wants it, and what to say if it cannot be.
+    """Return the value as ``annotation`` wants it, and the message if it cannot be.
 
     The rules are those of strict JSON: a whole number is a float, a list a tuple, text never a number. An annotation
     that cannot be judged accepts everything.
     """
-    adapter = _adapter(annotation)
-    if adapter is None:
+    if (adapter := _adapter(annotation)) is None:
         return value, None
     try:
         result = adapter.validate_json(json.dumps(value))
     except ValidationError as error:
-        if any(item["type"] == "needs_python_object" for item in error.errors()) and _is_instance(adapter, value):
-            return value, None
+        if any(item["type"] == "needs_python_object" for item in error.errors()):
+            with contextlib.suppress(ValidationError):
+                adapter.validate_python(value)
+                return value, None
         return value, wrong_value(value, *expectation(annotation))
     # A validator of the annotation's own failed in its own way: not for this place to judge.
     except Exception:
@@ -161,69 +164,93 @@ def fit(value: Any, annotation: Any) -> tuple[Any, str | None]:
     return (result if result is None or isinstance(result, _HELD) else value), None
 
 
-def expectation(annotation: Any) -> tuple[str, list[Any]]:
-    """What ``annotation`` accepts in words, and the choices of an enumeration."""
-    adapter = _adapter(annotation)
-    if adapter is None:
-        return "a value", []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            schema = adapter.json_schema()
-        # Types that JSON has no word for.
-        except PydanticUserError:
-            return describe_annotation(annotation), []
-    definitions = schema.get("$defs", {})
-    return describe(schema, definitions) or describe_annotation(annotation), enumerated(schema, definitions)
-
-
 def _adapter(annotation: Any) -> Any:
     """pydantic's ``TypeAdapter``, or None; its type, generic in nothing at run time, is one that beartype refuses."""
     # Text: an annotation that could not be evaluated.
     if annotation in (_EMPTY, Any) or isinstance(annotation, str):
         return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return TypeAdapter(annotation, config=_STRICT)
     # Annotations are other people's: one that pydantic cannot use, however that shows, is one it cannot judge.
-    except Exception:
-        return None
+    with warnings.catch_warnings(), contextlib.suppress(Exception):
+        warnings.simplefilter("ignore")
+        return TypeAdapter(annotation, config=_STRICT)
+    return None
 
 
-def _is_instance(adapter: Any, value: Any) -> bool:
-    try:
-        adapter.validate_python(value)
-    except ValidationError:
-        return False
-    return True
+def expectation(annotation: Any) -> tuple[str, list[Any]]:
+    """Return what ``annotation`` accepts in words ("a number > 0"), and the choices of an enumeration."""
+    if (adapter := _adapter(annotation)) is None:
+        return "a value", []
+    schema: dict[str, Any] = {}
+    # Some types JSON has no word for.
+    with warnings.catch_warnings(), contextlib.suppress(PydanticUserError):
+        warnings.simplefilter("ignore")
+        schema = adapter.json_schema()
+    definitions = schema.get("$defs", {})
+    as_written = shorten(inspect.formatannotation(annotation).replace("typing.", ""))
+    return _words(schema, definitions) or as_written, _options(schema, definitions)
+
+
+def _words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+    """Return what a JSON schema accepts, in words; empty where it says nothing."""
+    if "expected" in schema:
+        return str(schema["expected"])
+    if "$ref" in schema:
+        return _words(definitions[schema["$ref"].rsplit("/", 1)[-1]], definitions)
+    if "anyOf" in schema:
+        branches = list(filter(None, (_words(branch, definitions) for branch in schema["anyOf"])))
+        wider = [branch for branch in branches if branch != "a whole number" or "a number" not in branches]
+        return " or ".join(dict.fromkeys(wider))
+    if "enum" in schema:
+        return one_of(str(option) for option in schema["enum"])
+    if "const" in schema:
+        return show(schema["const"])
+    kind = schema.get("type")
+    if "prefixItems" in schema:
+        items = [_words(item, definitions) or "anything" for item in schema["prefixItems"]]
+        return f"a list of {len(items)}: {', '.join(items)}"
+    if kind == "array":
+        item = _words(schema.get("items", {}), definitions)
+        return f"a list{' of at least one' if schema.get('minItems') else ''}{item and f', each {item}'}"
+    if kind == "object":
+        keys = ", ".join(schema.get("properties", {}))
+        return f"a mapping with the keys {keys}" if keys else "a mapping"
+    if kind == "string":
+        return "a path" if schema.get("format") == "path" else "text"
+    signs = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
+    bounds = [f"{sign} {schema[key]:g}" for key, sign in signs.items() if abs(schema.get(key, HIGH)) < HIGH]
+    words = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "null": "null"}
+    return words.get(str(kind), "") + (f" {' and '.join(bounds)}" if bounds else "")
+
+
+def _options(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> list[Any]:
+    """Return the choices that a JSON schema lists, for the value itself or for the items of a list."""
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rsplit("/", 1)[-1]]
+    items = schema.get("items")
+    parts = [*schema.get("anyOf", ()), *([items] if isinstance(items, dict) else [])]
+    return [*schema.get("enum", ()), *(option for part in parts for option in _options(part, definitions))]
 
 
 def _impossible(
-    factory: Callable[..., Any], offered: Mapping[str, Any], values: Mapping[str, Any], required: Sequence[str]
-) -> list[tuple[str | None, str]]:
-    """(argument, message) of each value that the constructor refuses; None for an argument that cannot be told."""
+    build: Callable[..., Any], values: Mapping[str, Any], required: Sequence[str]
+) -> Iterator[tuple[str | None, str]]:
+    """Yield (argument, message) of each value that the constructor refuses; None where no argument can be blamed."""
 
     def attempt(keys: Iterable[str]) -> str | None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                factory(**offered, **{key: values[key] for key in keys})
-        except (ValueError, TypeError) as error:
-            return shorten(one_line(str(error)), 300)
+                build(**{key: values[key] for key in keys})
         # Whatever a constructor does with an impossible value is the value's fault, told in one line.
         except Exception as error:
-            return shorten(one_line(f"{type(error).__name__}: {error}"), 300)
+            kind = "" if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: "
+            return shorten(one_line(f"{kind}{error}"), 300)
         return None
 
-    refusal = attempt(values)
-    if refusal is None:
-        return []
-    if attempt(required) is None:
-        # Each value alone, so that all that are impossible are told at once.
-        alone = {key: attempt({*required, key}) for key in values if key not in required}
-        found: list[tuple[str | None, str]] = [(key, text) for key, text in alone.items() if text is not None]
-        if found:
-            return found
-    blamed = (key for key in values if re.search(rf"\b{re.escape(key)}\b", refusal))
-    return [(next(blamed, None), refusal)]
+    if (refusal := attempt(values)) is None:
+        return
+    # Each value alone, so that all that are impossible are told at once.
+    alone = {key: attempt({*required, key}) for key in values if key not in required} if not attempt(required) else {}
+    found = {key: text for key, text in alone.items() if text is not None}
+    blamed = next((key for key in values if re.search(rf"\b{re.escape(key)}\b", refusal)), None)
+    yield from found.items() or [(blamed, refusal)]

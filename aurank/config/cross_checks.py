@@ -1,7 +1,13 @@
 """Keys of a configuration that are right alone but not together."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+Look = Callable[[str], Any]
+"""Returns the value at a dotted path, or None where there is none that can be judged."""
+
+Found = Iterator[tuple[str, str]]
+"""Dotted paths, each with the message on it."""
 
 # Images of a class in a batch of the samplers "pk" and "hard_negative" where ``sampler.params`` leaves it out.
 PER_CLASS = 4
@@ -13,139 +19,135 @@ TEXT_SIZES = {"layers": 4, "width": 256, "heads": 4, "length": 32, "vocabulary":
 CROPS = {"local_size": 96, "global_views": 2}
 
 
-def contradictions(look: Callable[[str], Any]) -> list[tuple[str, str]]:
-    """Keys that are right alone but not together, each with what to say of it.
+def lookup(tree: Any, keys: Sequence[str | int]) -> Any:
+    """Return the value below these keys of nested mappings, or None."""
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, dict) else None
+    return tree
 
-    Args:
-        look: the value at a dotted path, or None where there is none that can be judged.
-    """
-    found = []
-    steps = _number(look("train.steps"))
-    if steps is not None:
-        warmup = _number(look("optim.warmup_steps"))
-        if warmup is not None and warmup >= steps:
-            text = f"got {warmup}, expected less than train.steps = {steps}; set optim.warmup_steps={steps // 10}"
-            found.append(("optim.warmup_steps", f"{text} or raise train.steps"))
-        milestones = look("optim.schedule.params.milestones")
-        if isinstance(milestones, (list, tuple)):
-            late = [step for step in map(_number, milestones) if step is not None and step >= steps]
-            if late:
-                early = [step for step in milestones if step not in late]
-                text = f"got {late[0]}, expected steps less than train.steps = {steps}; "
-                text += f"set optim.schedule.params.milestones={early} or raise train.steps"
-                found.append(("optim.schedule.params.milestones", text))
-        start_at = _number(look("memory.start_at"))
-        if start_at is not None and start_at >= steps:
-            text = f"got {start_at}, expected less than train.steps = {steps}; set memory.start_at=0"
-            found.append(("memory.start_at", f"{text} or raise train.steps"))
+
+def contradictions(look: Look) -> Found:
+    """Yield keys that are right alone but not together, each with a message."""
+    for check in (_steps, _batch, _channels, _views, _crops, _texts):
+        yield from check(look)
+
+
+def one_way_loss(look: Look, two_way: Callable[[], Mapping[str, bool]]) -> Found:
+    """Yield the name of a loss that cannot take texts beside images; ``two_way`` tells of each loss whether it can."""
+    if look("model.text") is not None:
+        can, name = two_way(), look("loss.name")
+        if not can.get(name, True):
+            others = ", ".join(other for other in can if can[other])
+            yield "loss.name", f"got {name!r}, which compares images alone; with model.text take one of {others}"
+
+
+def _steps(look: Look) -> Found:
+    """Yield what comes after the last step."""
+    if (steps := _number(look("train.steps"))) is None:
+        return
+    for path, remedy in (
+        ("optim.warmup_steps", steps // 10),
+        ("optim.schedule.params.milestones", []),
+        ("memory.start_at", 0),
+    ):
+        value = look(path)
+        listed = isinstance(value, (list, tuple))
+        late = [step for step in map(_number, value if listed else [value]) if step is not None and step >= steps]
+        if late:
+            better = [step for step in value if step not in late] if listed else remedy
+            expected = f"expected {'steps less' if listed else 'less'} than train.steps = {steps}"
+            yield path, f"got {late[0]}, {expected}; set {path}={better} or raise train.steps"
+
+
+def _batch(look: Look) -> Found:
+    """Yield a batch that does not hold whole classes."""
     params = look("sampler.params")
     default = PER_CLASS if look("sampler.name") in ("pk", "hard_negative") else None
     batch = _number(look("sampler.batch"))
     per_class = _number(params.get("per_class", default)) if isinstance(params, Mapping) else None
-    if batch is not None and per_class is not None and per_class > 0:
-        below = batch - batch % per_class
-        text = f"got {batch}, expected "
-        if batch < 2 * per_class:
-            text += f"at least 2 * sampler.params.per_class = {2 * per_class}: two classes in a batch"
-            found.append(("sampler.batch", text))
-        elif below < batch:
-            text += f"a multiple of sampler.params.per_class = {per_class}, such as {below} or {below + per_class}"
-            found.append(("sampler.batch", text))
-    return found + _of_channels(look) + _of_views(look) + _of_crops(look) + _of_texts(look)
+    if batch is None or per_class is None or per_class <= 0:
+        return
+    below = batch - batch % per_class
+    if batch < 2 * per_class:
+        least = f"at least 2 * sampler.params.per_class = {2 * per_class}: two classes in a batch"
+        yield "sampler.batch", f"got {batch}, expected {least}"
+    elif below < batch:
+        near = f"such as {below} or {below + per_class}"
+        yield "sampler.batch", f"got {batch}, expected a multiple of sampler.params.per_class = {per_class}, {near}"
 
 
-def one_way_loss(look: Callable[[str], Any], two_way: Mapping[str, bool]) -> list[tuple[str, str]]:
-    """The same of a loss that cannot take texts beside images; ``two_way``: of each loss, whether it can."""
-    name = look("loss.name")
-    if two_way.get(name, True) or look("model.text") is None:
-        return []
-    others = ", ".join(other for other, can in two_way.items() if can)
-    return [("loss.name", f"got {name!r}, which compares images alone; with model.text take one of {others}")]
-
-
-def _of_channels(look: Callable[[str], Any]) -> list[tuple[str, str]]:
-    """What has not one value for each channel of an image."""
-    channels, found = _number(look("data.channels")), []
+def _channels(look: Look) -> Found:
+    """Yield what has not one value for each channel of an image."""
+    channels = _number(look("data.channels"))
     for path in ("data.normalise.mean", "data.normalise.std"):
         values = look(path)
         if channels is not None and isinstance(values, (list, tuple)) and len(values) != channels:
-            text = f"got {len(values)} values, expected one for each of data.channels = {channels}"
-            found.append((path, text))
-    return found
+            yield path, f"got {len(values)} values, expected one for each of data.channels = {channels}"
 
 
-def _of_views(look: Callable[[str], Any]) -> list[tuple[str, str]]:
-    """What does not fit the number of images that the encoder sees, or labels of images in place of classes."""
-    found = []
+def _views(look: Look) -> Found:
+    """Yield what does not fit the number of images that the encoder sees, or labels of images in place of classes."""
     batch, views = _number(look("sampler.batch")), _number(look("data.views"))
     micro_batch, memory_size = _number(look("train.micro_batch")), _number(look("memory.size"))
     if batch is not None and views is not None:
         seen = f"sampler.batch = {batch}" if views == 1 else f"sampler.batch * data.views = {batch * views}"
         if micro_batch is not None and micro_batch > batch * views:
-            found.append(("train.micro_batch", f"got {micro_batch}, expected at most {seen}, or null"))
+            yield "train.micro_batch", f"got {micro_batch}, expected at most {seen}, or null"
         if memory_size is not None and memory_size <= batch * views:
-            text = f"got {memory_size}, expected more than {seen}: a batch is part of the memory"
-            found.append(("memory.size", text))
+            yield "memory.size", f"got {memory_size}, expected more than {seen}: a batch is part of the memory"
     if look("data.train_labels") == "image":
-        sampler = look("sampler.name")
-        if sampler in ("pk", "hard_negative"):
+        if (sampler := look("sampler.name")) in ("pk", "hard_negative"):
             text = f"got '{sampler}', which draws images of one class, but data.train_labels=image gives each a label "
-            found.append(("sampler.name", text + "of its own; set sampler.name=shuffled"))
+            yield "sampler.name", text + "of its own; set sampler.name=shuffled"
         if views == 1:
             text = "got 1, expected at least 2: with data.train_labels=image the views of an image are its positives"
-            found.append(("data.views", text))
-    return found
+            yield "data.views", text
 
 
-def _of_crops(look: Callable[[str], Any]) -> list[tuple[str, str]]:
-    """What does not fit the small crops of the transform "multi_crop"."""
+def _crops(look: Look) -> Found:
+    """Yield small crops of the transform "multi_crop" that are larger than its large ones."""
     path = "data.train_transform.params"
-    params = look(path)
+    params, size, views = look(path), _number(look("data.image_size")), _number(look("data.views"))
     if look("data.train_transform.name") != "multi_crop" or not isinstance(params, Mapping):
-        return []
-    size, views = _number(look("data.image_size")), _number(look("data.views"))
+        return
     local_size, global_views = (_number(params.get(key, default)) for key, default in CROPS.items())
     if size is None or views is None or local_size is None or global_views is None:
-        return []
-    if views <= global_views or local_size <= size:
-        return []
-    text = f"got {local_size}, expected at most data.image_size = {size}, the side of the large crops"
-    # In the proportion of 96 to 224, as the defaults are.
-    return [(f"{path}.local_size", f"{text}; set {path}.local_size={max(1, round(size * 96 / 224))}")]
+        return
+    if views > global_views and local_size > size:
+        # In the proportion of 96 to 224, as the defaults are.
+        remedy = f"set {path}.local_size={max(1, round(size * 96 / 224))}"
+        expected = f"at most data.image_size = {size}, the side of the large crops"
+        yield f"{path}.local_size", f"got {local_size}, expected {expected}; {remedy}"
 
 
-def _of_texts(look: Callable[[str], Any]) -> list[tuple[str, str]]:
-    """What does not fit a training of images and texts, or one of images alone."""
-    found = []
+def _texts(look: Look) -> Found:
+    """Yield what does not fit a training of images and texts, or one of images alone."""
     if look("model.text") is None:
         if look("loss.params.two_way") is True:
-            text = "got true, expected false: the other side is of texts, which need model.text"
-            found.append(("loss.params.two_way", text))
-        return found
-    with_texts = "with model.text, images and texts are compared"
+            yield "loss.params.two_way", "got true, expected false: the other side is of texts, which need model.text"
+        return
+    reason = "with model.text, images and texts are compared"
     views = _number(look("data.views"))
     if views is not None and views > 1:
-        found.append(("data.views", f"got {views}, expected 1: {with_texts}, and no views"))
+        yield "data.views", f"got {views}, expected 1: {reason}, and no views"
     if look("data.train_labels") == "image":
-        found.append(("data.train_labels", f"got 'image', expected 'class': {with_texts}, and texts may recur"))
+        yield "data.train_labels", f"got 'image', expected 'class': {reason}, and texts may recur"
     if look("memory") is not None:
-        found.append(("memory", f"expected null: {with_texts}, and a memory holds one kind"))
+        yield "memory", f"expected null: {reason}, and a memory holds one kind"
     if look("model.discard_head") is True:
-        found.append(("model.discard_head", f"got true, expected false: {with_texts} by their projections"))
+        yield "model.discard_head", f"got true, expected false: {reason} by their projections"
     if look("loss.params.two_way") is False:
-        found.append(("loss.params.two_way", f"got false, expected true: {with_texts} both ways; leave it out"))
+        yield "loss.params.two_way", f"got false, expected true: {reason} both ways; leave it out"
     name = look("model.text.name")
-    own = {key: look(f"model.text.{key}") for key in TEXT_SIZES}
     if isinstance(name, str) and name != "transformer":
-        for key, value in own.items():
-            if value not in (None, TEXT_SIZES[key]):
+        for key, default in TEXT_SIZES.items():
+            if (value := look(f"model.text.{key}")) not in (None, default):
                 text = f"got {value}, but it is of name=transformer, and {name} brings its own; leave it out"
-                found.append((f"model.text.{key}", text))
+                yield f"model.text.{key}", text
     else:
-        width, heads = _number(own["width"]), _number(own["heads"])
+        width, heads = _number(look("model.text.width")), _number(look("model.text.heads"))
         if width is not None and heads and width % heads:
-            found.append(("model.text.width", f"got {width}, expected a multiple of model.text.heads = {heads}"))
-    return found
+            yield "model.text.width", f"got {width}, expected a multiple of model.text.heads = {heads}"
 
 
 def _number(value: Any) -> int | None:

@@ -2,52 +2,33 @@
 
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial, reduce
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Annotated, Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from aurank.config.components import Choices, check_component
-from aurank.config.cross_checks import contradictions, one_way_loss
-from aurank.config.messages import HIGH, ConfigError, KeyPath, Problems, one_of, show, unknown_key, wrong_value
-from aurank.config.reading import Tree, apply_overrides, parse_overrides, plain_tree, read_tree, write_yaml
-from aurank.config.schema import DEFAULT_NAMES, Config, DataSection, known_keys
-from aurank.errors import AurankWarning
+from aurank.config.components import Choices, check_component, expectation
+from aurank.config.cross_checks import Look, contradictions, lookup, one_way_loss
+from aurank.config.messages import HIGH, ConfigError, KeyPath, Problems, dotted, one_of, show, unknown_key, wrong_value
+from aurank.config.reading import Tree, parse_yaml, plain_tree, read_file, write_yaml
+from aurank.config.schema import DEFAULT_NAMES, Config, DataConfig, DataSection, Sections, known_keys
+from aurank.errors import AurankWarning, UserError
 
 _SECTIONS = ("data", "sampler", "model", "loss", "optim", "train", "evaluate")
 _ABSENT = object()
-_Schema = TypeVar("_Schema", Config, DataSection)
 
 
-@overload
 def load_config(
     source: Path | str | dict[str, Any],
     overrides: Sequence[str] = (),
     *,
     choices: Mapping[str, Choices],
-    complaints: Callable[[Callable[[str], Any]], list[tuple[str, str]]] | None = None,
-) -> Config: ...
-@overload
-def load_config(
-    source: Path | str | dict[str, Any],
-    overrides: Sequence[str] = (),
-    *,
-    choices: Mapping[str, Choices],
-    complaints: Callable[[Callable[[str], Any]], list[tuple[str, str]]] | None = None,
-    schema: type[_Schema],
-) -> _Schema: ...
-def load_config(
-    source: Path | str | dict[str, Any],
-    overrides: Sequence[str] = (),
-    *,
-    choices: Mapping[str, Choices],
-    complaints: Callable[[Callable[[str], Any]], list[tuple[str, str]]] | None = None,
-    schema: type[Any] = Config,
-) -> Any:
-    """The configuration in ``source`` with ``overrides``, every key and every component checked.
+    complaints: Callable[[Look], Iterable[tuple[str, str]]] | None = None,
+) -> Config:
+    """Return the configuration in ``source`` with ``overrides``, every key and every component checked.
 
     Args:
         source: the path of a YAML file, or a dict of what it would hold.
@@ -57,176 +38,239 @@ def load_config(
         choices: the table of each component, by its dotted path (``"loss"``, ``"data.train_transform"``). A component
             whose path is absent is not checked. Arguments are returned as the constructor's annotations want them.
         complaints: given the value at any dotted path (None where it has a mistake), what else is wrong: paths, texts.
-        schema: ``Config``, or ``DataSection`` for a data section alone.
 
     Raises:
         ConfigError: lists every mistake, one line each.
+
+    Example:
+        >>> source = {"data": {"name": "any"}, "loss": {"name": "any"}, "optim": {"lr": 0.1}, "train": {"steps": 9}}
+        >>> load_config(source, ["optim.lr=1e-4"], choices={}).optim.lr
+        0.0001
+        >>> load_config(source, ["optim.lrr=1"], choices={})
+        Traceback (most recent call last):
+        aurank.config.messages.ConfigError: override 'optim.lrr=1': optim.lrr: unknown key ...
     """
-    problems = Problems()
-    if isinstance(source, dict):
-        name, tree = None, plain_tree(source, (), problems)
-    else:
-        name = str(source)
-        tree = plain_tree(read_tree(Path(source), problems, shipped=shipped_configs()), (), problems)
-    changes = [(path, plain_tree(value, path, problems)) for path, value in parse_overrides(overrides, problems)]
-    names = {path: DEFAULT_NAMES.get(path) for path in choices}
-    right = [change for change in changes if not problems.covers(change[0])]
-    dropped = apply_overrides(tree, right, problems, components=names)
-    _fill(tree, schema)
-    known = _known(tree, choices)
-    config = _validate(tree, schema, choices, problems, known)
-    if "loss" in choices:
-        losses = choices["loss"]
-        two_way = {one: "two_way" in losses.arguments(one) for one in losses.table}
-        _add(problems, one_way_loss(_judged(tree, problems), two_way))
-    if complaints is not None:
-        _add(problems, complaints(_judged(tree, problems)))
-    checked = {path: _check(tree, path, choices[path], problems, known) for path in choices}
-    if config is None or problems:
-        raise ConfigError(problems.lines(), name, count=len(problems))
-    for line in dropped:
-        warnings.warn(line, AurankWarning, stacklevel=2)
-    for path, values in checked.items():
-        # The config is new and nobody else's yet; after this its params are what constructors want.
-        section = _attribute(config, path)
-        if section is not None:
-            section.params.update(values)
+    config: Config = _load(source, overrides, choices, complaints, Config)
     return config
 
 
-def _fill(tree: Tree, schema: type[Config] | type[DataSection]) -> None:
-    """Write out what may be left out: empty sections, empty ``params``, the names of default components."""
-    for path in (*_SECTIONS, *DEFAULT_NAMES, "miner"):
-        *parents, last = path.split(".")
-        if [*parents, last][0] not in schema.model_fields:
+def load_data_config(
+    section: dict[str, Any], overrides: Sequence[str] = (), *, choices: Mapping[str, Choices]
+) -> DataConfig:
+    """Return the data section of a configuration alone, checked like ``load_config`` does.
+
+    Example:
+        >>> load_data_config({"name": "any"}, ["data.workers=4"], choices={}).workers
+        4
+    """
+    config: DataSection = _load({"data": section}, overrides, choices, None, DataSection)
+    return config.data
+
+
+def _load(
+    source: Path | str | dict[str, Any],
+    overrides: Sequence[str],
+    choices: Mapping[str, Choices],
+    complaints: Callable[[Look], Iterable[tuple[str, str]]] | None,
+    schema: type[Sections],
+) -> Any:
+    name = None if isinstance(source, dict) else str(source)
+    problems = Problems(name)
+    given = source if isinstance(source, dict) else read_file(Path(source), problems, shipped=shipped_configs())
+    tree = plain_tree(given, (), problems)
+    dropped = _apply_overrides(tree, _parse_overrides(overrides, problems), problems, choices)
+    _fill(tree, schema)
+    known = _known(tree, choices)
+
+    def look(path: str) -> Any:
+        """The value at a dotted path of ``tree`` or its default, None where it has a mistake."""
+        keys = tuple(path.split("."))
+        if problems.within(keys) or problems.covers(keys) or keys[0] not in schema.model_fields:
+            return None
+        key, value = known_keys().get(keys), lookup(tree, keys)
+        default = None if key is None or key.is_required() else key.get_default(call_default_factory=True)
+        return default if value is None else value
+
+    def add(found: Iterable[tuple[str, str]]) -> None:
+        for path, text in found:
+            problems.add(tuple(path.split(".")), text)
+
+    config = _validate(tree, schema, choices, problems, known)
+    if config is None:
+        # pydantic compares keys only once each is right alone; here what can be compared is compared at once.
+        add(contradictions(look))
+    if "loss" in choices:
+        losses = choices["loss"]
+        add(one_way_loss(look, lambda: {one: "two_way" in losses.arguments(one) for one in losses.table}))
+    if complaints is not None:
+        add(complaints(look))
+    checked = {}
+    for path, table in choices.items():
+        section = tuple(path.split("."))
+        if isinstance(node := lookup(tree, section), dict):
+            checked[section] = check_component(section, node, table, problems, known=known)
+    if config is None or problems:
+        raise ConfigError(problems.lines(), name, count=len(problems))
+    for line in dropped:
+        warnings.warn(line, AurankWarning, stacklevel=3)
+    for section, values in checked.items():
+        component: Any = reduce(getattr, section, config)
+        # The config is new and nobody else's yet; after this its params are what constructors want.
+        component.params.update(values)
+    return config
+
+
+def _parse_overrides(overrides: Sequence[str], problems: Problems) -> list[tuple[tuple[str, ...], Any]]:
+    """Return (path, value) of each right ``key.path=value``, the value read as YAML."""
+    found = []
+    for text in [overrides] if isinstance(overrides, str) else overrides:
+        label = f"override {show(text)}"
+        name, equals, value = text.partition("=")
+        path = tuple(part.strip() for part in name.split("."))
+        if not equals or not all(path):
+            problems.add_line(label, f"{label}: expected key.path=value, for example optim.lr=1e-4")
             continue
-        holder = _node(tree, parents)
-        if isinstance(holder, dict) and holder.get(last) is None and path != "miner":
-            holder[last] = {}
-        section = holder.get(last) if isinstance(holder, dict) else None
-        if isinstance(section, dict):
-            if path in DEFAULT_NAMES:
-                section.setdefault("name", DEFAULT_NAMES[path])
-                section.setdefault("params", {})
-            if "params" in section and section["params"] is None:
-                section["params"] = {}
+        problems.origins = {other: origin for other, origin in problems.origins.items() if other[: len(path)] != path}
+        problems.origins[path] = label
+        try:
+            tree = parse_yaml(value, path, problems, lambda mark, label=label: label)  # type: ignore[misc]
+        except UserError as error:
+            problems.add_line(label, str(error))
+            continue
+        found.append((path, plain_tree(tree, path, problems)))
+    return [change for change in found if not problems.covers(change[0])]
+
+
+def _apply_overrides(
+    tree: Tree, overrides: Sequence[tuple[tuple[str, ...], Any]], problems: Problems, choices: Mapping[str, Choices]
+) -> list[str]:
+    """Set each path of ``tree`` to its value; return a line on each set of ``params`` that was dropped.
+
+    Naming another component drops the ``params`` of ``tree``, which belonged to the one before; ``params`` given by
+    overrides stay, before or after the name.
+    """
+    dropped = []
+    # The last one where there are several.
+    names = {path[:-1]: value for path, value in overrides if path[-1] == "name" and ".".join(path[:-1]) in choices}
+    for path, value in names.items():
+        component, section = ".".join(path), lookup(tree, path)
+        before = section.get("name", DEFAULT_NAMES.get(component)) if isinstance(section, dict) else value
+        if before == value:
+            continue
+        params = section.pop("params", None)
+        if isinstance(params, dict) and params:
+            given = ", ".join(f"{key}={show(one)}" for key, one in params.items())
+            of = f" of {before}" if before else ""
+            dropped.append(f"{component}.name={value} leaves out the {component}.params{of}: {given}")
+    for path, value in overrides:
+        section = tree
+        for depth, key in enumerate(path[:-1], start=1):
+            if section.get(key) is None:
+                section[key] = {}
+            if not isinstance(section[key], dict):
+                parent = dotted(path[:depth])
+                problems.add(path, f"{parent} is {show(section[key])}, not a mapping; set {parent} as a whole")
+                break
+            section = section[key]
+        else:
+            section[path[-1]] = value
+    return dropped
+
+
+def _fill(tree: Tree, schema: type[Sections]) -> None:
+    """Write out what may be left out: empty sections, the names of default components."""
+    for path in (*_SECTIONS, *DEFAULT_NAMES):
+        *parents, last = path.split(".")
+        if path.split(".")[0] in schema.model_fields and isinstance(holder := lookup(tree, parents), dict):
+            if holder.get(last) is None:
+                holder[last] = {}
+            if isinstance(holder[last], dict) and path in DEFAULT_NAMES:
+                holder[last].setdefault("name", DEFAULT_NAMES[path])
 
 
 def _known(tree: Tree, choices: Mapping[str, Choices]) -> list[KeyPath]:
-    """Every key that there is, with the arguments of the components that are chosen."""
+    """Return every key that there is, with the arguments of the components that are chosen."""
     known: list[KeyPath] = list(known_keys())
     for path, table in choices.items():
         section = tuple(path.split("."))
-        node = _node(tree, section)
-        name = node.get("name") if isinstance(node, dict) else None
+        name = lookup(tree, (*section, "name"))
         if isinstance(name, str) and name in table.table:
             known += [(*section, "params", argument) for argument in table.arguments(name)]
     return known
 
 
 def _validate(
-    tree: Tree,
-    schema: type[Config] | type[DataSection],
-    choices: Mapping[str, Choices],
-    problems: Problems,
-    known: Sequence[KeyPath],
-) -> Config | DataSection | None:
-    """The config that ``tree`` holds, or None; its mistakes and contradictions go to ``problems``."""
+    tree: Tree, schema: type[Sections], choices: Mapping[str, Choices], problems: Problems, known: Sequence[KeyPath]
+) -> Sections | None:
+    """Return the config that ``tree`` holds, or None; the mistakes of single keys go to ``problems``."""
     try:
         return schema.model_validate_json(json.dumps(tree))
     except ValidationError as error:
         for item in error.errors(include_url=False):
-            problems.add(item["loc"], partial(_explain, item, choices, known))
-    # pydantic compares keys only once each is right alone; here what can be compared is compared at once.
-    _add(problems, contradictions(_judged(tree, problems)))
+            if item["loc"]:
+                problems.add(item["loc"], partial(_explain, item, choices, known))
     return None
-
-
-def _judged(tree: Tree, problems: Problems) -> Callable[[str], Any]:
-    """The value at a dotted path of ``tree`` or its default, None where it has a mistake."""
-
-    def look(path: str) -> Any:
-        keys = tuple(path.split("."))
-        if problems.within(keys) or problems.covers(keys):
-            return None
-        value = _node(tree, keys)
-        return known_keys()[keys].default if value is None and keys in known_keys() else value
-
-    return look
-
-
-def _add(problems: Problems, found: list[tuple[str, str]]) -> None:
-    for path, text in found:
-        problems.add(tuple(path.split(".")), text)
 
 
 def _explain(item: ErrorDetails, choices: Mapping[str, Choices], known: Sequence[KeyPath]) -> str:
     path, value, kind = item["loc"], item["input"], item["type"]
-    if kind == "contradiction":
-        return item["msg"]
     if kind == "extra_forbidden":
         return unknown_key(path, value, known)
     keys = tuple(key for key in path if isinstance(key, str))
     section = ".".join(keys[:-1])
     key = known_keys().get(keys)
-    expected, options = (key.expected, key.options) if key is not None else (item["msg"], ())
+    expected, options = (item["msg"], []) if key is None else expectation(Annotated[key.annotation, key])
     if keys[-1:] == ("name",) and section in choices:
-        expected, options = one_of(choices[section].table), tuple(choices[section].table)
+        expected, options = one_of(choices[section].table), list(choices[section].table)
     if kind == "missing":
         return f"missing, expected {expected}"
     if kind == "less_than_equal" and item["ctx"]["le"] >= HIGH:
         expected = f"at most {item['ctx']['le']:g}"
     text = wrong_value(value, expected, options)
-    if isinstance(value, str) and (".".join(keys) in choices):
+    if isinstance(value, str) and ".".join(keys) in choices:
         text += f"; write {'.'.join(keys)}.name={show(value)[1:-1]}"
     return text
 
 
-def _check(tree: Tree, path: str, table: Choices, problems: Problems, known: Sequence[KeyPath]) -> dict[str, Any]:
-    section = tuple(path.split("."))
-    node = _node(tree, section)
-    return check_component(section, node, table, problems, known=known) if isinstance(node, dict) else {}
-
-
-def _node(tree: Tree, path: Sequence[str]) -> Any:
-    value: Any = tree
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
-def _attribute(config: Config | DataSection, path: str) -> Any:
-    value: Any = config
-    for key in path.split("."):
-        value = getattr(value, key)
-    return value
-
-
 def dump_config(config: Config) -> str:
-    """``config`` as YAML with every key written out; loading it gives an equal config."""
+    """Return ``config`` as YAML with every key written out; loading it gives an equal config.
+
+    Example:
+        >>> source = {"data": {"name": "any"}, "loss": {"name": "any"}, "optim": {"lr": 0.1}, "train": {"steps": 9}}
+        >>> print(dump_config(load_config(source, choices={}))[:27])
+        seed: 0
+        data:
+          name: any
+    """
     return write_yaml(config.model_dump(mode="json"))
 
 
 def config_difference(first: Config, second: Config) -> list[str]:
-    """One line for each key whose value differs, ``"optim.lr: 0.1 != 0.2"``, the first config's value first."""
+    """Return one line for each key whose value differs, the first config's value first.
+
+    Example:
+        >>> source = {"data": {"name": "any"}, "loss": {"name": "any"}, "optim": {"lr": 0.1}, "train": {"steps": 9}}
+        >>> config_difference(load_config(source, choices={}), load_config(source, ["seed=3"], choices={}))
+        ['seed: 0 != 3']
+    """
     return _difference(first.model_dump(mode="json"), second.model_dump(mode="json"), ())
 
 
-def _difference(first: Any, second: Any, path: tuple[str, ...]) -> list[str]:
+def _difference(first: Any, second: Any, path: KeyPath) -> list[str]:
     if isinstance(first, dict) and isinstance(second, dict):
-        return [
-            line
-            for key in dict.fromkeys([*first, *second])
-            for line in _difference(first.get(key, _ABSENT), second.get(key, _ABSENT), (*path, key))
-        ]
-    if first == second:
-        return []
+        pairs = {key: (first.get(key, _ABSENT), second.get(key, _ABSENT)) for key in [*first, *second]}
+        return [line for key, pair in pairs.items() for line in _difference(*pair, (*path, key))]
     left, right = ("(absent)" if value is _ABSENT else show(value) for value in (first, second))
-    return [f"{'.'.join(path)}: {left} != {right}"]
+    return [] if first == second else [f"{dotted(path)}: {left} != {right}"]
 
 
 def shipped_configs() -> dict[str, Path]:
-    """The configs that come with aurank, by name ("omniglot/soprc"): from the package, or from a checkout beside it."""
+    """Return the configs that come with aurank, by name: from the package, or from a checkout beside it.
+
+    Example:
+        >>> shipped_configs()["omniglot/soprc"].name
+        'soprc.yaml'
+    """
     package = Path(__file__).resolve().parent.parent
     folder = package / "configs"
     # Beside an installed package, "configs" would be somebody else's.

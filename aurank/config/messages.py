@@ -1,8 +1,9 @@
-"""How a mistake in a configuration is said: one line with the key, what came, what was expected, what was meant."""
+"""Messages on mistakes in a configuration: one line with place, key, what came, what was expected, what was meant."""
 
-import inspect
+import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from aurank.errors import UserError
@@ -10,40 +11,35 @@ from aurank.names import meant, nearest
 
 KeyPath = tuple[str | int, ...]
 
-# From here on a bound only keeps nonsense out, and is not told before it is crossed.
+# A bound from here on only keeps nonsense out, and is named only where it is crossed.
 HIGH = 1e6
 _LONGEST = 60
-_MOST_TOLD = 100
+_MOST_LINES = 100
 
 # Words of other programs, and the key that holds the same thing here.
 _SYNONYMS = {
-    "architecture": "model.backbone",
-    "batch_size": "sampler.batch",
-    "criterion": "loss",
-    "crop_size": "data.image_size",
-    "dataset": "data",
-    "embedding_dim": "model.dim",
-    "embedding_size": "model.dim",
-    "epochs": "train.steps",
-    "iterations": "train.steps",
-    "learning_rate": "optim.lr",
-    "max_steps": "train.steps",
-    "num_workers": "data.workers",
-    "optimiser": "optim",
-    "optimizer": "optim",
-    "patience": "train.early_stopping",
-    "precision": "train.mixed_precision",
-    "scheduler": "optim.schedule",
-}
+    "architecture": "model.backbone", "batch_size": "sampler.batch", "criterion": "loss", "dataset": "data",
+    "crop_size": "data.image_size", "embedding_dim": "model.dim", "embedding_size": "model.dim",
+    "epochs": "train.steps", "iterations": "train.steps", "max_steps": "train.steps", "learning_rate": "optim.lr",
+    "num_workers": "data.workers", "optimiser": "optim", "optimizer": "optim", "scheduler": "optim.schedule",
+    "patience": "train.early_stopping", "precision": "train.mixed_precision",
+}  # fmt: skip
 
 
 class ConfigError(UserError):
     """Every mistake found in one configuration.
 
     Attributes:
-        errors: one line each: key path, what came, what was expected, and "did you mean …?" where something is close.
+        errors: one line each: where it stands (``mine.yaml:12:3``, or the override), the key, what came, what was
+            expected, and "did you mean …?" where something is close.
         source: the file, or None for a configuration given as a dict.
         count: how many mistakes there are, where not all have a line.
+
+    Example:
+        >>> print(ConfigError(["optim.lr: got 0", "train.steps: missing"]))
+        2 errors
+          optim.lr: got 0
+          train.steps: missing
     """
 
     def __init__(self, errors: Sequence[str], source: str | None = None, *, count: int | None = None) -> None:
@@ -53,19 +49,22 @@ class ConfigError(UserError):
         self.source = source
 
     def __str__(self) -> str:
-        start = f"{self.source}: " if self.source else ""
         if len(self.errors) == 1:
-            return start + self.errors[0]
-        return "\n  ".join([f"{start}{self.count:,} errors", *self.errors])
+            return self.errors[0]
+        return "\n  ".join([f"{self.source + ': ' if self.source else ''}{self.count:,} errors", *self.errors])
 
 
 class Problems:
     """The mistakes found so far, at most one for a key: what follows from a mistake is not a second one.
 
-    The first hundred are told; of more, only how many they are.
+    Attributes:
+        origins: where the value at a path came from, as a mistake there is introduced.
+
+    Only the first hundred have a line.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, source: str | None = None) -> None:
+        self.origins: dict[KeyPath, str] = {} if source is None else {(): source}
         self._paths: set[KeyPath] = set()
         self._holders: set[KeyPath] = set()  # every path that a mistake is at or below
         self._lists: set[KeyPath] = set()  # lists with a mistake in an item
@@ -74,39 +73,44 @@ class Problems:
     def __len__(self) -> int:
         return len(self._paths)
 
-    def add(self, path: KeyPath, text: str | Callable[[], str], *, label: str | None = None) -> None:
+    def add(self, path: KeyPath, text: str | Callable[[], str]) -> None:
         """Record ``text`` under ``path`` unless the key, what holds it, or an item of it already has a mistake.
 
-        A text that takes long to make is given as a function, which is called where it is told.
+        A text that takes long to build is given as a function, which is called only if the line is shown.
         """
         if self.covers(path):
             return
         self._paths.add(path)
-        for length, part in enumerate(path):
-            self._holders.add(path[:length])
-            if isinstance(part, int):
-                self._lists.add(path[:length])
-        self._holders.add(path)
-        if len(self._paths) <= _MOST_TOLD:
-            said = text if isinstance(text, str) else text()
-            self._lines.append(f"{dotted(path) if label is None else label}: {one_line(said)}")
+        self._holders.update(path[:length] for length in range(len(path) + 1))
+        self._lists.update(path[:length] for length, part in enumerate(path) if isinstance(part, int))
+        if len(self._paths) <= _MOST_LINES:
+            nearest_known = (path[:length] for length in range(len(path), -1, -1) if path[:length] in self.origins)
+            origin = self.origins.get(next(nearest_known, ()))
+            parts = [origin, dotted(path), one_line(text if isinstance(text, str) else text())]
+            self._lines.append(": ".join(part for part in parts if part is not None))
+
+    def add_line(self, label: str, line: str) -> None:
+        """Record a mistake that belongs to no key, under a label of its own."""
+        self._paths.add((label,))
+        if len(self._paths) <= _MOST_LINES:
+            self._lines.append(one_line(line))
 
     def covers(self, path: KeyPath) -> bool:
-        """Whether a mistake at ``path`` is already told by another."""
+        """Return whether a mistake at ``path`` follows from one that is recorded."""
         return path in self._lists or any(path[:length] in self._paths for length in range(len(path) + 1))
 
     def within(self, path: KeyPath) -> bool:
-        """Whether anything at or below ``path`` has a mistake."""
+        """Return whether anything at or below ``path`` has a mistake."""
         return path in self._holders
 
     def lines(self) -> list[str]:
-        """One line for each mistake that is told, in the order found, and one for the others."""
+        """Return one line for each of the first mistakes, in the order found, and one for the others."""
         more = len(self._paths) - len(self._lines)
         return [*self._lines, *([f"and {more:,} more"] if more else [])]
 
 
 def dotted(path: KeyPath) -> str:
-    """``optim.lr`` or ``evaluate.recall_at[1]``; a key that would not print on one line is quoted."""
+    """Return ``optim.lr`` or ``evaluate.recall_at[1]``; a key that would not print on one line is quoted."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -118,7 +122,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as the user would write it in YAML, on one line of bounded length."""
+    """Return a value as the user would write it in YAML, on one line of bounded length."""
     if isinstance(value, str):
         return shorten(repr(value))
     if value is None or isinstance(value, (bool, int, float, list, tuple, dict)):
@@ -131,30 +135,29 @@ def show(value: Any) -> str:
 
 
 def shorten(text: str, longest: int = _LONGEST) -> str:
-    """``text`` with its middle left out where it is long."""
+    """Return ``text`` with its middle left out where it is long."""
     half = longest // 2
     return text if len(text) <= longest else f"{text[: half - 1]}…{text[-half:]}"
 
 
 def one_line(text: str) -> str:
-    """``text`` with line breaks as spaces and without characters that do not print."""
+    """Return ``text`` with line breaks as spaces and without characters that do not print."""
     return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
 
 
 def one_of(options: Iterable[str]) -> str:
-    """``one of a, b, c``."""
+    """Return ``one of a, b, c``."""
     return f"one of {', '.join(options)}"
 
 
 def suggest_keys(path: KeyPath, known: Sequence[KeyPath]) -> list[str]:
-    """The keys that may be meant by the unknown ``path``: the same word elsewhere, or a like word near or far."""
+    """Return the keys that ``path`` may mean: the same word elsewhere, or a like word near or far."""
     word = str(path[-1])
     elsewhere = [dotted(other) for other in known if other[-1] == word]
     if elsewhere and len(elsewhere) <= 3:
         return elsewhere
-    synonym = _SYNONYMS.get(word.lower())
-    if synonym is not None:
-        return [synonym]
+    if word.lower() in _SYNONYMS:
+        return [_SYNONYMS[word.lower()]]
     siblings = {str(other[-1]): other for other in known if other[:-1] == path[:-1]}
     if near := nearest(word, siblings):
         return [dotted(siblings[near[0]])]
@@ -163,87 +166,18 @@ def suggest_keys(path: KeyPath, known: Sequence[KeyPath]) -> list[str]:
 
 
 def unknown_key(path: KeyPath, value: Any, known: Sequence[KeyPath]) -> str:
-    """What to say of a key that nothing reads."""
+    """Return the message on a key that nothing reads."""
     siblings = [str(other[-1]) for other in known if other[:-1] == path[:-1]]
     expected = one_of(siblings) if siblings else "no key here"
     return f"unknown key (got {show(value)}), expected {expected}{meant(suggest_keys(path, known))}"
 
 
 def wrong_value(value: Any, expected: str, options: Sequence[Any] = ()) -> str:
-    """What to say of a value that does not fit, with the nearest of ``options`` and a word on quoted numbers."""
+    """Return the message on a value that does not fit, with the nearest of ``options``; quoted numbers are named."""
     text = f"got {show(value)}, expected {expected}"
-    if isinstance(value, str):
-        if "number" in expected and _is_number(value):
+    if not isinstance(value, str):
+        return text
+    with contextlib.suppress(ValueError):
+        if "number" in expected and math.isfinite(float(value)):
             return f"{text}; it is text, remove the quotes"
-        return text + meant(nearest(value, [option for option in options if isinstance(option, str)]))
-    return text
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def describe(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str | None:
-    """What a JSON schema accepts, in words ("a number > 0"), or None where it says nothing."""
-    if "expected" in schema:
-        return str(schema["expected"])
-    if "$ref" in schema:
-        return describe(resolve(schema, definitions), definitions)
-    if "anyOf" in schema:
-        branches = list(filter(None, (describe(branch, definitions) for branch in schema["anyOf"])))
-        wider = [branch for branch in branches if branch != "a whole number" or "a number" not in branches]
-        return " or ".join(dict.fromkeys(wider)) or None
-    if "enum" in schema:
-        return one_of(str(option) for option in schema["enum"])
-    if "const" in schema:
-        return show(schema["const"])
-    kind = schema.get("type")
-    if kind == "array":
-        return _describe_list(schema, definitions)
-    if kind == "object":
-        keys = list(schema.get("properties", {}))
-        return f"a mapping with the keys {', '.join(keys)}" if keys else "a mapping"
-    if kind == "string":
-        return "a path" if schema.get("format") == "path" else "text"
-    words = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "null": "null"}
-    return words[kind] + _bounds(schema) if kind in words else None
-
-
-def _describe_list(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    if "prefixItems" in schema:
-        items = [describe(item, definitions) or "anything" for item in schema["prefixItems"]]
-        return f"a list of {len(items)}: {', '.join(items)}"
-    item = describe(schema.get("items", {}), definitions)
-    name = "a list of at least one" if schema.get("minItems") else "a list"
-    return f"{name}, each {item}" if item else name
-
-
-def _bounds(schema: Mapping[str, Any]) -> str:
-    signs = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
-    parts = [f"{sign} {schema[key]:g}" for key, sign in signs.items() if key in schema and abs(schema[key]) < HIGH]
-    return f" {' and '.join(parts)}" if parts else ""
-
-
-def resolve(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema behind ``$ref``, or itself; of an optional one, the part that is not null."""
-    if "$ref" in schema:
-        found: Mapping[str, Any] = definitions[schema["$ref"].rsplit("/", 1)[-1]]
-        return found
-    real = [branch for branch in schema.get("anyOf", ()) if branch.get("type") != "null"]
-    return resolve(real[0], definitions) if len(real) == 1 else schema
-
-
-def enumerated(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> list[Any]:
-    """The choices that a JSON schema lists, for the value itself or for the items of a list."""
-    schema = resolve(schema, definitions) if "$ref" in schema else schema
-    parts = [*schema.get("anyOf", ()), *([schema["items"]] if isinstance(schema.get("items"), dict) else [])]
-    return [*schema.get("enum", ()), *(option for part in parts for option in enumerated(part, definitions))]
-
-
-def describe_annotation(annotation: Any) -> str:
-    """A type as it is written in Python, for those that JSON has no word for."""
-    return shorten(inspect.formatannotation(annotation).replace("typing.", ""))
+    return text + meant(nearest(value, [option for option in options if isinstance(option, str)]))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aurank.config import Choices, Config, DataConfig, DataSection, known_keys, load_config
+from aurank.config import Choices, Config, DataConfig, known_keys, load_config, load_data_config
 from aurank.data import READERS, TRANSFORMS
 from aurank.errors import UserError
 from aurank.evaluation.metrics import check_names
@@ -34,7 +34,7 @@ def read_trained(content: dict[str, Any], overrides: Sequence[str] = ()) -> Conf
 
 def read_data_config(section: dict[str, Any], overrides: Sequence[str] = ()) -> DataConfig:
     """Return the data section of a configuration, with overrides such as ``data.workers=4``, checked."""
-    return load_config({"data": section}, overrides, choices=DATA_CHOICES, schema=DataSection).data
+    return load_data_config(section, overrides, choices=DATA_CHOICES)
 
 
 def wrong_names(look: Callable[[str], Any]) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from testing.config_tables import CHOICES, MINIMAL, VALID
@@ -19,18 +20,22 @@ def _load(tmp_path: Path, text: str | bytes, *overrides: str) -> Config:
 
 
 def _error(tmp_path: Path, text: str | bytes, *overrides: str) -> str:
-    """The only line of the error, without the path of the file."""
+    """The only line of the error, after the path of the file."""
     with pytest.raises(ConfigError) as caught:
         _load(tmp_path, text, *overrides)
     (line,) = caught.value.errors
-    assert str(caught.value) == f"{tmp_path / 'config.yaml'}: {line}"
+    assert str(caught.value) == line
     assert "\n" not in line
-    return line
+    return line.removeprefix(str(tmp_path / "config.yaml"))
+
+
+def _parse(text: str) -> Any:
+    return parse_yaml(text, (), Problems(), lambda mark: f"{mark.line}:{mark.column}")
 
 
 def test_scalars_are_those_of_yaml_1_2() -> None:
     text = "[1e-4, 1E3, .5, -2., 0, 1_000, 007, 0x10, 1:30, no, on, yes, True, null, ~, 2020-01-01, '1', <<, =]"
-    assert parse_yaml(text, (), Problems()) == [
+    assert _parse(text) == [
         1e-4, 1e3, 0.5, -2.0, 0, 1000, "007", "0x10", "1:30", "no", "on", "yes", True, None, None, "2020-01-01", "1",
         "<<", "=",
     ]  # fmt: skip
@@ -78,21 +83,43 @@ def test_nothing_in_a_file_or_an_override_runs_or_is_looked_up(tmp_path: Path, a
 
 
 def test_a_merge_key_is_only_an_unknown_key(tmp_path: Path) -> None:
-    assert _error(tmp_path, VALID + "<<: {seed: 3}\n").startswith("<<: unknown key")
+    assert _error(tmp_path, VALID + "<<: {seed: 3}\n").startswith(":26:1: <<: unknown key")
 
 
 def test_a_duplicate_key_is_refused_with_its_lines(tmp_path: Path) -> None:
     text = "optim:\n  lr: 0.1\n  name: sgd\n  lr: 0.2\n"
     with pytest.raises(ConfigError) as caught:
         _load(tmp_path, text + "seed: 1\nseed: 2\n")
+    file = tmp_path / "config.yaml"
     assert caught.value.errors[:2] == [
-        "optim.lr: given twice, on lines 2 and 4; keep one",
-        "seed: given twice, on lines 5 and 6; keep one",
+        f"{file}:4:3: optim.lr: given twice, first on line 2; keep one",
+        f"{file}:6:1: seed: given twice, first on line 5; keep one",
     ]
 
 
+def test_every_mistake_is_told_with_the_place_that_it_came_from(tmp_path: Path) -> None:
+    text = VALID.replace("lr: 1e-2", "lrr: 1e-2").replace("[50, 80]", "[50, x]").replace("seed: 7", "seed: -7")
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path, text, "train.ema=2", "data.workers=-1", "data={name: table, params: {file: 3}}")
+    places = {line.removeprefix(f"{tmp_path / 'config.yaml'}:").split(": got")[0] for line in caught.value.errors}
+    assert places == {
+        "2:1: seed",
+        "18:1: optim.lr: missing, expected a number > 0 and <= 1000",  # at the section that lacks it
+        "20:3: optim.lrr: unknown key (got 0.01), expected one of name, lr, weight_decay, batch_rule, temperature_lr, "
+        "head_lr_multiplier, params, schedule, warmup_steps, clip_norm; did you mean 'optim.lr'?",
+        "22:48: optim.schedule.params.milestones",
+        "override 'train.ema=2': train.ema",
+        "override 'data={name: table, params: {file: 3}}': data.params.file",
+    }
+    assert str(caught.value).startswith(f"{tmp_path / 'config.yaml'}: 6 errors\n  ")
+
+
+def test_what_is_missing_altogether_is_told_with_its_file(tmp_path: Path) -> None:
+    assert _error(tmp_path, VALID.replace("data:", "date:"), "date=null") == ""
+
+
 def test_a_key_that_is_not_text_is_refused(tmp_path: Path) -> None:
-    assert _error(tmp_path, VALID + "7: x\n") == "7: line 26: a key must be text, got 7; quote it"
+    assert _error(tmp_path, VALID + "7: x\n") == ":26:1: 7: a key must be text, got 7; quote it"
     assert _error(tmp_path, VALID + "? [a]\n: x\n").endswith('a key must be text, got ["a"]; quote it')
     with pytest.raises(ConfigError, match="a key must be text, got 7"):
         load_config({**MINIMAL, 7: 3}, choices=CHOICES)  # type: ignore[dict-item]
@@ -101,23 +128,23 @@ def test_a_key_that_is_not_text_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a: [1\nb: 2", "line 2, column 2: expected ',' or ']'"),
-        ("a: b: c", "line 1, column 5: mapping values are not allowed here"),
-        ("a:\n\tb: 1", "line 2, column 1: found character '\\t' that cannot start any token; indent with spaces"),
-        ("a: 1\n---\nb: 2", "line 2, column 1: "),
-        ("a: 'x", "line 1, column 6: "),
-        ('a: "\\UFFFFFFFF"', "not YAML: "),
-        ("a: %x", "line 1, column 4: "),
-        ("a: \x07", "not YAML: "),
-        ("", "the file is empty, expected a mapping with the sections data"),
-        ("# only a comment\n", "the file is empty"),
-        ("null", "the file is empty"),
-        ("- 1\n- 2", "got [1, 2], expected a mapping with the sections"),
-        ("just words", "got 'just words', expected a mapping"),
-        (b"\xff\xfe\x00a", "is not UTF-8 text (byte 0), expected a YAML file"),
-        (b"\x89PNG\r\n\x1a\n\x00\x00", "is not UTF-8 text"),
-        ("a: " + "[" * 100 + "]" * 100, "line 1, column "),
-        ("a: " + "{b: " * 5000, "line 1, column "),
+        ("a: [1\nb: 2", ":2:2: expected ',' or ']'"),
+        ("a: b: c", ":1:5: mapping values are not allowed here"),
+        ("a:\n\tb: 1", ":2:1: found character '\\t' that cannot start any token; indent with spaces"),
+        ("a: 1\n---\nb: 2", ":2:1: "),
+        ("a: 'x", ":1:6: "),
+        ('a: "\\UFFFFFFFF"', ": not YAML: "),
+        ("a: %x", ":1:4: "),
+        ("a: \x07", ": not YAML: "),
+        ("", ": the file is empty, expected a mapping with the sections data"),
+        ("# only a comment\n", ": the file is empty"),
+        ("null", ": the file is empty"),
+        ("- 1\n- 2", ": got [1, 2], expected a mapping with the sections"),
+        ("just words", ": got 'just words', expected a mapping"),
+        (b"\xff\xfe\x00a", ": is not UTF-8 text (byte 0), expected a YAML file"),
+        (b"\x89PNG\r\n\x1a\n\x00\x00", ": is not UTF-8 text"),
+        ("a: " + "[" * 100 + "]" * 100, ":1:"),
+        ("a: " + "{b: " * 5000, ":1:"),
     ],
 )
 def test_a_file_that_is_no_mapping_gives_one_line(tmp_path: Path, text: str | bytes, expected: str) -> None:
@@ -233,5 +260,5 @@ def test_one_override_may_be_given_as_plain_text(tmp_path: Path) -> None:
 
 
 def test_a_yaml_error_is_a_users_error() -> None:
-    with pytest.raises(UserError):
-        parse_yaml("[", (), Problems())
+    with pytest.raises(UserError, match="0:1: "):
+        _parse("[")
