@@ -170,9 +170,11 @@ def _adapter(annotation: Any) -> Any:
     if annotation in (_EMPTY, Any) or isinstance(annotation, str):
         return None
     # Annotations are other people's: one that pydantic cannot use, however that shows, is one it cannot judge.
-    with warnings.catch_warnings(), contextlib.suppress(Exception):
-        warnings.simplefilter("ignore")
-        return TypeAdapter(annotation, config=_STRICT)
+    # What has a configuration of its own, such as a section, takes no other.
+    for config in (_STRICT, None):
+        with warnings.catch_warnings(), contextlib.suppress(Exception):
+            warnings.simplefilter("ignore")
+            return TypeAdapter(annotation, config=config)
     return None
 
 

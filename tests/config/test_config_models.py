@@ -33,7 +33,7 @@ def test_backbones_and_their_options_are_checked_without_their_weights(
         read_config("grocery/soprc", overrides)
     assert len(caught.value.errors) == len(messages)
     for message in messages:
-        assert any(re.match(message, line) for line in caught.value.errors), caught.value.errors
+        assert any(re.match(f"override '.*': {message}", line) for line in caught.value.errors), caught.value.errors
 
 
 def test_what_timm_takes_is_taken() -> None:

@@ -107,7 +107,7 @@ def test_every_mistake_is_told_with_the_place_that_it_came_from(tmp_path: Path) 
         "18:1: optim.lr: missing, expected a number > 0 and <= 1000",  # at the section that lacks it
         "20:3: optim.lrr: unknown key (got 0.01), expected one of name, lr, weight_decay, batch_rule, temperature_lr, "
         "head_lr_multiplier, params, schedule, warmup_steps, clip_norm; did you mean 'optim.lr'?",
-        "22:48: optim.schedule.params.milestones",
+        "22:41: optim.schedule.params.milestones",
         "override 'train.ema=2': train.ema",
         "override 'data={name: table, params: {file: 3}}': data.params.file",
     }
@@ -115,7 +115,12 @@ def test_every_mistake_is_told_with_the_place_that_it_came_from(tmp_path: Path) 
 
 
 def test_what_is_missing_altogether_is_told_with_its_file(tmp_path: Path) -> None:
-    assert _error(tmp_path, VALID.replace("data:", "date:"), "date=null") == ""
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path, "loss: {name: smooth}\noptim: {lr: 1}")
+    assert caught.value.errors == [
+        f"{tmp_path / 'config.yaml'}: data.name: missing, expected one of digits, table",
+        f"{tmp_path / 'config.yaml'}: train.steps: missing, expected a whole number >= 1",
+    ]
 
 
 def test_a_key_that_is_not_text_is_refused(tmp_path: Path) -> None:

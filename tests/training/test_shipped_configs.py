@@ -1,6 +1,7 @@
 """The configurations that come with aurank: valid, documented, robust against edits, and ready to run."""
 
 import copy
+import json
 import random
 import re
 import shlex
@@ -9,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from testing.data_trees import REAL_DATA
+from testing.yaml_text import read_yaml
 
 from aurank import cli
 from aurank.config import ConfigError, shipped_configs
@@ -98,7 +99,7 @@ def test_the_commands_of_the_page_on_configurations_resolve_each_to_another_one(
 def test_random_edits_of_one_key_end_valid_or_with_exit_code_2(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = yaml.safe_load(SHIPPED[name].read_text(encoding="utf-8"))
+    whole = read_yaml(SHIPPED[name].read_text(encoding="utf-8"))
     path = tmp_path / "edited.yaml"
     monkeypatch.setattr(sys, "argv", ["aurank", "config", str(path)])
     chance = random.Random(name)
@@ -106,7 +107,7 @@ def test_random_edits_of_one_key_end_valid_or_with_exit_code_2(
     for _ in range(EDITS):
         tree = copy.deepcopy(whole)
         done = edit_one_key(tree, chance)
-        path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+        path.write_text(json.dumps(tree), encoding="utf-8")
         code = exit_code()
         captured = capsys.readouterr()
         assert code in codes, f"{done}: exit code {code}"
@@ -120,10 +121,10 @@ def test_random_edits_of_one_key_end_valid_or_with_exit_code_2(
 def test_valid_edits_of_one_key_pass_a_dry_run_or_end_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = yaml.safe_load(SHIPPED["digits/soprc"].read_text(encoding="utf-8"))
+    whole = read_yaml(SHIPPED["digits/soprc"].read_text(encoding="utf-8"))
     whole["data"]["image_size"] = 16
     path = tmp_path / "edited.yaml"
-    path.write_text(yaml.safe_dump(whole), encoding="utf-8")
+    path.write_text(json.dumps(whole), encoding="utf-8")
     unchanged = read_config(path)
     # Weights of their own need the network, which is none of an edit's faults.
     monkeypatch.setattr(sys, "argv", ["aurank", "train", str(path), "--dry-run", "model.pretrained=false"])
@@ -132,7 +133,7 @@ def test_valid_edits_of_one_key_pass_a_dry_run_or_end_in_one_line(
     while sum(codes.values()) < DRY_RUNS:
         tree = copy.deepcopy(whole)
         done = edit_one_key(tree, chance)
-        path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+        path.write_text(json.dumps(tree), encoding="utf-8")
         try:
             if read_config(path) == unchanged:
                 continue

@@ -22,6 +22,8 @@ from PIL import Image
 
 import aurank
 from aurank.config import shipped_configs
+from aurank.config.messages import Problems
+from aurank.config.reading import parse_yaml
 from aurank.data import READERS, FolderSource, ImageDataset, Manifest
 from aurank.data.checks.contents import contents as contents_of
 from aurank.data.decode import decode
@@ -75,14 +77,13 @@ def use(manifest: Manifest) -> None:
 
 def config(folder: Path, chance: Chance) -> None:
     """A shipped configuration with words, or values of its tree, replaced; overrides too."""
-    import yaml
-
     text = chance.choice(sorted(shipped_configs().values())).read_text(encoding="utf-8")
     file = folder / "config.yaml"
     if chance.random() < 0.5:
         text = damage_text(text, chance)
     else:
-        text = yaml.safe_dump(damage_tree(yaml.safe_load(text), chance))
+        tree = parse_yaml(text, (), Problems(), str)
+        text = json.dumps(damage_tree(tree, chance), default=str)
     file.write_bytes(damage_bytes(text.encode(), chance) if chance.random() < 0.2 else text.encode())
     keys = ("optim.lr", "train.steps", "loss.name", "data.params.path", "x", "", "a.b.c.d", "model", "loss.params.x[0]")
     overrides = [f"{chance.choice(keys)}={chance.choice(HOSTILE_WORDS)}" for _ in range(chance.choice((0, 0, 1, 2)))]
