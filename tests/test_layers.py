@@ -41,7 +41,6 @@ HOMES = {
     "timm": ("aurank.models", "aurank.training.optim"),
     "albumentations": ("aurank.data.transforms",),
     "ruamel": ("aurank.config",),
-    "yaml": (),  # ruamel.yaml reads it
     "faiss": ("aurank.evaluation.index", "aurank.evaluation.accuracy_calculator"),
     "accelerate": ("aurank.training",),
     "matplotlib": ("aurank.reporting",),

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from testing.processes import ended, run_aurank
 from testing.tiny import tiny_config
 
@@ -175,7 +174,7 @@ def test_a_refused_run_leaves_no_empty_folder(tmp_path: Path, sections: dict[str
 @pytest.mark.slow
 def test_of_two_processes_started_on_one_folder_one_trains(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(tiny_config(train={"steps": 40})), encoding="utf-8")
+    config.write_text(json.dumps(tiny_config(train={"steps": 40})), encoding="utf-8")
     processes = [run_aurank("train", config, "--out", tmp_path / "out", "--resume") for _ in "ab"]
     codes, _, complaints = zip(*ended(processes), strict=True)
     assert sorted(codes) == [0, 2], complaints

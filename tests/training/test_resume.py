@@ -1,5 +1,6 @@
 """A run that is killed and resumed ends with the weights, metrics and report of one that never stopped."""
 
+import json
 import os
 import random
 import signal
@@ -8,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from testing.processes import Running, run_aurank
 from testing.runs import assert_same_run
 from testing.tiny import STEPS, tiny_config
@@ -48,7 +48,7 @@ def test_a_killed_run_resumes_bit_for_bit_with_any_number_of_workers(
     tmp_path: Path, loss: str, sections: dict[str, dict[str, Any]], before: int, after: int
 ) -> None:
     config, out = tmp_path / "config.yaml", tmp_path / "killed"
-    config.write_text(yaml.safe_dump(tiny_config(loss, **sections)), encoding="utf-8")
+    config.write_text(json.dumps(tiny_config(loss, **sections)), encoding="utf-8")
     overrides = ["train.ema=0.9", f"data.workers={before}"]
     lines = random.randint(1, STEPS - 1)
     print("killed after", lines, "lines")

@@ -1,12 +1,12 @@
 """Two processes over gloo train one model."""
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from testing.processes import ended, start, steps_done
 from testing.tiny import tiny_config
 
@@ -18,7 +18,7 @@ from aurank.embedding.checkpoint import load_checkpoint
 def test_a_signal_to_one_process_ends_all_at_the_same_step_with_everything_saved(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     sections = {"train": {"steps": 100_000, "validate_every": 100_000, "checkpoint_every": 100_000, "ema": 0.9}}
-    config.write_text(yaml.safe_dump(tiny_config(**sections)), encoding="utf-8")
+    config.write_text(json.dumps(tiny_config(**sections)), encoding="utf-8")
     out = tmp_path / "out"
     processes = start(config, out, 2)
     try:
@@ -45,7 +45,7 @@ def test_a_process_that_ends_or_stops_is_named_in_one_line(
 ) -> None:
     config = tmp_path / "config.yaml"
     train = {"steps": 100_000, "validate_every": 100_000, "checkpoint_every": 100_000}
-    config.write_text(yaml.safe_dump(tiny_config(train=train)), encoding="utf-8")
+    config.write_text(json.dumps(tiny_config(train=train)), encoding="utf-8")
     timeout = "40s" if number == signal.SIGSTOP else "30min"  # an ended process is noticed without
     processes = start(config, tmp_path / "out", 2, common=[f"train.timeout={timeout}"])
     other = processes[1 - rank]
@@ -66,7 +66,7 @@ def test_a_process_that_ends_or_stops_is_named_in_one_line(
 @pytest.mark.slow
 def test_an_option_that_differs_is_told_by_every_process(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(tiny_config(train={"steps": 3})), encoding="utf-8")
+    config.write_text(json.dumps(tiny_config(train={"steps": 3})), encoding="utf-8")
     results = ended(start(config, tmp_path / "out", 2, ["sampler.batch=16"], ["sampler.batch=32", "data.workers=0"]))
     told = "rank 0 and rank 1 were started with different options (rank 0 != rank 1): sampler.batch: 16 != 32; start"
     for code, _, complaint in results:
@@ -81,7 +81,7 @@ def test_processes_that_find_different_checkpoints_are_told(tmp_path: Path) -> N
     for folder in folders:
         folder.mkdir()
     config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(tiny_config(train={"steps": 3})), encoding="utf-8")
+    config.write_text(json.dumps(tiny_config(train={"steps": 3})), encoding="utf-8")
     results = ended(start(config, Path("out"), 2, folders=folders))
     assert [code for code, _, _ in results] == [0, 0], results
     for code, _, complaint in ended(start(config, Path("out"), 2, common=["--resume"], folders=folders)):
@@ -95,7 +95,7 @@ def test_what_stops_one_process_stops_all(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine", encoding="utf-8")
     config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(tiny_config(train={"steps": 3})), encoding="utf-8")
+    config.write_text(json.dumps(tiny_config(train={"steps": 3})), encoding="utf-8")
     results = ended(start(config, tmp_path / "out", 2))
     assert [code for code, _, _ in results] == [2, 2], results
     assert all("is not empty" in complaint for _, _, complaint in results)
@@ -104,7 +104,7 @@ def test_what_stops_one_process_stops_all(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_only_the_main_process_prints_and_writes(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(tiny_config(train={"steps": 3, "validate_every": 1})), encoding="utf-8")
+    config.write_text(json.dumps(tiny_config(train={"steps": 3, "validate_every": 1})), encoding="utf-8")
     results = ended(start(config, tmp_path / "out", 2))
     assert [code for code, _, _ in results] == [0, 0], results
     assert results[0][1].count("a random order has mauprc") == results[0][1].count("written to") == 1
@@ -136,7 +136,7 @@ def test_two_processes_train_the_weights_of_one(tmp_path: Path, sections: dict[s
     }
     content = {name: {**tiny_config().get(name, {}), **values} for name, values in exact.items()}
     config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump({**tiny_config(), **content}), encoding="utf-8")
+    config.write_text(json.dumps({**tiny_config(), **content}), encoding="utf-8")
     aurank.train(config, tmp_path / "1")
     results = ended(start(config, tmp_path / "2", 2))
     assert [code for code, _, _ in results] == [0, 0], results

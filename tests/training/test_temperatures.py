@@ -1,12 +1,12 @@
 """Parameters of the loss: optimised beside the encoder's, at a rate of their own, right in every way of training."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from testing.learnt import Learnt
 from testing.processes import ended, start
 from testing.runs import EXACT, assert_equal
@@ -182,7 +182,7 @@ def test_two_processes_learn_the_temperature_of_one(tmp_path: Path) -> None:
     train = {"steps": 3, "accumulate": 2, "micro_batch": 5, "validate_every": 100}
     data = {"views": 3, "train_transform": {"name": "multi_crop", "params": {"local_size": 8, "blur": 0}}}
     config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(learnt_config(train=train, data=data)), encoding="utf-8")
+    config.write_text(json.dumps(learnt_config(train=train, data=data)), encoding="utf-8")
     aurank.train(config, tmp_path / "1")
     results = ended(start(config, tmp_path / "2", 2, setup=SETUP))
     assert [code for code, _, _ in results] == [0, 0], results

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from PIL import Image
 from testing.processes import ended, start
 from testing.runs import assert_equal, records
@@ -149,7 +148,7 @@ def test_cached_gradients_train_the_weights_of_plain_ones(root: Path, tmp_path: 
 def test_two_processes_train_the_weights_of_one(root: Path, tmp_path: Path, loss: str) -> None:
     config = tmp_path / "config.yaml"
     content = pairs_config(root, loss, **PLAIN, train={"steps": 3, "accumulate": 2, "validate_every": 100})
-    config.write_text(yaml.safe_dump(content), encoding="utf-8")
+    config.write_text(json.dumps(content), encoding="utf-8")
     aurank.train(config, tmp_path / "1")
     results = ended(start(config, tmp_path / "2", 2))
     assert [code for code, _, _ in results] == [0, 0], results
@@ -221,7 +220,7 @@ def test_captions_without_labels_are_measured_both_ways_alone_and_said_to_be_wri
     write_table(tmp_path, labelled=False, captions=2)
     config = tmp_path / "config.yaml"
     content = pairs_config(tmp_path, data={"validation_fraction": 0}, train={"steps": 3})
-    config.write_text(yaml.safe_dump(content), encoding="utf-8")
+    config.write_text(json.dumps(content), encoding="utf-8")
     run_cli(monkeypatch, "train", config, "--out", tmp_path / "out")
     printed = capsys.readouterr()
     assert printed.out.count("two-way retrieval, ") == 3
