@@ -5,10 +5,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from operator import attrgetter
+from threading import Lock
 from types import ModuleType
 from typing import Any, TypeVar
 
 Component = TypeVar("Component")
+_removing = Lock()
 
 
 class LazyTable(MutableMapping[str, Component]):
@@ -46,6 +48,9 @@ class LazyTable(MutableMapping[str, Component]):
     def __len__(self) -> int:
         return len(self.homes)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self)})"
+
 
 def lazy_attributes(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` (PEP 562) for a package whose names are imported on first use.
@@ -68,15 +73,22 @@ def lazy_attributes(package: str, homes: Mapping[str, str]) -> tuple[Callable[[s
 
 @contextmanager
 def without(name: str) -> Iterator[None]:
-    """Spare whatever is imported inside the import of the module `name`, unless it uses an attribute of it."""
+    """Put off the import of the module `name`, which what is imported inside asks for, until an attribute is used.
+
+    Other threads may import it meanwhile: they get the module, or what stands in for it, which works as well.
+    """
     if name in sys.modules:
         yield
         return
     stand_in = ModuleType(name)
 
+    def remove() -> None:
+        with _removing:  # else a second thread might remove the module itself
+            if sys.modules.get(name) is stand_in:
+                del sys.modules[name]
+
     def get_attribute(attribute: str) -> Any:
-        if sys.modules.get(name) is stand_in:
-            del sys.modules[name]
+        remove()
         return getattr(importlib.import_module(name), attribute)
 
     stand_in.__getattr__ = get_attribute  # type: ignore[method-assign]
@@ -84,8 +96,7 @@ def without(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if sys.modules.get(name) is stand_in:
-            del sys.modules[name]
+        remove()
 
 
 def _imported(package: str, home: str) -> Any:

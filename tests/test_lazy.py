@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -12,6 +13,7 @@ def test_a_table_lists_its_names_without_importing_them_and_takes_further_ones()
     table: LazyTable[object] = LazyTable("json", {"dumps": "nowhere:dumps", "encoder": "encoder:JSONEncoder"})
     assert "dumps" in table
     assert list(table) == ["dumps", "encoder"]
+    assert repr(table) == "LazyTable(dumps, encoder)"
     assert len(table) == 2
     assert table["encoder"].__name__ == "JSONEncoder"
     with pytest.raises(ImportError):
@@ -40,6 +42,21 @@ def test_a_module_that_is_spared_is_imported_when_it_is_used() -> None:
     assert callable(wave.open)
 
 
+def test_a_module_that_is_put_off_may_be_used_by_many_threads_or_by_none_whose_import_failed() -> None:
+    sys.modules.pop("colorsys", None)
+    with without("colorsys"):
+        import colorsys
+
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda _: colorsys.rgb_to_hsv(1, 0, 0), range(64)))
+    assert found == [(0, 1, 1)] * 64
+    assert sys.modules["colorsys"].__spec__ is not None
+    sys.modules.pop("wave", None)
+    with pytest.raises(ImportError), without("wave"):
+        raise ImportError
+    assert "wave" not in sys.modules
+
+
 @pytest.mark.slow
 def test_listing_losses_imports_no_torch_and_using_one_no_scipy_stats() -> None:
     code = """
@@ -49,5 +66,21 @@ assert "soprc" in aurank.losses.LOSSES and "hdc" in aurank.losses.MINERS and "SO
 assert "torch" not in sys.modules
 assert {name: getattr(aurank.losses, name) for name in aurank.losses.__all__}
 assert not {"scipy.stats", "scipy.special", "timm", "torchvision"} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["", "import aurank.losses.contrastive.clip", "import aurank.losses.contrastive"])
+def test_the_loss_contrastive_is_not_hidden_by_the_folder_of_its_name(first: str) -> None:
+    code = f"""
+{first}
+import aurank.losses
+assert aurank.losses.contrastive is aurank.losses.LOSSES["contrastive"]
+from aurank.losses import contrastive
+from aurank.losses.contrastive.clip import CLIPLoss
+assert contrastive is aurank.losses.contrastive is aurank.losses.LOSSES["contrastive"]
+import aurank.evaluation.compare, aurank.evaluation.evaluate
+assert {{type(one).__name__ for one in (aurank.evaluation.compare, aurank.evaluate)}} == {{"function"}}
 """
     subprocess.run([sys.executable, "-c", code], check=True)

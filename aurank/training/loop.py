@@ -262,14 +262,19 @@ class Loop:
         """Write ``name``.pt: "best" with the weights and what measuring them needs, "last" with all to resume from.
 
         Raises:
-            AurankError: the weights are not finite; what was saved before stays.
+            AurankError: the weights, or the parameters of the loss, are not finite; what was saved before stays.
         """
-        trainer, progress = self.trainer, self.progress
-        if not all(parameter.isfinite().all() for parameter in trainer.model.parameters()):
+        trainer, progress, saved_step = self.trainer, self.progress, self.saved_step
+        parameters = itertools.chain(trainer.model.parameters(), trainer.loss.parameters())
+        if not all(parameter.isfinite().all() for parameter in parameters):
+            if progress.step == 0:
+                raise UserError("the first weights are not finite; name another model.backbone or model.init_from")
             raise AurankError(
-                f"the weights are not finite after step {progress.step}; those of step {self.saved_step} stay in "
+                f"the weights are not finite after step {progress.step}; those of step {saved_step} stay in "
                 f"{self.out / 'last.pt'}; try a lower optim.lr, or optim.clip_norm=1"
             )
+        if name == "last":
+            self.saved_step = progress.step  # in every process, whose errors name it
         random_states = gather_object([random_state()])
         if not self.main or self.metrics is None:
             return
@@ -297,9 +302,8 @@ class Loop:
                 "sampler": trainer.sampler.state_dict(),
                 "random": random_states,
             }
-            keep = self.settings.keep_last if progress.step != self.saved_step else 1
+            keep = self.settings.keep_last if progress.step != saved_step else 1
             save_checkpoint(self.out / "last.pt", content, displaced=older_checkpoints(self.out, keep))
-            self.saved_step = progress.step
         self.listen("saved", {"name": name, "step": progress.step})
 
 

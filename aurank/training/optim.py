@@ -72,7 +72,10 @@ def _of_timm(name: str, params: ParamsT, *, lr: float, **options: Any) -> Optimi
     if "always_adapt" in inspect.signature(get_optimizer_class(name)).parameters:
         for group in groups:
             group.setdefault("always_adapt", all(parameter.ndim > 1 for parameter in group["params"]))
-    return create_optimizer_v2(groups, name, lr=lr, **options)
+    optimiser = create_optimizer_v2(groups, name, lr=lr, **options)
+    if getattr(optimiser, "is_second_order", False):
+        raise ValueError("it needs second derivatives, which training does not compute: name another optimiser")
+    return optimiser
 
 
 class _Optimisers(dict[str, Callable[..., Optimizer]]):

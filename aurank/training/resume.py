@@ -245,7 +245,7 @@ def restore(trainer: Trainer, resumed: Resumed) -> Progress:
 
 
 def load_optimiser(optimiser: Optimizer, saved: dict[str, Any], source: Path | str) -> None:
-    """Nothing; the optimiser takes over its state. torch looks at the number of parameters only, not at their sizes.
+    """Restore the optimiser's state. torch looks at the number of parameters only, not at their sizes.
 
     Switches that only a newer torch has, such as `fused` or `decoupled_weight_decay`, stay as they are.
     """
@@ -256,6 +256,9 @@ def load_optimiser(optimiser: Optimizer, saved: dict[str, Any], source: Path | s
         # In the saved order: a run that goes on writes the bytes of one that never stopped.
         groups = [{**group, **switches, **group} if isinstance(group, dict) else group for group in groups]
         saved = {**saved, "param_groups": groups}
+        steps = [group["step"] for group in groups if isinstance(group, dict) and "step" in group]
+        if steps and isinstance(steps[0], int | Tensor):  # LAMB counts here, from its first step on
+            current = [{"step": steps[0], **group} for group in current]
     trouble = None
     if not isinstance(groups, list) or not isinstance(held, dict):
         trouble = "expected a list 'param_groups' and a dict 'state'"
@@ -283,15 +286,19 @@ def _unlike(saved: Any, own: Any, path: str) -> str | None:
 
 
 def _misfit(held: dict[Any, Any], optimiser: Optimizer) -> str | None:
-    """What of the state of single parameters is of another size, None where nothing is."""
+    """Return what of the state of single parameters is of another size, None where nothing is.
+
+    Only torch's own optimisers keep the same for each parameter, in its size: of others only the places are checked.
+    """
+    is_torchs = type(getattr(optimiser, "optimizer", optimiser)).__module__.startswith("torch.")
     shapes = [parameter.shape for group in optimiser.param_groups for parameter in group["params"]]
     names = next((set(state) for state in held.values() if isinstance(state, dict)), set())
     for index, state in held.items():
         if type(index) is not int or not 0 <= index < len(shapes):
             return f"state is of a parameter {show(index)}, expected a number below {len(shapes)}"
-        if not isinstance(state, dict) or set(state) != names:
+        if not isinstance(state, dict) or (is_torchs and set(state) != names):
             return f"state.{index} is not a dict of {', '.join(sorted(map(str, names)))}"
-        for name, value in state.items():
+        for name, value in state.items() if is_torchs else ():
             if isinstance(value, Tensor) and value.ndim and value.shape != shapes[index]:
                 return f"state.{index}.{name} is {describe_value(value)}, expected {list(shapes[index])}"
             if not isinstance(value, Tensor | int | float | None):

@@ -1,6 +1,7 @@
 """What a checkpoint holds and a run or a model cannot take is told in one line that names file and part."""
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,17 +9,20 @@ from typing import Any
 import pytest
 import torch
 from testing.tiny import tiny_config
+from torch import nn
 
 import aurank
 from aurank.commands import embed_model, evaluate_model
 from aurank.embedding import ImageSelection
 from aurank.embedding.checkpoint import load_checkpoint, save_checkpoint
 from aurank.embedding.from_config import build_encoder
-from aurank.errors import UserError
+from aurank.errors import AurankError, UserError
 from aurank.training.build import build_splits
 from aurank.training.components import read_config
+from aurank.training.loop import Loop
 from aurank.training.processes import joined
 from aurank.training.resume import Resumed, restore
+from aurank.training.state import Progress
 from aurank.training.trainer import Trainer
 
 CONFIG = tiny_config(
@@ -135,3 +139,21 @@ def test_a_model_whose_weights_do_not_fit_is_told_wherever_it_is_read(run: Path,
     ):
         with pytest.raises(UserError, match=r"best\.pt does not fit .*\.conv1\.0\.weight' is float32 \[2, 2\]"):
             work()
+
+
+@pytest.mark.parametrize(("step", "message"), [(0, "the first weights are not finite"), (3, "those of step 3 stay in")])
+def test_what_is_not_finite_is_not_saved(trainer: Trainer, tmp_path: Path, step: int, message: str) -> None:
+    loop = Loop(trainer, tmp_path, {}, progress=Progress(step=step))
+    assert loop.metrics is not None
+    loop.metrics.close()
+    bias = dict(trainer.model.named_parameters())["head.bias"]
+    kept = bias.detach().clone()
+    bias.data[0] = math.nan
+    with pytest.raises(AurankError, match=message):
+        loop.save("last")
+    bias.data.copy_(kept)
+    trainer.loss.temperature = nn.Parameter(torch.tensor(math.inf))
+    with pytest.raises(AurankError, match=message):
+        loop.save("best")
+    del trainer.loss.temperature
+    assert not list(tmp_path.glob("*.pt"))

@@ -1,9 +1,11 @@
+import copy
 import math
 
 import pytest
 import torch
 from testing.tiny import tiny_config
 from torch import nn
+from torch.optim import Optimizer
 
 from aurank.config import ConfigError
 from aurank.training import read_config
@@ -18,6 +20,7 @@ from aurank.training.optim import (
     update_average,
     weight_average,
 )
+from aurank.training.resume import load_optimiser
 
 
 def test_warmup_rises_linearly_to_the_schedule() -> None:
@@ -117,6 +120,32 @@ def test_any_optimiser_of_timm_is_taken_by_its_name_and_no_other_word_is() -> No
         ({"name": "nadamv"}, "optim.name: got 'nadamv'.*one of sgd, adam"),
         ({"params": {"weight_decay": 0.1}}, "filled in from 'optim.weight_decay'"),
         ({"name": "lars", "params": {"trust": 1}}, "refused by 'lars'.*trust"),
+        ({"name": "adahessian"}, "second derivatives, which training does not compute"),
     ):
         with pytest.raises(ConfigError, match=said):
             read_config(tiny_config(optim=optim))
+
+
+@pytest.mark.parametrize("name", ["lamb", "adafactor", "muon"])
+def test_optimisers_that_count_in_groups_or_keep_other_sizes_resume(name: str) -> None:
+    def build() -> tuple[nn.Module, Optimizer]:
+        torch.manual_seed(0)
+        module = nn.Linear(4, 130)
+        groups = [{"params": [parameter], "lr_multiplier": 1.0} for parameter in module.parameters()]
+        return module, OPTIMISERS[name](groups, lr=0.1)
+
+    def step(module: nn.Module, optimiser: Optimizer) -> None:
+        module(torch.ones(3, 4)).square().sum().backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    first, second = build(), build()
+    for _ in range(2):
+        step(*first)
+    second[0].load_state_dict(first[0].state_dict())
+    load_optimiser(second[1], copy.deepcopy(first[1].state_dict()), "last.pt")
+    for _ in range(2):
+        step(*first)
+        step(*second)
+    for one, other in zip(first[0].parameters(), second[0].parameters(), strict=True):
+        assert torch.equal(one, other)
