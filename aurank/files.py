@@ -64,7 +64,7 @@ def _link(path: Path, other: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Nothing; the names in the folder survive a failure of the power, where the system can promise that."""
+    """Write the folder's names to disk, so that they survive a power failure, where the system can."""
     with contextlib.suppress(OSError):  # not every file system and not every platform has it
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -100,7 +100,7 @@ def require_ordinary(path: Path) -> None:
 
 
 def require_writable(path: Path, *, suffix: str = "", option: str = "--out") -> None:
-    """Nothing; UserError unless a file, of this ``suffix``, can be written: told before the work that it is to hold."""
+    """Raise UserError unless a file of this ``suffix`` can be written; called before the work starts."""
     try:
         folder = next(parent for parent in path.absolute().parents if parent.exists())
         if path.is_dir():

@@ -20,7 +20,7 @@ class DamageError(ValueError):
 
 
 def check_archive(file: BinaryIO) -> None:
-    """Nothing; DamageError unless every record of a checkpoint's zip archive has the sum that the archive gives it.
+    """Raise DamageError unless every record of a checkpoint's zip archive has the sum that the archive names.
 
     torch does not look at these sums. Read in pieces; records that are compressed, which torch never writes, are
     refused, so that no more memory is needed than the file is long.
@@ -85,7 +85,7 @@ def _digest(tensor: Tensor) -> str:
 
 
 def require_small(content: dict[str, Any], size: int) -> None:
-    """Nothing; DamageError where what is held, counted as often as it is referred to, is far more than the file's size.
+    """Raise DamageError where the content, counted once for each reference to it, is far larger than the file.
 
     A few hundred bytes can hold lists that refer to each other so often that no walk through them ends.
     """

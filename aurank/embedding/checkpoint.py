@@ -151,7 +151,7 @@ def _require_readable(version: Any, path: Path) -> None:
 
 
 def _from_format_1(content: dict[str, Any]) -> None:
-    """Nothing; fills in what checkpoints had not before they had sums. Only their archive's were verified."""
+    """Fill in what checkpoints of format 1, without checksums of their own, did not hold."""
     for name in ("sampler", "miner"):  # written before these had a state
         content.setdefault(name, {})
     content.setdefault("tokeniser", None)
@@ -163,7 +163,7 @@ def _incomplete(path: Path, what: str) -> UserError:
 
 
 def _check_weights(content: dict[str, Any], path: Path, read: Callable[[dict[str, Any]], Config]) -> None:
-    """Nothing; UserError unless what measuring takes of a checkpoint has the types it relies on."""
+    """Raise UserError unless the average, the weights and the configuration have the types that measuring needs."""
     average = content["average"]
     if average is not None and not (isinstance(average.get("values"), dict) and type(average.get("updates")) is int):
         raise _incomplete(path, "'average' lacks its updates, a number, or its values, a dict")

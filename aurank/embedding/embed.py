@@ -221,7 +221,8 @@ def embed(
     Args:
         model: maps float32 [batch, channel, height, width] to [batch, dim]; put in evaluation mode, then back.
         rows: the only ones to embed; default all.
-        progress: told after each batch, and once of those read from the cache, how many images are done of how many.
+        progress: called after each batch, and once for those read from the cache, with how many images are done and
+            how many there are.
         cache: what it holds is not embedded again, and every batch is added to it. Skipped images are tried anew by
             each run, so that a repaired one is found.
     """

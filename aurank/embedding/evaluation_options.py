@@ -25,7 +25,7 @@ def evaluation_options(config: Config) -> dict[str, Any]:
 
 
 def two_way_options(config: Config) -> dict[str, Any]:
-    """The same of `two_way`, which is compared by the recalls at 1, 5 and 10, whatever the cuts for images are."""
+    """Return the options of `two_way`: its recalls are at 1, 5 and 10, whatever evaluate.recall_at says."""
     return {name: value for name, value in evaluation_options(config).items() if name not in ("recall_at", "metrics")}
 
 
@@ -38,11 +38,11 @@ TRIAL = Embedded(
     is_gallery=np.ones(4, dtype=np.bool_),
     groups=np.full(4, -1),
 )
-"""Rows to measure with options that may not be met, hours before they would be needed."""
+"""Rows that options are tried on, before hours of embedding or training."""
 
 
 def try_evaluation(config: Config) -> None:
-    """Nothing; measures four rows: whatever measuring lacks is told, and its code compiled, before the first step."""
+    """Measure four rows, so that errors come and code is compiled before the first step."""
     TRIAL.evaluate(**evaluation_options(config))
 
 

@@ -1,4 +1,4 @@
-"""Image-text pairs: embedded by both towers, measured both ways, and told apart by what training has seen."""
+"""Image-text pairs: embedded by both towers, measured both ways, in groups by what training has seen."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ def embed_pairs(
 
     Args:
         pairs: those to embed, if other than the rows of `data`, which then has their images.
-        text_progress: told how many of the texts are done.
+        text_progress: called with how many of the texts are done.
         options: of `embed`, for the images.
 
     The model is put in evaluation mode, then back. Raises UserError for a data set without texts.
@@ -124,7 +124,7 @@ def embed_texts(
 ) -> Float32[np.ndarray, "text dim"]:
     """Embeddings of the texts; the model is put in evaluation mode, then back.
 
-    `progress` is told after each batch how many are done of how many.
+    `progress` is called after each batch with how many are done of how many.
     """
     device, training = next(model.parameters()).device, model.training
     model.eval()
@@ -149,7 +149,7 @@ def texts_of(manifest: Manifest) -> tuple[str, ...]:
 
 
 def require_pairs(manifest: Manifest) -> None:
-    """Nothing; UserError for a split that cannot be measured both ways: no texts, rows that are not asked or found."""
+    """Raise UserError for a split that cannot be measured both ways: without texts, or with one-sided rows."""
     texts_of(manifest)
     marked = np.flatnonzero(~(manifest.is_query & manifest.is_gallery))
     if len(marked):

@@ -14,13 +14,13 @@ _MOST = 200  # characters of another library's words
 
 
 def load_weights(module: nn.Module, weights: dict[str, Tensor], source: Path | str, *, part: str = "encoder") -> None:
-    """Nothing; the module takes over the weights. UserError naming the first tensor that does not fit it."""
+    """Load the weights into the module; raise UserError naming the first tensor that does not fit."""
     require_alike(weights, module.state_dict(), source, part)
     load_part(module.load_state_dict, weights, source, part)
 
 
 def require_alike(saved: dict[str, Any], own: dict[str, Any], source: Path | str, part: str) -> None:
-    """Nothing; UserError unless both have the same tensors: names, shapes, and whether they are of real numbers."""
+    """Raise UserError unless both have the same tensors, by name, shape and kind: real numbers or not."""
     wrong = [name for name in dict.fromkeys([*own, *saved]) if _kind(saved.get(name)) != _kind(own.get(name))]
     if wrong:
         came, expected = (describe_value(state.get(wrong[0])) for state in (saved, own))
@@ -43,7 +43,7 @@ def describe_value(value: Any) -> str:
 
 
 def load_part(load: Callable[[Any], object], value: Any, source: Path | str, part: str) -> None:
-    """Nothing; hands what a checkpoint holds of a part to it. UserError where it refuses that, in its own way."""
+    """Load a component's saved state; raise UserError where it refuses that, whatever it raises."""
     try:
         load(value)
     except Exception as error:

@@ -60,7 +60,7 @@ class Protocol:
         return digest.hexdigest()[:16]
 
     def require_same(self, embedded: Embedded, manifest: Manifest) -> None:
-        """Nothing; UserError unless the embeddings are of exactly the images and classes of the manifest."""
+        """Raise UserError unless the embeddings are of exactly the images and classes of the manifest."""
         paths = self._paths(embedded)
         there, wanted = set(paths), set(manifest.paths)
         what = f"the embeddings are not those of protocol {self.name}"

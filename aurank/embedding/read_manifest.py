@@ -38,7 +38,7 @@ def hold_out(manifest: Manifest, config: DataConfig, *, seed: int) -> Manifest:
 
 
 def require_room_for(manifest: Manifest) -> None:
-    """Nothing; UserError where measuring these images would take more memory than there is."""
+    """Raise UserError where measuring these images would take more memory than there is."""
     query, gallery = manifest.is_query, manifest.is_gallery
     own = int((query & gallery).sum())
     require_room(count_positives(manifest.labels[query], manifest.labels[gallery]) - own)

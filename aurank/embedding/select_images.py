@@ -99,7 +99,7 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
     # How images were changed for training need not agree with what they are measured with, another image_size say.
     section = {key: value for key, value in section.items() if key != "train_transform"}
     if images.query is not None and images.gallery is not None:
-        # The reader is named for form's sake: of its params only `outside` is asked for here.
+        # A data section needs a reader; of its params only `outside` is used here.
         section |= {"name": "table", "params": {"file": images.query.name}}
         odd = [one for one in images.overrides if one.startswith("data.params.") and ".outside=" not in one]
         if odd:
@@ -159,7 +159,7 @@ def describe_split(images: ImageSelection, selected: Selected) -> list[str]:
 
 
 def require_comparable(manifest: Manifest) -> None:
-    """Nothing; UserError where no two images have one label, so that there is nothing to measure."""
+    """Raise UserError where no two images share a label, so that there is nothing to measure."""
     if manifest.class_counts.max() < 2:
         remedy = f"measuring {_WANTS_LABELS}" if manifest.texts is None else WITH_TEXTS
         raise UserError(f"no two of the {len(manifest):,} images of {manifest.name} have one label: {remedy}")

@@ -85,7 +85,7 @@ def _tokeniser_of(saved: dict[str, Any]) -> Tokeniser:
 
 
 def freeze_unused(module: nn.Module, tokens: Tensor) -> None:
-    """Nothing; freezes the parameters that no embedding of texts depends on.
+    """Freeze the parameters that no embedding of texts depends on.
 
     Text models of other libraries bring a temperature, or the tower of images. Processes that train together would wait
     for their gradients, and the dry run would count them.
@@ -98,7 +98,7 @@ def freeze_unused(module: nn.Module, tokens: Tensor) -> None:
 
 
 def require_texts(config: Config, name: str) -> None:
-    """Nothing; UserError where the run of that name has no text tower."""
+    """Raise UserError where the run of that name has no text tower."""
     if config.model.text is None:
         raise UserError(
             f"{name} was trained on images alone: model.text is null in its configuration; measure it with aurank "

@@ -43,7 +43,7 @@ class TwoWayReport:
 
     @property
     def chance(self) -> dict[str, dict[int, float]]:
-        """The same of a gallery in random order, on average over the orders."""
+        """Return the expected mean recall of a gallery in random order."""
         return {name: {k: chance_recall(getattr(self, name), k) for k in self.recall[name]} for name in DIRECTIONS}
 
     @property

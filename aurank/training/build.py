@@ -87,7 +87,7 @@ def build_sampler(
 
 
 def check_image_size(encoder: Encoder, config: Config, device: torch.device) -> None:
-    """Nothing; UserError where the encoder cannot take images of every size that is trained on or measured.
+    """Raise UserError where the encoder cannot take images of every size that is trained on or measured.
 
     One image of each goes through it, of zeros and in evaluation mode: neither it nor a random generator changes.
     """

@@ -129,7 +129,7 @@ def _newest(last: Path, kept: list[Path]) -> tuple[Path, dict[str, Any], list[st
 
 
 def _changes(path: Path, saved: Config, config: Config, progress: Progress) -> list[str]:
-    """What to say of the settings that are others now; UserError where the run may not change one."""
+    """Return notices about the settings that changed; raise UserError for one that a resumed run may not change."""
     before, now = saved.train, config.train
     longer = now.steps > before.steps
     patient = before.early_stopping is not None and (now.early_stopping or 10**9) > before.early_stopping
@@ -270,7 +270,7 @@ def load_optimiser(optimiser: Optimizer, saved: dict[str, Any], source: Path | s
 
 
 def _unlike(saved: Any, own: Any, path: str) -> str | None:
-    """What of plain values in lists and dicts is of another type or number, None where nothing is."""
+    """Return the first difference in type or length between nested plain values, None where there is none."""
     numbers = (int, float)
     if type(saved) is not type(own) and not (type(saved) in numbers and type(own) in numbers):
         return f"{path} is of type {type(saved).__name__}, expected {type(own).__name__}"
@@ -307,7 +307,7 @@ def _misfit(held: dict[Any, Any], optimiser: Optimizer) -> str | None:
 
 
 def read_progress(checkpoint: dict[str, Any], source: Path | str) -> Progress:
-    """Where the run of a checkpoint stood; UserError for values of another type."""
+    """Return the progress saved in a checkpoint; raise UserError for values of another type."""
     # Of before these were recorded: unknown, which is not the same as nothing.
     values = {"best_sha256": None, "metrics_sha256": None, **checkpoint["progress"]}
     defaults = {field.name: getattr(Progress(), field.name) for field in fields(Progress)}

@@ -84,7 +84,7 @@ class Trainer:
         self.notices += [*task.notices(), *_without_effect(self, splits)]
 
     def _offer_reencoding(self) -> None:
-        if isinstance(self.task, PairTask):  # what a loss of two sides wants anew is no image alone
+        if isinstance(self.task, PairTask):  # their loss would need texts re-encoded too
             if any(isinstance(module, Reencodes) and module.wants_reencode for module in self.stateful_modules):
                 raise UserError(
                     'out_of_batch=reencode embeds images alone, which model.text has no use for: set it to "stored"'

@@ -24,7 +24,10 @@ def description_of(path: Path) -> Path:
 
 
 def write_index(host: Any, path: Path, *, factory: str, distance: str) -> None:
-    """Write a faiss index and its description; what was there before stays until both are complete."""
+    """Write a faiss index and its description; what was there before stays until both are complete.
+
+    A crash between the two last steps, which give both their names, leaves a pair that `read_index` refuses.
+    """
     faiss, digest = faiss_library(), hashlib.sha256()
     with replacing(description_of(path)) as description, replacing(path) as file:
 

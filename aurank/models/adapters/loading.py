@@ -1,4 +1,4 @@
-"""What adapters of other libraries share: names with options, imports, errors told in one line."""
+"""What adapters of other libraries share: names with options, imports, errors in one line."""
 
 import contextlib
 import importlib
@@ -63,7 +63,7 @@ def _value(text: str) -> Value:
 
 
 def require_known(name: str, options: Mapping[str, Any], known: Collection[str], *, flag: bool = True) -> None:
-    """Nothing; UserError for an option that is not known to run no code. `flag`: whether --allow-code would let it."""
+    """Raise UserError for an option that might run code. `flag`: whether --allow-code permits it."""
     for option in options:
         if option not in known:
             remedy = "; if you trust what it may run, add --allow-code" if flag else ""
