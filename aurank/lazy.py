@@ -57,7 +57,8 @@ def lazy_attributes(package: str, homes: Mapping[str, str]) -> tuple[Callable[[s
 
     Args:
         package: its `__name__`.
-        homes: where each name comes from, as "module:attribute", relative to the package.
+        homes: where each name comes from, as "module:attribute", relative to the package; a dot in front makes it
+            relative to the package around this one.
     """
     module = sys.modules[package]
 
@@ -101,4 +102,4 @@ def without(name: str) -> Iterator[None]:
 
 def _imported(package: str, home: str) -> Any:
     module, _, attribute = home.partition(":")
-    return attrgetter(attribute)(importlib.import_module(f"{package}.{module}"))
+    return attrgetter(attribute)(importlib.import_module(f".{module}", package))

@@ -1,12 +1,17 @@
 """Names that are imported when they are first used."""
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from aurank.embedding.choices import KNOWN_BACKBONES
 from aurank.lazy import LazyTable, without
+from aurank.models.adapters.backbones import unknown_backbone
 
 
 def test_a_table_lists_its_names_without_importing_them_and_takes_further_ones() -> None:
@@ -55,6 +60,41 @@ def test_a_module_that_is_put_off_may_be_used_by_many_threads_or_by_none_whose_i
     with pytest.raises(ImportError), without("wave"):
         raise ImportError
     assert "wave" not in sys.modules
+
+
+@pytest.mark.slow
+def test_saved_embeddings_are_measured_without_training_albumentations_or_timm(tmp_path: Path) -> None:
+    np.savez(tmp_path / "rows.npz", embeddings=np.eye(2)[[0, 0, 1, 1]], labels=[5, 5, 6, 6])
+    code = """
+import sys
+import aurank.commands
+unwanted = {"aurank.training", "albumentations", "timm"}
+assert not unwanted & sys.modules.keys()
+from aurank.cli import main
+sys.argv = ["aurank", "evaluate", "--model", "embeddings:rows.npz", "--out", "out"]
+main()
+assert not unwanted & sys.modules.keys()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment)
+    assert (tmp_path / "out" / "report.json").exists()
+
+
+@pytest.mark.slow
+def test_a_configuration_of_a_usual_backbone_is_read_without_timm_matplotlib_or_torchs_compiler() -> None:
+    code = """
+import sys
+from aurank.training import read_config
+read_config("digits/soprc")
+assert not {"timm", "torchvision", "matplotlib", "accelerate", "torch._dynamo"} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(KNOWN_BACKBONES))
+def test_a_backbone_that_is_taken_as_known_is_timms(name: str) -> None:
+    assert unknown_backbone(name) is None
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def check_data(
 ) -> None:
     """Say whether a benchmark is there as published; exit code 2 if anything is missing or different."""
     from aurank.data import check_benchmark
-    from aurank.embedding.read_manifest import data_folder
+    from aurank.embedding.manifest_from_config import data_folder
 
     with draw_bar(None, "checksums") as (progress, task):
         found = check_benchmark(

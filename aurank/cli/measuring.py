@@ -43,11 +43,12 @@ def evaluate(
     drawn: Drawn,
 ) -> None:
     """Measure any model on any images, or saved embeddings, exactly."""
-    from aurank.commands import evaluate_model, measure_baselines, require_images
+    from aurank.commands import evaluate_model, measure_baselines
+    from aurank.commands.baselines import require_images
     from aurank.commands.evaluate import require_free_run
     from aurank.evaluation.bootstrap import Resampling
     from aurank.evaluation.metrics import check_names
-    from aurank.reporting import require_free, require_same_command, write_results
+    from aurank.reporting.results import require_free, require_same_command, write_results
 
     if baselines:
         require_images(model)

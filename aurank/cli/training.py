@@ -25,7 +25,7 @@ def train(
 ) -> None:
     """Train an embedding from a configuration; writes checkpoints, metrics.jsonl and the test split's report.json."""
     from aurank.commands import measure_baselines
-    from aurank.embedding import describe_groups
+    from aurank.embedding.image_text_pairs import describe_groups
     from aurank.training import read_config, rehearse, train
 
     settings = read_config(config, overrides or [])
@@ -64,7 +64,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for demo.json and the run.")] = Path("runs/demo"),
 ) -> None:
     """Train on scikit-learn's digits in a minute, and compare with raw pixels and the untrained network."""
-    from aurank.commands import demo
+    from aurank.commands.demo import demo
 
     with draw_training() as listener:
         results, stopped_by = demo(out, listener=listener)

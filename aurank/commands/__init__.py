@@ -1,7 +1,6 @@
 """What the commands of aurank do, one file a command, to be called from Python too."""
 
-from aurank.commands.baselines import measure_baselines, require_images
-from aurank.commands.demo import demo
+from aurank.commands.baselines import measure_baselines
 from aurank.commands.doctor import examine_data
 from aurank.commands.embed import embed_model
 from aurank.commands.evaluate import evaluate_model
@@ -12,12 +11,10 @@ from aurank.commands.run_options import RunOptions
 __all__ = [
     "PairsResult",
     "RunOptions",
-    "demo",
     "embed_model",
     "evaluate_model",
     "evaluate_pairs",
     "examine_data",
     "measure_baselines",
     "probe_model",
-    "require_images",
 ]

@@ -43,6 +43,22 @@ def measure_baselines(
 
     Args:
         model, images, running, options: as ``evaluate_model`` was given them.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> from aurank.commands import evaluate_model
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for colour in ("red", "green", "blue"):
+        ...         Path(folder, colour).mkdir()
+        ...         for name in ("first", "second"):
+        ...             Image.new("RGB", (8, 8), colour).save(f"{folder}/{colour}/{name}.png")
+        ...     model, images = "timm:test_vit,pretrained=false", ImageSelection(f"folder:{folder}")
+        ...     report = evaluate_model(model, images)
+        ...     measured = measure_baselines(model, report, images)
+        >>> list(measured), measured["raw_pixels"]["mauprc"]
+        (['model', 'untrained', 'raw_pixels', 'chance'], 1.0)
     """
     images, running = images or ImageSelection(), running or RunOptions()
     say = running.say or (lambda text: None)

@@ -11,6 +11,18 @@ def embed_model(model: str, images: ImageSelection | None = None, *, running: Ru
 
     Args:
         model, images, running: as for `evaluate_model`.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for colour in ("red", "green", "blue"):
+        ...         Path(folder, colour).mkdir()
+        ...         Image.new("RGB", (8, 8), colour).save(f"{folder}/{colour}/one.png")
+        ...     embedded = embed_model("timm:test_vit,pretrained=false", ImageSelection(f"folder:{folder}"))
+        >>> embedded.embeddings.shape, embedded.paths.tolist()
+        ((3, 64), ['blue/one.png', 'green/one.png', 'red/one.png'])
     """
     images, running = images or ImageSelection(), running or RunOptions()
     if split_name(model)[0] == "embeddings":

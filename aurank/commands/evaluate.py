@@ -10,8 +10,8 @@ import torch
 from aurank.commands.run_options import RunOptions, prepare_model, split_name
 from aurank.embedding.embed import Embedded
 from aurank.embedding.evaluation_options import TRIAL
+from aurank.embedding.manifest_from_config import require_distinct, require_likely_classes, require_room_for
 from aurank.embedding.protocols import Protocol
-from aurank.embedding.read_manifest import require_distinct, require_likely_classes, require_room_for
 from aurank.embedding.select_images import ImageSelection, require_comparable, select
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import byte_count
@@ -45,6 +45,14 @@ def evaluate_model(
 
     Raises:
         UserError: whatever is wrong with the options, before anything is embedded where that can be known.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.savez(f"{folder}/rows.npz", embeddings=np.eye(2)[[0, 0, 1, 1]], labels=[5, 5, 6, 6])
+        ...     evaluate_model(f"embeddings:{folder}/rows.npz").mauprc
+        1.0
     """
     images, running = images or ImageSelection(), running or RunOptions()
     if model.startswith("trec:"):

@@ -34,6 +34,15 @@ class PairsResult:
 
     The groups say what training has seen of a pair, and are there where its data are those of training. `zero_shot` is
     None where images have no classes but their texts.
+
+    Example:
+        >>> import numpy as np
+        >>> from aurank.evaluation import two_way
+        >>> result = PairsResult({"all": two_way(np.eye(2), np.eye(2), [0, 1], recall_at=(1,))}, zero_shot=None)
+        >>> print(result)  # doctest: +ELLIPSIS
+        two-way retrieval, all
+        image_to_text/recall@1    1.0000  (chance 0.5000)
+        ...
     """
 
     two_way: dict[str, TwoWayReport]
@@ -71,7 +80,7 @@ def evaluate_pairs(
     templates: Sequence[str] | None = None,
     running: RunOptions | None = None,
 ) -> PairsResult:
-    """What a model that was trained with model.text makes of images and their texts.
+    """Return how well a model that was trained with model.text finds texts by images, and images by texts.
 
     Args:
         model: ``aurank:DIR/best``.
@@ -81,7 +90,14 @@ def evaluate_pairs(
 
     Raises:
         UserError: whatever is wrong with the options, before anything is embedded.
-    """
+
+    Example:
+        `aurank.load_pairs` shows how such a model is trained; others have no encoder of texts.
+
+        >>> evaluate_pairs("timm:resnet18")
+        Traceback (most recent call last):
+        aurank.errors.UserError: --model timm:resnet18: pairs need both encoders of a run with model.text, aurank:DIR/best
+    """  # noqa: E501
     images, running = images or ImageSelection(), running or RunOptions()
     kind, what = split_name(model)
     if kind != "aurank":

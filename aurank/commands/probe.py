@@ -12,7 +12,7 @@ from aurank.data import Manifest
 from aurank.data.checks.doctor import repeated_image
 from aurank.embedding.embed import Embedded
 from aurank.embedding.image_text_pairs import each_image_once
-from aurank.embedding.read_manifest import read_whole
+from aurank.embedding.manifest_from_config import read_whole
 from aurank.embedding.select_images import ImageSelection
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import integer_array, numbered
@@ -46,6 +46,15 @@ def probe_model(
 
     Raises:
         UserError: whatever is wrong with the options, before anything is embedded where that can be known.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     labels = np.repeat(np.arange(4), 2)
+        ...     np.savez(f"{folder}/rows.npz", embeddings=np.eye(4)[labels], labels=labels)
+        ...     results = probe_model(f"embeddings:{folder}/rows.npz", protocols=["knn"], k=1)
+        >>> results["knn"].metrics["1nn"]
+        1.0
     """
     images, running = images or ImageSelection(), running or RunOptions()
     kind, what = split_name(model)

@@ -43,6 +43,7 @@ class Choices:
         filled: arguments that the program fills in; a configuration that gives one is refused.
         trial: if given, a component whose names and types are right is built once with those of these that it takes,
             so that impossible values are refused as well; None: never built.
+        proven: names that are not built where a configuration gives them no params, which spares slow imports.
 
     Example:
         >>> Choices({"decimal": int}).arguments("decimal")
@@ -54,6 +55,7 @@ class Choices:
     table: Mapping[str, Callable[..., Any]]
     filled: frozenset[str] = frozenset()
     trial: Mapping[str, Any] | None = None
+    proven: frozenset[str] = frozenset()
 
     def arguments(self, name: str) -> list[str]:
         """Return the arguments that a configuration may give to the component ``name``."""
@@ -127,7 +129,8 @@ def check_component(
         if key not in params:
             expected = expectation(named[key].annotation)[0]
             problems.add((*where, key), f"missing, expected {expected}: '{name}' needs it")
-    if choices.trial is not None and not problems.within(where):
+    is_tried = bool(params) or name not in choices.proven
+    if choices.trial is not None and is_tried and not problems.within(where):
         offered = {key: value for key, value in choices.trial.items() if key in named}
         for blamed, text in _impossible(partial(factory, **offered), values, required):
             came = "these values" if blamed is None else show(params[blamed])

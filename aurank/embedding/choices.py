@@ -11,7 +11,8 @@ from aurank.models.adapters.backbones import HUBS, unknown_backbone, unknown_opt
 from aurank.models.adapters.texts import check_text_model
 from aurank.models.encoder import FILLED
 
-_DEFAULT_BACKBONE = known_keys()["model", "backbone"].default
+# Names that timm is known to have: importing timm takes seconds, so it is asked about all others only.
+KNOWN_BACKBONES = {known_keys()["model", "backbone"].default, "resnet10t", "resnet18", "resnet50", "resnet50.tv_in1k"}
 _TRANSFORMS = Choices(
     TRANSFORMS,
     filled=frozenset({"image_size", "channels", "mean", "std", "interpolation"}),
@@ -62,8 +63,7 @@ def _of_models(look: Callable[[str], Any]) -> list[tuple[str, str]]:
     """What is wrong with the names of models and their options, weights aside; nothing is loaded or fetched."""
     found = []
     backbone, params, text = look("model.backbone"), look("model.params"), look("model.text.name")
-    # timm is imported, which takes seconds, for what is not known to be right.
-    if isinstance(backbone, str) and (backbone != _DEFAULT_BACKBONE or params):
+    if isinstance(backbone, str) and (backbone not in KNOWN_BACKBONES or params):
         if (complaint := unknown_backbone(backbone)) is not None:
             found.append(("model.backbone", complaint))
         elif isinstance(params, dict) and not backbone.startswith(HUBS):

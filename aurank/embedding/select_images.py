@@ -10,8 +10,8 @@ from aurank.data import READERS, Manifest
 from aurank.data.readers.table import read_two_tables
 from aurank.embedding.choices import read_data_config, read_trained
 from aurank.embedding.image_text_pairs import WITH_TEXTS
+from aurank.embedding.manifest_from_config import data_folder, hold_out, read_whole, split_of
 from aurank.embedding.protocols import Protocol, find_protocol
-from aurank.embedding.read_manifest import data_folder, hold_out, read_whole, split_of
 from aurank.errors import UserError
 
 _WANTS_LABELS = "needs images with labels, such as --data folder:PATH with PATH/CLASS/IMAGE"
@@ -21,11 +21,20 @@ _WANTS_LABELS = "needs images with labels, such as --data folder:PATH with PATH/
 class ImageSelection:
     """The images to embed; nothing given: the test split of the data that the model was trained on.
 
-    `data`: READER:PATH, with `split` (default "test") as the data have it; of the data that the model was trained on,
-    not named, "train" is what training used and "val" what it held out. `protocol`: a name from
-    `aurank.embedding.protocols`, with the folder of the data, `root`, and `seeds` for its draws. `query` and
-    `gallery`: a table (csv, parquet) for each side, whose paths start at `root` (default: the folder they lie in); an
-    image of both sides is never its own result. `overrides`: dotted changes of the `data` section.
+    Args:
+        data: READER:PATH.
+        split: as the data have it, default "test"; of the data that the model was trained on, not named, "train" is
+            what training used and "val" what it held out.
+        protocol: a name from `aurank.embedding.protocols`.
+        root: the folder of a protocol's data, or where the paths of tables start, by default the folder they lie in.
+        query, gallery: a table (csv, parquet) for each side; an image of both sides is never its own result.
+        overrides: dotted changes of the `data` section.
+        seeds: those of the draws of a protocol.
+
+    Example:
+        >>> ImageSelection("folder:photos", protocol="sop").check()
+        Traceback (most recent call last):
+        aurank.errors.UserError: --data and --protocol both say which images to take; give one of them
     """
 
     data: str | None = None
@@ -45,7 +54,7 @@ class ImageSelection:
         return [f"--{name} {value}" for name, value in named.items() if value is not None] + drawn + [*self.overrides]
 
     def check(self) -> None:
-        """Raises UserError where the options do not go together."""
+        """Raise UserError where the options do not go together."""
         tables = self.query is not None or self.gallery is not None
         ways = [("--data", self.data is not None), ("--protocol", self.protocol is not None), ("--query", tables)]
         chosen = [name for name, there in ways if there]
@@ -61,7 +70,7 @@ class ImageSelection:
             raise UserError(f"--root {self.root} goes with --protocol or --query; with --data, write READER:PATH")
 
     def find_protocol(self) -> Protocol | None:
-        """The protocol named, or None."""
+        """Return the protocol named, or None."""
         return None if self.protocol is None else find_protocol(self.protocol, seeds=self.seeds)
 
 

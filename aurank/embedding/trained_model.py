@@ -20,14 +20,25 @@ from aurank.models import TwoTower
 def load(path: Path | str) -> tuple[nn.Module, Pipeline]:
     """The encoder of a checkpoint in evaluation mode, and the transform of its evaluation images.
 
-    Of two towers it is that of the images; `aurank.training.load_pairs` gives both.
+    Of two towers it is that of the images; `load_pairs` gives both.
 
     Args:
         path: ``DIR/best``, ``DIR/last`` (with or without ``.pt``), or ``DIR`` for its best.
 
     Example:
-        >>> model, transform = aurank.load("runs/soprc/best")
-        >>> embedding = model(transform(image)[None])   # image: Pillow's, or uint8 [height, width, channel]
+        >>> import tempfile
+        >>> import aurank
+        >>> from PIL import Image
+        >>> config = {
+        ...     "data": {"name": "digits", "image_size": 8, "channels": 1}, "sampler": {"batch": 16},
+        ...     "model": {"backbone": "test_resnet", "pretrained": False, "dim": 8}, "loss": {"name": "smooth_ap"},
+        ...     "optim": {"lr": 1e-3}, "train": {"steps": 1},
+        ... }
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = aurank.train(config, f"{folder}/run")
+        ...     model, transform = aurank.load(f"{folder}/run/best")
+        >>> model(transform(Image.new("L", (20, 30)))[None]).shape  # or an array, uint8 [height, width, channel]
+        torch.Size([1, 8])
     """
     checkpoint = load_checkpoint(resolve_checkpoint(path))
     config = read_trained(checkpoint["config"])
@@ -43,9 +54,26 @@ def load_pairs(path: Path | str) -> tuple[TwoTower, Tokenise, Pipeline]:
         path: ``DIR/best``, ``DIR/last`` (with or without ``.pt``), or ``DIR`` for its best.
 
     Example:
-        >>> model, tokenise, transform = load_pairs("runs/text_sogclr/best")
-        >>> with torch.inference_mode():
-        ...     similarity = model.encode_image(transform(image)[None]) @ model.encode_text(tokenise(["a pear"])).T
+        >>> import tempfile
+        >>> import aurank
+        >>> from PIL import Image
+        >>> rows = ["path,text,split"]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for colour in ("red", "blue"):
+        ...         Image.new("RGB", (8, 8), colour).save(f"{folder}/{colour}.png")
+        ...         rows += [f"{colour}.png,a {colour} square,{split}" for split in ("train", "test")]
+        ...     _ = Path(folder, "pairs.csv").write_text("\\n".join(rows))
+        ...     data = {"name": "table", "root": folder, "params": {"file": "pairs.csv"}, "validation_fraction": 0}
+        ...     config = {
+        ...         "data": {**data, "image_size": 8}, "sampler": {"name": "shuffled", "batch": 2},
+        ...         "model": {"backbone": "test_resnet", "pretrained": False, "dim": 8, "text": {"layers": 1}},
+        ...         "loss": {"name": "clip"}, "optim": {"lr": 1e-3}, "train": {"steps": 1},
+        ...     }
+        ...     _ = aurank.train(config, f"{folder}/run")
+        ...     model, tokenise, transform = aurank.load_pairs(f"{folder}/run/best")
+        >>> image, text = transform(Image.new("RGB", (20, 30), "red"))[None], tokenise(["a red square", "red"])
+        >>> (model.encode_image(image) @ model.encode_text(text).T).shape
+        torch.Size([1, 2])
     """
     checkpoint = load_checkpoint(resolve_checkpoint(path))
     config = read_trained(checkpoint["config"])

@@ -12,9 +12,16 @@ _INK, _MUTED, _LINE = "#1b1f24", "#8c959f", "#0550ae"
 
 
 def draw_curve(report: Report) -> bytes:
-    """Returns a PNG of the mean interpolated precision-recall curve, and the expected AP of a random order.
+    """Return a PNG of the mean interpolated precision-recall curve, and the expected AP of a random order.
 
-    Raises UserError for a report that holds no curve.
+    Raises:
+        UserError: the report holds no curve.
+
+    Example:
+        >>> import numpy as np
+        >>> from aurank.evaluation import evaluate
+        >>> draw_curve(evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6]))[1:4]
+        b'PNG'
     """
     if report.curve is None:
         raise UserError("the report holds no precision-recall curve; evaluate again with this version")

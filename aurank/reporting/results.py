@@ -24,7 +24,7 @@ def require_free(out: Path) -> None:
 
 
 def require_same_command(out: Path, command: str | None) -> bool:
-    """Return whether `out` holds a result of this command; UserError for another's: that is not replaced unasked."""
+    """Return whether `out` holds a result of this command; raise UserError for another's, never replaced unasked."""
     if not (out / REPORT).exists():
         return False
     try:
@@ -40,10 +40,22 @@ def require_same_command(out: Path, command: str | None) -> bool:
 
 
 def write_results(report: Report, out: Path, *, overwrite: bool = False) -> None:
-    """`save_results`; UserError where `out` holds a training run, a folder of one of the names or another's result.
+    """Write report.json, per_query.parquet and pr_curve.png; until all three are whole, `out` stays as it is.
 
     Args:
         overwrite: whether the result of another command, which may have come since this one began, is replaced.
+
+    Raises:
+        UserError: `out` holds a training run, a folder of one of the names, or the result of another command.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from aurank.evaluation import evaluate
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_results(evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6]), Path(folder))
+        ...     sorted(file.name for file in Path(folder).iterdir())
+        ['per_query.parquet', 'pr_curve.png', 'report.json']
     """
     require_free(out)
     if not overwrite:
@@ -52,7 +64,7 @@ def write_results(report: Report, out: Path, *, overwrite: bool = False) -> None
 
 
 def save_results(report: Report, out: Path) -> None:
-    """Writes report.json, per_query.parquet and pr_curve.png; until all three are whole, `out` stays as it is.
+    """Write the three files of `write_results`, unasked.
 
     Those of an earlier evaluation are replaced, one after the other and report.json last; its baselines go.
     """

@@ -1,10 +1,15 @@
 """Training from a configuration, and loading what was trained."""
 
-from aurank.embedding.trained_model import load, load_pairs
-from aurank.training.components import read_config
-from aurank.training.dry_run import rehearse
-from aurank.training.gradient_cache import GradientCache
-from aurank.training.run import TrainResult, train
+from typing import TYPE_CHECKING
+
+from aurank.lazy import lazy_attributes
+
+if TYPE_CHECKING:
+    from aurank.embedding.trained_model import load, load_pairs
+    from aurank.training.components import read_config
+    from aurank.training.dry_run import rehearse
+    from aurank.training.gradient_cache import GradientCache
+    from aurank.training.run import TrainResult, train
 
 __all__ = [
     "GradientCache",
@@ -15,3 +20,15 @@ __all__ = [
     "rehearse",
     "train",
 ]
+
+if not TYPE_CHECKING:  # reading a configuration needs neither accelerate nor matplotlib
+    _HOMES = {
+        "GradientCache": "gradient_cache:GradientCache",
+        "TrainResult": "run:TrainResult",
+        "load": ".embedding.trained_model:load",
+        "load_pairs": ".embedding.trained_model:load_pairs",
+        "read_config": "components:read_config",
+        "rehearse": "dry_run:rehearse",
+        "train": "run:train",
+    }
+    __getattr__, __dir__ = lazy_attributes("aurank.training", _HOMES)

@@ -28,6 +28,7 @@ CHOICES = {
         OPTIMISERS,
         filled=frozenset({"params", "lr", "weight_decay"}),
         trial={"params": [torch.zeros(1, requires_grad=True)], "lr": 0.1},
+        proven=frozenset({"sgd", "adam", "adamw"}),  # torch imports its compiler, seconds, for the first optimiser
     ),
     "optim.schedule": Choices(
         SCHEDULES, filled=frozenset({"steps", "warmup_steps"}), trial={"steps": 2, "warmup_steps": 0}

@@ -23,7 +23,7 @@ from aurank.embedding.load_weights import load_weights
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import write_text
-from aurank.reporting import save_results
+from aurank.reporting.results import save_results
 from aurank.training.build import Splits, build_splits
 from aurank.training.claim import claimed, remove_temporaries
 from aurank.training.components import read_config

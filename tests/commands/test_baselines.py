@@ -7,14 +7,9 @@ from typing import Any
 import pytest
 from testing.tiny import tiny_config
 
-from aurank.commands import (
-    RunOptions,
-    demo,
-    evaluate_model,
-    measure_baselines,
-    require_images,
-)
-from aurank.commands.demo import baselines
+from aurank.commands import RunOptions, evaluate_model, measure_baselines
+from aurank.commands.baselines import require_images
+from aurank.commands.demo import baselines, demo
 from aurank.embedding import ImageSelection
 from aurank.errors import UserError
 from aurank.training import read_config, train
@@ -67,8 +62,8 @@ def test_the_untrained_network_of_a_model_that_needs_leave_is_measured_with_it()
 
 
 def test_what_cannot_be_had_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aurank.commands.demo.MOST_PIXELS", 100)
-    monkeypatch.setattr("aurank.commands.demo._untrained", lambda *_: None)
+    monkeypatch.setattr("aurank.commands.baselines.MOST_PIXELS", 100)
+    monkeypatch.setattr("aurank.commands.baselines._untrained", lambda *_: None)
     report = train(tiny_config(train={"steps": 3}), tmp_path / "run").report
     assert report is not None
     said: list[str] = []

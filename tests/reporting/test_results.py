@@ -13,7 +13,8 @@ from PIL import Image
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Report, evaluate
 from aurank.files import ABANDONED
-from aurank.reporting import draw_curve, require_free, results, write_results
+from aurank.reporting import draw_curve, results, write_results
+from aurank.reporting.results import require_free
 
 
 @pytest.fixture(scope="module")

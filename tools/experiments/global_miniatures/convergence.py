@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 from aurank.data import ImageDataset
 from aurank.data.dataset import Key
 from aurank.data.transforms.views import SimCLR
-from aurank.embedding.read_manifest import read_manifest
+from aurank.embedding.manifest_from_config import read_manifest
 from aurank.losses import DCLLoss, EMC2Loss, InfoNCELoss, NegativeCacheLoss, SogCLRLoss
 from aurank.training import read_config
 from global_miniatures.store import Line, Run

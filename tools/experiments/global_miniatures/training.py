@@ -17,7 +17,7 @@ from aurank.config import Config, shipped_configs
 from aurank.data import ImageDataset, Manifest
 from aurank.embedding.embed import embed
 from aurank.embedding.from_config import build_dataset, fill_preprocessing
-from aurank.embedding.read_manifest import read_manifest
+from aurank.embedding.manifest_from_config import read_manifest
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import linear_probe
 from aurank.training import read_config

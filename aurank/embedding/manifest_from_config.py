@@ -18,7 +18,13 @@ def data_folder(root: Path | str | None) -> Path:
 
 
 def read_manifest(config: DataConfig, *, seed: int) -> Manifest:
-    """Every image of the data set with its split, validation (class-disjoint from training, seeded) included."""
+    """Return every image of the data set with its split, validation (class-disjoint from training, seeded) included.
+
+    Example:
+        >>> config = DataConfig(name="digits", validation_fraction=0.3)
+        >>> read_manifest(config, seed=1).split_sizes
+        {'train': 629, 'val': 269, 'test': 899}
+    """
     return hold_out(read_whole(config), config, seed=seed)
 
 
@@ -73,7 +79,7 @@ def require_likely_classes(manifest: Manifest, config: DataConfig, *, counts: st
 
 
 def split_of(whole: Manifest, config: DataConfig, name: str) -> Manifest:
-    """The images of one split; UserError where there are none, with what to do in the data set that was read."""
+    """Return the images of one split; raise UserError, with the remedy for the data set read, where there are none."""
     try:
         return whole.split(name)
     except UserError as error:
