@@ -266,7 +266,9 @@ class Loop:
         """
         trainer, progress, saved_step = self.trainer, self.progress, self.saved_step
         parameters = itertools.chain(trainer.model.parameters(), trainer.loss.parameters())
-        if not all(parameter.isfinite().all() for parameter in parameters):
+        is_finite = all(bool(parameter.isfinite().all()) for parameter in parameters)
+        gathered = gather_object([(is_finite, random_state())])
+        if not all(finite for finite, _ in gathered):
             if progress.step == 0:
                 raise UserError("the first weights are not finite; name another model.backbone or model.init_from")
             raise AurankError(
@@ -275,7 +277,6 @@ class Loop:
             )
         if name == "last":
             self.saved_step = progress.step  # in every process, whose errors name it
-        random_states = gather_object([random_state()])
         if not self.main or self.metrics is None:
             return
         progress.metrics_bytes, progress.metrics_sha256 = self.metrics.position()
@@ -300,7 +301,7 @@ class Loop:
                 "optimiser": trainer.optimiser.state_dict(),
                 "scaler": None if scaler is None else scaler.state_dict(),
                 "sampler": trainer.sampler.state_dict(),
-                "random": random_states,
+                "random": [state for _, state in gathered],
             }
             keep = self.settings.keep_last if progress.step != saved_step else 1
             save_checkpoint(self.out / "last.pt", content, displaced=older_checkpoints(self.out, keep))
