@@ -164,7 +164,7 @@ AT_K: dict[str, Callable[[Ranks, int], np.ndarray]] = {
     "mrr@{k}": reciprocal_rank_at,
 }
 NAMES = ("mauprc", *AT_K, *WHOLE)
-CUT = re.compile(r"([a-z]+@)([1-9][0-9]{0,99})(\([a-z]+\))?")
+CUT = re.compile(r"([a-z_]+@)([1-9][0-9]{0,99})(\([a-z]+\))?")
 
 
 def query_values(ranks: Ranks, name: str, *, ties: str = "threshold") -> Float64[np.ndarray, " query"]:
