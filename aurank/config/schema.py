@@ -107,7 +107,12 @@ class NormaliseConfig(Strict):
 
 
 class DataConfig(Strict):
-    """Which images, and what is done to them."""
+    """Which images, and what is done to them.
+
+    Example:
+        >>> DataConfig(name="digits").image_size
+        224
+    """
 
     name: str = Field(description="Reader of the data set.")
     params: Params = key({}, "Arguments of the reader.")
@@ -161,7 +166,12 @@ class TextConfig(Strict):
 
 
 class ModelConfig(Strict):
-    """The encoder: backbone, pooling, projection."""
+    """The encoder: backbone, pooling, projection.
+
+    Example:
+        >>> ModelConfig(backbone="resnet50").dim
+        512
+    """
 
     backbone: str = key("resnet18", "Name of a timm model.", min_length=1)
     pretrained: bool = key(True, "Start from timm's weights (fetched once) or at random.")

@@ -43,7 +43,12 @@ class Tokeniser:
         length: of a row, START and END included. Longer texts lose their ends.
 
     Source: Sennrich, Haddow and Birch, Neural machine translation of rare words with subword units (ACL 2016), on bytes
-    and within words as GPT-2 does. A pair seen once is not merged.
+    and within words as GPT-2 does, https://arxiv.org/abs/1508.07909. A pair seen once is not merged.
+
+    Example:
+        >>> tokeniser = Tokeniser.learn(["a red square", "a blue square"], length=8, vocabulary=300)
+        >>> tokeniser.encode(["a square"]).shape
+        torch.Size([1, 8])
     """
 
     def __init__(self, merges: Sequence[Pair], *, length: int) -> None:

@@ -1,17 +1,6 @@
 """Models that turn images, and texts, into embeddings."""
 
-from aurank.models.encoder import POOLINGS, EachSize, Encoder, GeneralisedMean, Pooling, parameter_groups
-from aurank.models.text_encoder import EachSide, ProjectedText, TextTower, TwoTower
+from aurank.models.encoder import POOLINGS, Encoder, GeneralisedMean
+from aurank.models.text_encoder import TextTower, TwoTower
 
-__all__ = [
-    "POOLINGS",
-    "EachSide",
-    "EachSize",
-    "Encoder",
-    "GeneralisedMean",
-    "Pooling",
-    "ProjectedText",
-    "TextTower",
-    "TwoTower",
-    "parameter_groups",
-]
+__all__ = ["POOLINGS", "Encoder", "GeneralisedMean", "TextTower", "TwoTower"]

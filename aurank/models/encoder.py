@@ -24,7 +24,12 @@ _OF_ARGUMENTS = (TypeError, AssertionError, ValueError, AttributeError)  # what 
 class GeneralisedMean(nn.Module):
     """Generalised-mean pooling with a learnt power: 1 is the average, infinity the maximum.
 
-    Source: Radenović et al., Fine-tuning CNN image retrieval with no human annotation (TPAMI 2019), Eq. 3.
+    Source: Radenović et al., Fine-tuning CNN image retrieval with no human annotation (TPAMI 2019), Eq. 3,
+        https://arxiv.org/abs/1711.02512.
+
+    Example:
+        >>> GeneralisedMean(power=1.0)(torch.tensor([[[[1.0, 3.0]]]])).tolist()
+        [[2.0]]
     """
 
     def __init__(self, power: float = 3.0, floor: float = 1e-6) -> None:
@@ -59,6 +64,11 @@ class Encoder(nn.Module):
 
     Raises:
         UserError: for an unknown backbone, weights that cannot be had, or a pooling that does not fit.
+
+    Example:
+        >>> encoder = Encoder("test_resnet", dim=8, pretrained=False)
+        >>> encoder(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 8])
     """
 
     def __init__(

@@ -52,6 +52,11 @@ class TextTower(nn.Module):
 
     Raises:
         UserError: `width` is no multiple of `heads`; a row of tokens is too long.
+
+    Example:
+        >>> tower = TextTower(300, length=8, dim=4, layers=1, width=16, heads=2)
+        >>> tower(torch.tensor([[1, 42, 2, 0]])).shape
+        torch.Size([1, 4])
     """
 
     def __init__(
@@ -123,6 +128,13 @@ class TwoTower(nn.Module):
     Args:
         image: maps images to unit-length embeddings [image, dim].
         text: maps tokens to unit-length embeddings [text, dim].
+
+    Example:
+        >>> from aurank.models import Encoder
+        >>> text = TextTower(300, length=8, dim=4, layers=1, width=16, heads=2)
+        >>> model = TwoTower(Encoder("test_resnet", dim=4, pretrained=False), text)
+        >>> model.encode_text(torch.tensor([[1, 42, 2, 0]])).shape
+        torch.Size([1, 4])
     """
 
     def __init__(self, image: nn.Module, text: nn.Module) -> None:

@@ -25,7 +25,8 @@ from aurank.embedding.manifest_from_config import (
 )
 from aurank.errors import UserError, first_line
 from aurank.losses import LOSSES, MINERS, CrossBatchMemory
-from aurank.models import Encoder, parameter_groups
+from aurank.models import Encoder
+from aurank.models.encoder import parameter_groups
 from aurank.training.optim import BATCH_RULES, OPTIMISERS, SCHEDULES, Schedule, loss_group
 
 

@@ -17,7 +17,9 @@ from aurank.embedding.towers import Towers
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
-from aurank.models import EachSide, EachSize, Encoder, TwoTower
+from aurank.models import Encoder, TwoTower
+from aurank.models.encoder import EachSize
+from aurank.models.text_encoder import EachSide
 
 
 @dataclass(frozen=True, eq=False)

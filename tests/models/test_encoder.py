@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from aurank.errors import UserError
-from aurank.models import EachSize, Encoder, GeneralisedMean, parameter_groups
+from aurank.models import Encoder, GeneralisedMean
+from aurank.models.encoder import EachSize, parameter_groups
 
 
 @pytest.mark.parametrize("pooling", ["avg", "max", "gem"])
