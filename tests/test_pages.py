@@ -110,7 +110,7 @@ def run_aurank(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         Path(words[2]).unlink(missing_ok=True)
     if "--out" in words:  # a place of its own: what the other commands read is not replaced
         at = words.index("--out") + 1
-        words[at] = f"made/{'-'.join(words[:2])}/{words[at]}"
+        words[at] = f"made/{len(list(Path('made').glob('*')))}/{words[at]}"
     return run(monkeypatch, *words)
 
 

@@ -164,7 +164,9 @@ def test_a_run_is_not_resumed_with_another_normalisation_than_it_was_trained_wit
 
 
 def config_of(interpolation: str, **data: Any) -> Config:
-    return fill_preprocessing(read_config(tiny_config(data={"interpolation": interpolation, "channels": 3, **data})))
+    model = {"backbone": "resnet18"}  # trained with ImageNet's mean and deviation
+    data = {"interpolation": interpolation, "channels": 3, **data}
+    return fill_preprocessing(read_config(tiny_config(data=data, model=model)))
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
