@@ -212,7 +212,7 @@ def test_a_discarded_projection_of_several_layers_is_trained_and_not_measured(tm
     result = aurank.train(config, tmp_path / "out")
     assert load_checkpoint(tmp_path / "out" / "last.pt")["loss"]["embedding_memory"].shape == (100, 8)
     encoder, transform = aurank.load(tmp_path / "out" / "best")
-    assert encoder(transform(np.zeros((20, 20, 1), np.uint8))[None]).shape == (1, 512)
+    assert encoder(transform(np.zeros((20, 20, 1), np.uint8))[None]).shape == (1, 96)  # the width of the backbone
     report = evaluate_model(f"aurank:{tmp_path / 'out' / 'best'}")
     assert result.report is not None
     assert report.metrics == result.report.metrics
@@ -234,4 +234,4 @@ def test_crops_of_a_training_are_no_matter_to_a_measurement_at_another_size() ->
         read_config(tiny_config(data=CROPS), [f"data.image_size={smaller}"])
     checkpoint = {"config": trained.model_dump(), "manifest": ""}
     selected = select(ImageSelection(overrides=[f"data.image_size={smaller}"]), checkpoint)
-    assert selected.config.data.image_size == smaller
+    assert selected.data.image_size == smaller
