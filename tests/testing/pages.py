@@ -86,4 +86,5 @@ def write_world(folder: Path) -> None:
     (folder / "data").mkdir()
     for name in ("omniglot_full.zip", "grocery_128.zip"):
         if (REAL_DATA / name).is_file():
-            (folder / "data" / name).symlink_to((REAL_DATA / name).resolve())
+            for place in (folder, folder / "data"):  # --data starts at the working directory, data.params at data.root
+                (place / name).symlink_to((REAL_DATA / name).resolve())
