@@ -140,6 +140,8 @@ def test_a_training_starts(place: str, words: list[str], inside: Path, monkeypat
     needs(words)
     small = ["sampler.batch=16", "data.workers=0"] if "micro_batch" not in " ".join(words) else []
     words = [word for word in words if word not in ("--resume", "--dry-run")]
+    if not any("model.params.file" in word for word in words):
+        small.append("model.pretrained=false")  # nothing is fetched
     if "grocery/text_sogclr" in words:
         monkeypatch.setattr(
             sys, "argv", ["grocery_texts.py", "data/grocery_128.zip", "--out", "data/grocery_texts.csv"]
