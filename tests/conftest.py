@@ -1,10 +1,27 @@
 """Shapes and types of every annotated function are checked while the tests run."""
 
+import gc
 import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+from jaxtyping import install_import_hook
 
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
-
-from jaxtyping import install_import_hook
+# Checked modules are compiled once, not by every worker and every process that a test starts.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 install_import_hook("aurank", "beartype.beartype")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Import without looking for garbage, and leave what was imported out of every later search."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
