@@ -1,0 +1,132 @@
+"""The lists that people see equal a plain sort, and agree with the ranks that metrics are made of."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aurank.errors import UserError
+from aurank.evaluation.engine import nearest
+from aurank.evaluation.engine.nearest import nearest_rows
+from aurank.evaluation.engine.problem import RetrievalProblem
+from aurank.evaluation.engine.ranks import rank_positives
+
+
+def is_left_out(problem: RetrievalProblem, query: int, row: int) -> tuple[bool, bool]:
+    """Whether a gallery row is left out of a query's list, and whether it is a positive; by the definition."""
+    alone = problem.gallery is None
+    labels = problem.labels if alone else problem.gallery_labels
+    if problem.positives is None:
+        positive = problem.labels[query] == labels[row]
+    else:
+        positive = (query, row) in {(int(q), int(g)) for q, g in problem.positives}
+    if row in (problem.junk if problem.junk is not None else ()):
+        return True, False
+    if problem.ignore is not None and (query, row) in {(int(q), int(g)) for q, g in problem.ignore}:
+        return True, False
+    if query == row if alone else problem.ids is not None and problem.ids[query] == problem.gallery_ids[row]:
+        return True, False
+    if positive and problem.groups is not None:
+        groups = problem.groups if alone else problem.gallery_groups
+        return bool(problem.groups[query] == groups[row] != -1), True
+    return False, bool(positive)
+
+
+def sorted_list(problem: RetrievalProblem, query: int, distance: str) -> list[tuple[float, bool, int]]:
+    """The whole list of a query, best first, as (minus score, is positive, gallery row)."""
+    found = []
+    for row, other in enumerate(problem.target):
+        out, positive = is_left_out(problem, query, row)
+        if not out:
+            this, that = problem.embeddings[query].astype(np.float64), other.astype(np.float64)
+            score = -((this - that) ** 2).sum() if distance == "euclidean" else (this * that).sum()
+            found.append((-float(score), positive, row))
+    return sorted(found)
+
+
+def random_problem(seed: int, kind: str) -> RetrievalProblem:
+    """Rows of small integers, so that scores are exact and many tie."""
+    rng = np.random.default_rng(seed)
+    queries, rows, classes = 40, 60, 8
+    embeddings, labels = rng.integers(-2, 3, (queries, 6)).astype(np.float32), rng.integers(0, classes, queries)
+    gallery, gallery_labels = rng.integers(-2, 3, (rows, 6)).astype(np.float32), rng.integers(0, classes, rows)
+    other: dict[str, Any] = {"gallery": gallery, "gallery_labels": gallery_labels}
+    if kind == "own":
+        return RetrievalProblem(embeddings, labels)
+    if kind == "own, junk, groups":
+        return RetrievalProblem(embeddings, labels, groups=rng.integers(-1, 3, queries), junk=np.arange(0, 40, 7))
+    if kind == "ids, groups":
+        sides = {"ids": np.arange(queries), "gallery_ids": rng.permutation(80)[:rows]}
+        groups = {"groups": rng.integers(-1, 3, queries), "gallery_groups": rng.integers(-1, 3, rows)}
+        return RetrievalProblem(embeddings, labels, **other, **sides, **groups)
+    pairs = np.unique(np.stack([rng.integers(0, queries, 90), rng.integers(0, rows, 90)], axis=1), axis=0)
+    if kind == "ignore, junk":
+        return RetrievalProblem(embeddings, labels, **other, ignore=pairs, junk=np.array([3, 11, 59]))
+    return RetrievalProblem(embeddings, None, gallery, positives=pairs, junk=np.array([0]))
+
+
+KINDS = ("own", "own, junk, groups", "ids, groups", "ignore, junk", "listed")
+
+
+@pytest.mark.parametrize("distance", ["dot", "euclidean"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_lists_equal_a_plain_sort_and_positives_stand_at_their_ranks(
+    kind: str, distance: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nearest, "GALLERY", 16)
+    monkeypatch.setattr(nearest, "QUERIES", 8)
+    for seed in range(4):
+        problem = random_problem(seed, kind)
+        found = nearest_rows(problem, 12, distance=distance)
+        ranks = rank_positives(problem, distance=distance)
+        assert found.query.tolist() == ranks.query.tolist()
+        for i, query in enumerate(found.query):
+            expected = sorted_list(problem, int(query), distance)[:12]
+            assert found.row[i, : len(expected)].tolist() == [row for _, _, row in expected]
+            assert found.is_positive[i, : len(expected)].tolist() == [positive for _, positive, _ in expected]
+            assert (-found.score[i, : len(expected)]).tolist() == [score for score, _, _ in expected]
+            own = slice(ranks.offset[i], ranks.offset[i + 1])
+            near = ranks.rank[own] <= 12
+            assert (np.flatnonzero(found.is_positive[i]) + 1).tolist() == ranks.rank[own][near].tolist()
+            assert found.row[i][found.is_positive[i]].tolist() == ranks.positive[own][near].tolist()
+
+
+def test_a_shorter_list_ends_in_minus_one_and_nan() -> None:
+    found = nearest_rows(RetrievalProblem(np.eye(4)[:3] + 0.1, [0, 0, 1]), 5)
+    assert found.row.tolist() == [[2, 1, -1], [2, 0, -1]]
+    assert np.isnan(found.score[:, 2]).all()
+    assert not found.is_positive[:, 2].any()
+
+
+def test_a_collapsed_model_lists_negatives_first_in_gallery_order() -> None:
+    labels = np.arange(400) // 4
+    found = nearest_rows(RetrievalProblem(np.ones((400, 8), np.float32), labels), 10)
+    assert found.row[0].tolist() == list(range(4, 14))
+    assert found.row[399].tolist() == list(range(10))
+    assert not found.is_positive.any()
+
+
+def test_close_scores_are_told_apart_beyond_float32() -> None:
+    rng = np.random.default_rng(0)
+    rows = np.ones((300, 16)) + 1e-9 * rng.standard_normal((300, 16))
+    problem = RetrievalProblem(rows, np.arange(300) // 3)
+    found, ranks = nearest_rows(problem, 7), rank_positives(problem)
+    for i in range(300):
+        own = ranks.rank[ranks.offset[i] : ranks.offset[i + 1]]
+        assert (np.flatnonzero(found.is_positive[i]) + 1).tolist() == own[own <= 7].tolist()
+
+
+def test_chosen_queries_in_the_order_asked_for() -> None:
+    problem = random_problem(1, "own")
+    whole = nearest_rows(problem, 3)
+    some = nearest_rows(problem, 3, queries=whole.query[[5, 2]], max_memory="1KiB")
+    assert some.query.tolist() == whole.query[[5, 2]].tolist()
+    assert some.row.tolist() == whole.row[[5, 2]].tolist()
+
+
+def test_what_cannot_be_listed_is_refused() -> None:
+    problem = RetrievalProblem(np.eye(3), [0, 0, 1])
+    with pytest.raises(UserError, match="query 2 has no positive"):
+        nearest_rows(problem, 1, queries=np.array([0, 2]))
+    with pytest.raises(UserError, match="k must be 1 or more, got 0"):
+        nearest_rows(problem, 0)
