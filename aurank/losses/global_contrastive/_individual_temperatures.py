@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from aurank.errors import AurankWarning, UserError
 from aurank.losses.core.checks import Number, require_choice, require_fraction, require_positive
 from aurank.losses.core.keyed_loss import query_ids
-from aurank.losses.core.log_mean_exp import AnyTemperature, attraction, column
+from aurank.losses.core.log_mean_exp import AnyTemperature, attraction, column, log_mean_exp
 from aurank.losses.core.pairs import Pairs, count_equal
-from aurank.losses.core.row_table import RowTable
+from aurank.losses.core.row_table import RowTable, writes
 from aurank.losses.core.temperature import Temperature
-from aurank.losses.global_contrastive._normalizer import Residence, stacked
+from aurank.losses.global_contrastive._normalizer import NormalizedLoss, first_column, table_of
 
 Update = Literal["momentum", "adam"]
 WATCH_EVERY = 1000  # steps between looks at the bounds: each makes the host wait for the device
@@ -51,6 +51,7 @@ class IndividualTemperatures(nn.Module):
     """τ of each sample, for each direction: tables of τ and of the averages of its gradient.
 
     Args:
+        beside: the tables of the normalisers, of the same samples and directions, in the same place.
         temperature: the first τ of every sample.
         bounds: least and greatest τ, onto which each step is projected.
         rate: the step η.
@@ -62,7 +63,7 @@ class IndividualTemperatures(nn.Module):
 
     def __init__(
         self,
-        num_samples: int,
+        beside: nn.ModuleList,
         temperature: Number,
         *,
         bounds: tuple[float, float],
@@ -70,8 +71,6 @@ class IndividualTemperatures(nn.Module):
         update: Update,
         beta: Number | None = None,
         clip: Number | None,
-        two_way: bool,
-        state_on: Residence,
     ) -> None:
         super().__init__()
         start = require_positive("temperature", temperature)
@@ -84,18 +83,19 @@ class IndividualTemperatures(nn.Module):
         self.beta = require_fraction("temperature_beta", beta, one=True)
         self.clip = None if clip is None else require_positive("temperature_clip", clip)
         row = torch.tensor([start, 0.0] if update == "momentum" else [start, 0.0, 0.0, 0.0])
-        self.tables = nn.ModuleList(
-            RowTable(num_samples, len(row), start=row, on_host=state_on == "host") for _ in range(1 + two_way)
-        )
-        for table in self.tables:
-            table.get_buffer("seen").fill_(False)  # True once the sample's τ has moved
+        self.tables = nn.ModuleList()
+        for other in beside:
+            assert isinstance(other, RowTable)
+            table = RowTable(len(other.rows), len(row), start=row, on_host=other.on_host)
+            table.seen.fill_(False)  # True once the sample's τ has moved
+            self.tables.append(table)
         self.steps = 0
         self.warned = False
 
     @property
     def values(self) -> Float[Tensor, "direction sample"]:
         """τ of each sample."""
-        return stacked(self.tables)
+        return first_column(self.tables)
 
     @property
     def learned_temperature(self) -> Float[Tensor, ""]:
@@ -104,7 +104,7 @@ class IndividualTemperatures(nn.Module):
 
     def forward(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """Return τ of each query's sample, without a gradient."""
-        return self._table(pairs).read(query_ids(pairs))[0][:, 0].to(pairs.similarity.dtype)
+        return table_of(self.tables, pairs).read(query_ids(pairs))[0][:, 0].to(pairs.similarity.dtype)
 
     @torch.no_grad()
     def step(self, pairs: Pairs, gradient: Float[Tensor, " query"]) -> None:
@@ -113,7 +113,7 @@ class IndividualTemperatures(nn.Module):
         With torch.distributed the queries of all ranks count, and every rank must call. A gradient that is not finite
         is left out.
         """
-        table, rows = self._table(pairs), pairs.valid_rows
+        table, rows = table_of(self.tables, pairs), pairs.valid_rows
         index, gradients = query_ids(pairs)[rows], gradient[rows][:, None].to(table.rows.dtype)
         index, gradients = table.gathered(index, gradients, is_shared=pairs.is_shared)
         if len(index) == 0:
@@ -124,11 +124,6 @@ class IndividualTemperatures(nn.Module):
         table.write(index, self._moved(table.read(index)[0], mean), finite)
         if pairs.side == len(self.tables) - 1:  # after the last direction nothing is read any more
             self._warn_at_bounds()
-
-    def _table(self, pairs: Pairs) -> RowTable:
-        table = self.tables[pairs.side]
-        assert isinstance(table, RowTable)
-        return table
 
     def _moved(self, rows: Float[Tensor, "entry width"], gradient: Float[Tensor, "entry 1"]) -> Tensor:
         temperature, average = rows[:, :1], rows[:, 1:2].lerp(gradient, self.beta)
@@ -159,20 +154,48 @@ class IndividualTemperatures(nn.Module):
                 )
 
 
-AnySource = Temperature | IndividualTemperatures
+class RobustLoss(NormalizedLoss):
+    """What iSogCLR and FastCLIP share: ḡ of h = s⁻ − s⁺, with one τ or one for each sample, and ρ (0 for none)."""
 
+    temperature: Temperature | IndividualTemperatures
+    rho: float
+    weighted_pull: bool
+    rho_checked = False
 
-def temperature_of(source: AnySource, pairs: Pairs) -> AnyTemperature:
-    """Return τ of each query's sample, or the one τ of all with its gradient."""
-    found: AnyTemperature = source(pairs) if isinstance(source, IndividualTemperatures) else source()
-    return found
+    @property
+    def temperatures(self) -> Float[Tensor, "*sample"]:
+        """τ of each sample [sample], [direction, sample] of a two-way loss; a scalar where one τ is for all."""
+        if isinstance(self.temperature, IndividualTemperatures):
+            return self.temperature.values if self.two_way else self.temperature.values[0]
+        return torch.as_tensor(self.temperature()).detach()
 
+    def temperature_of(self, pairs: Pairs) -> AnyTemperature:
+        """Return τ of each query's sample, or the one τ of all with its gradient; check ρ at the first batch."""
+        if self.training and self.rho and not self.rho_checked:
+            self.rho_checked = check_rho(pairs, self.rho)
+        individual = isinstance(self.temperature, IndividualTemperatures)
+        found: AnyTemperature = self.temperature(pairs) if individual else self.temperature()
+        return found
 
-def all_temperatures(source: AnySource, *, two_way: bool) -> Float[Tensor, "*sample"]:
-    """Return τ of each sample [sample], [direction, sample] of a two-way loss; a scalar where one τ is for all."""
-    if isinstance(source, IndividualTemperatures):
-        return source.values if two_way else source.values[0]
-    return torch.as_tensor(source()).detach()
+    def relative_log_mean(
+        self, pairs: Pairs, temperature: AnyTemperature
+    ) -> tuple[Float[Tensor, " query"], Float[Tensor, " query"] | int]:
+        """Return log ḡ, through which s⁺ has a gradient if `weighted_pull`, and s⁺ − s⁺, which has it otherwise."""
+        pull = attraction(pairs)
+        log_mean = log_mean_exp(pairs, temperature) - (pull if self.weighted_pull else pull.detach()) / temperature
+        return log_mean, 0 if self.weighted_pull else pull - pull.detach()
+
+    def step_temperatures(
+        self,
+        pairs: Pairs,
+        temperature: AnyTemperature,
+        log_mean: Float[Tensor, " query"],
+        log_normalizer: Float[Tensor, " query"],
+    ) -> None:
+        """Move the temperatures of the samples down their gradient, where there are such and the call may write."""
+        if writes(self) and isinstance(self.temperature, IndividualTemperatures):
+            gradient = temperature_gradient(pairs, temperature, log_mean, log_normalizer, rho=self.rho)
+            self.temperature.step(pairs, gradient)
 
 
 def check_rho(pairs: Pairs, rho: float) -> bool:

@@ -7,18 +7,18 @@ from earlier batches, its length: the gradient is (τ/u)·∇ḡ.
 
 import math
 import warnings
-from typing import Literal, get_args
+from typing import Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from aurank.errors import AurankWarning, UserError
-from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_fraction
-from aurank.losses.core.keyed_loss import query_ids
+from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_flag, require_fraction
+from aurank.losses.core.keyed_loss import KeyedLoss, KeyedLossOptions, query_ids
 from aurank.losses.core.log_mean_exp import AnyTemperature
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.core.row_table import RowTable
+from aurank.losses.core.row_table import RowTable, writes
 
 Schedule = Literal["constant", "cosine"]
 Every = Literal["epoch", "step"]
@@ -109,63 +109,75 @@ class Gamma(nn.Module):
             self.value = float(state)
 
 
-class NormalizerTables(nn.ModuleList):
-    """log u of each sample, u being the moving average of ḡ; one table for each direction.
+class NormalizedLossOptions(KeyedLossOptions, total=False):
+    """What every loss with such a normaliser takes beside its own arguments, and passes on to `NormalizedLoss`."""
 
-    Args:
-        num_samples: rows of the data set.
-        state_on: "host" keeps the tables in host memory when the loss moves; rows of a batch are fetched and sent back.
-    """
+    gamma_every: Every
+    gamma_decay: Number
+    state_on: Residence
 
-    def __init__(self, num_samples: int, *, two_way: bool, state_on: Residence) -> None:
+
+class NormalizedLoss(KeyedLoss):
+    """A loss that keeps log u of each sample, one for each direction; `SogCLRLoss` describes the arguments."""
+
+    def __init__(
+        self,
+        num_samples: int,
+        gamma: Number,
+        gamma_schedule: Schedule,
+        *,
+        two_way: bool,
+        gamma_every: Every = "epoch",
+        gamma_decay: Number = 0.5,
+        state_on: Residence = "device",
+        **options: Unpack[KeyedLossOptions],
+    ) -> None:
+        super().__init__(num_samples, **options)
+        self.two_way = require_flag("two_way", two_way)
+        self.gamma = Gamma(gamma, gamma_schedule, gamma_every=gamma_every, gamma_decay=gamma_decay)
         on_host = require_choice("state_on", state_on, get_args(Residence)) == "host"
-        super().__init__(RowTable(num_samples, 1, logarithms=True, on_host=on_host) for _ in range(1 + two_way))
+        self.tables = nn.ModuleList(
+            RowTable(num_samples, 1, logarithms=True, on_host=on_host) for _ in range(1 + self.two_way)
+        )
 
     @property
     def log_u(self) -> Float[Tensor, "direction sample"]:
         """log u of each sample; 0 for one not seen yet."""
-        return stacked(self)
+        return first_column(self.tables)
 
-    @torch.no_grad()
-    def blended(
-        self,
-        pairs: Pairs,
-        log_mean: Float[Tensor, " query"],
-        gamma: float,
-        *,
-        shared: bool = False,
-        previous: bool = False,
+    def log_normalizer(
+        self, pairs: Pairs, log_mean: Float[Tensor, " query"], *, shared: bool = False, previous: bool = False
     ) -> Float[Tensor, " query"]:
-        """Return log u of each query's sample after this batch; nothing is written. The first ḡ is copied.
+        """Return log u of each query's sample after this batch, and keep it where the call may write.
+
+        The first ḡ is copied. What is kept is u of the valid queries' samples, blended with the mean of ḡ over views.
 
         Args:
             log_mean: log ḡ of each query.
             shared: True blends u with the mean of ḡ over all views of the sample, False with the query's own.
             previous: True returns u as it was before, where the sample was seen.
         """
-        table, index, values = self._entries(pairs, log_mean)
-        own, rows = values, pairs.valid_rows
+        gamma, table, index, rows = self.gamma(), table_of(self.tables, pairs), query_ids(pairs), pairs.valid_rows
+        values = own = log_mean.detach()[:, None].to(table.rows.dtype)
         if shared and len(rows):
             own = values.index_copy(0, rows, table.mean(index[rows], values[rows])[0])
         normalizer = table.blended(index, own, rate=gamma)
         if previous:
             before, seen = table.read(index)
             normalizer = torch.where(seen[:, None], before, normalizer)
+        if writes(self):
+            table.update(index[rows], values[rows], rate=gamma, is_shared=pairs.is_shared)
         return normalizer[:, 0].to(log_mean.dtype)
 
-    def update(self, pairs: Pairs, log_mean: Float[Tensor, " query"], gamma: float) -> None:
-        """Write u of the valid queries' samples, blended with the mean of ḡ over their views."""
-        table, index, values = self._entries(pairs, log_mean)
-        rows = pairs.valid_rows
-        table.update(index[rows], values[rows], rate=gamma, is_shared=pairs.is_shared)
 
-    def _entries(self, pairs: Pairs, log_mean: Tensor) -> tuple[RowTable, Tensor, Tensor]:
-        table = self[pairs.side]
-        assert isinstance(table, RowTable)
-        return table, query_ids(pairs), log_mean.detach()[:, None].to(table.rows.dtype)
+def table_of(tables: nn.ModuleList, pairs: Pairs) -> RowTable:
+    """Return the table of the pairs' direction."""
+    table = tables[pairs.side]
+    assert isinstance(table, RowTable)
+    return table
 
 
-def stacked(tables: nn.ModuleList) -> Float[Tensor, "direction sample"]:
+def first_column(tables: nn.ModuleList) -> Float[Tensor, "direction sample"]:
     """Return the first column of the tables of all directions."""
     for table in tables:
         assert isinstance(table, RowTable)

@@ -7,42 +7,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_flag, require_positive
-from aurank.losses.core.keyed_loss import KeyedLoss, KeyedLossOptions
-from aurank.losses.core.log_mean_exp import add_epsilon, attraction, log_mean_exp
+from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_positive
+from aurank.losses.core.log_mean_exp import add_epsilon
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.core.row_table import writes
 from aurank.losses.core.temperature import Temperature, require_bounds
-from aurank.losses.global_contrastive._individual_temperatures import (
-    AnySource,
-    IndividualTemperatures,
-    all_temperatures,
-    check_rho,
-    temperature_gradient,
-    temperature_of,
-)
-from aurank.losses.global_contrastive._normalizer import (
-    Every,
-    Gamma,
-    NormalizerTables,
-    Residence,
-    Schedule,
-    surrogate_loss,
-)
+from aurank.losses.global_contrastive._individual_temperatures import IndividualTemperatures, RobustLoss
+from aurank.losses.global_contrastive._normalizer import NormalizedLossOptions, Schedule, surrogate_loss
 
 Version = Literal["v0", "v1", "v2", "v3"]
 
-
 # the authors' τ and ρ for CC3M
-DEFAULTS: dict[str, tuple[float, float | None]] = {
-    "v0": (0.07, None),
-    "v1": (0.07, None),
-    "v2": (0.03, 7.0),
-    "v3": (0.07, 6.5),
-}
+DEFAULTS: dict[str, tuple[float, float]] = {"v0": (0.07, 0.0), "v1": (0.07, 0.0), "v2": (0.03, 7.0), "v3": (0.07, 6.5)}
 
 
-class FastCLIPLoss(KeyedLoss):
+class FastCLIPLoss(RobustLoss):
     """τ·(log(ε + u) + ρ) of each query, u the moving average of ḡ = mean exp((s⁻ − s⁺)/τ), its rate falling from 1.
 
     Deviations: the authors' repository (fast_clip, commit c3ae1f5) takes the mean of both directions, and has the
@@ -85,8 +63,6 @@ class FastCLIPLoss(KeyedLoss):
         tensor(-2.)
     """
 
-    temperature: AnySource
-
     def __init__(
         self,
         num_samples: int,
@@ -102,15 +78,12 @@ class FastCLIPLoss(KeyedLoss):
         weighted_pull: bool = False,
         official: bool = False,
         two_way: bool = True,
-        gamma_every: Every = "epoch",
-        gamma_decay: Number = 0.5,
-        state_on: Residence = "device",
-        **options: Unpack[KeyedLossOptions],
+        **options: Unpack[NormalizedLossOptions],
     ) -> None:
-        super().__init__(num_samples, **options)
+        super().__init__(num_samples, gamma, gamma_schedule, two_way=two_way, **options)
         self.version = require_choice("version", version, get_args(Version))
         default_temperature, default_rho = DEFAULTS[version]
-        if rho is not None and default_rho is None:
+        if rho is not None and not default_rho:
             raise UserError(f"rho={rho!r} has no effect in {version}, which has no ρ: leave it out, or take v2 or v3")
         if temperature_lr is not None and version != "v2":
             raise UserError(
@@ -119,14 +92,10 @@ class FastCLIPLoss(KeyedLoss):
             )
         if official and version not in ("v0", "v3"):
             raise UserError(f"official=True is the authors' gradient of τ in v0 and v3; {version} has none of it")
-        self.rho = (default_rho or 0.0) if rho is None else require_positive("rho", rho)
-        self.rho_checked = not self.rho
+        self.rho = default_rho if rho is None else require_positive("rho", rho)
         self.epsilon = require_positive("epsilon", epsilon)
         self.weighted_pull = weighted_pull or official
         self.official = official
-        self.two_way = require_flag("two_way", two_way)
-        self.gamma = Gamma(gamma, gamma_schedule, gamma_every=gamma_every, gamma_decay=gamma_decay)
-        self.tables = NormalizerTables(num_samples, two_way=two_way, state_on=state_on)
         first = default_temperature if temperature is None else temperature
         if version == "v1":
             refuse_unused(FastCLIPLoss, 'version="v1"', temperature_bounds=temperature_bounds)
@@ -134,39 +103,22 @@ class FastCLIPLoss(KeyedLoss):
             self.temperature = Temperature(first, learnable=version != "v1", bounds=temperature_bounds, scale="log")
             return
         self.temperature = IndividualTemperatures(
-            num_samples,
+            self.tables,
             first,
             bounds=require_bounds("temperature_bounds", temperature_bounds),
             rate=0.0133 if temperature_lr is None else temperature_lr,
             update="adam",
             clip=5.0,
-            two_way=two_way,
-            state_on=state_on,
         )
-
-    @property
-    def log_u(self) -> Float[Tensor, "direction sample"]:
-        """log u of each sample; 0 for one not seen yet."""
-        return self.tables.log_u
-
-    @property
-    def temperatures(self) -> Float[Tensor, "*sample"]:
-        """τ of each sample of v2 [sample], [direction, sample] of a two-way loss; else a scalar."""
-        return all_temperatures(self.temperature, two_way=self.two_way)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """Return τ·(log(ε + u) + ρ), of v0 log(ε + u); τ is the one before this batch's step."""
-        self.rho_checked = self.rho_checked or (self.training and check_rho(pairs, self.rho))
-        gamma, temperature, pull = self.gamma(), temperature_of(self.temperature, pairs), attraction(pairs)
+        temperature = self.temperature_of(pairs)
         constant = temperature.detach() if isinstance(temperature, Tensor) else temperature
         inner = 2 * temperature - constant if self.official else temperature  # τ, with twice its gradient
-        log_mean = log_mean_exp(pairs, inner) - (pull if self.weighted_pull else pull.detach()) / inner
-        log_u = add_epsilon(self.tables.blended(pairs, log_mean, gamma), self.epsilon)
-        if writes(self):
-            self.tables.update(pairs, log_mean, gamma)
-            if isinstance(self.temperature, IndividualTemperatures):
-                self.temperature.step(pairs, temperature_gradient(pairs, temperature, log_mean, log_u, rho=self.rho))
-        rest_of_pull = 0 if self.weighted_pull else pull - pull.detach()
+        log_mean, rest_of_pull = self.relative_log_mean(pairs, inner)
+        log_u = add_epsilon(self.log_normalizer(pairs, log_mean), self.epsilon)
+        self.step_temperatures(pairs, temperature, log_mean, log_u)
         if self.version == "v0":
             return surrogate_loss(log_mean, log_u, 1.0) - rest_of_pull / constant
         return surrogate_loss(log_mean, log_u, temperature) + temperature * self.rho - rest_of_pull

@@ -8,33 +8,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, require_flag, require_positive
+from aurank.losses.core.checks import Number, require_positive
 from aurank.losses.core.from_pml import CosineSimilarity
-from aurank.losses.core.keyed_loss import KeyedLoss, KeyedLossOptions
-from aurank.losses.core.log_mean_exp import attraction, log_mean_exp
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.core.row_table import writes
 from aurank.losses.core.temperature import Temperature, require_bounds
-from aurank.losses.global_contrastive._individual_temperatures import (
-    AnySource,
-    IndividualTemperatures,
-    Update,
-    all_temperatures,
-    check_rho,
-    temperature_gradient,
-    temperature_of,
-)
-from aurank.losses.global_contrastive._normalizer import (
-    Every,
-    Gamma,
-    NormalizerTables,
-    Residence,
-    Schedule,
-    surrogate_loss,
-)
+from aurank.losses.global_contrastive._individual_temperatures import IndividualTemperatures, RobustLoss, Update
+from aurank.losses.global_contrastive._normalizer import NormalizedLossOptions, Schedule, surrogate_loss
 
 
-class ISogCLRLoss(KeyedLoss):
+class ISogCLRLoss(RobustLoss):
     """τ_i·(log u_i + ρ) of each query: the contrastive loss over all negatives, with a temperature for each sample.
 
     It is the dual of RGCL (Eq. 6-7), the greatest mean of h = s⁻ − s⁺ under weights of the negatives whose divergence
@@ -83,8 +65,6 @@ class ISogCLRLoss(KeyedLoss):
         torch.Size([4])
     """
 
-    temperature: AnySource
-
     def __init__(
         self,
         num_samples: int,
@@ -101,32 +81,23 @@ class ISogCLRLoss(KeyedLoss):
         gamma_schedule: Schedule = "constant",
         weighted_pull: bool = False,
         two_way: bool = False,
-        gamma_every: Every = "epoch",
-        gamma_decay: Number = 0.5,
-        state_on: Residence = "device",
-        **options: Unpack[KeyedLossOptions],
+        **options: Unpack[NormalizedLossOptions],
     ) -> None:
-        super().__init__(num_samples, **options)
+        super().__init__(num_samples, gamma, gamma_schedule, two_way=two_way, **options)
         self.rho = require_positive("rho", rho)
-        self.rho_checked = False
         self.weighted_pull = weighted_pull
-        self.two_way = require_flag("two_way", two_way)
-        self.gamma = Gamma(gamma, gamma_schedule, gamma_every=gamma_every, gamma_decay=gamma_decay)
-        self.tables = NormalizerTables(num_samples, two_way=two_way, state_on=state_on)
         low, high = require_bounds("temperature_bounds", temperature_bounds)
         if temperature_bounds[1] is None and isinstance(self.distance, CosineSimilarity):
             high = low + 2 / self.rho
         if individual:
             self.temperature = IndividualTemperatures(
-                num_samples,
+                self.tables,
                 temperature,
                 bounds=(low, high),
                 rate=0.01 if temperature_lr is None else temperature_lr,
                 update="momentum" if temperature_update is None else temperature_update,
                 beta=temperature_beta,
                 clip=temperature_clip,
-                two_way=two_way,
-                state_on=state_on,
             )
             return
         given: dict[str, object] = {"temperature_lr": temperature_lr, "temperature_beta": temperature_beta}
@@ -139,25 +110,10 @@ class ISogCLRLoss(KeyedLoss):
                 )
         self.temperature = Temperature(temperature, learnable=True, bounds=(low, None if high == math.inf else high))
 
-    @property
-    def log_u(self) -> Float[Tensor, "direction sample"]:
-        """log u of each sample; 0 for one not seen yet."""
-        return self.tables.log_u
-
-    @property
-    def temperatures(self) -> Float[Tensor, "*sample"]:
-        """τ of each sample [sample], [direction, sample] of a two-way loss; a scalar where individual is False."""
-        return all_temperatures(self.temperature, two_way=self.two_way)
-
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """Return τ·(log u + ρ), of τ as it was before this batch's step."""
-        self.rho_checked = self.rho_checked or (self.training and check_rho(pairs, self.rho))
-        gamma, temperature, pull = self.gamma(), temperature_of(self.temperature, pairs), attraction(pairs)
-        log_mean = log_mean_exp(pairs, temperature) - (pull if self.weighted_pull else pull.detach()) / temperature
-        log_u = self.tables.blended(pairs, log_mean, gamma)
-        if writes(self):
-            self.tables.update(pairs, log_mean, gamma)
-            if isinstance(self.temperature, IndividualTemperatures):
-                self.temperature.step(pairs, temperature_gradient(pairs, temperature, log_mean, log_u, rho=self.rho))
-        rest_of_pull = 0 if self.weighted_pull else pull - pull.detach()
+        temperature = self.temperature_of(pairs)
+        log_mean, rest_of_pull = self.relative_log_mean(pairs, temperature)
+        log_u = self.log_normalizer(pairs, log_mean)
+        self.step_temperatures(pairs, temperature, log_mean, log_u)
         return surrogate_loss(log_mean, log_u, temperature) + temperature * self.rho - rest_of_pull

@@ -5,24 +5,15 @@ from typing import Literal, Unpack, get_args
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, require_choice, require_flag, require_positive
-from aurank.losses.core.keyed_loss import KeyedLoss, KeyedLossOptions
+from aurank.losses.core.checks import Number, require_choice, require_positive
 from aurank.losses.core.log_mean_exp import attraction, log_mean_exp
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.core.row_table import writes
-from aurank.losses.global_contrastive._normalizer import (
-    Every,
-    Gamma,
-    NormalizerTables,
-    Residence,
-    Schedule,
-    surrogate_loss,
-)
+from aurank.losses.global_contrastive._normalizer import NormalizedLoss, NormalizedLossOptions, Schedule, surrogate_loss
 
 Normalizer = Literal["view", "shared"]
 
 
-class SogCLRLoss(KeyedLoss):
+class SogCLRLoss(NormalizedLoss):
     """−s⁺ + τ·log u of each query: the contrastive loss whose normaliser u is a moving average over earlier batches.
 
     u ← (1 − γ)·u + γ·ḡ, where ḡ is the mean of exp(s⁻/τ) over the negatives of a batch; the first ḡ is copied. u is
@@ -69,30 +60,17 @@ class SogCLRLoss(KeyedLoss):
         previous_normalizer: bool = False,
         gamma_schedule: Schedule = "constant",
         two_way: bool = False,
-        gamma_every: Every = "epoch",
-        gamma_decay: Number = 0.5,
-        state_on: Residence = "device",
-        **options: Unpack[KeyedLossOptions],
+        **options: Unpack[NormalizedLossOptions],
     ) -> None:
-        super().__init__(num_samples, **options)
-        self.gamma = Gamma(gamma, gamma_schedule, gamma_every=gamma_every, gamma_decay=gamma_decay)
-        self.two_way = require_flag("two_way", two_way)
-        self.tables = NormalizerTables(num_samples, two_way=two_way, state_on=state_on)
+        super().__init__(num_samples, gamma, gamma_schedule, two_way=two_way, **options)
         self.temperature = require_positive("temperature", temperature)
         self.normalizer = require_choice("normalizer", normalizer, get_args(Normalizer))
         self.positive_in_denominator = positive_in_denominator
         self.previous_normalizer = previous_normalizer
 
-    @property
-    def log_u(self) -> Float[Tensor, "direction sample"]:
-        """log u of each sample; 0 for one not seen yet."""
-        return self.tables.log_u
-
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """Return −s⁺ + τ·log u."""
-        gamma, shared = self.gamma(), self.normalizer == "shared"
         log_mean = log_mean_exp(pairs, self.temperature, with_positives=self.positive_in_denominator)
-        log_u = self.tables.blended(pairs, log_mean, gamma, shared=shared, previous=self.previous_normalizer)
-        if writes(self):
-            self.tables.update(pairs, log_mean, gamma)
+        shared = self.normalizer == "shared"
+        log_u = self.log_normalizer(pairs, log_mean, shared=shared, previous=self.previous_normalizer)
         return surrogate_loss(log_mean, log_u, self.temperature) - attraction(pairs)

@@ -322,8 +322,8 @@ def test_the_temperatures_are_looked_at_every_hundred_steps_and_later_every_thou
             looked.append(self.steps)
             return super().values
 
-    given = {"bounds": (0.05, 1.0), "rate": 0.1, "update": "momentum", "clip": None, "two_way": False}
-    temperatures = Watched(8, 0.5, state_on="device", **given)
+    given = {"bounds": (0.05, 1.0), "rate": 0.1, "update": "momentum", "clip": None}
+    temperatures = Watched(ISogCLRLoss(8).tables, 0.5, **given)
     for _ in range(3000):
         temperatures._warn_at_bounds()
     assert looked == [*range(100, 1000, 100), 1000, 2000, 3000]
