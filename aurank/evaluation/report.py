@@ -16,11 +16,11 @@ import numpy as np
 from jaxtyping import Float64, Shaped
 
 from aurank.errors import UserError, first_line
-from aurank.evaluation._report_check import check_content
+from aurank.evaluation._saved import check_report, read_saved
 from aurank.evaluation.aggregate import MACRO, Classes, mean
 from aurank.evaluation.bootstrap import Intervals, Resampling, Units, resampled_means
 from aurank.evaluation.curves import Curve, random_order_ap
-from aurank.files import replacing, require_ordinary, write_text
+from aurank.files import replacing, write_text
 from aurank.names import meant, nearest
 
 _LIBRARIES = ("aurank", "numpy", "torch", "timm", "numba", "faiss-cpu", "faiss-gpu")
@@ -211,22 +211,10 @@ class Report:
     @classmethod
     def load(cls, path: Path | str) -> "Report":
         """Return the report that `save` wrote, digit for digit; UserError if the file is missing or something else."""
-        require_ordinary(Path(path))
+        again = {"writer": "Report.save or `aurank evaluate`", "remedy": "evaluate again"}
+        content = read_saved(Path(path), "report", named=FORMAT, versions=(1, VERSION), **again)
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"cannot read the report {path}: {error.strerror}") from error
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} is not a report, or is cut short: {first_line(error)}") from error
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise UserError(f"{path} is not a report: expected a file that Report.save or `aurank evaluate` wrote")
-        if content.get("version") not in (1, VERSION):
-            raise UserError(
-                f"{path} is a report of version {content.get('version')}, and this aurank reads versions 1 and "
-                f"{VERSION}: update aurank, or evaluate again"
-            )
-        try:
-            check_content(content)
+            check_report(content)
             return _from_json(content)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else first_line(error)

@@ -7,7 +7,6 @@ index is measured by its own lists, in which a positive that is not listed was n
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -106,45 +105,26 @@ def approximate_report(
     depth = min(max(recall_at) if depth is None else depth, len(gallery))
     if depth < min(max(recall_at), len(gallery)):
         raise UserError(f"depth {depth} is too short for recall@{max(recall_at)}: give at least {max(recall_at)}")
-    before = time.perf_counter()
+    before, measured = time.perf_counter(), {}
     if isinstance(index, str):
         index = Index.build(gallery, index, distance=distance, device=device, seed=seed)
-        measured = {"build_seconds": time.perf_counter() - before}
-    else:
-        _check_index(index, problem, distance)
-        measured = {}
-    seconds: list[float] = []
-    found = _list_metrics(problem, index, depth, recall_at, ties=ties, seconds=seconds, progress=progress)
-    measured |= {
-        "search_seconds": sum(seconds),
-        "queries_per_second": len(problem.embeddings) / max(sum(seconds), 1e-9),
-    }
-    if not index.gpus:
-        measured["threads"] = float(faiss_library().omp_get_max_threads())
-    recall, queries = neighbour_recall(problem, index, recall_at, seed=seed)
-    return Approximation(
-        index=index.factory,
-        place=index.place,
-        depth=depth,
-        metrics=found,
-        exact={
-            "mauprc": mean(metrics.average_precision(ranks, ties=ties)),
-            **{f"recall@{k}": mean(metrics.recall_at(ranks, k)) for k in recall_at},
-        },
-        neighbour_recall=recall,
-        neighbour_queries=queries,
-        measured=measured,
-    )
-
-
-def _check_index(index: Index, problem: RetrievalProblem, distance: str) -> None:
-    expected: tuple[Any, ...] = (len(problem.target), int(problem.target.shape[1]), distance)
-    given = (len(index), index.dim, index.distance)
-    if given != expected:
+        measured["build_seconds"] = time.perf_counter() - before
+    given, shape = (len(index), index.dim, index.distance), tuple(gallery.shape)
+    if given != (*shape, distance):
         raise UserError(
             f"the index holds {given[0]} rows of width {given[1]} for the distance {given[2]}, and the gallery is "
-            f"{expected[0]} rows of width {expected[1]} under {expected[2]}: build the index from this gallery"
+            f"{shape[0]} rows of width {shape[1]} under {distance}: build the index from this gallery"
         )
+    seconds: list[float] = []
+    found = _list_metrics(problem, index, depth, recall_at, ties=ties, seconds=seconds, progress=progress)
+    measured["search_seconds"] = sum(seconds)
+    measured["queries_per_second"] = len(problem.embeddings) / max(sum(seconds), 1e-9)
+    if not index.gpus:
+        measured["threads"] = float(faiss_library().omp_get_max_threads())
+    exact = {"mauprc": mean(metrics.average_precision(ranks, ties=ties))}
+    exact |= {f"recall@{k}": mean(metrics.recall_at(ranks, k)) for k in recall_at}
+    recall, queries = neighbour_recall(problem, index, recall_at, seed=seed)
+    return Approximation(index.factory, index.place, depth, found, exact, recall, queries, measured)
 
 
 def _list_metrics(

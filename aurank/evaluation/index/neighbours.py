@@ -20,17 +20,7 @@ from aurank.evaluation.engine.inputs import Embeddings, ProgressCallback, byte_c
 from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.index import faiss_bridge
 from aurank.evaluation.index._saved_index import read_index, write_index
-from aurank.evaluation.index.faiss_bridge import (
-    blocks,
-    check_factory,
-    check_rows,
-    choose_gpus,
-    faiss_library,
-    faiss_says,
-    load_rows,
-    row_blocks,
-    set_parameters,
-)
+from aurank.evaluation.index.faiss_bridge import blocks, faiss_library, faiss_says, load_rows, row_blocks
 
 GPU_LONGEST_LIST = 2048  # faiss on a GPU finds no more neighbours than this
 LIST_BLOCK = 2**21  # neighbours found at a time
@@ -99,15 +89,15 @@ class Index:
             raise UserError(f"dim must be 1 or more, got {dim}")
         if distance not in DISTANCES:
             raise UserError(f"distance must be one of {', '.join(DISTANCES)}; got {distance!r}")
-        check_factory(factory)
+        faiss_bridge.check_factory(factory)
         self.dim, self.factory, self.distance = dim, factory, distance
         kind, _, parameters = (part.strip() for part in factory.partition(";"))
         metric = faiss.METRIC_L2 if distance == "euclidean" else faiss.METRIC_INNER_PRODUCT
         with faiss_says(f"the index {factory!r} cannot be made for {dim} dimensions and the distance {distance}"):
             self.host = faiss.index_factory(dim, kind, metric)
             if parameters:
-                set_parameters(self.host, parameters)
-        self.gpus = choose_gpus(device, self.host, factory)
+                faiss_bridge.set_parameters(self.host, parameters)
+        self.gpus = faiss_bridge.choose_gpus(device, self.host, factory)
         if float16 and not self.gpus:
             raise UserError('float16 is for indexes on a GPU; on the CPU write "SQfp16" in place of "Flat"')
         self.float16, self.temporary_bytes = float16, byte_count(temporary_memory)
@@ -145,9 +135,7 @@ class Index:
     @property
     def place(self) -> str:
         """Where it searches, in words: "CPU", "GPU 0", "GPUs 0, 1"."""
-        if not self.gpus:
-            return "CPU"
-        return f"GPU{'s' if len(self.gpus) > 1 else ''} {', '.join(map(str, self.gpus))}"
+        return f"GPU{'s' if len(self.gpus) > 1 else ''} {', '.join(map(str, self.gpus))}" if self.gpus else "CPU"
 
     def train(self, embeddings: Embeddings, *, rows: int | None = None, seed: int = 0) -> None:
         """Learn lists and codes from a random sample of `rows` rows; the same seed takes the same sample.
@@ -209,7 +197,7 @@ class Index:
             parts.append((part.row, part.similarity, part.found))
             if progress is not None:
                 progress(rows.stop, len(queries))
-        return Neighbours(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        return Neighbours(*map(np.concatenate, zip(*parts, strict=True)))
 
     def search_batches(
         self,
@@ -222,7 +210,10 @@ class Index:
         """Yield what `search` finds, some queries at a time; `seconds` collects the time that each search took."""
         depth = self._depth(queries, k, leave_out)
         width = min(k, len(self) - (leave_out is not None and bool((leave_out >= 0).all())))
-        engine = self._engine()
+        if self.gpus and self._copy is None:
+            with faiss_says(f"the index {self.factory!r} cannot be moved to {self.place}"):
+                self._copy = self._to_gpus(self.host)
+        engine = self._copy if self.gpus else self.host
         for rows in blocks(len(queries), max(1, min(faiss_bridge.BLOCK // self.dim, LIST_BLOCK // depth))):
             block = load_rows(queries, rows, self.distance)
             before = time.perf_counter()
@@ -236,14 +227,9 @@ class Index:
                 row, similarity = _without(row, similarity, leave_out[rows])
             row, similarity = row[:, :width], similarity[:, :width]
             missing = row < 0  # faiss pads with -1, which would silently name the last row
-            yield (
-                rows,
-                Neighbours(
-                    row=np.where(missing, len(self), row).astype(np.int64),
-                    similarity=np.where(missing, np.float32(-np.inf), similarity).astype(np.float32),
-                    found=np.asarray((~missing).sum(axis=1), dtype=np.int64),
-                ),
-            )
+            row = np.where(missing, len(self), row).astype(np.int64)
+            similarity = np.where(missing, np.float32(-np.inf), similarity).astype(np.float32)
+            yield rows, Neighbours(row, similarity, np.asarray((~missing).sum(axis=1), dtype=np.int64))
 
     def save(self, path: Path | str) -> None:
         """Write faiss's own file to `path`, and what `load` checks it by to `path` with ".json" behind.
@@ -267,7 +253,7 @@ class Index:
                 f"the {side} embeddings have {embeddings.shape[1]} columns and the index has {self.dim}: "
                 "both must come from the same model"
             )
-        check_rows(embeddings, side=side, distance=self.distance)
+        faiss_bridge.check_rows(embeddings, side=side, distance=self.distance)
 
     def _depth(self, queries: Embeddings, k: int, leave_out: np.ndarray | None) -> int:
         """Return how many neighbours to ask faiss for."""
@@ -297,24 +283,14 @@ class Index:
             counts += [OPQ_CENTROIDS for step in steps if isinstance(step, faiss.OPQMatrix)]
         return int(max(counts))
 
-    def _engine(self) -> Any:
-        if not self.gpus:
-            return self.host
-        if self._copy is None:
-            with faiss_says(f"the index {self.factory!r} cannot be moved to {self.place}"):
-                self._copy = self._to_gpus(self.host)
-        return self._copy
-
     def _to_gpus(self, index: Any) -> Any:
         faiss = faiss_library()
         if not self._resources:  # kept: the copies on the GPU live only as long as these
-            for _ in self.gpus:
-                resource = faiss.StandardGpuResources()
+            self._resources = [faiss.StandardGpuResources() for _ in self.gpus]
+            for resource in self._resources:
                 resource.setTempMemory(self.temporary_bytes)
-                self._resources.append(resource)
         options = faiss.GpuMultipleClonerOptions()
-        options.shard = True
-        options.useFloat16 = self.float16
+        options.shard, options.useFloat16 = True, self.float16
         return faiss.index_cpu_to_gpu_multiple_py(self._resources, index, options, self.gpus)
 
 

@@ -1,8 +1,9 @@
 """The linear probe: how well a linear classifier on frozen embeddings tells a class."""
 
+import itertools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -15,6 +16,8 @@ from aurank.evaluation.probes.splits import HELD_OUT, Draw, ProbeSplit, held_out
 
 STRENGTHS = tuple(10.0**power for power in range(1, -6, -1))
 MOST_STEPS = 1000
+Features: TypeAlias = Float64[np.ndarray, "row dim"]
+Classes: TypeAlias = Int64[np.ndarray, " row"]
 
 
 def linear_probe(
@@ -54,33 +57,39 @@ def linear_probe(
     if test is not None and seeds is not None and len(strengths) == 1:
         raise UserError(f"seeds {tuple(seeds)} have no use with test rows and a single strength: nothing is drawn then")
     ordered = sorted((float(strength) for strength in strengths), reverse=True)
-    total = len(split.draws) * _fits(ordered)
+    total = len(split.draws) * (1 if len(ordered) == 1 else len(ordered) + 1)
     found: list[dict[str, float]] = []
-    choices: list[_Choice] = []
-    unfinished = 0
-    for number, draw in enumerate(split.draws):
+    chosen: list[float] = []
+    at_end, unfinished, steps = False, 0, itertools.count()
 
-        def fitted(count: int, before: int = number * _fits(ordered)) -> None:
-            if progress is not None:
-                progress(before + count, total)
+    def fitted() -> None:
+        if progress is not None:
+            progress(next(steps), total)
 
-        fitted(0)  # a fit may take minutes
-        tested = pick(embeddings if test is None else test, draw.test)
+    fitted()  # a fit may take minutes
+    for draw in split.draws:
         features, centre, scale = _standardised(pick(embeddings, draw.train))
-        choice = _choose(features, draw, ordered, split.num_classes, fitted)
-        model = _regression(split.num_classes)
-        unfinished += choice.stopped + _fit(model, features, draw.train_classes, choice.strength)
-        fitted(_fits(ordered))
-        found.append(top(_linear_ranks(model, tested, centre, scale, draw.test_classes)))
-        choices.append(choice)
+        trial, model, place = _Regression(split.num_classes), _Regression(split.num_classes), 0
+        if len(ordered) > 1:
+            place, is_end = _choose(trial, features, draw, ordered, fitted)
+            at_end |= is_end
+        chosen.append(ordered[place])
+        model.fit(features, draw.train_classes, ordered[place])
+        unfinished += trial.unfinished + model.unfinished
+        fitted()
+        tested, ranks = pick(embeddings if test is None else test, draw.test), []
+        for rows in blocks(len(tested), max(1, BLOCK // max(tested.shape[1], split.num_classes))):
+            piece = (load_rows(tested, rows, "euclidean") - centre) / scale
+            ranks.append(model.ranks(piece, draw.test_classes[rows]))
+        found.append(top(np.concatenate(ranks)))
     settings = {
-        "strength": [choice.strength for choice in choices],
+        "strength": chosen,
         "chosen_from": ordered,
         "held_out": HELD_OUT if len(ordered) > 1 else 0.0,
         "features": "standardised",
     }
     notes = []
-    if any(choice.at_end for choice in choices):
+    if at_end:
         notes.append("the strength chosen stands at an end of those offered: one beyond it may be better")
     if unfinished:
         notes.append(f"{unfinished} of {total} fits stopped after {MOST_STEPS} steps, before the gradient was small")
@@ -99,9 +108,7 @@ def check_linear_probe(split: ProbeSplit, *, strengths: Sequence[float] = STRENG
         )
 
 
-def _standardised(
-    train: Embeddings,
-) -> tuple[Float64[np.ndarray, "row dim"], Float64[np.ndarray, " dim"], Float64[np.ndarray, " dim"]]:
+def _standardised(train: Embeddings) -> tuple[Features, Float64[np.ndarray, " dim"], Float64[np.ndarray, " dim"]]:
     """Return the rows less each column's mean, divided by its deviation, and both; constant columns become 0."""
     features = np.empty(tuple(train.shape), dtype=np.float64)
     for rows in blocks(len(train), max(1, BLOCK // train.shape[1])):
@@ -115,81 +122,44 @@ def _standardised(
     return features, centre, scale
 
 
-def _fits(strengths: Sequence[float]) -> int:
-    return 1 if len(strengths) == 1 else len(strengths) + 1
+class _Regression:
+    """Multinomial logistic regression; each fit starts from the one before."""
 
+    def __init__(self, num_classes: int) -> None:
+        # Imported here: a second that no other evaluation needs.
+        from sklearn.linear_model import LogisticRegression
 
-class _Choice(NamedTuple):
-    strength: float
-    at_end: bool  # of those offered, where the next one inwards is worse
-    stopped: int  # fits that ran out of steps
+        # With many classes every entry of the gradient is small from the start, about 1 / classes.
+        tolerance = 1e-3 / num_classes
+        self.model = LogisticRegression(solver="lbfgs", warm_start=True, max_iter=MOST_STEPS, tol=tolerance)
+        self.unfinished = 0  # fits that ran out of steps
+
+    def fit(self, features: Features, classes: Classes, strength: float) -> None:
+        from sklearn.exceptions import ConvergenceWarning
+
+        self.model.set_params(C=1 / (strength * len(features)))  # scikit-learn's C multiplies the sum of the losses
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # the result's notes say it
+            self.model.fit(features, classes)
+        self.unfinished += int(np.max(self.model.n_iter_) >= MOST_STEPS)
+
+    def ranks(self, features: Features, own: Classes) -> Int64[np.ndarray, " row"]:
+        """Return the rank of each row's own class by score, from 1; classes that tie with it are ahead."""
+        scores = self.model.decision_function(features)
+        if scores.ndim == 1:  # of the second of two classes
+            scores = np.stack([-scores, scores], axis=1)
+        return np.asarray((scores >= scores[np.arange(len(own)), own][:, None]).sum(axis=1))
 
 
 def _choose(
-    features: Float64[np.ndarray, "row dim"],
-    draw: Draw,
-    strengths: Sequence[float],
-    num_classes: int,
-    fitted: Callable[[int], None],
-) -> _Choice:
-    """Return the strength with the best top-1 on rows held out, the strongest of equals."""
-    if len(strengths) == 1:
-        return _Choice(strengths[0], False, 0)
+    model: _Regression, features: Features, draw: Draw, strengths: Sequence[float], fitted: Callable[[], None]
+) -> tuple[int, bool]:
+    """Return which strength has the best top-1 on rows held out, the strongest of equals, and if one beyond may win."""
     aside = held_out(draw.train_classes, seed=draw.seed)
-    train, classes = features[~aside], draw.train_classes[~aside]
-    tested, right = features[aside], draw.train_classes[aside]
-    model = _regression(num_classes)  # each fit starts from the one before
-    accuracy, stopped = [], 0
-    for count, strength in enumerate(strengths, start=1):
-        stopped += _fit(model, train, classes, strength)
-        accuracy.append(top(_score_ranks(model, tested, right))["top1"])
-        fitted(count)
+    train, tested, accuracy = features[~aside], features[aside], []
+    for strength in strengths:
+        model.fit(train, draw.train_classes[~aside], strength)
+        accuracy.append(top(model.ranks(tested, draw.train_classes[aside]))["top1"])
+        fitted()
     best = int(np.argmax(accuracy))
-    at_end = best == len(strengths) - 1 or (best == 0 and accuracy[0] > accuracy[1])
-    return _Choice(strengths[best], at_end, stopped)
-
-
-def _regression(num_classes: int) -> Any:
-    # Imported here: a second that no other evaluation needs.
-    from sklearn.linear_model import LogisticRegression
-
-    # With many classes every entry of the gradient is small from the start, about 1 / classes.
-    return LogisticRegression(solver="lbfgs", warm_start=True, max_iter=MOST_STEPS, tol=1e-3 / num_classes)
-
-
-def _fit(
-    model: Any, features: Float64[np.ndarray, "row dim"], classes: Int64[np.ndarray, " row"], strength: float
-) -> int:
-    """Fit the model; return 1 where it ran out of steps, else 0."""
-    from sklearn.exceptions import ConvergenceWarning
-
-    model.set_params(C=1 / (strength * len(features)))  # scikit-learn's C multiplies the sum of the losses
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # the result's notes say it
-        model.fit(features, classes)
-    return int(np.max(model.n_iter_) >= MOST_STEPS)
-
-
-def _linear_ranks(
-    model: Any,
-    test: Embeddings,
-    centre: Float64[np.ndarray, " dim"],
-    scale: Float64[np.ndarray, " dim"],
-    own: Int64[np.ndarray, " query"],
-) -> Int64[np.ndarray, " query"]:
-    ranks = []
-    width = max(test.shape[1], len(model.classes_))
-    for rows in blocks(len(test), max(1, BLOCK // width)):
-        features = (load_rows(test, rows, "euclidean") - centre) / scale
-        ranks.append(_score_ranks(model, features, own[rows]))
-    return np.concatenate(ranks)
-
-
-def _score_ranks(
-    model: Any, features: Float64[np.ndarray, "query dim"], own: Int64[np.ndarray, " query"]
-) -> Int64[np.ndarray, " query"]:
-    """Return the rank of each query's own class by score, from 1; classes that tie with it are ahead."""
-    scores = model.decision_function(features)
-    if scores.ndim == 1:  # of the second of two classes
-        scores = np.stack([-scores, scores], axis=1)
-    return np.asarray((scores >= scores[np.arange(len(own)), own][:, None]).sum(axis=1))
+    return best, best == len(strengths) - 1 or (best == 0 and accuracy[0] > accuracy[1])

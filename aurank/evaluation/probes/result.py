@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,36 +10,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from aurank.errors import UserError, first_line
-from aurank.evaluation._report_check import is_count, is_number
+from aurank.errors import UserError
+from aurank.evaluation._saved import COUNT, FITS, NUMBER, NUMBERS, TEXT, holds, read_saved
 from aurank.evaluation.aggregate import mean
 from aurank.evaluation.probes.splits import ProbeSplit
-from aurank.files import require_ordinary, write_text
+from aurank.files import write_text
 
 FORMAT, VERSION = "aurank.probe", 1
 TOP = (1, 5)
-
-
-def _are_numbers(values: Any) -> bool:
-    return isinstance(values, dict) and bool(values) and all(map(is_number, values.values()))
-
-
-def _are_lists(values: Any) -> bool:
-    return isinstance(values, dict) and all(
-        isinstance(one, list) and all(map(is_number, one)) for one in values.values()
-    )
-
-
-# What each field of a saved result must be before it is used.
-_FITS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("protocol", "design"), lambda value: isinstance(value, str)),
-    **dict.fromkeys(("num_train", "num_test", "num_classes", "num_left_out"), is_count),
-    "metrics": _are_numbers,
-    "per_seed": _are_lists,
-    "seeds": lambda values: isinstance(values, list) and all(map(is_count, values)),
-    "settings": lambda value: isinstance(value, dict),
-    "notes": lambda values: isinstance(values, list) and all(isinstance(one, str) for one in values),
-}
 
 
 @dataclass(frozen=True)
@@ -110,29 +88,27 @@ class ProbeResult:
     @classmethod
     def load(cls, path: Path | str) -> "ProbeResult":
         """Return the result that `save` wrote; UserError if the file is missing or something else."""
-        require_ordinary(Path(path))
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"cannot read the probe's result {path}: {error.strerror}") from error
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} is not a probe's result, or is cut short: {first_line(error)}") from error
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise UserError(f"{path} is not a probe's result: expected a file that `aurank probe` wrote")
-        if content.get("version") != VERSION:
-            raise UserError(
-                f"{path} is of version {content.get('version')}, and this aurank reads {VERSION}: update aurank, or "
-                "probe again"
-            )
+        again = {"writer": "`aurank probe`", "remedy": "probe again"}
+        content = read_saved(Path(path), "probe's result", named=FORMAT, versions=(VERSION,), **again)
         lacking = [name for name in cls.__dataclass_fields__ if name not in content]
         if lacking:
             raise UserError(f"{path} is damaged, {lacking[0]!r} is missing: probe again")
-        if wrong := next((name for name, fits in _FITS.items() if not fits(content[name])), None):
+        saved = {name: content[name] for name in cls.__dataclass_fields__}
+        fits = {
+            **{name: FITS[TEXT](saved[name]) for name in ("protocol", "design")},
+            **{name: FITS[COUNT](saved[name]) for name in ("num_train", "num_test", "num_classes", "num_left_out")},
+            "metrics": bool(saved["metrics"]) and holds(dict, NUMBER, saved["metrics"]),
+            "per_seed": holds(dict, NUMBERS, saved["per_seed"]),
+            "seeds": holds(list, COUNT, saved["seeds"]),
+            "settings": isinstance(saved["settings"], dict),
+            "notes": holds(list, TEXT, saved["notes"]),
+        }
+        if wrong := next((name for name, right in fits.items() if not right), None):
             raise UserError(f"{path} is damaged, {wrong!r} is of another type: probe again")
-        lengths = {len(values) for values in content["per_seed"].values()}
-        if content["per_seed"].keys() != content["metrics"].keys() or lengths != {max(1, len(content["seeds"]))}:
+        lengths = {len(values) for values in saved["per_seed"].values()}
+        if saved["per_seed"].keys() != saved["metrics"].keys() or lengths != {max(1, len(saved["seeds"]))}:
             raise UserError(f"{path} is damaged, 'per_seed' fits neither 'metrics' nor 'seeds': probe again")
-        return cls(**{name: content[name] for name in cls.__dataclass_fields__})
+        return cls(**saved)
 
 
 def result_of(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -10,6 +11,7 @@ from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import Embeddings, Integers, check_matrix, integer_array, unique_ids
 from aurank.evaluation.index.faiss_bridge import check_rows, take
 
+Rows: TypeAlias = Int64[np.ndarray, " row"]
 HALVES_SEEDS = (0, 1, 2)
 HELD_OUT = 0.2  # part of each class's training rows that chooses a linear probe's regularisation
 
@@ -84,17 +86,17 @@ def split_rows(
     return split
 
 
-def pick(embeddings: Embeddings, rows: Int64[np.ndarray, " row"]) -> Embeddings:
+def pick(embeddings: Embeddings, rows: Rows) -> Embeddings:
     """Return these rows, copied only where they are not the whole side in order."""
     whole = len(rows) == len(embeddings) and bool((np.diff(rows) > 0).all())
     return embeddings if whole else take(embeddings, rows)
 
 
 def split_labels(
-    labels: Int64[np.ndarray, " row"],
+    labels: Rows,
     test_labels: Int64[np.ndarray, " test"] | None = None,
     *,
-    ids: Int64[np.ndarray, " row"] | None = None,
+    ids: Rows | None = None,
     seeds: Sequence[int] | None = None,
 ) -> ProbeSplit:
     """Return the split of rows with these labels; UserError where no probe is possible.
@@ -111,7 +113,7 @@ def split_labels(
     return _closed_set(labels, test_labels, order, (0,) if seeds is None else tuple(seeds))
 
 
-def held_out(classes: Int64[np.ndarray, " row"], *, seed: int) -> Bool[np.ndarray, " row"]:
+def held_out(classes: Rows, *, seed: int) -> Bool[np.ndarray, " row"]:
     """Mark the rows held out: a fifth of each class, rounded down but at least one, none of a class of one row."""
     counts = np.bincount(classes)
     number = np.where(counts > 1, np.maximum(1, np.floor(HELD_OUT * counts)), 0).astype(np.int64)
@@ -119,10 +121,7 @@ def held_out(classes: Int64[np.ndarray, " row"], *, seed: int) -> Bool[np.ndarra
 
 
 def _closed_set(
-    labels: Int64[np.ndarray, " row"],
-    test_labels: Int64[np.ndarray, " test"],
-    order: Int64[np.ndarray, " row"],
-    seeds: tuple[int, ...],
+    labels: Rows, test_labels: Int64[np.ndarray, " test"], order: Rows, seeds: tuple[int, ...]
 ) -> ProbeSplit:
     names, classes = np.unique(labels[order], return_inverse=True)
     if len(names) < 2:
@@ -133,19 +132,15 @@ def _closed_set(
             "no class of the test rows occurs among the training rows: leave the training rows out, so that one half "
             "of the test rows trains and the other tests"
         )
-    test = np.flatnonzero(seen)
+    test, left_out = np.flatnonzero(seen), int((~seen).sum())
     test_classes = np.searchsorted(names, test_labels[test])
-    notes = []
-    if not seen.all():
-        absent = len(np.unique(test_labels[~seen]))
-        notes.append(
-            f"left out: {(~seen).sum():,} of {len(seen):,} test rows, whose {_classes(absent)} no training row has"
-        )
+    absent = _classes(len(np.unique(test_labels[~seen])))
+    note = f"left out: {left_out:,} of {len(seen):,} test rows, whose {absent} no training row has"
     draws = tuple(Draw(seed, order, test, classes.reshape(-1), test_classes) for seed in seeds)
-    return ProbeSplit("closed set", draws, len(names), int((~seen).sum()), tuple(notes))
+    return ProbeSplit("closed set", draws, len(names), left_out, (note,) if left_out else ())
 
 
-def _halves(labels: Int64[np.ndarray, " row"], order: Int64[np.ndarray, " row"], seeds: tuple[int, ...]) -> ProbeSplit:
+def _halves(labels: Rows, order: Rows, seeds: tuple[int, ...]) -> ProbeSplit:
     _, every, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
     usable = counts > 1
     if usable.sum() < 2:
@@ -155,8 +150,7 @@ def _halves(labels: Int64[np.ndarray, " row"], order: Int64[np.ndarray, " row"],
         )
     kept = usable[every.reshape(-1)]
     rows, left_out = order[kept], int((~kept).sum())
-    _, classes = np.unique(labels[rows], return_inverse=True)
-    classes = classes.reshape(-1)
+    classes = np.unique(labels[rows], return_inverse=True)[1].reshape(-1)
     number = (np.bincount(classes) + 1) // 2
     draws = []
     for seed in seeds:
@@ -167,7 +161,7 @@ def _halves(labels: Int64[np.ndarray, " row"], order: Int64[np.ndarray, " row"],
 
 
 def _drawn(
-    classes: Int64[np.ndarray, " row"], number: Int64[np.ndarray, " class"], generator: np.random.Generator
+    classes: Rows, number: Int64[np.ndarray, " class"], generator: np.random.Generator
 ) -> Bool[np.ndarray, " row"]:
     """Mark `number` random rows of each class."""
     order = np.lexsort((generator.permutation(len(classes)), classes))

@@ -238,7 +238,7 @@ def test_a_result_is_saved_loaded_and_printed(tmp_path: Path) -> None:
     assert content["spread"] == result.spread
     for change, message in (
         ({"format": "other"}, "is not a probe's result"),
-        ({"version": 9}, "is of version 9"),
+        ({"version": 9}, "is a probe.s result of version 9"),
         ({"metrics": None}, "'metrics' is missing"),
         ({"num_train": "6"}, "'num_train' is of another type"),
         ({"metrics": {"top1": []}}, "'metrics' is of another type"),
