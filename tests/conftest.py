@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 
+import hypothesis  # noqa: F401 - it looks for its generators among objects that are not frozen
 import pytest
 from jaxtyping import install_import_hook
 
