@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
@@ -31,7 +31,7 @@ _EMPTY = inspect.Parameter.empty
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 # The values that a tree can hold, before and after they are made what an annotation asks for.
-_HELD = (bool, int, float, str, list, tuple, dict, set, frozenset, enum.Enum, PurePath)
+_HELD = (bool, int, float, str, list, tuple, dict, set, frozenset, enum.Enum, PurePath, type(None))
 
 
 @dataclass(frozen=True)
@@ -69,44 +69,40 @@ def signature(factory: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter]
     """
     ancestors = factory.__mro__[:-1] if inspect.isclass(factory) else ()
     constructors = [vars(ancestor)["__init__"] for ancestor in ancestors if "__init__" in vars(ancestor)]
-    if not constructors:
-        return _named(factory)
     found: dict[str, inspect.Parameter] = {}
-    for constructor in constructors:
-        named, more = _named(constructor, skip=1)
-        found |= {name: parameter for name, parameter in named.items() if name not in found}
-        if not more:
+    for function in constructors or [factory]:
+        parameters = _parameters(function)
+        if parameters is None:
+            return found, True
+        for parameter in parameters[1 if constructors else 0 :]:
+            if parameter.kind in _BY_NAME:
+                found.setdefault(parameter.name, parameter)
+        if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
             return found, False
     return found, True
 
 
-def _named(function: Callable[..., Any], skip: int = 0) -> tuple[dict[str, inspect.Parameter], bool]:
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
     # An annotation that names what is not imported is left as text; a builtin has no signature at all.
     for evaluate in (True, False):
         with contextlib.suppress(Exception):
-            parameters = list(inspect.signature(function, eval_str=evaluate).parameters.values())[skip:]
-            more = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
-            return {parameter.name: parameter for parameter in parameters if parameter.kind in _BY_NAME}, more
-    return {}, True
+            return list(inspect.signature(function, eval_str=evaluate).parameters.values())
+    return None
 
 
 def check_component(
     section: KeyPath, node: Mapping[str, Any], choices: Choices, problems: Problems, *, known: Sequence[KeyPath]
 ) -> dict[str, Any]:
-    """Return the arguments in ``node`` as the constructor's annotations want them (tuples for lists, …).
+    """Return the ``params`` of ``node`` as the constructor's annotations want them (tuples for lists, …).
 
-    Args:
-        section: path of the component.
-        node: its ``name`` and ``params``.
-        choices: the table that it is chosen from.
-        problems: receives every mistake: the name, names and types of arguments, missing ones, impossible values.
-        known: every key that there is, for "did you mean".
+    ``problems`` receives every mistake: the name, names and types of arguments, missing ones, impossible values.
+    ``known`` is every key that there is, for "did you mean".
     """
     name, params = node.get("name"), node.get("params") or {}
     if not isinstance(name, str) or not isinstance(params, dict):
         return {}
     if name not in choices.table:
-        problems.add((*section, "name"), wrong_value(name, one_of(choices.table), list(choices.table)))
+        problems.add((*section, "name"), wrong_value(name, one_of(choices.table), choices.table))
         return {}
     factory, where = choices.table[name], (*section, "params")
     named, more = signature(factory)
@@ -127,14 +123,14 @@ def check_component(
     required = [key for key in named if named[key].default is _EMPTY and key not in choices.filled]
     for key in required:
         if key not in params:
-            expected = expectation(named[key].annotation)[0]
+            expected, _ = expectation(named[key].annotation)
             problems.add((*where, key), f"missing, expected {expected}: '{name}' needs it")
     is_tried = bool(params) or name not in choices.proven
     if choices.trial is not None and is_tried and not problems.within(where):
         offered = {key: value for key, value in choices.trial.items() if key in named}
-        for blamed, text in _impossible(partial(factory, **offered), values, required):
-            came = "these values" if blamed is None else show(params[blamed])
-            problems.add(where if blamed is None else (*where, blamed), f"got {came}, refused by '{name}': {text}")
+        for blamed, text in _refusals(partial(factory, **offered), values, required).items():
+            came = show(params[blamed]) if blamed else "these values"
+            problems.add((*where, blamed) if blamed else where, f"got {came}, refused by '{name}': {text}")
     return values
 
 
@@ -155,6 +151,7 @@ def fit(value: Any, annotation: Any) -> tuple[Any, str | None]:
         return value, None
     try:
         result = adapter.validate_json(json.dumps(value))
+        return (result if isinstance(result, _HELD) else value), None
     except ValidationError as error:
         if any(item["type"] == "needs_python_object" for item in error.errors()):
             with contextlib.suppress(ValidationError):
@@ -164,7 +161,6 @@ def fit(value: Any, annotation: Any) -> tuple[Any, str | None]:
     # A validator of the annotation's own failed in its own way: not for this place to judge.
     except Exception:
         return value, None
-    return (result if result is None or isinstance(result, _HELD) else value), None
 
 
 def _adapter(annotation: Any) -> Any:
@@ -202,17 +198,18 @@ def _words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
     if "$ref" in schema:
         return _words(definitions[schema["$ref"].rsplit("/", 1)[-1]], definitions)
     if "anyOf" in schema:
-        branches = list(filter(None, (_words(branch, definitions) for branch in schema["anyOf"])))
-        wider = [branch for branch in branches if branch != "a whole number" or "a number" not in branches]
-        return " or ".join(dict.fromkeys(wider))
+        branches = dict.fromkeys(_words(branch, definitions) for branch in schema["anyOf"])
+        if "a number" in branches:
+            branches.pop("a whole number", None)
+        return " or ".join(filter(None, branches))
     if "enum" in schema:
-        return one_of(str(option) for option in schema["enum"])
+        return one_of(map(str, schema["enum"]))
     if "const" in schema:
         return show(schema["const"])
-    kind = schema.get("type")
     if "prefixItems" in schema:
         items = [_words(item, definitions) or "anything" for item in schema["prefixItems"]]
         return f"a list of {len(items)}: {', '.join(items)}"
+    kind = schema.get("type")
     if kind == "array":
         item = _words(schema.get("items", {}), definitions)
         return f"a list{' of at least one' if schema.get('minItems') else ''}{item and f', each {item}'}"
@@ -236,10 +233,8 @@ def _options(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> list[
     return [*schema.get("enum", ()), *(option for part in parts for option in _options(part, definitions))]
 
 
-def _impossible(
-    build: Callable[..., Any], values: Mapping[str, Any], required: Sequence[str]
-) -> Iterator[tuple[str | None, str]]:
-    """Yield (argument, message) of each value that the constructor refuses; None where no argument can be blamed."""
+def _refusals(build: Callable[..., Any], values: Mapping[str, Any], required: Sequence[str]) -> dict[str | None, str]:
+    """Return the message on each value that the constructor refuses; under None where no argument can be blamed."""
 
     def attempt(keys: Iterable[str]) -> str | None:
         try:
@@ -253,9 +248,9 @@ def _impossible(
         return None
 
     if (refusal := attempt(values)) is None:
-        return
+        return {}
     # Each value alone, so that all that are impossible are told at once.
-    alone = {key: attempt({*required, key}) for key in values if key not in required} if not attempt(required) else {}
-    found = {key: text for key, text in alone.items() if text is not None}
+    optional = [] if attempt(required) else [key for key in values if key not in required]
+    found: dict[str | None, str] = {key: text for key in optional if (text := attempt([*required, key])) is not None}
     blamed = next((key for key in values if re.search(rf"\b{re.escape(key)}\b", refusal)), None)
-    yield from found.items() or [(blamed, refusal)]
+    return found or {blamed: refusal}

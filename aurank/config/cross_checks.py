@@ -1,7 +1,7 @@
 """Keys of a configuration that are right alone but not together."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 Look = Callable[[str], Any]
 """Returns the value at a dotted path, or None where there is none that can be judged."""
@@ -28,31 +28,26 @@ def lookup(tree: Any, keys: Sequence[str | int]) -> Any:
 
 def contradictions(look: Look) -> Found:
     """Yield keys that are right alone but not together, each with a message."""
-    for check in (_steps, _batch, _channels, _views, _crops, _texts):
+    for check in (_steps, _batch, _images, _texts):
         yield from check(look)
 
 
-def one_way_loss(look: Look, two_way: Callable[[], Mapping[str, bool]]) -> Found:
-    """Yield the name of a loss that cannot take texts beside images; ``two_way`` tells of each loss whether it can."""
-    if look("model.text") is not None:
-        can, name = two_way(), look("loss.name")
-        if not can.get(name, True):
-            others = ", ".join(other for other in can if can[other])
-            yield "loss.name", f"got {name!r}, which compares images alone; with model.text take one of {others}"
+def one_way_loss(name: Any, two_way: Mapping[str, bool]) -> Found:
+    """Yield the name of a loss that cannot take texts beside images; ``two_way`` says of each loss whether it can."""
+    if not two_way.get(name, True):
+        others = ", ".join(other for other in two_way if two_way[other])
+        yield "loss.name", f"got {name!r}, which compares images alone; with model.text take one of {others}"
 
 
 def _steps(look: Look) -> Found:
     """Yield what comes after the last step."""
-    if (steps := _number(look("train.steps"))) is None:
+    if (steps := look("train.steps")) is None:
         return
-    for path, remedy in (
-        ("optim.warmup_steps", steps // 10),
-        ("optim.schedule.params.milestones", []),
-        ("memory.start_at", 0),
-    ):
+    milestones = "optim.schedule.params.milestones"
+    for path, remedy in (("optim.warmup_steps", steps // 10), (milestones, []), ("memory.start_at", 0)):
         value = look(path)
         listed = isinstance(value, (list, tuple))
-        late = [step for step in map(_number, value if listed else [value]) if step is not None and step >= steps]
+        late = [step for step in (value if listed else [value]) if _is_whole(step) and step >= steps]
         if late:
             better = [step for step in value if step not in late] if listed else remedy
             expected = f"expected {'steps less' if listed else 'less'} than train.steps = {steps}"
@@ -60,35 +55,19 @@ def _steps(look: Look) -> Found:
 
 
 def _batch(look: Look) -> Found:
-    """Yield a batch that does not hold whole classes."""
-    params = look("sampler.params")
-    default = PER_CLASS if look("sampler.name") in ("pk", "hard_negative") else None
-    batch = _number(look("sampler.batch"))
-    per_class = _number(params.get("per_class", default)) if isinstance(params, Mapping) else None
-    if batch is None or per_class is None or per_class <= 0:
-        return
-    below = batch - batch % per_class
-    if batch < 2 * per_class:
-        least = f"at least 2 * sampler.params.per_class = {2 * per_class}: two classes in a batch"
-        yield "sampler.batch", f"got {batch}, expected {least}"
-    elif below < batch:
-        near = f"such as {below} or {below + per_class}"
-        yield "sampler.batch", f"got {batch}, expected a multiple of sampler.params.per_class = {per_class}, {near}"
-
-
-def _channels(look: Look) -> Found:
-    """Yield what has not one value for each channel of an image."""
-    channels = _number(look("data.channels"))
-    for path in ("data.normalise.mean", "data.normalise.std"):
-        values = look(path)
-        if channels is not None and isinstance(values, (list, tuple)) and len(values) != channels:
-            yield path, f"got {len(values)} values, expected one for each of data.channels = {channels}"
-
-
-def _views(look: Look) -> Found:
-    """Yield what does not fit the number of images that the encoder sees, or labels of images in place of classes."""
-    batch, views = _number(look("sampler.batch")), _number(look("data.views"))
-    micro_batch, memory_size = _number(look("train.micro_batch")), _number(look("memory.size"))
+    """Yield a batch that does not hold whole classes, and what does not fit the images that the encoder sees."""
+    batch, params, sampler = look("sampler.batch"), look("sampler.params"), look("sampler.name")
+    draws_classes = sampler in ("pk", "hard_negative")
+    per_class = None if params is None else params.get("per_class", PER_CLASS if draws_classes else None)
+    if batch is not None and _is_whole(per_class) and per_class > 0:
+        below = batch - batch % per_class
+        if batch < 2 * per_class:
+            least = f"at least 2 * sampler.params.per_class = {2 * per_class}: two classes in a batch"
+            yield "sampler.batch", f"got {batch}, expected {least}"
+        elif below < batch:
+            near = f"such as {below} or {below + per_class}"
+            yield "sampler.batch", f"got {batch}, expected a multiple of sampler.params.per_class = {per_class}, {near}"
+    views, micro_batch, memory_size = look("data.views"), look("train.micro_batch"), look("memory.size")
     if batch is not None and views is not None:
         seen = f"sampler.batch = {batch}" if views == 1 else f"sampler.batch * data.views = {batch * views}"
         if micro_batch is not None and micro_batch > batch * views:
@@ -96,7 +75,7 @@ def _views(look: Look) -> Found:
         if memory_size is not None and memory_size <= batch * views:
             yield "memory.size", f"got {memory_size}, expected more than {seen}: a batch is part of the memory"
     if look("data.train_labels") == "image":
-        if (sampler := look("sampler.name")) in ("pk", "hard_negative"):
+        if draws_classes:
             text = f"got '{sampler}', which draws images of one class, but data.train_labels=image gives each a label "
             yield "sampler.name", text + "of its own; set sampler.name=shuffled"
         if views == 1:
@@ -104,16 +83,18 @@ def _views(look: Look) -> Found:
             yield "data.views", text
 
 
-def _crops(look: Look) -> Found:
-    """Yield small crops of the transform "multi_crop" that are larger than its large ones."""
-    path = "data.train_transform.params"
-    params, size, views = look(path), _number(look("data.image_size")), _number(look("data.views"))
-    if look("data.train_transform.name") != "multi_crop" or not isinstance(params, Mapping):
+def _images(look: Look) -> Found:
+    """Yield values that are not one for each channel, and small crops that are larger than the large ones."""
+    channels = look("data.channels")
+    for path in ("data.normalise.mean", "data.normalise.std"):
+        values = look(path)
+        if channels is not None and values is not None and len(values) != channels:
+            yield path, f"got {len(values)} values, expected one for each of data.channels = {channels}"
+    size, views, path = look("data.image_size"), look("data.views"), "data.train_transform.params"
+    if look("data.train_transform.name") != "multi_crop" or None in (size, views, look(path)):
         return
-    local_size, global_views = (_number(params.get(key, default)) for key, default in CROPS.items())
-    if size is None or views is None or local_size is None or global_views is None:
-        return
-    if views > global_views and local_size > size:
+    local_size, global_views = (look(path).get(key, default) for key, default in CROPS.items())
+    if _is_whole(local_size) and _is_whole(global_views) and views > global_views and local_size > size:
         # In the proportion of 96 to 224, as the defaults are.
         remedy = f"set {path}.local_size={max(1, round(size * 96 / 224))}"
         expected = f"at most data.image_size = {size}, the side of the large crops"
@@ -127,8 +108,7 @@ def _texts(look: Look) -> Found:
             yield "loss.params.two_way", "got true, expected false: the other side is of texts, which need model.text"
         return
     reason = "with model.text, images and texts are compared"
-    views = _number(look("data.views"))
-    if views is not None and views > 1:
+    if (views := look("data.views")) is not None and views > 1:
         yield "data.views", f"got {views}, expected 1: {reason}, and no views"
     if look("data.train_labels") == "image":
         yield "data.train_labels", f"got 'image', expected 'class': {reason}, and texts may recur"
@@ -138,17 +118,15 @@ def _texts(look: Look) -> Found:
         yield "model.discard_head", f"got true, expected false: {reason} by their projections"
     if look("loss.params.two_way") is False:
         yield "loss.params.two_way", f"got false, expected true: {reason} both ways; leave it out"
-    name = look("model.text.name")
-    if isinstance(name, str) and name != "transformer":
+    name, width, heads = look("model.text.name"), look("model.text.width"), look("model.text.heads")
+    if name not in (None, "transformer"):
         for key, default in TEXT_SIZES.items():
             if (value := look(f"model.text.{key}")) not in (None, default):
                 text = f"got {value}, but it is of name=transformer, and {name} brings its own; leave it out"
                 yield f"model.text.{key}", text
-    else:
-        width, heads = _number(look("model.text.width")), _number(look("model.text.heads"))
-        if width is not None and heads and width % heads:
-            yield "model.text.width", f"got {width}, expected a multiple of model.text.heads = {heads}"
+    elif width is not None and heads is not None and width % heads:
+        yield "model.text.width", f"got {width}, expected a multiple of model.text.heads = {heads}"
 
 
-def _number(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _is_whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -20,13 +20,16 @@ from aurank.errors import AurankWarning, UserError
 _SECTIONS = ("data", "sampler", "model", "loss", "optim", "train", "evaluate")
 _ABSENT = object()
 
+Complaints = Callable[[Look], Iterable[tuple[str, str]]]
+"""Given the value at any dotted path (None where it has a mistake), says what else is wrong: paths and texts."""
+
 
 def load_config(
     source: Path | str | dict[str, Any],
     overrides: Sequence[str] = (),
     *,
     choices: Mapping[str, Choices],
-    complaints: Callable[[Look], Iterable[tuple[str, str]]] | None = None,
+    complaints: Complaints = lambda _: (),
 ) -> Config:
     """Return the configuration in ``source`` with ``overrides``, every key and every component checked.
 
@@ -37,7 +40,7 @@ def load_config(
             warning that names them, and keeps those given by overrides.
         choices: the table of each component, by its dotted path (``"loss"``, ``"data.train_transform"``). A component
             whose path is absent is not checked. Arguments are returned as the constructor's annotations want them.
-        complaints: given the value at any dotted path (None where it has a mistake), what else is wrong: paths, texts.
+        complaints: further checks of keys against each other.
 
     Raises:
         ConfigError: lists every mistake, one line each.
@@ -50,7 +53,7 @@ def load_config(
         Traceback (most recent call last):
         aurank.config.messages.ConfigError: override 'optim.lrr=1': optim.lrr: unknown key ...
     """
-    config: Config = _load(source, overrides, choices, complaints, Config)
+    config: Config = _load(source, overrides, choices, Config, complaints)
     return config
 
 
@@ -63,7 +66,7 @@ def load_data_config(
         >>> load_data_config({"name": "any"}, ["data.workers=4"], choices={}).workers
         4
     """
-    config: DataSection = _load({"data": section}, overrides, choices, None, DataSection)
+    config: DataSection = _load({"data": section}, overrides, choices, DataSection)
     return config.data
 
 
@@ -71,8 +74,8 @@ def _load(
     source: Path | str | dict[str, Any],
     overrides: Sequence[str],
     choices: Mapping[str, Choices],
-    complaints: Callable[[Look], Iterable[tuple[str, str]]] | None,
     schema: type[Sections],
+    complaints: Complaints = lambda _: (),
 ) -> Any:
     name = None if isinstance(source, dict) else str(source)
     problems = Problems(name)
@@ -99,11 +102,10 @@ def _load(
     if config is None:
         # pydantic compares keys only once each is right alone; here what can be compared is compared at once.
         add(contradictions(look))
-    if "loss" in choices:
+    if "loss" in choices and look("model.text") is not None:
         losses = choices["loss"]
-        add(one_way_loss(look, lambda: {one: "two_way" in losses.arguments(one) for one in losses.table}))
-    if complaints is not None:
-        add(complaints(look))
+        add(one_way_loss(look("loss.name"), {one: "two_way" in losses.arguments(one) for one in losses.table}))
+    add(complaints(look))
     checked = {}
     for path, table in choices.items():
         section = tuple(path.split("."))
@@ -127,17 +129,15 @@ def _parse_overrides(overrides: Sequence[str], problems: Problems) -> list[tuple
         label = f"override {show(text)}"
         name, equals, value = text.partition("=")
         path = tuple(part.strip() for part in name.split("."))
-        if not equals or not all(path):
-            problems.add_line(label, f"{label}: expected key.path=value, for example optim.lr=1e-4")
-            continue
-        problems.origins = {other: origin for other, origin in problems.origins.items() if other[: len(path)] != path}
-        problems.origins[path] = label
         try:
+            if not equals or not all(path):
+                raise UserError(f"{label}: expected key.path=value, for example optim.lr=1e-4")
+            problems.origins = {key: origin for key, origin in problems.origins.items() if key[: len(path)] != path}
+            problems.origins[path] = label
             tree = parse_yaml(value, path, problems, lambda mark, label=label: label)  # type: ignore[misc]
+            found.append((path, plain_tree(tree, path, problems)))
         except UserError as error:
-            problems.add_line(label, str(error))
-            continue
-        found.append((path, plain_tree(tree, path, problems)))
+            problems.add((label,), str(error), bare=True)
     return [change for change in found if not problems.covers(change[0])]
 
 
@@ -155,9 +155,7 @@ def _apply_overrides(
     for path, value in names.items():
         component, section = ".".join(path), lookup(tree, path)
         before = section.get("name", DEFAULT_NAMES.get(component)) if isinstance(section, dict) else value
-        if before == value:
-            continue
-        params = section.pop("params", None)
+        params = section.pop("params", None) if before != value else None
         if isinstance(params, dict) and params:
             given = ", ".join(f"{key}={show(one)}" for key, one in params.items())
             of = f" of {before}" if before else ""
@@ -217,8 +215,7 @@ def _explain(item: ErrorDetails, choices: Mapping[str, Choices], known: Sequence
     if kind == "extra_forbidden":
         return unknown_key(path, value, known)
     keys = tuple(key for key in path if isinstance(key, str))
-    section = ".".join(keys[:-1])
-    key = known_keys().get(keys)
+    section, key = ".".join(keys[:-1]), known_keys().get(keys)
     expected, options = (item["msg"], []) if key is None else expectation(Annotated[key.annotation, key])
     if keys[-1:] == ("name",) and section in choices:
         expected, options = one_of(choices[section].table), list(choices[section].table)
@@ -253,15 +250,16 @@ def config_difference(first: Config, second: Config) -> list[str]:
         >>> config_difference(load_config(source, choices={}), load_config(source, ["seed=3"], choices={}))
         ['seed: 0 != 3']
     """
-    return _difference(first.model_dump(mode="json"), second.model_dump(mode="json"), ())
 
+    def differences(left: Any, right: Any, path: KeyPath) -> Iterable[str]:
+        if isinstance(left, dict) and isinstance(right, dict):
+            for key in dict.fromkeys([*left, *right]):
+                yield from differences(left.get(key, _ABSENT), right.get(key, _ABSENT), (*path, key))
+        elif left != right:
+            shown = ["(absent)" if value is _ABSENT else show(value) for value in (left, right)]
+            yield f"{dotted(path)}: {' != '.join(shown)}"
 
-def _difference(first: Any, second: Any, path: KeyPath) -> list[str]:
-    if isinstance(first, dict) and isinstance(second, dict):
-        pairs = {key: (first.get(key, _ABSENT), second.get(key, _ABSENT)) for key in [*first, *second]}
-        return [line for key, pair in pairs.items() for line in _difference(*pair, (*path, key))]
-    left, right = ("(absent)" if value is _ABSENT else show(value) for value in (first, second))
-    return [] if first == second else [f"{dotted(path)}: {left} != {right}"]
+    return list(differences(first.model_dump(mode="json"), second.model_dump(mode="json"), ()))
 
 
 def shipped_configs() -> dict[str, Path]:

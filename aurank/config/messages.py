@@ -45,8 +45,8 @@ class ConfigError(UserError):
     def __init__(self, errors: Sequence[str], source: str | None = None, *, count: int | None = None) -> None:
         super().__init__(errors, source)
         self.errors = list(errors)
-        self.count = len(errors) if count is None else count
         self.source = source
+        self.count = len(errors) if count is None else count
 
     def __str__(self) -> str:
         if len(self.errors) == 1:
@@ -57,10 +57,7 @@ class ConfigError(UserError):
 class Problems:
     """The mistakes found so far, at most one for a key: what follows from a mistake is not a second one.
 
-    Attributes:
-        origins: where the value at a path came from, as a mistake there is introduced.
-
-    Only the first hundred have a line.
+    ``origins`` holds where the value at a path came from. Only the first hundred mistakes have a line.
     """
 
     def __init__(self, source: str | None = None) -> None:
@@ -73,27 +70,21 @@ class Problems:
     def __len__(self) -> int:
         return len(self._paths)
 
-    def add(self, path: KeyPath, text: str | Callable[[], str]) -> None:
+    def add(self, path: KeyPath, text: str | Callable[[], str], *, bare: bool = False) -> None:
         """Record ``text`` under ``path`` unless the key, what holds it, or an item of it already has a mistake.
 
-        A text that takes long to build is given as a function, which is called only if the line is shown.
+        A text that takes long to build is given as a function, called only if the line is shown. A ``bare`` text is a
+        line of its own, without origin and key.
         """
         if self.covers(path):
             return
         self._paths.add(path)
-        self._holders.update(path[:length] for length in range(len(path) + 1))
-        self._lists.update(path[:length] for length, part in enumerate(path) if isinstance(part, int))
+        self._holders |= {path[:length] for length in range(len(path) + 1)}
+        self._lists |= {path[:length] for length, part in enumerate(path) if isinstance(part, int)}
         if len(self._paths) <= _MOST_LINES:
-            nearest_known = (path[:length] for length in range(len(path), -1, -1) if path[:length] in self.origins)
-            origin = self.origins.get(next(nearest_known, ()))
-            parts = [origin, dotted(path), one_line(text if isinstance(text, str) else text())]
-            self._lines.append(": ".join(part for part in parts if part is not None))
-
-    def add_line(self, label: str, line: str) -> None:
-        """Record a mistake that belongs to no key, under a label of its own."""
-        self._paths.add((label,))
-        if len(self._paths) <= _MOST_LINES:
-            self._lines.append(one_line(line))
+            origins = (self.origins.get(path[:length]) for length in range(len(path), -1, -1))
+            places = [] if bare else [next(filter(None, origins), None), dotted(path)]
+            self._lines.append(": ".join(filter(None, [*places, one_line(text if isinstance(text, str) else text())])))
 
     def covers(self, path: KeyPath) -> bool:
         """Return whether a mistake at ``path`` follows from one that is recorded."""
@@ -150,29 +141,26 @@ def one_of(options: Iterable[str]) -> str:
     return f"one of {', '.join(options)}"
 
 
-def suggest_keys(path: KeyPath, known: Sequence[KeyPath]) -> list[str]:
-    """Return the keys that ``path`` may mean: the same word elsewhere, or a like word near or far."""
-    word = str(path[-1])
-    elsewhere = [dotted(other) for other in known if other[-1] == word]
-    if elsewhere and len(elsewhere) <= 3:
-        return elsewhere
-    if word.lower() in _SYNONYMS:
-        return [_SYNONYMS[word.lower()]]
-    siblings = {str(other[-1]): other for other in known if other[:-1] == path[:-1]}
-    if near := nearest(word, siblings):
-        return [dotted(siblings[near[0]])]
-    others = {str(other[-1]): other for other in known if other[-1] not in ("name", "params")}
-    return [dotted(others[far]) for far in nearest(word, others, cutoff=0.75)]
-
-
 def unknown_key(path: KeyPath, value: Any, known: Sequence[KeyPath]) -> str:
-    """Return the message on a key that nothing reads."""
-    siblings = [str(other[-1]) for other in known if other[:-1] == path[:-1]]
-    expected = one_of(siblings) if siblings else "no key here"
-    return f"unknown key (got {show(value)}), expected {expected}{meant(suggest_keys(path, known))}"
+    """Return the message on a key that nothing reads, with those meant: the same word elsewhere, or a like word."""
+    word = str(path[-1])
+    siblings = {str(other[-1]): other for other in known if other[:-1] == path[:-1]}
+    others = {str(other[-1]): other for other in known if other[-1] not in ("name", "params")}
+    elsewhere = [dotted(other) for other in known if other[-1] == word]
+    if 0 < len(elsewhere) <= 3:
+        suggested = elsewhere
+    elif word.lower() in _SYNONYMS:
+        suggested = [_SYNONYMS[word.lower()]]
+    elif near := nearest(word, siblings):
+        suggested = [dotted(siblings[near[0]])]
+    else:
+        suggested = [dotted(others[far]) for far in nearest(word, others, cutoff=0.75)]
+    return (
+        f"unknown key (got {show(value)}), expected {one_of(siblings) if siblings else 'no key here'}{meant(suggested)}"
+    )
 
 
-def wrong_value(value: Any, expected: str, options: Sequence[Any] = ()) -> str:
+def wrong_value(value: Any, expected: str, options: Iterable[Any] = ()) -> str:
     """Return the message on a value that does not fit, with the nearest of ``options``; quoted numbers are named."""
     text = f"got {show(value)}, expected {expected}"
     if not isinstance(value, str):

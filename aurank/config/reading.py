@@ -4,28 +4,18 @@ Nothing in a file can run or look anything up: tags, anchors, aliases and ``${�
 Numbers and booleans are those of YAML 1.2: ``1e-4`` is a number, ``no`` and ``on`` are text.
 """
 
-import io
+import contextlib
+import json
 import math
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral, Real
 from pathlib import Path, PurePath
 from typing import Any, NoReturn
 
 from pydantic import BaseModel
-from ruamel.yaml import YAML
-from ruamel.yaml.emitter import Emitter
+from ruamel.yaml import YAML, events
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import (
-    AliasEvent,
-    MappingEndEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-    SequenceStartEvent,
-    StreamEndEvent,
-)
-from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.resolver import implicit_resolvers
 
 from aurank.config.messages import ConfigError, KeyPath, Problems, one_line, show
@@ -35,23 +25,21 @@ from aurank.names import meant, nearest
 Tree = dict[str, Any]
 
 _DEEPEST = 32
-_DROPPED = object()
 
-_NULL = re.compile(r"~|null|Null|NULL|")
-_BOOLEAN = re.compile(r"true|True|TRUE|false|False|FALSE")
+_WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
 # No leading zero: 007 is a name. At most 40 digits: Python refuses to read thousands of them.
 _INTEGER = re.compile(r"[-+]?(?:0|[1-9](?:_?[0-9]){0,40})")
 _FLOAT = re.compile(
     r"[-+]?(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)"
 )
+# Text without quotes, where it is no number and no word of YAML.
+_PLAIN = re.compile(r"[\w./\\(][\w./\\()+=@-]*(?:[ :][\w./\\()+=@-]+)*")
 
 
 def _scalar(text: str) -> Any:
     """Return the value of a scalar without quotes."""
-    if _NULL.fullmatch(text):
-        return None
-    if _BOOLEAN.fullmatch(text):
-        return text.lower() == "true"
+    if text.lower() in _WORDS and text in (text.lower(), text.title(), text.upper()):
+        return _WORDS[text.lower()]
     if _INTEGER.fullmatch(text):
         return int(text)
     # YAML writes ".inf" and ".nan", Python "inf" and "nan"; both are refused later, by their key.
@@ -68,40 +56,36 @@ class _Reader:
 
     def document(self, path: KeyPath) -> Any:
         next(self.events)  # the start of the stream
-        if isinstance(next(self.events), StreamEndEvent):
+        if isinstance(next(self.events), events.StreamEndEvent):
             return None
         value = self.value(next(self.events), path)
         next(self.events)  # the end of the document
-        if not isinstance(event := next(self.events), StreamEndEvent):
+        if not isinstance(event := next(self.events), events.StreamEndEvent):
             self.refuse("a second document begins here; keep one", event)
         return value
 
     def value(self, event: Any, path: KeyPath) -> Any:
-        if isinstance(event, AliasEvent) or event.anchor is not None:
+        if isinstance(event, events.AliasEvent) or event.anchor is not None:
             self.refuse("anchors and aliases (&name, *name) are refused; write the value out", event)
         if event.tag is not None:
             self.refuse(f"the tag {show(event.tag)} is refused; write plain text, numbers, lists and mappings", event)
-        if isinstance(event, ScalarEvent):
+        if isinstance(event, events.ScalarEvent):
             return _scalar(event.value) if event.implicit[0] else event.value
         if len(path) >= _DEEPEST:
             self.refuse(f"nested more than {_DEEPEST} deep", event)
-        return self.items(path) if isinstance(event, SequenceStartEvent) else self.mapping(path)
-
-    def items(self, path: KeyPath) -> list[Any]:
-        found: list[Any] = []
-        while not isinstance(event := next(self.events), SequenceEndEvent):
-            place = (*path, len(found))
-            self.problems.origins[place] = self.where(event.start_mark)
-            found.append(self.value(event, place))
-        return found
+        if isinstance(event, events.MappingStartEvent):
+            return self.mapping(path)
+        items: list[Any] = []
+        while not isinstance(item := next(self.events), events.SequenceEndEvent):
+            items.append(self.value(item, self.placed(item, (*path, len(items)))))
+        return items
 
     def mapping(self, path: KeyPath) -> Tree:
         found: Tree = {}
         lines: dict[str, int] = {}
-        while not isinstance(event := next(self.events), MappingEndEvent):
+        while not isinstance(event := next(self.events), events.MappingEndEvent):
             key = self.value(event, (*path, "?"))
-            place = (*path, str(key))
-            self.problems.origins[place] = self.where(event.start_mark)
+            place = self.placed(event, (*path, str(key)))
             if not isinstance(key, str):
                 self.problems.add(place, f"a key must be text, got {show(key)}; quote it")
             elif key in lines:
@@ -111,6 +95,11 @@ class _Reader:
                 found.setdefault(key, value)
                 lines.setdefault(key, event.start_mark.line + 1)
         return found
+
+    def placed(self, event: Any, path: KeyPath) -> KeyPath:
+        """Return the path, having noted where it stands."""
+        self.problems.origins[path] = self.where(event.start_mark)
+        return path
 
     def refuse(self, text: str, event: Any) -> NoReturn:
         raise UserError(f"{self.where(event.start_mark)}: {text}")
@@ -129,14 +118,14 @@ def parse_yaml(text: str, path: KeyPath, problems: Problems, where: Callable[[An
     """
     try:
         return _Reader(text, problems, where).document(path)
+    except UserError:
+        raise
     except MarkedYAMLError as error:
         what = one_line(error.problem or error.context or "not YAML")
         tabs = "; indent with spaces" if "'\\t'" in what else ""
         raise UserError(f"{where(error.problem_mark or error.context_mark)}: {what}{tabs}") from error
     # chr() fails on "\UFFFFFFFF", which ruamel.yaml does not look for.
     except (YAMLError, ValueError, OverflowError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"{where(None)}: not YAML: {one_line(str(error))}") from error
 
 
@@ -152,26 +141,28 @@ def read_file(source: Path, problems: Problems, *, shipped: Mapping[str, Path]) 
 
     try:
         value = parse_yaml(_read_text(source, shipped), (), problems, where)
+        if not isinstance(value, dict):
+            came = "the file is empty" if value is None else f"got {show(value)}"
+            raise UserError(f"{source}: {came}, expected a mapping with the sections data, loss, optim, train, …")
     except UserError as error:
         raise ConfigError([str(error)], str(source)) from error
-    if not isinstance(value, dict):
-        came = "the file is empty" if value is None else f"got {show(value)}"
-        expected = "expected a mapping with the sections data, loss, optim, train, …"
-        raise ConfigError([f"{source}: {came}, {expected}"], str(source))
     return value
 
 
 def _read_text(source: Path, shipped: Mapping[str, Path]) -> str:
     try:
+        if source.is_file():
+            return source.read_bytes().decode("utf-8-sig")
         if source.is_dir():
-            inside = sorted(path.name for path in source.glob("*.yaml"))
-            text = f"is a folder, expected a YAML file{meant([str(source / name) for name in inside[:1]])}"
-        elif not source.exists():
-            text = f"no such file{meant(_like_file(source, shipped))}"
-        elif not source.is_file():
+            inside = sorted(map(str, source.glob("*.yaml")))
+            text = f"is a folder, expected a YAML file{meant(inside[:1])}"
+        elif source.exists():
             text = "is not a regular file, expected a YAML file"
         else:
-            return source.read_bytes().decode("utf-8-sig")
+            name = source.with_suffix("").as_posix().removeprefix("configs/")
+            beside = {path.name: path for path in source.parent.glob("*.yaml")}
+            like = [] if name in shipped else [str(beside[one]) for one in nearest(source.name, beside)]
+            text = f"no such file{meant(like or [str(shipped[one]) for one in nearest(name, shipped)])}"
     except UnicodeDecodeError as error:
         text = f"is not UTF-8 text (byte {error.start}), expected a YAML file"
     # A path can hold a zero byte, which is a ValueError.
@@ -180,99 +171,68 @@ def _read_text(source: Path, shipped: Mapping[str, Path]) -> str:
     raise UserError(f"{source}: {text}")
 
 
-def _like_file(source: Path, shipped: Mapping[str, Path]) -> list[str]:
-    name = source.with_suffix("").as_posix().removeprefix("configs/")
-    if name in shipped:
-        return [str(shipped[name])]
-    beside = {path.name: path for path in source.parent.glob("*.yaml")} if source.parent.is_dir() else {}
-    near = [beside[like] for like in nearest(source.name, beside)] or [shipped[like] for like in nearest(name, shipped)]
-    return [str(path) for path in near]
-
-
 def plain_tree(value: Any, path: KeyPath, problems: Problems) -> Any:
-    """Return a copy of ``value`` made of plain things only; what is not plain goes to ``problems`` and is left out.
+    """Return a copy of ``value`` made of plain things only; what is not plain goes to ``problems`` and becomes null.
 
     Refused: ``${…}``, NaN and infinity, numbers beyond 64 bits, text that is not Unicode, keys that are not text.
     """
+    expected = "text, a number, true, false, null, a list or a mapping"
     if len(path) > _DEEPEST:
         problems.add(path, f"nested more than {_DEEPEST} deep")
-        return _DROPPED
+        return None
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 problems.add((*path, str(key)), f"a key must be text, got {show(key)}")
-        items = {key: plain_tree(item, (*path, key), problems) for key, item in value.items() if isinstance(key, str)}
-        return {key: item for key, item in items.items() if item is not _DROPPED}
+        return {key: plain_tree(item, (*path, key), problems) for key, item in value.items() if isinstance(key, str)}
     if isinstance(value, (list, tuple)):
-        listed = [plain_tree(item, (*path, index), problems) for index, item in enumerate(value)]
-        return _DROPPED if any(item is _DROPPED for item in listed) else listed
-    scalar, expected = _plain_scalar(value)
-    if expected is not None:
-        problems.add(path, f"got {show(value)}, expected {expected}")
-        return _DROPPED
-    return scalar
-
-
-def _plain_scalar(value: Any) -> tuple[Any, str | None]:
-    """Return the value as YAML can hold it, and what was expected instead if it cannot."""
+        return [plain_tree(item, (*path, index), problems) for index, item in enumerate(value)]
     if value is None or isinstance(value, bool):
-        return value, None
+        return value
     if isinstance(value, (str, PurePath)):
-        text = str(value)
-        if "${" in text:
-            return None, "the value itself: ${…} is not looked up anywhere"
-        if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-            return None, "text without zero bytes and lone surrogates"
-        return text, None
-    if isinstance(value, Integral):
-        return int(value), None if -(2**63) <= int(value) < 2**63 else "a number of at most 64 bits"
-    if isinstance(value, (float, Real)):
-        try:
-            return float(value), None if math.isfinite(value) else "a finite number"
-        except OverflowError:
-            return None, "a finite number"
-    return None, "text, a number, true, false, null, a list or a mapping"
+        if "${" in str(value):
+            expected = "the value itself: ${…} is not looked up anywhere"
+        elif re.search("[\0\ud800-\udfff]", str(value)):
+            expected = "text without zero bytes and lone surrogates"
+        else:
+            return str(value)
+    elif isinstance(value, Integral):
+        if -(2**63) <= int(value) < 2**63:
+            return int(value)
+        expected = "a number of at most 64 bits"
+    elif isinstance(value, Real):
+        with contextlib.suppress(OverflowError):
+            if math.isfinite(value):
+                return float(value)
+        expected = "a finite number"
+    problems.add(path, f"got {show(value)}, expected {expected}")
+    return None
 
 
-class _Emitter(Emitter):
-    """Never breaks plain text: ruamel.yaml 0.19 breaks it in keys too, and then cannot read them."""
-
-    def write_plain(self, text: Any, split: Any = True) -> None:
-        width, self.best_width = self.best_width, sys.maxsize
-        super().write_plain(text, split)
-        self.best_width = width
-
-
-class _Representer(SafeRepresenter):
-    """Lists on one line; numbers that both versions of YAML read; quotes where either takes text for something else."""
-
-    def represent_text(self, value: str) -> Any:
-        more_than_text = _scalar(value) != value or any(rule.match(value) for _, _, rule, _ in implicit_resolvers)
-        quoted = more_than_text or value.startswith((":", "?"))  # ruamel.yaml reads ":0" in a list as a mapping
-        style = '"' if not value.isprintable() else "'" if quoted else None
-        return self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
-
-    def represent_number(self, value: float) -> Any:
-        text = repr(value)
-        text = text if "." in text else text.replace("e", ".0e")
-        return self.represent_scalar("tag:yaml.org,2002:float", text)
-
-    def represent_items(self, value: list[Any]) -> Any:
-        return self.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True)
+def write_yaml(tree: Tree, indent: str = "") -> str:
+    """Return ``tree`` as text that means the same in YAML 1.1 and 1.2: mappings in blocks, lists on one line."""
+    lines = []
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            lines.append(f"{indent}{_flow(key)}:\n{write_yaml(value, indent + '  ')}")
+        else:
+            lines.append(f"{indent}{_flow(key)}: {_flow(value)}\n")
+    return "".join(lines) or "{}\n"
 
 
-_Representer.add_representer(str, _Representer.represent_text)
-_Representer.add_representer(float, _Representer.represent_number)
-_Representer.add_representer(list, _Representer.represent_items)
-
-
-def write_yaml(tree: Tree) -> str:
-    """Return ``tree`` as YAML text, keys in their order."""
-    yaml: Any = YAML(typ="safe", pure=True)
-    yaml.Emitter, yaml.Representer, yaml.default_flow_style, yaml.width = _Emitter, _Representer, False, 110
-    yaml.sort_base_mapping_type_on_output, yaml.brace_single_entry_mapping_in_flow_sequence = False, True
-    stream = io.StringIO()
-    yaml.dump(tree, stream)
-    return stream.getvalue()
+def _flow(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_flow(key)}: {_flow(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_flow, value))}]"
+    if isinstance(value, float):
+        return repr(value) if "." in repr(value) else repr(value).replace("e", ".0e")
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if not value.isprintable():
+        escaped = (one if one.isprintable() and one not in '\\"' else f"\\U{ord(one):08X}" for one in value)
+        return f'"{"".join(escaped)}"'
+    is_other = _scalar(value) != value or any(rule.match(value) for _, _, rule, _ in implicit_resolvers)
+    return value if _PLAIN.fullmatch(value) and not is_other else "'" + value.replace("'", "''") + "'"

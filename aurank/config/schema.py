@@ -1,17 +1,16 @@
 """What a configuration holds: every key with its type, range, default and one line of description."""
 
 import inspect
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from annotated_types import Predicate
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
 
 from aurank.config.cross_checks import TEXT_SIZES, contradictions, lookup
-from aurank.config.messages import KeyPath, one_of
+from aurank.config.messages import KeyPath
 from aurank.sizes import DURATION, SIZE, seconds, size_in_bytes
 
 # The component that a section uses where its ``name`` is left out.
@@ -23,23 +22,9 @@ DEFAULT_NAMES = {
     "optim.schedule": "constant",
 }
 
-# Known to Accelerate.
-TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
 
-
-def _require(right: Callable[[Any], bool]) -> AfterValidator:
-    """Refuse values that are not right; what was expected is said by the type."""
-
-    def check(value: Any) -> Any:
-        if not right(value):
-            raise PydanticCustomError("refused", "not right")
-        return value
-
-    return AfterValidator(check)
-
-
-def _expected(text: str, **more: Any) -> Any:
-    return Field(json_schema_extra={"expected": text, **more})
+def _expected(text: str) -> Any:
+    return Field(json_schema_extra={"expected": text})
 
 
 # A bare number of bytes is a size too, and one of seconds a time.
@@ -48,26 +33,33 @@ _Size = Annotated[str, _AsText, Field(pattern=SIZE)]
 Size = Annotated[_Size, _expected("a size such as 512MB or 1GiB, or a number of bytes")]
 PositiveSize = Annotated[
     _Size,
-    _require(lambda text: size_in_bytes(text) >= 1),
+    Predicate(lambda text: size_in_bytes(text) >= 1),
     _expected("a size above 0 such as 512MB or 1GiB, or a number of bytes"),
 ]
 Duration = Annotated[
     str,
     _AsText,
     Field(pattern=DURATION),
-    _require(lambda text: seconds(text) >= 1),
+    Predicate(lambda text: seconds(text) >= 1),
     _expected("a time of at least a second such as 90s, 10min or 2h, or a number of seconds"),
 ]
-Tracker = Annotated[str, _require(TRACKERS.__contains__), _expected(one_of(TRACKERS), enum=list(TRACKERS))]
+# Known to Accelerate.
+Tracker = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
 RecallAt = Annotated[
     tuple[Annotated[int, Field(ge=1, le=10**9)], ...],
-    _require(lambda values: len(set(values)) == len(values)),
+    Predicate(lambda values: len(set(values)) == len(values)),
     Field(min_length=1),
     _expected("a list of different whole numbers >= 1"),
 ]
 Interpolation = Literal["area", "nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
 Ties = Literal["threshold", "optimistic", "pessimistic"]
+RefuseOrKeep = Literal["refuse", "keep"]
 Names = tuple[str, ...]
+TextModel = Annotated[
+    str,
+    Field(pattern=r"^(transformer|(open_clip|transformers):.+)$"),
+    _expected("transformer, open_clip:NAME or transformers:NAME"),
+]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Params = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
 
@@ -129,10 +121,8 @@ class DataConfig(Strict):
     workers: int = key(0, "Processes that read images; 0 reads in the main one.", ge=0, le=1024)
     on_error: Literal["raise", "skip"] = key("raise", "A corrupt image stops the run, or is left out and counted.")
     max_pixels: int = key(128_000_000, "An image of more pixels counts as corrupt.", ge=1, le=178_956_970)
-    repeated: Literal["refuse", "keep"] = key("refuse", "Images listed twice stop the run, or count as others.")
-    odd_classes: Literal["refuse", "keep"] = key(
-        "refuse", "Two classes, or ones named like splits, stop a run, or not."
-    )
+    repeated: RefuseOrKeep = key("refuse", "Images listed twice stop the run, or count as others.")
+    odd_classes: RefuseOrKeep = key("refuse", "Two classes, or ones named like splits, stop a run, or not.")
     cache: Size = key("1GiB", "A set whose decoded images fit in this is kept in memory.")
 
     @property
@@ -152,12 +142,7 @@ class SamplerConfig(Strict):
 class TextConfig(Strict):
     """The encoder of texts beside that of images: both are trained to find each other's."""
 
-    name: str = key(
-        "transformer",
-        "A transformer from random weights, or a text model of another library with its own tokens.",
-        pattern=r"^(transformer|(open_clip|transformers):.+)$",
-        json_schema_extra={"expected": "transformer, open_clip:NAME or transformers:NAME"},
-    )
+    name: TextModel = key("transformer", "A transformer from random weights, or another library's, with its tokens.")
     layers: int = key(TEXT_SIZES["layers"], "Layers of the transformer.", ge=1, le=64)
     width: int = key(TEXT_SIZES["width"], "Width of the transformer.", ge=1, le=8192)
     heads: int = key(TEXT_SIZES["heads"], "Attention heads, which divide the width.", ge=1, le=128)
