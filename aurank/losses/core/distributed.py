@@ -1,15 +1,15 @@
 """One loss over the batches of all processes: rows are gathered, and their gradients find the way back."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, distributed, nn
-from torch.autograd.function import once_differentiable
 
 from aurank.errors import UserError
 from aurank.losses.core.loss_inputs import Inputs, Mined
+from aurank.losses.core.pairs import as_pairs
 
 Distributed = Literal["auto"] | None
 
@@ -22,9 +22,8 @@ def world_size() -> int:
 class Gather:
     """Makes of each process's inputs those of all processes, the same in each of them.
 
-    Each process then computes the loss of the whole batch, with its references, and the gradient of its own rows is
-    multiplied by the number of processes, since data-parallel training averages the gradients of the weights: W
-    processes with batch B / W get the gradient that one with batch B has. A miner is asked in the first process.
+    Each process then computes the loss of the whole batch, with its references: W processes with batch B / W get the
+    gradient that one with batch B has. A miner is asked in the first process.
 
     Args:
         mode: None leaves inputs as they are; "auto" gathers where torch.distributed joins several processes, unless a
@@ -88,8 +87,8 @@ def exchange_lengths(inputs: Inputs) -> list[list[int]]:
     mined = inputs.indices_tuple
     is_miner = isinstance(mined, nn.Module)
     tensors = () if mined is None or isinstance(mined, nn.Module) else tuple(mined)
-    if len(tensors) not in (0, 3, 4):
-        raise UserError(f"indices_tuple must hold 3 (triplets) or 4 (pairs) tensors, got {len(tensors)}")
+    if tensors:
+        as_pairs(tensors)
     kinds = {
         "a miner's indices_tuple of 3 or 4 tensors, or the miner itself": -1 if is_miner else len(tensors),
         "ref_emb": int(inputs.ref_emb is not None) + int(inputs.ref_emb is inputs.embeddings),
@@ -141,39 +140,25 @@ def mined_in_first(inputs: Inputs) -> Inputs:
         return inputs
     device = inputs.embeddings.device
     found = inputs.mined().indices_tuple if distributed.get_rank() == 0 else None
-    tensors = [part.to(device) for part in found] if isinstance(found, tuple | list) else []
-    sizes = [len(tensors), *(len(part) for part in tensors)]
-    shared_sizes = torch.tensor([*sizes, *[0] * (5 - len(sizes))], device=device)
-    distributed.broadcast(shared_sizes, 0)
-    number, *lengths = shared_sizes.tolist()
-    if distributed.get_rank() != 0:
-        tensors = [torch.empty(length, dtype=torch.int64, device=device) for length in lengths[:number]]
-    for part in tensors:
-        distributed.broadcast(part, 0)
-    return replace(inputs, indices_tuple=tuple(tensors))
+    sent = [[part.cpu() for part in found] if isinstance(found, Sequence) else []]
+    distributed.broadcast_object_list(sent, 0, device=device)
+    return replace(inputs, indices_tuple=tuple(part.to(device) for part in sent[0]))
 
 
 def gather_rows(local: Tensor, lengths: list[int]) -> Tensor:
-    """Return the rows of all processes, `lengths` of them, in the order of the ranks. Differentiable."""
-    gathered: Tensor = _GatherRows.apply(local, lengths)
-    return gathered
+    """Return the rows of all processes, `lengths` of them, in the order of the ranks.
 
-
-class _GatherRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, lengths: list[int]) -> Tensor:
-        ctx.lengths = lengths
-        if max(lengths) == 0:
-            return local.clone()
-        padded = local.new_zeros(max(lengths), *local.shape[1:])
-        padded[: len(local)] = local
-        everyone = [torch.empty_like(padded) for _ in lengths]
-        distributed.all_gather(everyone, padded)
-        return torch.cat([rank[:length] for rank, length in zip(everyone, lengths, strict=True)])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Float[Tensor, "total ..."]) -> tuple[Tensor, None]:
-        # every process computes the same loss, so its own rows' part of the gradient is all there
-        own = distributed.get_rank()
-        return torch.split(gradient, ctx.lengths)[own] * len(ctx.lengths), None
+    Every process computes the same loss, so the gradient of its own rows is all there. It is multiplied by the number
+    of processes, since data-parallel training averages the gradients of the weights.
+    """
+    if max(lengths) == 0:
+        return local.clone()
+    padded = local.new_zeros(max(lengths), *local.shape[1:])
+    padded[: len(local)] = local.detach()
+    everyone = [torch.empty_like(padded) for _ in lengths]
+    distributed.all_gather(everyone, padded)
+    rows = [rank[:length] for rank, length in zip(everyone, lengths, strict=True)]
+    if local.requires_grad:
+        own = rows[distributed.get_rank()] = local.view_as(local)
+        own.register_hook(lambda gradient: gradient * len(lengths))  # type: ignore[no-untyped-call]
+    return torch.cat(rows)

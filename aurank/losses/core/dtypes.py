@@ -6,6 +6,23 @@ import torch
 from torch import Tensor
 
 
+class HostCopy:
+    """Copies of tensors on the host; a GPU's are sent now and asked for a step later, so that nothing waits."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.copies = [tensor.to("cpu", non_blocking=tensor.is_cuda) for tensor in tensors]  # into pinned memory
+        self.event: torch.cuda.Event | None = None
+        if tensors[0].is_cuda:
+            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.event.record()
+
+    def wait(self) -> list[Tensor]:
+        """Return the copies, once they have come."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.copies
+
+
 def in_common_precision(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Both in float64 if either is, else in float32; the same tensor stays the same tensor."""
     dtype = torch.float64 if torch.float64 in (left.dtype, right.dtype) else torch.float32

@@ -21,6 +21,8 @@ from aurank.losses.core.loss_inputs import Inputs
 
 Computed = TypeVar("Computed")
 
+_OF_BOTH_SIDES = (("", ""), ("", "_labels"), ("", "_ids"), ("host_", "_labels"))  # fields of `Pairs`
+
 
 class cached_property(Generic[Computed]):
     """A property computed once, as that of functools without its lock, which compilers of graphs do not know."""
@@ -130,23 +132,11 @@ class Pairs:
     def other_way(self) -> "Pairs":
         """Return the references' pairs with the queries: the other direction of a two-way loss."""
         assert self.valid_references is not None
-        other = replace(
-            self,
-            query=self.reference,
-            reference=self.query,
-            similarity=self.similarity.T,
-            positive=self.positive.T,
-            negative=self.negative.T,
-            query_labels=self.reference_labels,
-            reference_labels=self.query_labels,
-            query_ids=self.reference_ids,
-            reference_ids=self.query_ids,
-            host_query_labels=self.host_reference_labels,
-            host_reference_labels=self.host_query_labels,
-            valid_rows=self.valid_references,
-            valid_references=self.valid_rows,
-            side=1 - self.side,
-        )
+        twins = [(f"{kind}query{of}", f"{kind}reference{of}") for kind, of in _OF_BOTH_SIDES]
+        twins += [("valid_rows", "valid_references")]
+        swapped = {name: getattr(self, twin) for both in twins for name, twin in (both, both[::-1])}
+        masks = {name: getattr(self, name).T for name in ("similarity", "positive", "negative")}
+        other = replace(self, **swapped, **masks, side=1 - self.side)
         _ = other.positives
         return other
 
@@ -165,8 +155,6 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
     (pairs or triplets, indices into the batch and the references) only narrows both masks.
 
     Args:
-        inputs: what a loss was called with.
-        distance: PML's, of similarity or of distance.
         two_way: the references are another modality of the same data, so one of the query's id is no copy of it, but
             what it belongs to.
 
@@ -188,7 +176,8 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
     if is_self_set and not torch.equal(host_labels, host_ref_labels):
         raise UserError("ref_labels differ from labels though ref_emb is embeddings: leave out ref_emb and ref_labels")
 
-    similarity = _similarity(query, None if is_self_set else reference, distance)
+    with without_autocast(query.device):
+        found: Tensor = distance(query, None if is_self_set else reference)
     query_labels = to_device_of(query, host_labels)
     reference_labels = query_labels if is_self_set else to_device_of(query, host_ref_labels)
     query_ids = None if ids is None else to_device_of(query, ids.long())
@@ -204,14 +193,17 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
     if mined is not None:
         assert not isinstance(mined, nn.Module)
         positive, negative = narrow(positive, negative, mined)
-    masks = None if mined is None else (positive, negative)
-    valid = [
-        _valid_along(dim, inputs, host_labels, host_ref_labels, masks, two_way=two_way) for dim in range(1 + two_way)
-    ]
+        valid = [(positive.any(dim) & negative.any(dim)).cpu() for dim in (1, 0)[: 1 + two_way]]
+    elif two_way:
+        valid = [has_both(*sides) for sides in ((host_labels, host_ref_labels), (host_ref_labels, host_labels))]
+    else:
+        positives, negatives = count_pairs(inputs, host_labels, host_ref_labels)
+        valid = [(positives > 0) & (negatives > 0)]
+    rows = [to_device_of(query, each.nonzero().squeeze(1)) for each in valid]
     pairs = Pairs(
         query=query,
         reference=reference,
-        similarity=similarity,
+        similarity=found if distance.is_inverted else -found,
         positive=positive,
         negative=negative,
         query_labels=query_labels,
@@ -220,8 +212,8 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
         reference_ids=reference_ids,
         host_query_labels=host_labels,
         host_reference_labels=host_ref_labels,
-        valid_rows=to_device_of(query, valid[0]),
-        valid_references=to_device_of(query, valid[1]) if two_way else None,
+        valid_rows=rows[0],
+        valid_references=rows[1] if two_way else None,
         is_self_set=is_self_set,
         is_shared=inputs.shared,
         bounds=(-1.0, 1.0) if isinstance(distance, CosineSimilarity) else (-torch.inf, torch.inf),
@@ -231,34 +223,10 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
     return pairs
 
 
-def _similarity(
-    query: Float[Tensor, "query dim"], reference: Float[Tensor, "reference dim"] | None, distance: BaseDistance
-) -> Float[Tensor, "query _"]:
-    """Return PML's distances as similarities, larger is closer; without references those of the queries themselves."""
-    with without_autocast(query.device):
-        found: Tensor = distance(query, reference)
-    return found if distance.is_inverted else -found
-
-
-def _valid_along(
-    dim: int,
-    inputs: Inputs,
-    labels: Int64[Tensor, " query"],
-    ref_labels: Int64[Tensor, " reference"],
-    mined: tuple[Bool[Tensor, "query reference"], Bool[Tensor, "query reference"]] | None,
-    *,
-    two_way: bool,
-) -> Int64[Tensor, " valid"]:
-    """Return the indices along a dimension with a positive and a negative; unless mined, by labels on the host."""
-    if mined is not None:
-        both = (mined[0].any(dim=1 - dim) & mined[1].any(dim=1 - dim)).cpu()
-    elif two_way:
-        sides = (labels, ref_labels) if dim == 0 else (ref_labels, labels)
-        same = count_equal(sides[0], sides[1].sort().values)[1]
-        both = (same > 0) & (same < len(sides[1]))
-    else:
-        both = torch.stack(count_pairs(inputs, labels, ref_labels)).all(dim=0)
-    return both.nonzero().squeeze(1)
+def has_both(query: Int64[Tensor, " query"], reference: Int64[Tensor, " reference"]) -> Bool[Tensor, " query"]:
+    """Return whether each query has a reference of its label and one of another."""
+    same = count_equal(query, reference.sort().values)[1]
+    return (same > 0) & (same < len(reference))
 
 
 def same_label_index(
@@ -313,8 +281,7 @@ def narrow(
 
     Which negative a triplet paired with which positive is not kept: a list-wise loss ranks all of a query's at once.
     """
-    mined = as_pairs(mined)
-    check_mined(mined, positive.shape)
+    mined = check_mined(mined, positive.shape)
     kept = [torch.zeros_like(positive), torch.zeros_like(negative)]
     for mask, rows, columns in zip(kept, mined[::2], mined[1::2], strict=True):
         place = (to_device_of(mask, rows.long()), to_device_of(mask, columns.long()))
@@ -329,8 +296,9 @@ def as_pairs(mined: Sequence[Tensor]) -> Sequence[Tensor]:
     return mined if len(mined) == 4 else (*mined[:2], mined[0], mined[2])
 
 
-def check_mined(mined: Sequence[Tensor], shape: Sequence[int]) -> None:
-    """Raise UserError unless indices are integers, pair up and lie within masks of this shape."""
+def check_mined(mined: Sequence[Tensor], shape: Sequence[int]) -> Sequence[Tensor]:
+    """Return the tuple `as_pairs`; UserError unless its indices are integers, pair up and lie within the shape."""
+    mined = as_pairs(mined)
     for values in mined:
         if not is_integer(values):
             raise UserError(f"indices_tuple must hold integers, rows of the batch, got {kind_of(values)}")
@@ -341,11 +309,10 @@ def check_mined(mined: Sequence[Tensor], shape: Sequence[int]) -> None:
             )
     sides = (*zip(("embeddings", "references"), shape, strict=True),) * 2
     outside = [(values < 0) | (values >= size) for values, (_, size) in zip(mined, sides, strict=True)]
-    if not torch.stack([wrong.any() for wrong in outside]).any():  # asked once: an accelerator has to be waited for
-        return
-    for values, wrong, (name, size) in zip(mined, outside, sides, strict=True):
-        if wrong.any():
-            raise UserError(
-                f"indices_tuple holds {int(values[wrong][0])}, outside the {size} {name} (0..{size - 1}): "
-                "mine in the batch and the references that the loss is given"
-            )
+    if torch.stack([wrong.any() for wrong in outside]).any():  # asked once: an accelerator has to be waited for
+        values, wrong, (name, size) = next(each for each in zip(mined, outside, sides, strict=True) if each[1].any())
+        raise UserError(
+            f"indices_tuple holds {int(values[wrong][0])}, outside the {size} {name} (0..{size - 1}): "
+            "mine in the batch and the references that the loss is given"
+        )
+    return mined

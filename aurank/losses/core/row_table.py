@@ -10,6 +10,7 @@ from torch import Tensor, distributed, nn
 
 from aurank.errors import UserError
 from aurank.losses.core.distributed import gather_rows, world_size
+from aurank.losses.core.dtypes import HostCopy
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -43,12 +44,9 @@ class FullPrecision(nn.Module):
         before = {name: value.detach().clone() for name, value in self.named_parameters(recurse=False)}
         before |= dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, value in self.named_buffers(recurse=False):
+        for name, value in (*self.named_parameters(recurse=False), *self.named_buffers(recurse=False)):
             if value.dtype in HALF:
-                setattr(self, name, before[name].to(value.device))
-        for name, parameter in self.named_parameters(recurse=False):
-            if parameter.dtype in HALF:
-                parameter.data = before[name].to(parameter.device)
+                value.data = before[name].to(value.device)
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
@@ -88,58 +86,24 @@ class Counters:
 
 
 class Staging:
-    """The rows of a table in host memory that one batch reads and writes, on the batch's device.
+    """The rows `host_ids` of a table in host memory that one batch reads and writes, on the batch's device.
 
-    Neither way makes the host wait: copies go through pinned memory, and what was sent back is only asked for when the
+    Neither way makes the host wait: copies go through pinned memory, and those `returning` are only asked for when the
     next batch is fetched, a step later.
-
-    Args:
-        rows: the table.
-        seen: its marks.
-        ids: rows of it, on the host; repetitions are fetched once.
-        device: of the batch.
     """
 
-    def __init__(
-        self,
-        rows: Float[Tensor, "row width"],
-        seen: Bool[Tensor, " row"],
-        ids: Int64[Tensor, " entry"],
-        device: torch.device,
-    ) -> None:
-        self.device = device
+    def __init__(self, table: "RowTable", ids: Int64[Tensor, " entry"], device: torch.device) -> None:
+        def send(values: Tensor) -> Tensor:
+            return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
+
         self.host_ids = torch.unique(ids)
-        self.ids = self._send(self.host_ids)
-        self.rows, self.seen = self._send(rows[self.host_ids]), self._send(seen[self.host_ids])
-        self.returning: tuple[Tensor, Tensor] | None = None
-        self.event: torch.cuda.Event | None = None
+        self.ids = send(self.host_ids)
+        self.rows, self.seen = send(table.rows[self.host_ids]), send(table.seen[self.host_ids])
+        self.returning: HostCopy | None = None
 
     def index(self, ids: Int64[Tensor, " entry"]) -> Int64[Tensor, " entry"]:
         """Return where rows of the table are among those fetched; every one asked for has to be."""
         return torch.searchsorted(self.ids, ids)
-
-    def send_back(self) -> None:
-        """Start copying the rows to the host."""
-        rows, seen = (self._host_like(values).copy_(values, non_blocking=True) for values in (self.rows, self.seen))
-        self.returning = rows, seen
-        if self.device.type == "cuda":
-            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self.event.record()
-
-    def returned(self) -> tuple[Tensor, Tensor] | None:
-        """Return the rows that were sent back and their marks, on the host, once; None where none were."""
-        if self.event is not None:
-            self.event.synchronize()
-        found, self.returning, self.event = self.returning, None, None
-        return found
-
-    def _send(self, values: Tensor) -> Tensor:
-        if self.device.type != "cuda":
-            return values.to(self.device)
-        return values.pin_memory().to(self.device, non_blocking=True)
-
-    def _host_like(self, values: Tensor) -> Tensor:
-        return torch.empty(values.shape, dtype=values.dtype, pin_memory=self.device.type == "cuda")
 
 
 class RowTable(FullPrecision):
@@ -196,15 +160,14 @@ class RowTable(FullPrecision):
         """Fetch the rows that a batch on the device will use (ids on the host), if the table is on the host."""
         if self.on_host:
             self.settle()
-            self._staging = Staging(self.rows, self.seen, ids, device)
+            self._staging = Staging(self, ids, device)
 
     @torch.no_grad()
     def settle(self) -> None:
         """Wait until `rows` and `seen` hold what batches wrote, as they always do without `on_host`."""
         staging, self._staging = self._staging, None
-        returned = None if staging is None else staging.returned()
-        if staging is not None and returned is not None:
-            self.rows[staging.host_ids], self.seen[staging.host_ids] = returned
+        if staging is not None and staging.returning is not None:
+            self.rows[staging.host_ids], self.seen[staging.host_ids] = staging.returning.wait()
 
     @torch.no_grad()
     def blended(
@@ -269,12 +232,12 @@ class RowTable(FullPrecision):
         """Put values into rows where wanted. Entries of one row must be equal."""
         old, seen = self.read(index)
         new = torch.where(wanted[:, None], values, old), seen | wanted
-        if self._staging is None:
+        if (staging := self._staging) is None:
             self.rows[index], self.seen[index] = new
             return
-        index = self._staging.index(index)
-        self._staging.rows[index], self._staging.seen[index] = new
-        self._staging.send_back()
+        index = staging.index(index)
+        staging.rows[index], staging.seen[index] = new
+        staging.returning = HostCopy(staging.rows, staging.seen)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RowTable":
         if not self.on_host:

@@ -1,6 +1,6 @@
 """Random numbers of a loss: drawn on the host, and saved with it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,7 @@ from aurank.losses.core.dtypes import to_device_of
 class SavedGenerator(nn.Module):
     """A random generator whose position in its sequence is part of `state_dict`, so that a resumed run draws the same.
 
-    Numbers are drawn on the host in float32, so neither the device nor the precision of the loss changes them, and
-    processes that start from one seed and see one batch draw the same.
+    Numbers are drawn on the host in float32, so that neither device nor precision changes them, nor the process.
 
     Args:
         seed: start of the sequence.
@@ -30,11 +29,13 @@ class SavedGenerator(nn.Module):
 
     def normal(self, shape: Sequence[int], *, like: Tensor) -> Tensor:
         """Return numbers from N(0, 1) with the other tensor's type, on its device."""
-        return self._draw(torch.randn, shape, like)
+        numbers = torch.randn(*shape, generator=self.generator, dtype=torch.float32, device="cpu")
+        return to_device_of(like, numbers).to(like.dtype)
 
     def uniform(self, shape: Sequence[int], *, like: Tensor) -> Tensor:
         """Return numbers from [0, 1) with the other tensor's type, on its device."""
-        return self._draw(torch.rand, shape, like)
+        numbers = torch.rand(*shape, generator=self.generator, dtype=torch.float32, device="cpu")
+        return to_device_of(like, numbers).to(like.dtype)
 
     def on_device(self, device: torch.device) -> torch.Generator | None:
         """Return a generator on the device for draws too many to send there, seeded by the next number here.
@@ -50,10 +51,6 @@ class SavedGenerator(nn.Module):
     def advance(self) -> None:
         """Let `on_device` go on to the next number."""
         torch.randint(2**62, (), generator=self.generator)
-
-    def _draw(self, source: Callable[..., Tensor], shape: Sequence[int], like: Tensor) -> Tensor:
-        numbers = source(*shape, generator=self.generator, dtype=torch.float32, device="cpu")
-        return to_device_of(like, numbers).to(like.dtype)
 
     def get_extra_state(self) -> Tensor:
         """Return the generator's state, for `state_dict`."""

@@ -48,30 +48,27 @@ class Temperature(FullPrecision):
 
     def forward(self) -> Float[Tensor, ""] | float:
         """Return τ, a tensor with a gradient where it is learnable."""
-        parameter, bounds = self.parameter, (self._stored(self.low), self._stored(self.high))
-        if parameter is None:
+        if (parameter := self.parameter) is None:
             return self.start
-        if writes(self) and isinstance(parameter, nn.Parameter) and not _transformed():
+        # torch.func has to know of every change
+        transformed = torch._C._are_functorch_transforms_active()
+        if writes(self) and isinstance(parameter, nn.Parameter) and not transformed:
             # Not in place by autograd's count: one step may ask several times, and only the first can change anything.
-            parameter.data.clamp_(*bounds)
-        bounded = parameter.detach().clamp(*bounds) + (parameter - parameter.detach())  # plus 0, which has the gradient
-        return bounded.exp() if self.scale == "log" else bounded
+            parameter.data.clamp_(self._stored(self.low), self._stored(self.high))
+        return self._bounded(parameter - parameter.detach())  # plus 0, which has the gradient
 
     @property
     def learned_temperature(self) -> Float[Tensor, ""] | None:
         """The current τ without a gradient; None where it is fixed."""
-        if self.parameter is None:
-            return None
-        bounded = self.parameter.detach().clamp(self._stored(self.low), self._stored(self.high))
+        return None if self.parameter is None else self._bounded(0)
+
+    def _bounded(self, zero: Tensor | int) -> Tensor:
+        assert self.parameter is not None
+        bounded = self.parameter.detach().clamp(self._stored(self.low), self._stored(self.high)) + zero
         return bounded.exp() if self.scale == "log" else bounded
 
     def _stored(self, value: float) -> float:
         return (math.log(value) if value < math.inf else math.inf) if self.scale == "log" else value
-
-
-def _transformed() -> bool:
-    """Return whether a transform of torch.func is active, in which it must know of every change."""
-    return bool(torch._C._are_functorch_transforms_active())
 
 
 def require_bounds(name: str, bounds: Sequence[Number | None]) -> tuple[float, float]:

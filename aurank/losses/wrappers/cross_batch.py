@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from aurank.errors import UserError
 from aurank.losses.core.checks import kind_of, require_loss, require_whole
 from aurank.losses.core.distributed import Distributed, Gather, world_size
-from aurank.losses.core.dtypes import in_common_precision, to_device_of
+from aurank.losses.core.dtypes import HostCopy, in_common_precision, to_device_of
 from aurank.losses.core.from_pml import convert_to_triplets, pml_losses
 from aurank.losses.core.keyed_loss import KeyedLoss
 from aurank.losses.core.loss_inputs import Inputs, Mined, TakesInputs, read_inputs
-from aurank.losses.core.pairs import as_pairs, check_mined
+from aurank.losses.core.pairs import check_mined
 from aurank.losses.core.row_table import FullPrecision, check_device, writes
 from aurank.losses.wrappers.pml import all_pairs, call_loss
 
@@ -28,29 +28,6 @@ class Fill(NamedTuple):
     position: int
     filled: int
     calls: int
-
-
-class HostCopy:
-    """Copies of a GPU's tensors on the host, sent now and asked for a step later, so that nothing waits for them."""
-
-    def __init__(self, *tensors: Tensor) -> None:
-        self.tensors, self.versions = tensors, [tensor._version for tensor in tensors]
-        self.copies = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in tensors]
-        for copy, tensor in zip(self.copies, tensors, strict=True):
-            copy.copy_(tensor, non_blocking=True)
-        self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self.event.record()
-
-    def current(self, *tensors: Tensor) -> list[Tensor] | None:
-        """Return the copies of these tensors; None if they are others, or have been written since."""
-        same = all(
-            sent is tensor and tensor._version == version
-            for sent, tensor, version in zip(self.tensors, tensors, self.versions, strict=True)
-        )
-        if not same:
-            return None
-        self.event.synchronize()
-        return self.copies
 
 
 class CrossBatchMemory(TakesInputs, FullPrecision):
@@ -67,7 +44,6 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
 
     Args:
         loss: a loss of aurank or PML, or MultipleLosses of them, that takes references. Only this memory can gather.
-        embedding_size: width of the embeddings.
         memory_size: rows of the memory, the batch included.
         miner: a PML miner, asked for pairs of the batch with all references; or give the call's `indices_tuple` one. A
             tuple of indices, which can only be of the batch, is added to what the miner finds, as in PML; without a
@@ -112,11 +88,10 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         super().__init__()
         require_whole("embedding_size", embedding_size)
         require_whole("memory_size", memory_size)
-        require_whole("start_at", start_at, least=0)
+        self.start_at = require_whole("start_at", start_at, least=0)
         require_loss("loss", loss)
         refuse_unfit(loss, gathers=distributed is not None)
         self.loss = loss
-        self.start_at = start_at
         self.miner = miner
         self.official = official
         self.gather = Gather(distributed)
@@ -124,7 +99,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         self.register_buffer("label_memory", torch.zeros(memory_size, dtype=torch.int64))
         self.register_buffer("id_memory", torch.full((memory_size,), UNKNOWN))
         self.register_buffer("counters", torch.zeros(len(Fill._fields), dtype=torch.int64))
-        self._sent: HostCopy | None = None
+        self._sent: tuple[HostCopy, list[tuple[Tensor, int]]] | None = None
 
     @property
     def memory_size(self) -> int:
@@ -178,9 +153,8 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
 
     def _loss(self, inputs: Inputs) -> Any:
         """Return the loss of a batch, or of queries whose references here are the keys to be put in the memory."""
-        if inputs.embeddings.shape[1] != self.embedding_size:
-            width = self.embedding_size
-            raise UserError(f"embeddings must be as wide as embedding_size={width}, got {inputs.embeddings.shape[1]}")
+        if (width := inputs.embeddings.shape[1]) != self.embedding_size:
+            raise UserError(f"embeddings must be as wide as embedding_size={self.embedding_size}, got {width}")
         check_device(self, inputs.embeddings)
         miner = self._miner(inputs)
         keyed = next((part for part in self.loss.modules() if isinstance(part, KeyedLoss)), None)
@@ -238,11 +212,10 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         mined = inputs.indices_tuple
         if has_keys or self.miner is not None or not isinstance(mined, Sequence):
             return whole
-        mined = of_batch(mined, inputs)
+        given = (to_device_of(first, part) for part in check_mined(mined, (size, size)))
         itself, outside = whole.itself(), torch.arange(size + len(memory), device=first.device) >= size
         assert itself is not None
-        with_memory = all_pairs(whole, outside & ~itself)
-        pairs = zip((to_device_of(first, part) for part in as_pairs(mined)), with_memory, strict=True)
+        pairs = zip(given, all_pairs(whole, outside & ~itself), strict=True)
         return replace(whole, indices_tuple=tuple(torch.cat(both) for both in pairs))
 
     @torch.no_grad()
@@ -250,12 +223,8 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         """Replace the oldest rows by the finite rows of the batch, or its keys; nothing waits for the device."""
         memories = self._buffers_kept()[:3]
         rows, labels, ids = rows_to_store(inputs)
-        if ids is None:
-            ids = torch.full_like(labels, UNKNOWN)
-        values = [
-            to_device_of(memory, new.detach()).to(memory.dtype)
-            for memory, new in zip(memories, (rows, labels, ids), strict=True)
-        ]
+        given = rows, labels, torch.full_like(labels, UNKNOWN) if ids is None else ids
+        values = [to_device_of(old, new.detach()).to(old.dtype) for old, new in zip(memories, given, strict=True)]
         finite = values[0].isfinite().all(dim=1)
         newest = finite.to(torch.uint8).argsort(stable=True)[-self.memory_size :]  # the finite ones last, in order
         kept, number = finite[newest], min(len(finite), self.memory_size)
@@ -268,23 +237,26 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         after = (position + stored) % self.memory_size, (filled + stored).clamp(max=self.memory_size), calls + 1
         self.counters.copy_(torch.stack(after))
         if self.counters.is_cuda:
-            self._sent = HostCopy(*self._buffers_kept()[1:])
+            sent = self._buffers_kept()[1:]
+            self._sent = HostCopy(*sent), [(buffer, buffer._version) for buffer in sent]
 
     def _buffers_kept(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.embedding_memory, self.label_memory, self.id_memory, self.counters
 
     def _on_host(self) -> tuple[Tensor, Tensor, Fill]:
         """Return labels and ids of the memory on the host, where losses look at them, and how it is filled."""
-        kept = self._buffers_kept()[1:]
+        kept, found = self._buffers_kept()[1:], None
         # DistributedDataParallel writes the first process's rows here, and no version counter tells of it
-        may_be_sent = world_size() > 1 and self.gather.mode is None
-        found = None if self._sent is None or may_be_sent else self._sent.current(*kept)
+        if self._sent is not None and (world_size() == 1 or self.gather.mode is not None):
+            copy, written = self._sent
+            if all(old is new and version == new._version for (old, version), new in zip(written, kept, strict=True)):
+                found = copy.wait()
         labels, ids, counters = found or [buffer.cpu() for buffer in kept]
         return labels, ids, Fill(*counters.tolist())
 
     def _stored(self, memory: Tensor, fill: Fill, batch: int, *, used: bool = True) -> Tensor:
         """Return the newest rows, oldest first, as many as fit beside a batch of this size; none if not used."""
-        number = max(0, min(fill.filled, self.memory_size - batch)) if used else 0
+        number = max(0, min(fill.filled, self.memory_size - batch)) * used
         start = (fill.position - number) % self.memory_size
         first = min(number, self.memory_size - start)  # the others begin again at the top
         return torch.cat([memory[start : start + first], memory[: number - first]])
@@ -300,9 +272,8 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         if isinstance(counters, Tensor) and counters.shape == self.counters.shape:
             fill, size = Fill(*counters.tolist()), self.memory_size
             if not (0 <= fill.position < size and 0 <= fill.filled <= size and fill.calls >= 0):
-                raise UserError(
-                    f"the saved {prefix}counters, {fill}, fit no memory of {size}: take an earlier checkpoint"
-                )
+                what = f"the saved {prefix}counters, {fill}"
+                raise UserError(f"{what}, fit no memory of {size}: take an earlier checkpoint")
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -365,16 +336,11 @@ def rows_to_store(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
     return inputs.ref_emb, inputs.ref_labels, inputs.ref_ids
 
 
-def of_batch(mined: Sequence[Tensor], inputs: Inputs) -> Sequence[Tensor]:
-    """Return the tuple; UserError unless its indices are of the batch."""
-    check_mined(as_pairs(mined), (len(inputs.labels),) * 2)
-    return mined
-
-
 def with_tuple(found: Mined, inputs: Inputs) -> tuple[Tensor, ...]:
     """Return what a miner found among all references with the tuple of the call, in the form of the first."""
     assert isinstance(found, Sequence)
     assert isinstance(inputs.indices_tuple, Sequence)
-    given = [part.to(found[0].device) for part in of_batch(inputs.indices_tuple, inputs)]
-    alike = convert_to_triplets(given, inputs.labels) if len(found) == 3 else as_pairs(given)
+    given = [part.to(found[0].device) for part in inputs.indices_tuple]
+    pairs = check_mined(given, (len(inputs.labels),) * 2)
+    alike = convert_to_triplets(given, inputs.labels) if len(found) == 3 else pairs
     return tuple(torch.cat(both) for both in zip(found, alike, strict=True))

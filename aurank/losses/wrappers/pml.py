@@ -27,7 +27,7 @@ from aurank.losses.core.from_pml import (
     pml_losses,
 )
 from aurank.losses.core.loss_inputs import Inputs, TakesInputs
-from aurank.losses.core.pairs import as_pairs, check_mined
+from aurank.losses.core.pairs import check_mined
 
 Reduction = Literal["sum", "batch", "pml"]
 
@@ -86,7 +86,7 @@ def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
     if "ids" in inspect.signature(loss.forward).parameters:
         return loss(*inputs.pml_args, ids=inputs.ids, ref_ids=inputs.ref_ids)
     if isinstance(inputs.indices_tuple, Sequence):
-        check_mined(as_pairs(inputs.indices_tuple), (len(inputs.embeddings), len(inputs.references)))
+        check_mined(inputs.indices_tuple, (len(inputs.embeddings), len(inputs.references)))
     if inputs.is_self_set:
         query, _ = in_common_precision(inputs.embeddings, inputs.embeddings)
         inputs = replace(inputs, embeddings=query, ref_emb=None, ref_labels=None)
