@@ -194,11 +194,8 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
         assert not isinstance(mined, nn.Module)
         positive, negative = narrow(positive, negative, mined)
         valid = [(positive.any(dim) & negative.any(dim)).cpu() for dim in (1, 0)[: 1 + two_way]]
-    elif two_way:
-        valid = [has_both(*sides) for sides in ((host_labels, host_ref_labels), (host_ref_labels, host_labels))]
     else:
-        positives, negatives = count_pairs(inputs, host_labels, host_ref_labels)
-        valid = [(positives > 0) & (negatives > 0)]
+        valid = valid_by_labels(inputs, host_labels, host_ref_labels, two_way=two_way)
     rows = [to_device_of(query, each.nonzero().squeeze(1)) for each in valid]
     pairs = Pairs(
         query=query,
@@ -221,12 +218,6 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
     )
     _ = pairs.positives  # gathered here, by the host's labels, so that `per_query` can be compiled as one graph
     return pairs
-
-
-def has_both(query: Int64[Tensor, " query"], reference: Int64[Tensor, " reference"]) -> Bool[Tensor, " query"]:
-    """Return whether each query has a reference of its label and one of another."""
-    same = count_equal(query, reference.sort().values)[1]
-    return (same > 0) & (same < len(reference))
 
 
 def same_label_index(
@@ -256,13 +247,19 @@ def count_equal(
     return first, torch.searchsorted(ordered, query, right=True) - first
 
 
-def count_pairs(
-    inputs: Inputs, labels: Int64[Tensor, " query"], ref_labels: Int64[Tensor, " reference"]
-) -> tuple[Int64[Tensor, " query"], Int64[Tensor, " query"]]:
-    """Return how many positives and negatives each query has, counted on the host by sorting, not pair by pair."""
-    own = len(labels) if inputs.is_self_set or inputs.batch_leads else 0  # references that are the batch, one by one
+def valid_by_labels(
+    inputs: Inputs, labels: Int64[Tensor, " query"], ref_labels: Int64[Tensor, " reference"], *, two_way: bool
+) -> list[Bool[Tensor, " row"]]:
+    """Return whether each query, and each reference if two_way, has a positive and a negative.
+
+    They are counted on the host by sorting, not pair by pair.
+    """
     positives = count_equal(labels, ref_labels.sort().values)[1]
     negatives = len(ref_labels) - positives
+    if two_way:
+        same = count_equal(ref_labels, labels.sort().values)[1]
+        return [(positives > 0) & (negatives > 0), (same > 0) & (same < len(labels))]
+    own = len(labels) if inputs.is_self_set or inputs.batch_leads else 0  # references that are the batch, one by one
     if inputs.ids is not None and inputs.ref_ids is not None and not inputs.is_self_set:
         ids, ref_ids = inputs.ids.cpu().long(), inputs.ref_ids.cpu().long()[own:]
         codes = torch.unique(torch.cat([ids, ref_ids]), return_inverse=True)[1]
@@ -271,7 +268,7 @@ def count_pairs(
         same_id = count_equal(codes[: len(labels)], codes[len(labels) :].sort().values)[1]
         itself = count_equal(both[: len(labels)], both[len(labels) :].sort().values)[1]
         positives, negatives = positives - itself, negatives - (same_id - itself)
-    return positives - int(own > 0), negatives
+    return [(positives > int(own > 0)) & (negatives > 0)]
 
 
 def narrow(
