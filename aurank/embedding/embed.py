@@ -61,12 +61,21 @@ class Embedded:
             gallery_groups=self.groups[gallery],
             **options,
         )
-        return self.named(report, np.flatnonzero(query))
+        return self.named(report, query, gallery)
 
-    def named(self, report: Report, rows: np.ndarray | None = None) -> Report:
-        """Return the report with the path and the class of each query, whose rows here are `rows`, by default all."""
-        paths, labels = (self.paths, self.labels) if rows is None else (self.paths[rows], self.labels[rows])
-        return report.named(paths, None if self.classes is None else self.classes[labels])
+    def named(
+        self, report: Report, query: np.ndarray | slice = slice(None), gallery: np.ndarray | None = None
+    ) -> Report:
+        """Return the report with the path and class of each query, and of gallery rows beside neighbours.
+
+        `query` and `gallery` choose the rows of each side, by default all of them for both.
+        """
+        classes = None if self.classes is None else self.classes[self.labels]
+        own = None if classes is None else classes[query]
+        if gallery is None:
+            return report.named(self.paths[query], own)
+        there = None if classes is None else classes[gallery]
+        return report.named(self.paths[query], own, gallery_paths=self.paths[gallery], gallery_classes=there)
 
     def save(self, path: Path) -> None:
         """Write an ``.npz`` with all arrays, whole or not at all."""

@@ -22,7 +22,7 @@ FITS: dict[str, Callable[[Any], bool]] = {
 # Entries of a report, and the columns of `per_query` that do not hold numbers.
 _NEEDED = {"metrics": MAPPING, "per_query": MAPPING, "ties": TEXT}
 _OPTIONAL = {
-    **dict.fromkeys(("protocol", "intervals", "curve", "approximation", "versions"), MAPPING),
+    **dict.fromkeys(("protocol", "intervals", "curve", "approximation", "versions", "neighbours", "gallery"), MAPPING),
     **dict.fromkeys(("tie_bounds", "notes"), LIST),
     **dict.fromkeys(("distance", "date", "command"), TEXT),
 }

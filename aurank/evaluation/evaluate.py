@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from aurank.errors import UserError
@@ -11,6 +12,7 @@ from aurank.evaluation.aggregate import MACRO
 from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.build_report import build_report, fitting_cuts, sorted_cuts
 from aurank.evaluation.engine.inputs import Embeddings, Integers, ProgressCallback, choose_devices, numbered
+from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.process_group import ProcessGroup, require_equal
 from aurank.evaluation.engine.ranks import Ranks, rank_positives
@@ -40,6 +42,7 @@ def evaluate(
     metrics: Iterable[str] | None = None,
     ties: str = "threshold",
     resampling: Resampling | None = None,
+    neighbours: int = 0,
     index: str | Index | None = None,
     backend: str = "auto",
     device: torch.device | str | Sequence[torch.device | str] | None = None,
@@ -63,6 +66,7 @@ def evaluate(
         ties: how average precision treats equal scores: "threshold" as scikit-learn, or "optimistic" and "pessimistic",
             which bound it.
         resampling: asks for bootstrap intervals by class.
+        neighbours: length of each query's list of nearest gallery rows to keep (`report.neighbours`), in one process.
         index: a faiss factory string such as "IVF1024,Flat", or an Index that holds the gallery, to be measured beside
             the exact numbers (`report.approximation`).
         backend: "auto", "numba", "torch" or "triton"; all count the same digits.
@@ -88,6 +92,8 @@ def evaluate(
     require_equal(group, relevance=relevance)
     if index is not None and group.size > 1:
         raise UserError("faiss searches in one process: call evaluate on one rank, with distributed=False")
+    if neighbours and (neighbours < 0 or group.size > 1):
+        raise UserError(f"neighbours must be 0 or more, and 0 under several processes; got {neighbours}")
     labels, gallery_labels, classes = numbered(labels, gallery_labels, name="label", gather=group.all_gather)
     ids, gallery_ids, _ = numbered(ids, gallery_ids, name="id", gather=group.all_gather)
     problem = RetrievalProblem(
@@ -111,13 +117,23 @@ def evaluate(
     if names is None and fitting != cuts:
         beyond = ", ".join(str(k) for k in cuts if k not in fitting)
         notes.append(f"recall and precision at {beyond} are left out: no gallery is that large")
+    place = choose_devices(device, embeddings)[0]
+    nearest = None
+    if neighbours:
+        nearest = nearest_rows(
+            problem, neighbours, distance=distance, device=place, max_memory=max_memory, progress=progress
+        )
     own = None if labels is None else ranks.labels if classes is None else classes[ranks.labels]
     kinds: dict[str, Any] = {"ties": ties, "distance": distance}
     report = build_report(ranks, recall_at=cuts, labels=own, metrics=names, notes=notes, resampling=resampling, **kinds)
+    if nearest is not None:
+        there = labels if gallery is None else gallery_labels
+        numbers = None if there is None else np.asarray(there)
+        shown = {} if numbers is None else {"label": numbers if classes is None else classes[numbers]}
+        report = replace(report, neighbours=nearest, gallery=shown)
     if index is None:
         return report
     named = tuple(sorted({k for name in names or () if (k := split_cut(name.removeprefix(MACRO))[1])}))
-    place = choose_devices(device, embeddings)[0]
     found = approximate_report(
         problem, ranks, index=index, recall_at=named or fitting or cuts, device=place, progress=progress, **kinds
     )

@@ -20,6 +20,7 @@ from aurank.evaluation._saved import check_report, read_saved
 from aurank.evaluation.aggregate import MACRO, Classes, mean
 from aurank.evaluation.bootstrap import Intervals, Resampling, Units, resampled_means
 from aurank.evaluation.curves import Curve, random_order_ap
+from aurank.evaluation.engine.nearest import NearestRows
 from aurank.files import replacing, write_text
 from aurank.names import meant, nearest
 
@@ -67,6 +68,8 @@ class Report:
     intervals: Intervals | None = None
     curve: Curve | None = None  # the mean precision-recall curve, interpolated, at 101 recalls
     approximation: dict[str, Any] | None = None  # the fields of an `Approximation`, where an index was measured
+    neighbours: NearestRows | None = None  # of each query in `per_query`, where they were asked for
+    gallery: dict[str, Column] = field(default_factory=dict)  # beside them: "label", "path", "class" of gallery rows
     distance: str = "cosine"  # by which items were ranked; "run" for a run of TREC
     versions: dict[str, str] = field(default_factory=lambda: dict(_versions()))
     date: str | None = None  # UTC, where a command made it
@@ -117,13 +120,30 @@ class Report:
         except UserError as error:  # a single class: no reason to lose the evaluation
             return replace(self, notes=[*self.notes, f"no intervals: {error}"])
 
-    def named(self, paths: Column, classes: Column | None = None) -> "Report":
-        """Return this report with the path and the class of each query, given those of all queries by their rows."""
+    def named(
+        self,
+        paths: Column,
+        classes: Column | None = None,
+        *,
+        gallery_paths: Column | None = None,
+        gallery_classes: Column | None = None,
+    ) -> "Report":
+        """Return this report with the path and the class of each query, given those of all queries by their rows.
+
+        Beside neighbours the same is kept of the gallery rows; without a gallery they are the queries.
+        """
         names = {"path": paths if (paths != "").any() else None, "class": classes}
         rows = self.per_query["query"]
         facts = {name: values for name, values in self.per_query.items() if name in ("query", "label")}
         facts |= {name: values[rows] for name, values in names.items() if values is not None}
-        return replace(self, per_query={**facts, **self.per_query, **facts})
+        named = replace(self, per_query={**facts, **self.per_query, **facts})
+        if self.neighbours is None:
+            return named
+        there = {"path": paths, "class": classes}
+        if gallery_paths is not None:
+            there = {"path": gallery_paths, "class": gallery_classes}
+        kept = {name: values for name, values in there.items() if values is not None and (values != "").any()}
+        return replace(named, gallery={**self.gallery, **kept})
 
     def made_by(self, command: str) -> "Report":
         """Return this report with the command that made it, and the time."""
@@ -190,6 +210,8 @@ class Report:
         text = json.dumps(content, indent=2)[: -len("\n}")]
         if self.curve is not None:
             text += ',\n  "curve": ' + _columns_to_json(vars(self.curve))
+        if self.neighbours is not None:
+            text += _lists_to_json(self.neighbours, self.gallery)
         write_text(Path(path), text + ',\n  "per_query": ' + _columns_to_json(self.per_query) + "\n}\n")
 
     def write_per_query(self, path: Path | str) -> None:
@@ -197,16 +219,26 @@ class Report:
         import pyarrow
         import pyarrow.parquet
 
-        # A name that is no UTF-8 is written with its bytes as escapes.
-        columns = {
-            name: [text.encode("utf-8", "backslashreplace").decode() for text in values.tolist()]
-            if values.dtype.kind == "U"
-            else values
+        columns: dict[str, Any] = {
+            name: _plain(values.tolist()) if values.dtype.kind == "U" else values
             for name, values in self.per_query.items()
         }
-        table = pyarrow.table(columns)
+        table = pyarrow.table(columns | self._list_columns())
         with replacing(Path(path)) as file:
             pyarrow.parquet.write_table(table, file)
+
+    def _list_columns(self) -> dict[str, list[Any]]:
+        """Return the neighbours as columns of lists: what each query found, without padding."""
+        if self.neighbours is None:
+            return {}
+        lists, exists = self.neighbours, self.neighbours.row >= 0
+        found = {"rows": lists.row, "scores": lists.score, "are_positive": lists.is_positive}
+        if "path" in self.gallery:
+            found["paths"] = self.gallery["path"][lists.row]
+        return {
+            f"neighbour_{name}": [_plain(row[there].tolist()) for row, there in zip(values, exists, strict=True)]
+            for name, values in found.items()
+        }
 
     @classmethod
     def load(cls, path: Path | str) -> "Report":
@@ -242,10 +274,32 @@ class Report:
         return f"  [{low:.4f}, {high:.4f}]"
 
 
+def _plain(values: list[Any]) -> list[Any]:
+    """Return texts as UTF-8 can hold them: what is none is written with its bytes as escapes."""
+    return [one.encode("utf-8", "backslashreplace").decode() if isinstance(one, str) else one for one in values]
+
+
 def _columns_to_json(columns: Mapping[str, Column]) -> str:
     """One line per column, so that a long report stays readable from its head."""
     rows = [f"    {json.dumps(name)}: {json.dumps(values.tolist())}" for name, values in columns.items()]
     return "{\n" + ",\n".join(rows) + "\n  }"
+
+
+def _lists_to_json(lists: NearestRows, gallery: Mapping[str, Column]) -> str:
+    score = lists.score.astype(np.object_)
+    score[np.isnan(lists.score)] = None  # JSON has no NaN
+    columns = {"row": lists.row, "score": score, "is_positive": lists.is_positive}
+    return f',\n  "neighbours": {_columns_to_json(columns)},\n  "gallery": {_columns_to_json(gallery)}'
+
+
+def _lists_from_json(columns: dict[str, Any], query: Column, num_gallery: int) -> NearestRows:
+    rows, score = np.array(columns["row"], dtype=np.int64), np.array(columns["score"], dtype=np.float64)
+    lists = NearestRows(query, rows, score, np.array(columns["is_positive"], dtype=np.bool_))
+    if not (rows.ndim == 2 and len(rows) == len(query) and rows.shape == score.shape == lists.is_positive.shape):
+        raise ValueError(f"neighbours have shapes {rows.shape}, {score.shape}, {lists.is_positive.shape}")
+    if rows.size and not -1 <= rows.min() <= rows.max() < num_gallery:
+        raise ValueError(f"neighbours name rows {rows.min()} to {rows.max()} of a gallery of {num_gallery}")
+    return lists
 
 
 def _from_json(content: dict[str, Any]) -> Report:
@@ -254,6 +308,9 @@ def _from_json(content: dict[str, Any]) -> Report:
     known |= {name: value for name, value in given.items() if value is not None}
     known["metrics"] = {name: float(value) for name, value in content["metrics"].items()}
     known["per_query"] = {name: np.asarray(values) for name, values in content["per_query"].items()}
+    if (lists := known.get("neighbours")) is not None:
+        known["neighbours"] = _lists_from_json(lists, known["per_query"]["query"], known["num_gallery"])
+    known["gallery"] = {name: np.asarray(values) for name, values in known.get("gallery", {}).items()}
     if known["tie_bounds"] is not None:
         low, high = known["tie_bounds"]
         known["tie_bounds"] = float(low), float(high)

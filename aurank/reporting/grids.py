@@ -1,0 +1,128 @@
+"""Retrieval grids: which queries are worth a look, and what each of them finds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64
+
+from aurank.errors import UserError
+from aurank.evaluation.report import Report
+from aurank.names import meant, nearest
+from aurank.reporting.pictures import Pictures
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image of a grid."""
+
+    path: str
+    label: str
+    picture: str | None
+    score: float | None = None  # None: the query
+    is_right: bool = False
+    place: int = 0  # from 1 in the list
+
+
+@dataclass(frozen=True)
+class GridRow:
+    """A query with the top of its list."""
+
+    query: Item
+    row: int
+    ap: float
+    first_rank: int
+    num_positives: int
+    found: list[Item]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Some queries with their lists, under one heading."""
+
+    title: str
+    explained: str
+    rows: list[GridRow]
+
+
+def make_grids(
+    report: Report, pictures: Pictures, *, queries: int = 8, classes: Sequence[str] = (), seed: int = 0
+) -> list[Grid]:
+    """Return grids of the worst, the median and random queries, and of the queries of each class asked for.
+
+    Args:
+        report: with neighbours.
+        queries: of each grid.
+        classes: names or labels of classes, as the report has them.
+
+    Raises:
+        UserError: the report has no neighbours, or no query of a class asked for.
+
+    Example:
+        >>> import aurank
+        >>> rows = np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1], [0.0, 1.0]])
+        >>> report = aurank.evaluate(rows, ["cat", "cat", "dog", "dog"], neighbours=2)
+        >>> worst = make_grids(report, Pictures(None), queries=1)[0].rows[0]
+        >>> worst.query.label, [(item.label, item.is_right) for item in worst.found]
+        ('dog', [('cat', False), ('cat', False)])
+    """
+    if report.neighbours is None:
+        raise UserError("the report holds no neighbours to show: evaluate again with neighbours=10")
+    names = query_names(report)
+    by_ap = np.argsort(report.per_query["ap"], kind="stable")
+    count = min(queries, len(by_ap))
+    middle = max(0, (len(by_ap) - count) // 2)
+    random = np.sort(np.random.default_rng(seed).permutation(len(by_ap))[:count])
+    chosen = [
+        ("Worst queries", "lowest average precision first", by_ap[:count]),
+        ("Median queries", "half of all queries are worse than these, half are better", by_ap[middle : middle + count]),
+        ("Random queries", f"drawn with seed {seed}", random),
+    ]
+    for name in classes:
+        of_class = np.flatnonzero(names == name)
+        if not len(of_class):
+            known = sorted(set(names.tolist()))
+            raise UserError(f"no query of class {name!r} was measured{meant(nearest(name, known, most=3))}")
+        of_class = of_class[np.argsort(report.per_query["ap"][of_class], kind="stable")]
+        explained = f"the worst {count} of {len(of_class):,}" if len(of_class) > count else "all of them, worst first"
+        chosen.append((f"Class {name}", explained, of_class[:count]))
+    return [Grid(title, text, [_row(report, names, index, pictures) for index in some]) for title, text, some in chosen]
+
+
+def query_names(report: Report) -> np.ndarray:
+    """Return the class of each query as text: its name, its label, or nothing where neither is known."""
+    return _text(report.per_query, len(report.per_query["query"]))
+
+
+def gallery_names(report: Report) -> np.ndarray:
+    """Return the class of each gallery row as text."""
+    return _text(report.gallery, report.num_gallery)
+
+
+def _text(columns: dict[str, np.ndarray], rows: int) -> np.ndarray:
+    for name in ("class", "label"):
+        if name in columns:
+            return columns[name].astype(np.str_)
+    return np.full(rows, "")
+
+
+def _row(report: Report, names: np.ndarray, index: Int64[np.ndarray, ""], pictures: Pictures) -> GridRow:
+    values, lists = report.per_query, report.neighbours
+    assert lists is not None
+    path = str(values["path"][index]) if "path" in values else ""
+    others = gallery_names(report)
+    paths = report.gallery.get("path")
+    found = []
+    for place, row in enumerate(lists.row[index].tolist(), start=1):
+        if row >= 0:
+            there = "" if paths is None else str(paths[row])
+            score, right = float(lists.score[index, place - 1]), bool(lists.is_positive[index, place - 1])
+            found.append(Item(there, str(others[row]), pictures.of(there), score, right, place))
+    return GridRow(
+        query=Item(path, str(names[index]), pictures.of(path)),
+        row=int(values["query"][index]),
+        ap=float(values["ap"][index]),
+        first_rank=int(values["first_rank"][index]),
+        num_positives=int(values["num_positives"][index]),
+        found=found,
+    )

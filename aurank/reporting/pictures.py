@@ -1,0 +1,77 @@
+"""Small pictures inside a page: read, reduced and encoded once each, within a budget of bytes."""
+
+import base64
+import io
+from dataclasses import dataclass, field
+
+import numpy as np
+from PIL import Image
+
+from aurank.data.decode import decode
+from aurank.data.sources import ImageSource
+from aurank.errors import UserError
+
+SIDE = 112  # pixels of the longer side
+SMALLEST = 28  # smaller pictures are enlarged to this at least, without smoothing
+QUALITY = 80
+
+
+@dataclass(eq=False)
+class Pictures:
+    """Thumbnails of the images of a source, as text for the `src` of an `<img>`.
+
+    Args:
+        source: where the bytes come from; None shows no pictures.
+        budget: bytes of all thumbnails together; what does not fit is counted in `left_out` and not shown.
+
+    Example:
+        >>> from aurank.data.sources import ArraySource
+        >>> source = ArraySource({"a.png": np.zeros((40, 40, 3), np.uint8)})
+        >>> Pictures(source).of("a.png")[:23]
+        'data:image/jpeg;base64,'
+        >>> Pictures(source).of("gone.png") is None
+        True
+    """
+
+    source: ImageSource | None
+    budget: int = 10 * 2**20
+    left_out: int = 0
+    missing: dict[str, str] = field(default_factory=dict)  # path → why it cannot be shown
+    _made: dict[str, str] = field(default_factory=dict)
+
+    def of(self, path: str) -> str | None:
+        """Return the thumbnail of an image, None where there is none: the page shows the path in its place."""
+        if self.source is None or not path or path in self.missing:
+            return None
+        if path not in self._made:
+            try:
+                encoded = _encode(decode(self.source, path, None))
+            except UserError as error:
+                self.missing[path] = str(error)
+                return None
+            if len(encoded) > self.budget:
+                self.left_out += 1
+                return None
+            self._made[path] = encoded
+        encoded = self._made[path]
+        if len(encoded) > self.budget:  # each use is written out again
+            self.left_out += 1
+            return None
+        self.budget -= len(encoded)
+        return encoded
+
+
+def _encode(pixels: np.ndarray) -> str:
+    """Return pixels as a data URI: JPEG, or PNG where that keeps a small drawing sharp."""
+    channels = pixels.shape[2]
+    image = Image.fromarray(pixels[..., 0] if channels in (1, 2) else pixels[..., :3] if channels > 3 else pixels)
+    small = max(image.size) < SMALLEST * 2
+    if small:
+        factor = max(1, SIDE // max(image.size))
+        image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    else:
+        image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS, reducing_gap=2.0)
+    file = io.BytesIO()
+    kind = "png" if small or (image.mode == "L" and len(set(np.unique(np.asarray(image)).tolist())) <= 16) else "jpeg"
+    image.save(file, kind.upper(), quality=QUALITY, optimize=True)
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
