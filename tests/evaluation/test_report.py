@@ -10,7 +10,7 @@ import pytest
 from testing.listing import ranks_of, read
 
 from aurank.errors import AurankError, UserError
-from aurank.evaluation import Report
+from aurank.evaluation import Report, evaluate
 from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.build_report import build_report
 
@@ -239,3 +239,33 @@ def test_queries_are_named_and_what_made_a_report_is_kept(tmp_path: Path) -> Non
     assert table["path"].to_pylist() == ["a.png", "b.png", "c.png", "\\udcff.png"]
     report.save(tmp_path / "plain.json")
     assert not {"date", "command"} & set(json.loads((tmp_path / "plain.json").read_text(encoding="utf-8")))
+
+
+def test_neighbours_and_the_gallery_are_saved_and_read_back(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.array([f"class {row // 4}" for row in range(20)])
+    paths = np.array([f"{row}.png" for row in range(20)])
+    report = evaluate(rng.standard_normal((20, 4)), labels, neighbours=30, recall_at=(1,)).named(paths, labels)
+    assert report.neighbours is not None
+    assert report.neighbours.row.shape == (20, 20)  # the own row is missing: a list of 19, then -1
+    report.save(tmp_path / "report.json")
+    again = Report.load(tmp_path / "report.json")
+    assert again.neighbours is not None
+    for name in ("row", "score", "is_positive"):
+        np.testing.assert_array_equal(getattr(again.neighbours, name), getattr(report.neighbours, name))
+    assert again.gallery["path"].tolist() == paths.tolist()
+    assert again.gallery["label"].tolist() == labels.tolist()
+    report.write_per_query(tmp_path / "per_query.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "per_query.parquet").to_pydict()
+    assert table["neighbour_rows"][3] == report.neighbours.row[3, :19].tolist()
+    assert table["neighbour_paths"][3] == [f"{row}.png" for row in table["neighbour_rows"][3]]
+
+
+def test_damaged_neighbours_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    evaluate(np.eye(4), [0, 0, 1, 1], neighbours=2).save(path)
+    content = json.loads(path.read_text())
+    content["neighbours"]["row"][0][0] = 4
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="neighbours name rows 0 to 4 of a gallery of 4"):
+        Report.load(path)
