@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Shaped
 
 from aurank.errors import UserError
 from aurank.evaluation.aggregate import MACRO
@@ -90,10 +91,7 @@ def evaluate(
     grades = None if relevance is None else check_relevance(positives, relevance)
     group = ProcessGroup(distributed)
     require_equal(group, relevance=relevance)
-    if index is not None and group.size > 1:
-        raise UserError("faiss searches in one process: call evaluate on one rank, with distributed=False")
-    if neighbours and (neighbours < 0 or group.size > 1):
-        raise UserError(f"neighbours must be 0 or more, and 0 under several processes; got {neighbours}")
+    _check_extras(group, index, neighbours)
     labels, gallery_labels, classes = numbered(labels, gallery_labels, name="label", gather=group.all_gather)
     ids, gallery_ids, _ = numbered(ids, gallery_ids, name="id", gather=group.all_gather)
     problem = RetrievalProblem(
@@ -117,20 +115,16 @@ def evaluate(
     if names is None and fitting != cuts:
         beyond = ", ".join(str(k) for k in cuts if k not in fitting)
         notes.append(f"recall and precision at {beyond} are left out: no gallery is that large")
+    own = None if labels is None else ranks.labels if classes is None else classes[ranks.labels]
+    kinds: dict[str, Any] = {"ties": ties, "distance": distance}
+    report = build_report(ranks, recall_at=cuts, labels=own, metrics=names, notes=notes, resampling=resampling, **kinds)
     place = choose_devices(device, embeddings)[0]
-    nearest = None
     if neighbours:
         nearest = nearest_rows(
             problem, neighbours, distance=distance, device=place, max_memory=max_memory, progress=progress
         )
-    own = None if labels is None else ranks.labels if classes is None else classes[ranks.labels]
-    kinds: dict[str, Any] = {"ties": ties, "distance": distance}
-    report = build_report(ranks, recall_at=cuts, labels=own, metrics=names, notes=notes, resampling=resampling, **kinds)
-    if nearest is not None:
-        there = labels if gallery is None else gallery_labels
-        numbers = None if there is None else np.asarray(there)
-        shown = {} if numbers is None else {"label": numbers if classes is None else classes[numbers]}
-        report = replace(report, neighbours=nearest, gallery=shown)
+        there = _gallery_columns(labels if gallery is None else gallery_labels, classes)
+        report = replace(report, neighbours=nearest, gallery=there)
     if index is None:
         return report
     named = tuple(sorted({k for name in names or () if (k := split_cut(name.removeprefix(MACRO))[1])}))
@@ -139,6 +133,20 @@ def evaluate(
     )
     content = {**asdict(found), "neighbour_recall": {str(k): value for k, value in found.neighbour_recall.items()}}
     return replace(report, approximation=content, notes=[*report.notes, str(found)])
+
+
+def _check_extras(group: ProcessGroup, index: str | Index | None, neighbours: int) -> None:
+    if index is not None and group.size > 1:
+        raise UserError("faiss searches in one process: call evaluate on one rank, with distributed=False")
+    if neighbours and (neighbours < 0 or group.size > 1):
+        raise UserError(f"neighbours must be 0 or more, and 0 under several processes; got {neighbours}")
+
+
+def _gallery_columns(labels: Integers | None, classes: Shaped[np.ndarray, " name"] | None) -> dict[str, np.ndarray]:
+    if labels is None:
+        return {}
+    numbers = labels.cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
+    return {"label": numbers if classes is None else classes[numbers]}
 
 
 def _check_some(ranks: Ranks, *, listed: bool) -> None:

@@ -26,7 +26,7 @@ class Pictures:
 
     Example:
         >>> from aurank.data.sources import ArraySource
-        >>> source = ArraySource({"a.png": np.zeros((40, 40, 3), np.uint8)})
+        >>> source = ArraySource({"a.png": np.zeros((80, 80, 3), np.uint8)})
         >>> Pictures(source).of("a.png")[:23]
         'data:image/jpeg;base64,'
         >>> Pictures(source).of("gone.png") is None
