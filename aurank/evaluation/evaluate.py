@@ -120,19 +120,17 @@ def evaluate(
     report = build_report(ranks, recall_at=cuts, labels=own, metrics=names, notes=notes, resampling=resampling, **kinds)
     place = choose_devices(device, embeddings)[0]
     if neighbours:
-        nearest = nearest_rows(
-            problem, neighbours, distance=distance, device=place, max_memory=max_memory, progress=progress
-        )
+        found = nearest_rows(problem, neighbours, distance=distance, device=place, max_memory=max_memory)
         there = _gallery_columns(labels if gallery is None else gallery_labels, classes)
-        report = replace(report, neighbours=nearest, gallery=there)
+        report = replace(report, neighbours=found, gallery=there)
     if index is None:
         return report
     named = tuple(sorted({k for name in names or () if (k := split_cut(name.removeprefix(MACRO))[1])}))
-    found = approximate_report(
+    near = approximate_report(
         problem, ranks, index=index, recall_at=named or fitting or cuts, device=place, progress=progress, **kinds
     )
-    content = {**asdict(found), "neighbour_recall": {str(k): value for k, value in found.neighbour_recall.items()}}
-    return replace(report, approximation=content, notes=[*report.notes, str(found)])
+    content = {**asdict(near), "neighbour_recall": {str(k): value for k, value in near.neighbour_recall.items()}}
+    return replace(report, approximation=content, notes=[*report.notes, str(near)])
 
 
 def _check_extras(group: ProcessGroup, index: str | Index | None, neighbours: int) -> None:

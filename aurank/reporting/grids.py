@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int64
 
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
@@ -86,7 +85,10 @@ def make_grids(
         of_class = of_class[np.argsort(report.per_query["ap"][of_class], kind="stable")]
         explained = f"the worst {count} of {len(of_class):,}" if len(of_class) > count else "all of them, worst first"
         chosen.append((f"Class {name}", explained, of_class[:count]))
-    return [Grid(title, text, [_row(report, names, index, pictures) for index in some]) for title, text, some in chosen]
+    return [
+        Grid(title, text, [_row(report, names, index, pictures) for index in some.tolist()])
+        for title, text, some in chosen
+    ]
 
 
 def query_names(report: Report) -> np.ndarray:
@@ -106,7 +108,7 @@ def _text(columns: dict[str, np.ndarray], rows: int) -> np.ndarray:
     return np.full(rows, "")
 
 
-def _row(report: Report, names: np.ndarray, index: Int64[np.ndarray, ""], pictures: Pictures) -> GridRow:
+def _row(report: Report, names: np.ndarray, index: int, pictures: Pictures) -> GridRow:
     values, lists = report.per_query, report.neighbours
     assert lists is not None
     path = str(values["path"][index]) if "path" in values else ""
