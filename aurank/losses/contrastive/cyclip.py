@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.errors import UserError
 from aurank.losses.contrastive.clip import CLIPLoss
-from aurank.losses.core.checks import Number, as_number
+from aurank.losses.core.checks import Number, as_number, require_number
 from aurank.losses.core.from_pml import BaseDistance
 from aurank.losses.core.pair_loss import PairLossOptions
 from aurank.losses.core.pairs import Pairs
@@ -86,7 +85,9 @@ class CyCLIPLoss(CLIPLoss):
         **options: Unpack[PairLossOptions],
     ) -> None:
         weights = {"cross_modal": cross_modal, "in_modal": in_modal}
-        weights = {name: weight for name, given in weights.items() if (weight := require_weight(name, given)) > 0}
+        for name, weight in weights.items():
+            require_number(name, weight, 0 <= as_number(weight) < math.inf, ">= 0")
+        weights = {name: weight for name, weight in weights.items() if weight}
         self.extra_names = tuple(weights)
         super().__init__(
             temperature,
@@ -105,11 +106,3 @@ class CyCLIPLoss(CLIPLoss):
             difference = cross_modal_difference(pairs) if cross else in_modal_difference(pairs, self.distance)
             found[name] = weight / (1 + self.two_way) * inconsistency(difference, pairs)
         return found
-
-
-def require_weight(name: str, value: Number) -> float:
-    """Return the weight; raise UserError unless it is a finite number of at least 0."""
-    weight = as_number(value)
-    if not 0 <= weight < math.inf:
-        raise UserError(f"{name} must be >= 0, got {value!r}")
-    return weight

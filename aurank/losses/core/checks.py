@@ -20,21 +20,22 @@ def as_number(value: object) -> float:
 
 def require_positive(name: str, value: object) -> float:
     """Return the value as a float; UserError unless it is a finite number above 0."""
-    return _require(name, value, 0 < as_number(value) < math.inf, "> 0")
+    return require_number(name, value, 0 < as_number(value) < math.inf, "> 0")
 
 
 def require_finite(name: str, value: object) -> float:
     """Return the value as a float; UserError unless it is a finite number."""
-    return _require(name, value, math.isfinite(as_number(value)), "a finite number")
+    return require_number(name, value, math.isfinite(as_number(value)), "a finite number")
 
 
 def require_fraction(name: str, value: object, *, one: bool = False) -> float:
     """Return the value as a float; UserError unless 0 < value < 1 (value <= 1 with `one`)."""
     number = as_number(value)
-    return _require(name, value, 0 < number < 1 or (one and number == 1), f"> 0 and {'<=' if one else '<'} 1")
+    return require_number(name, value, 0 < number < 1 or (one and number == 1), f"> 0 and {'<=' if one else '<'} 1")
 
 
-def _require(name: str, value: object, fits: bool, expected: str) -> float:
+def require_number(name: str, value: object, fits: bool, expected: str) -> float:
+    """Return the value as a float; UserError, with what was expected, unless it fits."""
     if not fits:
         raise UserError(f"{name} must be {expected}, got {value!r}")
     return as_number(value)

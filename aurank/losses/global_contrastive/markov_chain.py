@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, as_number, require_choice, require_positive, require_whole
+from aurank.losses.core.checks import Number, as_number, require_choice, require_number, require_positive, require_whole
 from aurank.losses.core.from_pml import BaseDistance
 from aurank.losses.core.keyed_loss import query_ids
 from aurank.losses.core.pairs import Pairs
@@ -64,9 +64,8 @@ class Chains(nn.Module):
     ) -> None:
         super().__init__()
         self.temperature = require_positive("temperature", temperature)
-        self.burn_in = as_number(burn_in)
-        if not 0 <= self.burn_in < 1:
-            raise UserError(f"burn_in must be >= 0 and < 1, the share of steps that are not kept, got {burn_in!r}")
+        expected = ">= 0 and < 1, the share of steps that are not kept"
+        self.burn_in = require_number("burn_in", burn_in, 0 <= as_number(burn_in) < 1, expected)
         self.out_of_batch = require_choice("out_of_batch", out_of_batch, get_args(OutsideState))
         if official and out_of_batch != "stored":
             raise UserError(f'official=True drops states outside of the batch: leave out out_of_batch="{out_of_batch}"')

@@ -9,7 +9,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, as_number, require_choice, require_positive, require_whole
+from aurank.losses.core.checks import Number, as_number, require_choice, require_number, require_positive, require_whole
 from aurank.losses.core.keyed_loss import KeyedLoss, query_ids
 from aurank.losses.core.log_mean_exp import attraction
 from aurank.losses.core.loss_inputs import Inputs
@@ -117,9 +117,8 @@ class NegativeCacheLoss(Counters, KeyedLoss):
         super().__init__(num_samples, views=views, **options)
         self.temperature = require_positive("temperature", temperature)
         self.out_of_batch = require_choice("out_of_batch", out_of_batch, get_args(OutsideNegative))
-        self.refresh = as_number(refresh)
-        if not 0 <= self.refresh <= 1:
-            raise UserError(f"refresh must be >= 0 and <= 1, the share of the cache, got {refresh!r}")
+        expected = ">= 0 and <= 1, the share of the cache"
+        self.refresh = require_number("refresh", refresh, 0 <= as_number(refresh) <= 1, expected)
         if refresh and out_of_batch != "reencode":
             raise UserError(f'refresh={refresh} embeds images anew: set out_of_batch="reencode" too')
         self.positive_in_denominator = positive_in_denominator

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, as_number, refuse_unused, require_positive, require_whole
+from aurank.losses.core.checks import Number, as_number, refuse_unused, require_number, require_positive, require_whole
 from aurank.losses.core.log_mean_exp import add_epsilon, attraction, log_mean_exp
 from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
@@ -107,9 +107,7 @@ class NeuCLIPLoss(PairLoss):
         if not learn_temperature:
             refuse_unused(NeuCLIPLoss, "learn_temperature=False", rho=rho, temperature_bounds=temperature_bounds)
         self.rho = require_positive("rho", rho) if learn_temperature else 0.0
-        self.epsilon = as_number(epsilon)
-        if not 0 <= self.epsilon < 1:
-            raise UserError(f"epsilon must be >= 0 and < 1, got {epsilon!r}")
+        self.epsilon = require_number("epsilon", epsilon, 0 <= as_number(epsilon) < 1, ">= 0 and < 1")
         self.restart_every = None if restart_every is None else require_whole("restart_every", restart_every)
         self.inner_steps = require_whole("inner_steps", inner_steps, least=0)
         self.inner_lr = require_positive("inner_lr", inner_lr)

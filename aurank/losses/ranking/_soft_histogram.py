@@ -46,7 +46,7 @@ def soft_histogram(
     return here[:, :-1] + pad(after[:, :-2], (1, 0))
 
 
-def histogram_average_precision(
+def average_precision(
     positives: Float[Tensor, "query bin"], negatives: Float[Tensor, "query bin"], count: Int64[Tensor, " query"]
 ) -> Float[Tensor, " query"]:
     """Return Σ_m h⁺_m H⁺_m / (H_m N⁺) of each query, in [0, 1]; 0 for a query without a positive (a count of 0).
@@ -69,7 +69,7 @@ def require_limits(value: object) -> Limits:
     return numbers[0], numbers[1]
 
 
-def limits_of_unit_vectors(distance: BaseDistance) -> Limits:
+def default_limits(distance: BaseDistance) -> Limits:
     """Return the similarity of opposite and of equal unit vectors: (-1, 1) for cosine, (-4, 0) for squared distance."""
     unit = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     same, opposite = distance(unit, torch.cat([unit, -unit]))[0].tolist()

@@ -1,6 +1,6 @@
 """AUROC by a surrogate (Gao and Zhou, IJCAI 2015): how often a negative scores above a positive, made smooth."""
 
-from typing import Unpack, get_args
+from typing import Any, Unpack, get_args
 
 from jaxtyping import Float
 from torch import Tensor
@@ -14,32 +14,12 @@ from aurank.losses.ranking._sums import Backend, Surrogate, ranking_sums, requir
 DEFAULT_TEMPERATURE = 0.1
 
 
-def auroc_surrogate(
-    pairs: Pairs,
-    *,
-    surrogate: Surrogate,
-    temperature: float,
-    include_self: bool = False,
-    backend: Backend = "auto",
-) -> Float[Tensor, " query"]:
-    """Return for each query the mean over its positives and negatives of ℓ((s⁻ − s⁺) / temperature).
-
-    ℓ(x) is "huber" (1 + 2x for x > 0, (1 + x)² down to x = −1, then 0), "logistic" log2(1 + e^x), or "sigmoid". A query
-    without a positive gets 0.
-    """
-    positives = pairs.positives_and_self if include_self else pairs.positives
-    sums = ranking_sums(
-        positives.similarity, pairs.negative_similarity, surrogate=surrogate, temperature=temperature, backend=backend
-    )
-    return positives.mean(sums) / pairs.negative_count.clamp(min=1)
-
-
 class AUROCLoss(PairLoss):
     """A surrogate of 1 − AUROC of each query: the mean over its positives and negatives of ℓ((s⁻ − s⁺) / temperature).
 
     Args:
-        surrogate: ℓ, see `auroc_surrogate`. "huber" and "logistic" bound 1 − AUROC from above; "sigmoid" tends to it as
-            the temperature falls.
+        surrogate: ℓ(x), "huber" (1 + 2x for x > 0, (1 + x)² down to x = −1, then 0), "logistic" log2(1 + e^x), or
+            "sigmoid". The first two bound 1 − AUROC from above; "sigmoid" tends to it as the temperature falls.
         temperature: how far apart two similarities count as ordered.
         official: True does as the SOPRC authors' code: the query stays in its own ranking as a positive, and "logistic"
             takes no temperature: any but 1 and the default is refused. That code averages over all triplets of equal
@@ -66,22 +46,21 @@ class AUROCLoss(PairLoss):
     ) -> None:
         super().__init__(**options)
         require_choice("surrogate", surrogate, get_args(Surrogate))
-        if official and surrogate == "logistic" and temperature not in (DEFAULT_TEMPERATURE, 1):
-            raise UserError(
-                f'temperature={temperature!r} would be ignored: the authors\' "logistic" has none, which is a '
-                "temperature of 1. Leave it out, or set official=False"
-            )
         self.surrogate: Surrogate = surrogate
         self.temperature = require_positive("temperature", temperature)
+        if official and surrogate == "logistic":
+            if temperature not in (DEFAULT_TEMPERATURE, 1):
+                raise UserError(
+                    f'temperature={temperature!r} would be ignored: the authors\' "logistic" has none, which is a '
+                    "temperature of 1. Leave it out, or set official=False"
+                )
+            self.temperature = 1.0
         self.official = official
         self.backend = require_backend(backend)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """Return the surrogate of 1 − AUROC."""
-        return auroc_surrogate(
-            pairs,
-            surrogate=self.surrogate,
-            temperature=1.0 if self.official and self.surrogate == "logistic" else self.temperature,
-            include_self=self.official,
-            backend=self.backend,
-        )
+        positives = pairs.positives_and_self if self.official else pairs.positives
+        kind: dict[str, Any] = {"surrogate": self.surrogate, "temperature": self.temperature, "backend": self.backend}
+        sums = ranking_sums(positives.similarity, pairs.negative_similarity, **kind)
+        return positives.mean(sums) / pairs.negative_count.clamp(min=1)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, as_number, require_positive
+from aurank.losses.core.checks import Number, as_number, require_number, require_positive, require_whole
 from aurank.losses.core.dtypes import to_device_of
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
@@ -19,7 +19,7 @@ from aurank.losses.core.saved_generator import SavedGenerator
 
 
 class RankedLists(NamedTuple):
-    """RankedLists to be ranked, an entry at minus infinity not being in its list, and the positives in each.
+    """Lists to be ranked, an entry at minus infinity not being in its list, and the positives in each.
 
     The positives are a mask, and once more side by side, padded where `is_hit` is False.
     """
@@ -74,9 +74,7 @@ class _AveragePrecision(torch.autograd.Function):
         return fall * (-upstream / (length * ctx.step))[:, None], None, None, None
 
 
-def at_least(
-    scores: Float[Tensor, "list entry"], ascending: Float[Tensor, "list other"]
-) -> Int32[Tensor, "list entry"]:
+def at_least(scores: Float[Tensor, "list item"], ascending: Float[Tensor, "list other"]) -> Int32[Tensor, "list item"]:
     """Return for each score how many of its list's others are at least as high."""
     return ascending.shape[1] - torch.searchsorted(ascending, scores.contiguous(), out_int32=True)
 
@@ -96,7 +94,6 @@ class RankingMemory(nn.Module):
 
     Row i of a batch is not the same query as row i of the batch before it: what comes out is no ranking of anything.
     In the paper's own code a row is a class, whose images of several batches may well be ranked together.
-    The memory is complete in `state_dict`.
     """
 
     def __init__(self, size: int) -> None:
@@ -121,20 +118,15 @@ class RankingMemory(nn.Module):
         """Keep the finite entries of the lists, in place of the oldest lists once the memory is full."""
         scores = lists.scores.detach()
         bad = scores.isnan() | (scores == torch.inf)  # minus infinity stands for what is not in a list
-        kept = lists._replace(
-            scores=scores.masked_fill(bad, -torch.inf),
-            positive=lists.positive & ~bad,
-            is_hit=lists.is_hit & ~bad.gather(1, lists.hit),
-        )
-        self.batches.append(kept)
+        positive, is_hit = lists.positive & ~bad, lists.is_hit & ~bad.gather(1, lists.hit)
+        self.batches.append(RankedLists(scores.masked_fill(bad, -torch.inf), positive, lists.hit, is_hit))
 
     def get_extra_state(self) -> UInt8[Tensor, " byte"]:
         """Return the batches in memory, oldest first, as the bytes of safetensors: their sizes differ."""
-        parts = {
-            f"{number}.{name}": part.cpu().clone(memory_format=torch.contiguous_format)
-            for number, lists in enumerate(self.batches)
-            for name, part in lists._asdict().items()
-        }
+        parts = {}
+        for number, lists in enumerate(self.batches):
+            for name, part in lists._asdict().items():
+                parts[f"{number}.{name}"] = part.cpu().clone(memory_format=torch.contiguous_format)
         return torch.frombuffer(bytearray(save(parts)), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor | list[tuple[Tensor, ...]]) -> None:
@@ -188,20 +180,15 @@ class BlackBoxAPLoss(PairLoss):
         batch_memory: int | None = None,
         **options: Unpack[PairLossOptions],
     ) -> None:
-        if not 0 <= as_number(flat_weight) < 1:
-            raise UserError(f"flat_weight must be >= 0 and < 1, got {flat_weight!r}")
         self.extra_names = ("flat",) if flat_weight else ()
         super().__init__(**options)
         self.lambda_ = require_positive("lambda_", lambda_)
-        if not 0 <= as_number(margin) < torch.inf:
-            raise UserError(f"margin must be >= 0, got {margin!r}")
-        self.margin = float(margin)
-        self.flat_weight = float(flat_weight)
+        self.margin = require_number("margin", margin, 0 <= as_number(margin) < torch.inf, ">= 0")
+        self.flat_weight = require_number("flat_weight", flat_weight, 0 <= as_number(flat_weight) < 1, ">= 0 and < 1")
         self.official = official
         self.noise = SavedGenerator(seed, generator)
         size = (20 if official else 0) if batch_memory is None else batch_memory
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise UserError(f"batch_memory must be a whole number >= 0, got {size!r}")
+        require_whole("batch_memory", size, least=0)
         if size and not official:
             raise UserError(
                 f"batch_memory={size} mixes up queries, as the SOPRC repository does: it needs official=True"
@@ -224,12 +211,8 @@ class BlackBoxAPLoss(PairLoss):
         lists = self._lists(pairs, tie_mirrored(pairs.similarity) if pairs.is_self_set else pairs.similarity)
         valid = pairs.valid[:, None]
         starts = torch.arange(len(valid), device=valid.device)[:, None] * lists.scores.shape[1]
-        flat = RankedLists(
-            scores=lists.scores.masked_fill(~valid, -torch.inf).reshape(1, -1),
-            positive=lists.positive.reshape(1, -1),
-            hit=(lists.hit + starts).reshape(1, -1),
-            is_hit=(lists.is_hit & valid).reshape(1, -1),
-        )
+        scores, is_hit = lists.scores.masked_fill(~valid, -torch.inf), lists.is_hit & valid
+        flat = RankedLists(*(part.reshape(1, -1) for part in (scores, lists.positive, lists.hit + starts, is_hit)))
         return {"flat": self._loss(flat, pairs, weight=self.flat_weight, averaged=1).squeeze(0)}
 
     def _lists(self, pairs: Pairs, similarity: Float[Tensor, "query reference"]) -> RankedLists:

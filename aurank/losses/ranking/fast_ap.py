@@ -9,33 +9,15 @@ from torch import Tensor
 from aurank.losses.core.checks import Number, require_whole
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.ranking._soft_histogram import (
-    Limits,
-    histogram_average_precision,
-    limits_of_unit_vectors,
-    require_limits,
-    soft_histogram,
-)
-
-
-def fast_average_precision(pairs: Pairs, *, num_bins: int, limits: Limits) -> Float[Tensor, " query"]:
-    """Return Σ_l h⁺_l H⁺_l / (H_l N⁺) over num_bins + 1 bins of each query's references; 0 without a positive.
-
-    The paper's bins divide the squared distance d² = 2 − 2s of unit vectors, 0 to 4, evenly; so they divide the
-    similarity s. Time and memory are O(queries · references).
-
-    Source: Eq. 5 of Cakir et al.
-    """
-    centres, positives = num_bins + 1, pairs.positives
-    return histogram_average_precision(
-        soft_histogram(positives.similarity, positives.mask, num_bins=centres, limits=limits),
-        soft_histogram(pairs.similarity, pairs.negative, num_bins=centres, limits=limits),
-        positives.count,
-    )
+from aurank.losses.ranking._soft_histogram import average_precision, default_limits, require_limits, soft_histogram
 
 
 class FastAPLoss(PairLoss):
-    """1 − FastAP of each query, in [0, 1]. The query is left out of its own ranking, as in the authors' code.
+    """1 − Σ_l h⁺_l H⁺_l / (H_l N⁺) of each query, in [0, 1]: FastAP over num_bins + 1 bins of its references (Eq. 5).
+
+    The paper's bins divide the squared distance d² = 2 − 2s of unit vectors, 0 to 4, evenly; so they divide the
+    similarity s. The query is left out of its own ranking, as in the authors' code. Time and memory are O(queries ·
+    references).
 
     Args:
         num_bins: parts that the range of similarities is divided into; bins have their centres where parts meet, so
@@ -68,12 +50,15 @@ class FastAPLoss(PairLoss):
     ) -> None:
         super().__init__(**options)
         self.num_bins = require_whole("num_bins", num_bins)
-        self.limits = limits_of_unit_vectors(self.distance) if range is None else require_limits(range)
+        self.limits = default_limits(self.distance) if range is None else require_limits(range)
         self.official = official
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """Return 1 − FastAP; under `official` with its gradient multiplied."""
-        loss = 1 - fast_average_precision(pairs, num_bins=self.num_bins, limits=self.limits)
+        positives, centres = pairs.positives, self.num_bins + 1
+        plus = soft_histogram(positives.similarity, positives.mask, num_bins=centres, limits=self.limits)
+        minus = soft_histogram(pairs.similarity, pairs.negative, num_bins=centres, limits=self.limits)
+        loss = 1 - average_precision(plus, minus, positives.count)
         if not self.official:
             return loss
         value = loss.detach()

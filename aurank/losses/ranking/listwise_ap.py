@@ -11,34 +11,18 @@ from aurank.losses.core.checks import Number, require_whole
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs, Positives
 from aurank.losses.ranking._soft_histogram import (
-    Limits,
+    average_precision,
     bin_position,
-    histogram_average_precision,
     require_limits,
     soft_histogram,
 )
 
 
-def listwise_average_precision(
-    pairs: Pairs, *, num_bins: int, limits: Limits, tie_aware: bool = False, include_self: bool = False
-) -> Float[Tensor, " query"]:
-    """Return the average precision of each query's binned references, in [0, 1]; 0 for a query without a positive.
-
-    Σ_m precision_m · Δrecall_m over the bins m, from the most similar on: the paper's AP_Q. With `tie_aware` see
-    `tie_aware_average_precision`. Time and memory are O(queries · references).
-
-    Source: Eq. 5-9 of Revaud et al., https://arxiv.org/abs/1906.07589.
-    """
-    positives = pairs.positives_and_self if include_self else pairs.positives
-    plus = soft_histogram(positives.similarity, positives.mask, num_bins=num_bins, limits=limits)
-    minus = soft_histogram(pairs.similarity, pairs.negative, num_bins=num_bins, limits=limits)
-    if tie_aware:
-        return tie_aware_average_precision(positives, plus, minus, limits=limits)
-    return histogram_average_precision(plus, minus, positives.count)
-
-
 def tie_aware_average_precision(
-    positives: Positives, plus: Float[Tensor, "query bin"], minus: Float[Tensor, "query bin"], *, limits: Limits
+    positives: Positives,
+    plus: Float[Tensor, "query bin"],
+    minus: Float[Tensor, "query bin"],
+    limits: tuple[float, float],
 ) -> Float[Tensor, " query"]:
     """Return the mean of each query's average precision over all orders within a bin, in [0, 1]; 0 without a positive.
 
@@ -50,15 +34,14 @@ def tie_aware_average_precision(
     share, plus, every = share.double(), plus.double(), plus.double() + minus.double()
     precision = torch.zeros_like(share)
     for index, own_before, own in ((first, 0.0, 1 - share), (first + 1, 1 - share, share)):
-        # how many of the others are ahead of each positive, and how many tie with it: positives, then all
-        (positives_ahead, positives_tied), (ahead, tied) = (
-            (
-                ((histogram.cumsum(dim=1) - histogram).gather(1, index) - own_before).clamp(min=0),
+        others: list[Tensor] = []  # positives ahead of each positive, and tied with it, then all; itself in none
+        for histogram in (plus, every):
+            before = histogram.cumsum(dim=1) - histogram
+            others += [
+                (before.gather(1, index) - own_before).clamp(min=0),
                 (histogram.gather(1, index) - own).clamp(min=0),
-            )
-            for histogram in (plus, every)
-        )
-        precision = precision + own * expected_precision(positives_ahead, positives_tied, ahead, tied)
+            ]
+        precision = precision + own * expected_precision(*others)
     return positives.mean(precision).to(positives.similarity.dtype)
 
 
@@ -83,7 +66,9 @@ def expected_precision(
 
 
 class ListwiseAPLoss(PairLoss):
-    """1 − average precision of each query's binned references, in [0, 1].
+    """1 − Σ_m precision_m · Δrecall_m over the bins m of each query's references, in [0, 1]: AP_Q of Eq. 5-9.
+
+    Time and memory are O(queries · references).
 
     Args:
         num_bins: bins that the range is quantised into, their centres evenly spaced, the outermost at its ends.
@@ -124,10 +109,9 @@ class ListwiseAPLoss(PairLoss):
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """Return 1 − average precision of the bins."""
-        return 1 - listwise_average_precision(
-            pairs,
-            num_bins=self.num_bins,
-            limits=self.limits,
-            tie_aware=self.tie_aware,
-            include_self=self.official,
-        )
+        positives = pairs.positives_and_self if self.official else pairs.positives
+        plus = soft_histogram(positives.similarity, positives.mask, num_bins=self.num_bins, limits=self.limits)
+        minus = soft_histogram(pairs.similarity, pairs.negative, num_bins=self.num_bins, limits=self.limits)
+        if self.tie_aware:
+            return 1 - tie_aware_average_precision(positives, plus, minus, self.limits)
+        return 1 - average_precision(plus, minus, positives.count)

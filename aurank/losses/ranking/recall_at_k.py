@@ -20,42 +20,6 @@ from aurank.losses.ranking._sums import Backend, ranking_sums, require_backend
 Official: TypeAlias = bool | Literal["one_temperature"]
 
 
-def surrogate_recall(
-    positives: Positives,
-    ranked: Float[Tensor, "query reference"],
-    *,
-    k: Sequence[int],
-    temperature: float,
-    rank_temperature: float,
-    batch: int,
-    official: Official = False,
-    backend: Backend = "auto",
-) -> Float[Tensor, " query"]:
-    """Return the mean over k of each query's smoothed recall@k, in [0, 1]; 0 for a query without a positive.
-
-    recall@k = 1/|P| Σ_{i∈P} σ((k − rank_i) / rank_temperature), rank_i = 1 + Σ_{j≠i} σ((s_j − s_i) / temperature), j
-    being the query's references in `ranked`, where minus infinity marks one that is not ranked. At rank k exactly the
-    outer sigmoid gives ½, as in the paper. `official`: see RecallAtKLoss; `batch`: what it cuts k to.
-
-    Source: Eq. 4-6 of Patel et al., https://arxiv.org/abs/2108.11179.
-    """
-    # a positive is counted ahead of itself by σ(0) = ½
-    rank = 0.5 + ranking_sums(
-        positives.similarity, ranked, surrogate="sigmoid", temperature=temperature, backend=backend
-    )
-    recall = torch.zeros_like(rank[:, 0])
-    for cut in k:
-        width = rank_temperature * cut if official is True else rank_temperature
-        cut = min(cut, batch) if official else cut
-        hit = ((cut - rank) / width).sigmoid()
-        hits = hit.masked_fill(~positives.mask, 0).sum(dim=1)
-        if official:
-            recall = recall + hits.clamp(max=cut) / positives.count.clamp(min=1, max=cut)
-        else:
-            recall = recall + hits / positives.count.clamp(min=1)
-    return recall / len(k)
-
-
 def pairs_within_classes(labels: Int64[Tensor, " row"]) -> tuple[Int64[Tensor, " pair"], Int64[Tensor, " pair"]]:
     """Return the first and second rows of all unordered pairs of rows with one label, ascending; all on the host."""
     index, mask = same_label_index(labels, labels, without_self=True)
@@ -79,7 +43,10 @@ def mix_similarity(
 
 
 class RecallAtKLoss(PairLoss):
-    """1 − the mean over k of each query's smoothed recall@k, in [0, 1].
+    """1 − the mean over k of each query's smoothed recall@k, in [0, 1] (Eq. 4-6).
+
+    recall@k = 1/|P| Σ_{i∈P} σ((k − rank_i) / rank_temperature), rank_i = 1 + Σ_{j≠i} σ((s_j − s_i) / temperature), j
+    being the query's references. At rank k exactly the outer sigmoid gives ½, as in the paper.
 
     Args:
         k: the cuts; a recall@k with k below the number of positives cannot reach 1, and the loss then not 0.
@@ -170,17 +137,20 @@ class RecallAtKLoss(PairLoss):
     def _loss(
         self, positives: Positives, ranked: Float[Tensor, "query reference"], batch: int
     ) -> Float[Tensor, " query"]:
-        """Return 1 − the smoothed recall of these positives among these references, `batch` of them true."""
-        return 1 - surrogate_recall(
-            positives,
-            ranked,
-            k=self.k,
-            temperature=self.temperature,
-            rank_temperature=self.rank_temperature,
-            batch=batch,
-            official=self.official,
-            backend=self.backend,
-        )
+        """Return 1 − the smoothed recall among references, `batch` of them true; minus infinity is not ranked."""
+        options: dict[str, Any] = {"temperature": self.temperature, "backend": self.backend}
+        # a positive is counted ahead of itself by σ(0) = ½
+        rank = 0.5 + ranking_sums(positives.similarity, ranked, surrogate="sigmoid", **options)
+        recall = torch.zeros_like(rank[:, 0])
+        for cut in self.k:
+            width = self.rank_temperature * cut if self.official is True else self.rank_temperature
+            cut = min(cut, batch) if self.official else cut
+            hits = ((cut - rank) / width).sigmoid().masked_fill(~positives.mask, 0).sum(dim=1)
+            if self.official:
+                recall = recall + hits.clamp(max=cut) / positives.count.clamp(min=1, max=cut)
+            else:
+                recall = recall + hits / positives.count.clamp(min=1)
+        return 1 - recall / len(self.k)
 
 
 def check_cuts(k: Sequence[int]) -> tuple[int, ...]:

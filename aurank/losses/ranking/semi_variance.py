@@ -39,9 +39,8 @@ def semi_variance_pooled(pairs: Pairs, *, weights: tuple[float, float]) -> Float
     below = (_masked_mean(pairs.similarity, positive) - pairs.similarity).relu()
     above = (pairs.similarity - _masked_mean(pairs.similarity, negative)).relu()
     # "not <= 0" selects NaN too, so that it shows in the loss
-    return weights[0] * _masked_mean(below.square(), positive & ~(below <= 0)) + weights[1] * _masked_mean(
-        above.square(), negative & ~(above <= 0)
-    )
+    low, high = positive & ~(below <= 0), negative & ~(above <= 0)
+    return weights[0] * _masked_mean(below.square(), low) + weights[1] * _masked_mean(above.square(), high)
 
 
 def _masked_mean(values: Float[Tensor, "query reference"], mask: Bool[Tensor, "query reference"]) -> Float[Tensor, ""]:
@@ -67,10 +66,7 @@ class SemiVarianceLoss(PairLoss):
     """
 
     def __init__(
-        self,
-        weights: Sequence[Number] = (1.0, 5.0),
-        official: bool = False,
-        **options: Unpack[PairLossOptions],
+        self, weights: Sequence[Number] = (1.0, 5.0), official: bool = False, **options: Unpack[PairLossOptions]
     ) -> None:
         super().__init__(**options)
         self.weights = check_weights("weights", weights)

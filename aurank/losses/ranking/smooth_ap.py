@@ -1,5 +1,6 @@
 """SmoothAP (Brown et al., ECCV 2020): average precision with ranks counted by sigmoids."""
 
+from functools import partial
 from typing import Unpack
 
 import torch
@@ -13,31 +14,12 @@ from aurank.losses.core.pairs import Pairs
 from aurank.losses.ranking._sums import Backend, ranking_sums, require_backend
 
 
-def smooth_average_precision(
-    pairs: Pairs, *, temperature: float, include_self: bool = False, backend: Backend = "auto"
-) -> Float[Tensor, " query"]:
-    """Return the smoothed average precision of each query, in [0, 1]; 0 for a query without a positive.
+class SmoothAPLoss(PairLoss):
+    """1 − smoothed average precision of each query, in [0, 1] (Eq. 5-6).
 
     AP = mean over positives i of (1 + positives ahead of i) / (1 + references ahead of i), where j is ahead of i by
     sigmoid((s_j - s_i) / temperature). Time is O(queries · positives · references), memory that of the similarity and
     a block.
-
-    Source: Eq. 5-6 of Brown et al., https://arxiv.org/abs/2007.12163.
-    """
-    positives = pairs.positives_and_self if include_self else pairs.positives
-    scores, among = positives.similarity, positives.similarity.masked_fill(~positives.mask, -torch.inf)
-    # a positive is counted ahead of itself by sigmoid(0) = ½
-    rank_among_positives = 0.5 + ranking_sums(
-        scores, among, surrogate="sigmoid", temperature=temperature, backend=backend
-    )
-    negatives_ahead = ranking_sums(
-        scores, pairs.negative_similarity, surrogate="sigmoid", temperature=temperature, backend=backend
-    )
-    return positives.mean(rank_among_positives / (rank_among_positives + negatives_ahead))
-
-
-class SmoothAPLoss(PairLoss):
-    """1 − smoothed average precision of each query, in [0, 1].
 
     Args:
         temperature: how far apart two similarities count as ordered; towards 0 the loss becomes 1 − average precision.
@@ -73,6 +55,9 @@ class SmoothAPLoss(PairLoss):
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """Return 1 − smoothed average precision."""
-        return 1 - smooth_average_precision(
-            pairs, temperature=self.temperature, include_self=self.include_self, backend=self.backend
-        )
+        positives = pairs.positives_and_self if self.include_self else pairs.positives
+        ahead = partial(ranking_sums, surrogate="sigmoid", temperature=self.temperature, backend=self.backend)
+        among = positives.similarity.masked_fill(~positives.mask, -torch.inf)
+        rank_among = 0.5 + ahead(positives.similarity, among)  # a positive is ahead of itself by sigmoid(0) = ½
+        rank = rank_among + ahead(positives.similarity, pairs.negative_similarity)
+        return 1 - positives.mean(rank_among / rank)

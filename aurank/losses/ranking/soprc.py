@@ -20,7 +20,7 @@ from aurank.losses.core.checks import (
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import RowTable, writes
-from aurank.losses.ranking._quantiles import INTERPOLATIONS
+from aurank.losses.ranking._quantiles import INTERPOLATIONS, Quantiles
 from aurank.losses.ranking._sums import Backend, ranking_sums, require_backend
 from aurank.losses.ranking.semi_variance import check_weights, semi_variance_per_query, semi_variance_pooled
 
@@ -43,11 +43,7 @@ def false_positive_rate(pairs: Pairs, *, tau1: float, backend: Backend = "auto")
 
 
 def true_positive_rate(
-    scores: Float[Tensor, "query width"],
-    quantiles: Float[Tensor, "query quantile"],
-    *,
-    tau2: float,
-    backend: Backend = "auto",
+    scores: Float[Tensor, "query width"], quantiles: Quantiles, *, tau2: float, backend: Backend = "auto"
 ) -> Float[Tensor, "query width"]:
     """Return for each score (1 + Σ_k ℓ2(score − v_k)) / (K + 1), in (0, 1]: how many positives of its class are higher.
 
@@ -148,13 +144,11 @@ class SOPRCLoss(PairLoss):
         # A graph cannot depend on a value. There, torch refuses labels too large, and takes -1 for the last class.
         if not torch.compiler.is_compiling():
             check_labels_in_range(pairs.host_query_labels, self.num_classes)
-        write = writes(self)
+        write, scores = writes(self), pairs.positives.similarity
         with torch.no_grad():
             quantiles = self._class_quantiles(pairs, write=write)
         with torch.set_grad_enabled(self.tpr_gradient and torch.is_grad_enabled()):
-            true_positives = true_positive_rate(
-                pairs.positives.similarity, quantiles, tau2=self.tau2, backend=self.backend
-            )
+            true_positives = true_positive_rate(scores, quantiles, tau2=self.tau2, backend=self.backend)
         prior = self._class_prior(pairs)[:, None]
         numerator = (1 - prior) * false_positive_rate(pairs, tau1=self.tau1, backend=self.backend)
         return pairs.positives.mean(numerator / (numerator + prior * true_positives))
@@ -177,8 +171,10 @@ class SOPRCLoss(PairLoss):
             return own
         if write:
             rows = pairs.valid_rows
-            values = own[_last_of_label(pairs.query_labels[rows], rows)] if self.official else own[rows]
-            self.table.update(pairs.query_labels[rows], values, rate=self.beta, is_shared=pairs.is_shared)
+            labels = pairs.query_labels[rows]
+            if self.official and len(rows):  # of a class's queries the last, as an indexed assignment leaves behind
+                rows = torch.where(labels[:, None] == labels, rows, -1).amax(dim=1)
+            self.table.update(labels, own[rows], rate=self.beta, is_shared=pairs.is_shared)
         stored, seen = self.table.read(pairs.query_labels)
         return torch.where(seen[:, None], stored.to(own.dtype), own)
 
@@ -190,12 +186,6 @@ class SOPRCLoss(PairLoss):
         counts = self.class_counts.to(pairs.similarity.dtype)
         own = counts[pairs.query_labels].clamp(min=1)  # a class counted 0 is here after all
         return self.prior_max * own / counts.max() if self.prior == "scaled" else own / counts.sum()
-
-
-def _last_of_label(labels: Int64[Tensor, " entry"], rows: Int64[Tensor, " entry"]) -> Int64[Tensor, " entry"]:
-    """Return for each entry the row of the last one with its label, which an indexed assignment leaves behind."""
-    same = labels[:, None] == labels
-    return torch.where(same, rows, -1).max(dim=1).values if len(rows) else rows
 
 
 def check_class_counts(class_counts: Tensor | Iterable[Any]) -> Int64[Tensor, " class"]:

@@ -5,9 +5,9 @@ from pytorch_metric_learning import distances
 from aurank.errors import UserError
 from aurank.losses import FastAPLoss, ListwiseAPLoss
 from aurank.losses.ranking._soft_histogram import (
+    average_precision,
     bin_position,
-    histogram_average_precision,
-    limits_of_unit_vectors,
+    default_limits,
     require_limits,
     soft_histogram,
 )
@@ -65,7 +65,7 @@ def test_average_precision_of_counts_by_hand_with_empty_bins_and_specks() -> Non
     zeros = [0.0, 0.0, 0.0]
     positives = torch.tensor([[1.0, 0, 2], [0, 0, 1], zeros, [1e-38, 1, 0]], requires_grad=True)
     negatives = torch.tensor([[1.0, 4, 0], zeros, [1, 1, 1], [0, 0, 3]], requires_grad=True)
-    value = histogram_average_precision(positives, negatives, torch.tensor([3, 1, 0, 1]))
+    value = average_precision(positives, negatives, torch.tensor([3, 1, 0, 1]))
     torch.testing.assert_close(value, torch.tensor([(1 / 2 + 2 * 3 / 8) / 3, 1, 0, 1]))
     for gradient in torch.autograd.grad(value.sum(), (positives, negatives)):
         assert gradient.isfinite().all()
@@ -84,7 +84,7 @@ def test_average_precision_of_counts_by_hand_with_empty_bins_and_specks() -> Non
 def test_limits_are_the_similarities_of_opposite_and_equal_unit_vectors(
     distance: distances.BaseDistance, limits: tuple[float, float]
 ) -> None:
-    assert limits_of_unit_vectors(distance) == limits
+    assert default_limits(distance) == limits
 
 
 def test_what_is_no_number_of_bins_or_no_range_is_refused() -> None:
@@ -93,7 +93,7 @@ def test_what_is_no_number_of_bins_or_no_range_is_refused() -> None:
             return torch.zeros(len(query), len(reference))
 
     with pytest.raises(UserError, match=r"Nothing .* as range"):
-        limits_of_unit_vectors(Nothing())
+        default_limits(Nothing())
     for loss, least in ((FastAPLoss, 1), (ListwiseAPLoss, 2)):
         for number in (least - 1, -1, True):
             with pytest.raises(UserError, match=f"num_bins must be a whole number >= {least}"):

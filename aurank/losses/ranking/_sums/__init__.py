@@ -8,7 +8,6 @@ sums, the gradients of `scores` and `others`, all contiguous. NaN in, NaN out, i
 tensor of query · width · reference entries.
 """
 
-import math
 import warnings
 from functools import cache, partial
 from types import ModuleType
@@ -16,7 +15,6 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from aurank.errors import AurankWarning, UserError
 from aurank.losses.core.checks import require_choice
@@ -100,32 +98,22 @@ def _triton_kernel(device: torch.device, dtype: torch.dtype, surrogate: str) -> 
     return plain
 
 
-@torch.library.custom_op(
-    "aurank::ranking_sums",
-    mutates_args=(),
-    schema="(Tensor scores, Tensor others, str surrogate, float temperature, str backend) -> Tensor",
-)
-def sum_operator(scores: Scores, others: Others, surrogate: str, temperature: float, backend: str) -> Scores:
+@torch.library.custom_op("aurank::ranking_sums", mutates_args=())
+def sum_operator(scores: Tensor, others: Tensor, surrogate: str, temperature: float, backend: str) -> Tensor:
     """Return the sums."""
     kernel = choose_kernel(scores, others, surrogate, backend)
     found: Tensor = kernel.sums(scores, others, surrogate=surrogate, temperature=temperature)
     return found
 
 
-@torch.library.custom_op(
-    "aurank::ranking_sums_backward",
-    mutates_args=(),
-    schema="(Tensor gradient, Tensor scores, Tensor others, str surrogate, float temperature, str backend)"
-    " -> (Tensor, Tensor)",
-)
+@torch.library.custom_op("aurank::ranking_sums_backward", mutates_args=())
 def gradient_operator(
-    gradient: Scores, scores: Scores, others: Others, surrogate: str, temperature: float, backend: str
-) -> tuple[Scores, Others]:
+    gradient: Tensor, scores: Tensor, others: Tensor, surrogate: str, temperature: float, backend: str
+) -> tuple[Tensor, Tensor]:
     """Return the gradients of scores and others, given that of the sums."""
     kernel = choose_kernel(scores, others, surrogate, backend)
-    found: tuple[Tensor, Tensor] = kernel.gradients(
-        gradient, scores, others, surrogate=surrogate, temperature=temperature
-    )
+    options = {"surrogate": surrogate, "temperature": temperature}
+    found: tuple[Tensor, Tensor] = kernel.gradients(gradient, scores, others, **options)
     return found
 
 
@@ -148,23 +136,9 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     scores, others = ctx.saved_tensors
     if torch.is_grad_enabled():  # under create_graph
         surrogate, temperature, _ = ctx.options
-        pull_back = torch.func.vjp(partial(_definition, surrogate=surrogate, temperature=temperature), scores, others)[
-            1
-        ]
-        return *pull_back(gradient), None, None, None
+        definition = partial(plain.definition, surrogate=surrogate, temperature=temperature)
+        return *torch.func.vjp(definition, scores, others)[1](gradient), None, None, None
     return *gradient_operator(gradient, scores, others, *ctx.options), None, None, None
 
 
 sum_operator.register_autograd(_backward, setup_context=_remember)
-
-
-def _definition(scores: Tensor, others: Tensor, surrogate: str, temperature: float) -> Tensor:
-    """Return the sums as they are defined, which torch can differentiate any number of times."""
-    x = (others[:, None, :] - scores[:, :, None]) / temperature
-    if surrogate == "sigmoid":
-        return x.sigmoid().sum(dim=2)
-    if surrogate == "logistic":
-        return softplus(x, threshold=40).sum(dim=2) / math.log(2)
-    if surrogate == "tanh":
-        return (x.relu() / 2).tanh().sum(dim=2)
-    return ((1 + x).relu().square() - x.relu().square()).sum(dim=2)

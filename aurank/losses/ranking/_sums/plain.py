@@ -21,9 +21,14 @@ def sums(scores: Scores, others: Others, *, surrogate: str, temperature: float) 
     """Return Σ_j ℓ((other_j − score) / temperature) for each score."""
     found = scores.new_empty(scores.shape)
     for queries, columns in _blocks(scores, others):
-        x = _differences(scores[queries, columns], others[queries], temperature)
-        found[queries, columns] = VALUES[surrogate](x).sum(dim=2)
+        part = scores[queries, columns], others[queries]
+        found[queries, columns] = definition(*part, surrogate=surrogate, temperature=temperature)
     return found
+
+
+def definition(scores: Scores, others: Others, *, surrogate: str, temperature: float) -> Scores:
+    """Return the sums of one block, in operations that torch can differentiate any number of times."""
+    return VALUES[surrogate](_differences(scores, others, temperature)).sum(dim=2)
 
 
 def gradients(
@@ -80,7 +85,7 @@ VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid_,
     "huber": _huber,
     "logistic": lambda x: softplus(x, threshold=40).mul_(1 / math.log(2)),
-    "tanh": lambda x: x.relu_().div_(2).tanh_(),
+    "tanh": lambda x: (x.relu_() / 2).tanh_(),
 }
 SLOPES: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": _sigmoid_slope,
