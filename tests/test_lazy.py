@@ -11,7 +11,7 @@ import pytest
 
 from aurank.embedding.choices import KNOWN_BACKBONES
 from aurank.lazy import LazyTable, without
-from aurank.models.adapters.backbones import unknown_backbone
+from aurank.models.adapters.timm import unknown_backbone
 
 
 def test_a_table_lists_its_names_without_importing_them_and_takes_further_ones() -> None:

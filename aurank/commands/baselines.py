@@ -11,7 +11,7 @@ from aurank.embedding.from_config import build_encoder
 from aurank.embedding.select_images import ImageSelection
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
-from aurank.models.adapters.images import load_model
+from aurank.models.adapters.by_name import load_model
 
 MOST_PIXELS = 4 * 2**30  # bytes of all images as float32
 

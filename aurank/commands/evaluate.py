@@ -35,7 +35,7 @@ def evaluate_model(
     """Return the exact report of a model, or of saved embeddings, on the images chosen.
 
     Args:
-        model: ``aurank:DIR/best``, a name as for ``aurank.models.adapters.images.load_model``, ``embeddings:FILE``, or
+        model: ``aurank:DIR/best``, a name as for ``aurank.models.adapters.by_name.load_model``, ``embeddings:FILE``, or
             ``trec:RUN``, a file of ranked lists.
         images: with ``embeddings:FILE`` at most a protocol, whose data, read too, must be what was embedded.
         labels: for ``embeddings:FILE.npy``: the file of their labels; for ``trec:RUN`` the qrels.

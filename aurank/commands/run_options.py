@@ -25,7 +25,7 @@ from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import ImageSelection, describe_split, select
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import ProgressCallback
-from aurank.models.adapters.images import ADAPTERS, check_model, load_model
+from aurank.models.adapters.by_name import ADAPTERS, check_model, load_model
 
 # What a model from elsewhere brings along.
 _BROUGHT = ("image_size", "channels", "normalise", "interpolation", "test_transform", "train_transform", "cache")

@@ -7,8 +7,8 @@ from aurank.config import Choices, Config, DataConfig, known_keys, load_config, 
 from aurank.data import READERS, TRANSFORMS
 from aurank.errors import UserError
 from aurank.evaluation.metrics import check_names
-from aurank.models.adapters.backbones import HUBS, unknown_backbone, unknown_options
-from aurank.models.adapters.texts import check_text_model
+from aurank.models.adapters.by_name import check_text_model
+from aurank.models.adapters.timm import HUBS, unknown_backbone, unknown_options
 from aurank.models.encoder import FILLED
 
 # Names that timm is known to have: importing timm takes seconds, so it is asked about all others only.

@@ -21,7 +21,7 @@ from aurank.evaluation.engine.inputs import ProgressCallback
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.report import Report
 from aurank.files import replacing
-from aurank.models.adapters.images import ImageModel
+from aurank.models.adapters.loading import ImageModel
 from aurank.names import meant, nearest
 
 

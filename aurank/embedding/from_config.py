@@ -11,7 +11,7 @@ from aurank.embedding.load_weights import describe_value
 from aurank.embedding.preprocessing import with_preprocessing
 from aurank.errors import UserError
 from aurank.models import Encoder
-from aurank.models.adapters.backbones import without_file
+from aurank.models.adapters.timm import without_file
 
 
 def build_transform(config: DataConfig, *, train: bool) -> Pipeline:

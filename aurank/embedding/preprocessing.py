@@ -9,7 +9,7 @@ from aurank.config.messages import one_line, show
 from aurank.config.schema import NormaliseConfig
 from aurank.data.transforms.base import AREA, INTERPOLATIONS, usual_look
 from aurank.errors import UserError
-from aurank.models.adapters.backbones import preprocessing
+from aurank.models.adapters.timm import preprocessing
 
 
 def with_preprocessing(config: Config, saved: Config | None = None) -> Config:

@@ -15,7 +15,7 @@ from aurank.embedding.image_text_pairs import Tokenise
 from aurank.embedding.load_weights import load_weights
 from aurank.errors import UserError
 from aurank.models import Encoder, TextTower, TwoTower
-from aurank.models.adapters.texts import load_text_model
+from aurank.models.adapters.by_name import load_text_model
 from aurank.models.text_encoder import ProjectedText
 
 OWN = "transformer"  # the text model that is trained from random weights, with a tokeniser of its own

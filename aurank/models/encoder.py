@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from aurank.errors import UserError, first_line
-from aurank.models.adapters.backbones import create, unknown_backbone, unknown_options
+from aurank.models.adapters.timm import create, unknown_backbone, unknown_options
 
 Pooling = Literal["avg", "max", "gem"]
 POOLINGS: tuple[Pooling, ...] = ("avg", "max", "gem")

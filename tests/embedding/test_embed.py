@@ -18,7 +18,7 @@ from aurank.data import READERS, Manifest
 from aurank.embedding.cache import EmbeddingCache
 from aurank.embedding.embed import Embedded, ModelImages, embed
 from aurank.errors import UserError
-from aurank.models.adapters.images import ImageModel
+from aurank.models.adapters.loading import ImageModel
 
 COUNT = 12
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from aurank.errors import UserError
-from aurank.models.adapters.images import load_model
+from aurank.models.adapters.by_name import load_model
 
 
 def picture(height: int = 40, width: int = 50) -> Image.Image:

@@ -16,8 +16,7 @@ from aurank.config import ConfigError
 from aurank.embedding import ImageSelection
 from aurank.errors import UserError
 from aurank.models import Encoder
-from aurank.models.adapters.images import ADAPTERS, load_model
-from aurank.models.adapters.texts import check_text_model, load_text_model
+from aurank.models.adapters.by_name import ADAPTERS, check_text_model, load_model, load_text_model
 from aurank.training.components import read_config
 
 REMOTE = "trust_remote_code=true"

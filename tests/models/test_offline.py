@@ -14,7 +14,7 @@ from aurank.commands import evaluate_model
 from aurank.embedding import ImageSelection
 from aurank.errors import UserError
 from aurank.models import Encoder
-from aurank.models.adapters.images import load_model
+from aurank.models.adapters.by_name import load_model
 from aurank.models.adapters.loading import quick_when_offline
 
 
@@ -74,6 +74,6 @@ def test_nothing_is_asked_where_nothing_is_to_be_fetched(monkeypatch: pytest.Mon
 
 
 def test_missing_data_are_told_before_weights_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aurank.models.adapters.images.create", None)
+    monkeypatch.setattr("aurank.models.adapters.timm.create", None)
     with pytest.raises(UserError, match=r"there is no .*nowhere"):
         evaluate_model("timm:test_resnet", ImageSelection(f"folder:{tmp_path}/nowhere"))

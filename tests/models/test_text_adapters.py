@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.models.adapters.texts import load_text_model
+from aurank.models.adapters.by_name import load_text_model
 
 
 @pytest.mark.parametrize("name", ["open_clip:ViT-B-32,pretrained=false", "transformers:some/model"])

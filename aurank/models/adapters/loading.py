@@ -1,4 +1,4 @@
-"""What adapters of other libraries share: names with options, imports, errors in one line."""
+"""What adapters of other libraries share: what they return, names with options, imports, errors in one line."""
 
 import contextlib
 import importlib
@@ -9,17 +9,54 @@ import ssl
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
+
+from PIL.Image import Image
+from torch import Tensor, nn
 
 from aurank.errors import UserError, first_line
 from aurank.names import meant, nearest
 
-Value = bool | int | float | str | None
-Options = dict[str, Any]  # of Value; Any, as other libraries' constructors judge them
-_WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "none": None, "null": None}
+Options = dict[str, Any]  # of plain values; Any, as other libraries' constructors judge them
+Transform = Callable[[Image], Tensor]
+Tokenise = Callable[[Sequence[str]], Tensor]
+TextParts = tuple[nn.Module, Tokenise]
+_WORDS = {"true": True, "false": False, "none": None, "null": None}
 _PATIENCE = 3.0  # seconds that a hub has to answer
+
+
+@dataclass(frozen=True, eq=False)
+class ImageModel:
+    """A model together with the preprocessing it expects.
+
+    `module` maps a stack of what `transform` returns to embeddings [batch, dim]; `transform` takes an upright 8-bit
+    image of `channels` channels. `description` holds all that decides an embedding beside the weights: what the model
+    is called, its options, the version of its library, the transform.
+    """
+
+    name: str
+    module: nn.Module
+    transform: Transform
+    description: str
+    channels: int = 3
+
+
+@dataclass(frozen=True, eq=False)
+class TextModel:
+    """A text model together with the tokens it expects.
+
+    `tokenise` makes int64 tokens [text, length] of texts, of one length always; `module` maps them to features
+    [text, width].
+    """
+
+    name: str
+    module: nn.Module
+    tokenise: Tokenise
+    width: int
+
 
 TEXT_OPTIONS: Mapping[str, frozenset[str]] = {
     "open_clip": frozenset(
@@ -42,24 +79,18 @@ IMAGE_OPTIONS: Mapping[str, frozenset[str]] = {
 
 
 def parse_options(name: str, text: str) -> tuple[str, Options]:
-    """Returns what stands before the first comma, and the option=value pairs behind."""
+    """Return what stands before the first comma, and the option=value pairs behind."""
     what, *pairs = text.split(",")
     options: Options = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.isidentifier():
             raise UserError(f"{name}: {pair!r} is not option=value; options follow the model's name after commas")
-        options[key] = _value(value)
+        options[key] = _WORDS.get(value.lower(), value)
+        for number in (float, int):  # the last that takes it
+            with contextlib.suppress(ValueError):
+                options[key] = number(value)
     return what, options
-
-
-def _value(text: str) -> Value:
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    for number in (int, float):
-        with contextlib.suppress(ValueError):
-            return number(text)
-    return text
 
 
 def require_known(name: str, options: Mapping[str, Any], known: Collection[str], *, flag: bool = True) -> None:
@@ -71,8 +102,8 @@ def require_known(name: str, options: Mapping[str, Any], known: Collection[str],
             raise UserError(f"{name}: unknown option {option!r}{hint}; known are {', '.join(sorted(known))}{remedy}")
 
 
-def library_of(module: str, name: str, *, package: str) -> ModuleType:
-    """Returns the imported module; UserError names the package to install where it cannot be had."""
+def import_library(module: str, name: str, *, package: str) -> ModuleType:
+    """Return the imported module; UserError names the package to install where it cannot be had."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -187,42 +218,39 @@ def _answers(address: str) -> bool:
 
 
 def describe_adapter(library: ModuleType, what: str, options: Mapping[str, Any], transform: object) -> str:
-    """Returns all that decides an embedding beside the weights, in words."""
+    """Return all that decides an embedding beside the weights, in words."""
     version = getattr(library, "__version__", "?")
-    return f"{library.__name__} {version} {what} {dict(sorted(options.items()))} {_stable(transform)}"
+    stable = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(transform))  # addresses in memory differ from run to run
+    return f"{library.__name__} {version} {what} {dict(sorted(options.items()))} {stable}"
 
 
-def open_clip_arguments(library: ModuleType, name: str, what: str, options: Options) -> Options:
-    """Returns the arguments of open_clip's constructors; UserError where weights are wanted but not named."""
-    tags = [tag for model, tag in library.list_pretrained() if model == what]
-    # The command line's other models are pretrained unless said otherwise; here weights go by tags.
-    if options.get("pretrained") is True or ("pretrained" not in options and tags):
-        raise UserError(
-            f"{name}: name the weights, as in pretrained={tags[0] if tags else 'FILE'}, or pretrained=false"
-        )
-    return {**options, "pretrained": options.get("pretrained") or None}
+def require_size(name: str, option: str, value: Any) -> int:
+    """Return the value; UserError unless it is a whole number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"{name}: {option} must be a whole number above 0, got {value!r}")
+    return value
 
 
-def transformers_arguments(options: Options) -> tuple[bool, Options]:
-    """Whether weights are wanted, and the arguments of transformers' constructors; left out, code is not trusted."""
-    arguments = {"trust_remote_code": False, **options}  # else it would ask at the terminal
-    return bool(arguments.pop("pretrained", True)), arguments
+def standard_transform(
+    name: str, *, size: Any = 224, margin: Any = 256 / 224, mean: Any = None, std: Any = None, channels: int = 3
+) -> Transform:
+    """Return the usual evaluation transform, for models that bring none."""
+    timm_data: Any = importlib.import_module("timm.data")
 
-
-def located(arguments: Options) -> Options:
-    """Those arguments that say where a processor or a tokeniser is, and whether its code is trusted."""
-    return {key: value for key, value in arguments.items() if key in ("revision", "subfolder", "trust_remote_code")}
-
-
-def transformers_model(library: ModuleType, what: str, arguments: Options, *, pretrained: bool) -> Any:
-    """The model, or its architecture with random weights, under the same arguments."""
-    if pretrained:
-        return library.AutoModel.from_pretrained(what, **arguments)
-    # The configuration takes its options and leaves the model's, as where weights are loaded.
-    config, others = library.AutoConfig.from_pretrained(what, return_unused_kwargs=True, **arguments)
-    return library.AutoModel.from_config(config, **{**others, "trust_remote_code": arguments["trust_remote_code"]})
-
-
-def _stable(value: object) -> str:
-    """Returns the value's words without the addresses in memory, which differ from run to run."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+    if not isinstance(size, int) or size < 1 or not isinstance(margin, int | float) or margin < 1:
+        raise UserError(f"{name}: size must be a whole number above 0 and margin at least 1, got {size} and {margin}")
+    for key, value in (("mean", mean), ("std", std)):
+        if not (value is None or isinstance(value, int | float)) or (key == "std" and value is not None and value <= 0):
+            raise UserError(f"{name}: {key} must be one number, above 0 for std, got {value!r}")
+    usual = (
+        (timm_data.IMAGENET_DEFAULT_MEAN, timm_data.IMAGENET_DEFAULT_STD)
+        if channels == 3
+        else ((0.5,) * channels, (0.5,) * channels)
+    )
+    transform: Transform = timm_data.create_transform(
+        input_size=(channels, size, size),
+        mean=usual[0] if mean is None else (float(mean),) * channels,
+        std=usual[1] if std is None else (float(std),) * channels,
+        crop_pct=1 / margin,
+    )
+    return transform

@@ -1,4 +1,4 @@
-"""What models of timm take: plain options, weights of a local file, images of a known mean and deviation."""
+"""Models of timm: plain options, weights of a local file, images of a known mean and deviation."""
 
 import importlib
 import inspect
@@ -12,7 +12,15 @@ import torch
 from torch import nn
 
 from aurank.errors import UserError, first_line
-from aurank.models.adapters.loading import Options, quick_when_offline, weights_only
+from aurank.models.adapters.loading import (
+    ImageModel,
+    Options,
+    describe_adapter,
+    loading,
+    quick_when_offline,
+    require_size,
+    weights_only,
+)
 from aurank.names import meant, nearest
 
 HUBS = ("hf-hub:", "hf_hub:", "local-dir:")
@@ -89,6 +97,31 @@ def without_file(options: Mapping[str, Any]) -> Options:
     if isinstance(overlay := rest.get(_OVERLAY), Mapping):
         rest[_OVERLAY] = {name: value for name, value in overlay.items() if name != "file"}
     return rest
+
+
+def timm_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
+    """Return timm's model, with the evaluation transform of its settings."""
+    own = {option: value for option, value in options.items() if option not in ("pretrained", "input_size")}
+    if not allow_code:
+        for complaint in unknown_options(what, own).values():
+            raise UserError(f"{name}: {complaint}")
+    pretrained = bool(options.get("pretrained", True))
+    with loading(name, pretrained=pretrained):
+        module: Any = create(what, {"num_classes": 0, **own}, pretrained=pretrained, allow_code=allow_code)
+    timm: Any = importlib.import_module("timm")
+    settings = timm.data.resolve_data_config({}, model=module)
+    channels, height, width = settings["input_size"]
+    for option in ("img_size", "input_size"):
+        if (size := options.get(option)) is not None:
+            height = width = require_size(name, option, size)
+    if isinstance(given := options.get("in_chans"), int) and given != channels:
+        channels = given
+        # timm adds or repeats the first layer's weights; the colours' mean stands for each channel.
+        settings |= {key: (sum(settings[key]) / len(settings[key]),) * given for key in ("mean", "std")}
+    settings["input_size"] = (channels, height, width)
+    transform = timm.data.create_transform(**settings)
+    arguments = {**options, "pretrained": pretrained}
+    return ImageModel(name, module, transform, describe_adapter(timm, what, arguments, transform), channels=channels)
 
 
 def create(name: str, options: Mapping[str, Any], *, pretrained: bool, allow_code: bool = False) -> nn.Module:

@@ -1,0 +1,67 @@
+"""ONNX graphs, run by onnxruntime on the CPU."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from aurank.errors import UserError, first_line
+from aurank.files import require_ordinary
+from aurank.models.adapters.loading import ImageModel, Options, describe_adapter, import_library, standard_transform
+
+_ANY_BATCH = "export it with a batch of any size, torch.onnx.export(…, dynamic_axes={'images': {0: 'batch'}})"
+
+
+class _Onnx(nn.Module):
+    """An ONNX graph, run by onnxruntime on the CPU. The file's digest stands in the state for its weights."""
+
+    def __init__(self, name: str, session: Any, content: bytes) -> None:
+        super().__init__()
+        self.name = name
+        self.session = session
+        self.register_buffer("digest", torch.tensor(list(hashlib.sha256(content).digest()), dtype=torch.uint8))
+
+    def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
+        graph = self.session
+        if graph.get_inputs()[0].shape[0] == 1 < len(images):
+            raise UserError(f"{self.name}: the graph takes one image at a time: add --batch 1, or {_ANY_BATCH}")
+        try:
+            found = graph.run([graph.get_outputs()[0].name], {graph.get_inputs()[0].name: images.cpu().numpy()})
+        except Exception as error:
+            what = f"the graph fails on images {list(images.shape)}"
+            raise UserError(f"{self.name}: {what}: {first_line(error)}") from error
+        return torch.from_numpy(found[0]).flatten(1)
+
+
+def onnx_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
+    """Return the graph of a file, with the usual transform at its size."""
+    library: Any = import_library("onnxruntime", name, package="onnxruntime")
+    require_ordinary(Path(what))
+    try:
+        content = Path(what).read_bytes()
+    except OSError as error:
+        raise UserError(f"{name}: cannot read the file {what}: {error.strerror}") from error
+    try:
+        session = library.InferenceSession(content, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise UserError(f"{name}: {what} is no ONNX model that can be run: {first_line(error)}") from error
+    shape = session.get_inputs()[0].shape
+    if len(session.get_inputs()) != 1 or len(shape) != 4:
+        raise UserError(f"{name}: expected one input [batch, channel, height, width], got {shape}")
+    if isinstance(shape[0], int) and shape[0] != 1:
+        raise UserError(f"{name}: the graph takes {shape[0]} images at once, no more and no fewer: {_ANY_BATCH}")
+    fixed = sorted({side for side in shape[2:] if isinstance(side, int)})
+    if len(fixed) > 1:
+        raise UserError(f"{name}: the graph takes images of {shape[2]} × {shape[3]}; export it for square ones")
+    if fixed and options.get("size", fixed[0]) != fixed[0]:
+        raise UserError(
+            f"{name}: the graph takes images of {fixed[0]} × {fixed[0]} alone: leave out size={options['size']}, or "
+            "export it with height and width of any size (dynamic_axes)"
+        )
+    channels = shape[1] if isinstance(shape[1], int) else 3
+    transform = standard_transform(name, channels=channels, **{"size": fixed[0] if fixed else 224, **options})
+    description = describe_adapter(library, what, options, transform)
+    return ImageModel(name, _Onnx(name, session, content), transform, description, channels=channels)

@@ -1,0 +1,74 @@
+"""Image and text towers of open_clip."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from aurank.errors import UserError
+from aurank.models.adapters.loading import (
+    ImageModel,
+    Options,
+    TextParts,
+    describe_adapter,
+    import_library,
+    loading,
+    no_code_of_hubs,
+    quick_when_offline,
+)
+
+_OLDEST = "3.0"  # of the text towers
+
+
+class _Tower(nn.Module):
+    """One side of an open_clip model, by its method that encodes it."""
+
+    def __init__(self, model: Any, method: str) -> None:
+        super().__init__()
+        self.model = model
+        self.method = method
+
+    def forward(self, batch: Tensor) -> Float[Tensor, "batch dim"]:
+        features: Tensor = getattr(self.model, self.method)(batch)
+        return features
+
+
+def open_clip_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
+    """Return the image tower, with open_clip's transform."""
+    with _building(name, what, options, allow_code=allow_code) as (library, arguments):
+        model, _, transform = library.create_model_and_transforms(what, **arguments)
+    description = describe_adapter(library, what, arguments, transform)
+    return ImageModel(name, _Tower(model, "encode_image"), transform, description)
+
+
+def open_clip_text_model(name: str, what: str, options: Options) -> TextParts:
+    """Return the text tower, with open_clip's tokeniser."""
+    with _building(name, what, options, oldest=_OLDEST) as (library, arguments):
+        model = library.create_model(what, **arguments)
+        tokeniser = library.get_tokenizer(what)
+    if hasattr(model, "visual"):
+        del model.visual  # the image tower would only take memory
+    return _Tower(model, "encode_text"), lambda texts: tokeniser(list(texts))
+
+
+@contextlib.contextmanager
+def _building(
+    name: str, what: str, options: Options, *, allow_code: bool = False, oldest: str = "0"
+) -> Iterator[tuple[Any, Options]]:
+    """A context in which open_clip builds a model with these arguments; UserError unless the weights are named."""
+    library: Any = import_library("open_clip", name, package="open_clip_torch")
+    version = getattr(library, "__version__", oldest)
+    if int(version.split(".")[0]) < int(oldest.split(".")[0]):
+        # before, "openai" weights changed the activations too, which a checkpoint would come back without
+        raise UserError(f"{name}: open_clip_torch {version} is too old, upgrade it to {oldest} or later")
+    tags = [tag for model, tag in library.list_pretrained() if model == what]
+    # The command line's other models are pretrained unless said otherwise; here weights go by tags.
+    if options.get("pretrained") is True or ("pretrained" not in options and tags):
+        tag = tags[0] if tags else "FILE"
+        raise UserError(f"{name}: name the weights, as in pretrained={tag}, or pretrained=false")
+    pretrained = options.get("pretrained") or None
+    fetched = quick_when_offline(needed=pretrained is not None or ":" in what)
+    with loading(name, pretrained=pretrained is not None), no_code_of_hubs(allow_code), fetched:
+        yield library, {**options, "pretrained": pretrained}

@@ -1,0 +1,57 @@
+"""A model of one's own code."""
+
+import hashlib
+import importlib
+import json
+import site
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import nn
+
+from aurank.errors import UserError, first_line
+from aurank.models.adapters.loading import ImageModel, Options, describe_adapter, standard_transform
+
+
+def python_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
+    """Return what the function named `module:function` returns, with its transform or the usual one."""
+    place, _, function = what.partition(":")
+    if not place or not function.isidentifier():
+        raise UserError(f"{name}: expected python:package.module:function")
+    # As `python -m` would: one's own module usually lies in the folder that the command is given in.
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(place)
+        found = getattr(module, function)(**options)
+    except Exception as error:
+        raise UserError(f"{name}: {type(error).__name__}: {first_line(error)}") from error
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    model, transform = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    if not isinstance(model, nn.Module) or not (transform is None or callable(transform)):
+        raise UserError(f"{name}: expected an nn.Module, or one and a transform, got {type(found).__name__}")
+    transform = transform or standard_transform(name)
+    description = f"{describe_adapter(torch, what, options, transform)} code {_code_sha256(module)}"
+    return ImageModel(name, model, transform, description)
+
+
+def _code_sha256(module: ModuleType) -> str:
+    """Returns a digest of the files of a module, and of every loaded one that is neither Python's nor installed.
+
+    Which of them the model uses cannot be known, so all count. Those of aurank do not: they differ between commands.
+    """
+    places = [*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()]
+    installed = [Path(place).resolve() for place in places]
+    files: dict[str, str] = {}
+    for name, loaded in list(sys.modules.items()):
+        file = getattr(loaded, "__file__", None)
+        if not file or (loaded is not module and name.partition(".")[0] in ("__main__", "aurank")):
+            continue
+        path = Path(file).resolve()
+        # A few modules of torch name a file that is not there.
+        if path.is_file() and not any(path.is_relative_to(place) for place in installed):
+            files[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()

@@ -1,0 +1,131 @@
+"""Image and text models of transformers, with its processors and tokenisers."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from PIL.Image import Image
+from torch import Tensor, nn
+
+from aurank.errors import UserError
+from aurank.models.adapters.loading import (
+    ImageModel,
+    Options,
+    TextParts,
+    describe_adapter,
+    import_library,
+    loading,
+    no_code_of_hubs,
+    quick_when_offline,
+    require_size,
+)
+
+_LONGEST = 77  # tokens of a text where the model would take more: CLIP's length
+
+
+class _Images(nn.Module):
+    """The image features of a model: projected, else pooled, else the first token."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
+        found = getattr(self.model, "get_image_features", self.model)(pixel_values=images)
+        if not isinstance(found, Tensor):
+            pooled = getattr(found, "pooler_output", None)
+            found = found.last_hidden_state[:, 0] if pooled is None else pooled
+        features: Tensor = found.flatten(1)
+        return features
+
+
+class _Texts(nn.Module):
+    """The text features of a model: projected, else the mean over the tokens.
+
+    Tokens come one higher than the library's, 0 where the text has none, so that one tensor says both.
+    """
+
+    def __init__(self, model: Any, padding: int) -> None:
+        super().__init__()
+        if hasattr(model, "get_text_features"):
+            for part in ("vision_model", "visual_projection"):
+                if hasattr(model, part):
+                    delattr(model, part)  # the image tower would only take memory
+        self.model = model
+        self.padding = padding
+
+    def forward(self, tokens: Int64[Tensor, "text length"]) -> Float[Tensor, "text dim"]:
+        mask = tokens > 0
+        project = getattr(self.model, "get_text_features", None)
+        found = (project or self.model)(
+            input_ids=torch.where(mask, tokens - 1, self.padding), attention_mask=mask.long()
+        )
+        if isinstance(found, Tensor):
+            return found
+        if project is not None:
+            projected: Tensor = found.pooler_output
+            return projected
+        states: Tensor = found.last_hidden_state * mask[..., None]
+        return states.sum(1) / mask.sum(1, keepdim=True)
+
+
+def transformers_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
+    """Return the model's image features, with its processor as the transform."""
+    with _building(name, what, options, allow_code) as (library, arguments, pretrained):
+        processor = library.AutoImageProcessor.from_pretrained(what, **_located(arguments))
+        model = _model(library, what, arguments, pretrained)
+
+    def transform(image: Image) -> Tensor:
+        pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
+        return pixels
+
+    description = describe_adapter(library, what, {**arguments, "pretrained": pretrained}, processor)
+    return ImageModel(name, _Images(model), transform, description)
+
+
+def transformers_text_model(name: str, what: str, options: Options) -> TextParts:
+    """Return the model's text features, with its tokeniser."""
+    longest = require_size(name, "length", options.get("length", _LONGEST))
+    own = {key: value for key, value in options.items() if key != "length"}
+    with _building(name, what, own) as (library, arguments, pretrained):
+        tokeniser = library.AutoTokenizer.from_pretrained(what, **_located(arguments))
+        model = _model(library, what, arguments, pretrained)
+    length = min(tokeniser.model_max_length, longest)
+    if tokeniser.pad_token_id is None:
+        raise UserError(f"{name}: its tokeniser has no padding token, so texts of different lengths cannot be a batch")
+
+    def tokenise(texts: Sequence[str]) -> Tensor:
+        found = tokeniser(list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+        tokens: Tensor = found["input_ids"] + 1
+        # Where the tokeniser makes no mask, the model has learnt to see its padding.
+        return tokens * found["attention_mask"] if "attention_mask" in found else tokens
+
+    return _Texts(model, tokeniser.pad_token_id), tokenise
+
+
+@contextlib.contextmanager
+def _building(name: str, what: str, options: Options, allow_code: bool = False) -> Iterator[tuple[Any, Options, bool]]:
+    """A context in which transformers builds a model with these arguments, and whether weights are wanted."""
+    library: Any = import_library("transformers", name, package="transformers")
+    arguments = {"trust_remote_code": False, **options}  # left out, it would ask at the terminal
+    pretrained = bool(arguments.pop("pretrained", True))
+    fetched = quick_when_offline(needed=not Path(what).is_dir())
+    with loading(name, pretrained=pretrained), no_code_of_hubs(allow_code), fetched:
+        yield library, arguments, pretrained
+
+
+def _located(arguments: Options) -> Options:
+    """Those arguments that say where a processor or a tokeniser is, and whether its code is trusted."""
+    return {key: value for key, value in arguments.items() if key in ("revision", "subfolder", "trust_remote_code")}
+
+
+def _model(library: Any, what: str, arguments: Options, pretrained: bool) -> Any:
+    """The model, or its architecture with random weights, under the same arguments."""
+    if pretrained:
+        return library.AutoModel.from_pretrained(what, **arguments)
+    # The configuration takes its options and leaves the model's, as where weights are loaded.
+    config, others = library.AutoConfig.from_pretrained(what, return_unused_kwargs=True, **arguments)
+    return library.AutoModel.from_config(config, **{**others, "trust_remote_code": arguments["trust_remote_code"]})
