@@ -29,46 +29,6 @@ from aurank.evaluation.engine.tiles import Round, Tiling
 NEAR = {torch.float32: 1 / 32, torch.float64: 1 / 8}
 
 
-def count_negatives(
-    counts: "Counts",
-    tiling: Tiling,
-    *,
-    group: ProcessGroup,
-    backend: str,
-    devices: list[torch.device],
-    progress: ProgressCallback | None,
-) -> None:
-    """Fill the counts: this process's share of the tiles of every round, then the sums over all processes."""
-    workers: queue.SimpleQueue[TileCounter] = queue.SimpleQueue()
-    for slot in range(tiling.workers):
-        workers.put(TileCounter(counts, backend, devices[slot % len(devices)]))
-    panels = Panels(counts, devices)
-
-    def run(queries: slice, gallery: slice) -> None:
-        worker = workers.get()
-        try:
-            worker.count(panels.tile(queries, gallery, worker.device))
-        finally:
-            workers.put(worker)
-
-    done, threads = 0, torch.get_num_threads()  # each thread has its own number, so the pool's threads set theirs
-    with ThreadPoolExecutor(tiling.workers, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
-        try:
-            for part in tiling.rounds():
-                panels.load(part)
-                jobs = [pool.submit(run, *tile) for tile in group.shard(part.tiles)]
-                for job in jobs:
-                    job.result()
-                group.barrier()
-                done += len(part.tiles)
-                if progress is not None:
-                    progress(done, tiling.num_tiles)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-    for sums in (counts.higher, counts.tied, counts.rechecked):
-        group.all_reduce(sums)
-
-
 class Counts:
     """The thresholds of a problem, and the negatives counted so far for each.
 
@@ -92,8 +52,7 @@ class Counts:
     def at_least(self) -> Int64[np.ndarray, " positive"]:
         """Return for each threshold how many of its query's positives score at least as high, itself included."""
         sorted_query = np.repeat(np.arange(len(self.offset) - 1), np.diff(self.offset))
-        new = np.ones(len(sorted_query), bool)
-        new[1:] = (sorted_query[1:] != sorted_query[:-1]) | (self.scores[1:] != self.scores[:-1])
+        new = (np.diff(sorted_query, prepend=-1) != 0) | (np.diff(self.scores, prepend=np.nan) != 0)
         start = np.maximum.accumulate(np.where(new, np.arange(len(sorted_query)), 0))
         return np.asarray(self.offset[sorted_query + 1] - start)
 
@@ -126,6 +85,40 @@ class Counts:
         return (middle - self.error(dtype)).astype(kind), (middle + self.error(dtype)).astype(kind)
 
 
+def count_negatives(
+    counts: Counts, tiling: Tiling, group: ProcessGroup, devices: list[torch.device], progress: ProgressCallback | None
+) -> None:
+    """Fill the counts: this process's share of the tiles of every round, then the sums over all processes."""
+    workers: queue.SimpleQueue[TileCounter] = queue.SimpleQueue()
+    for slot in range(tiling.workers):
+        workers.put(TileCounter(counts, tiling.backend, devices[slot % len(devices)]))
+    panels = Panels(counts, devices)
+
+    def run(queries: slice, gallery: slice) -> None:
+        worker = workers.get()
+        try:
+            worker.count(panels.tile(queries, gallery, worker.device))
+        finally:
+            workers.put(worker)
+
+    done, threads = 0, torch.get_num_threads()  # each thread has its own number, so the pool's threads set theirs
+    with ThreadPoolExecutor(tiling.workers, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+        try:
+            for part in tiling.rounds():
+                panels.load(part)
+                jobs = [pool.submit(run, *tile) for tile in group.shard(part.tiles)]
+                for job in jobs:
+                    job.result()
+                group.barrier()
+                done += len(part.tiles)
+                if progress is not None:
+                    progress(done, tiling.num_tiles)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    for sums in (counts.higher, counts.tied, counts.rechecked):
+        group.all_reduce(sums)
+
+
 @dataclass(frozen=True, eq=False)
 class Tile:
     """Some sorted queries against some of the sorted gallery, and the float32 features of both."""
@@ -145,8 +138,7 @@ class TileCounter:
 
     def __init__(self, counts: Counts, backend: str, device: torch.device) -> None:
         self.counts, self.problem, self.exact = counts, counts.problem, counts.exact
-        self.device = device
-        self.kernel = make_kernel(backend)
+        self.device, self.kernel = device, make_kernel(backend)
         self.memory = torch.empty(0, dtype=torch.uint8, device=device)
 
     def count(self, tile: Tile) -> None:
@@ -170,10 +162,8 @@ class TileCounter:
         else:
             scores = self._scores(tile, dtype)
             exclude(self.problem, tile, scores)
-            found = (
-                self.kernel.count(scores, each, transposed=side, room=room)
-                for side, each in zip(transposed, lines, strict=True)
-            )
+            sides = zip(transposed, lines, strict=True)
+            found = (self.kernel.count(scores, each, transposed=side, room=room) for side, each in sides)
         undecided = []
         for side, each, counted in zip(transposed, lines, found, strict=True):
             if counted is None:
@@ -236,18 +226,17 @@ class Panels:
 
     def __init__(self, counts: Counts, devices: list[torch.device]) -> None:
         self.symmetric, self.sides = counts.problem.symmetric, (counts.exact.queries, counts.exact.gallery)
-        self.devices = set(devices)
-        self.round: Round | None = None
+        self.devices, self.round = set(devices), Round(slice(0, 0), slice(0, 0), [])
         self.features: list[dict[torch.device, Tensor]] = [{}, {}]
         self.buffers: dict[bool, Tensor] = {}  # by side; new ones for every panel would leave holes in the heap
 
     def load(self, part: Round) -> None:
         """Make the features of this round's sides that are not there already."""
         before, self.round = self.round, part
-        if before is not None and (before.left, before.right) == (part.left, part.right):
+        if (before.left, before.right) == (part.left, part.right):
             return
         self.features[1] = {}  # let go of the old before the new is made
-        if before is None or before.left != part.left:
+        if before.left != part.left:
             self.features[0] = {}
             self.features[0] = self._make(self.sides[0], part.left, gallery=False)
         shared = self.symmetric and part.left == part.right and not self.sides[0].distance.squared
@@ -255,13 +244,9 @@ class Panels:
 
     def tile(self, queries: slice, gallery: slice, device: torch.device) -> Tile:
         """Return a tile of the round that is loaded."""
-        assert self.round is not None
-        left, right = (
-            features[device][part.start - whole.start : part.stop - whole.start]
-            for features, part, whole in zip(
-                self.features, (queries, gallery), (self.round.left, self.round.right), strict=True
-            )
-        )
+        first, second = self.round.left.start, self.round.right.start
+        left = self.features[0][device][queries.start - first : queries.stop - first]
+        right = self.features[1][device][gallery.start - second : gallery.stop - second]
         return Tile(queries, gallery, left, right)
 
     def _make(self, side: Vectors, rows: slice, *, gallery: bool) -> dict[torch.device, Tensor]:

@@ -1,14 +1,18 @@
 """Exact scores of pairs of rows, compiled where that can be, in torch elsewhere: the same digits."""
 
+from typing import TypeAlias
+
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from aurank.evaluation.engine.inputs import ELEMENTS, Vectors, plain_array
+from aurank.evaluation.engine.inputs import ELEMENTS, Vectors, plain_array, row_lengths
+from aurank.evaluation.engine.problem import RetrievalProblem
+from aurank.evaluation.engine.scores import make_distance
 
+Pairs: TypeAlias = Int64[np.ndarray, " pair"]
 CUDA_ELEMENTS = 2**23  # at once on a GPU, where every call has a price of its own
-Places = Int64[np.ndarray, " pair"]
 
 
 class ExactScores:
@@ -16,18 +20,34 @@ class ExactScores:
 
     def __init__(self, queries: Vectors, gallery: Vectors, *, compiled: bool) -> None:
         self.queries, self.gallery = queries, gallery
-        arrays = [plain_array(side.embeddings) for side in (queries, gallery)] if compiled else [None]
-        self.plain = None
-        if all(array is not None for array in arrays):
-            self.plain = [
-                (array, side.order.numpy(), side.units.numpy())
-                for array, side in zip(arrays, (queries, gallery), strict=True)
-            ]
+        self.plain = []  # rows, order and units of both sides as compiled code reads them
+        for side in (queries, gallery) if compiled else ():
+            if (array := plain_array(side.embeddings)) is not None:
+                self.plain.append((array, side.order.numpy(), side.units.numpy()))
 
-    def pairs(self, queries: Places, gallery: Places) -> Float64[np.ndarray, " pair"]:
+    @classmethod
+    def of(
+        cls,
+        problem: RetrievalProblem,
+        query_index: Int64[np.ndarray, " query"],
+        gallery_index: Int64[np.ndarray, " gallery"],
+        *,
+        distance: str,
+        compiled: bool,
+    ) -> "ExactScores":
+        """Return the scores of the rows of both sides in these orders; UserError for a row that has none."""
+        lengths = others = row_lengths(problem.embeddings, side="query", distance=distance, compiled=compiled)
+        if problem.gallery is not None:
+            others = row_lengths(problem.gallery, side="gallery", distance=distance, compiled=compiled)
+        measure = make_distance(distance, float(lengths.max()), float(others.max()))
+        queries = Vectors(problem.embeddings, lengths, order=query_index, distance=measure)
+        gallery = Vectors(problem.target, others, order=gallery_index, distance=measure)
+        return cls(queries, gallery, compiled=compiled)
+
+    def pairs(self, queries: Pairs, gallery: Pairs) -> Float64[np.ndarray, " pair"]:
         """Return the score of each pair of a sorted query and a place in the sorted gallery."""
         out = np.empty(len(queries))
-        if self.plain is not None:
+        if len(self.plain) == 2:
             from aurank.evaluation.engine.kernels import compiled
 
             (left, left_order, left_units), (right, right_order, right_units) = self.plain

@@ -13,8 +13,10 @@ from aurank.evaluation.engine.scores import Distance, tree_sum
 from aurank.sizes import size_in_bytes
 
 Device: TypeAlias = torch.device | str
+Devices: TypeAlias = Device | Sequence[Device] | None
 Embeddings: TypeAlias = Tensor | np.ndarray[Any, np.dtype[Any]]
 Integers: TypeAlias = Tensor | np.ndarray[Any, np.dtype[Any]] | Sequence[Any]
+Places: TypeAlias = Int64[np.ndarray, " place"]
 ProgressCallback: TypeAlias = Callable[[int, int], object]  # called with what is done and the total
 
 # Squares of lengths in this range, and products of two such lengths, stay far from overflow and underflow in float64.
@@ -33,10 +35,11 @@ def byte_count(max_memory: int | str) -> int:
     return size
 
 
-def choose_devices(device: Device | Sequence[Device] | None, queries: Embeddings) -> list[torch.device]:
+def choose_devices(device: Devices, queries: Embeddings) -> list[torch.device]:
     """Return where to compute: on each `device`, else on the CUDA device that holds the queries, else on the CPU."""
     if device is None:
-        return [queries.device if isinstance(queries, Tensor) and queries.is_cuda else torch.device("cpu")]
+        held = device_of(queries)
+        return [held if held.type == "cuda" else torch.device("cpu")]
     devices = []
     for one in [device] if isinstance(device, str | torch.device) else device:
         try:
@@ -69,20 +72,17 @@ def check_matrix(embeddings: Embeddings, *, side: str) -> None:
     if not hasattr(embeddings, "shape"):
         kind = type(embeddings).__name__
         raise UserError(f"the {side} embeddings are a {kind}: give a tensor or NumPy array, numpy.asarray(embeddings)")
-    shape = tuple(embeddings.shape)
+    what, shape = f"the {side} embeddings", tuple(embeddings.shape)
     if len(shape) != 2:
-        raise UserError(
-            f"the {side} embeddings have shape {shape}: expected two dimensions, one row per item, "
-            "in a tensor or NumPy array"
-        )
+        raise UserError(f"{what} have shape {shape}: expected two dimensions, one row per item, in a tensor or array")
     if 0 in shape:
-        raise UserError(f"the {side} embeddings are empty, shape {shape}: give at least one row and one column")
+        raise UserError(f"{what} are empty, shape {shape}: give at least one row and one column")
     if isinstance(embeddings, Tensor):
         real = not embeddings.is_complex() and embeddings.layout == torch.strided
     else:  # bfloat16 and its kin come from the ml_dtypes package, under a kind of their own
         real = embeddings.dtype.kind in "fiub" or embeddings.dtype.name.startswith(("bfloat", "float"))
     if not real:
-        raise UserError(f"the {side} embeddings have type {embeddings.dtype}: give a dense array of real numbers")
+        raise UserError(f"{what} have type {embeddings.dtype}: give a dense array of real numbers")
 
 
 def numbered(
@@ -90,7 +90,7 @@ def numbered(
     second: Integers | None,
     *,
     name: str,
-    gather: Callable[[Any], list[Any]] = lambda own: [own],
+    gather: Callable[..., list[Any]] = lambda own: [own],
 ) -> tuple[Integers | None, Integers | None, Shaped[np.ndarray, " name"] | None]:
     """Return labels or ids of both sides with text as integers, and the names in the order of their numbers.
 
@@ -122,28 +122,27 @@ def _as_text(values: Integers | None, name: str) -> Shaped[np.ndarray, "..."] | 
 
 def integer_array(values: Integers, *, name: str, rows: int, side: str) -> Int64[np.ndarray, " row"]:
     """Return `values` as int64, never by way of a float; UserError unless it is one integer for each row."""
+    what = f"the {side} {name}s"
     refuse_masked(values, f"{side} {name}s")
-    kind = str(values.dtype) if isinstance(values, Tensor) else ""
+    given = values.dtype if isinstance(values, Tensor) else None
     if isinstance(values, Tensor):  # NumPy knows no bfloat16; what is floating is refused below under its own name
         values = (values.float() if values.dtype == torch.bfloat16 else values).detach().cpu().numpy()
     try:
         array = np.asarray(values)
     except ValueError as error:  # nested lists of unequal length
-        raise UserError(f"the {side} {name}s are not a list of integers: {error}") from error
+        raise UserError(f"{what} are not a list of integers: {error}") from error
     if array.ndim != 1 or len(array) != rows:
-        given = f"{len(array)} entries" if array.ndim == 1 else f"shape {array.shape}"
-        raise UserError(f"the {side} {name}s have {given} for {rows} {side} embeddings: give one {name} per row")
+        shape = f"{len(array)} entries" if array.ndim == 1 else f"shape {array.shape}"
+        raise UserError(f"{what} have {shape} for {rows} {side} embeddings: give one {name} per row")
     if array.dtype.kind in "USO":
         raise UserError(
-            f"the {side} {name}s are {array.dtype}, not integers: number them, for example by "
+            f"{what} are {array.dtype}, not integers: number them, for example by "
             f"np.unique({name}s, return_inverse=True)[1], over both sides together where there are two"
         )
     if array.dtype.kind not in "iu":
-        raise UserError(
-            f"the {side} {name}s are {kind or array.dtype}: give integers, for example {name}s.astype('int64')"
-        )
+        raise UserError(f"{what} are {given or array.dtype}: give integers, for example {name}s.astype('int64')")
     if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
-        raise UserError(f"the {side} {name}s reach {int(array.max())}: give integers that fit in int64")
+        raise UserError(f"{what} reach {int(array.max())}: give integers that fit in int64")
     return array.astype(np.int64)
 
 
@@ -167,16 +166,13 @@ def pair_array(values: Integers, name: str, queries: int, gallery: int) -> Int64
     if array.size == 0:
         return np.empty((0, 2), np.int64)
     if array.ndim != 2 or array.shape[1] != 2 or array.dtype.kind not in "iu":
-        raise UserError(
-            f"{name} must be pairs (query row, gallery row) of integers, shape [pair, 2]; "
-            f"got shape {array.shape}, {array.dtype}"
-        )
+        expected = "pairs (query row, gallery row) of integers, shape [pair, 2]"
+        raise UserError(f"{name} must be {expected}; got shape {array.shape}, {array.dtype}")
     for indices, side, rows in ((array[:, 0], "query", queries), (array[:, 1], "gallery", gallery)):
         wrong = np.flatnonzero((indices < 0) | (indices >= rows))
         if len(wrong):
-            raise UserError(
-                f"{name}, pair {wrong[0]} names {side} row {indices[wrong[0]]}: there are rows 0 to {rows - 1}"
-            )
+            row = indices[wrong[0]]
+            raise UserError(f"{name}, pair {wrong[0]} names {side} row {row}: there are rows 0 to {rows - 1}")
     return array.astype(np.int64)
 
 
@@ -226,14 +222,13 @@ def row_lengths(embeddings: Embeddings, *, side: str, distance: str, compiled: b
         return lengths
     row = int(torch.argmin(usable.to(torch.int8)))
     values = read(embeddings, torch.tensor([row], device=device_of(embeddings)))
-    what = (
-        f"has length {float(lengths[row]):.3g}: expected {SHORTEST} to {LONGEST}; scale the embeddings, which changes "
-        "no cosine"
-    )
     if not bool(values.isfinite().all()):
         what = "holds NaN or infinity: remove it or find out how it was made"
     elif not bool(values.any()):
         what = "is all zeros, and has no cosine with anything: remove it"
+    else:
+        what = f"has length {float(lengths[row]):.3g}: expected {SHORTEST} to {LONGEST}; scale the embeddings, which"
+        what += " changes no cosine"
     raise UserError(f"row {row} of the {side} embeddings {what}")
 
 
@@ -241,12 +236,7 @@ class Vectors:
     """Rows of one side after sorting, given out in pieces: as they came, or as features for products."""
 
     def __init__(
-        self,
-        embeddings: Embeddings,
-        lengths: Float64[Tensor, " row"],
-        *,
-        order: Int64[np.ndarray, " place"],
-        distance: Distance,
+        self, embeddings: Embeddings, lengths: Float64[Tensor, " row"], *, order: Places, distance: Distance
     ) -> None:
         self.embeddings, self.distance = embeddings, distance
         self.order = torch.from_numpy(order).to(lengths.device)

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, Integer
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.inputs import pair_array
+from aurank.evaluation.engine.inputs import Places, pair_array
 from aurank.evaluation.engine.problem import RetrievalProblem, check_sides, rows_without_junk
 from aurank.sizes import as_text, available_memory
 
@@ -53,20 +53,17 @@ def sort_by_label(problem: RetrievalProblem) -> SortedProblem:
     query, gallery = check_sides(problem)
     rows, there = len(query.labels), len(gallery.labels)
     own, kept = problem.own_rows(), rows_without_junk(problem.junk, there)
-    ignore, listed = (
-        None if pairs is None else pair_array(pairs, name, rows, there)
-        for name, pairs in (("ignore", problem.ignore), ("positives", problem.positives))
-    )
+    ignore = pair_array(() if problem.ignore is None else problem.ignore, "ignore", rows, there)
+    listed = None if problem.positives is None else pair_array(problem.positives, "positives", rows, there)
     order = _sort(query.labels, gallery.labels, kept, by_label=listed is None)
     if listed is None:
         require_room(int((order.class_stop - order.class_start).sum()) - (rows if problem.gallery is None else 0))
         candidates = order.classes()
     else:
         candidates = np.unique(order.numbers(listed))
-    pairs = [np.empty((0, 2), np.int64) if ignore is None else ignore]
     if own is not None:
-        pairs.append(np.stack([np.arange(rows), own], axis=1)[own >= 0])
-    left_out = np.unique(order.numbers(np.concatenate(pairs)))
+        ignore = np.concatenate([ignore, np.stack([np.arange(rows), own], axis=1)[own >= 0]])
+    left_out = np.unique(order.numbers(ignore))
     keep = ~among(candidates, left_out)
     sorted_query, sorted_gallery = np.divmod(candidates, len(kept))
     if query.groups is not None and gallery.groups is not None:
@@ -121,11 +118,7 @@ class _Order:
 
 
 def _sort(
-    labels: Int64[np.ndarray, " query"],
-    gallery_labels: Int64[np.ndarray, " gallery"],
-    kept: Int64[np.ndarray, " kept"],
-    *,
-    by_label: bool,
+    labels: Int64[np.ndarray, " query"], gallery_labels: Int64[np.ndarray, " row"], kept: Places, *, by_label: bool
 ) -> _Order:
     """Sort both sides by label; if not `by_label`, leave them as they are, with classes of nobody."""
     if not by_label:
@@ -133,9 +126,8 @@ def _sort(
         return _Order(np.arange(len(labels)), kept, nobody, nobody, len(gallery_labels))
     query_index = np.argsort(labels, kind="stable")
     gallery_index = kept[np.argsort(gallery_labels[kept], kind="stable")]
-    start, stop = (
-        np.searchsorted(gallery_labels[gallery_index], labels[query_index], side=side) for side in ("left", "right")
-    )
+    ordered, wanted = gallery_labels[gallery_index], labels[query_index]
+    start, stop = np.searchsorted(ordered, wanted), np.searchsorted(ordered, wanted, side="right")
     return _Order(query_index, gallery_index, start, stop, len(gallery_labels))
 
 

@@ -6,14 +6,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.inputs import (
-    Embeddings,
-    Integers,
-    check_matrix,
-    integer_array,
-    refuse_masked,
-    unique_ids,
-)
+from aurank.evaluation.engine.inputs import Embeddings, Integers, check_matrix, integer_array, refuse_masked, unique_ids
 
 
 @dataclass(frozen=True, eq=False)

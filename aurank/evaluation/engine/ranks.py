@@ -6,7 +6,6 @@ adds up; where both sides are the same rows, half of the tiles are enough. The n
 scores whose value depends on the two rows alone (see `scores`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,20 +14,12 @@ from jaxtyping import Float64, Int64
 
 from aurank.evaluation.engine.counting import Counts, count_negatives
 from aurank.evaluation.engine.exact import ExactScores
-from aurank.evaluation.engine.inputs import (
-    Embeddings,
-    Integers,
-    ProgressCallback,
-    Vectors,
-    byte_count,
-    choose_devices,
-    row_lengths,
-)
+from aurank.evaluation.engine.inputs import Devices, Embeddings, Integers, ProgressCallback, byte_count, choose_devices
 from aurank.evaluation.engine.kernels import check_backend, importable
 from aurank.evaluation.engine.positives import SortedProblem, sort_by_label
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.process_group import ProcessGroup, gather_shards, require_equal
-from aurank.evaluation.engine.scores import full_precision, make_distance, one_thread_each
+from aurank.evaluation.engine.scores import full_precision, one_thread_each
 from aurank.evaluation.engine.tiles import Tiling
 
 # For each device, where torch or triton counts: while a GPU computes one tile, the next is made ready.
@@ -98,7 +89,7 @@ def positive_ranks(
     junk: Integers | None = None,
     distance: str = "cosine",
     backend: str = "auto",
-    device: torch.device | str | Sequence[torch.device | str] | None = None,
+    device: Devices = None,
     max_memory: int | str = "1GiB",
     distributed: bool | str | None = None,
     progress: ProgressCallback | None = None,
@@ -131,19 +122,8 @@ def positive_ranks(
         >>> ranks.rank.tolist()  # each of the first two finds the other behind the third
         [2, 2]
     """
-    problem = RetrievalProblem(
-        queries,
-        query_labels,
-        gallery,
-        gallery_labels,
-        ids=ids,
-        gallery_ids=gallery_ids,
-        groups=groups,
-        gallery_groups=gallery_groups,
-        positives=positives,
-        ignore=ignore,
-        junk=junk,
-    )
+    sides = (queries, query_labels, gallery, gallery_labels, ids, gallery_ids, groups, gallery_groups)
+    problem = RetrievalProblem(*sides, positives, ignore, junk)
     return rank_positives(
         problem,
         distance=distance,
@@ -160,7 +140,7 @@ def rank_positives(
     *,
     distance: str = "cosine",
     backend: str = "auto",
-    device: torch.device | str | Sequence[torch.device | str] | None = None,
+    device: Devices = None,
     max_memory: int | str = "1GiB",
     distributed: bool | str | None = None,
     progress: ProgressCallback | None = None,
@@ -179,24 +159,12 @@ def rank_positives(
         devices = devices[: min(group.all_gather(len(devices)))]
     ordered = sort_by_label(problem)
     with full_precision(), one_thread_each(compiled):
-        lengths = others = row_lengths(problem.embeddings, side="query", distance=distance, compiled=compiled)
-        if problem.gallery is not None:
-            others = row_lengths(problem.gallery, side="gallery", distance=distance, compiled=compiled)
-        measure = make_distance(distance, float(lengths.max()), float(others.max()))
-        left = Vectors(problem.embeddings, lengths, order=ordered.query_index, distance=measure)
-        right = Vectors(problem.target, others, order=ordered.gallery_index, distance=measure)
-        exact = ExactScores(left, right, compiled=backend != "torch" and importable("numba"))
+        orders, use = (ordered.query_index, ordered.gallery_index), backend != "torch" and importable("numba")
+        exact = ExactScores.of(problem, *orders, distance=distance, compiled=use)
         counts = Counts(ordered, exact, group)
-        tiling = Tiling(
-            ordered,
-            width=measure.width(left.dim),
-            shared=not measure.squared,
-            size=size,
-            workers=threads if compiled else WORKERS[kind] * len(devices),
-            backend=backend,
-            device=kind,
-        )
-        count_negatives(counts, tiling, group=group, backend=backend, devices=devices, progress=progress)
+        workers = threads if compiled else WORKERS[kind] * len(devices)
+        tiling = Tiling(ordered, exact.queries, size=size, workers=workers, backend=backend, device=kind)
+        count_negatives(counts, tiling, group, devices, progress)
     return _ranks(ordered, counts)
 
 

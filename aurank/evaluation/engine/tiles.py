@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from aurank.errors import UserError
+from aurank.evaluation.engine.inputs import Vectors
 from aurank.evaluation.engine.positives import SortedProblem
 
 SIDES = {"cpu": 768, "cuda": 8192}  # of a tile: on the CPU it is counted while in cache
@@ -32,18 +33,18 @@ class Tiling:
     """Cut a problem into tiles of at most `side` by `side` scores for `workers` threads, within `size` bytes.
 
     Half of the memory goes to the workers, half to the features of two panels, which are one and the same where a set
-    is its own gallery and its features are `shared` by both sides. Blocks of queries are cut shorter where they have
+    is its own gallery and its features serve both sides. Blocks of queries are cut shorter where they have
     many thresholds. Raises UserError where not even the smallest tiles fit, with the least that would do.
     """
 
     def __init__(
-        self, problem: SortedProblem, *, width: int, shared: bool, size: int, workers: int, backend: str, device: str
+        self, problem: SortedProblem, rows: Vectors, *, size: int, workers: int, backend: str, device: str
     ) -> None:
-        self.symmetric = problem.symmetric
+        self.symmetric, width, shared = problem.symmetric, rows.distance.width(rows.dim), not rows.distance.squared
         least = 2 * max(_worker_bytes(SMALLEST, width, backend), 2 * SMALLEST * 4 * width)
         if size < least:
             raise UserError(f"max_memory is {size} bytes: embeddings of this width need at least {least}")
-        self.workers = workers
+        self.workers, self.backend = workers, backend
         self.side = _side(size // 2 // workers, width, backend, SIDES[device])
         while self.side < 128 and self.workers > 1:
             self.workers //= 2
@@ -53,9 +54,9 @@ class Tiling:
         self.blocks = _blocks(problem.offset, self.side, most)
         starts = range(0, gallery, self.side)
         self.others = self.blocks if self.symmetric else [slice(at, min(at + self.side, gallery)) for at in starts]
-        rows = min(size // 2, PANELS[device]) // (4 * width)
-        fits = gallery + (0 if self.symmetric and shared else queries) <= rows
-        self.panel = max(gallery, queries) if fits else rows // 2
+        room = min(size // 2, PANELS[device]) // (4 * width)
+        fits = gallery + (0 if self.symmetric and shared else queries) <= room
+        self.panel = max(gallery, queries) if fits else room // 2
 
     @property
     def num_tiles(self) -> int:

@@ -145,15 +145,13 @@ def _triton_counts_alike(device: torch.device) -> bool:
     for dtype in (torch.float32, torch.float64):
         scores = products.to(dtype)
         edges = [_some_scores(side.cpu().numpy(), chance) for side in (scores, scores.T)]
-        expected, found = (
+        expected, *found = (
             [kernel.count(scores, edges[turned], transposed=turned, room=room) for turned in (False, True)]
             for kernel in (plain, fused)
         )
-        alike = alike and all(map(_same, found, expected))
         if dtype == torch.float32:
-            alike = alike and all(
-                map(_same, fused.multiply_and_count(left, right, nothing, edges, room=room), expected)
-            )
+            found.append(fused.multiply_and_count(left, right, nothing, edges, room=room))
+        alike &= all(all(map(_same, counted, expected)) for counted in found)
     if not alike:
         warnings.warn(
             f"the triton kernel counts other numbers on {device} than plain torch, which is used instead: leave out "

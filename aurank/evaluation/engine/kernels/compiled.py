@@ -1,6 +1,6 @@
 """The kernel for the processor, and exact scores, compiled by numba; all run without the interpreter's lock."""
 
-from typing import Any, TypeVar, no_type_check
+from typing import Any, TypeVar, cast, no_type_check
 
 import numba
 import numpy as np
@@ -26,10 +26,9 @@ def compiled(function: Function) -> Function:
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
-        kept: Function = numba.njit(cache=True, **options)(function)
+        return cast(Function, numba.njit(cache=True, **options)(function))
     except RuntimeError:  # no folder to keep it in
-        kept = numba.njit(**options)(function)
-    return kept
+        return cast(Function, numba.njit(**options)(function))
 
 
 @compiled
@@ -99,26 +98,12 @@ def count_by_table(scores: Any, low: Any, high: Any, above: Any, near: Any, tabl
 
 @compiled
 @no_type_check
-def emit(scores: Any, low: Any, high: Any, near: Any, first: int, pairs: Any, found: int) -> int:
-    """List the pairs (threshold, other) that `near` has counted; return how many are listed then."""
-    for threshold in range(len(low)):
-        if near[threshold] > 0:
-            for other in range(len(scores)):
-                if low[threshold] <= scores[other] <= high[threshold]:
-                    pairs[0, found] = first + threshold
-                    pairs[1, found] = other
-                    found += 1
-    return found
-
-
-@compiled
-@no_type_check
 def count_query(
     scores: Any, low: Any, high: Any, above: Any, near: Any, work: Any, first: int, pairs: Any, found: int
 ) -> int:
-    """Count one query and list its near pairs behind the `found` first; return -1 where they do not fit.
+    """Count one query, list its near pairs (threshold, other) behind the `found` first, and return how many are listed.
 
-    Without rows in `pairs` none is listed.
+    -1 where they do not fit. Without rows in `pairs` none is listed.
     """
     if len(low) <= MOST_DIRECT:
         total = count_directly(scores, low, high, above, near)
@@ -128,7 +113,14 @@ def count_query(
         return found
     if found + total > pairs.shape[1]:
         return -1
-    return emit(scores, low, high, near, first, pairs, found)
+    for threshold in range(len(low)):
+        if near[threshold] > 0:
+            for other in range(len(scores)):
+                if low[threshold] <= scores[other] <= high[threshold]:
+                    pairs[0, found] = first + threshold
+                    pairs[1, found] = other
+                    found += 1
+    return found
 
 
 @compiled

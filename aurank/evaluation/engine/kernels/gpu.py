@@ -19,7 +19,6 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from aurank.evaluation.engine.kernels import Counted, Edges
@@ -238,13 +237,7 @@ class TritonKernel:
         return side.read()
 
     def multiply_and_count(
-        self,
-        left: Float32[Tensor, "row width"],
-        right: Float32[Tensor, "column width"],
-        left_out: Int64[np.ndarray, "2 row"],
-        edges: Sequence[Edges],
-        *,
-        room: int,
+        self, left: Tensor, right: Tensor, left_out: np.ndarray, edges: Sequence[Edges], *, room: int
     ) -> list[Counted | None]:
         """As the protocol says."""
         sides = [Ledger(one, room, left.device) for one in edges]
