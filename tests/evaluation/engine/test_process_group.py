@@ -37,7 +37,8 @@ def measure(mode):
         return aurank.evaluate(rows[:half], labels[:half], torch.from_numpy(rows[half:]), labels[half:], **small)
     if mode == "one side":  # shards of queries, the whole gallery everywhere; other threads and memory on each rank
         torch.set_num_threads(1 + rank)
-        part = slice(0, 60) if rank == 0 else slice(60, half)
+        edges = [0, 60, 130, half]
+        part = slice(edges[rank], edges[rank + 1])
         both = torch.from_numpy(np.stack([labels, labels], axis=1))
         memory = f"{256 * (1 + rank)}KiB"
         return aurank.evaluate(
@@ -48,7 +49,7 @@ def measure(mode):
     if mode == "almost copies":
         return aurank.evaluate(rows + np.float32(1e-6 * rank), labels, **small)
     if mode == "other types":
-        return aurank.evaluate(rows[own].astype([np.float32, np.float64][rank]), labels[own], **small)
+        return aurank.evaluate(rows[own].astype([np.float32, np.float64, np.float32][rank]), labels[own], **small)
     if mode == "other settings":
         return aurank.evaluate(rows[own], labels[own], junk=[rank], **small)
     if mode == "die":
@@ -72,66 +73,64 @@ REFUSED = {
 }
 
 
-def start(folder: Path, size: int, *modes: str) -> list["subprocess.Popen[str]"]:
-    chance = np.random.default_rng(0)
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, str]], float]:
+    """Three processes that went through every mode, refused ones in between, until the last one died.
+
+    Their folder; what each returned and printed; and how many seconds the others lived on.
+    """
+    folder, chance = tmp_path_factory.mktemp("three"), np.random.default_rng(0)
     rows = chance.normal(size=(400, 24)).astype(np.float32)
     rows[200:300] = rows[100:200] + np.float32(1e-7) * chance.normal(size=(100, 24)).astype(np.float32)
     rows[300:] = rows[:100]
     np.save(folder / "rows.npy", rows)
     np.save(folder / "labels.npy", chance.integers(0, 50, 400) - 2**40)
-    command = [sys.executable, "-c", MEMBER, str(folder)]
-    return [
-        subprocess.Popen([*command, str(rank), str(size), *modes], stderr=subprocess.PIPE, text=True)
-        for rank in range(size)
+    modes = ["shards", *REFUSED, "text", "copies", "one side", "die"]
+    members = [
+        subprocess.Popen(
+            [sys.executable, "-c", MEMBER, str(folder), str(rank), "3", *modes], stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(3)
     ]
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes wrote that went through every mode, refused ones in between."""
-    folder = tmp_path_factory.mktemp("two")
-    for member in start(folder, 2, "shards", *REFUSED, "text", "copies", "one side"):
-        printed = member.communicate(timeout=300)[1]
-        assert member.returncode == 0, printed
-    return folder
+    printed = [members[2].communicate(timeout=300)[1]]
+    before = time.monotonic()
+    printed = [member.communicate(timeout=60)[1] for member in members[:2]] + printed
+    ended = [(member.returncode, text) for member, text in zip(members, printed, strict=True)]
+    return folder, ended, time.monotonic() - before
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["shards", "text", "copies", "one side"])
-def test_two_processes_give_the_report_of_one(mode: str, two: Path) -> None:
-    rows, labels = np.load(two / "rows.npy"), np.load(two / "labels.npy")
+def test_three_processes_give_the_report_of_one(mode: str, three: tuple[Path, list[tuple[int, str]], float]) -> None:
+    folder = three[0]
+    rows, labels = np.load(folder / "rows.npy"), np.load(folder / "labels.npy")
     alone = {
         "shards": lambda: evaluate(rows, labels),
         "text": lambda: evaluate(rows, [f"class {label}" for label in labels]),
         "copies": lambda: evaluate(rows[:200], labels[:200], rows[200:], labels[200:]),
         "one side": lambda: evaluate(rows[:200], labels[:200], rows[200:], labels[200:], distance="dot"),
     }[mode]()
-    alone.save(two / "alone.json")
-    assert [(two / f"{mode}-{rank}.json").read_bytes() for rank in (0, 1)] == [(two / "alone.json").read_bytes()] * 2
+    alone.save(folder / "alone.json")
+    expected = (folder / "alone.json").read_bytes()
+    assert [(folder / f"{mode}-{rank}.json").read_bytes() for rank in range(3)] == [expected] * 3, three[1]
     if mode == "copies":  # equal rows on all processes count once
-        assert json.loads((two / "copies-0.json").read_text())["num_queries"] == 200
+        assert json.loads((folder / "copies-0.json").read_text())["num_queries"] == 200
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", REFUSED)
-def test_processes_that_disagree_all_get_the_reason(mode: str, two: Path) -> None:
-    for rank in (0, 1):
-        assert re.match(REFUSED[mode], (two / f"{mode}-{rank}.txt").read_text())
+def test_processes_that_disagree_all_get_the_reason(
+    mode: str, three: tuple[Path, list[tuple[int, str]], float]
+) -> None:
+    for rank in range(3):
+        assert re.match(REFUSED[mode], (three[0] / f"{mode}-{rank}.txt").read_text())
 
 
 @pytest.mark.slow
-def test_three_shards_give_the_report_of_one_and_a_process_that_dies_ends_the_others(tmp_path: Path) -> None:
-    members = start(tmp_path, 3, "shards", "die")
-    members[2].communicate(timeout=300)
-    assert members[2].returncode == -signal.SIGKILL
-    before = time.monotonic()
-    for rank in (0, 1):
-        printed = members[rank].communicate(timeout=60)[1]
-        assert members[rank].returncode != 0
-        if rank == 0:
-            assert "AurankError: evaluation stopped on rank 0 of 3: another rank is gone" in printed
-    assert time.monotonic() - before < 30
-    assert not list(tmp_path.glob("die-*"))
-    evaluate(np.load(tmp_path / "rows.npy"), np.load(tmp_path / "labels.npy")).save(tmp_path / "alone.json")
-    expected = (tmp_path / "alone.json").read_bytes()
-    assert [(tmp_path / f"shards-{rank}.json").read_bytes() for rank in range(3)] == [expected] * 3
+def test_a_process_that_dies_ends_the_others(three: tuple[Path, list[tuple[int, str]], float]) -> None:
+    folder, ended, lived_on = three
+    assert ended[2][0] == -signal.SIGKILL, ended[2][1]
+    assert ended[0][0] != 0 != ended[1][0]
+    assert "AurankError: evaluation stopped on rank 0 of 3: another rank is gone" in ended[0][1]
+    assert lived_on < 30
+    assert not list(folder.glob("die-*"))

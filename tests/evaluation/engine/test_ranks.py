@@ -239,9 +239,9 @@ rows = np.load(sys.argv[1], mmap_mode="r")
 labels = np.arange(len(rows)) // 5
 aurank.evaluation.positive_ranks(rows[:100], labels[:100])
 before = kibibytes("VmRSS")
-aurank.evaluation.positive_ranks(rows, labels, max_memory="64MiB")
+aurank.evaluation.positive_ranks(rows, labels, max_memory="16MiB")
 collapsed = np.float32(1) + np.float32(1e-7) * rows
-aurank.evaluation.positive_ranks(collapsed, labels, max_memory="64MiB")
+aurank.evaluation.positive_ranks(collapsed, labels, max_memory="16MiB")
 print((kibibytes("VmHWM") - before) // 1024)
 """
 
@@ -249,12 +249,12 @@ print((kibibytes("VmHWM") - before) // 1024)
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_importing_is_light_and_working_memory_stays_within_the_budget_collapsed_or_not(tmp_path: Any) -> None:
-    np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(6000, 64)).astype(np.float32))
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(3000, 64)).astype(np.float32))
     script = [sys.executable, "-c", MEASURE, str(tmp_path / "rows.npy")]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     grown = int(subprocess.run(script, check=True, capture_output=True, text=True, env=one_thread).stdout)
-    # The two sets of rows (1.5 MB each) and the allocator's own share come on top.
-    assert grown <= 64 + 16
+    # The two sets of rows (0.8 MB each) and the allocator's own share come on top.
+    assert grown <= 16 + 16
 
 
 @pytest.mark.gpu
