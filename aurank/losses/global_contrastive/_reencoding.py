@@ -8,6 +8,7 @@ from aurank.errors import UserError
 from aurank.losses.core.checks import kind_of
 from aurank.losses.core.distributed import gather_rows, world_size
 from aurank.losses.core.from_pml import BaseDistance
+from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.training_protocols import EmbedByIds
 
 ROWS = 128  # at a time: a distance compares all with all, of which the diagonal is wanted
@@ -16,25 +17,19 @@ ROWS = 128  # at a time: a distance compares all with all, of which the diagonal
 def row_similarity(
     distance: BaseDistance, query: Float[Tensor, "row dim"], other: Float[Tensor, "row dim"]
 ) -> Float[Tensor, " row"]:
-    """The similarity of each query to the other of its own row, by any PML distance."""
+    """Return the similarity of each query to the other of its own row, by any PML distance."""
     both = zip(torch.split(query, ROWS), torch.split(other, ROWS), strict=True)
-    parts = [distance(*each).diagonal() for each in both]
-    similarity = torch.cat(parts)
+    similarity = torch.cat([distance(*each).diagonal() for each in both])
     return similarity if distance.is_inverted else -similarity
 
 
 def embedded_anew(
-    reencode: EmbedByIds | None,
-    ids: Int64[Tensor, " entry"],
-    *,
-    like: Float[Tensor, "row dim"],
-    is_shared: bool,
-    name: str,
+    reencode: EmbedByIds | None, ids: Int64[Tensor, " entry"], pairs: Pairs, *, name: str
 ) -> Float[Tensor, "entry dim"]:
-    """The embeddings of images of the data set as the encoder gives them now, with their graph if they come with one.
+    """Return images of the data set as the encoder embeds them now, with their graph if they come with one.
 
-    Each image is embedded once, and each by one of the processes where all of them ask for the same (`is_shared`). The
-    host waits for the ids. Errors: UserError without a callback, or where it returns something else.
+    Each image is embedded once, and each by one of the processes where all of them have the same pairs. The host waits
+    for the ids. UserError without a callback, or where it returns something else; `name` is who asks.
     """
     if reencode is None:
         raise UserError(
@@ -42,7 +37,7 @@ def embedded_anew(
             'reencode to a function of ids that returns embeddings (aurank train does), or use "stored"'
         )
     rows, place = torch.unique(ids, return_inverse=True)
-    world = world_size() if is_shared else 1
+    like, world = pairs.query.detach(), world_size() if pairs.is_shared else 1
     parts = rows.tensor_split(world)
     own = parts[torch.distributed.get_rank() if world > 1 else 0].cpu()
     embeddings = reencode(own) if len(own) else like.new_zeros(0, like.shape[1])

@@ -16,13 +16,13 @@ NONE = -1
 class TaggedTable(RowTable):
     """Rows that are replaced, not averaged, each with a tag: an id or a label, −1 for none.
 
-    Buffers: those of RowTable and `tags` [row], int64, which holds ids that float32 would round.
+    Buffers: those of RowTable and `tags` [row], int64, which holds ids that float32 would round. A width of 0 becomes
+    that of the first rows put in.
     """
 
     tags: Tensor
 
     def __init__(self, num_rows: int, width: int = 0) -> None:
-        """Make an empty table; a width of 0 takes that of the first rows put in."""
         super().__init__(num_rows, width)
         self.register_buffer("tags", torch.full((num_rows,), NONE))
 

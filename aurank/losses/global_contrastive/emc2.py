@@ -83,6 +83,7 @@ class EMC2Loss(KeyedLoss):
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(num_samples, views=views, **options)
+        self.wants_reencode = out_of_batch == "reencode"
         self.chains = Chains(
             num_samples,
             temperature,
@@ -95,11 +96,6 @@ class EMC2Loss(KeyedLoss):
         )
 
     @property
-    def wants_reencode(self) -> bool:
-        """Whether `reencode` has to be set."""
-        return self.chains.out_of_batch == "reencode"
-
-    @property
     def states(self) -> Int64[Tensor, " sample"]:
         """The id of each chain's state; −1 for a chain without one, or with one that has no name."""
         return self.chains.table.tags
@@ -110,7 +106,6 @@ class EMC2Loss(KeyedLoss):
         return super().prepared(inputs)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return −s⁺ + the mean over the kept states."""
         walk = self.walk(pairs, write=writes(self))
         found = mean_similarity(pairs.similarity, walk) - attraction(pairs)
         return found / self.chains.temperature if self.chains.official else found

@@ -1,6 +1,5 @@
 """The Markov chains of EMC²: one per sample, over its negatives, continued from batch to batch."""
 
-from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -19,15 +18,6 @@ from aurank.losses.global_contrastive._reencoding import embedded_anew, row_simi
 from aurank.losses.global_contrastive._tagged_table import NONE, TaggedTable
 
 OutsideState = Literal["stored", "restart", "reencode"]
-
-
-class Start(NamedTuple):
-    """Where the chains of a batch start."""
-
-    similarity: Float[Tensor, " query"]  # to the current state; minus infinity: none, any proposal is accepted
-    column: Int64[Tensor, " query"]  # the state's reference, if it is among the query's negatives
-    inside: Bool[Tensor, " query"]  # whether it is
-    outside: Float[Tensor, " query"]  # similarity to a state that is not, with its graph to the query
 
 
 class Walk(NamedTuple):
@@ -94,64 +84,68 @@ class Chains(nn.Module):
         other, also where the batch is sorted, by view or by class. The paper draws proposals with replacement from the
         data set; a batch without repetitions is biased by about one over the size of the data set.
         """
-        similarity = pairs.similarity.detach()
-        start = self._start(pairs, distance, reencode)
-        generator = self.random.on_device(similarity.device)
-        number = similarity.shape[1]
-        order = torch.randperm(number, generator=generator, device=similarity.device)
+        similarity, device = pairs.similarity.detach(), pairs.similarity.device
+        score, column, inside, outside = self._start(pairs, distance, reencode)
+        generator, number = self.random.on_device(device), similarity.shape[1]
+        order = torch.randperm(number, generator=generator, device=device)
         skipped = (pairs.negative_count.to(torch.float64) * self.burn_in).to(torch.int64)
         kept = pairs.negative_count - skipped
         if self.official:  # the batch's order; steps up to `skipped` are not kept, be they negatives or not
-            order = torch.arange(number, device=similarity.device)
+            order = torch.arange(number, device=device)
             skipped = (pairs.negative & (order <= skipped[:, None])).sum(dim=1)
 
-        steps = torch.empty_like(similarity)
-        outside_steps, last = torch.empty_like(start.similarity), torch.empty_like(start.column)
-        for rows in chunks(len(similarity), rows_at_a_time(number, similarity.device)):
+        steps, outside_steps, last = (torch.empty_like(like) for like in (similarity, score, column))
+        size = rows_at_a_time(number, device)
+        for rows in (slice(first, first + size) for first in range(0, len(similarity), size)):
+            scores, negative = (each[rows].index_select(1, order) for each in (similarity, pairs.negative))
             # float32 whatever the precision of the loss, so that it does not change the numbers
-            shape = (rows.stop - rows.start, number)
-            uniform = torch.rand(shape, generator=generator, device=similarity.device, dtype=torch.float32)
-            stayed, ended = occupancy(
-                similarity[rows].index_select(1, order),
-                start.similarity[rows],
-                uniform.log_().neg_().to(similarity.dtype),
-                pairs.negative[rows].index_select(1, order),
-                skipped[rows],
-                temperature=self.temperature,
-            )
+            uniform = torch.rand(scores.shape, generator=generator, device=device, dtype=torch.float32)
+            waits = uniform.log_().neg_().to(scores.dtype)
+            stayed, ended = occupancy(scores, score[rows], waits, negative, skipped[rows], temperature=self.temperature)
             steps[rows].index_copy_(1, order, stayed[:, 1:])
             outside_steps[rows] = stayed[:, 0]
             last[rows] = torch.where(ended > 0, order[(ended - 1).clamp(min=0)], NONE)
 
         # a state that is in the batch is one of its references, with their gradient
-        steps.scatter_add_(1, start.column[:, None], (outside_steps * start.inside)[:, None])
-        outside_steps = outside_steps * ~start.inside * (not self.official)
-        last = torch.where((last == NONE) & start.inside, start.column, last)
+        steps.scatter_add_(1, column[:, None], (outside_steps * inside)[:, None])
+        outside_steps = outside_steps * ~inside * (not self.official)
+        last = torch.where((last == NONE) & inside, column, last)
         if write and self._write(pairs, last):
             self.random.advance()
-        return Walk(steps, outside_steps, start.outside, kept, generator)
+        return Walk(steps, outside_steps, outside, kept, generator)
 
-    def _start(self, pairs: Pairs, distance: BaseDistance, reencode: EmbedByIds | None) -> Start:
-        """Return where the chains were left, scored by the current encoder as far as `out_of_batch` allows."""
+    def _start(
+        self, pairs: Pairs, distance: BaseDistance, reencode: EmbedByIds | None
+    ) -> tuple[Float[Tensor, " query"], Int64[Tensor, " query"], Bool[Tensor, " query"], Float[Tensor, " query"]]:
+        """Return where the chains were left, scored by the current encoder as far as `out_of_batch` allows.
+
+        That is the similarity to the state (minus infinity: none, any proposal is accepted), the state's reference,
+        whether it is among the query's negatives, and the similarity to one that is not, with its graph to the query.
+        """
         index = query_ids(pairs)
         state, (rows, seen) = self.table.tags[index], self.table.read(index)
         outside = torch.zeros_like(pairs.similarity[:, 0])
         if self.official:  # by the similarity that the state had when it was accepted, be it in the batch or not
             score = torch.where(seen, rows[:, 0].to(pairs.similarity.dtype), -torch.inf)
-            return Start(score, torch.zeros_like(state), torch.zeros_like(seen), outside)
+            return score, torch.zeros_like(state), torch.zeros_like(seen), outside
         column, inside = self._in_batch(pairs, state)
         known, other = torch.zeros_like(seen), None
         if self.out_of_batch == "stored":
-            known, other = seen, self.table.rows[index].to(pairs.query)
+            known, other = seen, rows.to(pairs.query)
         elif self.out_of_batch == "reencode":
-            known = state != NONE
-            other = self._embedded(pairs, state, known & ~inside, reencode)
+            if pairs.reference_ids is None:
+                raise UserError(
+                    f'{self.owner} with out_of_batch="reencode" names its states by ids: pass ref_ids beside ref_emb'
+                )
+            known, other = state != NONE, torch.zeros_like(pairs.query)
+            wanted = known & ~inside
+            other[wanted] = embedded_anew(reencode, state[wanted], pairs, name=self.owner)
         if other is not None and other.shape[1]:
             with torch.enable_grad():
                 outside = row_similarity(distance, pairs.query, other)
         elsewhere = torch.where(known, outside.detach(), -torch.inf)
         here = pairs.similarity.detach().gather(1, column[:, None])[:, 0]
-        return Start(torch.where(inside, here, elsewhere), column, inside, outside)
+        return torch.where(inside, here, elsewhere), column, inside, outside
 
     def _in_batch(
         self, pairs: Pairs, state: Int64[Tensor, " query"]
@@ -161,21 +155,8 @@ class Chains(nn.Module):
             return torch.zeros_like(state), torch.zeros_like(state, dtype=torch.bool)
         ordered, first = pairs.reference_ids.sort(stable=True)
         place = torch.searchsorted(ordered, state).clamp(max=len(ordered) - 1)
-        column = first[place]
-        same = (ordered[place] == state) & (state != NONE)
+        column, same = first[place], (ordered[place] == state) & (state != NONE)
         return column, same & pairs.negative.gather(1, column[:, None])[:, 0]
-
-    def _embedded(
-        self, pairs: Pairs, state: Int64[Tensor, " query"], wanted: Bool[Tensor, " query"], reencode: EmbedByIds | None
-    ) -> Float[Tensor, "query dim"]:
-        """Return the wanted states, embedded anew; zero elsewhere."""
-        if pairs.reference_ids is None:
-            raise UserError(
-                f'{self.owner} with out_of_batch="reencode" names its states by ids: pass ref_ids beside ref_emb'
-            )
-        found = torch.zeros_like(pairs.query)
-        found[wanted] = embedded_anew(reencode, state[wanted], like=found, is_shared=pairs.is_shared, name=self.owner)
-        return found
 
     @torch.no_grad()
     def _write(self, pairs: Pairs, last: Int64[Tensor, " query"]) -> bool:
@@ -183,12 +164,9 @@ class Chains(nn.Module):
         rows = pairs.valid_rows
         index, column = query_ids(pairs)[rows], last[rows]
         moved, column = column != NONE, column.clamp(min=0)
+        values = pairs.reference.detach()[column, : None if self.keeps_embedding else 0]
         if self.official:
             values = pairs.similarity.detach()[rows, column][:, None]
-        elif self.keeps_embedding:
-            values = pairs.reference.detach()[column]
-        else:
-            values = pairs.reference.new_empty(len(rows), 0)
         before = self.table.read(index)[0]
         if before.shape[1] == values.shape[1]:
             values = torch.where(moved[:, None], values.to(before.dtype), before)
@@ -196,8 +174,3 @@ class Chains(nn.Module):
         names = torch.full_like(column, NONE) if pairs.reference_ids is None else pairs.reference_ids[column]
         tags = torch.where(moved, names, self.table.tags[index])
         return self.table.put(index, tags, values, is_shared=pairs.is_shared)
-
-
-def chunks(number: int, size: int) -> Iterator[slice]:
-    """Yield the numbers below `number` in slices of that size."""
-    return (slice(first, min(first + size, number)) for first in range(0, number, size))

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Literal, NamedTuple, Unpack, get_args
+from functools import reduce
+from typing import Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -20,43 +21,31 @@ from aurank.losses.core.saved_generator import SavedGenerator
 from aurank.losses.core.training_protocols import EmbedByIds
 from aurank.losses.global_contrastive._reencoding import embedded_anew, row_similarity
 from aurank.losses.global_contrastive._tagged_table import TaggedTable
-from aurank.losses.global_contrastive.markov_chain import chunks
 
 OutsideNegative = Literal["stored", "reencode"]
 
 SCORES = 2**20  # of queries with candidates at a time, of some 30 bytes each, noise and masks included
 
 
-class Drawn(NamedTuple):
-    """One candidate for each query, drawn from the softmax of its scores."""
-
-    candidate: Int64[Tensor, " query"]
-    height: Float64[Tensor, " query"]  # its score with its noise, the greatest of all
-    log_sum: Float64[Tensor, " query"]  # log Σ exp(score)
-
-    def with_further(self, other: "Drawn") -> "Drawn":
-        """Return one drawn from the candidates of both."""
-        better = other.height > self.height
-        return Drawn(
-            torch.where(better, other.candidate, self.candidate),
-            torch.maximum(self.height, other.height),
-            torch.logaddexp(self.log_sum, other.log_sum),
-        )
-
-
 @torch.no_grad()
-def gumbel_max(pieces: Iterable[Float[Tensor, "query _"]], generator: torch.Generator | None) -> Drawn:
-    """Draw one of all candidates for each query, whose scores come in pieces, side by side, one at a time."""
-    found, before = None, 0
+def gumbel_max(
+    pieces: Iterable[Float[Tensor, "query _"]], generator: torch.Generator | None
+) -> tuple[Int64[Tensor, " query"], Float64[Tensor, " query"]]:
+    """Return a candidate for each query, drawn from the softmax of its scores, and log Σ exp(score).
+
+    The scores come in pieces, side by side, one at a time.
+    """
+    heights, candidates, log_sums, before = [], [], [], 0
     for scores in pieces:
         # in float64: of ten million numbers in float32 several are the greatest below 1, and the first would be drawn
         uniform = torch.rand(scores.shape, generator=generator, device=scores.device, dtype=torch.float64)
         height, candidate = uniform.log_().neg_().log_().neg_().add_(scores).max(dim=1)
-        drawn = Drawn(candidate + before, height, scores.logsumexp(dim=1).to(torch.float64))
-        found = drawn if found is None else found.with_further(drawn)
+        heights.append(height)
+        candidates.append(candidate + before)
+        log_sums.append(scores.logsumexp(dim=1).to(torch.float64))
         before += scores.shape[1]
-    assert found is not None
-    return found
+    best = torch.stack(heights).argmax(dim=0, keepdim=True)
+    return torch.stack(candidates).gather(0, best)[0], reduce(torch.logaddexp, log_sums)
 
 
 class NegativeCacheLoss(Counters, KeyedLoss):
@@ -117,6 +106,7 @@ class NegativeCacheLoss(Counters, KeyedLoss):
         super().__init__(num_samples, views=views, **options)
         self.temperature = require_positive("temperature", temperature)
         self.out_of_batch = require_choice("out_of_batch", out_of_batch, get_args(OutsideNegative))
+        self.wants_reencode = out_of_batch == "reencode"
         expected = ">= 0 and <= 1, the share of the cache"
         self.refresh = require_number("refresh", refresh, 0 <= as_number(refresh) <= 1, expected)
         if refresh and out_of_batch != "reencode":
@@ -128,33 +118,26 @@ class NegativeCacheLoss(Counters, KeyedLoss):
         self.cache = TaggedTable(num_samples, embedding_dim or 0)
         self.turn = 0  # the first sample to be embedded anew next
 
-    @property
-    def wants_reencode(self) -> bool:
-        """Whether `reencode`, which embeds images anew by their ids, has to be set."""
-        return self.out_of_batch == "reencode"
-
     def prepared(self, inputs: Inputs) -> Inputs:
         """Return the inputs with ids; raise UserError unless they are as wide as the cache."""
         self.cache.check_width(inputs.embeddings)
         return super().prepared(inputs)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return w·(s⁻ − s⁺)."""
         generator = self.random.on_device(pairs.query.device)
-        drawn, _, log_sum = gumbel_max(self._scores(pairs), generator)  # a reference, or their number plus a sample
-        size = pairs.similarity.shape[1]
+        drawn, log_sum = gumbel_max(self._scores(pairs), generator)  # a reference, or their number plus a sample
+        size, known = pairs.similarity.shape[1], self.cache.rows.shape[1] > 0  # before the first batch it has no width
         inside, sample = drawn < size, (drawn - size).clamp(min=0)
-        known = self.cache.rows.shape[1] > 0  # False before the first batch, which says how wide they are
         other = self.cache.rows[sample].to(pairs.query) if known else torch.zeros_like(pairs.query)
-        anew = sample[:0]
+        anew, values = sample[:0], other[:0]
         if self.wants_reencode:
             anew = sample[~inside]
-            other[~inside] = self._embedded(pairs, anew)
+            other[~inside] = values = self._embedded(pairs, anew)
         here = pairs.similarity.gather(1, drawn.clamp(max=size - 1)[:, None])[:, 0]
         push = torch.where(inside, here, row_similarity(self.distance, pairs.query, other)) if known else here
         pull = attraction(pairs)
         if writes(self):
-            self._write(pairs, anew, other[~inside] if len(anew) else other[:0])
+            self._write(pairs, anew, values)
         if not self.positive_in_denominator:
             return push - pull
         share = torch.sigmoid(log_sum.to(pull) - pull.detach() / self.temperature)
@@ -165,26 +148,23 @@ class NegativeCacheLoss(Counters, KeyedLoss):
         """Yield s/τ of each query with references, then with all samples, in pieces; minus infinity: no candidate."""
         query, labels = pairs.query.detach(), pairs.query_labels[:, None]
         size = max(1, SCORES // max(query.shape))  # queries stay whole, so that each row is normalised once
-        for part in chunks(pairs.similarity.shape[1], size):
-            yield pairs.negative_similarity[:, part].detach() / self.temperature
-        cached = self.cache.seen & ~self._in_batch(pairs)
-        for part in chunks(self.num_samples if self.cache.rows.shape[1] else 0, size):
-            beyond = self.distance(query, self.cache.rows[part].to(query))
-            beyond = beyond if self.distance.is_inverted else -beyond
-            wanted = cached[part] & (self.cache.tags[part] != labels)
-            yield beyond.masked_fill_(~wanted, -torch.inf).div_(self.temperature)
-
-    def _in_batch(self, pairs: Pairs) -> Tensor:
-        """Return True for each sample that is in the batch or among its references."""
-        index = query_ids(pairs)
+        for scores in torch.split(pairs.negative_similarity.detach(), size, dim=1):
+            yield scores / self.temperature
+        if self.cache.rows.shape[1] == 0:
+            return
+        present = query_ids(pairs)  # in the batch or among its references, where they are as they are now
         if pairs.reference_ids is not None:
             named = (pairs.reference_ids >= 0) & (pairs.reference_ids < self.num_samples)
-            index = torch.cat([index, torch.where(named, pairs.reference_ids, index[0])])
-        return torch.zeros_like(self.cache.seen).index_fill_(0, index, True)
+            present = torch.cat([present, torch.where(named, pairs.reference_ids, present[0])])
+        cached = self.cache.seen.index_fill(0, present, False)
+        parts = (torch.split(each, size) for each in (self.cache.rows, self.cache.tags, cached))
+        for rows, tags, wanted in zip(*parts, strict=True):
+            beyond = self.distance(query, rows.to(query))
+            beyond = beyond if self.distance.is_inverted else -beyond
+            yield beyond.masked_fill_(~(wanted & (tags != labels)), -torch.inf).div_(self.temperature)
 
     def _embedded(self, pairs: Pairs, ids: Int64[Tensor, " entry"]) -> Float[Tensor, "entry dim"]:
-        name = type(self).__name__
-        return embedded_anew(self.reencode, ids, like=pairs.query.detach(), is_shared=pairs.is_shared, name=name)
+        return embedded_anew(self.reencode, ids, pairs, name=type(self).__name__)
 
     @torch.no_grad()
     def _write(self, pairs: Pairs, anew: Int64[Tensor, " entry"], values: Float[Tensor, "entry dim"]) -> None:
@@ -198,7 +178,7 @@ class NegativeCacheLoss(Counters, KeyedLoss):
         wrote = self.cache.put(
             torch.cat([index, query_ids(pairs)[rows]]),
             torch.cat([self.cache.tags[index], pairs.query_labels[rows]]),
-            torch.cat([values.to(pairs.query), fresh, pairs.query[rows]]),
+            torch.cat([values, fresh, pairs.query[rows]]),
             is_shared=pairs.is_shared,
         )
         if wrote:
