@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -12,23 +12,18 @@ from torch import Tensor
 
 from aurank.errors import UserError, first_line
 from aurank.evaluation import metrics
-from aurank.evaluation.aggregate import Classes, mean, segment_sums
+from aurank.evaluation.aggregate import Classes, mean
 from aurank.evaluation.engine.inputs import Embeddings, Integers, device_of, integer_array, read
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.ranks import Ranks, rank_positives
-from aurank.evaluation.index.faiss_bridge import blocks, faiss_library
+from aurank.evaluation.index.faiss_bridge import faiss_library
 from aurank.names import meant, nearest
 
-WHOLE = (
-    "mauprc",
-    "mean_average_precision",
-    "mean_average_precision_at_r",
-    "mean_reciprocal_rank",
-    "r_precision",
-    "precision_at_1",
-)
+MEAN_AP = ("mauprc", "mean_average_precision", "mean_average_precision_at_r")
+WHOLE = (*MEAN_AP, "mean_reciprocal_rank", "r_precision", "precision_at_1")
 DEFAULT = (*WHOLE, "recall_at_1", "recall_at_10", "recall_at_100", "recall_at_1000")
 CLUSTERING = ("AMI", "NMI")
+Labels: TypeAlias = Int64[np.ndarray, " query"]
 AT_K = re.compile(r"(recall|precision)_at_([1-9][0-9]*)")
 
 
@@ -134,23 +129,18 @@ class AccuracyCalculator:
         if not len(ranks.query):
             return np.empty(0)
         if match := AT_K.fullmatch(name):
-            at_k = metrics.recall_at if match[1] == "recall" else metrics.precision_at
-            return at_k(ranks, int(match[2]))
+            return metrics.query_values(ranks, f"{match[1]}@{match[2]}")
         # how many neighbours PML would look at
         depth = int(ranks.num_positives.max()) if self.k == "max_bin_count" else self.k or ranks.num_gallery
         depth = min(int(depth), ranks.num_gallery)
         if name == "mauprc" or (name == "mean_average_precision" and depth >= ranks.num_gallery):
             return metrics.average_precision(ranks)
-        if name == "mean_average_precision":
-            return metrics.map_at(ranks, depth, denominator="r")
         if name == "mean_reciprocal_rank":
             return metrics.reciprocal_rank_at(ranks, depth)
-        seen = np.minimum(ranks.num_positives, depth)
-        inside = ranks.rank <= np.repeat(seen, ranks.num_positives)
         if name == "r_precision":
-            return np.asarray(np.add.reduceat(inside.astype(np.int64), ranks.offset[:-1]) / seen)
-        found = segment_sums(np.where(inside, ranks.place / ranks.rank, 0.0), ranks.offset.tolist())
-        return np.asarray(found / ranks.num_positives)
+            return metrics.precision_at(ranks, np.minimum(ranks.num_positives, depth))
+        cut = depth if name == "mean_average_precision" else np.minimum(ranks.num_positives, depth)
+        return metrics.map_at(ranks, cut, denominator="r")
 
     def _mean(self, values: np.ndarray, labels: np.ndarray, every: np.ndarray) -> float | list[float]:
         if not len(values):
@@ -160,7 +150,7 @@ class AccuracyCalculator:
         means = Classes.of(labels).means(values)
         return means.tolist() if self.return_per_class else mean(means)
 
-    def _cluster(self, query: Embeddings, labels: Int64[np.ndarray, " query"]) -> dict[str, float]:
+    def _cluster(self, query: Embeddings, labels: Labels) -> dict[str, float]:
         names = [name for name in self._current if name in CLUSTERING]
         if not names:
             return {}
@@ -178,19 +168,15 @@ class AccuracyCalculator:
 
 
 def _problem(
-    query: Embeddings,
-    labels: Int64[np.ndarray, " query"],
-    reference: Embeddings | None,
-    reference_labels: Integers | None,
-    ref_includes_query: bool,
+    query: Embeddings, labels: Labels, reference: Embeddings | None, reference_labels: Integers | None, is_first: bool
 ) -> RetrievalProblem:
-    """Return the problem of PML's arguments; UserError where the reference does not begin with the queries."""
+    """Return the problem of PML's arguments; UserError where the queries are not first in the reference as they say."""
     if reference is None:
         return RetrievalProblem(query, labels)
     if reference_labels is None:
         raise UserError("reference came without reference_labels: give one label per reference row")
     others = whole_labels(reference_labels, rows=len(reference), side="reference")
-    if not ref_includes_query:
+    if not is_first:
         return RetrievalProblem(query, labels, reference, others)
     size = len(query)
     if not (size <= len(reference) and np.array_equal(labels, others[:size]) and _same(query, reference[:size])):
@@ -200,19 +186,16 @@ def _problem(
         )
     if size == len(reference):  # half of the product is enough where both sides are one
         return RetrievalProblem(query, labels)
-    return RetrievalProblem(
-        query, labels, reference, others, ids=np.arange(size), gallery_ids=np.arange(len(reference))
-    )
+    return RetrievalProblem(query, labels, reference, others, np.arange(size), np.arange(len(reference)))
 
 
 def check_metrics(names: Iterable[str], argument: str) -> tuple[str, ...]:
     """Return the names, each once; UserError for text in place of a list, or a name that no metric has."""
     if isinstance(names, str):
         raise UserError(f'{argument} must be a list or tuple of names, got {names!r}: write ("{names}",)')
-    listed = tuple(dict.fromkeys(names))
+    listed, known = tuple(dict.fromkeys(names)), (*DEFAULT, *CLUSTERING)
     for name in listed:
-        if name not in (*DEFAULT, *CLUSTERING) and not AT_K.fullmatch(name):
-            known = (*DEFAULT, *CLUSTERING)
+        if name not in known and not AT_K.fullmatch(name):
             raise UserError(
                 f"{argument} names an unknown metric {name!r}, expected one of {', '.join((*WHOLE, *CLUSTERING))}, "
                 f"recall_at_K and precision_at_K{meant(nearest(name, known, most=3))}"
@@ -287,10 +270,8 @@ def _same(left: Embeddings, right: Embeddings) -> bool:
     """Return whether two sets of rows are equal up to rounding; NaN equals NaN, and is refused by its row later."""
     if tuple(left.shape) != tuple(right.shape):
         return False
-    for rows in blocks(len(left), 4096):
-        first, second = (
-            read(side, torch.arange(rows.start, rows.stop, device=device_of(side))) for side in (left, right)
-        )
+    for rows in torch.split(torch.arange(len(left)), 4096):
+        first, second = (read(side, rows.to(device_of(side))) for side in (left, right))
         if not torch.allclose(first, second.to(first.device), equal_nan=True):
             return False
     return True

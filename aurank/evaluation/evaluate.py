@@ -1,26 +1,43 @@
 """One call from embeddings and labels to a Report."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Shaped
+from jaxtyping import Float64, Shaped
+from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.evaluation.aggregate import MACRO
+from aurank.evaluation.aggregate import MACRO, Classes, average, mean
 from aurank.evaluation.bootstrap import Resampling
-from aurank.evaluation.build_report import build_report, fitting_cuts, sorted_cuts
-from aurank.evaluation.engine.inputs import Embeddings, Integers, ProgressCallback, choose_devices, numbered
+from aurank.evaluation.curves import precision_recall_curve
+from aurank.evaluation.engine.inputs import (
+    Devices,
+    Embeddings,
+    Integers,
+    ProgressCallback,
+    choose_devices,
+    numbered,
+    refuse_masked,
+)
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.process_group import ProcessGroup, require_equal
 from aurank.evaluation.engine.ranks import Ranks, rank_positives
 from aurank.evaluation.index.approximate import approximate_report
 from aurank.evaluation.index.neighbours import Index
-from aurank.evaluation.metrics import TIES, check_names, split_cut
-from aurank.evaluation.relevance import check_relevance, with_relevance
+from aurank.evaluation.metrics import (
+    TIES,
+    average_precision,
+    check_names,
+    default_metrics,
+    first_rank,
+    last_rank,
+    query_values,
+    sorted_cuts,
+    split_cut,
+)
 from aurank.evaluation.report import Report
 
 
@@ -46,7 +63,7 @@ def evaluate(
     neighbours: int = 0,
     index: str | Index | None = None,
     backend: str = "auto",
-    device: torch.device | str | Sequence[torch.device | str] | None = None,
+    device: Devices = None,
     max_memory: int | str = "1GiB",
     distributed: bool | str | None = None,
     progress: ProgressCallback | None = None,
@@ -88,7 +105,7 @@ def evaluate(
     names = None if metrics is None else check_names(metrics)
     if labels is None and any(name.startswith(MACRO) for name in names or ()):
         raise UserError(f"a metric with {MACRO} is a mean over classes: give the queries' labels")
-    grades = None if relevance is None else check_relevance(positives, relevance)
+    grades = None if relevance is None else _grades(positives, relevance)
     group = ProcessGroup(distributed)
     require_equal(group, relevance=relevance)
     _check_extras(group, index, neighbours)
@@ -109,7 +126,7 @@ def evaluate(
     _check_some(ranks, listed=positives is not None)
     notes: list[str] = []
     if grades is not None and positives is not None:
-        ranks = with_relevance(ranks, positives, grades)
+        ranks = _with_relevance(ranks, positives, grades)
         notes.append("nDCG is of graded relevance, with linear gain")
     fitting = fitting_cuts(cuts, ranks)
     if names is None and fitting != cuts:
@@ -143,7 +160,7 @@ def _check_extras(group: ProcessGroup, index: str | Index | None, neighbours: in
 def _gallery_columns(labels: Integers | None, classes: Shaped[np.ndarray, " name"] | None) -> dict[str, np.ndarray]:
     if labels is None:
         return {}
-    numbers = labels.cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
+    numbers = _array(labels)
     return {"label": numbers if classes is None else classes[numbers]}
 
 
@@ -154,3 +171,93 @@ def _check_some(ranks: Ranks, *, listed: bool) -> None:
             f"none of the {ranks.num_queries} queries has a positive among the {ranks.num_gallery} gallery rows: "
             f"{'the pairs in positives are none, or all left out' if listed else remedy}"
         )
+
+
+def fitting_cuts(recall_at: tuple[int, ...], ranks: Ranks) -> tuple[int, ...]:
+    """Return the cut-offs within at least one query's list: beyond, every recall is 1 and says nothing."""
+    longest = int((ranks.num_positives + ranks.num_negatives).max())
+    return tuple(k for k in recall_at if k <= longest)
+
+
+def build_report(
+    ranks: Ranks,
+    *,
+    recall_at: tuple[int, ...] = (1, 10, 100, 1000),
+    ties: str = "threshold",
+    distance: str = "cosine",
+    labels: Shaped[np.ndarray, " query"] | None = None,
+    metrics: Iterable[str] | None = None,
+    protocol: dict[str, Any] | None = None,
+    notes: Iterable[str] = (),
+    resampling: Resampling | None = None,
+) -> Report:
+    """Return the report of ranks that hold at least one query.
+
+    Args:
+        labels: of the queries with a positive, in the order of the ranks; without them nothing is averaged by class.
+        metrics: names of docs/metrics.md; by default those of `default_metrics` up to the length of the gallery.
+        distance: by which the ranks were made.
+        resampling: asks for intervals; where they cannot be had, a note says why.
+    """
+    names = check_names(default_metrics(fitting_cuts(recall_at, ranks)) if metrics is None else metrics)
+    if labels is None and any(name.startswith(MACRO) for name in names):
+        raise UserError(f"a metric with {MACRO} is a mean over classes, and the queries came without labels")
+    bounds = [mean(average_precision(ranks, ties=rule)) for rule in ("pessimistic", "optimistic")]
+    held = dict.fromkeys(["mauprc", *(name.removeprefix(MACRO) for name in names)])
+    values = {name: query_values(ranks, name, ties=ties) for name in held}
+    classes = None if labels is None else Classes.of(labels)
+    return Report(
+        metrics={name: average(name, values[name.removeprefix(MACRO)], classes) for name in names},
+        per_query={
+            "query": ranks.query,
+            **({} if labels is None else {"label": labels}),
+            "num_positives": ranks.num_positives,
+            "num_negatives": ranks.num_negatives,
+            "first_rank": first_rank(ranks),
+            "last_rank": last_rank(ranks),
+            "ap": values["mauprc"],
+            **{name: column for name, column in values.items() if name != "mauprc"},
+        },
+        num_queries=ranks.num_queries,
+        num_lone_queries=ranks.num_lone_queries,
+        num_gallery=ranks.num_gallery,
+        distance=distance,
+        ties=ties,
+        tie_bounds=(bounds[0], bounds[1]),
+        protocol=protocol,
+        notes=list(notes),
+        curve=precision_recall_curve(ranks, ties=ties),
+    ).resampled(resampling)
+
+
+def _grades(positives: Integers | None, relevance: Integers) -> Float64[np.ndarray, " pair"]:
+    """Return the grade of each pair in `positives`; UserError unless there is one number above 0 for each, once."""
+    refuse_masked(relevance, "relevance")
+    if positives is None:
+        raise UserError("relevance holds the grade of each pair in positives: give positives too")
+    pairs, grade = _array(positives), _array(relevance)
+    if pairs.ndim == 0 or grade.shape != (len(pairs),) or grade.dtype.kind not in "iuf":
+        raise UserError(f"relevance has shape {grade.shape}, {grade.dtype}: give a number for each pair in positives")
+    wrong = np.flatnonzero(~((grade > 0) & np.isfinite(grade)))
+    if len(wrong):
+        raise UserError(
+            f"relevance of pair {wrong[0]} is {grade[wrong[0]]}: grades are above 0; leave out what is not relevant"
+        )
+    if len(np.unique(pairs, axis=0)) < len(pairs):
+        raise UserError("positives names a pair twice, so that its relevance is not clear: give each pair once")
+    return grade.astype(np.float64)
+
+
+def _with_relevance(ranks: Ranks, positives: Integers, grade: Float64[np.ndarray, " pair"]) -> Ranks:
+    """Return the ranks of these pairs with their grades; of positives that tie, the one worth least comes first."""
+    pairs = _array(positives).astype(np.int64)
+    keys = pairs[:, 0] * ranks.num_gallery + pairs[:, 1]
+    order = np.argsort(keys)
+    query = np.repeat(np.arange(len(ranks.query)), ranks.num_positives)
+    found = order[np.searchsorted(keys[order], ranks.query[query] * ranks.num_gallery + ranks.positive)]
+    worst_first = np.lexsort((grade[found], ranks.at_least, query))
+    return replace(ranks, positive=ranks.positive[worst_first], relevance=grade[found][worst_first])
+
+
+def _array(values: Integers) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
@@ -21,6 +21,7 @@ from aurank.names import meant, nearest
 
 Ties = Literal["threshold", "optimistic", "pessimistic"]
 TIES: tuple[str, ...] = get_args(Ties)
+Cut: TypeAlias = int | Int64[np.ndarray, " query"]  # one k for all queries, or one for each
 
 
 def precision_when_found(ranks: Ranks, *, ties: str = "threshold") -> Float64[np.ndarray, " positive"]:
@@ -63,24 +64,23 @@ def recall_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
     return (first_rank(ranks) <= _cut(ranks, k)).astype(np.float64)
 
 
-def precision_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
+def precision_at(ranks: Ranks, k: Cut) -> Float64[np.ndarray, " query"]:
     """Return the positives among the first k, divided by k, also where the gallery or R is smaller than k."""
-    return np.asarray(_count(ranks, ranks.rank <= _cut(ranks, k)) / float(k))
+    return np.asarray(_count(ranks, k) / (float(k) if isinstance(k, int) else k))
 
 
 def coverage_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
     """Return the positives among the first k, divided by R: what trec_eval and scikit-learn call recall."""
-    return np.asarray(_count(ranks, ranks.rank <= _cut(ranks, k)) / ranks.num_positives)
+    return np.asarray(_count(ranks, k) / ranks.num_positives)
 
 
-def map_at(ranks: Ranks, k: int, *, denominator: Literal["min", "r"]) -> Float64[np.ndarray, " query"]:
+def map_at(ranks: Ranks, k: Cut, *, denominator: Literal["min", "r"]) -> Float64[np.ndarray, " query"]:
     """Return MAP@k, the sum of j / rank_j over the positives with rank_j <= k, divided by min(k, R) or by R.
 
     By min(k, R) a perfect list scores 1 whatever k is; by R, what lies beyond k counts as never found.
     """
-    cut = _cut(ranks, k)
-    found = np.where(ranks.rank <= cut, ranks.place / ranks.rank, 0.0)
-    possible = np.minimum(ranks.num_positives, cut) if denominator == "min" else ranks.num_positives
+    found = np.where(_is_within(ranks, k), ranks.place / ranks.rank, 0.0)
+    possible = np.minimum(ranks.num_positives, _cut(ranks, k)) if denominator == "min" else ranks.num_positives
     return np.asarray(_query_sums(found, ranks) / possible)
 
 
@@ -89,13 +89,12 @@ def map_at_r(ranks: Ranks) -> Float64[np.ndarray, " query"]:
 
     Source: section 3.2 of Musgrave et al., A Metric Learning Reality Check (ECCV 2020), https://arxiv.org/abs/2003.08505
     """
-    found = np.where(_inside_r(ranks), ranks.place / ranks.rank, 0.0)
-    return np.asarray(_query_sums(found, ranks) / ranks.num_positives)
+    return map_at(ranks, ranks.num_positives, denominator="r")
 
 
 def r_precision(ranks: Ranks) -> Float64[np.ndarray, " query"]:
     """Return the positives among the first R, divided by R."""
-    return np.asarray(_count(ranks, _inside_r(ranks)) / ranks.num_positives)
+    return precision_at(ranks, ranks.num_positives)
 
 
 def ndcg(ranks: Ranks, k: int | None = None) -> Float64[np.ndarray, " query"]:
@@ -103,7 +102,7 @@ def ndcg(ranks: Ranks, k: int | None = None) -> Float64[np.ndarray, " query"]:
 
     Both sums run over ranks up to `k`, or over the whole gallery without one. Relevance is 1 where `ranks` have none.
     """
-    cut = _cut(ranks, ranks.num_gallery if k is None else k)
+    cut = ranks.num_gallery if k is None else min(k, ranks.num_gallery)
     # A table over ranks, since a vectorised logarithm may round differently at different places of an array.
     highest = min(cut, int(ranks.rank.max(initial=1)))
     gains = np.array([0.0, *(1 / math.log2(1 + rank) for rank in range(1, highest + 1)), 0.0])
@@ -203,17 +202,35 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
     return listed
 
 
-def _cut(ranks: Ranks, k: int) -> int:
+def default_metrics(recall_at: tuple[int, ...] = (1, 10, 100, 1000)) -> tuple[str, ...]:
+    """Return the names of the metrics that a report has unless others are asked for, in its order."""
+    cuts = [f"{name}@{k}" for name in ("recall", "precision") for k in recall_at]
+    return ("mauprc", *cuts, *WHOLE)
+
+
+def sorted_cuts(recall_at: Iterable[int]) -> tuple[int, ...]:
+    """Return the cut-offs in increasing order, each once; UserError unless all are positive integers."""
+    try:
+        cuts = list(recall_at)
+    except TypeError:
+        raise UserError(f"recall_at must be a list of integers, such as (1, 10, 100); got {recall_at!r}") from None
+    wrong = [k for k in cuts if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1]
+    if wrong:
+        raise UserError(f"recall_at must hold integers of 1 or more, such as (1, 10, 100); got {wrong[0]!r}")
+    return tuple(sorted({int(k) for k in cuts}))
+
+
+def _cut(ranks: Ranks, k: Cut) -> Cut:
     # No rank is beyond the gallery; a k past 64 bits would not compare with one.
-    return min(k, ranks.num_gallery)
+    return min(k, ranks.num_gallery) if isinstance(k, int) else k
 
 
-def _inside_r(ranks: Ranks) -> Bool[np.ndarray, " positive"]:
-    return np.asarray(ranks.rank <= np.repeat(ranks.num_positives, ranks.num_positives))
+def _is_within(ranks: Ranks, k: Cut) -> Bool[np.ndarray, " positive"]:
+    return np.asarray(ranks.rank <= (_cut(ranks, k) if isinstance(k, int) else np.repeat(k, ranks.num_positives)))
 
 
-def _count(ranks: Ranks, positives: Bool[np.ndarray, " positive"]) -> Int64[np.ndarray, " query"]:
-    return np.add.reduceat(positives.astype(np.int64), ranks.offset[:-1])
+def _count(ranks: Ranks, k: Cut) -> Int64[np.ndarray, " query"]:
+    return np.add.reduceat(_is_within(ranks, k).astype(np.int64), ranks.offset[:-1])
 
 
 def _query_sums(terms: Float64[np.ndarray, " positive"], ranks: Ranks) -> Float64[np.ndarray, " query"]:

@@ -18,12 +18,11 @@ from jaxtyping import Bool, Int64, Shaped
 from aurank.errors import UserError
 from aurank.evaluation.aggregate import mean
 from aurank.evaluation.bootstrap import Resampling
-from aurank.evaluation.build_report import sorted_cuts
 from aurank.evaluation.engine.inputs import Embeddings
 from aurank.evaluation.engine.positives import NO_GROUP
 from aurank.evaluation.engine.ranks import Ranks
 from aurank.evaluation.index.neighbours import Index
-from aurank.evaluation.metrics import check_names, query_values, split_cut
+from aurank.evaluation.metrics import check_names, query_values, sorted_cuts, split_cut
 from aurank.evaluation.report import RUN, Report
 from aurank.files import replacing, require_ordinary
 

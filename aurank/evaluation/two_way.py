@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
 from aurank.errors import UserError
 from aurank.evaluation.aggregate import mean
-from aurank.evaluation.build_report import default_metrics, sorted_cuts
 from aurank.evaluation.engine.inputs import Embeddings, Integers, check_matrix, integer_array
 from aurank.evaluation.evaluate import evaluate
+from aurank.evaluation.index.faiss_bridge import take
+from aurank.evaluation.metrics import default_metrics, sorted_cuts
 from aurank.evaluation.report import Report
 from aurank.files import write_text
 
@@ -54,18 +54,12 @@ class TwoWayReport:
     @property
     def metrics(self) -> dict[str, float]:
         """Every recall, as "image_to_text/recall@1" and so on, and "mean_recall"."""
-        named = {f"{name}/recall@{k}": value for name, found in self.recall.items() for k, value in found.items()}
-        return {**named, "mean_recall": self.mean_recall}
+        return {**_named(self.recall), "mean_recall": self.mean_recall}
 
     def __str__(self) -> str:
         """Return a table for people: one recall a line with chance beside it, then what was counted."""
-        recall, chance = self.recall, self.chance
-        lines = [
-            f"{f'{name}/recall@{k}':<24}  {recall[name][k]:.4f}  (chance {chance[name][k]:.4f})"
-            for name in DIRECTIONS
-            for k in recall[name]
-        ]
-        lines.append(f"{'mean_recall':<24}  {self.mean_recall:.4f}  (chance {_mean_of(chance):.4f})")
+        chance = {**_named(self.chance), "mean_recall": _mean_of(self.chance)}
+        lines = [f"{name:<24}  {value:.4f}  (chance {chance[name]:.4f})" for name, value in self.metrics.items()]
         lines.append(f"{self.image_to_text.num_queries:,} images; {self.text_to_image.num_queries:,} texts")
         return "\n".join([*lines, *self.image_to_text.notes])
 
@@ -73,10 +67,8 @@ class TwoWayReport:
         """Write a report for each direction, and two_way.json with all recalls and chance, into the folder."""
         for name in DIRECTIONS:
             getattr(self, name).save(Path(folder) / f"{name}.json")
-        chance = {f"{name}/recall@{k}": value for name, found in self.chance.items() for k, value in found.items()}
-        write_text(
-            Path(folder) / "two_way.json", json.dumps({"metrics": self.metrics, "chance": chance}, indent=1) + "\n"
-        )
+        content = {"metrics": self.metrics, "chance": _named(self.chance)}
+        write_text(Path(folder) / "two_way.json", json.dumps(content, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path | str) -> "TwoWayReport":
@@ -150,11 +142,9 @@ def prompts(classes: Sequence[str], templates: Sequence[str] = PROMPTS) -> list[
         >>> prompts(["cat", "dog"], ["a {}", "no {}"])
         ['a cat', 'no cat', 'a dog', 'no dog']
     """
-    wrong = [template for template in templates if "{}" not in template]
-    if wrong or not templates:
-        raise UserError(
-            f"a template must hold {{}} where the class stands, such as {PROMPTS[0]!r}; got {list(templates)}"
-        )
+    if not templates or not all("{}" in template for template in templates):
+        expected = f"{{}} where the class stands, such as {PROMPTS[0]!r}"
+        raise UserError(f"a template must hold {expected}; got {list(templates)}")
     return [template.replace("{}", name) for name in classes for template in templates]
 
 
@@ -199,14 +189,8 @@ def zero_shot(
     if len(outside):
         raise UserError(f"label {outside[0]} has no prompts: there are those of classes 0 to {len(prompts) - 1}")
     cuts = sorted_cuts(top)
-    report = evaluate(
-        images,
-        classes,
-        ensemble(prompts.detach()),
-        np.arange(len(prompts)),
-        metrics=[f"recall@{k}" for k in cuts],
-        **options,
-    )
+    sides = (images, classes, ensemble(prompts.detach()), np.arange(len(prompts)))
+    report = evaluate(*sides, metrics=[f"recall@{k}" for k in cuts], **options)
     chance = ", ".join(f"{chance_recall(report, k):.4f} for recall@{k}" for k in cuts)
     each = "1 prompt" if prompts.shape[1] == 1 else f"{prompts.shape[1]:,} prompts"
     note = f"zero-shot: {len(prompts):,} classes by {each} each; chance is {chance}"
@@ -228,8 +212,7 @@ class _Side:
             return cls(embeddings, rows, rows)
         numbers = integer_array(ids, name="id", rows=len(embeddings), side=name)
         _, rows, item = np.unique(numbers, return_index=True, return_inverse=True)
-        index = torch.from_numpy(rows).to(embeddings.device) if isinstance(embeddings, Tensor) else rows
-        return cls(embeddings[index], rows, item.reshape(-1))
+        return cls(take(embeddings, rows), rows, item.reshape(-1))
 
     def entries(self, labels: Int64[np.ndarray, " pair"]) -> Int64[np.ndarray, "entry 2"]:
         """Return every item with each of its labels, by label."""
@@ -247,6 +230,10 @@ def _relation(query: _Side, gallery: _Side, labels: Int64[np.ndarray, " pair"]) 
     place = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + np.repeat(start, count)
     pairs = np.stack([np.repeat(left[:, 0], count), right[place, 0]], axis=1)
     return {"positives": np.unique(pairs, axis=0)}
+
+
+def _named(values: dict[str, dict[int, float]]) -> dict[str, float]:
+    return {f"{name}/recall@{k}": value for name, found in values.items() for k, value in found.items()}
 
 
 def _mean_of(values: dict[str, dict[int, float]]) -> float:

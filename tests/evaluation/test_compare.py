@@ -10,8 +10,8 @@ from testing.listing import ranks_of, read
 
 from aurank.errors import UserError
 from aurank.evaluation import Report, evaluate
-from aurank.evaluation.build_report import build_report
 from aurank.evaluation.compare import compare
+from aurank.evaluation.evaluate import build_report
 
 LISTS = ["+ - -", "- + -", "- - +", "+ - -", "- + -", "+ + -"]
 LABELS = np.array([4, 4, 5, 5, 6, 6])

@@ -16,7 +16,7 @@ from testing.brute_force import brute_force, exact_score
 import aurank
 from aurank.errors import UserError
 from aurank.evaluation import positive_ranks
-from aurank.evaluation.build_report import default_metrics
+from aurank.evaluation.metrics import default_metrics
 
 CUTS = (1, 2, 5, 100)
 NAMES = default_metrics(CUTS)  # by name, since 100 is beyond the gallery

@@ -13,7 +13,8 @@ from testing.listing import Item, expected, ranks_of, read, relevance
 
 from aurank.errors import UserError
 from aurank.evaluation import evaluate, metrics
-from aurank.evaluation.build_report import build_report, default_metrics
+from aurank.evaluation.evaluate import build_report
+from aurank.evaluation.metrics import default_metrics
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"\| `([^`]+)` \| .* \| `([^`]+)` \|")

@@ -12,7 +12,7 @@ from testing.listing import ranks_of, read
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Report, evaluate
 from aurank.evaluation.bootstrap import Resampling
-from aurank.evaluation.build_report import build_report
+from aurank.evaluation.evaluate import build_report
 
 LISTS = [read(text) for text in ("+ - -", "- +- +", "- - +", "- -", "+ + + +")]
 LABELS = np.array([2**53 + 1, -3, -3, 2**53 + 1])  # of the four queries that have a positive

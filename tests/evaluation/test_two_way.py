@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurank.errors import UserError
-from aurank.evaluation.build_report import default_metrics
 from aurank.evaluation.evaluate import evaluate
+from aurank.evaluation.metrics import default_metrics
 from aurank.evaluation.two_way import TwoWayReport, chance_recall, ensemble, prompts, two_way, zero_shot
 
 
