@@ -1,0 +1,25 @@
+"""Post-processing as named steps: centring, whitening, codes, expansion by neighbours, and lists in a new order."""
+
+from aurank.evaluation.postprocessing.codes import Binary, Float16, Int8, Rescore, Truncate
+from aurank.evaluation.postprocessing.expansion import DatabaseAugmentation, QueryExpansion
+from aurank.evaluation.postprocessing.k_reciprocal import KReciprocal
+from aurank.evaluation.postprocessing.linear import Centring, Whiten
+from aurank.evaluation.postprocessing.postprocessing import STEPS, PostProcessing, Processed
+from aurank.evaluation.postprocessing.reorder import reordered_ranks
+
+__all__ = [
+    "STEPS",
+    "Binary",
+    "Centring",
+    "DatabaseAugmentation",
+    "Float16",
+    "Int8",
+    "KReciprocal",
+    "PostProcessing",
+    "Processed",
+    "QueryExpansion",
+    "Rescore",
+    "Truncate",
+    "Whiten",
+    "reordered_ranks",
+]

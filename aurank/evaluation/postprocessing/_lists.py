@@ -1,0 +1,100 @@
+"""Nearest rows that heed no label, and scores of single pairs: what a system that is searched could know."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64
+
+from aurank.evaluation.engine.exact import ExactScores
+from aurank.evaluation.engine.inputs import Vectors, row_lengths
+from aurank.evaluation.engine.kernels import importable
+from aurank.evaluation.engine.scores import full_precision, make_distance
+from aurank.evaluation.postprocessing._step import Rows
+
+SPARE = 8  # candidates by float32 beyond k, which are then ordered by exact scores
+QUERIES, GALLERY = 1024, 8192  # of a tile of products: with what is chosen from it about 100 MB
+
+
+@dataclass(frozen=True, eq=False)
+class Lists:
+    """The k nearest rows of each query by cosine, best first, equal ones in the order of the gallery."""
+
+    row: Int64[np.ndarray, "query k"]
+    score: Float64[np.ndarray, "query k"]
+    lowest: Float64[np.ndarray, " query"]  # the score of the farthest row
+
+
+def nearest_lists(
+    queries: Rows, gallery: Rows, k: int, *, leave_out: Int64[np.ndarray, " query"], device: str = "cpu"
+) -> Lists:
+    """Return the k nearest gallery rows of each query, of a smaller gallery all; never a matrix of all scores.
+
+    Args:
+        leave_out: a gallery row that each query must not find, -1 for none.
+        device: where products are taken.
+    """
+    k = min(k, len(gallery) - bool((leave_out >= 0).any()))
+    left, right, exact = _sides(queries, gallery, "cosine")
+    with full_precision():
+        row, farthest = _candidates(left, right, min(k + SPARE, len(gallery)), leave_out, torch.device(device))
+    query = np.arange(len(queries))
+    score = exact.pairs(np.repeat(query, row.shape[1]), row.ravel()).reshape(row.shape)
+    score[row == leave_out[:, None]] = -np.inf
+    order = np.lexsort((row, -score), axis=1)[:, :k]
+    row, score = (np.take_along_axis(part, order, axis=1) for part in (row, score))
+    return Lists(row, score, exact.pairs(query, farthest))
+
+
+def pair_scores(
+    queries: Rows,
+    gallery: Rows,
+    query: Int64[np.ndarray, " pair"],
+    row: Int64[np.ndarray, " pair"],
+    *,
+    distance: str = "cosine",
+) -> Float64[np.ndarray, " pair"]:
+    """Return the exact score of each pair of a query and a gallery row."""
+    return _sides(queries, gallery, distance)[2].pairs(query, row)
+
+
+def _sides(queries: Rows, gallery: Rows, distance: str) -> tuple[Vectors, Vectors, ExactScores]:
+    compiled = importable("numba")
+    lengths = others = row_lengths(queries, side="query", distance=distance, compiled=compiled)
+    if gallery is not queries:
+        others = row_lengths(gallery, side="gallery", distance=distance, compiled=compiled)
+    measure = make_distance(distance, float(lengths.max()), float(others.max()))
+    left, right = (
+        Vectors(rows, length, order=np.arange(len(rows)), distance=measure)
+        for rows, length in ((queries, lengths), (gallery, others))
+    )
+    return left, right, ExactScores(left, right, compiled=compiled)
+
+
+def _candidates(
+    left: Vectors, right: Vectors, wanted: int, leave_out: Int64[np.ndarray, " query"], device: torch.device
+) -> tuple[Int64[np.ndarray, "query wanted"], Int64[np.ndarray, " query"]]:
+    """Return the rows of the greatest float32 products of each query, and of the smallest one."""
+    size = len(right.order)
+    rows, farthest = np.empty((len(left.order), wanted), np.int64), np.empty(len(left.order), np.int64)
+    for first in range(0, len(left.order), QUERIES):
+        here = slice(first, min(first + QUERIES, len(left.order)))
+        features = left.features(here, torch.float32, gallery=False).to(device)
+        value = torch.empty(len(features), 0, device=device)
+        row = torch.empty(len(features), 0, dtype=torch.int64, device=device)
+        smallest = torch.full((len(features),), torch.inf, device=device)
+        last = torch.zeros(len(features), dtype=torch.int64, device=device)
+        for start in range(0, size, GALLERY):
+            there = slice(start, min(start + GALLERY, size))
+            product = features @ right.features(there, torch.float32, gallery=True).to(device).T
+            least = product.min(dim=1)
+            last = torch.where(least.values < smallest, least.indices + start, last)
+            smallest = torch.minimum(smallest, least.values)
+            inside = np.flatnonzero((leave_out[here] >= there.start) & (leave_out[here] < there.stop))
+            product[inside, leave_out[here][inside] - start] = -torch.inf
+            best = product.topk(min(wanted, product.shape[1]), dim=1)
+            value, row = torch.cat([value, best.values], dim=1), torch.cat([row, best.indices + start], dim=1)
+            value, order = value.topk(min(wanted, value.shape[1]), dim=1)
+            row = row.gather(1, order)
+        rows[here], farthest[here] = row.cpu().numpy(), last.cpu().numpy()
+    return rows, farthest

@@ -1,0 +1,281 @@
+"""Post-processing of embeddings and of ranked lists as named steps, with a text form and a file."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+
+from aurank.errors import UserError, first_line
+from aurank.evaluation.engine.inputs import ELEMENTS, Embeddings, check_matrix, device_of, read, row_lengths
+from aurank.evaluation.engine.kernels import importable
+from aurank.evaluation.engine.nearest import nearest_rows
+from aurank.evaluation.engine.problem import RetrievalProblem, check_sides, rows_without_junk
+from aurank.evaluation.engine.ranks import Ranks
+from aurank.evaluation.engine.scores import DISTANCES
+from aurank.evaluation.postprocessing._step import ListStep, Rows, RowStep, Sides, SideStep, Step
+from aurank.evaluation.postprocessing.codes import Binary, Float16, Int8, Rescore, Truncate
+from aurank.evaluation.postprocessing.expansion import DatabaseAugmentation, QueryExpansion
+from aurank.evaluation.postprocessing.k_reciprocal import KReciprocal
+from aurank.evaluation.postprocessing.linear import Centring, Whiten
+from aurank.evaluation.postprocessing.reorder import reordered_ranks
+from aurank.files import replacing, require_ordinary
+from aurank.names import meant, nearest
+
+_ALL: tuple[type[Step], ...] = (
+    *(Centring, Whiten, Truncate, Float16, Int8, Binary),
+    *(QueryExpansion, DatabaseAugmentation, KReciprocal, Rescore),
+)
+STEPS = {step.name: step for step in _ALL}
+FORMAT, VERSION, SUFFIX = "aurank.postprocessing", 1, ".safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class PostProcessing:
+    """Steps that are applied one after another to queries and gallery, and the last of them to the ranked lists.
+
+    First steps that change each row by itself, then those that look at neighbours, then at most one that orders lists
+    anew. Under cosine every step gets rows of length 1.
+
+    Args:
+        steps: at least one.
+        distance: of the evaluation that they belong to.
+        fitted_rows: how many training rows they have learnt from.
+
+    Example:
+        >>> rows = np.random.default_rng(0).normal(size=(90, 4)) * [9.0, 1.0, 1.0, 1.0]
+        >>> processing = PostProcessing.parse("whiten:dim=3, query_expansion:k=2,alpha=1").fit(rows[:50])
+        >>> print(processing)
+        whiten:dim=3, query_expansion:k=2,alpha=1
+        >>> processing.transductive
+        ['query_expansion']
+    """
+
+    steps: tuple[Step, ...]
+    distance: str = "cosine"
+    fitted_rows: int = 0
+
+    def __post_init__(self) -> None:
+        kinds = [
+            next(at for at, kind in enumerate((RowStep, SideStep, ListStep)) if isinstance(step, kind))
+            for step in self.steps
+        ]
+        if not kinds:
+            raise UserError(f"post-processing names no step: give some of {', '.join(STEPS)}")
+        if self.distance not in DISTANCES:
+            raise UserError(f"distance must be one of {', '.join(DISTANCES)}; got {self.distance!r}")
+        if kinds != sorted(kinds) or kinds.count(2) > 1:
+            raise UserError(
+                f"post-processing {str(self)!r}: steps that change single rows come first, then those that look at "
+                "neighbours (query_expansion, database_augmentation), then at most one that orders lists anew "
+                "(k_reciprocal, rescore)"
+            )
+        for step in self.steps:
+            if self.distance != "cosine" and isinstance(step, SideStep | KReciprocal):
+                raise UserError(
+                    f"{step.name} goes by cosines, and the distance is {self.distance}: use cosine, or leave it out"
+                )
+
+    @classmethod
+    def parse(cls, text: str, *, distance: str = "cosine") -> "PostProcessing":
+        """Return the steps of a text such as "center, whiten:dim=128, k_reciprocal:k1=20,k2=6"."""
+        steps: list[tuple[str, dict[str, str]]] = []
+        for part in (part.strip() for part in text.split(",")):
+            name, colon, first = (piece.strip() for piece in part.partition(":"))
+            if "=" in name and steps:
+                first = part
+            else:
+                steps.append((name, {}))
+            if first or colon:
+                key, _, value = (piece.strip() for piece in first.partition("="))
+                if not key or not value or key in steps[-1][1]:
+                    raise UserError(f"post-processing {text!r}: expected NAME=VALUE, each name once, got {first!r}")
+                steps[-1][1][key] = value
+        return cls(tuple(_step(name, given) for name, given in steps), distance)
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.steps))
+
+    @property
+    def transductive(self) -> list[str]:
+        """The names of the steps after which a score depends on other rows of the test set than its own two."""
+        return [step.name for step in self.steps if step.is_transductive]
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether no step has anything to learn any more."""
+        return all(bool(step.state) for step in self._row_steps if step.needs_fit)
+
+    def fit(self, rows: Embeddings) -> "PostProcessing":
+        """Return the steps with what they learn of training rows, each behind those before it."""
+        check_matrix(rows, side="training")
+        steps = list(self.steps)
+        for place, step in enumerate(steps):
+            if isinstance(step, RowStep) and step.needs_fit:
+                steps[place] = step.fit(self._changed(rows, steps[:place], side="training", final=False))
+        return replace(self, steps=tuple(steps), fitted_rows=len(rows))
+
+    def rows(self, embeddings: Embeddings, *, side: str = "query") -> Rows:
+        """Return embeddings as they are behind the steps that change single rows, float32 unless float64 came."""
+        check_matrix(embeddings, side=side)
+        return self._changed(embeddings, self._row_steps, side=side)
+
+    def apply(self, problem: RetrievalProblem, *, device: str = "cpu") -> "Processed":
+        """Return the problem behind the steps; UserError where they do not fit it."""
+        check_sides(problem)
+        if not self.is_fitted:
+            unfitted = next(step.name for step in self._row_steps if step.needs_fit and not step.state)
+            raise UserError(
+                f"{unfitted} has to be fitted on training rows: PostProcessing.parse(…).fit(rows), or --fit-on FILE"
+            )
+        last = self.steps[-1]
+        sides = self._sides(problem, self._row_steps)
+        codes = [place for place, step in enumerate(self._row_steps) if step.makes_code]
+        uncoded = self._sides(problem, self._row_steps[: codes[0]]) if codes and isinstance(last, Rescore) else sides
+        for step in self.steps:
+            if isinstance(step, SideStep):
+                sides = step.sides(sides, device=device)
+        changed = replace(problem, embeddings=sides.queries, gallery=sides.gallery)
+        if problem.gallery is None and sides.gallery is not None:
+            rows = np.arange(len(sides.queries))
+            changed = replace(changed, gallery_labels=problem.labels, gallery_groups=problem.groups)
+            changed = replace(changed, ids=rows, gallery_ids=rows)
+        return Processed(changed, self, sides, uncoded, device)
+
+    def save(self, path: Path | str) -> None:
+        """Write one safetensors file: what was learnt, and in its header the text form."""
+        from safetensors.numpy import save
+
+        arrays = {
+            f"{place}.{name}": np.ascontiguousarray(values)
+            for place, step in enumerate(self.steps)
+            if isinstance(step, RowStep)
+            for name, values in step.state.items()
+        }
+        about = {"steps": str(self), "distance": self.distance, "fitted_rows": self.fitted_rows}
+        header = {"format": FORMAT, "version": str(VERSION), "content": json.dumps(about)}
+        with replacing(Path(path)) as file:
+            file.write(save(arrays, header))
+
+    @classmethod
+    def load(cls, path: Path | str) -> "PostProcessing":
+        """Return what `save` wrote, digit for digit; UserError for a file that is missing or something else."""
+        from safetensors import SafetensorError, safe_open
+
+        require_ordinary(Path(path))
+        try:
+            with safe_open(str(path), framework="numpy") as file:
+                header = file.metadata() or {}
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"cannot read the post-processing {path}: {first_line(error)}") from error
+        if header.get("format") != FORMAT or header.get("version") != str(VERSION):
+            raise UserError(f"{path} is no post-processing that this version reads: save it anew")
+        try:
+            about = json.loads(header["content"])
+            found = cls.parse(about["steps"], distance=about["distance"])
+            steps = tuple(_with_state(step, place, arrays) for place, step in enumerate(found.steps))
+            return replace(found, steps=steps, fitted_rows=int(about["fitted_rows"]))
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
+            raise UserError(f"{path} is a damaged post-processing ({first_line(error)}): save it anew") from error
+
+    @property
+    def _row_steps(self) -> list[RowStep]:
+        return [step for step in self.steps if isinstance(step, RowStep)]
+
+    def _sides(self, problem: RetrievalProblem, steps: Sequence[RowStep]) -> Sides:
+        queries = self._changed(problem.embeddings, steps, side="query")
+        gallery = None if problem.gallery is None else self._changed(problem.gallery, steps, side="gallery")
+        own = problem.own_rows()
+        return Sides(
+            queries,
+            gallery,
+            np.full(len(queries), -1) if own is None else own,
+            rows_without_junk(problem.junk, len(problem.target)),
+        )
+
+    def _changed(self, embeddings: Embeddings, steps: Sequence[Step], *, side: str, final: bool = True) -> Rows:
+        """Return rows behind some steps that change single rows, read in pieces; of length 1 unless `final`."""
+        row_lengths(embeddings, side=side, distance=self.distance, compiled=importable("numba"))
+        index = torch.arange(len(embeddings), device=device_of(embeddings))
+        kept = np.float64 if not final or str(embeddings.dtype).endswith("float64") else np.float32
+        found, start = np.empty((0, 0), kept), 0
+        for piece in torch.split(index, max(1, ELEMENTS // embeddings.shape[1])):
+            rows = read(embeddings, piece).cpu().numpy()
+            for step in steps:
+                assert isinstance(step, RowStep)
+                rows = step(self._scaled(rows))
+            if not start:
+                found = np.empty((len(embeddings), rows.shape[1]), kept)
+            found[start : start + len(rows)] = rows if final else self._scaled(rows)
+            start += len(rows)
+        return found
+
+    def _scaled(self, rows: Float64[np.ndarray, "row dim"]) -> Float64[np.ndarray, "row dim"]:
+        """Return the rows as the distance sees them; one that is all zeros stays, to be refused by the ranking."""
+        if self.distance != "cosine":
+            return rows
+        length = np.sqrt((rows * rows).sum(axis=1, keepdims=True))
+        return np.asarray(rows / np.where(length > 0, length, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Processed:
+    """A problem behind post-processing, and what is left to be done to its ranks.
+
+    Example:
+        >>> problem = RetrievalProblem(np.array([[3.0, 1.0], [3.0, -1.0], [1.0, 2.0]]), labels=[0, 0, 1])
+        >>> PostProcessing.parse("binary").apply(problem).problem.embeddings.tolist()
+        [[1.0, 1.0], [1.0, -1.0], [1.0, 1.0]]
+    """
+
+    problem: RetrievalProblem
+    processing: PostProcessing
+    sides: Sides
+    uncoded: Sides
+    device: str = "cpu"
+
+    def finish(self, ranks: Ranks, *, max_memory: int | str = "1GiB") -> Ranks:
+        """Return the ranks of `problem` behind the step that orders lists anew, if there is one."""
+        last = self.processing.steps[-1]
+        if not isinstance(last, ListStep) or not len(ranks.query):
+            return ranks
+        distance = self.processing.distance
+        lists = nearest_rows(self.problem, last.depth, distance=distance, device=self.device, max_memory=max_memory)
+        score = last.scores(lists, self.sides, self.uncoded, distance=distance, device=self.device)
+        return reordered_ranks(ranks, lists, score)
+
+
+def _step(name: str, given: dict[str, str]) -> Step:
+    """Return the step of that name with parameters from text."""
+    if name not in STEPS:
+        raise UserError(
+            f"no post-processing step {name!r}, expected some of {', '.join(STEPS)}{meant(nearest(name, STEPS))}"
+        )
+    kinds = {one.name: one.type for one in fields(STEPS[name]) if one.name != "state"}
+    for parameter in given:
+        if parameter not in kinds:
+            known = f"its parameters are {', '.join(kinds)}" if kinds else "it has none"
+            raise UserError(f"{name} has no parameter {parameter!r}; {known}{meant(nearest(parameter, kinds))}")
+    values: dict[str, Any] = {}
+    for parameter, text in given.items():
+        try:
+            values[parameter] = float(text) if kinds[parameter] is float else int(text)
+        except ValueError:
+            expected = "a number" if kinds[parameter] is float else "a whole number"
+            raise UserError(f"{name}: {parameter} must be {expected}, got {text!r}") from None
+    return STEPS[name](**values)
+
+
+def _with_state(step: Step, place: int, arrays: dict[str, np.ndarray]) -> Step:
+    if not isinstance(step, RowStep) or not step.needs_fit:
+        return step
+    prefix = f"{place}."
+    state = {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
+    if any(values.dtype != np.float64 or not np.isfinite(values).all() for values in state.values()):
+        raise ValueError(f"{step.name} holds numbers that are none")
+    return replace(step, state=state)

@@ -1,0 +1,56 @@
+"""Ranks of lists whose beginnings were ordered anew."""
+
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Float64
+
+from aurank.evaluation.engine.nearest import NearestRows
+from aurank.evaluation.engine.ranks import Ranks
+
+ELEMENTS = 2**24  # scores compared at a time
+
+
+def reordered_ranks(ranks: Ranks, lists: NearestRows, score: Float64[np.ndarray, "query k"]) -> Ranks:
+    """Return the ranks of the positives after the rows listed were ordered by new scores, larger being closer.
+
+    What stands behind a list stays there, in its old order. Equal new scores tie; a list's last row and the next one,
+    behind it, do not. The result counts every gallery row, so that every metric of it is exact.
+
+    Args:
+        ranks: before.
+        lists: the beginnings of all lists, as `nearest_rows` gives them for the same problem.
+        score: of the rows listed; NaN where there is none.
+
+    Example:
+        >>> from aurank.evaluation.engine.nearest import nearest_rows
+        >>> from aurank.evaluation.engine.problem import RetrievalProblem
+        >>> from aurank.evaluation.engine.ranks import rank_positives
+        >>> problem = RetrievalProblem(np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1]]), labels=[0, 0, 1])
+        >>> ranks, lists = rank_positives(problem), nearest_rows(problem, 2)
+        >>> ranks.rank.tolist(), reordered_ranks(ranks, lists, -lists.score).rank.tolist()
+        ([2, 2], [1, 1])
+    """
+    is_positive, exists = lists.is_positive, lists.row >= 0
+    is_negative = exists & ~is_positive
+    line, column = np.nonzero(is_positive)
+    own = score[line, column]
+    # The positives listed come first of each query's, in its new order; equal ones in the order of the gallery.
+    order = np.lexsort((lists.row[line, column], -own, line))
+    line, column, own = line[order], column[order], own[order]
+    listed = is_positive.sum(axis=1)
+    place = np.arange(len(line)) + np.repeat(ranks.offset[:-1] - (np.cumsum(listed) - listed), listed)
+    negatives = np.repeat(is_negative.sum(axis=1), ranks.num_positives)
+    higher = np.maximum(ranks.higher, negatives)  # of those behind: what tied with a row listed is behind it now
+    tied = ranks.higher + ranks.tied - higher
+    positive, at_least = ranks.positive.copy(), ranks.at_least.copy()
+    positive[place] = lists.row[line, column]
+    step = max(1, ELEMENTS // score.shape[1])
+    for start in range(0, len(line), step):
+        here = slice(start, start + step)
+        there, threshold = line[here], own[here][:, None]
+        above, equal = score[there] > threshold, score[there] == threshold
+        higher[place[here]] = (above & is_negative[there]).sum(axis=1)
+        tied[place[here]] = (equal & is_negative[there]).sum(axis=1)
+        at_least[place[here]] = ((above | equal) & is_positive[there]).sum(axis=1)
+    return replace(ranks, positive=positive, higher=higher, tied=tied, at_least=at_least)
