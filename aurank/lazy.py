@@ -2,7 +2,8 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import attrgetter
 from threading import Lock
@@ -13,7 +14,7 @@ Component = TypeVar("Component")
 _removing = Lock()
 
 
-class LazyTable(MutableMapping[str, Component]):
+class LazyTable(UserDict[str, Component]):
     """A table of components by name. Looking one up imports it; listing the names imports nothing.
 
     Args:
@@ -22,31 +23,14 @@ class LazyTable(MutableMapping[str, Component]):
     """
 
     def __init__(self, package: str, homes: Mapping[str, str]) -> None:
-        self.package = package
-        self.homes = dict(homes)
-        self._values: dict[str, Component] = {}
+        super().__init__()
+        self.package, self.homes = package, homes
+        self.data: dict[str, Any] = dict(homes)
 
     def __getitem__(self, name: str) -> Component:
-        if name not in self._values:
-            self._values[name] = _imported(self.package, self.homes[name])
-        return self._values[name]
-
-    def __setitem__(self, name: str, value: Component) -> None:
-        self.homes.setdefault(name, "")
-        self._values[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        del self.homes[name]
-        self._values.pop(name, None)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.homes
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.homes)
-
-    def __len__(self) -> int:
-        return len(self.homes)
+        if isinstance(found := self.data[name], str):
+            found = self.data[name] = _imported(self.package, found)
+        return found  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self)})"

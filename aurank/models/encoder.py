@@ -1,7 +1,7 @@
 """The embedding model: a timm backbone, pooling, a projection and L2 normalisation."""
 
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -12,8 +12,7 @@ from aurank.errors import UserError, first_line
 from aurank.models.adapters.timm import create, unknown_backbone, unknown_options
 
 Pooling = Literal["avg", "max", "gem"]
-POOLINGS: tuple[Pooling, ...] = ("avg", "max", "gem")
-
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 FILLED = ("in_chans", "num_classes")
 """Arguments of a backbone that an encoder gives itself."""
@@ -92,7 +91,9 @@ class Encoder(nn.Module):
         self.freeze_batch_norm = freeze_batch_norm
         self.backbone = _create_backbone(backbone, pretrained, channels, pooling, params or {})
         self.pool: nn.Module = GeneralisedMean() if pooling == "gem" else nn.Identity()
-        self.head = projection(_width(self.backbone), dim, layers=head_layers, hidden=head_width)
+        # Some timm models have a layer between feature map and vector.
+        width = getattr(self.backbone, "head_hidden_size", None) or self.backbone.num_features
+        self.head = projection(int(width), dim, layers=head_layers, hidden=head_width)
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
         if channels_last:
             self.to(memory_format=torch.channels_last)
@@ -127,12 +128,14 @@ class Encoder(nn.Module):
         return [module for module in self.backbone.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
 
 
-class EachSize(nn.Sequential):
-    """An encoder, called once for images of several sizes: a tuple of tensors, whose embeddings are one matrix."""
+class EachPart(nn.Sequential):
+    """A model, called once for a tuple of tensors, as images of several sizes: the embeddings of all as one matrix.
 
-    def forward(self, images: Tensor | tuple[Tensor, ...]) -> Float[Tensor, "batch dim"]:
-        sizes = images if isinstance(images, tuple) else (images,)
-        parts = [self[0](same) for same in sizes]
+    For training: several processes exchange gradients once for each call, and a gradient cache calls for each part.
+    """
+
+    def forward(self, batch: Tensor | tuple[Tensor, ...]) -> Float[Tensor, "item dim"]:
+        parts = [self[0](part) for part in (batch if isinstance(batch, tuple) else (batch,))]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -166,12 +169,6 @@ class _FeatureMap(nn.Module):
                 f"{tuple(features.shape)}; use model.pooling=avg"
             )
         return features.permute(0, 3, 1, 2) if self.last else features
-
-
-def _width(backbone: nn.Module) -> int:
-    """Length of the vectors that the backbone gives; some timm models have a layer between feature map and vector."""
-    width: Any = getattr(backbone, "head_hidden_size", None) or backbone.num_features
-    return int(width)
 
 
 def _create_backbone(name: str, pretrained: bool, channels: int, pooling: Pooling, params: dict[str, Any]) -> Any:
@@ -221,14 +218,6 @@ def parameter_groups(
         head = name.startswith(("head.", "image.head.", "text.head."))
         decay = parameter.ndim > 1
         key = f"{'head' if head else 'backbone'}{'' if decay else '_no_decay'}"
-        group = groups.setdefault(
-            key,
-            {
-                "name": key,
-                "params": [],
-                "weight_decay": weight_decay if decay else 0.0,
-                "lr_multiplier": head_lr_multiplier if head else 1.0,
-            },
-        )
-        group["params"].append(parameter)
+        rates = {"weight_decay": weight_decay * decay, "lr_multiplier": head_lr_multiplier if head else 1.0}
+        groups.setdefault(key, {"name": key, "params": [], **rates})["params"].append(parameter)
     return list(groups.values())

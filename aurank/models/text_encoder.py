@@ -145,6 +145,10 @@ class TwoTower(nn.Module):
         self.image = image
         self.text = text
 
+    def forward(self, batch: Tensor) -> Float[Tensor, "item dim"]:
+        """Embeddings of images, or of the tokens of texts."""
+        return self.encode_image(batch) if batch.is_floating_point() else self.encode_text(batch)
+
     def encode_image(self, images: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image dim"]:
         """Embeddings of the images."""
         embeddings: Tensor = self.image(images)
@@ -154,16 +158,3 @@ class TwoTower(nn.Module):
         """Embeddings of the texts, given as tokens."""
         embeddings: Tensor = self.text(tokens)
         return embeddings
-
-
-class EachSide(nn.Sequential):
-    """Two towers, called once for images and tokens, in one tuple or alone: the embeddings of all as one matrix.
-
-    For training: several processes exchange gradients once for each call, and a gradient cache calls for each side.
-    """
-
-    def forward(self, sides: Tensor | tuple[Tensor, ...]) -> Float[Tensor, "item dim"]:
-        given = sides if isinstance(sides, tuple) else (sides,)
-        towers: Any = self[0]
-        parts = [towers.encode_image(one) if one.is_floating_point() else towers.encode_text(one) for one in given]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -18,8 +18,7 @@ from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.models import Encoder, TwoTower
-from aurank.models.encoder import EachSize
-from aurank.models.text_encoder import EachSide
+from aurank.models.encoder import EachPart
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +51,7 @@ class ImageTask:
 
     def wrapped(self) -> nn.Module:
         """Return the model as a module that is called once for all that a step embeds."""
-        return EachSize(self.model)
+        return EachPart(self.model)
 
     def measure(self, model: nn.Module, data: ImageDataset) -> Report:
         """Return the exact report of a model of this kind."""
@@ -110,7 +109,7 @@ class PairTask:
 
     def wrapped(self) -> nn.Module:
         """Return the model as a module that is called once for all that a step embeds."""
-        return EachSide(self.model)
+        return EachPart(self.model)
 
     def measure(self, model: nn.Module, data: ImageDataset) -> TwoWayReport:
         """Return the exact report of a model of this kind, both ways."""

@@ -7,7 +7,7 @@ from torch import nn
 
 from aurank.errors import UserError
 from aurank.models import Encoder, GeneralisedMean
-from aurank.models.encoder import EachSize, parameter_groups
+from aurank.models.encoder import EachPart, parameter_groups
 
 
 @pytest.mark.parametrize("pooling", ["avg", "max", "gem"])
@@ -221,5 +221,5 @@ def test_images_of_several_sizes_are_embedded_in_one_call() -> None:
     encoder = Encoder("resnet10t", dim=8, pretrained=False).eval()
     images = torch.randn(4, 3, 32, 32), torch.randn(2, 3, 24, 24)
     expected = torch.cat([encoder(images[0]), encoder(images[1])])
-    assert torch.equal(EachSize(encoder)(images), expected)
-    assert torch.equal(EachSize(encoder)(images[0]), expected[:4])
+    assert torch.equal(EachPart(encoder)(images), expected)
+    assert torch.equal(EachPart(encoder)(images[0]), expected[:4])

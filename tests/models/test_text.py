@@ -4,7 +4,8 @@ from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.models import Encoder
-from aurank.models.text_encoder import EachSide, ProjectedText, TextTower, TwoTower
+from aurank.models.encoder import EachPart
+from aurank.models.text_encoder import ProjectedText, TextTower, TwoTower
 
 
 def tower(**given: int) -> TextTower:
@@ -121,7 +122,7 @@ def test_the_features_of_another_text_model_are_projected() -> None:
 def test_both_sides_in_one_call_are_images_then_texts() -> None:
     model = TwoTower(Encoder("resnet10t", dim=6, pretrained=False), tower()).eval()
     images, tokens = torch.randn(2, 3, 32, 32), rows([1, 7, 2], [1, 2], [1, 4, 2])
-    both = EachSide(model)
+    both = EachPart(model)
     expected = torch.cat([model.encode_image(images), model.encode_text(tokens)])
     assert torch.equal(both((images, tokens)), expected)
     assert torch.equal(both(tokens), model.encode_text(tokens))

@@ -17,19 +17,9 @@ from aurank.losses.core.distributed import Distributed, Gather
 from aurank.losses.core.dtypes import in_common_precision, to_device_of, without_autocast
 from aurank.losses.core.loss_inputs import Inputs, TakesInputs
 
-INSTALL = "pip install lightly"
 # Classes of lightly 1.6.0 that were seen to take embeddings of two views; others with two arguments want other things.
-TWO_VIEWS = (
-    "BarlowTwinsLoss",
-    "DCLLoss",
-    "DCLWLoss",
-    "DirectCLRLoss",
-    "MACLLoss",
-    "NTXentLoss",
-    "NegativeCosineSimilarity",
-    "TiCoLoss",
-    "VICRegLoss",
-)
+TWO_VIEWS: tuple[str, ...] = ("BarlowTwinsLoss", "DCLLoss", "DCLWLoss", "DirectCLRLoss", "MACLLoss")
+TWO_VIEWS += ("NTXentLoss", "NegativeCosineSimilarity", "TiCoLoss", "VICRegLoss")
 
 
 class LightlyLoss(TakesInputs, nn.Module):
@@ -55,7 +45,13 @@ class LightlyLoss(TakesInputs, nn.Module):
 
     def __init__(self, loss: nn.Module, *, unit_variance: bool = False, distributed: Distributed = None) -> None:
         super().__init__()
-        require_instance(loss)
+        if not isinstance(loss, nn.Module):
+            known = isinstance(loss, str)  # type: ignore[unreachable]
+            names = two_view_names(import_lightly(loss)) if known else TWO_VIEWS[0]
+            raise UserError(
+                f"loss must be a loss of lightly that was made, as lightly.loss.BarlowTwinsLoss(), got {loss!r}; "
+                f"from_lightly makes one by its name: {names}"
+            )
         self.loss = loss
         self.unit_variance = unit_variance
         self.gather = Gather(distributed)
@@ -153,12 +149,14 @@ def from_lightly(
     """
     classes = import_lightly(loss)
     kind: Any = getattr(classes, loss, None)
-    if not is_loss(kind):
-        raise UserError(f"loss must name a class of lightly.loss, {', '.join(two_view_names(classes))}, got {loss!r}")
-    if len(names := required_arguments(kind)) != 2:
+    if not (inspect.isclass(kind) and issubclass(kind, nn.Module)):
+        raise UserError(f"loss must name a class of lightly.loss, {two_view_names(classes)}, got {loss!r}")
+    parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
+    plain = [each for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD and each.default is each.empty]
+    if len(plain) != 2:
         raise UserError(
-            f"loss must be one of two views, but {loss} of lightly takes {', '.join(names)}: "
-            f"take one of {', '.join(two_view_names(classes))}"
+            f"loss must be one of two views, but {loss} of lightly takes {', '.join(each.name for each in plain)}: "
+            f"take one of {two_view_names(classes)}"
         )
     try:
         own = kind(**(arguments or {}))
@@ -167,36 +165,14 @@ def from_lightly(
     return LightlyLoss(own, unit_variance=unit_variance, distributed=distributed)
 
 
-def require_instance(loss: object) -> None:
-    """Raise UserError unless it is a loss, not its class or its name."""
-    if not isinstance(loss, nn.Module):
-        names = two_view_names(import_lightly(loss)) if isinstance(loss, str) else ["BarlowTwinsLoss"]
-        raise UserError(
-            f"loss must be a loss of lightly that was made, as lightly.loss.BarlowTwinsLoss(), got {loss!r}; "
-            f"from_lightly makes one by its name: {', '.join(names)}"
-        )
-
-
 def import_lightly(loss: str) -> ModuleType:
     """Return lightly's module of losses; UserError, naming the loss that was asked for, where it is missing."""
     try:
         return importlib.import_module("lightly.loss")
     except ImportError as error:
-        raise UserError(f"{loss} is lightly's, which cannot be imported ({error}): {INSTALL}") from error
+        raise UserError(f"{loss} is lightly's, which cannot be imported ({error}): pip install lightly") from error
 
 
-def is_loss(kind: Any) -> bool:
-    """Return True for the class of a loss."""
-    return inspect.isclass(kind) and issubclass(kind, nn.Module)
-
-
-def required_arguments(kind: Any) -> list[str]:
-    """Return the names of what a loss has to be called with."""
-    parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
-    plain = [each for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD and each.default is each.empty]
-    return [each.name for each in plain]
-
-
-def two_view_names(classes: ModuleType) -> list[str]:
-    """Return the installed losses that are known to take the embeddings of two views."""
-    return [name for name in TWO_VIEWS if is_loss(getattr(classes, name, None))]
+def two_view_names(classes: ModuleType) -> str:
+    """Name the installed losses that are known to take the embeddings of two views."""
+    return ", ".join(name for name in TWO_VIEWS if hasattr(classes, name))
