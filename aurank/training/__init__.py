@@ -11,15 +11,7 @@ if TYPE_CHECKING:
     from aurank.training.gradient_cache import GradientCache
     from aurank.training.run import TrainResult, train
 
-__all__ = [
-    "GradientCache",
-    "TrainResult",
-    "load",
-    "load_pairs",
-    "read_config",
-    "rehearse",
-    "train",
-]
+__all__ = ["GradientCache", "TrainResult", "load", "load_pairs", "read_config", "rehearse", "train"]
 
 if not TYPE_CHECKING:  # reading a configuration needs neither accelerate nor matplotlib
     _HOMES = {

@@ -13,13 +13,7 @@ from torch.optim import Optimizer
 from aurank.config import Config
 from aurank.config.messages import show
 from aurank.data import Manifest
-from aurank.embedding.checkpoint import (
-    CONTENT,
-    DamagedCheckpointError,
-    fingerprint,
-    load_checkpoint,
-    save_checkpoint,
-)
+from aurank.embedding.checkpoint import CONTENT, DamagedCheckpointError, fingerprint, load_checkpoint, save_checkpoint
 from aurank.embedding.load_weights import describe_value, load_part, load_weights
 from aurank.embedding.preprocessing import with_preprocessing
 from aurank.errors import UserError

@@ -182,6 +182,7 @@ def _run(loop: Loop, splits: Splits, started: float) -> TrainResult:
             "test_seconds": time.perf_counter() - started - training_seconds,
         }
         write_text(out / "timing.json", json.dumps(timing, indent=1) + "\n")
+        (out / "diverged.json").unlink(missing_ok=True)  # of a step that went well when it was tried again
     trainer.accelerator.end_training()
     return TrainResult(out, progress.step, progress.best, tested.report, stopped_by, tested.two_way, skipped, loop.main)
 

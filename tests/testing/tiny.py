@@ -1,8 +1,8 @@
-"""A run small enough for tests: digits at 16 pixels, a dozen steps of a network of 0.4 million weights."""
+"""A run small enough for tests: digits at 16 pixels, eight steps of a network of 0.4 million weights."""
 
 from typing import Any
 
-STEPS = 12
+STEPS = 8
 
 
 def tiny_config(loss: str = "soprc", **sections: dict[str, Any]) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def tiny_config(loss: str = "soprc", **sections: dict[str, Any]) -> dict[str, An
         "model": {"backbone": "test_resnet", "pretrained": False, "dim": 8, "params": {"drop_rate": 0.1}},
         "loss": {"name": loss},
         "optim": {"name": "adamw", "lr": 1e-3, "schedule": {"name": "cosine"}, "warmup_steps": 2},
-        "train": {"steps": STEPS, "validate_every": 4, "checkpoint_every": 5, "log_every": 1},
+        "train": {"steps": STEPS, "validate_every": 4, "checkpoint_every": 3, "log_every": 1},
         "evaluate": {"recall_at": [1, 10]},
     }
     for name, values in sections.items():

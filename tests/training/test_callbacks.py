@@ -85,21 +85,21 @@ def test_every_module_that_listens_is_told_where_training_stands(
 
     monkeypatch.setitem(LOSSES, "kept", lambda: keep(Learnt()))
     monkeypatch.setitem(MINERS, "kept", lambda num_samples: keep(Counting(num_samples=num_samples)))
-    # 718 images make 6 batches of at most 128, so 6 steps of 2 batches are two epochs.
-    sampler = {"name": "shuffled", "batch": 128, "params": {}}
-    config = tiny_config("kept", train={"steps": 6, "accumulate": 2}, sampler=sampler)
+    # 149 images make 5 batches of at most 30, so 5 steps of 2 batches are two epochs.
+    sampler = {"name": "shuffled", "batch": 30, "params": {}}
+    config = tiny_config("kept", train={"steps": 5, "accumulate": 2}, sampler=sampler)
     aurank.train({**config, "miner": {"name": "kept"}, "memory": {"size": 1000}}, tmp_path / "out")
     loss, miner = made[-2:]  # those before were tried by the reading of the configuration
-    assert [at["step"] for at in loss.progress] == miner.steps == list(range(6))
-    assert {at["steps"] for at in loss.progress} == {6}
-    assert [at["epoch"] for at in loss.progress] == [0, 0, 0, 1, 1, 1]
+    assert [at["step"] for at in loss.progress] == miner.steps == list(range(5))
+    assert {at["steps"] for at in loss.progress} == {5}
+    assert [at["epoch"] for at in loss.progress] == [0, 0, 0, 1, 1]
     assert {at["epochs"] for at in loss.progress} == {2.0}
 
 
 @pytest.mark.parametrize("micro_batch", [None, 4])
 def test_images_are_embedded_anew_as_they_are_with_the_weights_as_they_are(micro_batch: int | None) -> None:
     trainer = build("wants", model={"freeze_batch_norm": True, "params": {}}, train={"micro_batch": micro_batch})
-    for ids in ([5, 0, 7, 7, 300], [4], []):
+    for ids in ([5, 0, 7, 7, 140], [4], []):
         found = trainer.loss.reencode(torch.tensor(ids, dtype=torch.int64))
         assert found.shape == (len(ids), 8)
         assert not found.requires_grad
@@ -172,10 +172,10 @@ def test_the_state_of_a_miner_is_saved_and_resumed(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Learnt, "per_query", poisoned)
     with pytest.raises(AurankError, match="the loss is nan at step 3"):
         aurank.train(config, tmp_path / "out")
-    assert load_checkpoint(tmp_path / "out" / "last.pt")["miner"]["calls"].tolist() == [2.0] * 718
+    assert load_checkpoint(tmp_path / "out" / "last.pt")["miner"]["calls"].tolist() == [2.0] * 149
     aurank.train(config, tmp_path / "out", resume=True)
     state = load_checkpoint(tmp_path / "out" / "last.pt")
-    assert state["miner"]["calls"].tolist() == [4.0] * 718
+    assert state["miner"]["calls"].tolist() == [4.0] * 149
     # Written before miners had a state.
     del state["miner"]
     torch.save({**state, "format": 1}, tmp_path / "old.pt")

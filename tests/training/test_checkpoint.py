@@ -13,14 +13,7 @@ from testing.tiny import tiny_config
 
 import aurank
 from aurank.commands import evaluate_model
-from aurank.embedding.checkpoint import (
-    CONTENT,
-    FORMAT,
-    WEIGHTS,
-    load_checkpoint,
-    resolve_checkpoint,
-    save_checkpoint,
-)
+from aurank.embedding.checkpoint import CONTENT, FORMAT, WEIGHTS, load_checkpoint, resolve_checkpoint, save_checkpoint
 from aurank.embedding.from_config import build_encoder
 from aurank.embedding.preprocessing import as_trained
 from aurank.errors import UserError

@@ -69,10 +69,7 @@ def with_(value: Any, *path: Any) -> Callable[[Any], None]:
     ("change", "message"),
     [
         (without("encoder", "head.bias"), r"encoder 'head\.bias' is missing, expected float32 \[8\]"),
-        (
-            with_(torch.zeros(9), "encoder", "head.bias"),
-            r"'head\.bias' is float32 \[9\], expected float32 \[8\]",
-        ),
+        (with_(torch.zeros(9), "encoder", "head.bias"), r"'head\.bias' is float32 \[9\], expected float32 \[8\]"),
         (with_(torch.zeros(8).long(), "encoder", "head.bias"), r"is int64 \[8\], expected float32 \[8\].*timm is \d"),
         (with_(torch.zeros(1), "encoder", "more"), r"encoder 'more' is float32 \[1\], expected missing"),
         (with_({}, "average", "values"), r"average .* is missing, expected float32"),

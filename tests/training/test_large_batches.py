@@ -15,10 +15,7 @@ from aurank.training import read_config, rehearse
 
 @pytest.mark.parametrize(
     "more",
-    [
-        {"miner": {"name": "multi_similarity"}, "memory": {"size": 40, "start_at": 1}},
-        {"loss": {"name": "soprc"}},
-    ],
+    [{"miner": {"name": "multi_similarity"}, "memory": {"size": 40, "start_at": 1}}, {"loss": {"name": "soprc"}}],
     ids=str,
 )
 def test_a_run_with_cached_gradients_is_the_plain_run(tmp_path: Path, more: dict[str, Any]) -> None:

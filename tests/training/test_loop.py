@@ -1,13 +1,12 @@
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from accelerate.utils import LoggerType
+from testing.processes import run_aurank
 from testing.runs import records
 from testing.tiny import tiny_config
 
@@ -64,7 +63,7 @@ def test_the_loaded_model_gives_the_reported_numbers(
     if precision == "no":
         trained = request.getfixturevalue("trained")
     else:
-        # PyTorch's convolutions in bfloat16 may give gradients without bounds on a CPU.
+        # With convolutions in bfloat16, gradients of 1e29 have been seen on a CPU; their cause is not known.
         model = {"backbone": "test_vit", "params": {"img_size": 16}}
         aurank.train(tiny_config(model=model, train={"steps": 3, "mixed_precision": precision}), trained)
     report = aurank.Report.load(trained / "report.json")
@@ -289,17 +288,19 @@ from pathlib import Path
 from aurank.errors import AurankError
 from aurank.training.logs import MetricsFile
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+free = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, free[1]))
 log = MetricsFile(Path({str(tmp_path / "metrics.jsonl")!r}))
 try:
     log.write({{"text": "x" * 200}})
 except AurankError as error:
+    resource.setrlimit(resource.RLIMIT_FSIZE, free)
     print(error)
 log.close()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"cannot write {tmp_path / 'metrics.jsonl'}: File too large; free some space, then --resume\n"
+    output, complaints = run_aurank(setup=f"{script}\nraise SystemExit").communicate()
+    assert complaints == ""
+    assert output == f"cannot write {tmp_path / 'metrics.jsonl'}: File too large; free some space, then --resume\n"
     with pytest.raises(AurankError, match=r"cannot write .*Is a directory"):
         MetricsFile(tmp_path)
 

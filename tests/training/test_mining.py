@@ -58,7 +58,8 @@ def test_neighbours_are_mined_anew_every_so_many_steps_from_the_weights_of_then(
         mined.append((epoch, batch, self.state_dict()["nearest"].numpy()))
 
     monkeypatch.setattr(HardNegativeSampler, "refresh", refresh)
-    config = tiny_config(sampler=HARD, train={"accumulate": 2, "steps": 13, "validate_every": 100})
+    sampler = {**HARD, "batch": 4}  # more than 30 batches an epoch
+    config = tiny_config(sampler=sampler, train={"accumulate": 2, "steps": 13, "validate_every": 100})
     aurank.train(config, tmp_path / "out")
     assert [place[:2] for place in mined] == [(0, 0), (0, 10), (0, 20)]
     assert not np.array_equal(mined[0][2], mined[1][2])
@@ -69,7 +70,7 @@ def test_neighbours_are_mined_anew_every_so_many_steps_from_the_weights_of_then(
 
 @pytest.mark.slow
 def test_a_run_stopped_between_two_refreshes_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
-    """With everything that a step can keep, and with workers that read ahead, which the whole run had not."""
+    """With everything that a step can keep, and with a worker that reads ahead, which the whole run had not."""
     config = tiny_config(
         sampler=HARD,
         memory={"size": 60, "start_at": 3},
@@ -78,11 +79,11 @@ def test_a_run_stopped_between_two_refreshes_goes_on_as_if_it_had_not(tmp_path: 
     aurank.train(config, tmp_path / "whole")
 
     def interrupt(kind: str, values: dict[str, object]) -> None:
-        if kind == "step" and values["step"] in (4, 9):
+        if kind == "step" and values["step"] in (3, 6):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    config["data"]["workers"] = 2
-    for steps in (4, 9, STEPS):
+    config["data"]["workers"] = 1
+    for steps in (3, 6, STEPS):
         result = aurank.train(config, tmp_path / "stopped", resume=True, listener=interrupt)
         assert result.steps == steps
     # Checking types in this process draws from Python's own generator; nothing of the training does.
@@ -90,4 +91,4 @@ def test_a_run_stopped_between_two_refreshes_goes_on_as_if_it_had_not(tmp_path: 
 
 
 def test_a_rehearsal_needs_no_neighbours() -> None:
-    assert rehearse(read_config(tiny_config(sampler=HARD))).batch == 16
+    assert rehearse(read_config(tiny_config(sampler=HARD))).loss > 0

@@ -57,10 +57,7 @@ def test_groups_keep_their_multiplier_under_the_schedule(name: str) -> None:
 def test_lars_steps_in_proportion_to_the_weights_but_for_norms_and_biases(weight_decay: float) -> None:
     torch.manual_seed(0)
     module = nn.Linear(3, 2).double()
-    groups = [
-        {"params": [module.weight], "weight_decay": weight_decay},
-        {"params": [module.bias], "weight_decay": 0.0},
-    ]
+    groups = [{"params": [module.weight], "weight_decay": weight_decay}, {"params": [module.bias], "weight_decay": 0.0}]
     optimiser = OPTIMISERS["lars"](groups, lr=0.5, momentum=0.9, trust_coeff=0.01)
     expected = {name: value.detach().clone() for name, value in module.named_parameters()}
     momentum = {name: torch.zeros_like(value) for name, value in expected.items()}

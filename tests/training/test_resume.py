@@ -60,31 +60,23 @@ def test_a_killed_run_resumes_bit_for_bit_with_any_number_of_workers(
     assert_same_run(tmp_path / "whole", out, ignore=("python", "workers"))
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("whole") / "run"
-    assert aurank.train(INTERRUPTED, out).stopped_by is None
-    return out
+def test_signals_save_and_the_run_that_is_resumed_after_each_is_the_whole_one(tmp_path: Path) -> None:
+    numbers = {1: signal.SIGINT, 3: signal.SIGTERM, 5: signal.SIGHUP, 7: signal.SIGUSR1}
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # these tests run under nohup, which would stay in force
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    config = tiny_config(train={"accumulate": 2, "checkpoint_every": 100})
 
+    def interrupt(kind: str, values: dict[str, Any]) -> None:
+        if kind == "step" and values["step"] in numbers:
+            os.kill(os.getpid(), numbers[values["step"]])
 
-INTERRUPTED = tiny_config(train={"accumulate": 2, "checkpoint_every": 100})
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
-def test_a_signal_saves_and_the_resumed_run_is_the_same(whole: Path, tmp_path: Path, number: signal.Signals) -> None:
-    if signal.getsignal(number) == signal.SIG_IGN:  # these tests run under nohup, which would stay in force
-        signal.signal(number, signal.SIG_DFL)
-
-    def interrupt(kind: str, values: dict[str, object]) -> None:
-        if kind == "step" and values["step"] == 7:
-            os.kill(os.getpid(), number)
-
-    stopped = aurank.train(INTERRUPTED, tmp_path / "stopped", listener=interrupt)
-    assert (stopped.stopped_by, stopped.steps, stopped.report) == (number, 7, None)
-    resumed = aurank.train(INTERRUPTED, tmp_path / "stopped", resume=True)
-    assert resumed.steps == STEPS
+    assert aurank.train(config, tmp_path / "whole").stopped_by is None
+    for step, number in numbers.items():
+        stopped = aurank.train(config, tmp_path / "stopped", step > 1, listener=interrupt)
+        assert (stopped.stopped_by, stopped.steps, stopped.report) == (number, step, None)
+    assert aurank.train(config, tmp_path / "stopped", resume=True).steps == STEPS
     # Checking types in this process draws from Python's own generator; nothing of the training does.
-    assert_same_run(whole, tmp_path / "stopped", ignore=("python",))
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped", ignore=("python",))
 
 
 def test_the_report_says_what_it_measured_and_resuming_nothing_is_told(tmp_path: Path) -> None:
@@ -101,12 +93,12 @@ def test_the_report_says_what_it_measured_and_resuming_nothing_is_told(tmp_path:
     assert result.report is not None
     test = build_splits(config.data, seed=config.seed).test
     assert result.report.notes == [
-        f"best weights, of step 3; 899 images of digits, split test, manifest {test.sha256[:16]}, "
+        f"best weights, of step 3; {len(test)} images of digits, split test, manifest {test.sha256[:16]}, "
         "0 of them skipped as unreadable"
     ]
 
 
-def test_a_finished_run_resumes_to_the_same_report(tmp_path: Path) -> None:
+def test_a_finished_run_resumes_to_the_same_report_with_its_own_configuration_and_data_alone(tmp_path: Path) -> None:
     config = tiny_config(train={"steps": 3})
     first = aurank.train(config, tmp_path / "out")
     log = (tmp_path / "out" / "metrics.jsonl").read_bytes()
@@ -115,17 +107,8 @@ def test_a_finished_run_resumes_to_the_same_report(tmp_path: Path) -> None:
     assert second.report is not None
     assert first.report.metrics == second.report.metrics
     assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == log
-
-
-def test_another_configuration_is_refused_with_the_difference(tmp_path: Path) -> None:
-    aurank.train(tiny_config(train={"steps": 3}), tmp_path / "out")
     with pytest.raises(UserError, match=r"another configuration .*optim\.lr: 0\.001 != 0\.002"):
         aurank.train(tiny_config(train={"steps": 3}, optim={"lr": 2e-3}), tmp_path / "out", resume=True)
-
-
-def test_other_data_are_refused(tmp_path: Path) -> None:
-    config = tiny_config(train={"steps": 3})
-    aurank.train(config, tmp_path / "out")
     state = load_checkpoint(tmp_path / "out" / "last.pt")
     save_checkpoint(tmp_path / "out" / "last.pt", {**state, "manifest": "0" * 64})
     with pytest.raises(UserError, match=r"was trained on other data: manifest 000000000000"):

@@ -184,5 +184,5 @@ def test_a_dry_run_works_where_the_data_is_and_else_says_what_is_missing(
 @pytest.mark.data
 @pytest.mark.skipif(not (REAL_DATA / "grocery_128.zip").is_file(), reason="no archive")
 def test_a_dry_run_on_a_real_archive_counts_its_images() -> None:
-    rehearsal = rehearse(read_config("grocery/soprc", [f"data.root={REAL_DATA}"]))
+    rehearsal = rehearse(read_config("grocery/soprc", [f"data.root={REAL_DATA}", "data.cache=0"]))
     assert rehearsal.images["test"] == 2943

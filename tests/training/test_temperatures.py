@@ -152,7 +152,9 @@ def test_a_run_resumed_after_a_step_that_diverges_is_the_whole_run(
     monkeypatch.setattr(Learnt, "per_query", poisoned)
     with pytest.raises(AurankError, match="the loss is nan at step 3"):
         aurank.train(config, tmp_path / "out")
+    assert (tmp_path / "out" / "diverged.json").exists()
     aurank.train(config, tmp_path / "out", resume=True)
+    assert not (tmp_path / "out" / "diverged.json").exists()
     assert_equal(*(load_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "out")), ignore=("python",))
 
 

@@ -50,12 +50,10 @@ def run_cli(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
 @pytest.fixture(scope="module")
 def trained(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, aurank.TrainResult]:
     out = tmp_path_factory.mktemp("trained") / "run"
-    return out, aurank.train(pairs_config(root, model=LARGER, train={"steps": 40}), out)
+    return out, aurank.train(pairs_config(root, model=LARGER, train={"steps": 40, "validate_every": 20}), out)
 
 
-def test_a_run_learns_both_ways_and_measures_all_pairs_and_each_group(
-    trained: tuple[Path, aurank.TrainResult],
-) -> None:
+def test_a_run_learns_both_ways_and_measures_all_pairs_and_each_group(trained: tuple[Path, aurank.TrainResult]) -> None:
     out, result = trained
     assert list(result.two_way) == ["all", "seen_texts", "new_texts", "new_classes"]
     seen = result.two_way["seen_texts"]

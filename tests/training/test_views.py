@@ -25,15 +25,12 @@ from aurank.models import Encoder
 from aurank.training import read_config, rehearse
 from aurank.training.build import build_splits
 
-CROPS: dict[str, Any] = {
-    "views": 4,
-    "train_transform": {"name": "multi_crop", "params": {"local_size": 8, "blur": 0}},
-}
+CROPS: dict[str, Any] = {"views": 4, "train_transform": {"name": "multi_crop", "params": {"local_size": 8, "blur": 0}}}
 OWN_LABELS: dict[str, Any] = {"views": 2, "train_labels": "image"}
 SHUFFLED = {"name": "shuffled", "params": {}}
 
 
-@pytest.mark.parametrize("micro_batch", [None, 10])
+@pytest.mark.parametrize("micro_batch", [None, 8])
 def test_the_encoder_sees_all_views_and_the_loss_their_labels_and_ids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro_batch: int | None
 ) -> None:
@@ -88,7 +85,7 @@ def test_a_run_of_views_with_cached_gradients_accumulation_and_a_memory_is_the_p
 
 
 def test_a_run_of_views_and_crops_resumes_bit_for_bit(tmp_path: Path) -> None:
-    config = tiny_config("smooth_ap", data={**OWN_LABELS, **CROPS, "workers": 2}, sampler=SHUFFLED, train={"steps": 4})
+    config = tiny_config("smooth_ap", data={**OWN_LABELS, **CROPS, "workers": 1}, sampler=SHUFFLED, train={"steps": 4})
     aurank.train(config, tmp_path / "whole")
 
     def interrupt(kind: str, values: dict[str, object]) -> None:
@@ -121,7 +118,7 @@ def test_views_of_unreadable_images_are_left_out_and_batches_of_one_image_passed
 def test_a_rehearsal_counts_images_and_views() -> None:
     one, four = (rehearse(read_config(tiny_config(data=data))) for data in ({}, CROPS))
     assert (four.batch, four.views, four.batches_per_epoch) == (one.batch, 4, one.batches_per_epoch)
-    assert "16 images in 4 views each, 46 batches an epoch" in str(four)
+    assert f"{four.batch} images in 4 views each, {four.batches_per_epoch} batches an epoch" in str(four)
     assert "views" not in str(one)
     used = [part.memory["activations"] - part.memory["weights"] for part in (one, four)]
     assert 2 * used[0] < used[1]  # two small crops count for half a large one
@@ -152,7 +149,7 @@ def test_labels_of_images_are_rows_and_what_is_measured_stays_by_class(tmp_path:
         assert np.array_equal(getattr(splits, name).labels, getattr(by_class, name).labels)
     result = aurank.train(config, tmp_path / "out")
     assert result.report is not None
-    assert result.report.num_queries == 899
+    assert result.report.num_queries == len(splits.test)
     assert {record["step"] for record in records(tmp_path / "out", "val")} == {3}
 
 
