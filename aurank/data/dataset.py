@@ -104,12 +104,8 @@ class ImageDataset(Dataset[Sample]):
         if on_error not in ("raise", "skip"):
             raise UserError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
         pipeline.get_ready()
-        self.manifest = manifest
-        self.pipeline = pipeline
-        self.channels = channels
-        self.seed = seed
-        self.on_error = on_error
-        self.max_pixels = max_pixels
+        self.manifest, self.pipeline, self.channels, self.seed = manifest, pipeline, channels, seed
+        self.on_error, self.max_pixels = on_error, max_pixels
         # Shared memory, so that what a worker skips is counted here too.
         self._unreadable = torch.zeros(len(manifest), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
         self._cache = self._fill_cache(cache_bytes) if cache_bytes > 0 else None
@@ -143,27 +139,23 @@ class ImageDataset(Dataset[Sample]):
         squares: dict[int, Pixels] = {}
         with quiet_decoding():
             for row, numbers in by_row.items():
-                prepared = self._prepared(row)  # once for all of its views
-                if prepared is not None:
-                    squares |= {number: self._augmented(prepared, *parsed[number]) for number in numbers}
+                if (prepared := self._prepared(row)) is None:  # once for all of its views
+                    continue
+                for number in numbers:
+                    _, epoch, view = parsed[number]
+                    seed = None if epoch is None else augmentation_seed(self.seed, row, epoch, view)
+                    squares[number] = self.pipeline.of_view(view).augment(prepared, seed)
         kept = sorted(squares)
         rows = [parsed[number][0] for number in kept]
-        images = [
-            self.pipeline.normalise(np.stack(list(same)))
-            for _, same in itertools.groupby((squares[number] for number in kept), key=len)
-        ]
+        by_size = itertools.groupby((squares[number] for number in kept), key=len)
+        images = [self.pipeline.normalise(np.stack(list(same))) for _, same in by_size]
         if not images:
-            size = self.pipeline.image_size
-            images = [torch.empty(0, self.channels, size, size)]
+            images = [torch.empty(0, self.channels, self.pipeline.image_size, self.pipeline.image_size)]
         return Batch(
             image=images[0] if len(images) == 1 else tuple(images),
             label=torch.from_numpy(self.manifest.labels[rows]),
             id=torch.tensor(rows, dtype=torch.int64),
         )
-
-    def _augmented(self, prepared: Pixels, row: int, epoch: int | None, view: int) -> Pixels:
-        seed = None if epoch is None else augmentation_seed(self.seed, row, epoch, view)
-        return self.pipeline.of_view(view).augment(prepared, seed)
 
     def _prepared(self, row: int) -> Pixels | None:
         """Return one prepared image, or None if it is skipped."""

@@ -82,10 +82,8 @@ class Iteration:
             return next(self._batches)
         except UserError as error:
             self.close()
-            text = str(error)
-            if text.startswith("Caught UserError in DataLoader worker"):
-                text = text.rpartition("UserError: ")[2].strip()
-            raise UserError(text) from None
+            is_workers = str(error).startswith("Caught UserError in DataLoader worker")
+            raise UserError(str(error).rpartition("UserError: ")[2].strip() if is_workers else str(error)) from None
         except BaseException as error:
             said = explained(error)
             try:
@@ -103,7 +101,7 @@ _inherited: list[Iterator[Batch]] = []
 
 
 def _shut_down(batches: Iterator[Batch], owner: int) -> None:
-    """End the workers of an iterator, in the process that started them; elsewhere keeps it from being collected."""
+    """End the workers of an iterator, in the process that started them; elsewhere keep it from being collected."""
     if os.getpid() != owner:
         _inherited.append(batches)
     elif hasattr(batches, "_shutdown_workers"):

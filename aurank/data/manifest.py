@@ -67,8 +67,7 @@ class Manifest:
             raise UserError(f"{self.name}: {len(self.texts)} texts for {len(self.paths)} images; expected one for each")
         if not np.array_equal(np.unique(self.labels), np.arange(len(self.classes))):
             raise UserError(f"{self.name}: labels must be 0 … {len(self.classes) - 1}, each used by at least one image")
-        odd = sorted(set(np.unique(self.splits).tolist()) - set(SPLITS))
-        if odd:
+        if odd := sorted(set(np.unique(self.splits).tolist()) - set(SPLITS)):
             raise UserError(f"{self.name}: split {odd[0]!r} is not known; expected one of {', '.join(SPLITS)}")
 
     def __len__(self) -> int:
@@ -108,17 +107,12 @@ class Manifest:
         """
         indices = np.arange(len(self))[np.asarray(rows) if len(rows) else np.zeros(0, dtype=np.int64)]
         kept, labels = np.unique(self.labels[indices], return_inverse=True)
-
-        def taken(column: Any) -> Any:
-            return tuple(column[row] for row in indices.tolist()) if isinstance(column, tuple) else column[indices]
-
-        columns = {name: getattr(self, name) for name in _COLUMNS}
-        return dataclasses.replace(
-            self,
-            labels=labels.astype(np.int64).reshape(-1),
-            classes=tuple(self.classes[label] for label in kept.tolist()),
-            **{name: taken(column) for name, column in columns.items() if column is not None},
-        )
+        columns: dict[str, Any] = {name: getattr(self, name) for name in _COLUMNS if getattr(self, name) is not None}
+        for name, column in columns.items():
+            is_text = isinstance(column, tuple)
+            columns[name] = tuple(column[row] for row in indices.tolist()) if is_text else column[indices]
+        classes = tuple(self.classes[label] for label in kept.tolist())
+        return dataclasses.replace(self, labels=labels.astype(np.int64).reshape(-1), classes=classes, **columns)
 
     def split(self, name: str) -> "Manifest":
         """Return the rows of one split; UserError names the splits that have images when it has none."""
@@ -174,9 +168,7 @@ class Manifest:
         """
         from aurank.data.checks.doctor import examine  # which needs this module
 
-        return examine(
-            self, contents=contents, train_labels=train_labels, ask_classes=ask_classes, max_pixels=max_pixels
-        )
+        return examine(self, contents, train_labels, ask_classes, max_pixels)
 
 
 def build_manifest(
@@ -216,9 +208,7 @@ def build_manifest(
                     f"{name}: the {what} {shown!r} has {len(one):,} characters, or a line break among them; a name has "
                     f"at most {_LONGEST_NAME:,} and stands on one line: rename it"
                 )
-    numbers = first_seen(labels)
-    everything = [True] * len(paths)
-    integers = [None if column is None else np.array(column, dtype=np.int64) for column in (groups, super_labels)]
+    numbers, everything = first_seen(labels), [True] * len(paths)
     return Manifest(
         name=name,
         source=source,
@@ -228,8 +218,8 @@ def build_manifest(
         splits=np.array(splits, dtype=np.str_),
         is_query=np.array(everything if is_query is None else is_query, dtype=np.bool_),
         is_gallery=np.array(everything if is_gallery is None else is_gallery, dtype=np.bool_),
-        groups=integers[0],
-        super_labels=integers[1],
+        groups=None if groups is None else np.array(groups, dtype=np.int64),
+        super_labels=None if super_labels is None else np.array(super_labels, dtype=np.int64),
         texts=None if texts is None else tuple(texts),
     )
 

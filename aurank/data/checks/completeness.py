@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -54,9 +54,8 @@ class Completeness:
         benchmark = self.benchmark
         state = "complete" if self.complete else f"not complete, {len(self.problems)} to mend"
         lines = [f"{benchmark.title} in {self.where}: {state}"]
-        lines += [f"  found: {text}" for text in self.confirmed]
-        lines += [f"  missing or different: {text}" for text in self.problems]
-        lines += [f"  not needed: {text}" for text in self.notes]
+        found = {"found": self.confirmed, "missing or different": self.problems, "not needed": self.notes}
+        lines += [f"  {what}: {text}" for what, texts in found.items() for text in texts]
         about = {"get it from": "origin", "expected layout": "layout", "terms": "terms", "remark": "remark"}
         if not self.complete:
             lines += [f"  {what}: {text}" for what, name in about.items() if (text := getattr(benchmark, name))]
@@ -104,47 +103,38 @@ def check_benchmark(
         notes += place.missing(file for file in benchmark.files if not file.needed)
         for examine in _EXAMINE[name]:
             try:
-                _compare(examine(place), confirmed, problems)
+                reading = examine(place)
             except UserError as error:
                 problems.append(str(error))
+                continue
+            problems += reading.problems
+            if (manifest := reading.manifest) is not None:
+                missing = [path for path in dict.fromkeys(manifest.paths) if not manifest.source.exists(path)]
+                problems += summarise(f"listed images that are not in {manifest.source.where}", missing)
+                for split, images in manifest.split_sizes.items():
+                    classes = len(manifest.split(split).classes)
+                    confirmed.append(f"{split} list of {images:,} images of {classes:,} classes")
     if checksums:
         folders = [root] if place is None else [root, place.path.parent, place.path]
-        _compare_archives(benchmark, folders, confirmed, problems, on_bytes or (lambda done, total: None))
+        files = [folder / archive for archive in benchmark.archives for folder in folders]
+        present = [file for file in dict.fromkeys(files) if file.is_file()]
+        for file, digest in zip(present, _md5(present, on_bytes), strict=True):
+            if digest == (expected := benchmark.archives[file.name]):
+                confirmed.append(f"{file} with the published md5")
+            else:
+                problems.append(f"{file} has md5 {digest}, expected {expected}: fetch it again")
     where = str(root) if place is None else place.source.where
-    once = [tuple(dict.fromkeys(lines)) for lines in (confirmed, problems, notes)]
-    return Completeness(benchmark, where, *once)
+    return Completeness(benchmark, where, *(tuple(dict.fromkeys(lines)) for lines in (confirmed, problems, notes)))
 
 
-def _compare(reading: Reading, confirmed: list[str], problems: list[str]) -> None:
-    manifest = reading.manifest
-    problems += reading.problems
-    if manifest is None:
-        return
-    missing = [path for path in dict.fromkeys(manifest.paths) if not manifest.source.exists(path)]
-    problems += summarise(f"listed images that are not in {manifest.source.where}", missing)
-    for split, images in manifest.split_sizes.items():
-        classes = len(manifest.split(split).classes)
-        confirmed.append(f"{split} list of {images:,} images of {classes:,} classes")
-
-
-def _compare_archives(
-    benchmark: Benchmark,
-    folders: Sequence[Path],
-    confirmed: list[str],
-    problems: list[str],
-    on_bytes: Callable[[int, int], None],
-) -> None:
-    files = [folder / name for name in benchmark.archives for folder in folders]
-    present = list(dict.fromkeys(file for file in files if file.is_file()))
-    total = sum(file.stat().st_size for file in present)
-    for file in present:
+def _md5(files: Sequence[Path], on_bytes: Callable[[int, int], None] | None) -> Iterator[str]:
+    """Yield the md5 of each file."""
+    total = sum(file.stat().st_size for file in files)
+    for file in files:
         digest = hashlib.md5(usedforsecurity=False)
         with file.open("rb") as stream:
             while chunk := stream.read(_CHUNK):
                 digest.update(chunk)
-                on_bytes(len(chunk), total)
-        expected, found = benchmark.archives[file.name], digest.hexdigest()
-        if found == expected:
-            confirmed.append(f"{file} with the published md5")
-        else:
-            problems.append(f"{file} has md5 {found}, expected {expected}: fetch it again")
+                if on_bytes is not None:
+                    on_bytes(len(chunk), total)
+        yield digest.hexdigest()

@@ -1,6 +1,7 @@
 """What is wrong or odd in a data set, found before a long run finds it."""
 
 import hashlib
+import itertools
 import os
 import posixpath
 import re
@@ -81,9 +82,7 @@ class DoctorReport:
         return "\n".join(lines if self.findings else [*lines, "  nothing wrong was found"])
 
 
-def examine(
-    manifest: Manifest, *, contents: bool, train_labels: bool, ask_classes: bool, max_pixels: int
-) -> DoctorReport:
+def examine(manifest: Manifest, contents: bool, train_labels: bool, ask_classes: bool, max_pixels: int) -> DoctorReport:
     """Return every finding about a data set; the arguments are those of `Manifest.doctor`.
 
     With texts, a row is a pair: an image may stand in several, but in one split, and needs no other of its class. Where
@@ -119,13 +118,10 @@ def odd_classes(classes: Sequence[str]) -> tuple[str, list[str]] | None:
     folder of its name, or the last word of one (bounding_box_train), is the name of one; that is no chance where
     classes do so in two ways.
     """
-    folders = {name: re.split(r"[/\\]", name.lower()) for name in classes}
-    words = {
-        name: _SPLIT_NAMES & {*parts, *(re.split(r"[ _-]", part)[-1] for part in parts)}
-        for name, parts in folders.items()
-    }
-    alike = [name for name in classes if words[name]]
-    if len(set().union(*words.values())) < 2 and len(classes) > 2:
+    folders = [re.split(r"[/\\]", name.lower()) for name in classes]
+    words = [_SPLIT_NAMES & {*parts, *(re.split(r"[ _-]", part)[-1] for part in parts)} for parts in folders]
+    alike = list(itertools.compress(classes, words))
+    if len(set().union(*words)) < 2 and len(classes) > 2:
         return None
     if alike:
         return "classes that look like splits", alike
@@ -182,37 +178,31 @@ def _finding(check: str, found: Sequence[str], *, is_error: bool = False) -> Fin
 
 
 def _counts(manifest: Manifest, labelled: Shaped[np.ndarray, " image"]) -> dict[str, int]:
-    """Return the counts of a report."""
-    splits, labels, rows = manifest.splits, manifest.labels, "images"
+    """Return the counts of a report; of classes only where images have some."""
+    texts, rows = manifest.texts, "images" if manifest.texts is None else "pairs"
     counts = {rows: len(manifest)}
-    if manifest.texts is not None:
-        rows = "pairs"
-        counts = {rows: len(manifest), "images": len(set(manifest.paths)), "texts": len(set(_keys(manifest.texts)))}
-    if labelled.any():
-        counts["classes"] = len(np.unique(labels[labelled]))
-    for split in np.unique(splits).tolist():
-        counts[f"{split} {rows}"] = int(np.count_nonzero(splits == split))
-        if (labelled & (splits == split)).any():
-            counts[f"{split} classes"] = len(np.unique(labels[labelled & (splits == split)]))
-    return counts
-
-
-def _keys(texts: Iterable[str]) -> list[str]:
-    return [text_key(text) for text in texts]
+    if texts is not None:
+        counts |= {"images": len(set(manifest.paths)), "texts": len(set(map(text_key, texts)))}
+    counts["classes"] = len(np.unique(manifest.labels[labelled]))
+    for split in np.unique(manifest.splits).tolist():
+        within = manifest.splits == split
+        counts[f"{split} {rows}"] = int(np.count_nonzero(within))
+        counts[f"{split} classes"] = len(np.unique(manifest.labels[labelled & within]))
+    return {what: count for what, count in counts.items() if count or "classes" not in what}
 
 
 def _repeated_rows(manifest: Manifest) -> list[Finding]:
     """Return the images that stand twice; of pairs those, and the images that one split has seen of another."""
 
-    def repeated(check: str, names: Iterable[str]) -> Finding:
-        return _finding(check, [name for name, count in Counter(names).items() if count > 1], is_error=True)
-
-    paths = manifest.paths
-    if manifest.texts is None:
-        return [repeated("duplicate paths", paths)]
-    pairs = [f"{path}: {key}" for path, key in zip(paths, _keys(manifest.texts), strict=True)]
-    within = dict.fromkeys(zip(paths, manifest.splits.tolist(), strict=True))
-    return [repeated("duplicate pairs", pairs), repeated("images in several splits", (path for path, _ in within))]
+    paths, found = manifest.paths, {"duplicate paths": list(manifest.paths)}
+    if manifest.texts is not None:
+        pairs = [f"{path}: {text_key(text)}" for path, text in zip(paths, manifest.texts, strict=True)]
+        within = dict.fromkeys(zip(paths, manifest.splits.tolist(), strict=True))
+        found = {"duplicate pairs": pairs, "images in several splits": [path for path, _ in within]}
+    return [
+        _finding(check, [name for name, count in Counter(names).items() if count > 1], is_error=True)
+        for check, names in found.items()
+    ]
 
 
 def _lone_classes(
@@ -238,26 +228,20 @@ def _examine_contents(
     for row, path in enumerate(paths):
         if isinstance(digest := digests.get(path), bytes):
             same[digest].append(row)
-    leaks: dict[tuple[str, str], list[str]] = {pair: [] for pair in _PAIRS}
-    relabelled, repeated = [], []
-    for rows in same.values():
-        if len({paths[row] for row in rows}) == 1:
-            continue  # one file, or a duplicate path, which has its own check
-        text = " = ".join(paths[row] for row in rows)
-        within = set(manifest.splits[rows].tolist())
-        for pair in _PAIRS:
-            if within.issuperset(pair):
-                leaks[pair].append(text)
-        if len(within) == 1:
-            repeated.append(text)
-        if len(set(labels[rows].tolist()) - {-1}) > 1:
-            relabelled.append(text)
+    # One path is one file, or a duplicate path, which has its own check.
+    groups = [rows for rows in same.values() if len({paths[row] for row in rows}) > 1]
+    texts = [" = ".join(paths[row] for row in rows) for rows in groups]
+    splits = [set(manifest.splits[rows].tolist()) for rows in groups]
+
+    def of(check: str, chosen: Iterable[bool]) -> Finding:
+        return _finding(check, list(itertools.compress(texts, chosen)))
+
     unreadable = [str(error) for error in digests.values() if isinstance(error, UserError)]
     return [
         _finding("unreadable images", unreadable, is_error=True),
-        *(_finding(f"same image in {one} and {other}", found) for (one, other), found in leaks.items()),
-        _finding("same image under two classes", relabelled),
-        _finding("same image more than once in a split", repeated),
+        *(of(f"same image in {' and '.join(pair)}", (within.issuperset(pair) for within in splits)) for pair in _PAIRS),
+        of("same image under two classes", (len(set(labels[rows].tolist()) - {-1}) > 1 for rows in groups)),
+        of("same image more than once in a split", (len(within) == 1 for within in splits)),
     ]
 
 

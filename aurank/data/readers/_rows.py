@@ -44,15 +44,9 @@ def is_number(text: str) -> bool:
 
 
 def build_listed(
-    name: str,
-    source: ImageSource,
-    rows: Sequence[Row],
-    *,
-    one_label: bool = True,
-    outside: bool = False,
-    **columns: Any,
+    name: str, source: ImageSource, rows: Sequence[Row], *, one_label: bool = True, outside: bool = False, **more: Any
 ) -> Manifest:
-    """Return the manifest of rows that `check_listing` lets pass; `columns` are further ones of `build_manifest`."""
+    """Return the manifest of rows that `check_listing` lets pass; `more` are further columns of `build_manifest`."""
     check_listing(source, rows, one_label=one_label, outside=outside)
     super_labels = [row.super_label for row in rows if row.super_label is not None]
     return build_manifest(
@@ -62,7 +56,7 @@ def build_listed(
         labels=[row.label for row in rows],
         splits=[row.split for row in rows],
         super_labels=super_labels or None,
-        **columns,
+        **more,
     )
 
 

@@ -42,10 +42,6 @@ def read_folder(root: Path, *, path: str = ".", test_fraction: int | float = 1.0
 def read_unlabelled(root: Path, *, path: str = ".") -> Manifest:
     """Return the images of a folder, or zip, at any depth, all "train", each with a label of its own: its path.
 
-    Args:
-        root: the data folder.
-        path: the folder or zip below it.
-
     For training with data.train_labels=image, by the views of each image alone. Files that are no images are ignored.
     """
     source, names = _images(root / path)

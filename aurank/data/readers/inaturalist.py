@@ -75,20 +75,17 @@ def examine_inaturalist(place: published.Place) -> published.Reading:
 
 def _compare_annotations(place: published.Place, rows: Sequence[Row]) -> list[str]:
     """Return how the annotation files, those that are there, differ from their published size and from the lists."""
-    present = [file for file in INATURALIST.lines if place.source.exists(file)]
-    annotated: dict[str, str] = {}
+    present = {file: _annotations(place.source, file) for file in INATURALIST.lines if place.source.exists(file)}
     problems = []
-    for file in present:
-        classes = _annotations(place.source, file)
-        problems += published.wrong_lines(file, len(classes), INATURALIST)
-        annotated |= classes
+    for file, classes in present.items():
+        problems += published.wrong_lines(file, len(classes), INATURALIST.lines[file])
     if len(present) == 2:  # one alone does not know all images
-        unknown = [row.path for row in rows if row.path not in annotated]
-        different = [(row.path, annotated[row.path]) for row in rows if annotated.get(row.path, row.label) != row.label]
+        class_of = {path: label for classes in present.values() for path, label in classes.items()}
+        unknown = [row.path for row in rows if row.path not in class_of]
+        others = [row.path for row in rows if class_of.get(row.path, row.label) != row.label]
+        different = [f"{path} is {class_of[path]}" for path in others]
         problems += published.summarise("images of the split lists that neither annotation file holds", unknown)
-        problems += published.summarise(
-            "images of another class in the annotation files", [f"{path} is {label}" for path, label in different]
-        )
+        problems += published.summarise("images of another class in the annotation files", different)
     return problems
 
 
@@ -96,16 +93,13 @@ def _annotations(source: ImageSource, file: str) -> dict[str, str]:
     """Return the class "SUPERCATEGORY/CATEGORY" of each image in an annotation file of the competition, by path."""
     try:
         content = json.loads(read_text(source, file))
-        names = {category["id"]: category["supercategory"] for category in content["categories"]}
-        category_of = {note["image_id"]: note["category_id"] for note in content["annotations"]}
-        return {
-            str(image["file_name"]): f"{names[category_of[image['id']]]}/{category_of[image['id']]}"
-            for image in content["images"]
-        }
+        names = {category["id"]: f"{category['supercategory']}/{category['id']}" for category in content["categories"]}
+        name_of = {note["image_id"]: names[note["category_id"]] for note in content["annotations"]}
+        return {str(image["file_name"]): name_of[image["id"]] for image in content["images"]}
+    except UserError:
+        raise
     # Not JSON, nested without end, or other things where these should be.
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(
             f"{file} in {source.where} is not the competition's annotation file ({type(error).__name__}: "
             f"{first_line(error)}); unpack {file}.tar.gz again"

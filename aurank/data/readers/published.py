@@ -14,8 +14,7 @@ from aurank.errors import UserError
 _EXAMPLES = 3
 
 
-@dataclass(frozen=True)
-class OfficialFile:
+class OfficialFile(NamedTuple):
     """One text file of a benchmark: its path, what it holds, and where to get it; `needed=False`: it is never read."""
 
     path: str
@@ -24,8 +23,7 @@ class OfficialFile:
     needed: bool = True
 
 
-@dataclass(frozen=True)
-class SplitSize:
+class SplitSize(NamedTuple):
     """Images and classes of one list as published."""
 
     images: int
@@ -76,11 +74,8 @@ class Place:
 
     def missing(self, files: Iterable[OfficialFile]) -> list[str]:
         """Return one line for each of the files that is not there: what it is and where to get it."""
-        return [
-            f"{file.path}, {file.holds}, is missing: get it from {file.origin}"
-            for file in files
-            if not self.source.exists(file.path)
-        ]
+        absent = [file for file in files if not self.source.exists(file.path)]
+        return [f"{file.path}, {file.holds}, is missing: get it from {file.origin}" for file in absent]
 
 
 class Reading(NamedTuple):
@@ -95,10 +90,8 @@ def locate(benchmark: Benchmark, root: Path, path: str | None = None) -> Place |
 
     A usual folder that holds none of its files still counts where there is nothing better; None if there is no place.
     """
-    places = [
-        Place(benchmark, root / folder, prefix=benchmark.folders[0] if folder.endswith(".zip") else "")
-        for folder in benchmark.folders
-    ]
+    prefixes = {folder: benchmark.folders[0] if folder.endswith(".zip") else "" for folder in benchmark.folders}
+    places = [Place(benchmark, root / folder, prefix) for folder, prefix in prefixes.items()]
     if path is not None:
         places = [place for place in places if place.path == root / path] or [Place(benchmark, root / path)]
     there = [place for place in places if place.path.exists()]
@@ -117,14 +110,10 @@ def describe_absence(benchmark: Benchmark, root: Path, path: str | None = None) 
 def read_published(
     benchmark: Benchmark, root: Path, path: str | None, examine: Callable[[Place], Reading], *, complete: bool
 ) -> Manifest:
-    """Return the manifest of a benchmark, wherever it lies below `root`.
-
-    Args:
-        examine: reads it.
-        complete: whether nothing may differ from the published form.
+    """Return the manifest of a benchmark, wherever it lies below `root`, as `examine` reads it.
 
     Raises:
-        UserError: names everything that is missing or different at once, the layout, and what to do.
+        UserError: names everything that is missing, or different where it shall be `complete`, and what to do.
     """
     place = locate(benchmark, root, path)
     if place is None:
@@ -141,9 +130,9 @@ def read_published(
         remark = f" ({benchmark.remark})" if benchmark.remark else ""
         remedy = f"Get the rest from {benchmark.origin}, or data.params.complete=false reads it as a part{remark}"
     raise UserError(
-        f"{benchmark.title} in {place.source.where} is not as published: {'; '.join(problems)}. {remedy}; "
-        f"expected layout: {benchmark.layout}; `aurank data check {benchmark.name} --root {root}` "
-        "lists all that is missing; data.root (or AURANK_DATA) names the folder that holds it"
+        f"{benchmark.title} in {place.source.where} is not as published: {'; '.join(problems)}. {remedy}; expected "
+        f"layout: {benchmark.layout}; `aurank data check {benchmark.name} --root {root}` lists all that is missing; "
+        "data.root (or AURANK_DATA) names the folder that holds it"
     )
 
 
@@ -162,10 +151,10 @@ def examine_lists(
     Args:
         files: the list file of each split.
         wanted: these files, and others that shall be there.
-        rows_of: called with the source, a split and its file, yields the rows.
+        rows_of: yields the rows of a split's file.
         images: the folder that the paths of the lists start from.
         sizes: the published size of each split; by default those of the files.
-        compare: called with the rows, returns how other files contradict them.
+        compare: returns how other files contradict the rows.
     """
     problems = place.missing(wanted)
     if not all(map(place.source.exists, files.values())):
@@ -181,9 +170,8 @@ def examine_lists(
     return Reading(manifest, problems + compare(place, rows))
 
 
-def wrong_lines(file: str, count: int, benchmark: Benchmark) -> list[str]:
+def wrong_lines(file: str, count: int, expected: int) -> list[str]:
     """Return one line if `file` has not the published number of entries."""
-    expected = benchmark.lines[file]
     return [] if count == expected else [f"{file} has {count:,} images, expected {expected:,}"]
 
 

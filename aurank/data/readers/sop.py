@@ -11,20 +11,21 @@ _ORIGIN = (
     "https://cvgl.stanford.edu/projects/lifted_struct/ (Stanford_Online_Products.zip, also linked at "
     "https://github.com/rksltnl/Deep-Metric-Learning-CVPR16)"
 )
-_KINDS = [
-    "bicycle",
-    "cabinet",
-    "chair",
-    "coffee_maker",
-    "fan",
-    "kettle",
-    "lamp",
-    "mug",
-    "sofa",
-    "stapler",
-    "table",
-    "toaster",
-]
+_LISTS = ("Ebay_train.txt", "Ebay_test.txt")
+_KINDS = (
+    *("bicycle", "cabinet", "chair", "coffee_maker", "fan", "kettle"),
+    *("lamp", "mug", "sofa", "stapler", "table", "toaster"),
+)
+_NEVER_READ = {
+    "Ebay_info.txt": "both lists in one",
+    **{f"{kind}_final.txt": f"the list of {kind.replace('_', ' ')}s" for kind in _KINDS},
+}
+
+
+def _wanted(train: str, test: str) -> list[published.OfficialFile]:
+    lists = {train: "the training list", test: "the test list"}
+    return [published.OfficialFile(path, holds, _ORIGIN) for path, holds in lists.items()]
+
 
 # Sizes: Song et al. (CVPR 2016). The md5 is the one that three public loaders agree on.
 SOP = published.Benchmark(
@@ -36,15 +37,10 @@ SOP = published.Benchmark(
     origin=_ORIGIN,
     terms="MIT licence",
     files=(
-        published.OfficialFile("Ebay_train.txt", "the training list", _ORIGIN),
-        published.OfficialFile("Ebay_test.txt", "the test list", _ORIGIN),
-        published.OfficialFile("Ebay_info.txt", "both lists in one", _ORIGIN, needed=False),
-        *(
-            published.OfficialFile(f"{kind}_final.txt", f"the list of {kind.replace('_', ' ')}s", _ORIGIN, needed=False)
-            for kind in _KINDS
-        ),
+        *_wanted(*_LISTS),
+        *(published.OfficialFile(path, holds, _ORIGIN, needed=False) for path, holds in _NEVER_READ.items()),
     ),
-    sizes={"Ebay_train.txt": published.SplitSize(59_551, 11_318), "Ebay_test.txt": published.SplitSize(60_502, 11_316)},
+    sizes={_LISTS[0]: published.SplitSize(59_551, 11_318), _LISTS[1]: published.SplitSize(60_502, 11_316)},
     archives={"Stanford_Online_Products.zip": "7f73d41a2f44250d4779881525aea32e"},
 )
 
@@ -53,8 +49,8 @@ def read_sop(
     root: Path,
     *,
     path: str | None = None,
-    train: str = "Ebay_train.txt",
-    test: str = "Ebay_test.txt",
+    train: str = _LISTS[0],
+    test: str = _LISTS[1],
     images: str = "",
     complete: bool = True,
 ) -> Manifest:
@@ -75,12 +71,8 @@ def read_sop(
 
 
 def examine_sop(
-    place: published.Place, *, train: str = "Ebay_train.txt", test: str = "Ebay_test.txt", images: str = ""
+    place: published.Place, *, train: str = _LISTS[0], test: str = _LISTS[1], images: str = ""
 ) -> published.Reading:
     """Return the lists of Stanford Online Products as found, and what differs."""
-    wanted = [
-        published.OfficialFile(train, "the training list", _ORIGIN),
-        published.OfficialFile(test, "the test list", _ORIGIN),
-    ]
-    sizes = {"train": SOP.sizes["Ebay_train.txt"], "test": SOP.sizes["Ebay_test.txt"]}
-    return published.examine_lists(place, {"train": train, "test": test}, wanted, list_rows, images=images, sizes=sizes)
+    files, sizes = {"train": train, "test": test}, dict(zip(("train", "test"), SOP.sizes.values(), strict=True))
+    return published.examine_lists(place, files, _wanted(train, test), list_rows, images=images, sizes=sizes)

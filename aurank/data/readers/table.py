@@ -115,26 +115,18 @@ def _of_lines(name: str, source: ImageSource, lines: Sequence[Line], *, outside:
     texts = [tidied(line.get("text", "")) for _, line in lines]
     labelled = not lines or "label" in lines[0][1]
     named: dict[str, str] = {}  # without labels a class is named by the first of its texts
-    labels = [
-        line["label"] if labelled else named.setdefault(text_key(text), text)
-        for (_, line), text in zip(lines, texts, strict=True)
-    ]
     super_labels: Sequence[int | None] = _numbers(lines, "super_label") or [None] * len(lines)
-    rows = [
-        Row(where, PurePosixPath(line["path"]).as_posix(), label, line["split"], super_label)
-        for (where, line), label, super_label in zip(lines, labels, super_labels, strict=True)
-    ]
-    return build_listed(
-        name,
-        source,
-        rows,
-        one_label=labelled,
-        outside=outside,
-        is_query=_flags(lines, "is_query"),
-        is_gallery=_flags(lines, "is_gallery"),
-        groups=_numbers(lines, "group"),
-        texts=texts if all(texts) else None,
-    )
+    rows = []
+    for (where, line), text, super_label in zip(lines, texts, super_labels, strict=True):
+        label = line["label"] if labelled else named.setdefault(text_key(text), text)
+        rows.append(Row(where, PurePosixPath(line["path"]).as_posix(), label, line["split"], super_label))
+    columns = {
+        "is_query": _flags(lines, "is_query"),
+        "is_gallery": _flags(lines, "is_gallery"),
+        "groups": _numbers(lines, "group"),
+        "texts": texts if all(texts) else None,
+    }
+    return build_listed(name, source, rows, one_label=labelled, outside=outside, **columns)
 
 
 def _table_lines(source: ImageSource, file: str, *, splits: bool = True) -> Iterator[Line]:

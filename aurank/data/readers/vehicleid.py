@@ -16,10 +16,8 @@ Attribute = Literal["model", "color"]
 
 _ORIGIN = "https://www.pkuml.org/resources/pku-vehicleid.html (on written request)"
 _TRAIN = "train_test_split/train_list.txt"
-_TESTS: Mapping[str, str] = {
-    size: f"train_test_split/test_list_{count}.txt"
-    for size, count in (("small", 800), ("medium", 1600), ("large", 2400))
-}
+_LIST = "train_test_split/test_list_{}.txt"
+_TESTS: Mapping[str, str] = {"small": _LIST.format(800), "medium": _LIST.format(1600), "large": _LIST.format(2400)}
 _VEHICLES = "attribute/img2vid.txt"
 _ATTRIBUTES = {attribute: f"attribute/{attribute}_attr.txt" for attribute in get_args(Attribute)}
 _HOLDS = {
@@ -29,7 +27,7 @@ _HOLDS = {
     **{path: f"the {attribute} of each vehicle" for attribute, path in _ATTRIBUTES.items()},
 }
 _NEVER_READ = {
-    **{f"train_test_split/test_list_{count}.txt": "a larger test list" for count in (3200, 6000, 13164)},
+    **{_LIST.format(count): "a larger test list" for count in (3200, 6000, 13164)},
     "attribute/model_names.txt": "the names of 250 models",
     "attribute/color_names.txt": "the names of 7 colours",
 }
@@ -92,14 +90,13 @@ def examine_vehicleid(place: published.Place, *, test: TestList, attribute: Attr
     wanted = [file for file in VEHICLEID.files if file.path in {*files.values(), _VEHICLES, values}]
 
     @functools.cache
-    def value_of() -> dict[str, int] | None:
-        there = place.source.exists(values)
-        return {vehicle: int(value) for _, vehicle, value in _pairs(place.source, values)} if there else None
+    def value_of() -> dict[str, int]:
+        return {vehicle: int(value) for _, vehicle, value in _pairs(place.source, values)}
 
     def rows_of(source: ImageSource, split: str, file: str) -> Iterator[Row]:
-        known = value_of()
+        has_values = source.exists(values)
         for where, image, vehicle in _pairs(source, file):
-            yield Row(where, _path(image), vehicle, split, None if known is None else known.get(vehicle, -1))
+            yield Row(where, _path(image), vehicle, split, value_of().get(vehicle, -1) if has_values else None)
 
     return published.examine_lists(place, files, wanted, rows_of, compare=_compare_vehicles)
 
@@ -123,10 +120,7 @@ def _compare_vehicles(place: published.Place, rows: Sequence[Row]) -> list[str]:
         return []
     pairs = list(_pairs(place.source, _VEHICLES))
     vehicle_of = {_path(image): vehicle for _, image, vehicle in pairs}
-    different = [
-        f"{row.path} is {vehicle_of.get(row.path, 'absent')}" for row in rows if vehicle_of.get(row.path) != row.label
-    ]
-    return [
-        *published.wrong_lines(_VEHICLES, len(pairs), VEHICLEID),
-        *published.summarise(f"images of another vehicle in {_VEHICLES}", different),
-    ]
+    others = [row.path for row in rows if vehicle_of.get(row.path) != row.label]
+    different = [f"{path} is {vehicle_of.get(path, 'absent')}" for path in others]
+    problems = published.wrong_lines(_VEHICLES, len(pairs), VEHICLEID.lines[_VEHICLES])
+    return problems + published.summarise(f"images of another vehicle in {_VEHICLES}", different)

@@ -74,25 +74,23 @@ class Pipeline(ABC):
         size, channels = self.image_size, self.channels
         if size < 1 or channels < 1:
             raise UserError(f"image_size and channels must be at least 1, got {size} and {channels}")
-        usual = usual_look(channels)
-        self.mean = mean = tuple(self.mean or usual[0])
-        self.std = std = tuple(self.std or usual[1])
+        usual_mean, usual_std = usual_look(channels)
+        self.mean, self.std = mean, std = tuple(self.mean or usual_mean), tuple(self.std or usual_std)
         for name, values in (("mean", mean), ("std", std)):
             if len(values) != channels:
                 raise UserError(f"{name} must have one value for each of {channels} channels, got {list(values)}")
         if min(std) <= 0 or not 0 <= min(mean) <= max(mean) <= 1:
             raise UserError(f"mean must be between 0 and 1, and std above 0, got {list(mean)}, {list(std)}")
         if self.interpolation not in INTERPOLATIONS:
-            known = ", ".join(INTERPOLATIONS)
-            raise UserError(f"interpolation must be one of {known}, got {self.interpolation!r}")
+            raise UserError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {self.interpolation!r}")
 
     @abstractmethod
     def prepare(self, image: Pixels) -> Prepared:
         """Return what is always done to an image, and so may be kept in memory."""
 
-    @abstractmethod
     def augment(self, prepared: Prepared, seed: int | None) -> Square:
         """Return the prepared image at `image_size`, changed at random as `seed` says; None changes nothing."""
+        return prepared
 
     def normalise(
         self, images: UInt8[np.ndarray, "batch height width channel"]
@@ -139,13 +137,13 @@ class Pipeline(ABC):
 
 
 class RandomPipeline(Pipeline):
-    """A pipeline whose `augment` runs albumentations transforms, made by `random_transforms`."""
+    """A pipeline whose `augment` runs transforms of albumentations."""
 
     _compose: Any = None
 
     @abstractmethod
-    def random_transforms(self) -> list[Any]:
-        """Return the albumentations transforms, each with its own probability."""
+    def random_transforms(self, library: Any) -> list[Any]:
+        """Return transforms of albumentations, which is `library`, each with its own probability."""
 
     @abstractmethod
     def fit(self, prepared: Prepared) -> Square:
@@ -161,18 +159,14 @@ class RandomPipeline(Pipeline):
 
     def get_ready(self) -> None:
         if self._compose is None:
-            self._compose = load_albumentations().Compose(self.random_transforms())
+            # Imported late: it takes half a second that commands which only read a configuration need not.
+            os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # else it asks the network for its version
+            import albumentations
+
+            self._compose = albumentations.Compose(self.random_transforms(albumentations))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_compose"}
-
-
-def load_albumentations() -> Any:
-    """Return the library, imported late: it takes half a second that commands which only read a config need not."""
-    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # else it asks the network for its version
-    import albumentations
-
-    return albumentations
 
 
 def resize(image: Pixels, height: int, width: int, interpolation: str = AREA) -> Prepared:
@@ -180,18 +174,17 @@ def resize(image: Pixels, height: int, width: int, interpolation: str = AREA) ->
     if image.shape[:2] == (height, width):
         return image
     method = _PILLOWS.get(interpolation)
-    shrinks = height < image.shape[0] or width < image.shape[1]
-    area = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    area = cv2.INTER_AREA if height < image.shape[0] or width < image.shape[1] else cv2.INTER_LINEAR
     # OpenCV takes four channels at most; Pillow takes RGB, else one by one: of four, the last would be transparency.
     step = 4 if method is None else 3 if image.shape[2] == 3 else 1
     done = []
     for start in range(0, image.shape[2], step):
         part: Any = image[:, :, start : start + step]
         if method is None:
-            done.append(_with_channels(np.asarray(cv2.resize(part, (width, height), interpolation=area))))
+            small = np.asarray(cv2.resize(part, (width, height), interpolation=area))
         else:
-            picture = fromarray(part[:, :, 0] if step == 1 else part)
-            done.append(_with_channels(np.array(picture.resize((width, height), method))))
+            small = np.array(fromarray(part[:, :, 0] if step == 1 else part).resize((width, height), method))
+        done.append(_with_channels(small))
     return done[0] if len(done) == 1 else np.concatenate(done, axis=2)
 
 

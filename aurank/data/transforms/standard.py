@@ -1,31 +1,18 @@
 """The transforms of training with labels, and of evaluation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import cv2
 
-from aurank.data.transforms.base import (
-    Number,
-    Pipeline,
-    Pixels,
-    Prepared,
-    RandomPipeline,
-    Square,
-    centre_crop,
-    load_albumentations,
-)
+from aurank.data.transforms.base import Number, Pipeline, Pixels, Prepared, RandomPipeline, Square, centre_crop
 from aurank.errors import UserError
 
 # Image transforms of ImageNet models: shorter side 256 for crops of 224.
 MARGIN = 256 / 224
 # OpenCV's like of Pillow's interpolations, for parts of an image; bilinear for the others.
-_ENLARGING: Mapping[str, int] = {
-    "nearest": cv2.INTER_NEAREST,
-    "bicubic": cv2.INTER_CUBIC,
-    "lanczos": cv2.INTER_LANCZOS4,
-}
+_ENLARGING = {"nearest": cv2.INTER_NEAREST, "bicubic": cv2.INTER_CUBIC, "lanczos": cv2.INTER_LANCZOS4}
 
 
 @dataclass(repr=False, eq=False)
@@ -34,9 +21,6 @@ class Resize(Pipeline):
 
     def prepare(self, image: Pixels) -> Prepared:
         return self.resize(image, self.image_size, self.image_size)
-
-    def augment(self, prepared: Prepared, seed: int | None) -> Square:
-        return prepared
 
 
 @dataclass(repr=False, eq=False, kw_only=True)
@@ -55,9 +39,6 @@ class Center(Pipeline):
 
     def prepare(self, image: Pixels) -> Prepared:
         return centre_crop(self.resize_shorter(image, self.margin), self.image_size)
-
-    def augment(self, prepared: Prepared, seed: int | None) -> Square:
-        return prepared
 
 
 @dataclass(repr=False, eq=False, kw_only=True)
@@ -83,8 +64,7 @@ class RandomCrop(RandomPipeline):
     def fit(self, prepared: Prepared) -> Square:
         return centre_crop(prepared, self.image_size)
 
-    def random_transforms(self) -> list[Any]:
-        library = load_albumentations()
+    def random_transforms(self, library: Any) -> list[Any]:
         return [library.RandomCrop(self.image_size, self.image_size, p=1.0), library.HorizontalFlip(p=self.flip)]
 
 
@@ -109,8 +89,8 @@ class CropFlip(RandomPipeline):
         super().__post_init__()
         if self.margin is not None:
             _check_margin(self.margin)
-        self.scale = checked_range("scale", self.scale, low=0, high=1)
-        self.ratio = checked_range("ratio", self.ratio, low=0)
+        self.scale = checked_range("scale", self.scale, high=1)
+        self.ratio = checked_range("ratio", self.ratio)
         check_between("flip", self.flip)
 
     def prepare(self, image: Pixels) -> Prepared:
@@ -120,14 +100,14 @@ class CropFlip(RandomPipeline):
         margin = MARGIN if self.margin is None else self.margin
         return centre_crop(self.resize_shorter(prepared, margin), self.image_size)
 
-    def random_transforms(self) -> list[Any]:
+    def random_transforms(self, library: Any) -> list[Any]:
         # By area, as `resize`: parts of a whole photo are reduced several times over.
-        part = self.random_part("image" if self.margin is None else None)
-        return [part, load_albumentations().HorizontalFlip(p=self.flip)]
+        part = self.random_part(library, "image" if self.margin is None else None)
+        return [part, library.HorizontalFlip(p=self.flip)]
 
-    def random_part(self, area: str | None) -> Any:
+    def random_part(self, library: Any, area: str | None) -> Any:
         """Return albumentations' crop of a random part; `area`: "image" where it is reduced by area."""
-        return load_albumentations().RandomResizedCrop(
+        return library.RandomResizedCrop(
             (self.image_size, self.image_size),
             scale=self.scale,
             ratio=self.ratio,
@@ -164,7 +144,7 @@ class Affine(RandomPipeline):
             check_between(name, getattr(self, name), limit)
         if self.oversample < 1:
             raise UserError(f"oversample must be at least 1, got {self.oversample}")
-        self.scale = checked_range("scale", self.scale, low=0)
+        self.scale = checked_range("scale", self.scale)
 
     def prepare(self, image: Pixels) -> Prepared:
         most = round(self.oversample * self.image_size)
@@ -174,8 +154,7 @@ class Affine(RandomPipeline):
     def fit(self, prepared: Prepared) -> Square:
         return self.resize(prepared, self.image_size, self.image_size)
 
-    def random_transforms(self) -> list[Any]:
-        library = load_albumentations()
+    def random_transforms(self, library: Any) -> list[Any]:
         return [
             library.Affine(
                 rotate=(-self.rotate, self.rotate),
@@ -202,11 +181,9 @@ def check_between(name: str, value: Number, limit: Number | None = None) -> None
         raise UserError(f"{name} must be {what}, got {value}")
 
 
-def checked_range(
-    name: str, values: Sequence[Number], *, low: Number, high: Number | None = None
-) -> tuple[float, float]:
-    """Return both values; UserError unless they are a range above `low` and up to `high`."""
-    if len(values) != 2 or not low < values[0] <= values[1] or (high is not None and values[1] > high):
-        limits = f"above {low}" + ("" if high is None else f" and at most {high}")
+def checked_range(name: str, values: Sequence[Number], *, high: Number | None = None) -> tuple[float, float]:
+    """Return both values; UserError unless they are a range above 0 and up to `high`."""
+    if len(values) != 2 or not 0 < values[0] <= values[1] or (high is not None and values[1] > high):
+        limits = "above 0" + ("" if high is None else f" and at most {high}")
         raise UserError(f"{name} must be two numbers, smaller one first, {limits}, got {list(values)}")
     return float(values[0]), float(values[1])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from aurank.data.transforms.base import Number, Pipeline, load_albumentations
+from aurank.data.transforms.base import Number, Pipeline
 from aurank.data.transforms.standard import CropFlip, check_between, checked_range
 from aurank.errors import UserError
 
@@ -40,8 +40,7 @@ class SimCLR(CropFlip):
         for name in ("jitter", "grey", "blur"):
             check_between(name, getattr(self, name))
 
-    def random_transforms(self) -> list[Any]:
-        library = load_albumentations()
+    def random_transforms(self, library: Any) -> list[Any]:
         change = 0.8 * self.strength
         around_one = (max(0.0, 1 - change), 1 + change)
         hue = (-0.2 * self.strength, 0.2 * self.strength)
@@ -52,7 +51,7 @@ class SimCLR(CropFlip):
         kernel = max(3, self.image_size // 20 * 2 + 1)
         return [
             # By area: a small crop may be smaller than the part of the image that it is made of.
-            self.random_part("image"),
+            self.random_part(library, "image"),
             library.HorizontalFlip(p=self.flip),
             *(colours if self.channels == 3 else []),
             library.GaussianBlur((kernel, kernel), sigma_limit=(0.1, 2.0), p=self.blur),
@@ -90,7 +89,7 @@ class MultiCrop(SimCLR):
         for name in ("local_size", "global_views"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
-        self.local_scale = checked_range("local_scale", self.local_scale, low=0, high=1)
+        self.local_scale = checked_range("local_scale", self.local_scale, high=1)
         same = {field.name: getattr(self, field.name) for field in fields(SimCLR)}
         self._local = SimCLR(**same | {"image_size": self.local_size, "scale": self.local_scale})
 
