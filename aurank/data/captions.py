@@ -24,12 +24,12 @@ Pair = tuple[int, int]
 
 
 def tidied(text: str) -> str:
-    """Returns the text in Unicode's form NFC, each run of white space as one blank, none at the ends."""
+    """Return the text in Unicode's form NFC, each run of white space as one blank, none at the ends."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def text_key(text: str) -> str:
-    """Returns what is equal for texts that count as the same: `tidied`, without regard to case, as they are read."""
+    """Return what is equal for texts that count as the same: `tidied`, without regard to case, as they are read."""
     return tidied(tidied(text).casefold())  # tidied again: a folded letter may be decomposed
 
 
@@ -64,13 +64,12 @@ class Tokeniser:
 
     @classmethod
     def learn(cls, texts: Iterable[str], *, length: int = 32, vocabulary: int = 8192) -> "Tokeniser":
-        """Returns the tokeniser of at most `vocabulary` tokens, the same for the same texts in any order."""
-        if vocabulary < _FIRST_MERGE:
+        """Return the tokeniser of at most `vocabulary` tokens, the same for the same texts in any order."""
+        if (most := vocabulary - _FIRST_MERGE) < 0:
             raise UserError(
                 f"the vocabulary must be at least {_FIRST_MERGE}, one token for each byte, got {vocabulary}"
             )
-        counts = Counter(piece for text in texts for piece in _pieces(text))
-        return cls(_learn_merges(counts, vocabulary - _FIRST_MERGE), length=length)
+        return cls(_learn_merges(Counter(piece for text in texts for piece in _pieces(text)), most), length=length)
 
     @property
     def vocabulary(self) -> int:
@@ -78,7 +77,7 @@ class Tokeniser:
         return len(self._bytes)
 
     def encode(self, texts: Sequence[str]) -> Int64[Tensor, "text length"]:
-        """Returns the rows of tokens; UserError for a single text, which would be taken for its letters."""
+        """Return the rows of tokens; UserError for a single text, which would be taken for its letters."""
         if isinstance(texts, str):
             raise UserError(f"texts must be a list of texts, as [{texts!r}], got one text")
         rows = torch.full((len(texts), self.length), PADDING, dtype=torch.int64)
@@ -88,28 +87,28 @@ class Tokeniser:
         return rows
 
     def count_cut(self, texts: Iterable[str]) -> int:
-        """Returns how many of the texts are too long for a row and lose their ends."""
+        """Return how many of the texts are too long for a row and lose their ends."""
         return sum(len(self._of(text)) > self.length - 2 for text in texts)
 
     def decode(self, rows: Int64[Tensor, "text length"]) -> list[str]:
-        """Returns the texts that rows of tokens stand for, as far as they were not cut."""
+        """Return the texts that rows of tokens stand for, as far as they were not cut."""
         joined = (b"".join(self._bytes[token] for token in row) for row in rows.tolist())
         return [text.decode("utf-8", errors="replace").removeprefix(" ") for text in joined]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns all that makes the tokeniser, as plain JSON can hold it."""
+        """Return all that makes the tokeniser, as plain JSON can hold it."""
         return {"length": self.length, "merges": [list(pair) for pair in self.merges]}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Tokeniser":
-        """Returns the tokeniser whose `state_dict` that is."""
+        """Return the tokeniser whose `state_dict` that is."""
         return cls([(left, right) for left, right in state["merges"]], length=state["length"])
 
     def _of(self, text: str) -> list[int]:
         return [token for piece in _pieces(text) for token in self._tokens(piece)]
 
     def _merge(self, piece: bytes) -> list[int]:
-        """Returns the tokens of one word: of the pairs in it, the one learnt first is joined first."""
+        """Return the tokens of one word: of the pairs in it, the one learnt first is joined first."""
         tokens = [_FIRST_BYTE + value for value in piece]
         while len(tokens) > 1:
             rank = min(self._ranks.get(pair, len(self.merges)) for pair in pairwise(tokens))
@@ -125,7 +124,7 @@ def _pieces(text: str) -> list[bytes]:
 
 
 def _joined(tokens: Sequence[int], pair: Pair, token: int) -> list[int]:
-    """Returns the tokens with each occurrence of the pair, from the left, as one token."""
+    """Return the tokens with each occurrence of the pair, from the left, as one token."""
     found: list[int] = []
     for right in tokens:
         if found and (found[-1], right) == pair:
@@ -136,7 +135,7 @@ def _joined(tokens: Sequence[int], pair: Pair, token: int) -> list[int]:
 
 
 def _learn_merges(counts: Mapping[bytes, int], most: int) -> list[Pair]:
-    """Returns up to `most` merges, each of the pair that is then the most frequent; the lowest among equals."""
+    """Return up to `most` merges, each of the pair that is then the most frequent; the lowest among equals."""
     words = [[_FIRST_BYTE + value for value in word] for word in counts]
     weights = list(counts.values())
     frequency: Counter[Pair] = Counter()

@@ -20,7 +20,8 @@ _LONGEST_STRIP = 400  # its shorter side brought to 512 pixels, such a strip has
 # NumPy parses the header as Python code, which in threads at once can fail with a SystemError under Python 3.11.
 _NPY_HEADER = threading.Lock()
 _ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
-_GREY_MODES = ("1", "L", "I", "I;16", "I;16L", "I;16B", "I;16N")
+_DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
+_GREY_MODES = ("1", "L", *_DEEP_MODES)
 _COLOURS = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
@@ -41,7 +42,9 @@ def decode(
     try:
         if data.startswith(NPY_MAGIC):
             return _match_channels(_from_npy(data, max_pixels), channels)
-        return _from_file(data, channels, max_pixels)
+        with Image.open(io.BytesIO(data)) as file:
+            _check_size(*file.size, max_pixels)
+            return to_pixels(file, channels)
     except MemoryError:
         raise
     except UserError as error:
@@ -94,12 +97,6 @@ def _from_npy(data: bytes, max_pixels: int) -> UInt8[np.ndarray, "height width c
     return np.ascontiguousarray(array if array.ndim == 3 else array[:, :, None])
 
 
-def _from_file(data: bytes, channels: int | None, max_pixels: int) -> UInt8[np.ndarray, "height width channel"]:
-    with Image.open(io.BytesIO(data)) as file:
-        _check_size(*file.size, max_pixels)
-        return to_pixels(file, channels)
-
-
 def to_pixels(file: Image.Image, channels: int | None) -> UInt8[np.ndarray, "height width channel"]:
     """Return the pixels of an opened file, or of any image of Pillow, by the rules of `decode`."""
     file.load()
@@ -110,7 +107,12 @@ def to_pixels(file: Image.Image, channels: int | None) -> UInt8[np.ndarray, "hei
     if channels not in _COLOURS:
         kind = f"a {file.format} file" if file.format else "an image of Pillow"
         raise UserError(f"{kind} gives 1, 3 or 4 channels, not {channels}; store .npy files instead")
-    return _convert(_eight_bits(image), channels, transparent=transparent)
+    if image.mode == "F":
+        raise UserError("a file of floating-point values is not an image of 8 or 16 bits; convert it first")
+    if image.mode in _DEEP_MODES:
+        # Pillow's own conversion would clip 16-bit values at 255.
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8))
+    return _convert(image, channels, transparent=transparent)
 
 
 def _convert(image: Image.Image, channels: int, *, transparent: bool) -> UInt8[np.ndarray, "height width channel"]:
@@ -121,15 +123,6 @@ def _convert(image: Image.Image, channels: int, *, transparent: bool) -> UInt8[n
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     pixels = np.array(image.convert(_COLOURS[channels]))
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
-
-
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """Return the image with at most 8 bits a channel: Pillow's own conversion would clip 16-bit values at 255."""
-    if image.mode == "F":
-        raise UserError("a file of floating-point values is not an image of 8 or 16 bits; convert it first")
-    if image.mode not in _GREY_MODES[2:]:
-        return image
-    return Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8))
 
 
 def _match_channels(

@@ -8,7 +8,6 @@ import sys
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
@@ -136,9 +135,5 @@ def _start_worker(worker: int) -> None:
     for name in ("SIGINT", "SIGHUP", "SIGUSR1"):
         if hasattr(signal, name):  # not all of them on Windows
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _ignore_once)
-
-
-def _ignore_once(number: int, frame: FrameType | None) -> None:
-    # A second one is meant for this worker.
-    signal.signal(number, signal.SIG_DFL)
+    # Of SIGTERM the first: a second one is meant for this worker.
+    signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))

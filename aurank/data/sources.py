@@ -154,30 +154,28 @@ class ZipSource:
                 raise UserError(f"archive {self.file} does not exist") from None
             # Besides BadZipFile: a newer version (NotImplementedError), names in no encoding (UnicodeDecodeError), …
             except Exception as error:
-                raise UserError(
-                    f"{self.file} is not a zip archive that can be read ({first_line(error)}); fetch it again"
-                ) from None
+                said = f"is not a zip archive that can be read ({first_line(error)}); fetch it again"
+                raise UserError(f"{self.file} {said}") from None
         return self._opened[1]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
 
     def read_bytes(self, path: str) -> bytes:
+        archive = self._archive()
+        if (member := archive.NameToInfo.get(self.prefix + path)) is None:
+            raise UserError(f"image {path!r} is not in {self.where}")
+        if is_bomb(member, self._size):
+            raise UserError(
+                f"image {path!r} in {self.where} claims {member.file_size:,} bytes in {member.compress_size:,} of the "
+                "archive; no image is packed so densely: remove it"
+            )
         try:
-            archive = self._archive()
-            member = archive.getinfo(self.prefix + path)
-            if is_bomb(member, self._size):
-                raise UserError(
-                    f"image {path!r} in {self.where} claims {member.file_size:,} bytes in {member.compress_size:,} of "
-                    "the archive; no image is packed so densely: remove it"
-                )
             return archive.read(member)
-        except KeyError:
-            raise UserError(f"image {path!r} is not in {self.where}") from None
+        except MemoryError:
+            raise
         # Besides BadZipFile: zlib.error, an unknown method (NotImplementedError), a password (RuntimeError).
         except Exception as error:
-            if isinstance(error, (UserError, MemoryError)):
-                raise
             raise UserError(f"image {path!r} in {self.where} cannot be read: {error}") from None
 
     def exists(self, path: str) -> bool:

@@ -1,5 +1,6 @@
 """What of the images' bytes a resumed run is compared by, without reading all of them."""
 
+import contextlib
 import hashlib
 import json
 import random
@@ -36,12 +37,10 @@ def _marks(manifest: Manifest, paths: list[str]) -> tuple[_Marks, _Marks]:
     """Return the length of every file, and its sum where that is at hand for all, else nothing."""
     source = manifest.source
     if isinstance(source, FolderSource):
-        sizes: _Marks = []
-        for path in paths:
-            try:
-                sizes.append((source.root / path).stat().st_size)
-            except (OSError, ValueError):  # a zero byte in the name
-                sizes.append(None)
+        sizes: _Marks = [None] * len(paths)
+        for number, path in enumerate(paths):
+            with contextlib.suppress(OSError, ValueError):  # a zero byte in the name
+                sizes[number] = (source.root / path).stat().st_size
         return sizes, []
     if isinstance(source, ZipSource):
         with zipfile.ZipFile(source.file) as archive:

@@ -1,5 +1,6 @@
 """What is wrong or odd in a data set, found before a long run finds it."""
 
+import functools
 import hashlib
 import itertools
 import os
@@ -9,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int64, Shaped
@@ -96,9 +96,11 @@ def examine(manifest: Manifest, contents: bool, train_labels: bool, ask_classes:
         *_repeated_rows(manifest),
         _finding("empty splits", [split for split in ("train", "test")[: 1 + train_labels] if split not in splits]),
     ]
-    if manifest.texts is None:
-        lone = _lone_classes(labels[labelled], classes, splits[labelled])
-        findings.append(_finding("classes with one image in their split", lone))
+    if manifest.texts is None:  # as a query it would have no positive
+        within = {split: labels[labelled & (splits == split)] for split in np.unique(splits[labelled]).tolist()}
+        lone = {split: np.flatnonzero(np.bincount(held) == 1).tolist() for split, held in within.items()}
+        found = [f"{classes[label]} in {split}" for split, alone in lone.items() for label in alone]
+        findings.append(_finding("classes with one image in their split", found))
     held = [classes[label] for label in np.unique(labels[labelled]).tolist()]
     if ask_classes and held and (odd := odd_classes(held)) is not None:
         findings.append(_finding(f"{odd[0]}, so the folder may be a level too high", odd[1]))
@@ -152,25 +154,20 @@ def _identities(source: ImageSource, paths: Sequence[str]) -> list[str]:
     """Return what tells images apart: the file that a path leads to, or the member of an archive."""
     if not isinstance(source, FolderSource):
         return [posixpath.normpath(path) for path in paths]
-    folders: dict[str, tuple[str, dict[str, str]]] = {}
-    found = []
-    for path in paths:
-        parent, name = posixpath.split(path)
-        if parent not in folders:
-            folders[parent] = _resolved(source.root / parent)
-        folder, links = folders[parent]
-        found.append(links.get(name) or f"{folder}/{name}")
-    return found
+    root = source.root
 
+    @functools.cache  # one look at a folder for all of its images
+    def resolved(parent: str) -> tuple[str, dict[str, str]]:
+        """Where a folder really is, and of the links in it where they lead."""
+        try:
+            with os.scandir(root / parent) as entries:
+                links = {entry.name: os.path.realpath(entry.path) for entry in entries if entry.is_symlink()}
+            return os.path.realpath(root / parent), links
+        except (OSError, ValueError):  # missing, or no folder: so are its images, which is said when they are read
+            return str(root / parent), {}
 
-def _resolved(folder: Path) -> tuple[str, dict[str, str]]:
-    """Return where a folder really is, and of the links in it where they lead: one look for all of its images."""
-    try:
-        with os.scandir(folder) as entries:
-            links = {entry.name: os.path.realpath(entry.path) for entry in entries if entry.is_symlink()}
-        return os.path.realpath(folder), links
-    except (OSError, ValueError):  # missing, or no folder: so are its images, which is said when they are read
-        return str(folder), {}
+    places = ((*resolved(parent), name) for parent, name in map(posixpath.split, paths))
+    return [links.get(name) or f"{folder}/{name}" for folder, links, name in places]
 
 
 def _finding(check: str, found: Sequence[str], *, is_error: bool = False) -> Finding:
@@ -203,17 +200,6 @@ def _repeated_rows(manifest: Manifest) -> list[Finding]:
         _finding(check, [name for name, count in Counter(names).items() if count > 1], is_error=True)
         for check, names in found.items()
     ]
-
-
-def _lone_classes(
-    labels: Int64[np.ndarray, " image"], classes: Sequence[str], splits: Shaped[np.ndarray, " image"]
-) -> list[str]:
-    """Return the classes, with their split, of which a split has one image: as a query it has no positive."""
-    found = []
-    for split in np.unique(splits).tolist():
-        counts = np.bincount(labels[splits == split], minlength=len(classes))
-        found += [f"{classes[label]} in {split}" for label in np.flatnonzero(counts == 1).tolist()]
-    return found
 
 
 def _examine_contents(

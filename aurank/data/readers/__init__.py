@@ -1,4 +1,7 @@
-"""Data sets on disk to manifests. A reader is `reader(root, **params) -> Manifest`; READERS names them all."""
+"""Data sets on disk to manifests. A reader is `reader(root, **params) -> Manifest`; READERS names them all.
+
+`root` is the data folder, `path` the folder or zip archive below it that holds the data set.
+"""
 
 from collections.abc import Callable, Mapping
 

@@ -14,8 +14,6 @@ def read_folder(root: Path, *, path: str = ".", test_fraction: int | float = 1.0
     """Return the images of a folder, or zip, whose own folders name the splits and classes.
 
     Args:
-        root: the data folder.
-        path: the folder or zip below it.
         test_fraction: for the second layout: the fraction of the classes, drawn at random, that is "test"; the others
             are "train". 1 makes everything test, to evaluate a model on one's own images.
         seed: of that draw.

@@ -45,8 +45,7 @@ def read_inaturalist(root: Path, *, path: str | None = None, complete: bool = Tr
     """Return iNaturalist 2018: the class is "SUPERCATEGORY/CATEGORY"; `super_labels` number the super-categories.
 
     Args:
-        root: the data folder.
-        path: the folder below it; without it, `Inaturalist` and `root` itself are tried.
+        path: without it, `Inaturalist` and `root` itself are tried.
         complete: True insists on the published sizes and on both annotation files, train2018.json and val2018.json,
             and that they agree with the split; False reads a part, with the annotations where they are there.
 

@@ -17,12 +17,10 @@ def read_lists(
     """Return the images of list files; the class name is its id as written.
 
     Args:
-        root: the data folder.
         train, test, val: the list files in `path`. The first line is the header
             `image_id class_id super_class_id path`, then one image a line, columns separated by blanks; ids are whole
             numbers, and a class has the same id in all files.
         images: the folder in `path` that the column `path` starts from.
-        path: the folder or zip below `root`.
         outside: whether a path may leave the folder of the images, by `..` or as an absolute one.
 
     Raises:

@@ -14,8 +14,7 @@ def read_omniglot(root: Path, *, path: str = "omniglot_full.zip") -> Manifest:
     """Return Omniglot: background alphabets as "train", evaluation alphabets as "test"; class "Alphabet/characterNN".
 
     Args:
-        root: the data folder.
-        path: a zip or folder below it that holds `images_background/ALPHABET/characterNN/*.png` and
+        path: of a folder or zip that holds `images_background/ALPHABET/characterNN/*.png` and
             `images_evaluation/…`, in a zip at any depth. Without it, the folders `omniglot` and `omniglot-py`
             (torchvision's) and `root` itself are tried.
 

@@ -57,9 +57,7 @@ def read_sop(
     """Return Stanford Online Products: the class is the product as numbered, the super-label its category, 1 … 12.
 
     Args:
-        root: the data folder.
-        path: the folder or zip archive below it; without it, `Stanford_Online_Products`, that name with ".zip", and
-            `root` itself are tried.
+        path: without it, `Stanford_Online_Products`, that name with ".zip", and `root` itself are tried.
         train, test, images: the lists, and the folder that their paths start from, as the reader "lists" has them.
         complete: True insists on the published sizes; False reads any set in this format.
 

@@ -30,9 +30,7 @@ def read_table(root: Path, *, file: str, path: str = ".", images: str = "", outs
     `path,text,split[,label,…]`. Others are ignored.
 
     Args:
-        root: the data folder.
         file: the table, in `path` or in `root`; parquet if it ends so, otherwise csv in UTF-8 with a header.
-        path: the folder or zip below `root` that holds the images.
         images: the folder in `path` that the column `path` starts from.
         outside: whether a path may leave that folder, by `..` or as an absolute one.
 
@@ -142,13 +140,11 @@ def _table_lines(source: ImageSource, file: str, *, splits: bool = True) -> Iter
         body = ((reader.line_num, line) for line in reader)
     what = "text" if "text" in header and "label" not in header else "label"
     wanted = ("path", what, "split") if splits else ("path", what)
-    missing = [name for name in wanted if name not in header]
-    if missing:
-        either = "columns 'label' and 'text' are both" if missing[0] == "label" else f"column {missing[0]!r} is"
-        raise UserError(
-            f"{file}: {either} missing; expected {','.join(wanted)}"
-            f"{' or path,text' + ',split' * splits if missing[0] == 'label' else ''}, got {','.join(header)}"
-        )
+    if absent := next((name for name in wanted if name not in header), None):
+        either, also = f"column {absent!r} is", ""
+        if absent == "label":
+            either, also = "columns 'label' and 'text' are both", " or path,text" + ",split" * splits
+        raise UserError(f"{file}: {either} missing; expected {','.join(wanted)}{also}, got {','.join(header)}")
     known = [name for name in header if name in _REQUIRED + _OPTIONAL]
     if len(known) > len(set(known)):
         raise UserError(f"{file}: a column occurs twice in {','.join(header)}")

@@ -68,8 +68,7 @@ def read_vehicleid(
     """Return PKU VehicleID with one of its test lists: the class is the vehicle as numbered.
 
     Args:
-        root: the data folder.
-        path: the folder below it; without it, `VehicleID_V1.0` and `root` itself are tried.
+        path: without it, `VehicleID_V1.0` and `root` itself are tried.
         test: the test list: small, medium or large, of 800, 1,600 or 2,400 vehicles.
         attribute: what the super-label is, the vehicle's model or its color as numbered; −1 where it has none.
         complete: True insists on the published sizes and on the attribute files, and that img2vid.txt agrees with the

@@ -167,16 +167,14 @@ def nearest_classes(
     Two classes are as near as there are images of either one among the neighbours of the other's; among equally near
     ones the lower label comes first. `neighbours` are rows, or −1.
     """
-    if neighbours.min() < -1 or neighbours.max() >= len(labels):
-        came = f"some from {neighbours.min()} to {neighbours.max()}"
-        raise UserError(f"neighbours must be rows from 0 to {len(labels) - 1}, or -1; got {came}")
+    low, high = neighbours.min(), neighbours.max()
+    if low < -1 or high >= len(labels):
+        raise UserError(f"neighbours must be rows from 0 to {len(labels) - 1}, or -1; got some from {low} to {high}")
     names, label = np.unique(labels, return_inverse=True)
     own, other = np.repeat(label, neighbours.shape[1]), label[neighbours.ravel()]
     wanted = (neighbours.ravel() >= 0) & (own != other)
-    own, other = own[wanted], other[wanted]
-    pairs, counts = np.unique(
-        np.concatenate([own, other]) * len(names) + np.concatenate([other, own]), return_counts=True
-    )
+    both_ways = np.hstack([own * len(names) + other, other * len(names) + own])[np.tile(wanted, 2)]
+    pairs, counts = np.unique(both_ways, return_counts=True)
     own, other = np.divmod(pairs, len(names))
     order = np.lexsort((other, -counts, own))
     own, other = own[order], other[order]

@@ -46,25 +46,23 @@ class PKSampler(Sampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        per_class, batch, processes = self.per_class, self.batch, self.world_size
+        per_class, processes, least = self.per_class, self.world_size, 2 * self.per_class * self.world_size
         if per_class < 2:
             raise UserError(f"per_class must be at least 2 (an image needs a positive), got {per_class}")
         needed = f" for each of {processes} processes" if processes > 1 else ""
-        if batch < 2 * per_class * processes:
-            raise UserError(
-                f"batch must be at least 2 × per_class{needed} = {2 * per_class * processes} "
-                f"(an image needs a negative), got {batch}; raise sampler.batch or lower per_class"
+        if self.batch < least:
+            came = (
+                f"batch must be at least 2 × per_class{needed} = {least} (an image needs a negative), got {self.batch}"
             )
+            raise UserError(f"{came}; raise sampler.batch or lower per_class")
         order = np.argsort(self.labels, kind="stable")
         starts = np.flatnonzero(np.diff(self.labels[order])) + 1
         self.classes: list[Rows] = np.split(order.astype(np.int64), starts) if len(order) else []
         if len(self.classes) < 2 * processes:
             raise UserError(f"the training set has {len(self.classes)} classes; at least 2{needed} are needed")
-        largest = max(len(rows) for rows in self.classes)
-        if largest < per_class:
-            raise UserError(
-                f"no class has per_class={per_class} images (the largest has {largest}); lower sampler.params.per_class"
-            )
+        if (largest := max(map(len, self.classes))) < per_class:
+            came = f"no class has per_class={per_class} images (the largest has {largest})"
+            raise UserError(f"{came}; lower sampler.params.per_class")
 
     @property
     def largest_batch(self) -> int:
@@ -78,7 +76,7 @@ class PKSampler(Sampler):
         number = self.least_batches(chunks)
         while True:
             batches = _pack([pieces[:number] for pieces in chunks], number, generator)
-            if max(sum(len(chunk) for chunk in pieces) for pieces in batches) <= self.batch:
+            if max(sum(map(len, pieces)) for pieces in batches) <= self.batch:
                 break
             # Chunks of several sizes do not always fill a batch to its last row.
             number = max(number + 1, round(number * 1.01))
@@ -88,10 +86,8 @@ class PKSampler(Sampler):
 
     def least_batches(self, chunks: Sequence[Chunks]) -> int:
         """Return the least number of batches that could hold all chunks, or fewer, to keep each half full."""
-        total = sum(len(rows) for rows in self.classes)
-        room = self.largest_batch
         full = sum(len(rows) // self.per_class for rows in self.classes)
-        number = max(-(-total // room), -(-full // (self.batch // self.per_class)))
+        number = max(-(-len(self.labels) // self.largest_batch), -(-full // (self.batch // self.per_class)))
         counts = np.array([len(pieces) for pieces in chunks])
         half = max(2, min(self.batch // self.per_class, len(self.classes)) // 2)
         low, high = 1, number  # chunks per batch fall as batches grow in number, so a bisection finds the most
