@@ -16,7 +16,7 @@ from aurank.evaluation.aggregate import Classes, mean
 from aurank.evaluation.engine.inputs import Embeddings, Integers, device_of, integer_array, read
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.ranks import Ranks, rank_positives
-from aurank.evaluation.index.faiss_bridge import faiss_library
+from aurank.evaluation.index.faiss_bridge import faiss_library, transforms
 from aurank.names import meant, nearest
 
 MEAN_AP = ("mauprc", "mean_average_precision", "mean_average_precision_at_r")
@@ -255,11 +255,10 @@ def distance_of_index(make: Callable[[int], Any]) -> str | None:
             f"index_init_fn of knn_func makes no index of 64 columns ({first_line(error)}): leave knn_func out, or "
             "give FaissKNN with a flat index"
         ) from error
-    is_normalised = False
-    if isinstance(index, faiss.IndexPreTransform):
-        chain = [faiss.downcast_VectorTransform(index.chain.at(place)) for place in range(index.chain.size())]
-        is_normalised = all(isinstance(each, faiss.NormalizationTransform) and each.norm == 2 for each in chain)
-        index = faiss.downcast_index(index.index) if is_normalised else None
+    is_normalised = isinstance(index, faiss.IndexPreTransform)
+    if is_normalised:
+        kept = all(isinstance(each, faiss.NormalizationTransform) and each.norm == 2 for each in transforms(index))
+        index = faiss.downcast_index(index.index) if kept else None
     if not isinstance(index, faiss.IndexFlat):
         return None
     found = {faiss.METRIC_L2: "euclidean", faiss.METRIC_INNER_PRODUCT: "dot"}.get(index.metric_type)

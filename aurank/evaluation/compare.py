@@ -119,18 +119,13 @@ def compare(
 
 def _check_pair(a: Report, b: Report, metric: str, force: bool) -> None:
     """Raise UserError unless the numbers of the two reports answer the same question."""
-    checksums = [(report.protocol or {}).get("checksum") for report in (a, b)]
-    if checksums[0] != checksums[1] and not force:
-        first, second = ((report.protocol or {}).get("name", "no protocol") for report in (a, b))
-        raise UserError(
-            f"the reports follow different protocols: {first} ({checksums[0]}) and {second} ({checksums[1]}): "
-            "evaluate both under one, or pass force=True to compare them all the same"
-        )
+    given = [report.protocol or {} for report in (a, b)]
+    under_one = "evaluate both under one, or pass force=True to compare them all the same"
+    if given[0].get("checksum") != given[1].get("checksum") and not force:
+        named = " and ".join(f"{each.get('name', 'no protocol')} ({each.get('checksum')})" for each in given)
+        raise UserError(f"the reports follow different protocols: {named}: {under_one}")
     if a.distance != b.distance and not force:
-        raise UserError(
-            f"the reports are of the distances {a.distance} and {b.distance}: evaluate both under one, or pass "
-            "force=True to compare them all the same"
-        )
+        raise UserError(f"the reports are of the distances {a.distance} and {b.distance}: {under_one}")
     remedy = "evaluate both models on the same lists, in the same order"
     facts = {"query": "rows", "label": "labels", "path": "paths", "num_positives": "numbers of positives"}
     for name, what in facts.items():

@@ -51,8 +51,11 @@ def _read(path: Path, *, columns: int, number: int, what: str) -> Table:
                 where = f"{path}, line {count}"
                 if len(parts) != columns:
                     raise UserError(f"{where}: {len(parts)} columns, expected the {columns} of a {what}")
-                value = _number(parts[number])
-                if value is None:
+                try:
+                    value = float(parts[number])
+                except ValueError:
+                    value = math.nan
+                if not math.isfinite(value):
                     raise UserError(f"{where}: {parts[number][:40]!r} is no number, expected a {what}")
                 listed = table.setdefault(parts[0], {})
                 if parts[2] in listed:
@@ -63,14 +66,6 @@ def _read(path: Path, *, columns: int, number: int, what: str) -> Table:
     if not table:
         raise UserError(f"{path} is empty: expected a {what}")
     return table
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
 
 
 def evaluate_run(
@@ -93,12 +88,11 @@ def evaluate_run(
     cuts = tuple(k for k in sorted_cuts(recall_at) if k <= depth)
     usual = [f"{name}@{k}" for name in ("recall", "precision", "coverage") for k in cuts]
     names = check_names([*usual, f"map@{depth}(r)", f"ndcg@{depth}", f"mrr@{depth}"] if metrics is None else metrics)
-    for name in names:
-        if not 0 < split_cut(name)[1] <= depth:
-            raise UserError(
-                f"{name} cannot be told from a run whose longest list has {depth} documents: name metrics that are cut "
-                f"at 1 to {depth}, such as map@{depth}(r)"
-            )
+    if deeper := [name for name in names if not 0 < split_cut(name)[1] <= depth]:
+        raise UserError(
+            f"{deeper[0]} cannot be told from a run whose longest list has {depth} documents: name metrics that are "
+            f"cut at 1 to {depth}, such as map@{depth}(r)"
+        )
     judged = {query: {name: grade for name, grade in grades.items() if grade > 0} for query, grades in qrels.items()}
     queries = [query for query, grades in judged.items() if grades]
     if not queries:
@@ -109,6 +103,9 @@ def evaluate_run(
     ranks = _ranks(run, {query: judged[query] for query in queries}, depth, len(documents))
     values = {name: query_values(ranks, name) for name in names}
     lacking = len(set(queries) - run.keys())
+    notes = [f"of a run with up to {depth:,} documents a query: what it does not list counts as never retrieved"]
+    notes += ["documents are those that run and qrels name"]
+    notes += [f"{lacking:,} of the queries are not in the run, and count as 0"] if lacking else []
     return Report(
         metrics={name: mean(column) for name, column in values.items()},
         per_query={"query": ranks.query, "path": np.array(queries), "num_positives": ranks.num_positives, **values},
@@ -118,17 +115,13 @@ def evaluate_run(
         ties="pessimistic",
         tie_bounds=None,
         distance=RUN,
-        notes=[
-            f"of a run with up to {depth:,} documents a query: what it does not list counts as never retrieved",
-            "documents are those that run and qrels name",
-            *([f"{lacking:,} of the queries are not in the run, and count as 0"] if lacking else []),
-        ],
+        notes=notes,
     ).resampled(resampling)
 
 
 def _ranks(run: Table, judged: Table, depth: int, documents: int) -> Ranks:
     """Return the rank of each relevant document; those that are not listed are behind every cut-off."""
-    higher, tied, at_least, counts, grades = [], [], [], [], []
+    higher, tied, at_least, grades = [], [], [], []
     for query, relevant in judged.items():
         listed = run.get(query, {})
         positives = np.sort([-listed[name] for name in relevant if name in listed])
@@ -138,7 +131,6 @@ def _ranks(run: Table, judged: Table, depth: int, documents: int) -> Ranks:
         higher += [*ahead.tolist(), *[depth] * missed]
         tied += [*(level - ahead).tolist(), *[0] * missed]
         at_least += [*np.searchsorted(positives, positives, side="right").tolist(), *[len(relevant)] * missed]
-        counts.append(len(relevant))
         # Of equal scores the least relevant first; what is not listed is behind all, in whatever order.
         order = sorted(relevant, key=lambda name: (-listed.get(name, -math.inf), relevant[name]))
         grades += [relevant[name] for name in order]
@@ -147,7 +139,7 @@ def _ranks(run: Table, judged: Table, depth: int, documents: int) -> Ranks:
         query=whole,
         labels=whole,
         num_negatives=np.full(len(judged), depth),
-        offset=np.concatenate([[0], np.cumsum(counts)]),
+        offset=np.cumsum([0, *map(len, judged.values())]),
         positive=np.zeros(len(higher), np.int64),
         higher=np.array(higher, dtype=np.int64),
         tied=np.array(tied, dtype=np.int64),

@@ -1,6 +1,7 @@
 """The positives of every query, with both sides sorted by label, so that a class is one range of the gallery."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int64, Integer
@@ -55,15 +56,17 @@ def sort_by_label(problem: RetrievalProblem) -> SortedProblem:
     own, kept = problem.own_rows(), rows_without_junk(problem.junk, there)
     ignore = pair_array(() if problem.ignore is None else problem.ignore, "ignore", rows, there)
     listed = None if problem.positives is None else pair_array(problem.positives, "positives", rows, there)
-    order = _sort(query.labels, gallery.labels, kept, by_label=listed is None)
     if listed is None:
+        order = _sort(query.labels, gallery.labels, kept)
         require_room(int((order.class_stop - order.class_start).sum()) - (rows if problem.gallery is None else 0))
         candidates = order.classes()
     else:
-        candidates = np.unique(order.numbers(listed))
+        nobody = np.zeros(rows, np.int64)  # is of the same class, and both sides stay as they are
+        order = _Order(np.arange(rows), kept, nobody, nobody)
+        candidates = np.unique(order.numbers(listed, there))
     if own is not None:
         ignore = np.concatenate([ignore, np.stack([np.arange(rows), own], axis=1)[own >= 0]])
-    left_out = np.unique(order.numbers(ignore))
+    left_out = np.unique(order.numbers(ignore, there))
     keep = ~among(candidates, left_out)
     sorted_query, sorted_gallery = np.divmod(candidates, len(kept))
     if query.groups is not None and gallery.groups is not None:
@@ -93,20 +96,18 @@ def sort_by_label(problem: RetrievalProblem) -> SortedProblem:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Order:
+class _Order(NamedTuple):
     """Where the rows are after sorting; a pair (sorted query, sorted gallery) as one number, for sets of pairs."""
 
     query_index: Int64[np.ndarray, " sorted_query"]
     gallery_index: Int64[np.ndarray, " sorted_gallery"]
     class_start: Int64[np.ndarray, " sorted_query"]
     class_stop: Int64[np.ndarray, " sorted_query"]
-    num_gallery: int
 
-    def numbers(self, pairs: Int64[np.ndarray, "pair 2"]) -> Int64[np.ndarray, " kept"]:
+    def numbers(self, pairs: Int64[np.ndarray, "pair 2"], num_gallery: int) -> Int64[np.ndarray, " kept"]:
         """Return the numbers of index pairs, without those that are junk."""
         sorted_query = places_of(self.query_index, len(self.query_index))[pairs[:, 0]]
-        sorted_gallery = places_of(self.gallery_index, self.num_gallery)[pairs[:, 1]]
+        sorted_gallery = places_of(self.gallery_index, num_gallery)[pairs[:, 1]]
         return np.asarray((sorted_query * len(self.gallery_index) + sorted_gallery)[sorted_gallery >= 0])
 
     def classes(self) -> Int64[np.ndarray, " pair"]:
@@ -117,18 +118,13 @@ class _Order:
         return np.asarray(sorted_query * len(self.gallery_index) + sorted_gallery)
 
 
-def _sort(
-    labels: Int64[np.ndarray, " query"], gallery_labels: Int64[np.ndarray, " row"], kept: Places, *, by_label: bool
-) -> _Order:
-    """Sort both sides by label; if not `by_label`, leave them as they are, with classes of nobody."""
-    if not by_label:
-        nobody = np.zeros(len(labels), np.int64)
-        return _Order(np.arange(len(labels)), kept, nobody, nobody, len(gallery_labels))
+def _sort(labels: Int64[np.ndarray, " query"], gallery_labels: Int64[np.ndarray, " row"], kept: Places) -> _Order:
+    """Sort both sides by label."""
     query_index = np.argsort(labels, kind="stable")
     gallery_index = kept[np.argsort(gallery_labels[kept], kind="stable")]
     ordered, wanted = gallery_labels[gallery_index], labels[query_index]
     start, stop = np.searchsorted(ordered, wanted), np.searchsorted(ordered, wanted, side="right")
-    return _Order(query_index, gallery_index, start, stop, len(gallery_labels))
+    return _Order(query_index, gallery_index, start, stop)
 
 
 def places_of(index: Int64[np.ndarray, " place"], rows: int) -> Int64[np.ndarray, " row"]:

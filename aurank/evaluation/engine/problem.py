@@ -1,6 +1,7 @@
 """The question that an evaluation answers: which rows search which, and what counts as found."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -59,18 +60,17 @@ class RetrievalProblem:
         return np.where(others[order][place] == ids, order[place], -1)
 
 
-@dataclass(frozen=True, eq=False)
-class Side:
+class Side(NamedTuple):
     """One side's labels and groups, checked."""
 
     labels: Int64[np.ndarray, " row"]
     groups: Int64[np.ndarray, " row"] | None
 
-    @classmethod
-    def of(cls, labels: Integers | None, groups: Integers | None, *, rows: int, side: str) -> "Side":
-        """Return the side of so many rows; without labels each is a class of its own."""
-        given = np.arange(rows) if labels is None else integer_array(labels, name="label", rows=rows, side=side)
-        return cls(given, None if groups is None else integer_array(groups, name="group", rows=rows, side=side))
+
+def _side(labels: Integers | None, groups: Integers | None, *, rows: int, side: str) -> Side:
+    """Return the side of so many rows; without labels each is a class of its own."""
+    given = np.arange(rows) if labels is None else integer_array(labels, name="label", rows=rows, side=side)
+    return Side(given, None if groups is None else integer_array(groups, name="group", rows=rows, side=side))
 
 
 def check_sides(problem: RetrievalProblem) -> tuple[Side, Side]:
@@ -79,7 +79,7 @@ def check_sides(problem: RetrievalProblem) -> tuple[Side, Side]:
     check_matrix(queries, side="query")
     if problem.labels is None and problem.positives is None:
         raise UserError("labels are missing: give one label per query row, or the positives as a list of pairs")
-    query = Side.of(problem.labels, problem.groups, rows=len(queries), side="query")
+    query = _side(problem.labels, problem.groups, rows=len(queries), side="query")
     if gallery is None:
         for name in ("gallery_labels", "gallery_ids", "gallery_groups"):
             if getattr(problem, name) is not None:
@@ -87,16 +87,14 @@ def check_sides(problem: RetrievalProblem) -> tuple[Side, Side]:
         return query, query
     check_matrix(gallery, side="gallery")
     if gallery.shape[1] != queries.shape[1]:
-        raise UserError(
-            f"the query embeddings have width {queries.shape[1]} and the gallery's {gallery.shape[1]}: "
-            "embed both with the same model"
-        )
+        widths = f"width {queries.shape[1]} and the gallery's {gallery.shape[1]}"
+        raise UserError(f"the query embeddings have {widths}: embed both with the same model")
     if problem.gallery_labels is None and problem.positives is None:
         raise UserError("a gallery came without gallery_labels: give one label per gallery row")
     for name, does in (("ids", "mark the same item on both sides"), ("groups", "hide items of the query's own group")):
         if (getattr(problem, name) is None) != (getattr(problem, f"gallery_{name}") is None):
             raise UserError(f"{name} and gallery_{name} {does}: give both or neither")
-    return query, Side.of(problem.gallery_labels, problem.gallery_groups, rows=len(gallery), side="gallery")
+    return query, _side(problem.gallery_labels, problem.gallery_groups, rows=len(gallery), side="gallery")
 
 
 def rows_without_junk(junk: Integers | None, rows: int) -> Int64[np.ndarray, " kept"]:

@@ -60,7 +60,15 @@ def read_index(path: Path) -> tuple[Any, dict[str, Any]]:
                     f"the index {path} is damaged, cut short, or not the one that {description_of(path).name} "
                     "describes: build the index again"
                 )
-            host = _read_faiss(path, file)
+            file.seek(0)
+            faiss = faiss_library()
+            with ExitStack() as stack:  # in which no array may be larger than the file
+                if hasattr(faiss, "set_deserialization_vector_byte_limit"):  # of newer releases
+                    before = faiss.get_deserialization_vector_byte_limit()
+                    stack.callback(faiss.set_deserialization_vector_byte_limit, before)
+                    faiss.set_deserialization_vector_byte_limit(max(2**20, path.stat().st_size))
+                stack.enter_context(faiss_says(f"the index {path} cannot be read: build the index again"))
+                host = faiss.read_index(faiss.PyCallbackIOReader(file.read, PIECE))
     except OSError as error:
         raise UserError(f"cannot read the index {path}: {error.strerror}") from error
     if (host.d, host.ntotal) != (description["dim"], description["count"]):
@@ -96,15 +104,3 @@ def _read_description(path: Path, file: BinaryIO) -> dict[str, Any]:
             "index again"
         )
     return content
-
-
-def _read_faiss(path: Path, file: BinaryIO) -> Any:
-    """Read faiss's file, which may claim no array larger than itself."""
-    faiss = faiss_library()
-    file.seek(0)
-    with ExitStack() as stack:
-        if hasattr(faiss, "set_deserialization_vector_byte_limit"):  # of newer releases
-            stack.callback(faiss.set_deserialization_vector_byte_limit, faiss.get_deserialization_vector_byte_limit())
-            faiss.set_deserialization_vector_byte_limit(max(2**20, path.stat().st_size))
-        stack.enter_context(faiss_says(f"the index {path} cannot be read: build the index again"))
-        return faiss.read_index(faiss.PyCallbackIOReader(file.read, PIECE))

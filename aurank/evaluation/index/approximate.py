@@ -115,10 +115,8 @@ def approximate_report(
             f"the index holds {given[0]} rows of width {given[1]} for the distance {given[2]}, and the gallery is "
             f"{shape[0]} rows of width {shape[1]} under {distance}: build the index from this gallery"
         )
-    seconds: list[float] = []
-    found = _list_metrics(problem, index, depth, recall_at, ties=ties, seconds=seconds, progress=progress)
-    measured["search_seconds"] = sum(seconds)
-    measured["queries_per_second"] = len(problem.embeddings) / max(sum(seconds), 1e-9)
+    found, seconds = _list_metrics(problem, index, depth, recall_at, ties, progress)
+    measured |= {"search_seconds": seconds, "queries_per_second": len(problem.embeddings) / max(seconds, 1e-9)}
     if not index.gpus:
         measured["threads"] = float(faiss_library().omp_get_max_threads())
     exact = {"mauprc": mean(metrics.average_precision(ranks, ties=ties))}
@@ -128,28 +126,24 @@ def approximate_report(
 
 
 def _list_metrics(
-    problem: RetrievalProblem,
-    index: Index,
-    depth: int,
-    recall_at: tuple[int, ...],
-    *,
-    ties: str,
-    seconds: list[float],
-    progress: ProgressCallback | None,
-) -> dict[str, float]:
-    """Return mauprc and recall@k over all queries with a positive, where what no list shows was never retrieved."""
-    ordered = sort_by_label(problem)
+    problem: RetrievalProblem, index: Index, depth: int, cuts: tuple[int, ...], ties: str, told: ProgressCallback | None
+) -> tuple[dict[str, float], float]:
+    """Return mauprc and recall@k over all queries with a positive, and the seconds of all searches.
+
+    What no list shows was never retrieved.
+    """
+    ordered, seconds = sort_by_label(problem), list[float]()
     reader = _ListReader(ordered)
-    values: dict[str, list[float]] = {"mauprc": [], **{f"recall@{k}": [] for k in recall_at}}
+    values: dict[str, list[float]] = {"mauprc": [], **{f"recall@{k}": [] for k in cuts}}
     for rows, found in index.search_batches(problem.embeddings, depth, leave_out=problem.own_rows(), seconds=seconds):
         ranks, share = reader.ranks(rows, found)
         values["mauprc"] += (metrics.average_precision(ranks, ties=ties) * share).tolist()
-        for k in recall_at:
+        for k in cuts:
             values[f"recall@{k}"] += metrics.recall_at(ranks, k).tolist()
-        if progress is not None:
-            progress(rows.stop, len(problem.embeddings))
+        if told is not None:
+            told(rows.stop, len(problem.embeddings))
     total = int((ordered.num_positives > 0).sum())
-    return {name: math.fsum(column) / total for name, column in values.items()}
+    return {name: math.fsum(column) / total for name, column in values.items()}, sum(seconds)
 
 
 class _ListReader:

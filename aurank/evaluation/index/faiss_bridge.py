@@ -59,6 +59,13 @@ def set_parameters(index: Any, parameters: str) -> None:
         faiss_library().ParameterSpace().set_index_parameter(index, match[1], float(match[2]))
 
 
+def transforms(index: Any) -> list[Any]:
+    """Return the steps that change rows before an index takes them."""
+    faiss = faiss_library()
+    chain = index.chain if isinstance(index, faiss.IndexPreTransform) else None
+    return [] if chain is None else [faiss.downcast_VectorTransform(chain.at(place)) for place in range(chain.size())]
+
+
 def choose_gpus(device: torch.device | str | None, index: Any, factory: str) -> list[int]:
     """Return the GPUs for an index, none for the CPU; UserError for a GPU that is missing or cannot hold the index."""
     faiss = faiss_library()

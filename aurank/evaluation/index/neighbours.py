@@ -169,9 +169,8 @@ class Index:
         """Add the rows behind those that are there, a block at a time; all of them are checked first."""
         self._check(embeddings, side="gallery")
         if not self.is_trained:
-            raise UserError(
-                f"the index {self.factory!r} must be trained before rows are added: use Index.build, or train"
-            )
+            remedy = "use Index.build, or train"
+            raise UserError(f"the index {self.factory!r} must be trained before rows are added: {remedy}")
         self._copy = None
         for rows in row_blocks(embeddings):
             with faiss_says(f"rows cannot be added to the index {self.factory!r}"):
@@ -278,9 +277,8 @@ class Index:
         lists = faiss.try_extract_index_ivf(self.host)
         coded = self.host if lists is None else faiss.downcast_index(lists)
         counts = [1 if lists is None else lists.nlist, coded.pq.ksub if hasattr(coded, "pq") else 1]
-        if isinstance(self.host, faiss.IndexPreTransform):
-            steps = [faiss.downcast_VectorTransform(self.host.chain.at(i)) for i in range(self.host.chain.size())]
-            counts += [OPQ_CENTROIDS for step in steps if isinstance(step, faiss.OPQMatrix)]
+        if any(isinstance(step, faiss.OPQMatrix) for step in faiss_bridge.transforms(self.host)):
+            counts.append(OPQ_CENTROIDS)
         return int(max(counts))
 
     def _to_gpus(self, index: Any) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float32, Int64
 
 from aurank.errors import UserError
 from aurank.evaluation.aggregate import mean
@@ -66,7 +66,9 @@ def knn(
         for rows, near in index.search_batches(tested, depth):
             classes, own = draw.train_classes[near.row], draw.test_classes[rows]
             ranks.append(vote_ranks(classes, near.similarity, own, temperature, split.num_classes))
-            nearest.append(_nearest_is_right(classes, near.similarity, own))
+            # The nearest is right where all listed rows that are as near are of the query's class.
+            farther = near.similarity != near.similarity[:, :1]
+            nearest.append(((classes == own[:, None]) | farther).all(axis=1).astype(np.float64))
             if progress is not None:
                 progress(number * split.num_test + rows.stop, len(split.draws) * split.num_test)
         found.append({**top(np.concatenate(ranks)), "1nn": mean(np.concatenate(nearest))})
@@ -121,11 +123,3 @@ def vote_ranks(
     ahead = ~right & (votes >= got[query])
     ranks = 1 + np.bincount(query[ahead], minlength=queries)
     return np.where(got > 0, ranks, num_classes)
-
-
-def _nearest_is_right(
-    classes: Int64[np.ndarray, "query k"], similarity: Float32[np.ndarray, "query k"], own: Int64[np.ndarray, " query"]
-) -> Float64[np.ndarray, " query"]:
-    """Return 1 where all listed rows that are as near as the nearest are of the query's class, else 0."""
-    tied = similarity == similarity[:, :1]
-    return np.asarray(((classes == own[:, None]) | ~tied).all(axis=1), dtype=np.float64)

@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int32, Int64, Shaped
+from jaxtyping import Int32, Int64, Shaped
 from torch import Tensor
 
 from aurank.errors import AurankWarning, UserError
@@ -60,18 +60,14 @@ class FusedKernel(Kernel, Protocol):
     """A `Kernel` that can multiply features and count in one, so that no score is kept."""
 
     def multiply_and_count(
-        self,
-        left: Float32[Tensor, "row width"],
-        right: Float32[Tensor, "column width"],
-        left_out: Int64[np.ndarray, "2 row"],
-        edges: Sequence[Edges],
-        *,
-        room: int,
+        self, left: Tensor, right: Tensor, left_out: np.ndarray, edges: Sequence[Edges], *, room: int
     ) -> list[Counted | None]:
         """Return what a tile's products count for its rows and, if `edges` has two entries, for its columns.
 
         Products in float32 at full precision, in any order of summation. Row i has no scores in the columns
         `left_out[0, i]` to `left_out[1, i]`. None for each side with more than `room` near pairs.
+
+        Shape: left [row, width], right [column, width], left_out [2, row].
         """
         ...
 
@@ -164,10 +160,9 @@ def _triton_counts_alike(device: torch.device) -> bool:
 
 def _some_scores(scores: Shaped[np.ndarray, "query other"], chance: np.random.Generator) -> Edges:
     """Return edges around some of each query's own scores: around few of most queries, around many of one."""
-    counts = np.arange(len(scores)) % 5
+    counts, width = np.arange(len(scores)) % 5, scores.dtype.type(1 / 64)
     counts[3] = 40
     middle = np.concatenate([np.sort(chance.choice(row, count)) for row, count in zip(scores, counts, strict=True)])
-    width = scores.dtype.type(1 / 64)
     return Edges(np.concatenate([[0], np.cumsum(counts)]), middle - width, middle + width)
 
 
