@@ -9,20 +9,10 @@ from torch import Tensor, nn
 
 from aurank.losses.contrastive.info_nce import cross_entropy
 from aurank.losses.core.checks import Number, refuse_unused, require_finite
-from aurank.losses.core.log_mean_exp import AnyTemperature
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import FullPrecision
 from aurank.losses.core.temperature import Temperature
-
-
-def sigmoid_losses(
-    pairs: Pairs, temperature: AnyTemperature, bias: Float[Tensor, ""] | float
-) -> Float[Tensor, " query"]:
-    """Return each query's sum of −log sigmoid(z·(s/τ + b)), z = 1 for positives and −1 for negatives."""
-    logits = pairs.similarity / temperature + bias
-    signed = torch.where(pairs.positive, -logits, logits)
-    return nn.functional.softplus(signed).masked_fill(~(pairs.positive | pairs.negative), 0).sum(dim=1)
 
 
 class CLIPLoss(PairLoss):
@@ -38,8 +28,7 @@ class CLIPLoss(PairLoss):
         two_way: True takes another modality as `ref_emb`. False takes one direction, over any references or the batch
             itself: with rows as their own labels InfoNCE, with classes SupCon's L_out.
 
-    Source:
-        Radford et al., ICML 2021, https://arxiv.org/abs/2103.00020.
+    Source: Radford et al., ICML 2021, https://arxiv.org/abs/2103.00020.
 
     Example:
         >>> import torch
@@ -95,8 +84,7 @@ class SigLIPLoss(PairLoss):
         temperature_bounds: least and greatest τ; the paper has none, these keep numbers finite.
         two_way: True takes another modality as `ref_emb`. False takes any references or the batch itself.
 
-    Source:
-        Zhai et al., ICCV 2023, https://arxiv.org/abs/2303.15343.
+    Source: Zhai et al., ICCV 2023, https://arxiv.org/abs/2303.15343.
 
     Example:
         >>> import torch
@@ -125,4 +113,6 @@ class SigLIPLoss(PairLoss):
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """Return the sum over the query's pairs, half of it where both directions are added."""
-        return sigmoid_losses(pairs, self.temperature(), self.bias()) / (1 + self.two_way)
+        logits = pairs.similarity / self.temperature() + self.bias()
+        losses = nn.functional.softplus(torch.where(pairs.positive, -logits, logits))
+        return losses.masked_fill(~(pairs.positive | pairs.negative), 0).sum(dim=1) / (1 + self.two_way)

@@ -61,8 +61,7 @@ class CyCLIPLoss(CLIPLoss):
         two_way: True takes another modality as `ref_emb`. False takes one direction; in a batch by itself, as of two
             views of each image, partners are the other rows of the label.
 
-    Source:
-        Goel et al., NeurIPS 2022, https://arxiv.org/abs/2205.14459.
+    Source: Goel et al., NeurIPS 2022, https://arxiv.org/abs/2205.14459.
 
     Example:
         >>> import torch

@@ -36,8 +36,7 @@ class DCLLoss(PairLoss):
         weight_sigma: σ of DCLW, 0.5 in the paper: −s⁺/τ is multiplied by 2 − exp(s⁺/σ) / mean exp(s⁺/σ), the mean over
             the queries of the batch, a constant to the gradient. None leaves it out.
 
-    Source:
-        Decoupled contrastive learning, Eq. 6 (Yeh et al., ECCV 2022), https://arxiv.org/abs/2110.06848.
+    Source: Decoupled contrastive learning, Eq. 6 (Yeh et al., ECCV 2022), https://arxiv.org/abs/2110.06848.
 
     Example:
         >>> import torch
@@ -47,17 +46,13 @@ class DCLLoss(PairLoss):
     """
 
     def __init__(
-        self,
-        temperature: Number = 0.1,
-        weight_sigma: Number | None = None,
-        **options: Unpack[PairLossOptions],
+        self, temperature: Number = 0.1, weight_sigma: Number | None = None, **options: Unpack[PairLossOptions]
     ) -> None:
         super().__init__(**options)
         self.temperature = require_positive("temperature", temperature)
         self.weight_sigma = None if weight_sigma is None else require_positive("weight_sigma", weight_sigma)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return the decoupled cross-entropies."""
         similarity = pairs.positives.similarity
         if self.weight_sigma is not None:
             similarity = hardness_weights(pairs, self.weight_sigma) * similarity
@@ -74,8 +69,7 @@ class FlatNCELoss(PairLoss):
         value: "info_nce" reports InfoNCE instead of 1, as the authors' code does, so that there is something to watch;
             "one" is the formula as printed.
 
-    Source:
-        FlatNCE, in its method FlatCLR (Chen et al., 2021), https://arxiv.org/abs/2107.01152.
+    Source: FlatNCE, in its method FlatCLR (Chen et al., 2021), https://arxiv.org/abs/2107.01152.
 
     Example:
         >>> import torch
@@ -92,7 +86,6 @@ class FlatNCELoss(PairLoss):
         self.value = require_choice("value", value, get_args(Value))
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return the flat ratio, or the cross-entropy with its gradient."""
         log_negatives = log_sum_exp(pairs, self.temperature)
         log_ratio = log_negatives - attraction(pairs) / self.temperature
         flat = log_ratio - log_ratio.detach()  # 0, with the gradient of exp of it, and without an overflow
@@ -110,8 +103,7 @@ class SiMoLoss(PairLoss):
         temperature: τ; 0.2 as in MoCo v2, of which SiMo is a simpler form.
         alpha: α, the number of negatives that the batch's stand for; 65,536, MoCo's queue, as in SogCLR's comparison.
 
-    Source:
-        EqCo, in its method SiMo (Zhu et al., 2020), https://arxiv.org/abs/2010.01929.
+    Source: EqCo, in its method SiMo (Zhu et al., 2020), https://arxiv.org/abs/2010.01929.
 
     Example:
         >>> import torch
@@ -126,6 +118,5 @@ class SiMoLoss(PairLoss):
         self.alpha = require_positive("alpha", alpha)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return the cross-entropies with the margin."""
         log_negatives = log_mean_exp(pairs, self.temperature) + math.log(self.alpha)
         return one_positive_each(pairs, log_negatives, self.temperature)

@@ -69,7 +69,6 @@ class InfoNCELoss(PairLoss):
         self.two_way = two_way
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return the cross-entropies."""
         return one_positive_each(pairs, log_sum_exp(pairs, self.temperature), self.temperature)
 
 
@@ -96,5 +95,4 @@ class SupConLoss(PairLoss):
         self.temperature = require_positive("temperature", temperature)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return the cross-entropies."""
         return cross_entropy(pairs, self.temperature)

@@ -14,25 +14,10 @@ from aurank.losses.core.pairs import Pairs
 FAR = -40.0  # odds below which softplus and sigmoid are the same number, also in float64
 
 
-def dual_temperature(pairs: Pairs, *, temperature: float, inter_temperature: float) -> Float[Tensor, " query"]:
-    """Return InfoNCE at `temperature`, times (1 − p′)/(1 − p) held constant, the mean over each query's positives.
-
-    p is the share of the positive in InfoNCE's softmax at `temperature`, p′ that at `inter_temperature`.
-    """
-    within, between = (
-        log_sum_exp(pairs, tau)[:, None] - pairs.positives.similarity / tau for tau in (temperature, inter_temperature)
-    )
-    # With odds x, 1 − p is sigmoid(x), InfoNCE softplus(x), and its gradient sigmoid(x)·∇x, so that of the product is
-    # sigmoid(x′)·∇x. The quotient tends to 1 where both vanish.
-    odds = within.detach().clamp(min=FAR)
-    quotient = -logsigmoid(-odds) / odds.sigmoid()
-    weight = between.detach().sigmoid()
-    return pairs.positives.mean(weight * (quotient + within - within.detach()))
-
-
 class SimCoLoss(PairLoss):
     """(1 − p′)/(1 − p) · InfoNCE of each query and positive, the first factor held constant; the mean over positives.
 
+    p is the share of the positive in InfoNCE's softmax at `temperature`, p′ that at `inter_temperature`.
     InfoNCE's gradient is 1 − p, how hard the query is at the temperature, times a distribution over its negatives. The
     factor puts the hardness at a higher temperature in the place of that, so that easy queries keep a weight in small
     batches. The authors' code contrasts a view with the other views alone; here negatives are in both, as in the losses
@@ -42,8 +27,7 @@ class SimCoLoss(PairLoss):
         temperature: τ of the distribution over the negatives of a query, as in the authors' code.
         inter_temperature: τ of the weights between queries, as in the authors' code.
 
-    Source:
-        Zhang et al., CVPR 2022, https://arxiv.org/abs/2203.17248.
+    Source: Zhang et al., CVPR 2022, https://arxiv.org/abs/2203.17248.
 
     Example:
         >>> import torch
@@ -60,5 +44,12 @@ class SimCoLoss(PairLoss):
         self.inter_temperature = require_positive("inter_temperature", inter_temperature)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return InfoNCE, weighted."""
-        return dual_temperature(pairs, temperature=self.temperature, inter_temperature=self.inter_temperature)
+        # With odds x, 1 − p is sigmoid(x), InfoNCE softplus(x), and its gradient sigmoid(x)·∇x, so that of the product
+        # is sigmoid(x′)·∇x. The quotient tends to 1 where both vanish.
+        within, between = (
+            log_sum_exp(pairs, tau)[:, None] - pairs.positives.similarity / tau
+            for tau in (self.temperature, self.inter_temperature)
+        )
+        odds = within.detach().clamp(min=FAR)
+        quotient = -logsigmoid(-odds) / odds.sigmoid()
+        return pairs.positives.mean(between.detach().sigmoid() * (quotient + within - within.detach()))

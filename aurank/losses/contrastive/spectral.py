@@ -22,8 +22,7 @@ class SpectralContrastiveLoss(PairLoss):
     Args:
         mu: μ, the squared length of embeddings; in the authors' runs 1 on CIFAR-10 and 10 on ImageNet.
 
-    Source:
-        HaoChen et al., NeurIPS 2021, https://arxiv.org/abs/2106.04156.
+    Source: HaoChen et al., NeurIPS 2021, https://arxiv.org/abs/2106.04156.
 
     Example:
         >>> import torch
@@ -37,6 +36,5 @@ class SpectralContrastiveLoss(PairLoss):
         self.mu = require_positive("mu", mu)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return −2·mean s⁺ + μ·mean (s⁻)²."""
         squares = pairs.similarity.masked_fill(~pairs.negative, 0).square().sum(dim=1)
         return self.mu * squares / pairs.negative_count.clamp(min=1) - 2 * attraction(pairs)

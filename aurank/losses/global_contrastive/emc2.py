@@ -55,8 +55,7 @@ class EMC2Loss(KeyedLoss):
             batch; step r counts where r is above the burn-in, positives being steps; states outside of the batch are
             left out of the sum though they count in the mean; and the loss is 1/τ times as large, as in the paper.
 
-    Source:
-        Yau et al., ICML 2024, https://arxiv.org/abs/2404.10575.
+    Source: Yau et al., ICML 2024, https://arxiv.org/abs/2404.10575.
 
     Example:
         >>> import torch

@@ -51,8 +51,7 @@ class FastCLIPLoss(RobustLoss):
         two_way: True is the sum of both directions; False takes one, against any references.
         gamma_every, gamma_decay, state_on: as in `SogCLRLoss`.
 
-    Source:
-        Wei et al., 2024, https://arxiv.org/abs/2407.01445.
+    Source: Wei et al., 2024, https://arxiv.org/abs/2407.01445.
 
     Example:
         >>> import torch

@@ -53,8 +53,7 @@ class ISogCLRLoss(RobustLoss):
             Eq. 14 estimates that weight: at small τ no gradient is left in a batch that is easier than earlier ones.
         two_way: both directions between two modalities (App. B), each with u and τ of its own.
 
-    Source:
-        Qiu et al., ICML 2023, https://arxiv.org/abs/2305.11965.
+    Source: Qiu et al., ICML 2023, https://arxiv.org/abs/2305.11965.
 
     Example:
         >>> import torch

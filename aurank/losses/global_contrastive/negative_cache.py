@@ -58,25 +58,20 @@ class NegativeCacheLoss(Counters, KeyedLoss):
     not augmented, and embeds B of them beside a batch; here each sample's last view in the batch is stored.
 
     The cache takes num_samples · embedding_dim numbers where the loss is, and in each checkpoint, whatever
-    `out_of_batch` is: 5 GB for ten million samples in 128 dimensions. Each step compares every query with all of it, in
-    pieces. `EMC2Loss`, which keeps one state per sample, needs neither with out_of_batch "restart" or "reencode".
+    `out_of_batch` is: 5 GB for ten million samples in 128 dimensions. Each step compares every query with all of it.
 
     State: `cache.rows`, the embeddings, and `cache.tags`, the labels, by sample; `turn` as extra state.
 
     Args:
-        num_samples: rows of the data set, which `ids` (or labels, in their absence) name.
-        temperature: τ.
         out_of_batch: what a drawn negative that is not in the batch is: its "stored" embedding, or embedded anew
             ("reencode") by `reencode`, a function of ids that `aurank train` sets, and so refreshed in the cache. A
             stored one is a constant; a new one has a gradient if the function returns it with a graph, as the authors'
             does.
         refresh: ρ, the share of the cache embedded anew at each step, by turns, for "reencode".
         positive_in_denominator: False sets w = 1, the gradient of the contrastive loss without the positive in its sum.
-        embedding_dim: width of the embeddings; None takes it from the first batch.
-        seed: where the random numbers start; the position in the sequence is saved.
+        num_samples, temperature, embedding_dim, seed: as in `EMC2Loss`.
 
-    Source:
-        Lindgren et al., NeurIPS 2021, https://openreview.net/forum?id=824xC-SgWgU.
+    Source: Lindgren et al., NeurIPS 2021, https://openreview.net/forum?id=824xC-SgWgU.
 
     Example:
         >>> import torch

@@ -71,8 +71,7 @@ class NeuCLIPLoss(PairLoss):
             through it, as that of Eq. 12 taken literally: the prototypes then act as further negatives.
         two_way: both directions between two modalities, as in the paper. False: within a batch, or against references.
 
-    Source:
-        Wei, Lin, Yang, ICLR 2026, https://arxiv.org/abs/2511.08417.
+    Source: Wei, Lin, Yang, ICLR 2026, https://arxiv.org/abs/2511.08417.
 
     Example:
         >>> import torch
@@ -124,7 +123,6 @@ class NeuCLIPLoss(PairLoss):
         return inputs
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return τ·[e^(−α)·(ε + g) + α − 1 + ρ]."""
         temperature, known = self.temperature(), None
         log_normalizer = self._of_batch(pairs, temperature)
         if writes(self):

@@ -38,8 +38,7 @@ class SogCLRLoss(NormalizedLoss):
         gamma_decay: share of the training over which γ falls.
         state_on: "host" leaves the tables in host memory; a batch's rows are fetched and sent back without waiting.
 
-    Source:
-        Yuan et al., ICML 2022, https://arxiv.org/abs/2202.12387.
+    Source: Yuan et al., ICML 2022, https://arxiv.org/abs/2202.12387.
 
     Example:
         >>> import torch
@@ -69,7 +68,6 @@ class SogCLRLoss(NormalizedLoss):
         self.previous_normalizer = previous_normalizer
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return −s⁺ + τ·log u."""
         log_mean = log_mean_exp(pairs, self.temperature, with_positives=self.positive_in_denominator)
         shared = self.normalizer == "shared"
         log_u = self.log_normalizer(pairs, log_mean, shared=shared, previous=self.previous_normalizer)

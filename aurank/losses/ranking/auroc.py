@@ -59,7 +59,6 @@ class AUROCLoss(PairLoss):
         self.backend = require_backend(backend)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return the surrogate of 1 − AUROC."""
         positives = pairs.positives_and_self if self.official else pairs.positives
         kind: dict[str, Any] = {"surrogate": self.surrogate, "temperature": self.temperature, "backend": self.backend}
         sums = ranking_sums(positives.similarity, pairs.negative_similarity, **kind)

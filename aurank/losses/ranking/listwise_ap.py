@@ -108,7 +108,6 @@ class ListwiseAPLoss(PairLoss):
         self.official = official
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return 1 − average precision of the bins."""
         positives = pairs.positives_and_self if self.official else pairs.positives
         plus = soft_histogram(positives.similarity, positives.mask, num_bins=self.num_bins, limits=self.limits)
         minus = soft_histogram(pairs.similarity, pairs.negative, num_bins=self.num_bins, limits=self.limits)

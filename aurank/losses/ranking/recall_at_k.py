@@ -113,7 +113,6 @@ class RecallAtKLoss(PairLoss):
         return super().compute(inputs)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return 1 − the mean over k of the smoothed recall@k."""
         if self.shares is not None and writes(self) and len(pairs.valid_rows):
             return self._mixed(pairs, self.shares)
         kept = pairs.positive | pairs.negative
@@ -134,9 +133,7 @@ class RecallAtKLoss(PairLoss):
         total = true.index_add(0, first, virtual / 2).index_add(0, second, virtual / 2)
         return total * (len(pairs.valid_rows) / (len(pairs.valid_rows) + len(first)))
 
-    def _loss(
-        self, positives: Positives, ranked: Float[Tensor, "query reference"], batch: int
-    ) -> Float[Tensor, " query"]:
+    def _loss(self, positives: Positives, ranked: Float[Tensor, "query item"], batch: int) -> Float[Tensor, " query"]:
         """Return 1 − the smoothed recall among references, `batch` of them true; minus infinity is not ranked."""
         options: dict[str, Any] = {"temperature": self.temperature, "backend": self.backend}
         # a positive is counted ahead of itself by σ(0) = ½

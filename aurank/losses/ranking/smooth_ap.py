@@ -54,7 +54,6 @@ class SmoothAPLoss(PairLoss):
         self.backend = require_backend(backend)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return 1 − smoothed average precision."""
         positives = pairs.positives_and_self if self.include_self else pairs.positives
         ahead = partial(ranking_sums, surrogate="sigmoid", temperature=self.temperature, backend=self.backend)
         among = positives.similarity.masked_fill(~positives.mask, -torch.inf)
