@@ -20,9 +20,10 @@ install_import_hook("aurank", "beartype.beartype")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Import without looking for garbage: there is none, and each search goes through all that was imported."""
+    """Import without looking for garbage, and leave what was imported out of every later search."""
     gc.disable()
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.enable()
