@@ -51,6 +51,41 @@ def zip_tree(root: Path, file: Path, *, prefix: str = "") -> Path:
     return file
 
 
+def omniglot_zip(file: Path, alphabets: int = 10) -> None:
+    """Writes drawings in the layout of Omniglot: alphabets of four characters, every fifth of them for evaluation."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for place in range(16 * alphabets):
+            alphabet, character, drawing = place // 16, place // 4 % 4 + 1, place % 4 + 1
+            split = "evaluation" if alphabet % 5 == 4 else "background"
+            name = f"images_{split}/Alphabet{alphabet}/character{character:02}/{place // 4:04}_{drawing:02}.png"
+            archive.writestr(name, png(place, height=20, width=20))
+
+
+def grocery_zip(file: Path, kinds: dict[str, tuple[str, int]], images: int, content: bytes = b"") -> None:
+    """Writes the layout of the Grocery Store data set: for each kind its aisle and number of products.
+
+    All images have the same content. Beside the published lists stand disjoint ones in the format of SOP, by product.
+    """
+    classes = ["Class Name (str),Class ID (int),Coarse Class Name (str),Coarse Class ID (int),Icon,Text"]
+    lists: dict[str, list[str]] = {"train.txt": [], "val.txt": [], "test.txt": []}
+    disjoint = {
+        f"derived_disjoint_{split}.txt": ["image_id class_id super_class_id path"] for split in ("train", "test")
+    }
+    with zipfile.ZipFile(file, "w") as archive:
+        for kind, (aisle, count) in kinds.items():
+            for place in range(count):
+                name, product = f"Brand-{place}-{kind}" if count > 1 else kind, len(classes)
+                classes.append(f"{name},{product - 1},{kind},0,,")
+                for index in range(images):
+                    part = list(lists)[index % 3]
+                    path = f"{part.removesuffix('.txt')}/{aisle}/{kind}/{name}/{name}_{index:03d}.jpg"
+                    lists[part].append(f"{path}, {product - 1}, 0")
+                    list(disjoint.values())[product % 2].append(f"{product * images + index} {product} 1 {path}")
+                    archive.writestr(f"grocery/images/{path}", content)
+        for name, lines in {**lists, **disjoint, "classes.csv": classes}.items():
+            archive.writestr(f"grocery/{name}", "\n".join(lines) + "\n")
+
+
 def array_manifest(
     sizes: dict[str, list[int]],
     *,

@@ -10,7 +10,7 @@ import timm
 from PIL import Image
 from safetensors.torch import save_file
 from testing.benchmark_trees import sop_tree
-from testing.data_trees import REAL_DATA, pixels
+from testing.data_trees import grocery_zip, omniglot_zip, pixels, png
 from testing.tiny import tiny_config
 from testing.two_towers import pairs_config, write_table
 
@@ -68,7 +68,7 @@ def write_world(folder: Path) -> None:
         block.code for block in blocks("yaml") if "root: photos" in block.code and "name: folder" in block.code
     ]
     (folder / "mine.yaml").write_text(photos, encoding="utf-8")
-    weights = timm.create_model("tf_efficientnet_lite0", pretrained=False).state_dict()
+    weights = timm.create_model("test_efficientnet", pretrained=False).state_dict()
     save_file(weights, folder / "weights.safetensors")
     sop_tree(folder / "published")
     random, labels = np.random.default_rng(0), np.arange(60) // 10
@@ -83,8 +83,6 @@ def write_world(folder: Path) -> None:
     aurank.train(pairs_config(folder, train=short, optim={"warmup_steps": 0}), folder / "runs/text_sogclr")
     for name in ("mine", "pairs"):
         (folder / "runs" / name).symlink_to(folder / "runs" / ("soprc" if name == "mine" else "text_sogclr"))
-    (folder / "data").mkdir()
-    for name in ("omniglot_full.zip", "grocery_128.zip"):
-        if (REAL_DATA / name).is_file():
-            for place in (folder, folder / "data"):  # --data starts at the working directory, data.params at data.root
-                (place / name).symlink_to((REAL_DATA / name).resolve())
+    kinds = dict.fromkeys(("Apple", "Pear", "Plum", "Kiwi", "Lemon", "Melon"), ("Fruit", 5))
+    omniglot_zip(folder / "omniglot_full.zip")
+    grocery_zip(folder / "grocery_128.zip", kinds, images=6, content=png(0))

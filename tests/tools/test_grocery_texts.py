@@ -1,10 +1,10 @@
-import zipfile
 from collections import Counter
 from pathlib import Path
 
 import grocery_texts
 import pytest
 from grocery_texts import Product, read, table
+from testing.data_trees import grocery_zip
 
 from aurank.data.readers.table import read_table
 from aurank.embedding.image_text_pairs import groups_of
@@ -15,21 +15,7 @@ KINDS = {"Apple": ("Fruit", 4), "Juice": ("Packages", 4), "Leek": ("Vegetables",
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     """An archive in the layout of the Grocery Store data set; the images are empty files."""
-    classes = ["Class Name (str),Class ID (int),Coarse Class Name (str),Coarse Class ID (int),Icon,Text"]
-    lists: dict[str, list[str]] = {"train": [], "val": [], "test": []}
-    with zipfile.ZipFile(tmp_path / "grocery.zip", "w") as content:
-        for kind, (aisle, count) in KINDS.items():
-            for place in range(count):
-                name = f"Brand-{place}-{kind}" if count > 1 else kind
-                classes.append(f"{name},{len(classes) - 1},{kind},0,,")
-                for index in range(30):
-                    part = ("train", "val", "test")[index % 3]
-                    path = f"{part}/{aisle}/{kind}/{name}/{name}_{index:03d}.jpg"
-                    lists[part].append(f"{path}, {len(classes) - 2}, 0")
-                    content.writestr(f"grocery/images/{path}", "")
-        for part, lines in lists.items():
-            content.writestr(f"grocery/{part}.txt", "\n".join(lines) + "\n")
-        content.writestr("grocery/classes.csv", "\n".join(classes) + "\n")
+    grocery_zip(tmp_path / "grocery.zip", KINDS, images=30)
     return tmp_path / "grocery.zip"
 
 
