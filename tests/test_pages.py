@@ -17,12 +17,11 @@ from pytorch_metric_learning.miners import MultiSimilarityMiner
 from ruamel.yaml import YAML
 from testing.benchmark_trees import publish_small_sizes
 from testing.pages import LANGUAGES, ROOT, Block, blocks, commands, write_world
-from testing.tiny import tiny_config
 
 import aurank
 from aurank import cli
 from aurank.losses import SmoothAPLoss
-from aurank.training import read_config, train
+from aurank.training import TrainResult, read_config
 
 COMMANDS = commands()
 # Words of a command that stand for what only its reader has; here they are small, and nothing is fetched.
@@ -39,20 +38,20 @@ SHELL = {"source", "export", "git", "pip", "python -m venv"}  # of the shell, no
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainResult]:
     folder = tmp_path_factory.mktemp("pages")
-    write_world(folder)
-    return folder
+    return folder, write_world(folder)
 
 
 @pytest.fixture
-def inside(world: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of what the pages speak of, as the working directory."""
-    monkeypatch.chdir(world)
+def inside(world: tuple[Path, TrainResult], monkeypatch: pytest.MonkeyPatch) -> TrainResult:
+    """Make the folder of what the pages speak of the working directory; return the result of a run that is in it."""
+    folder, result = world
+    monkeypatch.chdir(folder)
     monkeypatch.setenv("AURANK_DATA", ".")
     monkeypatch.setenv("AURANK_CACHE", "cache")
     publish_small_sizes(monkeypatch)
-    return world
+    return result
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
@@ -77,8 +76,9 @@ def test_a_block_names_its_language(block: Block) -> None:
     assert block.language in LANGUAGES, "write ```python, ```yaml, ```sh, or ```text for what is not to be run"
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(("place", "words"), COMMANDS, ids=[place for place, _ in COMMANDS])
-def test_a_command_is_one(place: str, words: list[str], inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_is_one(place: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     words = with_stand_ins(words)
     if words[0] == "torchrun":
         words = words[words.index("aurank") :]
@@ -129,8 +129,9 @@ TRAININGS = [(place, words) for place, words in COMMANDS if "aurank" in words an
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(("place", "words"), TRAININGS, ids=[place for place, _ in TRAININGS])
-def test_a_training_starts(place: str, words: list[str], inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_starts(place: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     words = with_stand_ins(words[words.index("aurank") + 1 :])
     small = ["sampler.batch=16", "data.workers=0"] if "micro_batch" not in " ".join(words) else []
     words = [word for word in words if word not in ("--resume", "--dry-run")]
@@ -142,8 +143,9 @@ def test_a_training_starts(place: str, words: list[str], inside: Path, monkeypat
     run(monkeypatch, *words, *small, "--dry-run")
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)
-def test_a_configuration_is_one(block: Block, inside: Path) -> None:
+def test_a_configuration_is_one(block: Block) -> None:
     sections = YAML(typ="safe").load(block.code)
     if {"data", "loss", "optim", "train"} <= sections.keys():
         Path("block.yaml").write_text(block.code, encoding="utf-8")
@@ -208,16 +210,21 @@ OWN_NAMES: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # of PML's progress bar
-@pytest.mark.parametrize("page", sorted({block.page for block in blocks("python")}))
-def test_the_python_of_a_page_runs_from_above(page: str, inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rehearsed(config: str, out: str, overrides: Sequence[str]) -> aurank.TrainResult:
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page == "docs/pml.md" else ())
+        for page in sorted({block.page for block in blocks("python")})
+    ],
+)
+def test_the_python_of_a_page_runs_from_above(page: str, inside: TrainResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rehearsed(config: str, out: str, overrides: Sequence[str]) -> TrainResult:
         read_config(config, overrides)  # a long training: its configuration is resolved, and a short one is there
-        return aurank.TrainResult(**short)
+        return inside
 
     given = names() | OWN_NAMES.get(page, dict)()
     given["__name__"] = "page"
     if page == "docs/training.md":
-        short = vars(train(tiny_config(train={"steps": 2}, optim={"warmup_steps": 0}), inside / "short"))
         monkeypatch.setattr(aurank, "train", rehearsed, raising=False)
     scope: dict[str, Any] = {}
     for block in blocks("python"):

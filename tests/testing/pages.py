@@ -56,8 +56,11 @@ def commands() -> list[tuple[str, list[str]]]:
     return found
 
 
-def write_world(folder: Path) -> None:
-    """Write the files that the pages speak of into a folder: photos, tables, embeddings, two small runs, weights."""
+def write_world(folder: Path) -> aurank.TrainResult:
+    """Write what the pages speak of into a folder: photos, tables, embeddings, two small runs, weights.
+
+    Returns the result of the run of images.
+    """
     for place in range(48):
         path = folder / f"photos/class{place % 8}/{place}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,10 +82,11 @@ def write_world(folder: Path) -> None:
         noisy = rows + random.normal(size=rows.shape).astype(np.float32)
         aurank.evaluate(noisy, labels).save(folder / name / "report.json")
     short = {"steps": 2, "validate_every": 2}
-    aurank.train(tiny_config(train=short, optim={"warmup_steps": 0}), folder / "runs/soprc")
+    result = aurank.train(tiny_config(train=short, optim={"warmup_steps": 0}), folder / "runs/soprc")
     aurank.train(pairs_config(folder, train=short, optim={"warmup_steps": 0}), folder / "runs/text_sogclr")
     for name in ("mine", "pairs"):
         (folder / "runs" / name).symlink_to(folder / "runs" / ("soprc" if name == "mine" else "text_sogclr"))
     kinds = dict.fromkeys(("Apple", "Pear", "Plum", "Kiwi", "Lemon", "Melon"), ("Fruit", 5))
     omniglot_zip(folder / "omniglot_full.zip")
     grocery_zip(folder / "grocery_128.zip", kinds, images=6, content=png(0))
+    return result
