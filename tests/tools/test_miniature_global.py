@@ -65,6 +65,7 @@ def test_a_finished_run_is_found_again_after_a_restart(tmp_path: Path) -> None:
     assert again.find(Run(first.experiment, first.name, first.settings, seed=5)) is None
 
 
+@pytest.mark.slow
 def test_the_page_and_the_pictures_hold_every_run_and_say_what_is_missing(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
@@ -101,9 +102,10 @@ def test_the_exact_loss_is_that_of_all_views_of_other_photos() -> None:
 
 @pytest.mark.parametrize("name", convergence.METHODS)
 def test_a_training_lowers_the_exact_loss(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    photos = torch.rand(500, 1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    views = photos + 0.1 * torch.randn(500, 2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    photos = torch.rand(100, 1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    views = photos + 0.1 * torch.randn(100, 2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     monkeypatch.setattr(convergence, "views", lambda: views)
+    monkeypatch.setattr(convergence, "IMAGES", 100)
     monkeypatch.setattr(convergence, "SAMPLES_SEEN", 320)
     monkeypatch.setattr(convergence, "CHECKS", 1)
     course = convergence.carry_out(Run("convergence", name, {"batch": 16}))["course"]

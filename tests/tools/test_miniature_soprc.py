@@ -93,6 +93,7 @@ def test_a_method_without_configuration_is_left_out_and_said(
     assert "triplet left out" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_training_starts_anew_over_what_a_killed_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = ("sampler.batch=16", "sampler.params.per_class=4", "data.image_size=16", "data.validation_fraction=0.2")
     monkeypatch.setitem(METHODS, "soprc", Method("tiny", "digits/soprc", changes))
@@ -159,6 +160,7 @@ def test_a_page_without_markers_is_refused(tmp_path: Path) -> None:
         replaced("no markers", "here", "block", tmp_path)
 
 
+@pytest.mark.slow
 def test_the_committed_pages_and_pictures_follow_from_the_committed_results(tmp_path: Path) -> None:
     copies = {name: tmp_path / name for name in ("miniatures.md", "results.md")}
     shutil.copy(DOCS / "miniatures.md", tmp_path)
@@ -230,6 +232,7 @@ def test_the_ap_of_the_stability_miniature_is_eq_5() -> None:
     assert float(stability.APLoss()(embeddings, labels)) == pytest.approx(total, rel=1e-10)
 
 
+@pytest.mark.slow
 def test_replacing_a_positive_changes_a_gradient_more_than_replacing_a_negative() -> None:
     found = stability.change(32, seed=0, trials=5)
     assert set(found) >= {"ap", "smooth_ap", "soprc", "soprc_without_v"}
