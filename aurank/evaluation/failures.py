@@ -29,7 +29,7 @@ def confusions(
     *,
     most: int = 20,
 ) -> Confusions:
-    """Return the classes that lose most places to other classes, and the classes that take most of these.
+    """Return the classes that lose most places to one other class, and the classes that take most from one.
 
     Args:
         nearest: lists of the queries.
@@ -50,19 +50,17 @@ def confusions(
     wrong = exists & ~nearest.is_positive
     names, query = np.unique(classes, return_inverse=True)
     others, gallery = np.unique(gallery_classes, return_inverse=True)
-    query_of = np.broadcast_to(query[:, None], wrong.shape)[wrong]
-    taken_by = gallery[nearest.row[wrong]]
-    # Only classes that lose most get a row of the matrix: classes times classes may not fit into memory.
-    rows = _greatest(np.bincount(query_of, minlength=len(names)), most)
-    place = np.full(len(names), -1)
-    place[rows] = np.arange(len(rows))
-    shown = place[query_of] >= 0
-    columns = _greatest(np.bincount(taken_by[shown], minlength=len(others)), most)
-    column = np.full(len(others), -1)
-    column[columns] = np.arange(len(columns))
+    pair = np.broadcast_to(query[:, None], wrong.shape)[wrong] * len(others) + gallery[nearest.row[wrong]]
+    pairs, number = np.unique(pair, return_counts=True)
+    losing, taking = np.divmod(pairs, len(others))
+    worst = np.argsort(-number, kind="stable")
+    rows, columns = (_first_distinct(side[worst], most) for side in (losing, taking))
+    # Classes times classes may not fit into memory: only what is shown is filled in.
+    row, column = np.full(len(names), -1), np.full(len(others), -1)
+    row[rows], column[columns] = np.arange(len(rows)), np.arange(len(columns))
+    shown = (row[losing] >= 0) & (column[taking] >= 0)
     count = np.zeros((len(rows), len(columns)), np.int64)
-    shown &= column[taken_by] >= 0
-    np.add.at(count, (place[query_of[shown]], column[taken_by[shown]]), 1)
+    count[row[losing[shown]], column[taking[shown]]] = number[shown]
     places = np.bincount(query, weights=exists.sum(axis=1), minlength=len(names)).astype(np.int64)
     return Confusions(names[rows], others[columns], count, places[rows])
 
@@ -103,6 +101,12 @@ def hubs(nearest: NearestRows, num_gallery: int, *, most: int = 12, above: float
     rows = _greatest(count, most)
     rows = rows[count[rows] > above * expected]
     return Hubs(rows, count[rows], right[rows], expected, skewness, int((count == 0).sum()))
+
+
+def _first_distinct(values: Int64[np.ndarray, " each"], most: int) -> Int64[np.ndarray, " chosen"]:
+    """Return the values in the order of their first occurrence, each once, at most so many."""
+    first = np.sort(np.unique(values, return_index=True)[1])[:most]
+    return np.asarray(values[first])
 
 
 def _greatest(count: Int64[np.ndarray, " each"], most: int) -> Int64[np.ndarray, " chosen"]:

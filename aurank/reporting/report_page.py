@@ -1,0 +1,251 @@
+"""report.html: what an evaluation found, in one file that people look at."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aurank.evaluation.failures import confusions, hubs
+from aurank.evaluation.report import Report
+from aurank.reporting.charts import ap_histogram, embedding_map, frequency_chart, precision_recall_chart, recall_chart
+from aurank.reporting.grids import gallery_names, make_grids, query_names
+from aurank.reporting.page import render, trusted
+from aurank.reporting.pictures import Pictures
+
+MOST_CLASSES = 500  # in the table; per_class.csv has all
+MOST_NAMES = 100  # of a list of images
+MAP_POINTS = 4000
+CARDS = ("mauprc", "recall@1", "recall@10", "map@r", "mrr", "auroc")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with data or embeddings, as a page shows it."""
+
+    severity: str  # "error", "warning" or "note"
+    title: str
+    count: int
+    consequence: str
+    remedy: str
+
+
+def report_page(
+    report: Report,
+    *,
+    pictures: Pictures | None = None,
+    embeddings: np.ndarray | None = None,
+    classes: Sequence[str] = (),
+    findings: Sequence[Finding] = (),
+    title: str = "Retrieval report",
+) -> str:
+    """Return the page of a report as HTML text: numbers, curves, grids, classes, confusions, hubs and a map.
+
+    Args:
+        report: what has to be shown; without neighbours grids, confusions and hubs are left out.
+        pictures: where pictures come from, and how many bytes they may take.
+        embeddings: [query, dim] of all queries, for the map.
+        classes: names of classes that get a grid of their own.
+        findings: of the doctor.
+
+    Raises:
+        UserError: no query of a class asked for.
+
+    Example:
+        >>> import aurank
+        >>> "0.4583" in report_page(aurank.evaluate(np.eye(4)[[0, 1, 0, 1]] + 0.1, [0, 0, 1, 0], neighbours=2))
+        False
+    """
+    pictures = pictures or Pictures(None)
+    lists = report.neighbours is not None
+    grids = make_grids(report, pictures, classes=classes) if lists else []
+    charts = [
+        {"svg": trusted(precision_recall_chart({"": report})), "caption": "Precision over recall, mean over queries."},
+        {"svg": trusted(recall_chart({"": report})), "caption": "Recall@k: queries with a positive among the first k."},
+        {"svg": trusted(ap_histogram({"": report})), "caption": "Average precision of the queries."},
+    ]
+    if len(np.unique(report.per_query["num_positives"])) > 1:
+        by_number = "mAUPRC by the number of positives of a query."
+        charts.append({"svg": trusted(frequency_chart(report)), "caption": by_number})
+    if embeddings is not None:
+        charts.append(_map(report, embeddings))
+    shown_hubs = _hubs(report, pictures) if lists else None
+    table, columns, note = _class_rows(report)
+    confused = _confused(report) if lists and table else None
+    sections = {
+        "findings": findings, "grids": grids, "classes": table, "confusions": confused, "hubs": shown_hubs,
+    }  # fmt: skip
+    left_out = _left_out(report, pictures)
+    contents = [("numbers", "Numbers"), ("curves", "Curves")]
+    contents += [(name, name.capitalize()) for name, content in sections.items() if content]
+    return render(
+        "report.html",
+        title=title,
+        counted=_counted(report),
+        contents=contents,
+        cards=_cards(report),
+        notes=report.notes,
+        metrics=[
+            {"name": name, "value": f"{value:.4f}", "interval": _interval(report, name)}
+            for name, value in report.metrics.items()
+        ],
+        has_intervals=report.intervals is not None,
+        facts=_facts(report),
+        charts=charts,
+        findings=findings,
+        grids=grids,
+        classes=table,
+        class_columns=columns,
+        classes_note=note,
+        confused=confused,
+        hubs=shown_hubs,
+        lists=left_out,
+    )
+
+
+def _counted(report: Report) -> str:
+    lone = f", {report.num_lone_queries:,} of them without a positive and skipped" if report.num_lone_queries else ""
+    protocol = f", protocol {report.protocol['name']}" if report.protocol else ""
+    return f"{report.num_queries:,} queries{lone}, {report.num_gallery:,} gallery rows{protocol}"
+
+
+def _interval(report: Report, name: str) -> str:
+    if report.intervals is None or name not in report.intervals.bounds:
+        return ""
+    low, high = report.intervals.bounds[name]
+    return f"{low:.4f} to {high:.4f}"
+
+
+def _cards(report: Report) -> list[dict[str, str]]:
+    cards = []
+    for name in CARDS:
+        if name == "mauprc" or name in report.metrics:
+            value = report.mauprc if name == "mauprc" else report.metrics[name]
+            beside = _interval(report, name)
+            low, high = report.tie_bounds or (0.0, 0.0)
+            if name == "mauprc" and low != high:
+                beside = f"{beside} equal scores allow {low:.4f} to {high:.4f}".strip()
+            cards.append({"name": name, "value": f"{value:.4f}", "beside": beside})
+    if "num_negatives" in report.per_query:
+        cards.append({"name": "a random order", "value": f"{report.random_order:.4f}", "beside": "mauprc"})
+    return cards
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    protocol = report.protocol or {}
+    facts = {
+        "command": report.command,
+        "date": report.date,
+        "protocol": protocol.get("name"),
+        "checksum of the protocol's data": protocol.get("checksum"),
+        "distance": report.distance,
+        "equal scores": report.ties,
+        "intervals": None if report.intervals is None else str(report.intervals),
+        "versions": ", ".join(f"{name} {version}" for name, version in report.versions.items()),
+    }
+    return [(name, str(value)) for name, value in facts.items() if value]
+
+
+def _map(report: Report, embeddings: np.ndarray) -> dict[str, Any]:
+    """Return the map of the queries on the first two principal components."""
+    rows = report.per_query["query"]
+    some = np.sort(np.random.default_rng(0).permutation(len(rows))[:MAP_POINTS])
+    points = np.asarray(embeddings[rows[some]], np.float64)
+    if report.distance == "cosine":
+        points = points / np.linalg.norm(points, axis=1, keepdims=True)
+    points = points - points.mean(axis=0)
+    values, axes = np.linalg.eigh(points.T @ points)
+    part = values[::-1][:2] / max(values.sum(), np.finfo(float).tiny)
+    names = query_names(report)[some]
+    kinds, label = np.unique(names, return_inverse=True)
+    by_class = 1 < len(kinds) <= 6
+    chart = embedding_map(
+        points @ axes[:, ::-1][:, :2],
+        label.astype(np.int64) if by_class else report.per_query["ap"][some],
+        axis_names=[f"component {place} ({share:.0%} of the variance)" for place, share in enumerate(part, 1)],
+        described="Map of the query embeddings",
+    )
+    of = f"{len(some):,} of {len(rows):,} queries" if len(some) < len(rows) else f"{len(rows):,} queries"
+    coloured = f"classes {', '.join(kinds.tolist())} by colour" if by_class else "average precision by colour"
+    return {"svg": trusted(chart), "caption": f"{of} on their first two principal components, {coloured}."}
+
+
+def _class_rows(report: Report) -> tuple[list[list[dict[str, Any]]], list[str], str]:
+    """Return the rows of the table of classes, worst first, its columns, and what was left out."""
+    if "label" not in report.per_query:
+        return [], [], ""
+    table = report.class_table()
+    shown = [name for name in ("mauprc", "recall@1", "r_precision") if name in table]
+    label, first = np.unique(report.per_query["label"], return_index=True)
+    names = dict(zip(label.tolist(), query_names(report)[first].tolist(), strict=True))
+    positives = dict(zip(label.tolist(), report.per_query["num_positives"][first].tolist(), strict=True))
+    order = np.argsort(table["mauprc"], kind="stable")[:MOST_CLASSES]
+    rows = []
+    for index in order.tolist():
+        own = table["label"][index].item()
+        cells = [(names[own], None), *((f"{n:,}", n) for n in (int(table["num_queries"][index]), positives[own]))]
+        cells += [(f"{table[name][index]:.4f}", float(table[name][index])) for name in shown]
+        rows.append([{"text": text, "value": value} for text, value in cells])
+    whole = len(table["label"])
+    note = (
+        f"{whole:,} classes, worst first."
+        if len(rows) == whole
+        else (f"The {len(rows):,} worst of {whole:,} classes; per_class.csv has all.")
+    )
+    return rows, ["class", "queries", "positives", *shown], note
+
+
+def _confused(report: Report) -> dict[str, Any] | None:
+    assert report.neighbours is not None
+    found = confusions(report.neighbours, query_names(report), gallery_names(report))
+    if not found.count.size:
+        return None
+    part = found.count / np.maximum(1, found.places)[:, None]
+    most = max(float(part.max()), 0.01)
+    rows = [
+        {
+            "name": name,
+            "cells": [
+                {"text": f"{100 * one:.0f}" if one >= 0.01 else "", "shade": round(70 * one / most)} for one in line
+            ],
+        }
+        for name, line in zip(found.query_class.tolist(), part.tolist(), strict=True)
+    ]
+    return {"columns": found.gallery_class.tolist(), "rows": rows}
+
+
+def _hubs(report: Report, pictures: Pictures) -> dict[str, Any] | None:
+    assert report.neighbours is not None
+    found = hubs(report.neighbours, report.num_gallery)
+    names, paths = gallery_names(report), report.gallery.get("path")
+    items = []
+    for row, lists, right in zip(found.row.tolist(), found.lists.tolist(), found.right.tolist(), strict=True):
+        path = "" if paths is None else str(paths[row])
+        picture = pictures.of(path)
+        items.append(
+            {"row": row, "lists": lists, "right": right, "label": names[row], "path": path, "picture": picture}
+        )
+    if not items:
+        return None
+    numbers = {"expected": f"{found.expected:.1f}", "skewness": f"{found.skewness:.1f}", "never": f"{found.never:,}"}
+    return {**numbers, "shown": items}
+
+
+def _left_out(report: Report, pictures: Pictures) -> list[dict[str, Any]]:
+    """Return lists of images that no number speaks of, or that could not be shown."""
+    lone = np.setdiff1d(np.arange(report.num_queries), report.per_query["query"])
+    paths = report.gallery.get("path")
+    same = paths is not None and report.num_queries == report.num_gallery
+    names = [str(paths[row]) if same and paths is not None else f"row {row}" for row in lone[:MOST_NAMES].tolist()]
+    lists = [
+        {"title": "Queries without a positive, skipped", "count": len(lone), "names": names},
+        {
+            "title": "Images that could not be read",
+            "count": len(pictures.missing),
+            "names": [*pictures.missing][:MOST_NAMES],
+        },
+    ]
+    if pictures.left_out:
+        what = "Pictures left out to keep the page small"
+        lists.append({"title": what, "count": pictures.left_out, "names": []})
+    return [one for one in lists if one["count"]]
