@@ -44,6 +44,8 @@ HOMES = {
     "faiss": ("aurank.evaluation.index", "aurank.evaluation.accuracy_calculator"),
     "accelerate": ("aurank.training",),
     "matplotlib": ("aurank.reporting",),
+    "cycler": ("aurank.reporting",),
+    "jinja2": ("aurank.reporting",),
     "typer": ("aurank.cli",),
     "rich": ("aurank.cli",),
 }

@@ -1,11 +1,11 @@
 """report.html: what an evaluation found, in one file that people look at."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from aurank.data.checks.doctor import Finding
 from aurank.evaluation.failures import confusions, hubs
 from aurank.evaluation.report import Report
 from aurank.reporting.charts import ap_histogram, embedding_map, frequency_chart, precision_recall_chart, recall_chart
@@ -17,17 +17,6 @@ MOST_CLASSES = 500  # in the table; per_class.csv has all
 MOST_NAMES = 100  # of a list of images
 MAP_POINTS = 4000
 CARDS = ("mauprc", "recall@1", "recall@10", "map@r", "mrr", "auroc")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that is wrong with data or embeddings, as a page shows it."""
-
-    severity: str  # "error", "warning" or "note"
-    title: str
-    count: int
-    consequence: str
-    remedy: str
 
 
 def report_page(

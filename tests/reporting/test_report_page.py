@@ -1,0 +1,133 @@
+"""report.html: what it shows agrees with the numbers, and no text from outside becomes markup."""
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aurank
+from aurank.data.checks.doctor import Finding
+from aurank.data.sources import ArraySource
+from aurank.errors import UserError
+from aurank.evaluation.failures import confusions, hubs
+from aurank.evaluation.report import Report
+from aurank.reporting.grids import make_grids
+from aurank.reporting.pictures import Pictures
+from aurank.reporting.report_page import report_page
+
+EVIL = ("<img src=x onerror=alert(1)>.jpg", "\x1b[31mred\x1b[0m.png", 'quote"\n.png', "</script><script>alert(2)</script>")
+
+
+class Elements(HTMLParser):
+    """The start tags of a page, and its visible text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def measured(rows: int = 24, **options: Any) -> Report:
+    rng = np.random.default_rng(3)
+    labels = np.arange(rows) // 3
+    report = aurank.evaluate(rng.standard_normal((rows, 5)), labels, neighbours=5, **options)
+    names = np.array([f"class {label}" for label in labels])
+    return report.named(np.array([f"{row}.png" for row in range(rows)]), names)
+
+
+def test_a_grid_shows_the_lists_of_the_report() -> None:
+    report = measured()
+    assert report.neighbours is not None
+    worst, median, _random = make_grids(report, Pictures(None), queries=4)
+    assert [row.ap for row in worst.rows] == sorted(report.per_query["ap"].tolist())[:4]
+    assert median.rows[0].ap == sorted(report.per_query["ap"].tolist())[10]
+    for row in worst.rows:
+        index = report.per_query["query"].tolist().index(row.row)
+        assert [one.path for one in row.found] == [f"{found}.png" for found in report.neighbours.row[index]]
+        right = [one.place for one in row.found if one.is_right]
+        assert (right[0] if right else 6) == min(6, row.first_rank)
+        assert all(one.is_right == (one.label == row.query.label) for one in row.found)
+
+
+def test_a_grid_of_a_class_and_an_unknown_one() -> None:
+    grid = make_grids(measured(), Pictures(None), classes=["class 2"])[-1]
+    assert grid.title == "Class class 2"
+    assert {row.query.label for row in grid.rows} == {"class 2"}
+    with pytest.raises(UserError, match="no query of class 'clas 2' was measured; did you mean 'class 2'"):
+        make_grids(measured(), Pictures(None), classes=["clas 2"])
+
+
+def test_no_text_from_outside_becomes_markup() -> None:
+    report = measured(rows=12)
+    evil = np.array([EVIL[row % 4] for row in range(12)])
+    evil = report.named(evil, evil).made_by(f"aurank evaluate {EVIL[0]}")
+    page = report_page(evil, title=EVIL[3], findings=[Finding(EVIL[0], 1, (EVIL[3],), is_error=True)])
+    elements = Elements(page)
+    assert not any("onerror" in attributes for _, attributes in elements.tags)
+    assert [tag for tag, _ in elements.tags].count("script") == 1
+    assert EVIL[0] in elements.text
+
+
+def test_nothing_is_fetched_from_elsewhere() -> None:
+    source = ArraySource({f"{row}.png": np.full((8, 8, 3), row, np.uint8) for row in range(24)})
+    report = measured()
+    page = report_page(report, pictures=Pictures(source), embeddings=np.random.default_rng(0).standard_normal((24, 5)))
+    for tag, attributes in Elements(page).tags:
+        for name in ("src", "href", "xlink:href"):
+            value = attributes.get(name) or "#"
+            assert value.startswith(("data:image/", "#")), f"{tag} {name} {value[:60]}"
+    assert not re.search(r"url\((?!#)|@import", page)
+
+
+def test_pictures_that_are_missing_or_too_many_are_told() -> None:
+    source = ArraySource({"0.png": np.zeros((200, 200, 3), np.uint8), "1.png": np.zeros((200, 200, 3), np.uint8)})
+    pictures = Pictures(source, budget=900)
+    shown = [pictures.of(f"{row}.png") for row in (0, 1, 2, 0)]
+    assert sum(one is not None for one in shown) == 1
+    assert pictures.left_out == 2
+    assert list(pictures.missing) == ["2.png"]
+    page = Elements(report_page(measured(), pictures=pictures))
+    assert f"Images that could not be read ({len(pictures.missing)})" in page.text
+    assert "2.png" in page.text
+    assert "Pictures left out to keep the page small" in page.text
+
+
+def test_a_report_without_lists_has_no_grids() -> None:
+    page = Elements(report_page(aurank.evaluate(np.eye(4), [0, 0, 1, 1])))
+    assert "Worst queries" not in page.text
+    assert "mauprc" in page.text
+
+
+def test_confusions_and_hubs_equal_loops() -> None:
+    report = measured(rows=60)
+    lists = report.neighbours
+    assert lists is not None
+    labels = np.arange(60) // 3
+    found = confusions(lists, labels[lists.query], labels, most=4)
+    for i, one in enumerate(found.query_class):
+        of_class = [q for q in range(60) if labels[lists.query[q]] == one]
+        assert found.places[i] == sum((lists.row[q] >= 0).sum() for q in of_class)
+        for j, other in enumerate(found.gallery_class):
+            taken = sum(labels[row] == other and other != one for q in of_class for row in lists.row[q])
+            assert found.count[i, j] == taken
+    most = max(
+        sum(labels[row] == b for q in range(60) if labels[lists.query[q]] == a for row in lists.row[q])
+        for a in range(20)
+        for b in range(20)
+        if a != b
+    )
+    assert found.count.max() == most
+    counted = hubs(lists, 60, most=60, above=0.0)
+    number = [(lists.row == row).sum() for row in range(60)]
+    assert counted.lists.tolist() == sorted((one for one in number if one), reverse=True)
+    assert counted.right.tolist() == [(lists.is_positive & (lists.row == row)).sum() for row in counted.row]
+    assert counted.never == number.count(0)
