@@ -17,7 +17,12 @@ from aurank.reporting.grids import make_grids
 from aurank.reporting.pictures import Pictures
 from aurank.reporting.report_page import report_page
 
-EVIL = ("<img src=x onerror=alert(1)>.jpg", "\x1b[31mred\x1b[0m.png", 'quote"\n.png', "</script><script>alert(2)</script>")
+EVIL = (
+    "<img src=x onerror=alert(1)>.jpg",
+    "\x1b[31mred\x1b[0m.png",
+    'quote"\n.png',
+    "</script><script>alert(2)</script>",
+)
 
 
 class Elements(HTMLParser):
