@@ -56,7 +56,8 @@ def test_a_recall_of_three_tenths_asks_for_three_of_ten_positives() -> None:
         assert first == 3 * (points - 1) // 10 + 1
 
 
-@settings(max_examples=100, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
 @given(lists=st.lists(ITEMS, min_size=1, max_size=4), interpolated=st.booleans())
 def test_the_curve_equals_that_of_the_sorted_lists(lists: list[list[Item]], interpolated: bool) -> None:
     ranks = ranks_of(lists)

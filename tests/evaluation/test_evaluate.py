@@ -77,6 +77,7 @@ def test_query_and_gallery_equal_brute_force(seed: int, with_ids: bool) -> None:
     agrees(aurank.evaluate(queries, query_labels, gallery, gallery_labels, metrics=NAMES, **ids), expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(

@@ -79,7 +79,8 @@ def test_hand_computed_values(text: str, name: str, value: float) -> None:
     assert metrics.query_values(ranks_of([read(text)]), name) == pytest.approx([value], abs=1e-15)
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
 @given(lists=st.lists(ITEMS, min_size=1, max_size=4), k=st.integers(1, 15))
 def test_all_metrics_equal_those_of_the_sorted_list(lists: list[list[Item]], k: int) -> None:
     ranks = ranks_of(lists)

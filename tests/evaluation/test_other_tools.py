@@ -53,6 +53,7 @@ def test_scikit_learn_averages_ndcg_over_ties_and_counts_an_auroc_tie_as_half() 
     assert average_precision_score(positive, scores) == pytest.approx(value(TIED, "mauprc"))
 
 
+@pytest.mark.slow
 def test_torchmetrics_treats_ties_in_ndcg_and_auroc_as_scikit_learn(retrieval: Any) -> None:
     scores, positive = (torch.from_numpy(column) for column in columns(TIED))
     assert float(retrieval.retrieval_normalized_dcg(scores, positive)) == pytest.approx(mean_over_orders(TIED))

@@ -47,6 +47,7 @@ def pairs(count: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return vectors[0], vectors[1]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), count=st.integers(1, 12), seed=st.integers(0, 100))
 def test_recall_both_ways_is_that_of_lists_made_one_by_one(data: Any, count: int, seed: int) -> None:

@@ -127,7 +127,7 @@ def check_report(report: Report, found: dict[int, list[Item]], labels: Sequence[
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     case=cases(),
     ties=st.sampled_from(metrics.TIES),

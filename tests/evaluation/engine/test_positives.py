@@ -117,7 +117,7 @@ def cases(draw: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(cases(), st.sampled_from(["numba", "torch"]), st.sampled_from([np.int8, np.float32, np.float64]), st.booleans())
 def test_every_way_to_say_who_competes_equals_a_loop_over_all_pairs(
     case: dict[str, Any], backend: str, kind: Any, small: bool

@@ -70,7 +70,8 @@ SIGNS = st.lists(st.sampled_from([-1, 1]), min_size=5, max_size=5)
 ITEMS = st.lists(st.tuples(st.sampled_from([-(2**63), 0, 3, 2**63 - 1]), SIGNS), min_size=1, max_size=25)
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
 @given(ITEMS, st.sampled_from([np.int8, np.float16, np.float64]), st.sampled_from(["32KiB", "1GiB"]))
 def test_signs_full_of_true_ties_equal_integer_arithmetic(
     items: list[tuple[int, list[int]]], kind: Any, memory: str
@@ -81,7 +82,8 @@ def test_signs_full_of_true_ties_equal_integer_arithmetic(
     assert listed(ranks) == integer_oracle(signs, labels, signs, labels, list(range(len(items))))
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
 @given(ITEMS, ITEMS, st.booleans())
 def test_a_gallery_with_shared_items_equals_integer_arithmetic(
     items: list[tuple[int, list[int]]], there: list[tuple[int, list[int]]], with_ids: bool
