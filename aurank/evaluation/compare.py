@@ -50,8 +50,8 @@ class Comparison:
         if len(self.changed["query"]):
             lines.append("changed most:")
         kind = next((name for name in ("class", "label") if name in self.changed), None)
-        for values in zip(*self.changed.values(), strict=True):
-            row = dict(zip(self.changed, values, strict=True))
+        for place in range(len(self.changed["query"])):
+            row = {name: values[place] for name, values in self.changed.items()}
             named = (f" {row['path']}" if "path" in row else "") + (f" ({kind} {row[kind]})" if kind else "")
             lines.append(f"  query {row['query']}{named}  {row['a']:.4f} → {row['b']:.4f}  {row['difference']:+.4f}")
         return "\n".join(lines)

@@ -114,7 +114,7 @@ def two_way(
     if len(images) != len(texts):
         raise UserError(f"{len(images)} images for {len(texts)} texts: row i of both must be one pair")
     shown = integer_array(labels, name="label", rows=len(images), side="image")
-    image, text = _Side.of(images, image_ids, name="image"), _Side.of(texts, text_ids, name="text")
+    image, text = _Side(images, image_ids, name="image"), _Side(texts, text_ids, name="text")
     how = "texts that recur stand as often as they do" if text_ids is None else "each distinct text stands once"
     note = f"{len(shown):,} pairs of {len(image.rows):,} images and {len(text.rows):,} texts; {how}"
     names = default_metrics(sorted_cuts(recall_at))  # by name: a mean over every k needs them all, however few items
@@ -197,22 +197,15 @@ def zero_shot(
     return replace(report, notes=[*report.notes, note])
 
 
-@dataclass(frozen=True, eq=False)
 class _Side:
-    """The distinct items of one side."""
+    """The distinct items of one side: `rows` holds the first pair that each is in, `item` that of each pair."""
 
-    items: Embeddings
-    rows: Int64[np.ndarray, " item"]  # the first pair that each is in
-    item: Int64[np.ndarray, " pair"]  # of each pair
-
-    @classmethod
-    def of(cls, embeddings: Embeddings, ids: Integers | None, *, name: str) -> "_Side":
-        if ids is None:
-            rows = np.arange(len(embeddings))
-            return cls(embeddings, rows, rows)
-        numbers = integer_array(ids, name="id", rows=len(embeddings), side=name)
-        _, rows, item = np.unique(numbers, return_index=True, return_inverse=True)
-        return cls(take(embeddings, rows), rows, item.reshape(-1))
+    def __init__(self, embeddings: Embeddings, ids: Integers | None, *, name: str) -> None:
+        self.items, self.rows, self.item = embeddings, np.arange(len(embeddings)), np.arange(len(embeddings))
+        if ids is not None:
+            numbers = integer_array(ids, name="id", rows=len(embeddings), side=name)
+            self.rows, item = np.unique(numbers, return_index=True, return_inverse=True)[1:]
+            self.items, self.item = take(embeddings, self.rows), item.reshape(-1)
 
     def entries(self, labels: Int64[np.ndarray, " pair"]) -> Int64[np.ndarray, "entry 2"]:
         """Return every item with each of its labels, by label."""

@@ -8,7 +8,7 @@ products are faster but none of that; they serve where the bound proves that the
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,24 +121,16 @@ def make_distance(name: str, longest_query: float, longest_gallery: float) -> Di
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Compute float32 products at full precision and no graph inside; restore the caller's settings afterwards."""
-    switches: list[Any] = []
-    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # torch 2.9 and later
-        mkldnn: Any = torch.backends.mkldnn
-        switches = [torch.backends.cuda.matmul, mkldnn.matmul]
-    before = [switch.fp32_precision for switch in switches]
-    precision = None if switches else torch.get_float32_matmul_precision()
-    for switch in switches:
-        switch.fp32_precision = "ieee"
-    if precision is not None:
-        torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for switch, value in zip(switches, before, strict=True):
-            switch.fp32_precision = value
-        if precision is not None:
-            torch.set_float32_matmul_precision(precision)
+    with ExitStack() as restored, torch.no_grad():
+        if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # torch 2.9 and later
+            backends: Any = torch.backends
+            for switch in (backends.cuda.matmul, backends.mkldnn.matmul):
+                restored.callback(setattr, switch, "fp32_precision", switch.fp32_precision)
+                switch.fp32_precision = "ieee"
+        else:
+            restored.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision("highest")
+        yield
 
 
 @contextmanager

@@ -83,10 +83,8 @@ def _worker_bytes(side: int, width: int, backend: str) -> int:
 
 
 def _side(size: int, width: int, backend: str, most: int) -> int:
-    side = SMALLEST
-    while side < most and _worker_bytes(side + SMALLEST, width, backend) <= size:
-        side += SMALLEST
-    return side
+    sides = range(2 * SMALLEST, most + 1, SMALLEST)
+    return max((side for side in sides if _worker_bytes(side, width, backend) <= size), default=SMALLEST)
 
 
 def _blocks(offset: Int64[np.ndarray, " sorted_query_plus_one"], side: int, most: int) -> list[slice]:

@@ -99,8 +99,7 @@ def _read_description(path: Path, file: BinaryIO) -> dict[str, Any]:
         if type(value := content.get(name)) is not kind:
             raise UserError(f"{description} is damaged, {name} is {value!r}, no {kind.__name__}: build the index again")
     if content["distance"] not in DISTANCES:
-        raise UserError(
-            f"{description} names the distance {content['distance']!r}, not one of {', '.join(DISTANCES)}: build the "
-            "index again"
-        )
+        known = ", ".join(DISTANCES)
+        named = f"{description} names the distance {content['distance']!r}"
+        raise UserError(f"{named}, not one of {known}: build the index again")
     return content

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
 from aurank.errors import UserError
 from aurank.evaluation import metrics
@@ -121,7 +121,7 @@ def approximate_report(
         measured["threads"] = float(faiss_library().omp_get_max_threads())
     exact = {"mauprc": mean(metrics.average_precision(ranks, ties=ties))}
     exact |= {f"recall@{k}": mean(metrics.recall_at(ranks, k)) for k in recall_at}
-    recall, queries = neighbour_recall(problem, index, recall_at, seed=seed)
+    recall, queries = _neighbour_recall(problem, index, recall_at, seed=seed)
     return Approximation(index.factory, index.place, depth, found, exact, recall, queries, measured)
 
 
@@ -206,7 +206,7 @@ def _runs(similarity: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return start, end
 
 
-def neighbour_recall(
+def _neighbour_recall(
     problem: RetrievalProblem, index: Index, recall_at: tuple[int, ...], *, seed: int
 ) -> tuple[dict[int, float], int]:
     """Return for each k the mean part of the k true nearest rows among the index's k, and over how many queries."""
@@ -217,8 +217,8 @@ def neighbour_recall(
     deepest, size = min(max(recall_at), len(index)), len(index)
     true = flat.search(queries, deepest, leave_out=leave_out)
     found = index.search(queries, deepest, leave_out=leave_out)
-    first: Int64[np.ndarray, "query one"] = np.arange(len(chosen))[:, None] * size
     # pairs of query and row as one number; what pads the lists is of no pair
+    first = np.arange(len(chosen))[:, None] * size
     listed, nearest = (np.where(part.row < size, first + part.row, pad) for part, pad in ((found, -1), (true, -2)))
     result = {}
     for k in recall_at:
