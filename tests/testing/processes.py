@@ -1,5 +1,6 @@
 """Processes that run commands of aurank, started from a server that has imported everything once."""
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -90,6 +91,12 @@ def _work(
         exec(setup)
     sys.argv = ["aurank", *arguments]
     cli.main()
+
+
+def run_ranks(work: Callable[..., None], ranks: int, *arguments: object) -> None:
+    """Run ``work(rank, *arguments)`` in one process for each rank; what one raises is raised here."""
+    processes: Any = importlib.import_module("torch.multiprocessing")
+    processes.start_processes(work, args=arguments, nprocs=ranks, start_method="forkserver")
 
 
 def run_aurank(*arguments: object, setup: str = "") -> Running:

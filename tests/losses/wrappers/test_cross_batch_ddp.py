@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, distributed, multiprocessing, nn
+from testing.processes import run_ranks
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from aurank.losses import CrossBatchMemory, Pairs, SmoothAPLoss
@@ -60,7 +61,7 @@ def work(rank: int, folder: str) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no query of the batch")
 def test_every_row_keeps_its_label_and_id_under_ddp(tmp_path: Path) -> None:
-    multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=2)
+    run_ranks(work, 2, str(tmp_path))
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     for place, (rows, labels, host_labels, ids) in enumerate([*first, *second]):
         assert rows[:, 0].long().equal(labels), place
