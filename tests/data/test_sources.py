@@ -63,10 +63,10 @@ def test_forked_processes_read_at_once_without_disturbing_each_other(source):
     threads = threading.active_count()  # those of a library that another test has used included
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
-    workers = [context.Process(target=_read_many, args=(source, name, 200, answers)) for name in NAMES]
+    workers = [context.Process(target=_read_many, args=(source, name, 100, answers)) for name in NAMES]
     for worker in workers:
         worker.start()
-    own = {source.read_bytes(NAMES[0]) for _ in range(200)}
+    own = {source.read_bytes(NAMES[0]) for _ in range(100)}
     found = [answers.get() for _ in workers]
     for worker in workers:
         worker.join()
