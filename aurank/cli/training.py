@@ -63,7 +63,7 @@ def train(
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for demo.json and the run.")] = Path("runs/demo"),
 ) -> None:
-    """Train on scikit-learn's digits (half a minute on two CPU cores), and compare with raw pixels and the untrained network."""
+    """Train on scikit-learn's digits (half a minute); compare with raw pixels and the untrained network."""
     from aurank.commands.demo import demo
 
     with draw_training() as listener:
