@@ -22,31 +22,6 @@ WATCH_EVERY = 1000  # steps between looks at the bounds: each makes the host wai
 WATCH_FIRST = 100  # before that, as a training may be over by then
 
 
-@torch.no_grad()
-def temperature_gradient(
-    pairs: Pairs,
-    temperature: AnyTemperature,
-    log_mean: Float[Tensor, " query"],
-    log_normalizer: Float[Tensor, " query"],
-    *,
-    rho: float,
-) -> Float[Tensor, " query"]:
-    """Return dF/dτ of each query: log u + ρ − (ḡ/u)·E_w[h]/τ, with w ∝ exp(h/τ) over the batch's negatives.
-
-    Args:
-        log_mean: log ḡ, of h = s − s⁺.
-        log_normalizer: log u.
-
-    Source:
-        Eq. 13 of iSogCLR, https://arxiv.org/abs/2305.11965, without 1/n, which belongs to the rate.
-    """
-    relative = pairs.similarity - attraction(pairs)[:, None]
-    count = pairs.negative_count.clamp(min=1).to(relative.dtype)
-    log_weight = relative / column(temperature) - (log_mean + count.log())[:, None]
-    mean = (log_weight.masked_fill(~pairs.negative, -torch.inf).exp() * relative).sum(dim=1)
-    return log_normalizer + rho - (log_mean - log_normalizer).exp() * mean / temperature
-
-
 class IndividualTemperatures(nn.Module):
     """τ of each sample, for each direction: tables of τ and of the averages of its gradient.
 
@@ -186,16 +161,21 @@ class RobustLoss(NormalizedLoss):
         return log_mean, 0 if self.weighted_pull else pull - pull.detach()
 
     def step_temperatures(
-        self,
-        pairs: Pairs,
-        temperature: AnyTemperature,
-        log_mean: Float[Tensor, " query"],
-        log_normalizer: Float[Tensor, " query"],
+        self, pairs: Pairs, tau: AnyTemperature, log_mean: Float[Tensor, " query"], log_u: Float[Tensor, " query"]
     ) -> None:
-        """Move the temperatures of the samples down their gradient, where there are such and the call may write."""
-        if writes(self) and isinstance(self.temperature, IndividualTemperatures):
-            gradient = temperature_gradient(pairs, temperature, log_mean, log_normalizer, rho=self.rho)
-            self.temperature.step(pairs, gradient)
+        """Move each query's τ, where it has one, down log u + ρ − (ḡ/u)·E_w[h]/τ, w ∝ exp(h/τ) over its negatives.
+
+        Source: Eq. 13 of iSogCLR, https://arxiv.org/abs/2305.11965, without 1/n, which belongs to the rate.
+        """
+        if not writes(self) or not isinstance(self.temperature, IndividualTemperatures):
+            return
+        with torch.no_grad():
+            relative = pairs.similarity - attraction(pairs)[:, None]
+            count = pairs.negative_count.clamp(min=1).to(relative.dtype)
+            log_weight = relative / column(tau) - (log_mean + count.log())[:, None]
+            mean = (log_weight.masked_fill(~pairs.negative, -torch.inf).exp() * relative).sum(dim=1)
+            gradient = log_u + self.rho - (log_mean - log_u).exp() * mean / tau
+        self.temperature.step(pairs, gradient)
 
 
 def check_rho(pairs: Pairs, rho: float) -> bool:

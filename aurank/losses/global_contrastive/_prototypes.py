@@ -13,6 +13,7 @@ from torch import Tensor, distributed
 
 from aurank.losses.core.distributed import world_size
 from aurank.losses.core.from_pml import BaseDistance
+from aurank.losses.core.log_mean_exp import attraction
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import Counters, FullPrecision, gather_entries
 
@@ -32,18 +33,11 @@ class Seen:
 
 
 @torch.no_grad()
-def see(
-    pairs: Pairs,
-    attraction: Float[Tensor, " query"],
-    log_normalizer: Float[Tensor, " query"],
-    distance: BaseDistance,
-    *,
-    with_known: bool,
-) -> Seen:
+def see(pairs: Pairs, log_normalizer: Float[Tensor, " query"], distance: BaseDistance, *, with_known: bool) -> Seen:
     """Gather the batch of all processes, which must all call with equal `with_known`."""
     query, reference = pairs.query.detach(), pairs.reference.detach()
     known = pairs.positive | pairs.negative if with_known else None
-    numbers = torch.stack([attraction, log_normalizer, pairs.valid.to(query.dtype)], dim=1).detach()
+    numbers = torch.stack([attraction(pairs), log_normalizer, pairs.valid.to(query.dtype)], dim=1)
     own, empty = slice(0, len(query)), len(pairs.valid_rows) == 0
     if not pairs.is_shared and world_size() > 1:
         places = torch.arange(max(len(query), len(reference)), device=query.device)
@@ -62,9 +56,9 @@ def see(
         empty = not bool(numbers[:, 2].any())
     # A row that is not a number makes the loss none, but would stay in the prototypes for long.
     finite = query.isfinite().all(dim=1) & numbers.isfinite().all(dim=1)
-    attraction, log_normalizer, weight = numbers.masked_fill(~finite[:, None], 0).unbind(dim=1)
+    pull, log_normalizer, weight = numbers.masked_fill(~finite[:, None], 0).unbind(dim=1)
     query, reference = (rows.masked_fill(~rows.isfinite().all(dim=1)[:, None], 0) for rows in (query, reference))
-    return Seen(query, attraction, log_normalizer, weight, normalized(reference, distance), known, own, empty)
+    return Seen(query, pull, log_normalizer, weight, normalized(reference, distance), known, own, empty)
 
 
 def normalized(rows: Float[Tensor, "row dim"], distance: BaseDistance) -> Float[Tensor, "row dim"]:
@@ -99,10 +93,6 @@ class Prototypes(Counters, FullPrecision):
     def prototypes(self) -> Float[Tensor, "prototype dim"]:
         """The prototypes in use."""
         return self.weight_0[: self.count]
-
-    def restarts(self, every: int | None) -> bool:
-        """Return whether the next batch replaces the prototypes: the first one, and then each `every`-th."""
-        return self.steps == 0 if every is None else self.steps % every == 0
 
     @torch.no_grad()
     def take_in(self, seen: Seen, *, restart: bool) -> None:

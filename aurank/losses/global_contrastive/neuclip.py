@@ -126,9 +126,9 @@ class NeuCLIPLoss(PairLoss):
         temperature, known = self.temperature(), None
         log_normalizer = self._of_batch(pairs, temperature)
         if writes(self):
-            network = self._network(pairs)
-            restart = network.restarts(self.restart_every)
-            seen = see(pairs, attraction(pairs), log_normalizer, self.distance, with_known=restart)
+            network, every = self._network(pairs), self.restart_every
+            restart = network.steps == 0 if every is None else network.steps % every == 0
+            seen = see(pairs, log_normalizer, self.distance, with_known=restart)
             network.take_in(seen, restart=restart)
             self._fit(network, seen, temperature)
             known = None if seen.known is None else seen.known[seen.own]

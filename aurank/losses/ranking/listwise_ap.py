@@ -10,12 +10,7 @@ from torch import Tensor
 from aurank.losses.core.checks import Number, require_whole
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs, Positives
-from aurank.losses.ranking._soft_histogram import (
-    average_precision,
-    bin_position,
-    require_limits,
-    soft_histogram,
-)
+from aurank.losses.ranking._soft_histogram import average_precision, bin_position, require_limits, soft_histogram
 
 
 def tie_aware_average_precision(

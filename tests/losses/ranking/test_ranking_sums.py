@@ -83,6 +83,7 @@ def test_strides_make_no_difference(kernel: ModuleType, surrogate: str) -> None:
     compare(kernel, gradient, scores, others, surrogate=surrogate, temperature=0.1)
 
 
+@pytest.mark.slow  # imports torch's compiler
 @pytest.mark.parametrize(
     ("surrogate", "width", "strided"),
     [("sigmoid", 3, True), ("huber", 3, False), ("huber", intervals.LEAST_WIDTH, True), ("tanh", 3, False)],
