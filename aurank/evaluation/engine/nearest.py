@@ -12,11 +12,11 @@ from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.evaluation.engine.exact import ExactScores
-from aurank.evaluation.engine.inputs import ProgressCallback, Vectors, byte_count, row_lengths
+from aurank.evaluation.engine.inputs import ProgressCallback, byte_count
 from aurank.evaluation.engine.kernels import importable
 from aurank.evaluation.engine.positives import SortedProblem, among, places_of, sort_by_label
 from aurank.evaluation.engine.problem import RetrievalProblem
-from aurank.evaluation.engine.scores import full_precision, make_distance
+from aurank.evaluation.engine.scores import full_precision
 
 SPARE = 8  # candidates beyond k, so that rounding at the end of a list seldom asks for a second look
 QUERIES, GALLERY = 2048, 8192  # of a tile where memory allows
@@ -107,14 +107,9 @@ class _Search:
         distance: str,
         device: torch.device,
     ) -> None:
-        compiled = importable("numba")
-        lengths = others = row_lengths(problem.embeddings, side="query", distance=distance, compiled=compiled)
-        if problem.gallery is not None:
-            others = row_lengths(problem.gallery, side="gallery", distance=distance, compiled=compiled)
-        self.distance = make_distance(distance, float(lengths.max()), float(others.max()))
-        self.queries = Vectors(problem.embeddings, lengths, order=ordered.query_index[chosen], distance=self.distance)
-        self.gallery = Vectors(problem.target, others, order=ordered.gallery_index, distance=self.distance)
-        self.exact = ExactScores(self.queries, self.gallery, compiled=compiled)
+        orders = (ordered.query_index[chosen], ordered.gallery_index)
+        self.exact = ExactScores.of(problem, *orders, distance=distance, compiled=importable("numba"))
+        self.queries, self.gallery, self.distance = self.exact.queries, self.exact.gallery, self.exact.queries.distance
         self.ordered, self.chosen, self.device = ordered, chosen, device
         self.size = len(ordered.gallery_index)
 
