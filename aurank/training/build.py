@@ -75,14 +75,8 @@ def build_sampler(
 ) -> Sampler:
     """The batch sampler over the training rows; ``neighbours`` finds the nearest images, for one that asks for them."""
     component = config.sampler
-    offered = {
-        "labels": train.labels,
-        "batch": component.batch,
-        "seed": config.seed,
-        "rank": rank,
-        "world_size": world_size,
-        "neighbours": neighbours,
-    }
+    offered = {"labels": train.labels, "batch": component.batch, "seed": config.seed}
+    offered |= {"rank": rank, "world_size": world_size, "neighbours": neighbours}
     sampler: Sampler = _call(SAMPLERS[component.name], offered, component.params)
     return sampler
 
@@ -98,28 +92,24 @@ def check_image_size(encoder: Encoder, config: Config, device: torch.device) -> 
     encoder.eval()
     try:
         for size in sorted(sizes, reverse=True):
-            _check_size(encoder, config, size, device, others=len(sizes) > 1)
-    finally:
-        encoder.train(training)
-
-
-def _check_size(encoder: Encoder, config: Config, size: int, device: torch.device, *, others: bool) -> None:
-    try:
-        with torch.no_grad():
-            encoder(torch.zeros(1, config.data.channels, size, size, device=device))
+            with torch.no_grad():
+                encoder(torch.zeros(1, config.data.channels, size, size, device=device))
     except UserError:
         raise
     # A backbone refuses an image in its own way: by an assertion, a shape that does not fit, a missing attribute.
     except Exception as error:
         key = "data.image_size" if size == config.data.image_size else "data.train_transform.params.local_size"
         own = encoder.image_size
-        sizes = f"a larger {key}" if own is None else f"{key}={own}, which it was made for"
-        remedy = f"use {sizes}, or give model.params.img_size={size} to a transformer"
-        if others:
-            remedy = f"use {sizes}, or give model.params.dynamic_img_size=true to a transformer, for several sizes"
+        fitting = f"a larger {key}" if own is None else f"{key}={own}, which it was made for"
+        given = f"img_size={size} to a transformer"
+        if len(sizes) > 1:
+            given = "dynamic_img_size=true to a transformer, for several sizes"
         raise UserError(
-            f"model.backbone={config.model.backbone} fails on an image of {key}={size} ({first_line(error)}); {remedy}"
+            f"model.backbone={config.model.backbone} fails on an image of {key}={size} ({first_line(error)}); "
+            f"use {fitting}, or give model.params.{given}"
         ) from error
+    finally:
+        encoder.train(training)
 
 
 def build_loss(config: Config, train: Manifest) -> nn.Module:
@@ -129,12 +119,10 @@ def build_loss(config: Config, train: Manifest) -> nn.Module:
     """
     dim, memory = config.model.dim, config.memory
     sizes = {"class_counts": train.class_counts, "num_samples": len(train), "embedding_dim": dim}
-    # Who sees the whole batch gathers it: the memory, where there is one.
-    offered = {**sizes, "distributed": "auto" if memory is None else None}
-    # The configuration may say so too; anything else has been refused.
-    two_way = {"two_way": config.model.text is not None} if "two_way" in signature(LOSSES[config.loss.name])[0] else {}
-    params = {**config.loss.params, **two_way}
-    loss: nn.Module = _call(LOSSES[config.loss.name], offered, params)
+    # Who sees the whole batch gathers it: the memory, where there is one. A configuration's own two_way is no other.
+    offered = {**sizes, "distributed": "auto" if memory is None else None, "two_way": config.model.text is not None}
+    given = {name: value for name, value in config.loss.params.items() if name != "two_way"}
+    loss: nn.Module = _call(LOSSES[config.loss.name], offered, given)
     if memory is None:
         return loss
     start_at = memory.start_at * config.train.accumulate  # counted in batches there

@@ -46,22 +46,20 @@ class Rehearsal:
     notices: list[str]
 
     def __str__(self) -> str:
-        rows = [
-            f"{name:<12}{count:>9} {self.unit} {self.classes[name]:>7} classes" for name, count in self.images.items()
-        ]
         views = f" in {self.views} views each" if self.views > 1 else ""
         memory = ", ".join(f"{name} {size / GIB:.2f}" for name, size in self.memory.items())
-        return "\n".join(
-            [
-                *rows,
-                f"parameters  {self.parameters:>9} ({self.trained_parameters} trained)",
-                f"batch       {self.batch:>9} {self.unit}{views}, {self.batches_per_epoch} batches an epoch",
-                f"step        {self.seconds_per_step:>9.3f} s on this machine (second of {BATCHES} batches)",
-                f"memory      {sum(self.memory.values()) / GIB:>9.2f} GiB a process, estimated: {memory}",
-                f"loss        {self.loss:>9.4f} on the second batch",
-                *self.notices,
-            ]
-        )
+        lines = [
+            *(
+                f"{name:<12}{count:>9} {self.unit} {self.classes[name]:>7} classes"
+                for name, count in self.images.items()
+            ),
+            f"parameters  {self.parameters:>9} ({self.trained_parameters} trained)",
+            f"batch       {self.batch:>9} {self.unit}{views}, {self.batches_per_epoch} batches an epoch",
+            f"step        {self.seconds_per_step:>9.3f} s on this machine (second of {BATCHES} batches)",
+            f"memory      {sum(self.memory.values()) / GIB:>9.2f} GiB a process, estimated: {memory}",
+            f"loss        {self.loss:>9.4f} on the second batch",
+        ]
+        return "\n".join([*lines, *self.notices])
 
 
 def rehearse(config: Config) -> Rehearsal:
@@ -91,11 +89,10 @@ def _rehearse(splits: Splits, trainer: Trainer) -> Rehearsal:
     config, saved = trainer.config, _SavedBytes()
     seconds, loss, batch = _steps(trainer, saved)
     test = None if splits.test is None else build_dataset(config.data, splits.test, train=False)
-    splits_read = {"train": trainer.train_data, "validation": trainer.val_data, "test": test}
-    data = {name: images for name, images in splits_read.items() if images is not None}
-    for name, images in data.items():
-        if name != "train":
-            _measure(trainer, images, name)
+    measured = {"validation": trainer.val_data, "test": test}
+    data = {"train": trainer.train_data} | {name: images for name, images in measured.items() if images is not None}
+    for name in list(data)[1:]:
+        _measure(trainer, data[name], name)
     parameters = list(trainer.model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     weights = sum(_size(value) for value in trainer.model.state_dict().values())
@@ -153,13 +150,11 @@ def _step(trainer: Trainer, batch: Batch, saved: "_SavedBytes") -> float:
 
 def _measure(trainer: Trainer, data: ImageDataset, name: str) -> None:
     """Embed and measure a few images of a split; UserError where the whole split could not be measured."""
-    while True:
+    skipped = -1
+    while len(data.skipped) > skipped:  # an unreadable image is skipped in the run: others stand in for it
+        skipped = len(data.skipped)
         rows = trainer.task.sample(data, name, MEASURED)
-        before = len(data.skipped)
         data.__getitems__(rows)
-        # An image that turns out to be unreadable is skipped in the run, so others stand in for it.
-        if len(data.skipped) == before:
-            break
     few = build_dataset(trainer.config.data, data.manifest.select(rows), train=False)
     trainer.task.measure(trainer.model, few)
 

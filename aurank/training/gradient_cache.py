@@ -25,6 +25,11 @@ class _FirstPass:
     embeddings: Tensor
 
 
+def split_into_chunks(images: Tensor, at_most: int) -> tuple[Tensor, ...]:
+    """Return nearly equal chunks of at most so many images, but never a single one."""
+    return images.tensor_split(max(1, min(-(-len(images) // at_most), len(images) // 2)))
+
+
 class GradientCache:
     """Gradients of a batch of any size in the memory that `micro_batch` images need.
 
@@ -74,14 +79,10 @@ class GradientCache:
         self._passes: list[_FirstPass] = []
 
     def embed(self, images: Shaped[Tensor, "batch ..."]) -> Float[Tensor, "batch dim"]:
-        """Return the embeddings of all images, in float32 at least, as a leaf that collects the loss's gradient.
-
-        Images, or whatever else the encoder takes, such as texts as tokens.
-        """
+        """Return the embeddings of images, or of texts as tokens, in float32 at least, as a leaf with a gradient."""
         if not len(images):
             raise UserError("the batch has no images")
-        # Never chunks of one image, so at most half as many as images.
-        chunks = images.tensor_split(max(1, min(-(-len(images) // self.micro_batch), len(images) // 2)))
+        chunks = split_into_chunks(images, self.micro_batch)
         device = next((value.device for value in self.encoder.parameters()), images.device)
         autocast = {
             "device_type": device.type,
@@ -102,11 +103,7 @@ class GradientCache:
         return embeddings
 
     def backward(self, backward: Callable[[Tensor], object] = Tensor.backward) -> None:
-        """Add the gradient of the weights, given that of the embeddings which the loss's backward pass left.
-
-        Args:
-            backward: takes the backward pass from a scalar, once for each chunk.
-        """
+        """Add the gradient of the weights, given that of the embeddings; ``backward`` is called once for each chunk."""
         passes, self._passes = [one for one in self._passes if one.embeddings.grad is not None], []
         if not passes:
             raise UserError(

@@ -18,10 +18,7 @@ from aurank.losses.core.training_protocols import LearnsTemperature
 
 
 class MetricsFile:
-    """Appends records, and on resuming drops those after the checkpoint.
-
-    Args:
-        keep: bytes to keep of an existing file, which ``position`` gave when the checkpoint was written.
+    """Appends records; of an existing file it keeps the first ``keep`` bytes, those a checkpoint knows.
 
     Raises:
         AurankError: the disk is full or the file cannot be written.
@@ -52,7 +49,6 @@ class MetricsFile:
             return os.fstat(self._file.fileno()).st_size, self._digest.hexdigest()
 
     def close(self) -> None:
-        """Close the file."""
         # Every record has been flushed; one that could not be has raised already, and fails once more here.
         with contextlib.suppress(OSError):
             self._file.close()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object
-from torch import Tensor
 
 from aurank.data import Batch, BatchLoader, ImageDataset, view_keys
 from aurank.embedding.checkpoint import fingerprint, save_checkpoint
@@ -145,18 +144,15 @@ class Loop:
         if trainer.average is not None and self.settings.ema is not None:
             update_average(trainer.average, trainer.model, decay=self.settings.ema, step=progress.step)
         progress.step += 1
-        self.listen(
-            "step",
-            {
-                "step": progress.step,
-                "steps": self.settings.steps,
-                "loss": progress.loss_sum / progress.loss_count,
-                "lr": rate,
-                "skipped": len(trainer.train_data.skipped),
-                "images_per_second": images * trainer.accelerator.num_processes / (time.perf_counter() - started),
-            },
-        )
-        self._log(embeddings.detach(), rate)
+        mean, seconds = progress.loss_sum / progress.loss_count, time.perf_counter() - started
+        per_second, skipped = images * trainer.accelerator.num_processes / seconds, len(trainer.train_data.skipped)
+        told = {"step": progress.step, "steps": self.settings.steps, "loss": mean, "lr": rate, "skipped": skipped}
+        self.listen("step", {**told, "images_per_second": per_second})
+        if self._due(self.settings.log_every):
+            signs = {**learned_temperature(trainer.loss), **collapse_signs(embeddings.detach())}
+            record = {"step": progress.step, "epoch": progress.epoch, "loss": mean, "lr": rate, **signs}
+            progress.loss_sum, progress.loss_count = 0.0, 0
+            self._record(record, split="train")
         self._after_step()
 
     def _require_finite(self, value: float, batch: Batch, epoch: int, index: int) -> None:
@@ -217,21 +213,6 @@ class Loop:
                 f"improvement (train.early_stopping), the best is that of step {progress.best['step']:.0f}"
             )
             self.listen("notice", {"text": text})
-
-    def _log(self, embeddings: Tensor, rate: float) -> None:
-        progress = self.progress
-        if not self._due(self.settings.log_every):
-            return
-        record = {
-            "step": progress.step,
-            "epoch": progress.epoch,
-            "loss": progress.loss_sum / progress.loss_count,
-            "lr": rate,
-            **learned_temperature(self.trainer.loss),
-            **collapse_signs(embeddings),
-        }
-        progress.loss_sum, progress.loss_count = 0.0, 0
-        self._record(record, split="train")
 
     def _record(self, record: dict[str, Any], *, split: str) -> None:
         if self.metrics is not None:

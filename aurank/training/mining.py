@@ -1,7 +1,6 @@
 """Training images embedded anew, with the current weights: for a loss that asks, and to find hard negatives."""
 
 from collections.abc import Callable
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -10,11 +9,13 @@ from accelerate.utils import broadcast
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from aurank.config import Config
 from aurank.data import ImageDataset
 from aurank.embedding.embed import embed
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import neighbours
 from aurank.losses.core.training_protocols import Reencodes
+from aurank.training.gradient_cache import split_into_chunks
 from aurank.training.state import random_state, restore_random_state
 
 
@@ -48,9 +49,9 @@ class Reencode:
             raise UserError(f"image {self.data.manifest.paths[lost]!r} was read before and cannot be read any more")
         assert isinstance(batch.image, Tensor)  # only augmentation makes several sizes
         images = batch.image if len(ids) > 1 else batch.image.repeat(2, 1, 1, 1)
-        chunks = images.tensor_split(max(1, min(-(-len(images) // self.at_most), len(images) // 2)))
         random = random_state()
         try:
+            chunks = split_into_chunks(images, self.at_most)
             return torch.cat([self._embed(chunk.to(device)) for chunk in chunks])[: len(ids)]
         finally:
             restore_random_state(random)
@@ -69,44 +70,28 @@ def offer_reencoding(modules: list[nn.Module], reencode: Reencode) -> None:
             module.reencode = reencode
 
 
-class NearestImages:
-    """Finds the nearest other images of each training image with the current weights, the same in each process.
+def nearest_images(
+    count: int,
+    *,
+    encoder: nn.Module,
+    training_images: Callable[[], ImageDataset],
+    accelerator: Accelerator,
+    config: Config,
+) -> Int64[np.ndarray, "image count"]:
+    """Return the rows nearest to each training image with the current weights, the same in each process.
 
-    The main process embeds the whole set and searches it with faiss, exactly up to float32; the others wait.
+    The nearest stand first; −1 where there are no more, and for images that could not be read. The main process embeds
+    the whole set and searches it with faiss, exactly up to float32; the others wait.
 
     Args:
-        build_data: builds the training images under the evaluation transform; called when they are first needed.
-        batch, workers: as for `embed`.
+        training_images: returns them under the evaluation transform.
     """
-
-    def __init__(
-        self,
-        encoder: nn.Module,
-        build_data: Callable[[], ImageDataset],
-        *,
-        accelerator: Accelerator,
-        batch: int,
-        workers: int = 0,
-    ) -> None:
-        self.encoder = encoder
-        self.build_data = build_data
-        self.accelerator = accelerator
-        self.batch = batch
-        self.workers = workers
-
-    @cached_property
-    def data(self) -> ImageDataset:
-        """The training images under the evaluation transform."""
-        return self.build_data()
-
-    def __call__(self, count: int) -> Int64[np.ndarray, "image count"]:
-        """Return rows, the nearest first; −1 where there are no more, and for images that could not be read."""
-        table = np.full((len(self.data), count), -1, dtype=np.int64)
-        device = self.accelerator.device
-        if self.accelerator.is_main_process:
-            embedded = embed(self.encoder, self.data, batch=self.batch, workers=self.workers)
-            found = neighbours(embedded.embeddings, count, device=device if device.type == "cuda" else "cpu").row
-            # An entry that an index did not find names a row behind the last one.
-            table[embedded.ids, : found.shape[1]] = np.append(embedded.ids, -1)[found]
-        shared: np.ndarray = broadcast(torch.from_numpy(table).to(device)).cpu().numpy()
-        return shared
+    data, device = training_images(), accelerator.device
+    table = np.full((len(data), count), -1, dtype=np.int64)
+    if accelerator.is_main_process:
+        embedded = embed(encoder, data, batch=config.evaluate.batch, workers=config.data.workers)
+        found = neighbours(embedded.embeddings, count, device=device if device.type == "cuda" else "cpu").row
+        # An entry that an index did not find names a row behind the last one.
+        table[embedded.ids, : found.shape[1]] = np.append(embedded.ids, -1)[found]
+    shared: np.ndarray = broadcast(torch.from_numpy(table).to(device)).cpu().numpy()
+    return shared

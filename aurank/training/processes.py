@@ -56,12 +56,10 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if number in INSISTING:
-            if self._insisted:
-                raise KeyboardInterrupt
-            self._insisted = True
-        if self.received is None:
-            self.received = number
+        if self._insisted and number in INSISTING:
+            raise KeyboardInterrupt
+        self._insisted |= number in INSISTING
+        self.received = self.received or number
 
 
 @dataclass(frozen=True)
@@ -139,25 +137,20 @@ def _gone(peers: list[Peer], timeout: str, *, waited: bool) -> str:
         time.sleep(0.1)
     what = "; ".join(found)
     if not found:
-        away = [str(peer) for peer in peers if peer.host != socket.gethostname()] or [str(peer) for peer in peers]
-        what = f"{' or '.join(away)} " + (
-            f"did not come within train.timeout={timeout}" if waited else "has ended or cannot be reached"
-        )
+        away = [peer for peer in peers if peer.host != socket.gethostname()] or peers
+        lost = f"did not come within train.timeout={timeout}" if waited else "has ended or cannot be reached"
+        what = f"{' or '.join(map(str, away))} {lost}"
     return f"{what}; see what it says, then go on from the last checkpoint with --resume in every process"
 
 
 def together(work: Callable[[], Result]) -> Result:
     """Return what ``work`` returns; where it fails in one process, fail in all of them, with its message."""
-    problem: AurankError | None = None
     try:
         result = work()
     except AurankError as error:
-        problem = error
-    rank = int(os.environ.get("RANK", "0"))
-    own = [] if problem is None else [(isinstance(problem, UserError), f"rank {rank}: {problem}")]
-    failures: list[tuple[bool, str]] = gather_object(own)
-    if problem is not None:
-        raise problem
+        gather_object([(isinstance(error, UserError), f"rank {os.environ.get('RANK', '0')}: {error}")])
+        raise
+    failures: list[tuple[bool, str]] = gather_object([])
     for mistake, text in failures:
         raise UserError(text) if mistake else AurankError(text)
     return result

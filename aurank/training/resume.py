@@ -29,15 +29,12 @@ KEPT = 100  # how many checkpoints train.keep_last may ask for, and older runs h
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where a run goes on from: what the checkpoint ``path`` holds, and notices about that.
-
-    ``settled``: last.pt holds this state; else it has to be written before the log is cut.
-    """
+    """Where a run goes on from: what the checkpoint ``path`` holds, and notices about that."""
 
     path: Path
     state: dict[str, Any]
     notices: list[str]
-    settled: bool
+    settled: bool  # last.pt holds this state; else it has to be written before the log is cut
 
     @property
     def fingerprint(self) -> str:
@@ -45,10 +42,7 @@ class Resumed:
         return f"step {self.state['progress']['step']} ({fingerprint(self.state)[:12]})"
 
     def settle(self, out: Path, keep: int) -> None:
-        """Write this state to last.pt unless it is there, so that the next resume finds it again.
-
-        keep: how many checkpoints stay, last.pt included (train.keep_last); older ones of a longer row are removed.
-        """
+        """Write this state to last.pt unless it is there, for the next resume; keep as many checkpoints as asked."""
         if not self.settled:
             save_checkpoint(out / "last.pt", {name: self.state[name] for name in CONTENT})
         for path in older_checkpoints(out, KEPT)[keep - 1 :]:
@@ -189,19 +183,13 @@ def _begins(log: Path, progress: Progress) -> bool:
     """Whether the log begins with what it held then; of older checkpoints, whether it is long enough."""
     if progress.metrics_bytes == 0:
         return True
-    if not log.is_file() or log.stat().st_size < progress.metrics_bytes:  # a checkpoint may claim any length
-        return False
-    with log.open("rb") as file:
-        begin = file.read(progress.metrics_bytes)
-    digest = hashlib.sha256(begin).hexdigest()
-    return len(begin) == progress.metrics_bytes and progress.metrics_sha256 in (None, digest)
+    begin = log.read_bytes() if log.is_file() else b""
+    digest = hashlib.sha256(begin[: progress.metrics_bytes]).hexdigest()
+    return len(begin) >= progress.metrics_bytes and progress.metrics_sha256 in (None, digest)
 
 
 def require_same_data(resumed: Resumed, whole: Manifest, found: dict[str, str]) -> None:
-    """Raise UserError unless the data set, and what its images hold, is what the run was trained on.
-
-    found: its ``contents`` now.
-    """
+    """Raise UserError unless the data set, and what it ``found`` in its images, is what the run was trained on."""
     state, path = resumed.state, resumed.path
     remedy = "point data.root at the same images, or choose another --out"
     if state["manifest"] != whole.sha256:
@@ -243,9 +231,9 @@ def load_optimiser(optimiser: Optimizer, saved: dict[str, Any], source: Path | s
 
     Switches that only a newer torch has, such as `fused` or `decoupled_weight_decay`, stay as they are.
     """
-    groups, held = saved.get("param_groups"), saved.get("state")
-    current = optimiser.state_dict()["param_groups"]
-    if isinstance(groups, list):
+    groups, held, current = saved.get("param_groups"), saved.get("state"), optimiser.state_dict()["param_groups"]
+    trouble: str | None = "expected a list 'param_groups' and a dict 'state'"
+    if isinstance(groups, list) and isinstance(held, dict):
         switches = {name: value for name, value in current[0].items() if value is None or isinstance(value, bool)}
         # In the saved order: a run that goes on writes the bytes of one that never stopped.
         groups = [{**group, **switches, **group} if isinstance(group, dict) else group for group in groups]
@@ -253,10 +241,6 @@ def load_optimiser(optimiser: Optimizer, saved: dict[str, Any], source: Path | s
         steps = [group["step"] for group in groups if isinstance(group, dict) and "step" in group]
         if steps and isinstance(steps[0], int | Tensor):  # LAMB counts here, from its first step on
             current = [{"step": steps[0], **group} for group in current]
-    trouble = None
-    if not isinstance(groups, list) or not isinstance(held, dict):
-        trouble = "expected a list 'param_groups' and a dict 'state'"
-    else:
         trouble = _unlike(groups, current, "param_groups") or _misfit(held, optimiser)
     if trouble is not None:
         raise UserError(f"{source} does not fit this run: its 'optimiser': {trouble}; use another checkpoint")

@@ -115,19 +115,18 @@ def train(
             main = PartialState().is_main_process
             if main:
                 held.enter_context(claimed(out))
-            found = prepare_folder(config, out, resume)
+            resumed = prepare_folder(config, out, resume)
             if main:
                 remove_temporaries(out)
-            return found
+            return resumed
 
         resumed = together(begin)
-        shared = "the checkpoint in --out, a folder that all processes share"
-        require_same(config, **{shared: None if resumed is None else resumed.fingerprint})
+        found = None if resumed is None else resumed.fingerprint
+        require_same(config, **{"the checkpoint in --out, a folder that all processes share": found})
         started = time.perf_counter()
         loop, splits = _prepare_loop(config, out, resumed, listener)
         if resume and resumed is None:
-            text = f"--resume: {out} holds no checkpoint yet; the run starts anew"
-            loop.trainer.notices.insert(0, text)
+            loop.trainer.notices.insert(0, f"--resume: {out} holds no checkpoint yet; the run starts anew")
         return _run(loop, splits, started)
 
 

@@ -18,7 +18,6 @@ from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.models import Encoder, TwoTower
-from aurank.models.encoder import EachPart
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,21 +36,22 @@ class TestResult:
             report.notes.append(note)
 
 
-class ImageTask:
-    """Images, compared with each other by their labels. `PairTask` has the same methods."""
+class Task:
+    """Images, compared with each other by their labels.
+
+    Attributes:
+        model: what is trained and saved.
+        encoder: of images.
+    """
 
     unit = "images"  # what a row of the data set is
     chosen_by = "mauprc"  # the metric of the best validation
     tokens: Tensor | None = None
 
-    def __init__(self, config: Config, encoder: Encoder) -> None:
+    def __init__(self, config: Config, encoder: Encoder, model: nn.Module | None = None) -> None:
         self.config = config
-        self.model: nn.Module = encoder  # what is trained and saved
-        self.encoder = encoder  # of images
-
-    def wrapped(self) -> nn.Module:
-        """Return the model as a module that is called once for all that a step embeds."""
-        return EachPart(self.model)
+        self.encoder = encoder
+        self.model = encoder if model is None else model
 
     def measure(self, model: nn.Module, data: ImageDataset) -> Report:
         """Return the exact report of a model of this kind."""
@@ -64,8 +64,7 @@ class ImageTask:
 
     def sample(self, data: ImageDataset, name: str, most: int) -> Sequence[int]:
         """Return a few rows of a split that can be measured; raise UserError where the whole split cannot be."""
-        manifest = data.manifest
-        readable = _readable(data)
+        manifest, readable = data.manifest, _readable(data)
         query, gallery = manifest.is_query & readable, manifest.is_gallery & readable
         positives = np.bincount(manifest.labels[gallery], minlength=len(manifest.classes))[manifest.labels] - gallery
         with_positive = np.flatnonzero(query & (positives > 0))
@@ -85,11 +84,11 @@ class ImageTask:
         return []
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what a checkpoint keeps beside the weights, as its "tokeniser"."""
+        """Return what a checkpoint keeps beside the weights, as its "tokeniser"; None for that of another library."""
         return None
 
 
-class PairTask:
+class PairTask(Task):
     """Pairs of an image and a text, each found by the other.
 
     Attributes:
@@ -98,21 +97,15 @@ class PairTask:
 
     unit = "pairs"
     chosen_by = "mean_recall"
+    tokens: Tensor
 
     def __init__(self, config: Config, towers: Towers, train: Manifest) -> None:
-        self.config = config
+        super().__init__(config, towers.image, towers.module)
         self.towers = towers
-        self.model = towers.module
-        self.encoder: Encoder = towers.image
         self.texts = texts_of(train)
         self.tokens = towers.tokenise(self.texts)
 
-    def wrapped(self) -> nn.Module:
-        """Return the model as a module that is called once for all that a step embeds."""
-        return EachPart(self.model)
-
-    def measure(self, model: nn.Module, data: ImageDataset) -> TwoWayReport:
-        """Return the exact report of a model of this kind, both ways."""
+    def measure(self, model: nn.Module, data: ImageDataset) -> TwoWayReport:  # type: ignore[override]  # it has metrics
         return self._embed(model, data).evaluate(**two_way_options(self.config))
 
     def test(self, data: ImageDataset, train: Manifest) -> TestResult:
@@ -123,14 +116,12 @@ class PairTask:
         return TestResult(report, reports_by_group(embedded, train, data.manifest, **two_way_options(self.config)))
 
     def sample(self, data: ImageDataset, name: str, most: int) -> Sequence[int]:
-        """Return a few rows of a split that can be measured; raise UserError where the whole split cannot be."""
         found: list[int] = np.flatnonzero(_readable(data))[:most].tolist()
         if not found:
             raise UserError(f"the {name} split of {data.manifest.name} cannot be measured: no image of it can be read")
         return found
 
     def notices(self) -> list[str]:
-        """Return what to say before a run."""
         tokeniser = self.towers.tokeniser
         if tokeniser is None:
             return []
@@ -142,16 +133,12 @@ class PairTask:
         ] * bool(cut)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what a checkpoint keeps as its "tokeniser"; None for that of another library."""
         return None if self.towers.tokeniser is None else self.towers.tokeniser.state_dict()
 
     def _embed(self, model: nn.Module, data: ImageDataset) -> EmbeddedPairs:
         assert isinstance(model, TwoTower)
         batch, workers = self.config.evaluate.batch, self.config.data.workers
         return embed_pairs(model, self.towers.tokenise, data, batch=batch, workers=workers)
-
-
-Task = ImageTask | PairTask
 
 
 def _readable(data: ImageDataset) -> np.ndarray:

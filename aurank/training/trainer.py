@@ -1,7 +1,7 @@
 """The components of a run, and the way of a batch through them: to embeddings, to the loss, back to gradients."""
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from aurank.embedding.image_text_pairs import require_pairs, texts_of
 from aurank.embedding.towers import build_towers
 from aurank.errors import UserError
 from aurank.losses.core.training_protocols import FollowsProgress, Reencodes
+from aurank.models.encoder import EachPart
 from aurank.training.build import (
     Splits,
     build_loss,
@@ -28,10 +29,10 @@ from aurank.training.build import (
     check_image_size,
 )
 from aurank.training.gradient_cache import GradientCache
-from aurank.training.mining import NearestImages, Reencode, offer_reencoding
+from aurank.training.mining import Reencode, nearest_images, offer_reencoding
 from aurank.training.optim import weight_average
 from aurank.training.processes import launched, on_cpu
-from aurank.training.tasks import ImageTask, PairTask, Task
+from aurank.training.tasks import PairTask, Task
 
 
 class Trainer:
@@ -64,19 +65,16 @@ class Trainer:
         self.miner = None if miner is None else miner.to(accelerator.device)
         optimiser = build_optimiser(config, task.model, self.loss)
         self.schedule = build_schedule(config)
-        nearest = NearestImages(
-            task.encoder,
-            partial(build_dataset, config.data, splits.train, train=False),
-            accelerator=accelerator,
-            batch=config.evaluate.batch,
-            workers=config.data.workers,
+        images = cache(partial(build_dataset, config.data, splits.train, train=False))
+        nearest = partial(
+            nearest_images, encoder=task.encoder, training_images=images, accelerator=accelerator, config=config
         )
         rank, processes = accelerator.process_index, accelerator.num_processes
         self.sampler = build_sampler(config, splits.train, rank=rank, world_size=processes, neighbours=nearest)
         self.train_data = build_dataset(config.data, splits.train, train=True, seed=config.seed)
         self.val_data = None if splits.val is None else build_dataset(config.data, splits.val, train=False)
         # Accelerate puts autocast into the forward of what it is given; the encoder inside stays as it is.
-        self.encoder, self.optimiser = accelerator.prepare(task.wrapped(), optimiser)
+        self.encoder, self.optimiser = accelerator.prepare(EachPart(task.model), optimiser)
         check_image_size(task.encoder, config, accelerator.device)
         self.average = None if config.train.ema is None else weight_average(task.model)
         self.cache = _gradient_cache(config, self.encoder, self.sampler)
@@ -90,11 +88,10 @@ class Trainer:
                     'out_of_batch=reencode embeds images alone, which model.text has no use for: set it to "stored"'
                 )
             return
-        plain, at_most = self.accelerator.unwrap_model(self.encoder), self.config.train.micro_batch
-        at_most = at_most or self.config.sampler.batch * self.views
-        offer_reencoding(
-            self.stateful_modules, Reencode(plain, self.train_data, dim=self.task.encoder.dim, at_most=at_most)
-        )
+        plain = self.accelerator.unwrap_model(self.encoder)
+        at_most = self.config.train.micro_batch or self.config.sampler.batch * self.views
+        reencode = Reencode(plain, self.train_data, dim=self.task.encoder.dim, at_most=at_most)
+        offer_reencoding(self.stateful_modules, reencode)
 
     @property
     def model(self) -> nn.Module:
@@ -173,7 +170,7 @@ def _task(config: Config, splits: Splits, state: dict[str, Any] | None, say: Cal
     """What the configuration trains, with its first weights."""
     load = state is None
     if config.model.text is None:
-        return ImageTask(config, build_encoder(config.model, channels=config.data.channels, load=load, say=say))
+        return Task(config, build_encoder(config.model, channels=config.data.channels, load=load, say=say))
     texts, saved = texts_of(splits.train), None if state is None else state["tokeniser"]
     for split in (splits.val, splits.test):
         if split is not None:
