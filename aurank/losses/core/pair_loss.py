@@ -151,8 +151,7 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
     def _for_reducer(self, values: Tensor, pairs: Pairs) -> dict[str, Any]:
         rows = pairs.valid_rows
         if len(rows) == 0:
-            zero: dict[str, Any] = self.zero_loss()
-            return zero
+            return self.zero_loss()  # type: ignore[no-any-return]
         if values.ndim == 0:
             return {"losses": values, "indices": None, "reduction_type": "already_reduced"}
         return {"losses": values[rows], "indices": rows, "reduction_type": "element", "divisor": len(rows)}

@@ -14,6 +14,11 @@ from aurank.losses.core.dtypes import HostCopy
 
 HALF = (torch.float16, torch.bfloat16)
 
+# one entry for each row of a batch: the table's row, numbers for it, and a mark
+EntryIndex = Int64[Tensor, " entry"]
+EntryValues = Float[Tensor, "entry width"]
+EntryMarks = Bool[Tensor, " entry"]
+
 
 def writes(module: nn.Module) -> bool:
     """Return whether a call may change what the module keeps: in training mode, unless gradients are disabled.
@@ -92,7 +97,7 @@ class Staging:
     next batch is fetched, a step later.
     """
 
-    def __init__(self, table: "RowTable", ids: Int64[Tensor, " entry"], device: torch.device) -> None:
+    def __init__(self, table: "RowTable", ids: EntryIndex, device: torch.device) -> None:
         def send(values: Tensor) -> Tensor:
             return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
@@ -101,7 +106,7 @@ class Staging:
         self.rows, self.seen = send(table.rows[self.host_ids]), send(table.seen[self.host_ids])
         self.returning: HostCopy | None = None
 
-    def index(self, ids: Int64[Tensor, " entry"]) -> Int64[Tensor, " entry"]:
+    def index(self, ids: EntryIndex) -> EntryIndex:
         """Return where rows of the table are among those fetched; every one asked for has to be."""
         return torch.searchsorted(self.ids, ids)
 
@@ -149,14 +154,14 @@ class RowTable(FullPrecision):
         self.register_buffer("rows", start.to(device, torch.float32).repeat(num_rows, 1))
         self.register_buffer("seen", torch.full((num_rows,), seen, device=device))
 
-    def read(self, index: Int64[Tensor, " entry"]) -> tuple[Float[Tensor, "entry width"], Bool[Tensor, " entry"]]:
+    def read(self, index: EntryIndex) -> tuple[EntryValues, EntryMarks]:
         """Return the rows asked for, and whether each has ever been written."""
         if self._staging is None:
             return self.rows[index], self.seen[index]
         index = self._staging.index(index)
         return self._staging.rows[index], self._staging.seen[index]
 
-    def prefetch(self, ids: Int64[Tensor, " entry"], device: torch.device) -> None:
+    def prefetch(self, ids: EntryIndex, device: torch.device) -> None:
         """Fetch the rows that a batch on the device will use (ids on the host), if the table is on the host."""
         if self.on_host:
             self.settle()
@@ -170,9 +175,7 @@ class RowTable(FullPrecision):
             self.rows[staging.host_ids], self.seen[staging.host_ids] = staging.returning.wait()
 
     @torch.no_grad()
-    def blended(
-        self, index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"], *, rate: float
-    ) -> Float[Tensor, "entry width"]:
+    def blended(self, index: EntryIndex, values: EntryValues, *, rate: float) -> EntryValues:
         """Return (1 − rate)·row + rate·value for each entry by itself, its value where the row was never written."""
         old, seen = self.read(index)
         if self.logarithms:
@@ -183,23 +186,13 @@ class RowTable(FullPrecision):
         return torch.where(seen[:, None], new, values)
 
     @torch.no_grad()
-    def update(
-        self,
-        index: Int64[Tensor, " entry"],
-        values: Float[Tensor, "entry width"],
-        *,
-        rate: float,
-        is_shared: bool = False,
-    ) -> None:
+    def update(self, index: EntryIndex, values: EntryValues, *, rate: float, is_shared: bool = False) -> None:
         """Set row ← (1 − rate)·row + rate·value, or the value itself for a row not seen before.
 
         Several entries for one row are averaged first, to the same bits in any order. With torch.distributed, the
         entries of all ranks count, and every rank must call, if only with none. Values not finite are left out.
 
         Args:
-            index: row of each entry.
-            values: of each entry.
-            rate: share of the new value.
             is_shared: each rank has the entries of all ranks already.
         """
         values = values.detach().to(self.rows.dtype)
@@ -210,7 +203,7 @@ class RowTable(FullPrecision):
         self.write(index, self.blended(index, mean, rate=rate), finite)
 
     def gathered(
-        self, index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"], *, is_shared: bool
+        self, index: EntryIndex, values: EntryValues, *, is_shared: bool
     ) -> tuple[Int64[Tensor, " total"], Float[Tensor, "total width"]]:
         """Return the entries of all ranks, which must all call, or the rank's own with `is_shared`."""
         if not is_shared:
@@ -219,16 +212,12 @@ class RowTable(FullPrecision):
                 self.prefetch(index.cpu(), index.device)  # rows of other processes' batches too
         return index, values
 
-    def mean(
-        self, index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"]
-    ) -> tuple[Float[Tensor, "entry width"], Bool[Tensor, " entry"]]:
+    def mean(self, index: EntryIndex, values: EntryValues) -> tuple[EntryValues, EntryMarks]:
         """Return for each entry the mean over all finite entries of its row, and whether there is one."""
         return (log_mean_by_row if self.logarithms else mean_by_row)(index, values)
 
     @torch.no_grad()
-    def write(
-        self, index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"], wanted: Bool[Tensor, " entry"]
-    ) -> None:
+    def write(self, index: EntryIndex, values: EntryValues, wanted: EntryMarks) -> None:
         """Put values into rows where wanted. Entries of one row must be equal."""
         old, seen = self.read(index)
         new = torch.where(wanted[:, None], values, old), seen | wanted
@@ -261,9 +250,7 @@ class RowTable(FullPrecision):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
 
-def mean_by_row(
-    index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"]
-) -> tuple[Float[Tensor, "entry width"], Bool[Tensor, " entry"]]:
+def mean_by_row(index: EntryIndex, values: EntryValues) -> tuple[EntryValues, EntryMarks]:
     """Return for each entry the mean over all finite entries of its row, and whether there is one.
 
     Sums are taken in integers, which add up to the same bits in any order: neither the order of a batch, nor a GPU's
@@ -281,9 +268,7 @@ def mean_by_row(
     return mean.to(values.dtype), count > 0
 
 
-def log_mean_by_row(
-    index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"]
-) -> tuple[Float[Tensor, "entry width"], Bool[Tensor, " entry"]]:
+def log_mean_by_row(index: EntryIndex, values: EntryValues) -> tuple[EntryValues, EntryMarks]:
     """Do as `mean_by_row` for logarithms: log of the mean of exp, which neither overflows nor vanishes."""
     finite = values.isfinite().all(dim=1)
     known = values.masked_fill(~finite[:, None], -torch.inf)
@@ -295,7 +280,7 @@ def log_mean_by_row(
     return mean.log() + peak, found
 
 
-def group_entries(index: Int64[Tensor, " entry"]) -> Int64[Tensor, " entry"]:
+def group_entries(index: EntryIndex) -> EntryIndex:
     """Return a number below the number of entries for each entry, the same for entries of the same row."""
     ordered, order = index.sort()
     starts = torch.cat([torch.zeros_like(ordered[:1]), (ordered[1:] != ordered[:-1]).to(torch.int64)])
@@ -309,7 +294,7 @@ def power_of_two(exponent: Int[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
 
 
 def gather_entries(
-    index: Int64[Tensor, " entry"], values: Float[Tensor, "entry width"]
+    index: EntryIndex, values: EntryValues
 ) -> tuple[Int64[Tensor, " total"], Float[Tensor, "total width"]]:
     """Return the entries of all ranks, in the order of the ranks. Their numbers are exchanged first."""
     if world_size() == 1:
