@@ -25,6 +25,7 @@ def class_csv(report: Report) -> str:
 
     Example:
         >>> import aurank
+        >>> import numpy as np
         >>> rows = [[1.0, 0.0], [0.8, 0.6], [0.9, 0.1], [0.0, 1.0]]
         >>> report = aurank.evaluate(np.array(rows), ["cat", "cat", "=dog", "=dog"], metrics=["mauprc"])
         >>> print(class_csv(report))
@@ -62,6 +63,7 @@ def to_markdown(reports: Mapping[str, Report], metrics: Sequence[str] | None = N
 
     Example:
         >>> import aurank
+        >>> import numpy as np
         >>> print(to_markdown({"ours | v1": aurank.evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6])}, ["mauprc"]))
         | model | mauprc |
         |---|---|
@@ -86,6 +88,7 @@ def to_latex(reports: Mapping[str, Report], metrics: Sequence[str] | None = None
 
     Example:
         >>> import aurank
+        >>> import numpy as np
         >>> print(to_latex({"a_b": aurank.evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6])}, ["recall@1"]))
         \begin{tabular}{lr}
         \toprule
