@@ -155,6 +155,7 @@ def ensemble(embeddings: Float[Tensor, "class prompt dim"]) -> Float[Tensor, "cl
     https://arxiv.org/abs/2103.00020
 
     Example:
+        >>> import torch
         >>> ensemble(torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]))
         tensor([[0.7071, 0.7071]])
     """
@@ -179,6 +180,7 @@ def zero_shot(
         options: those of `aurank.evaluate`, `metrics` and `recall_at` aside.
 
     Example:
+        >>> import torch
         >>> images, texts = torch.eye(2), torch.eye(2)[:, None]
         >>> zero_shot(images, [0, 1], texts, top=(1,)).metrics
         {'recall@1': 1.0}
