@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis  # noqa: F401 - it looks for its generators among objects that are not frozen
 import pytest
@@ -27,3 +28,15 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of `tiny_config` with three steps, to be read and not changed."""
+    from testing.tiny import tiny_config
+
+    import aurank
+
+    out = tmp_path_factory.mktemp("tiny") / "run"
+    aurank.train(tiny_config(train={"steps": 3}), out)
+    return out

@@ -40,12 +40,11 @@ def check_data(
     from aurank.embedding.manifest_from_config import data_folder
 
     with draw_bar(None, "checksums") as (progress, task):
-        found = check_benchmark(
-            name,
-            data_folder(root),
-            checksums=checksums,
-            on_bytes=lambda done, total: progress.update(task, advance=done, total=total),
-        )
+
+        def draw(done: int, total: int) -> None:
+            progress.update(task, advance=done, total=total)
+
+        found = check_benchmark(name, data_folder(root), checksums=checksums, on_bytes=draw)
     console.say(found)
     if not found.complete:
         raise SystemExit(2)

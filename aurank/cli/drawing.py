@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 from unicodedata import category as category_of
 
 from rich.console import Console
@@ -20,7 +20,12 @@ from aurank.errors import AurankWarning, UserError
 from aurank.files import write_text
 
 LONGEST_LINE = 4000
+QUIET = 30.0  # seconds between two lines of progress where there is no terminal
 _TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+# Of a validation, as far as it has them.
+SHOWN = {"mauprc": "mAUPRC", "recall@1": "Recall@1", "mean_recall": "mean recall"}
+SHOWN |= {"image_to_text/recall@1": "Recall@1 of texts", "text_to_image/recall@1": "of images"}
 
 
 class Terminal(Console):
@@ -39,9 +44,9 @@ def printable(text: str) -> str:
 
     So too the characters that turn the direction of writing around, and what is no character.
     """
-    shown = "".join(_escaped(one) if is_control(one) else one for one in text)
-    half = LONGEST_LINE // 2
-    lines = shown.split("\n")
+    controls = set(filter(is_control, text))
+    escapes = {ord(one): one.encode("unicode_escape", "surrogatepass").decode("ascii") for one in controls}
+    lines, half = text.translate(escapes).split("\n"), LONGEST_LINE // 2
     return "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:half]}…{line[-half:]}" for line in lines)
 
 
@@ -50,39 +55,16 @@ def is_control(character: str) -> bool:
     return character not in "\n\t" and (category_of(character) in ("Cc", "Cs") or character in _TURNING)
 
 
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
-
-
-QUIET = 30.0  # seconds between two lines of progress where there is no terminal
-
-console = Terminal()
-stderr_console = Terminal(stderr=True, highlight=False)
-
-# Of a validation, as far as it has them.
-SHOWN = {
-    "mauprc": "mAUPRC",
-    "recall@1": "Recall@1",
-    "mean_recall": "mean recall",
-    "image_to_text/recall@1": "Recall@1 of texts",
-    "text_to_image/recall@1": "of images",
-}
+console, stderr_console = Terminal(), Terminal(stderr=True, highlight=False)
 
 
 @contextmanager
 def draw_warnings() -> Iterator[None]:
     """A context in which aurank's warnings are lines as its other notices are, of one process of several."""
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, category: type[Warning], *where: Any, **lines: Any) -> None:
         if not issubclass(category, AurankWarning):
-            usual(printable(str(message)), category, filename, lineno, file, line)
+            usual(printable(str(message)), category, *where, **lines)
         elif os.environ.get("RANK", "0") == "0":
             stderr_console.say(message)
 
@@ -94,46 +76,42 @@ def draw_warnings() -> Iterator[None]:
 @contextmanager
 def draw_bar(total: int | None, text: str) -> Iterator[tuple[Progress, Any]]:
     """A bar on a terminal, nothing elsewhere, and the task whose fields it shows."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
+    named, noted = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+    columns = (named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), noted)
     with Progress(*columns, console=stderr_console, disable=not stderr_console.is_terminal) as progress:
         yield progress, progress.add_task(text, total=total, note="")
 
 
-class _Lines:
-    """Lines of progress where there is no terminal: the first at once, or after the first 30 s, and one each 30 s."""
+def _lines(progress: Progress, *, at_once: bool) -> Callable[[str, str], None]:
+    """What prints lines of progress where there is no terminal: the first at once, or after 30 s, and one each 30 s.
 
-    def __init__(self, progress: Progress, *, at_once: bool) -> None:
-        self._progress = progress
-        self._quiet_until = -math.inf if at_once else time.monotonic() + QUIET
-        self._next, self._stage = self._quiet_until, ""
+    It is given each line with its stage, at whose start one is due too, but not in a command's first 30 s.
+    """
+    quiet_until = -math.inf if at_once else time.monotonic() + QUIET
+    due, last = quiet_until, ""
 
-    def tell(self, text: str, stage: str = "") -> None:
-        """Print the text where a line is due; one is at the start of a stage too, but not in a command's first 30 s."""
-        now = time.monotonic()
-        begins, self._stage = stage != self._stage, stage
-        if self._progress.disable and now >= (self._quiet_until if begins else self._next):
-            self._next = now + QUIET
+    def tell(text: str, stage: str) -> None:
+        nonlocal due, last
+        now, begins, last = time.monotonic(), stage != last, stage
+        if progress.disable and now >= (quiet_until if begins else due):
+            due = now + QUIET
             stderr_console.say(text)
+
+    return tell
 
 
 @contextmanager
 def draw_training() -> Iterator[Callable[[str, dict[str, Any]], None]]:
     """A listener that draws training: a bar on a terminal, elsewhere a line now and then; lines for validations."""
     with draw_bar(None, "training") as (progress, task):
-        lines = _Lines(progress, at_once=True)
+        tell = _lines(progress, at_once=True)
 
         def listen(kind: str, values: dict[str, Any]) -> None:
             if kind == "step":
                 loss = "" if values["loss"] is None else f"loss {values['loss']:.4f}  "
                 note = f"{loss}lr {values['lr']:.1e}  {values['images_per_second']:.0f} images/s"
                 progress.update(task, completed=values["step"], total=values["steps"], note=note)
-                lines.tell(f"step {values['step']} of {values['steps']}: {note}")
+                tell(f"step {values['step']} of {values['steps']}: {note}", "")
             elif kind == "validation":
                 mark = " (best)" if values["improved"] else ""
                 shown = ", ".join(f"{label} {values[name]:.4f}" for name, label in SHOWN.items() if name in values)
@@ -150,40 +128,33 @@ def draw_training() -> Iterator[Callable[[str, dict[str, Any]], None]]:
 def draw_measuring(given: dict[str, Any], finished: Callable[[str, Any], None] | None = None) -> Iterator[Any]:
     """Give `RunOptions` that draw one bar a stage on a terminal, elsewhere lines of a run that takes a while.
 
-    Args:
-        given: the options batch, device, cache, no_cache and allow_code, as far as a command has them.
-        finished: called with each result and its name; it may print, as no bar is drawn meanwhile.
+    `given`: the options of a command by name. `finished` may print, as no bar is drawn meanwhile.
     """
     from aurank.commands import RunOptions
     from aurank.embedding.cache import default_cache
 
-    cache, is_off = given["cache"], given["no_cache"]
-    if is_off and cache is not None:
-        raise UserError(f"--cache {cache} and --no-cache exclude each other; give one of them")
     flags = {name: f"--{name.replace('_', '-')}" for name, value in given.items() if value}
+    typed = [flag if given[name] is True else f"{flag} {given[name]}" for name, flag in flags.items()]
+    options = dict(given)
+    if options.pop("no_cache"):
+        if options["cache"] is not None:
+            raise UserError(f"--cache {options['cache']} and --no-cache exclude each other; give one of them")
+    else:
+        options["cache"] = options["cache"] or default_cache()
     with draw_bar(None, "preparing") as (progress, task):
-        lines = _Lines(progress, at_once=False)
+        tell = _lines(progress, at_once=False)
 
         def listen(stage: str, done: int, total: int) -> None:
             progress.start()  # again, after a result
             progress.update(task, description=stage, completed=done, total=total)
-            lines.tell(f"{stage}: {done:,} of {total:,}", stage)
+            tell(f"{stage}: {done:,} of {total:,}", stage)
 
         def pause(name: str, result: Any) -> None:
             progress.stop()
             if finished is not None:
                 finished(name, result)
 
-        yield RunOptions(
-            batch=given["batch"],
-            device=given["device"],
-            cache=None if is_off else cache or default_cache(),
-            allow_code=given.get("allow_code", False),
-            listener=listen,
-            say=stderr_console.say,
-            finished=pause,
-            given=[flag if given[name] is True else f"{flag} {given[name]}" for name, flag in flags.items()],
-        )
+        yield RunOptions(**options, listener=listen, say=stderr_console.say, finished=pause, given=typed)
 
 
 def keep_baselines(found: dict[str, dict[str, float]], out: Path) -> None:

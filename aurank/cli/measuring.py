@@ -52,16 +52,11 @@ def evaluate(
 
     if baselines:
         require_images(model)
-    options: dict[str, Any] = {
-        "recall_at": None if recall_at is None else whole_numbers("--recall-at", recall_at),
-        "distance": distance,
-        "ties": ties,
-        "index": index,
-        "backend": backend,
-        "max_memory": max_memory,
-        "metrics": None if metrics is None else check_names(metrics.split(",")),
-        "resampling": None if intervals is None else Resampling(intervals, seed),
-    }
+    recalls = None if recall_at is None else whole_numbers("--recall-at", recall_at)
+    named = {"distance": distance, "ties": ties, "index": index, "backend": backend, "max_memory": max_memory}
+    options: dict[str, Any] = {"recall_at": recalls, **named}
+    options["metrics"] = None if metrics is None else check_names(metrics.split(","))
+    options["resampling"] = None if intervals is None else Resampling(intervals, seed)
     given = {name: value for name, value in options.items() if value is not None}
     typed = shlex.join(["aurank", *(argument for argument in sys.argv[1:] if argument != "--overwrite")])
     command = f"cd {shlex.quote(str(Path.cwd()))} && {typed}"  # the same words mean other files elsewhere

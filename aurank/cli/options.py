@@ -30,30 +30,29 @@ CacheOption = Annotated[
     typer.Option(help="Folder of the embedding cache; default $AURANK_CACHE, else ~/.cache/aurank/embeddings."),
 ]
 
+
+def _option(kind: Any, text: str, *names: str, **limits: Any) -> Any:
+    """An option that is not given unless typed, with its help."""
+    return Annotated[kind, typer.Option(*names, help=text, **limits)]
+
+
 # The fields of `ImageSelection`, and how they are given.
 _IMAGES = {
-    "data": Annotated[
-        str | None,
-        typer.Option("--data", help="READER:PATH such as folder:photos; default: the data it was trained on."),
-    ],
-    "split": Annotated[str | None, typer.Option(help="Which split: train, val or test (the default).")],
-    "protocol": Annotated[
-        str | None, typer.Option(help="A named protocol, such as sop; --root says where its data is.")
-    ],
-    "root": Annotated[Path | None, typer.Option(help="Folder of a protocol's data, or that table paths start from.")],
-    "query": Annotated[Path | None, typer.Option(help="Table (csv, parquet) of the queries; needs --gallery.")],
-    "gallery": Annotated[Path | None, typer.Option(help="Table (csv, parquet) of the gallery.")],
-    "seeds": Annotated[str | None, typer.Option(help="Seeds of a protocol's draws, such as 0,1,2.")],
+    "data": _option(str | None, "READER:PATH such as folder:photos; default: the data it was trained on.", "--data"),
+    "split": _option(str | None, "Which split: train, val or test (the default)."),
+    "protocol": _option(str | None, "A named protocol, such as sop; --root says where its data is."),
+    "root": _option(Path | None, "Folder of a protocol's data, or that table paths start from."),
+    "query": _option(Path | None, "Table (csv, parquet) of the queries; needs --gallery."),
+    "gallery": _option(Path | None, "Table (csv, parquet) of the gallery."),
+    "seeds": _option(str | None, "Seeds of a protocol's draws, such as 0,1,2."),
 }
 # How a model is run.
 _RUN = {
-    "batch": Annotated[int | None, typer.Option(min=1, help="Images embedded at once.")],
-    "device": Annotated[str | None, typer.Option(help="Such as cuda:1 or cpu; default: CUDA where there is one.")],
+    "batch": _option(int | None, "Images embedded at once.", min=1),
+    "device": _option(str | None, "Such as cuda:1 or cpu; default: CUDA where there is one."),
     "cache": CacheOption,
-    "no_cache": Annotated[bool, typer.Option("--no-cache", help="Neither read nor keep embeddings.")],
-    "allow_code": Annotated[
-        bool, typer.Option("--allow-code", help="Let --model run code: python:…, or options that may.")
-    ],
+    "no_cache": _option(bool, "Neither read nor keep embeddings.", "--no-cache"),
+    "allow_code": _option(bool, "Let --model run code: python:…, or options that may.", "--allow-code"),
 }
 _OVERRIDES = Annotated[list[str] | None, typer.Argument(help="Changes of the data section: data.workers=4.")]
 
@@ -64,18 +63,14 @@ Drawn = Callable[..., AbstractContextManager[Any]]
 def measuring(*chosen: str, allow_code: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options that say which images are measured and how the model is run.
 
-    The command is called with an ``ImageSelection`` as `images` and a `Drawn` as `drawn` in their place.
-
-    Args:
-        chosen: the fields of ``ImageSelection`` that it has options for; overrides every such command has.
-        allow_code: whether it has the option of this name.
+    The command is called with an `ImageSelection` as `images`, of the fields `chosen` and overrides, and a `Drawn` as
+    `drawn` in their place.
     """
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        run = {name: kind for name, kind in _RUN.items() if allow_code or name != "allow_code"}
-        shared = {**{name: _IMAGES[name] for name in chosen}, **run, "overrides": _OVERRIDES}
-        own = [one for one in inspect.signature(command).parameters.values() if one.name not in ("images", "drawn")]
+    run = {name: kind for name, kind in _RUN.items() if allow_code or name != "allow_code"}
+    shared = {**{name: _IMAGES[name] for name in chosen}, **run, "overrides": _OVERRIDES}
 
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def parsed(**given: Any) -> None:
             from aurank.embedding import ImageSelection
 
@@ -85,14 +80,13 @@ def measuring(*chosen: str, allow_code: bool = True) -> Callable[[Callable[..., 
             images = ImageSelection(**fields, overrides=given.pop("overrides") or [])
             command(images=images, drawn=partial(draw_measuring, {name: given.pop(name) for name in run}), **given)
 
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        parameters = [one.replace(kind=keyword) for one in own]
+        own = [one for one in inspect.signature(command).parameters.values() if one.name not in ("images", "drawn")]
         for name, kind in shared.items():
             default = False if name in ("no_cache", "allow_code") else None
-            parameters.append(inspect.Parameter(name, keyword, default=default, annotation=kind))
+            own.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
         parsed.__name__, parsed.__doc__ = command.__name__, command.__doc__
-        parsed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        parsed.__annotations__ = {one.name: one.annotation for one in parameters}
+        parsed.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+        parsed.__annotations__ = {one.name: one.annotation for one in own}
         return parsed
 
     return decorate

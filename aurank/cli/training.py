@@ -29,9 +29,9 @@ def train(
     from aurank.training import read_config, rehearse, train
 
     settings = read_config(config, overrides or [])
-    if dry_run and baselines:
-        raise UserError("--baselines has no use with --dry-run, which measures nothing: give one of them")
     if dry_run:
+        if baselines:
+            raise UserError("--baselines has no use with --dry-run, which measures nothing: give one of them")
         console.say(rehearse(settings))
         return
     out = out or Path("runs") / Path(config).stem
@@ -42,27 +42,25 @@ def train(
         stderr_console.say(f"skipped, unreadable: {left_out}")
     if result.stopped_by is not None:
         if result.is_main:
-            stderr_console.say(
-                f"stopped by a signal after step {result.steps}; everything is saved, go on with --resume"
-            )
+            where = f"stopped by a signal after step {result.steps}"
+            stderr_console.say(f"{where}; everything is saved, go on with --resume")
         raise SystemExit(128 + result.stopped_by)
-    if result.is_main:
-        if result.two_way:
-            images = [] if result.report is None else [f"images with each other\n{result.report}"]
-            console.say(describe_groups(result.two_way, *images))
-        elif result.report is not None:
-            console.say(result.report)
-        if baselines and result.report is not None:
-            keep_baselines(measure_baselines(f"aurank:{result.out / 'best.pt'}", result.report), result.out)
-        elif baselines:
-            stderr_console.say("--baselines: left out, as no report on images found by images was made")
-        console.say(f"written to {result.out}")
+    if not result.is_main:
+        return
+    if result.two_way:
+        images = [] if result.report is None else [f"images with each other\n{result.report}"]
+        console.say(describe_groups(result.two_way, *images))
+    elif result.report is not None:
+        console.say(result.report)
+    if baselines and result.report is not None:
+        keep_baselines(measure_baselines(f"aurank:{result.out / 'best.pt'}", result.report), result.out)
+    elif baselines:
+        stderr_console.say("--baselines: left out, as no report on images found by images was made")
+    console.say(f"written to {result.out}")
 
 
 @app.command()
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for demo.json and the run.")] = Path("runs/demo"),
-) -> None:
+def demo(out: Annotated[Path, typer.Option(help="Folder for demo.json and the run.")] = Path("runs/demo")) -> None:
     """Train on scikit-learn's digits (half a minute); compare with raw pixels and the untrained network."""
     from aurank.commands.demo import demo
 

@@ -1,4 +1,7 @@
-"""What the commands of aurank do, one file a command, to be called from Python too."""
+"""What the commands of aurank do, one file a command, to be called from Python too.
+
+Whatever is wrong with their options is a UserError, before anything is embedded where that can be known.
+"""
 
 from aurank.commands.baselines import measure_baselines
 from aurank.commands.doctor import examine_data

@@ -17,13 +17,7 @@ MOST_PIXELS = 4 * 2**30  # bytes of all images as float32
 
 
 def require_images(model: str) -> None:
-    """Raise UserError for saved embeddings and ranked lists: the images to measure baselines on are not at hand.
-
-    Example:
-        >>> require_images("embeddings:rows.npz")
-        Traceback (most recent call last):
-        aurank.errors.UserError: --baselines has no use with --model embeddings:rows.npz: it needs the images; name a model, with --data
-    """  # noqa: E501
+    """Raise UserError for saved embeddings and ranked lists: the images to measure baselines on are not at hand."""
     if model.startswith("trec:") or split_name(model)[0] == "embeddings":
         raise UserError(f"--baselines has no use with --model {model}: it needs the images; name a model, with --data")
 
@@ -61,7 +55,6 @@ def measure_baselines(
         (['model', 'untrained', 'raw_pixels', 'chance'], 1.0)
     """
     images, running = images or ImageSelection(), running or RunOptions()
-    say = running.say or (lambda text: None)
     prepared, device = prepare_model(model, images, running), running.torch_device
     protocol, dataset = images.find_protocol(), prepared.dataset
     measured = {name: value for name, value in options.items() if name not in ("resampling", "index")}
@@ -73,13 +66,13 @@ def measure_baselines(
     found = {"model": report.metrics}
     network = _untrained(model, prepared)
     if network is None:
-        say(f"--baselines: the untrained network of {model} cannot be had, and is left out")
+        running.tell(f"--baselines: the untrained network of {model} cannot be had, and is left out")
     else:
         found["untrained"] = metrics(embed(network.to(device), dataset, device=device, **prepared.sizes))
     shown = dataset.__getitems__([0]).image
     size = shown.numel() * 4 * len(dataset) if isinstance(shown, Tensor) else 0
     if size > MOST_PIXELS:
-        say(f"--baselines: raw pixels are left out, they would take {size / 2**30:.0f} GiB of memory")
+        running.tell(f"--baselines: raw pixels are left out, they would take {size / 2**30:.0f} GiB of memory")
     else:
         found["raw_pixels"] = metrics(embed_pixels(dataset, **prepared.sizes))
     found["chance"] = {"mauprc": report.random_order}

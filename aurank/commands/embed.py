@@ -30,7 +30,5 @@ def embed_model(model: str, images: ImageSelection | None = None, *, running: Ru
     running.torch_device  # noqa: B018  # refused before anything is read
     prepared = prepare_model(model, images, running)
     embedded, notes = prepared.embed()
-    if running.say is not None:
-        for line in (*prepared.remarks, *notes[1:]):
-            running.say(line)
+    running.tell(*prepared.remarks, *notes[1:])
     return embedded

@@ -1,15 +1,12 @@
 """Measuring any model: what ``aurank evaluate`` calls."""
 
-import dataclasses
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from aurank.commands.run_options import RunOptions, prepare_model, split_name
 from aurank.embedding.embed import Embedded
-from aurank.embedding.evaluation_options import TRIAL
+from aurank.embedding.evaluation_options import TRIAL, noted
 from aurank.embedding.manifest_from_config import require_distinct, require_likely_classes, require_room_for
 from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import ImageSelection, require_comparable, select
@@ -43,9 +40,6 @@ def evaluate_model(
             the images' paths, or by their ids where no paths are known.
         options: arguments of ``aurank.evaluate``; where absent, those of a checkpoint's configuration hold.
 
-    Raises:
-        UserError: whatever is wrong with the options, before anything is embedded where that can be known.
-
     Example:
         >>> import tempfile
         >>> import numpy as np
@@ -78,7 +72,7 @@ def evaluate_model(
     if trec_run is not None:
         run_names(names)  # refused before the ranking
     report = embedded.evaluate(**options) if protocol is None else protocol.evaluate(embedded, **options)
-    report = dataclasses.replace(report, notes=[*report.notes, *notes])
+    report = noted(report, *notes)
     running.finish("report", report)
     if trec_run is not None:
         roles = {name: getattr(embedded, name) for name in ("is_query", "is_gallery", "groups")}
@@ -130,7 +124,7 @@ def _evaluate_run(model: str, qrels: Path | None, given: list[str], options: dic
     if qrels is None:
         raise UserError(f"--model {model} needs the judgements: give the file of qrels as --labels FILE")
     report = evaluate_run(read_run(Path(model.removeprefix("trec:"))), read_qrels(qrels), **options)
-    return dataclasses.replace(report, notes=[*report.notes, f"model {model}"])
+    return noted(report, f"model {model}")
 
 
 def require_free_run(run: Path, *, is_replaced: bool) -> None:
@@ -146,17 +140,11 @@ def _check_options(options: dict[str, Any], protocol: Protocol | None) -> None:
     """Raise UserError for options that cannot be met, by evaluating four rows: hours before they would be needed."""
     byte_count(options.get("max_memory", "1GiB"))
     if isinstance(index := options.get("index"), str):
-        _check_factory(index, options.get("distance", "cosine"), options["device"])
+        try:
+            Index(256, index, distance=options.get("distance", "cosine"), device=options["device"])
+        except UserError as error:
+            if "should be a multiple" not in str(error):  # of the width, which only the first embedding tells
+                raise
     # An index has to be trained on more rows than these, the memory needed grows with them, and no progress is made.
     tried = {name: value for name, value in options.items() if name not in ("index", "max_memory", "progress")}
     _ = TRIAL.evaluate(**tried) if protocol is None else protocol.evaluate(TRIAL, **tried)
-
-
-def _check_factory(factory: str, distance: str, device: torch.device) -> None:
-    """Raise UserError for a text that makes no index, whatever the width of the embeddings."""
-    try:
-        Index(256, factory, distance=distance, device=device)
-    except UserError as error:
-        # Codes divide the width, which only the first embedding tells.
-        if "should be a multiple" not in str(error):
-            raise

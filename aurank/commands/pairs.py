@@ -10,8 +10,8 @@ from aurank.data import Manifest
 from aurank.data.captions import text_key
 from aurank.embedding.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.embedding.choices import read_trained
-from aurank.embedding.evaluation_options import noted, noted_both, two_way_options
-from aurank.embedding.from_config import build_dataset
+from aurank.embedding.evaluation_options import noted, two_way_options
+from aurank.embedding.from_config import build_dataset, with_preprocessing
 from aurank.embedding.image_text_pairs import (
     describe_groups,
     distinct_images,
@@ -20,9 +20,8 @@ from aurank.embedding.image_text_pairs import (
     reports_by_group,
     require_pairs,
 )
-from aurank.embedding.preprocessing import with_preprocessing
 from aurank.embedding.select_images import ImageSelection, select
-from aurank.embedding.towers import require_texts, towers_of
+from aurank.embedding.trained_model import require_texts, towers_of
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import DIRECTIONS, PROMPTS, TwoWayReport, prompts
@@ -59,18 +58,19 @@ class PairsResult:
 
         Then the files of an earlier result that this one has not are removed: a folder holds one result.
         """
+        folder = Path(folder)
         for name, report in self.two_way.items():
-            report.save(Path(folder) / "two_way" / name)
-        for found in Path(folder).glob("two_way/*/two_way.json"):
+            report.save(folder / "two_way" / name)
+        for found in folder.glob("two_way/*/two_way.json"):
             if found.parent.name not in self.two_way:
                 for name in (*DIRECTIONS, "two_way"):
                     found.with_name(f"{name}.json").unlink(missing_ok=True)
                 with contextlib.suppress(OSError):  # it holds something else
                     found.parent.rmdir()
-        if self.zero_shot is not None:
-            self.zero_shot.save(Path(folder) / "zero_shot.json")
+        if self.zero_shot is None:
+            (folder / "zero_shot.json").unlink(missing_ok=True)
         else:
-            (Path(folder) / "zero_shot.json").unlink(missing_ok=True)
+            self.zero_shot.save(folder / "zero_shot.json")
 
 
 def evaluate_pairs(
@@ -87,9 +87,6 @@ def evaluate_pairs(
         images: its ``data``, ``split`` and ``overrides``: a table with a column text.
         templates: sentences with {} for the name of a class, which is read with blanks for - and _; None for those of
             ``aurank.evaluation.two_way.PROMPTS``. Classes are those of the column `label`, one for each image.
-
-    Raises:
-        UserError: whatever is wrong with the options, before anything is embedded.
 
     Example:
         `aurank.load_pairs` shows how such a model is trained; others have no encoder of texts.
@@ -112,14 +109,13 @@ def evaluate_pairs(
     prompts([], PROMPTS if templates is None else templates)  # refuses those without a place for the class
     data, manifest, trained = select(images, checkpoint)
     require_pairs(manifest)
-    if templates is not None and not _has_classes(manifest):
-        raise UserError(
-            f"--prompt has no use here: the images of {manifest.name} have no classes to tell apart; "
-            "give its table a column label, one for each image"
-        )
+    has_classes = _has_classes(manifest)
+    if templates is not None and not has_classes:
+        what = f"the images of {manifest.name} have no classes to tell apart"
+        raise UserError(f"--prompt has no use here: {what}; give its table a column label, one for each image")
     config = with_preprocessing(saved.model_copy(update={"data": data}), saved)
     towers = towers_of(checkpoint, config, model)
-    whole = None if images.split == "train" else trained
+    train = None if images.split == "train" or trained is None else trained.split("train")
     once = distinct_images(manifest)  # as `aurank evaluate` takes them, so that both share what is in the cache
     embedded = embed_pairs(
         towers.module.to(device),
@@ -133,17 +129,14 @@ def evaluate_pairs(
         cache=running.open_cache(model, towers.image, describe_model(config), once),
     )
     options = {**two_way_options(config), "device": device, "progress": running.stage("ranking")}
-    reports = reports_by_group(embedded, None if whole is None else whole.split("train"), manifest, **options)
-    note = (
-        f"model {model}; {len(manifest):,} pairs of {manifest.name}, manifest {manifest.sha256[:16]}, "
-        f"{len(manifest) - len(embedded.rows):,} of them skipped as unreadable"
-    )
-    zero_shot = None
-    if _has_classes(manifest):
+    reports, zero_shot = reports_by_group(embedded, train, manifest, **options), None
+    skipped = f"{len(manifest) - len(embedded.rows):,} of them skipped as unreadable"
+    note = f"model {model}; {len(manifest):,} pairs of {manifest.name}, manifest {manifest.sha256[:16]}, {skipped}"
+    if has_classes:
         names = [name.replace("-", " ").replace("_", " ") for name in manifest.classes]
         zero_shot = embedded.zero_shot(towers.module, towers.tokenise, names, templates=templates or PROMPTS)
         zero_shot = noted(zero_shot, note)
-    return PairsResult({name: noted_both(report, note) for name, report in reports.items()}, zero_shot)
+    return PairsResult({name: noted(report, note) for name, report in reports.items()}, zero_shot)
 
 
 def _has_classes(manifest: Manifest) -> bool:

@@ -1,7 +1,7 @@
 """Probing a model's frozen embeddings: what ``aurank probe`` calls."""
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,9 @@ import numpy as np
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, split_name
 from aurank.data import Manifest
 from aurank.data.checks.doctor import repeated_image
+from aurank.data.manifest import first_seen
 from aurank.embedding.embed import Embedded
+from aurank.embedding.evaluation_options import noted
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.manifest_from_config import read_whole
 from aurank.embedding.select_images import ImageSelection
@@ -44,9 +46,6 @@ def probe_model(
         images: its ``data``, ``split`` and ``overrides``; protocols of retrieval and two tables have no use here.
         k, seeds: as for ``aurank.evaluation.knn`` and ``linear_probe``.
 
-    Raises:
-        UserError: whatever is wrong with the options, before anything is embedded where that can be known.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -58,42 +57,6 @@ def probe_model(
     """
     images, running = images or ImageSelection(), running or RunOptions()
     kind, what = split_name(model)
-    _check_choice(images, protocols, k)
-    device = running.torch_device
-    options: dict[str, dict[str, Any]] = {name: {} for name in protocols}
-    if "knn" in options:
-        options["knn"] = {"k": k, "device": device}
-    if kind == "embeddings":
-        if images.given:
-            raise UserError(
-                f"{images.given[0]} has no use with --model {model}: saved embeddings bring their own labels"
-            )
-        embedded, train, notes = Embedded.load(Path(what), labels), None, [f"model {model}"]
-        numbers, *_ = numbered(embedded.labels, None, name="label")
-        given = integer_array(np.asarray(numbers), name="label", rows=len(embedded.labels), side="probed")
-        embedded = dataclasses.replace(embedded, labels=given)
-        _check_probes(options, given, None, seeds, running)
-    else:
-        if labels is not None:
-            raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
-        prepared = prepare_model(model, images, running)
-        embedded, train, notes = _embed_sides(prepared, options, seeds)
-    results = {}
-    for name, chosen in options.items():
-        if seeds is not None and (train is None or name != "knn"):
-            chosen["seeds"] = seeds
-        chosen["progress"] = running.stage(name.replace("_", " "))
-        if train is None:
-            result = PROBES[name](embedded.embeddings, embedded.labels, ids=embedded.ids, **chosen)
-        else:
-            sides = (train.embeddings, train.labels, embedded.embeddings, embedded.labels)
-            result = PROBES[name](*sides, ids=train.ids, **chosen)
-        results[name] = dataclasses.replace(result, notes=[*result.notes, *notes])
-        running.finish(name, results[name])
-    return results
-
-
-def _check_choice(images: ImageSelection, protocols: Sequence[str], k: int | None) -> None:
     if not protocols or set(protocols) - PROBES.keys() or len(set(protocols)) < len(protocols):
         raise UserError(f"--protocol: expected {' or '.join(PROBES)}, each once; got {', '.join(protocols) or 'none'}")
     if k is not None and "knn" not in protocols:
@@ -101,6 +64,33 @@ def _check_choice(images: ImageSelection, protocols: Sequence[str], k: int | Non
     images.check()
     if images.protocol is not None or images.query is not None:
         raise UserError(f"{images.given[0]} has no use here: a probe takes its rows from the splits of --data")
+    device = running.torch_device
+    options: dict[str, dict[str, Any]] = {name: {} for name in protocols}
+    if "knn" in options:
+        options["knn"] = {"k": k, "device": device}
+    if kind == "embeddings":
+        if images.given:
+            given = images.given[0]
+            raise UserError(f"{given} has no use with --model {model}: saved embeddings bring their own labels")
+        tested, train, notes = Embedded.load(Path(what), labels), None, [f"model {model}"]
+        numbers, *_ = numbered(tested.labels, None, name="label")
+        numbers = integer_array(np.asarray(numbers), name="label", rows=len(tested.labels), side="probed")
+        tested = replace(tested, labels=numbers)
+        _check_probes(options, numbers, None, seeds, running)
+    elif labels is not None:
+        raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
+    else:
+        tested, train, notes = _embed_sides(prepare_model(model, images, running), options, seeds)
+    sides = [tested] if train is None else [train, tested]
+    arrays = [array for side in sides for array in (side.embeddings, side.labels)]
+    results = {}
+    for name, chosen in options.items():
+        if seeds is not None and (train is None or name != "knn"):
+            chosen["seeds"] = seeds
+        progress = running.stage(name.replace("_", " "))
+        results[name] = noted(PROBES[name](*arrays, ids=sides[0].ids, progress=progress, **chosen), *notes)
+        running.finish(name, results[name])
+    return results
 
 
 def _check_probes(
@@ -124,8 +114,7 @@ def _check_probes(
             if name != "linear_probe" or len(options) == 1:
                 raise
             del options[name]
-            if running.say is not None:
-                running.say(f"no linear probe: {error}")
+            running.tell(f"no linear probe: {error}")
 
 
 def _embed_sides(
@@ -140,13 +129,13 @@ def _embed_sides(
         embedded, notes = prepared.embed()
         return embedded, None, notes
     _require_once(training)
-    numbers = {name: number for number, name in enumerate(dict.fromkeys((*tested.classes, *training.classes)))}
+    numbers = first_seen((*tested.classes, *training.classes))
     own = np.array([numbers[name] for name in training.classes], dtype=np.int64)
     _check_probes(options, own[training.labels], tested.labels, seeds, prepared.run)
     train, train_notes = prepared.embed(training)
     test, test_notes = prepared.embed()
     notes = [f"training: {line}" for line in train_notes] + [f"test: {line}" for line in test_notes]
-    return test, dataclasses.replace(train, labels=own[train.labels], classes=None), notes
+    return test, replace(train, labels=own[train.labels], classes=None), notes
 
 
 def _training_images(prepared: PreparedModel) -> Manifest | None:

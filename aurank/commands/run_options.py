@@ -12,17 +12,16 @@ from torch import nn
 from aurank.config import Config, DataConfig
 from aurank.config.schema import EvaluateConfig
 from aurank.data import ImageDataset, Manifest
-from aurank.embedding.cache import EmbeddingCache, data_sha256, weights_sha256
-from aurank.embedding.checkpoint import image_weights, load_checkpoint, resolve_checkpoint
+from aurank.embedding.cache import EmbeddingCache, Say, data_sha256, weights_sha256
+from aurank.embedding.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import Embedded, ModelImages, embed
 from aurank.embedding.evaluation_options import evaluation_options
-from aurank.embedding.from_config import build_dataset, build_encoder, build_transform
+from aurank.embedding.from_config import build_dataset, build_transform, with_preprocessing
 from aurank.embedding.image_text_pairs import each_image_once
-from aurank.embedding.load_weights import load_weights
-from aurank.embedding.preprocessing import with_preprocessing
 from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import ImageSelection, describe_split, select
+from aurank.embedding.trained_model import encoder_of
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import ProgressCallback
 from aurank.models.adapters.by_name import ADAPTERS, check_model, load_model
@@ -55,7 +54,7 @@ class RunOptions:
     cache: Path | None = None
     allow_code: bool = False
     listener: Callable[[str, int, int], None] | None = None
-    say: Callable[[str], None] | None = None
+    say: Say | None = None
     finished: Callable[[str, Any], None] | None = None
     given: Sequence[str] = ()
 
@@ -63,6 +62,12 @@ class RunOptions:
         """Give `finished` a result."""
         if self.finished is not None:
             self.finished(name, result)
+
+    def tell(self, *lines: str) -> None:
+        """Give `say` the lines."""
+        if self.say is not None:
+            for line in lines:
+                self.say(line)
 
     def stage(self, name: str) -> ProgressCallback | None:
         """Return what reports the progress of a stage, None without a listener."""
@@ -84,46 +89,28 @@ class RunOptions:
     def open_cache(self, name: str, module: nn.Module, description: str, manifest: Manifest) -> EmbeddingCache | None:
         """Return the cache of a model's embeddings of the images of a manifest, None where none is wanted.
 
-        Args:
-            description: all that decides an embedding, beside the weights and the images.
+        `description`: all that decides an embedding, beside the weights and the images.
         """
         if self.cache is None:
             return None
-        return EmbeddingCache(
-            self.cache,
-            weights=weights_sha256(module),
-            transform=description,
-            data=data_sha256(manifest),
-            about={"model": name, "images": len(set(manifest.paths)), "of": manifest.name},
-            say=self.say,
-        )
+        about = {"model": name, "images": len(set(manifest.paths)), "of": manifest.name}
+        keys = {"weights": weights_sha256(module), "transform": description, "data": data_sha256(manifest)}
+        return EmbeddingCache(self.cache, **keys, about=about, say=self.say)
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedModel:
-    """A model, and the images chosen as it wants them.
-
-    Attributes:
-        description: what decides an embedding together with weights and images.
-        config: of a model that was trained here, else None.
-        dataset_of: other images for the same model.
-        remarks: what the split means, and which images were skipped.
-    """
+    """A model, and the images chosen as it wants them."""
 
     name: str
     module: nn.Module
     dataset: ImageDataset
-    description: str
+    description: str  # what decides an embedding together with weights and images
     data: DataConfig
-    config: Config | None
-    dataset_of: Callable[[Manifest], ImageDataset]
-    remarks: list[str]
+    config: Config | None  # of a model that was trained here
+    dataset_of: Callable[[Manifest], ImageDataset]  # other images for the same model
+    remarks: list[str]  # what the split means
     run: RunOptions
-
-    @property
-    def note(self) -> str:
-        """Which model and images these are."""
-        return f"model {self.name}; {_describe(self.dataset.manifest)}"
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -141,37 +128,25 @@ class PreparedModel:
     def embed(self, manifest: Manifest | None = None) -> tuple[Embedded, list[str]]:
         """Return the embeddings of the images chosen, or of others, and notes on them; what is cached is read."""
         dataset = self.dataset if manifest is None else self.dataset_of(manifest)
-        device, manifest = self.run.torch_device, dataset.manifest
-        embedded = embed(
-            self.module.to(device),
-            dataset,
-            device=device,
-            progress=self.run.stage("embedding"),
-            cache=self.run.open_cache(self.name, self.module, self.description, manifest),
-            **self.sizes,
-        )
+        device, manifest, progress = self.run.torch_device, dataset.manifest, self.run.stage("embedding")
+        module = self.module.to(device)
+        cache = self.run.open_cache(self.name, module, self.description, manifest)
+        embedded = embed(module, dataset, device=device, progress=progress, cache=cache, **self.sizes)
         kept = set(embedded.ids.tolist())
         paths = [path for row, path in enumerate(manifest.paths) if row not in kept]
-        notes = [f"model {self.name}; {_describe(manifest)}"]
+        name = f"{manifest.name}, manifest {manifest.sha256[:16]}, {len(manifest.classes):,} classes"
+        notes = [f"model {self.name}; {len(manifest):,} images of {name}"]
         if paths:
-            more = f", and {len(paths) - 3} more" if len(paths) > 3 else ""
-            some = f"{'; '.join(paths[:3])}{more}"
+            some = "; ".join(paths[:3]) + (f", and {len(paths) - 3} more" if len(paths) > 3 else "")
             notes.append(f"skipped, unreadable: {len(paths):,} of {len(manifest):,} images ({some})")
         return embedded, notes
-
-
-def _describe(manifest: Manifest) -> str:
-    name = f"{manifest.name}, manifest {manifest.sha256[:16]}, {len(manifest.classes):,} classes"
-    return f"{len(manifest):,} images of {name}"
 
 
 def prepare_model(model: str, images: ImageSelection, running: RunOptions) -> PreparedModel:
     """Return the model, which is not run yet, with the images chosen; raise UserError for either."""
     kind, what = split_name(model)
-    checkpoint = None
-    if kind == "aurank":
-        checkpoint = load_checkpoint(resolve_checkpoint(what))
-    else:
+    checkpoint = load_checkpoint(resolve_checkpoint(what)) if kind == "aurank" else None
+    if checkpoint is None:
         check_model(model, allow_code=running.allow_code)
     selected = select(images, checkpoint)
     data, config = selected.data, None
@@ -187,8 +162,7 @@ def prepare_model(model: str, images: ImageSelection, running: RunOptions) -> Pr
     else:
         saved = read_trained(checkpoint["config"])
         config = with_preprocessing(saved.model_copy(update={"data": data}), saved)  # where it was set to null
-        module = build_encoder(config.model, channels=config.data.channels, load=False)
-        load_weights(module, image_weights(checkpoint), what)
+        module = encoder_of(checkpoint, config, what)
         description = describe_model(config)
         dataset_of = partial(build_dataset, config.data, train=False)
     remarks = describe_split(images, selected)
@@ -205,12 +179,10 @@ def split_name(model: str) -> tuple[str, str]:
     kind, _, what = model.partition(":")
     known = ("aurank", "embeddings", *ADAPTERS)
     if kind == "trec":
-        raise UserError(
-            f"--model {model}: a file of ranked lists, which `aurank evaluate` measures, and nothing else; name a model"
-        )
+        what = "a file of ranked lists, which `aurank evaluate` measures, and nothing else"
+        raise UserError(f"--model {model}: {what}; name a model")
     if kind not in known or not what:
         shapes = "aurank:DIR/best, embeddings:FILE, timm:NAME[,pretrained=false]"
-        raise UserError(
-            f"--model {model!r}: expected {shapes}, or one of {', '.join(f'{name}:…' for name in known[3:])}"
-        )
+        others = ", ".join(f"{name}:…" for name in known[3:])
+        raise UserError(f"--model {model!r}: expected {shapes}, or one of {others}")
     return kind, what

@@ -20,10 +20,9 @@ class DamageError(ValueError):
 
 
 def check_archive(file: BinaryIO) -> None:
-    """Raise DamageError unless every record of a checkpoint's zip archive has the sum that the archive names.
+    """Raise DamageError unless every record of a checkpoint's zip archive has its sum, at which torch does not look.
 
-    torch does not look at these sums. Read in pieces; records that are compressed, which torch never writes, are
-    refused, so that no more memory is needed than the file is long.
+    Compressed records, which torch never writes, are refused, so that no more memory is needed than the file is long.
     """
     try:
         with zipfile.ZipFile(file) as archive:
@@ -40,11 +39,7 @@ def check_archive(file: BinaryIO) -> None:
 
 
 def checksums(content: dict[str, Any]) -> dict[str, str]:
-    """A digest of every tensor by its path ("encoder/head.weight"), and of each part ("encoder:") one of all the rest.
-
-    Raises:
-        DamageError: something is of a type that no checkpoint holds.
-    """
+    """A digest of every tensor by its path ("encoder/head.weight"), and one of the rest of each part ("encoder:")."""
     found: dict[str, str] = {}
     for part, value in content.items():
         plain = hashlib.blake2b(digest_size=16)

@@ -27,6 +27,8 @@ FORMAT = 1  # raised when what is stored, or how pixels are made, changes: older
 ABOUT = "about.json"
 _NAME_LENGTH = 32
 _REMOVED = ".removed-"
+Say = Callable[[str], None]
+"""Given a line that people should read."""
 
 
 class Piece(NamedTuple):
@@ -47,15 +49,11 @@ class EmbeddingCache:
     """Embeddings of one model on one data set, found again by weights, transform and images.
 
     Args:
-        root: folder of all caches; this one is a folder in it, named by a digest of the other arguments.
-        weights: digest of the model's state, from ``weights_sha256``.
+        root: folder of all caches; this one is a folder in it, named by a digest of weights, transform and data.
+        weights, data: digests from `weights_sha256` and `data_sha256`.
         transform: words for all else that decides an embedding: architecture, options, preprocessing.
-        data: digest of the images, from ``data_sha256``.
-        about: words for people, written to ``about.json`` and not part of the name.
+        about: words for people, written to about.json.
         say: given a line on what was found, if anything was.
-
-    Raises:
-        UserError: the folder cannot be made; before anything is embedded.
     """
 
     def __init__(
@@ -66,28 +64,22 @@ class EmbeddingCache:
         transform: str,
         data: str,
         about: Mapping[str, object],
-        say: Callable[[str], None] | None = None,
+        say: Say | None = None,
     ) -> None:
         keys = {"format": FORMAT, "weights": weights, "transform": transform, "data": data}
         self.folder = root / hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:_NAME_LENGTH]
         self.say = say
         self.about = json.dumps({**about, **keys}, indent=1) + "\n"
         try:
-            self._describe()
+            write_text(self.folder / ABOUT, self.about)  # its time of change says when the folder was last used
         except AurankError as error:
-            raise UserError(
-                f"the embedding cache: {error}; name another folder with --cache, or do without by --no-cache"
-            ) from error
-
-    def _describe(self) -> None:
-        # Its time of change says when the folder was last used.
-        write_text(self.folder / ABOUT, self.about)
+            remedy = "name another folder with --cache, or do without by --no-cache"
+            raise UserError(f"the embedding cache: {error}; {remedy}") from error
 
     def read(self, count: int) -> list[Piece]:
         """Return the whole pieces, of a data set of ``count`` rows, no row twice; remove damaged ones."""
-        done = np.zeros(count, dtype=np.bool_)
+        done, damaged = np.zeros(count, dtype=np.bool_), 0
         pieces: list[Piece] = []
-        damaged = 0
         for path in sorted(self.folder.glob("*.npz")):
             piece = _read_piece(path, count, dim=pieces[0].embeddings.shape[1] if pieces else None)
             if piece is not None:
@@ -99,8 +91,7 @@ class EmbeddingCache:
                 path.unlink(missing_ok=True)
                 damaged += 1
         if self.say is not None and (pieces or damaged):
-            held = int(done.sum())
-            part = f"{held:,}" if held == count else f"{held:,} of {count:,}"
+            part = f"{done.sum():,}" if done.all() else f"{done.sum():,} of {count:,}"
             again = f"; removed {damaged} damaged {'piece' if damaged == 1 else 'pieces'}" if damaged else ""
             self.say(f"read {part} embeddings from the cache {self.folder}{again}")
         return pieces
@@ -108,25 +99,22 @@ class EmbeddingCache:
     def write(self, piece: Piece) -> None:
         """Keep a piece that holds at least one row."""
         path = self.folder / f"{int(piece.rows[0]):010d}.npz"
+        with suppress(AurankError):
+            return self._write(path, piece)
         try:
-            try:
-                self._write(path, piece)
-            except AurankError:
-                self._write(path, piece)  # once more: `prune` may have taken the folder meanwhile
+            self._write(path, piece)  # once more: `prune` may have taken the folder meanwhile
         except AurankError as error:
             # Another run that shares the cache may have kept the same rows.
             held = _read_piece(path, int(piece.rows[-1]) + 1, dim=piece.embeddings.shape[1])
-            if held is not None and np.array_equal(held.rows, piece.rows):
-                return
-            raise AurankError(
-                f"the embedding cache: {error}; free some space and give the same command again, or use --no-cache"
-            ) from error
+            if held is None or not np.array_equal(held.rows, piece.rows):
+                remedy = "free some space and give the same command again, or use --no-cache"
+                raise AurankError(f"the embedding cache: {error}; {remedy}") from error
 
     def _write(self, path: Path, piece: Piece) -> None:
         with replacing(path) as file:
             np.savez(file, rows=piece.rows, embeddings=piece.embeddings)
         if not (self.folder / ABOUT).exists():
-            self._describe()
+            write_text(self.folder / ABOUT, self.about)
 
 
 @dataclass(frozen=True)
@@ -144,8 +132,13 @@ def cached_sets(root: Path) -> list[CachedSet]:
     found = []
     for folder in root.glob("[0-9a-f]" * _NAME_LENGTH):
         if (folder / ABOUT).is_file() and (stats := _stats(folder)):
-            used = max(stat.st_mtime for stat in stats)
-            found.append(CachedSet(folder, sum(stat.st_size for stat in stats), used, _about(folder / ABOUT)))
+            used, size = max(stat.st_mtime for stat in stats), sum(stat.st_size for stat in stats)
+            try:
+                content = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+                about = f"{content['model']}; {content['images']:,} images of {content['of']}"
+            except (OSError, ValueError, KeyError, TypeError):
+                about = "unknown"
+            found.append(CachedSet(folder, size, used, about))
     return sorted(found, key=lambda held: (held.used, held.folder))
 
 
@@ -165,9 +158,6 @@ def prune(root: Path, most: int, *, removed: Callable[[CachedSet], None], dry_ru
 
     A run that uses a set which is removed goes on, and keeps anew what it embeds from then on: a folder is renamed
     before anything in it is removed, so that no run finds half of one. `removed` is given each set that is gone.
-
-    Raises:
-        UserError: a set cannot be removed, which is another user's, say.
     """
     held = cached_sets(root)
     total = sum(one.num_bytes for one in held)
@@ -191,38 +181,23 @@ def _remove(folder: Path) -> None:
     except FileNotFoundError:  # another prune was first
         return
     except OSError as error:
-        raise UserError(
-            f"cannot remove {folder}: {error.strerror}; remove it by hand, or name another --cache"
-        ) from error
-
-
-def _about(path: Path) -> str:
-    """What a set is of, in words."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return f"{content['model']}; {content['images']:,} images of {content['of']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "unknown"
+        remedy = "remove it by hand, or name another --cache"
+        raise UserError(f"cannot remove {folder}: {error.strerror}; {remedy}") from error
 
 
 def _read_piece(path: Path, count: int, *, dim: int | None) -> Piece | None:
     """Return the piece in a file, or None where it is damaged: a zip archive has checksums of its members."""
     try:
         content = load_arrays(path)
-    except UserError:
+        rows, embeddings = content["rows"], content["embeddings"]
+    except (UserError, KeyError):
         return None
-    if not {"rows", "embeddings"} <= content.keys():
-        return None
-    rows, embeddings = content["rows"], content["embeddings"]
     is_whole = (
-        rows.dtype == np.int64
-        and rows.ndim == 1
-        and embeddings.dtype == np.float32
-        and embeddings.ndim == 2
+        (rows.dtype, embeddings.dtype) == (np.dtype(np.int64), np.dtype(np.float32))
+        and (rows.ndim, embeddings.ndim) == (1, 2)
         and 0 < len(rows) == len(embeddings)
         and dim in (None, embeddings.shape[1])
-        and rows[0] >= 0
-        and rows[-1] < count
+        and 0 <= rows[0] <= rows[-1] < count
         and bool((np.diff(rows) > 0).all())
     )
     return Piece(rows, embeddings) if is_whole else None

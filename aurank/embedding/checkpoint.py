@@ -1,47 +1,31 @@
-"""Checkpoints: one file with everything, written whole or not at all, verified, and read without running code."""
+"""Checkpoints: one file with everything, whole or not there, verified, read without running code; their weights."""
 
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from aurank.config import Config
 from aurank.config.messages import one_line
-from aurank.embedding._checksums import (
-    DamageError,
-    check_archive,
-    checksums,
-    first_difference,
-    require_small,
-)
+from aurank.data.transforms.base import AREA, usual_look
+from aurank.embedding._checksums import DamageError, check_archive, checksums, first_difference, require_small
 from aurank.embedding.choices import read_trained
-from aurank.embedding.preprocessing import as_trained
 from aurank.errors import AurankError, UserError, first_line
 from aurank.files import replacing
 
 FORMAT = 2
-WEIGHTS: dict[str, tuple[type, ...]] = {
-    "config": (dict,),
-    "manifest": (str,),
-    "data": (dict, type(None)),
-    "progress": (dict,),
-    "encoder": (dict,),
-    "average": (dict, type(None)),
-    "tokeniser": (dict, type(None)),
-}
+_LONGEST = 200  # characters of another library's words
+_STATE, _PERHAPS = (dict,), (dict, type(None))
+WEIGHTS: dict[str, tuple[type, ...]] = {"config": _STATE, "manifest": (str,), "data": _PERHAPS, "progress": _STATE}
+WEIGHTS |= {"encoder": _STATE, "average": _PERHAPS, "tokeniser": _PERHAPS}
 """What a checkpoint of weights holds beside its format number, and of which types: all that measuring them needs."""
-CONTENT: dict[str, tuple[type, ...]] = {
-    **WEIGHTS,
-    "loss": (dict,),
-    "miner": (dict,),
-    "optimiser": (dict,),
-    "scaler": (dict, type(None)),
-    "sampler": (dict,),
-    "random": (list,),
-}
+CONTENT: dict[str, tuple[type, ...]] = {**WEIGHTS, "loss": _STATE, "miner": _STATE, "optimiser": _STATE}
+CONTENT |= {"scaler": _PERHAPS, "sampler": _STATE, "random": (list,)}
 """What a checkpoint holds that a run can be resumed from."""
 
 
@@ -52,45 +36,30 @@ class DamagedCheckpointError(UserError):
 def save_checkpoint(path: Path, content: dict[str, Any], *, displaced: Sequence[Path] = ()) -> None:
     """Write ``content`` to ``path``, whole or not at all: a failure leaves the old file valid.
 
-    Args:
-        displaced: where what was at ``path`` goes, and what was there to the next, as in ``replacing``.
-
-    Raises:
-        AurankError: the disk is full or the file cannot be written; names the file that is still valid.
+    `displaced`: where what was at ``path`` goes, and what was there to the next, as in ``replacing``.
     """
     content = {"format": FORMAT, **content}
     try:
         with replacing(path, displaced=displaced) as file:
             torch.save({**content, "checksums": checksums(content)}, file)
     except (AurankError, RuntimeError) as error:
-        # torch reports a write that failed as a RuntimeError of its own.
+        # torch reports a write that failed as a RuntimeError of its own, and `replacing` as its own: the system knows.
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        reason = first_line(error) if cause is None else cause.strerror or first_line(cause)
         kept = f"the previous {path} is untouched" if path.exists() else "no earlier checkpoint exists"
-        raise AurankError(f"cannot save {path}: {_reason(error)}; {kept}; free some space, then --resume") from error
-
-
-def _reason(error: BaseException) -> str:
-    """What the system said, where torch or `replacing` put another error around it."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError):
-            return cause.strerror or first_line(cause)
-        cause = cause.__cause__ or cause.__context__
-    return first_line(error)
+        raise AurankError(f"cannot save {path}: {reason}; {kept}; free some space, then --resume") from error
 
 
 def load_checkpoint(path: Path, *, read_run: Callable[[dict[str, Any]], Config] | None = None) -> dict[str, Any]:
-    """The content of a checkpoint, on the CPU, verified.
+    """The content of a checkpoint, on the CPU, verified; UserError unless it is whole and of a version that is known.
 
-    Args:
-        read_run: reads the configuration of a run that goes on, which needs everything; ``best.pt`` has not all.
-            Without it what measuring needs is checked.
-
-    Raises:
-        UserError: the file is missing, not what was written, no (complete) checkpoint, or of a newer version.
+    `read_run` reads the configuration of a run that goes on, which needs all of `CONTENT`, else `WEIGHTS` will do.
     """
     content = _read(path)
-    if content["format"] < 2:
-        _from_format_1(content)
+    if content["format"] < 2:  # without checksums of its own, and written before these had a state
+        content = {"sampler": {}, "miner": {}, "tokeniser": None, "data": None, **content}
     if isinstance(content.get("config"), dict):
         try:
             content["config"] = as_trained(content["config"], resumed=read_run is not None)
@@ -108,6 +77,39 @@ def load_checkpoint(path: Path, *, read_run: Callable[[dict[str, Any]], Config] 
     return content
 
 
+def as_trained(content: dict[str, Any], *, resumed: bool = False) -> dict[str, Any]:
+    """The configuration of a checkpoint with what images were shown with, which older ones do not name.
+
+    Until it stood in `data.normalise` it was ImageNet's, or 0.5 for other than 3 channels, unless params of the
+    transforms said otherwise; images were resized by area. Raises UserError where training goes on (`resumed`) that
+    saw images otherwise than they were measured with.
+    """
+    data = content.get("data")
+    if not isinstance(data, dict) or data.get("normalise") is not None:
+        return content
+    data, channels, given = dict(data), data.get("channels", 3), {}
+    looks = []
+    for key in ("train_transform", "test_transform"):
+        params = (data[key].get("params") or {}) if isinstance(data.get(key), dict) else None
+        if isinstance(params, dict):
+            # The last is what was measured with.
+            given = {name: params[name] for name in ("mean", "std") if params.get(name)}
+            rest = {name: value for name, value in params.items() if name not in ("mean", "std")}
+            data[key] = {**data[key], "params": rest}
+            looks.append(given)
+    if isinstance(channels, int) and 0 < channels <= 256:
+        mean, std = usual_look(channels)
+        usual = {"mean": list(mean), "std": list(std)}
+        if resumed and any({**usual, **look} != {**usual, **given} for look in looks):
+            raise UserError(
+                "it was trained on images of another mean or std (data.train_transform.params) than it was measured "
+                "with, which no run does any more; evaluate it, or train anew with data.normalise"
+            )
+        data["normalise"] = {**usual, **given}
+        data["interpolation"] = AREA
+    return {**content, "data": data}
+
+
 def _read(path: Path) -> dict[str, Any]:
     """What the file holds, as it was written; of one with sums, without them."""
     try:
@@ -116,46 +118,31 @@ def _read(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             check_archive(file)
             content: Any = torch.load(file, map_location="cpu", weights_only=True)
-            wrong = None
-            if isinstance(content, dict):
-                _require_readable(content.get("format"), path)  # a later one may be summed otherwise
-                require_small(content, path.stat().st_size)
-                if content.get("format") == FORMAT or "checksums" in content:
-                    wrong = first_difference(content.pop("checksums", None), checksums(content))
-            if wrong is not None:
-                raise DamageError(f"{wrong} is not what was written")
+        if isinstance(content, dict):
+            found = content.get("format")
+            if type(found) is int and found > FORMAT:  # it may be summed otherwise
+                known = f"this aurank reads up to {FORMAT}; upgrade aurank"
+                raise UserError(f"{path} has checkpoint format {found}, {known}")
+            require_small(content, path.stat().st_size)
+            if found == FORMAT or "checksums" in content:
+                wrong = first_difference(content.pop("checksums", None), checksums(content))
+                if wrong is not None:
+                    raise DamageError(f"{wrong} is not what was written")
     except UserError:
         raise
     except OSError as error:
-        raise DamagedCheckpointError(
-            f"{path} cannot be read: {error.strerror or error}; name another checkpoint"
-        ) from error
-    except DamageError as error:
-        raise DamagedCheckpointError(
-            f"{path} is damaged, truncated or not an aurank checkpoint ({one_line(str(error))}); use another one"
-        ) from error
+        what = f"cannot be read: {error.strerror or error}; name another checkpoint"
+        raise DamagedCheckpointError(f"{path} {what}") from error
     except Exception as error:
-        raise DamagedCheckpointError(
-            f"{path} is damaged or not an aurank checkpoint ({one_line(first_line(error))}); use another one"
-        ) from error
-    if not isinstance(content, dict) or type(content.get("format")) is not int:
-        raise DamagedCheckpointError(
-            f"{path} is not an aurank checkpoint: it holds no format number; use last.pt or best.pt of a run"
+        what, said = (
+            ("damaged, truncated", str(error)) if isinstance(error, DamageError) else ("damaged", first_line(error))
         )
+        what = f"is {what} or not an aurank checkpoint ({one_line(said)}); use another one"
+        raise DamagedCheckpointError(f"{path} {what}") from error
+    if not isinstance(content, dict) or type(content.get("format")) is not int:
+        what = "is not an aurank checkpoint: it holds no format number; use last.pt or best.pt of a run"
+        raise DamagedCheckpointError(f"{path} {what}")
     return content
-
-
-def _require_readable(version: Any, path: Path) -> None:
-    if type(version) is int and version > FORMAT:
-        raise UserError(f"{path} has checkpoint format {version}, this aurank reads up to {FORMAT}; upgrade aurank")
-
-
-def _from_format_1(content: dict[str, Any]) -> None:
-    """Fill in what checkpoints of format 1, without checksums of their own, did not hold."""
-    for name in ("sampler", "miner"):  # written before these had a state
-        content.setdefault(name, {})
-    content.setdefault("tokeniser", None)
-    content.setdefault("data", None)
 
 
 def _incomplete(path: Path, what: str) -> UserError:
@@ -169,7 +156,7 @@ def _check_weights(content: dict[str, Any], path: Path, read: Callable[[dict[str
         raise _incomplete(path, "'average' lacks its updates, a number, or its values, a dict")
     for name, weights in (("encoder", content["encoder"]), ("average", (average or {}).get("values", {}))):
         for key, value in weights.items():
-            if not isinstance(key, str) or not isinstance(value, torch.Tensor):
+            if not isinstance(key, str) or not isinstance(value, Tensor):
                 raise _incomplete(path, f"{name!r} has at {key!r} a {type(value).__name__}, expected a tensor")
     try:
         read(content["config"])
@@ -186,14 +173,14 @@ def resolve_checkpoint(path: Path | str) -> Path:
     return path if path.suffix == ".pt" or path.is_file() else path.with_name(path.name + ".pt")
 
 
-def model_weights(checkpoint: dict[str, Any]) -> dict[str, torch.Tensor]:
+def model_weights(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     """The weights to evaluate: the moving average where there is one, else the encoder's own."""
     average = checkpoint["average"]
-    weights: dict[str, torch.Tensor] = checkpoint["encoder"] if average is None else average["values"]
+    weights: dict[str, Tensor] = checkpoint["encoder"] if average is None else average["values"]
     return weights
 
 
-def image_weights(checkpoint: dict[str, Any]) -> dict[str, torch.Tensor]:
+def image_weights(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     """Those weights of the encoder of images: of two towers those of one."""
     weights, prefix = model_weights(checkpoint), "image."
     of_tower = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
@@ -207,3 +194,42 @@ def fingerprint(content: dict[str, Any]) -> str:
     """
     held = {name: content[name] for name in ("encoder", "average", "progress")}
     return hashlib.sha256(json.dumps(checksums(held)).encode()).hexdigest()
+
+
+def load_weights(module: nn.Module, weights: dict[str, Tensor], source: Path | str, *, part: str = "encoder") -> None:
+    """Load the weights into the module; raise UserError naming the first tensor that does not fit."""
+    require_alike(weights, module.state_dict(), source, part)
+    load_part(module.load_state_dict, weights, source, part)
+
+
+def require_alike(saved: dict[str, Any], own: dict[str, Any], source: Path | str, part: str) -> None:
+    """Raise UserError unless both have the same tensors, by name, shape and kind: real numbers or not."""
+    wrong = [name for name in dict.fromkeys([*own, *saved]) if _kind(saved.get(name)) != _kind(own.get(name))]
+    if wrong:
+        came, expected = (describe_value(state.get(wrong[0])) for state in (saved, own))
+        more = f", and {len(wrong) - 1} more differ" if len(wrong) > 1 else ""
+        raise UserError(
+            f"{source} does not fit this model: {part} {wrong[0]!r} is {came}, expected {expected}{more}; "
+            f"use the versions of aurank and timm that wrote it (timm is {version('timm')} here), or another checkpoint"
+        )
+
+
+def _kind(value: Any) -> object:
+    return (tuple(value.shape), value.is_floating_point()) if isinstance(value, Tensor) else value is None
+
+
+def describe_value(value: Any) -> str:
+    """The type and shape of a tensor, in words for a message; of anything else its type."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return "missing" if value is None else f"of type {type(value).__name__}"
+
+
+def load_part(load: Callable[[Any], object], value: Any, source: Path | str, part: str) -> None:
+    """Load a component's saved state; raise UserError where it refuses that, whatever it raises."""
+    try:
+        load(value)
+    except Exception as error:
+        said = one_line(str(error) or type(error).__name__)[:_LONGEST]
+        remedy = "use the version of aurank that wrote it, or another checkpoint"
+        raise UserError(f"{source} does not fit this run: {part!r} is refused ({said}); {remedy}") from error

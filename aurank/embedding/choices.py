@@ -39,39 +39,27 @@ def read_data_config(section: dict[str, Any], overrides: Sequence[str] = ()) -> 
 
 
 def wrong_names(look: Callable[[str], Any]) -> list[tuple[str, str]]:
-    """Return the path and the mistake of each name of a model or a metric that nobody knows.
+    """Return the path and the mistake of each name of a model or a metric that nobody knows; nothing is fetched.
 
-    Args:
-        look: gives the value at a dotted path, None where it has a mistake already.
+    `look` gives the value at a dotted path, None where it has a mistake already.
     """
-    return _of_models(look) + _of_metrics(look)
-
-
-def _of_metrics(look: Callable[[str], Any]) -> list[tuple[str, str]]:
-    """What is wrong with the names of metrics."""
-    names = look("evaluate.metrics")
-    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
-        return []
-    try:
-        check_names(names)
-    except UserError as error:
-        return [("evaluate.metrics", str(error))]
-    return []
-
-
-def _of_models(look: Callable[[str], Any]) -> list[tuple[str, str]]:
-    """What is wrong with the names of models and their options, weights aside; nothing is loaded or fetched."""
     found = []
-    backbone, params, text = look("model.backbone"), look("model.params"), look("model.text.name")
+    backbone, params = look("model.backbone"), look("model.params")
+    text, names = look("model.text.name"), look("evaluate.metrics")
     if isinstance(backbone, str) and (backbone not in KNOWN_BACKBONES or params):
         if (complaint := unknown_backbone(backbone)) is not None:
             found.append(("model.backbone", complaint))
         elif isinstance(params, dict) and not backbone.startswith(HUBS):
             odd = unknown_options(backbone, params, filled=FILLED)
             found += [(f"model.params.{option}", text) for option, text in odd.items()]
+    checks: list[tuple[str, Callable[[Any], object], Any]] = []
     if isinstance(text, str) and ":" in text:
+        checks.append(("model.text.name", check_text_model, text))
+    if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
+        checks.append(("evaluate.metrics", check_names, names))
+    for path, check, value in checks:
         try:
-            check_text_model(text)
+            check(value)
         except UserError as error:
-            found.append(("model.text.name", str(error)))
+            found.append((path, str(error)))
     return found

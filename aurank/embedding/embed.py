@@ -87,17 +87,14 @@ class Embedded:
         """Embeddings from an ``.npz`` (``embeddings``, ``labels``, if wanted the rest), or an ``.npy`` with ``labels``.
 
         An ``.npy`` of embeddings is mapped, not read. Without ``ids``, rows are counted; without flags, every row is
-        query and gallery; without ``groups`` there are none.
-
-        Raises:
-            UserError: missing file, pickled content, or arrays that are absent or differ in length.
+        query and gallery; without ``groups`` there are none. Raises UserError for anything else.
         """
-        content = _read_arrays(path)
+        known = list(Embedded.__dataclass_fields__)
+        content = {name or "embeddings": values for name, values in load_arrays(path).items()}  # "" that of an .npy
         for name in content:
-            if name not in Embedded.__dataclass_fields__:
-                likely = meant(nearest(name, Embedded.__dataclass_fields__))
-                known = ", ".join(Embedded.__dataclass_fields__)
-                raise UserError(f"{path} holds an array {name!r}, which means nothing here{likely}; known are {known}")
+            if name not in known:
+                what = f"which means nothing here{meant(nearest(name, known))}; known are {', '.join(known)}"
+                raise UserError(f"{path} holds an array {name!r}, {what}")
         if labels is not None:
             if "labels" in content:
                 raise UserError(f"{path} holds labels of its own: leave out --labels {labels}, or the array")
@@ -106,50 +103,39 @@ class Embedded:
             if name not in content:
                 raise UserError(f"{path} holds no array {name!r}, only {', '.join(content) or 'nothing'}{remedy}")
         count = len(np.atleast_1d(content["embeddings"]))
-        content.setdefault("ids", np.arange(count))
-        content.setdefault("paths", np.array([""] * count))
-        content.setdefault("is_query", np.ones(count, dtype=bool))
-        content.setdefault("is_gallery", np.ones(count, dtype=bool))
-        content.setdefault("groups", np.full(count, -1))
-        classes = content.pop("classes", None)
-        fields = {name: content[name] for name in Embedded.__dataclass_fields__ if name != "classes"}
+        usual = {"ids": np.arange(count), "paths": np.array([""] * count), "groups": np.full(count, -1)}
+        usual |= {name: np.ones(count, dtype=bool) for name in ("is_query", "is_gallery")}
+        classes, content = content.pop("classes", None), usual | content
+        fields = {name: content[name] for name in known if name != "classes"}
         for name, values in fields.items():
             if values.ndim != (2 if name == "embeddings" else 1) or len(values) != count:
                 expected = "a matrix, one row an item" if name == "embeddings" else f"{count} values, one an embedding"
                 raise UserError(f"{path}: {name} has shape {values.shape}, expected {expected}; they must agree")
-        if fields["paths"].dtype.kind != "U":
-            raise UserError(
-                f"{path}: paths are {fields['paths'].dtype}; save them as text, numpy.array([...], dtype=str)"
-            )
+        if (kind := fields["paths"].dtype).kind != "U":
+            raise UserError(f"{path}: paths are {kind}; save them as text, numpy.array([...], dtype=str)")
         ids, places = np.unique(fields["ids"], return_index=True)
         if len(ids) < count:
             again = fields["ids"][np.setdiff1d(np.arange(count), places)[0]]
             raise UserError(f"{path}: ids name an item twice, {again!r}; give each item its own id")
         for name in ("is_query", "is_gallery"):
             fields[name] = _flags(fields[name], f"{path}: {name}")
-        if classes is not None:
-            _check_classes(classes, fields["labels"], path)
+        if classes is not None and not _are_names(classes, fields["labels"]):
+            raise UserError(f"{path}: classes must be the names of the labels 0, 1, …, in their order; leave them out")
         return Embedded(**fields, classes=classes)
-
-
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file by name; the one of an .npy is the embeddings."""
-    return {name or "embeddings": values for name, values in load_arrays(path).items()}
 
 
 def _read_labels(path: Path) -> np.ndarray:
     """The one array of a file, or the one that is named labels."""
-    content = _read_arrays(path)
+    content = load_arrays(path)
     if "labels" not in content and len(content) != 1:
         raise UserError(f"--labels {path} holds {', '.join(content) or 'nothing'}; expected one array, or 'labels'")
-    return content["labels"] if "labels" in content else next(iter(content.values()))
+    return content.get("labels", next(iter(content.values())))
 
 
-def _check_classes(classes: np.ndarray, labels: np.ndarray, path: Path) -> None:
-    """Raise UserError unless each label has its name in `classes`."""
+def _are_names(classes: np.ndarray, labels: np.ndarray) -> bool:
+    """Whether each label is the place of its name in `classes`."""
     texts = classes.ndim == 1 and classes.dtype.kind == "U"
-    if not texts or labels.dtype.kind not in "iu" or not ((labels >= 0) & (labels < len(classes))).all():
-        raise UserError(f"{path}: classes must be the names of the labels 0, 1, …, in their order; leave them out")
+    return texts and labels.dtype.kind in "iu" and bool(((labels >= 0) & (labels < len(classes))).all())
 
 
 def _flags(values: np.ndarray, name: str) -> np.ndarray:
@@ -171,20 +157,13 @@ class _AsDecoded(Pipeline):
 
 
 class ModelImages(ImageDataset):
-    """The images of a manifest as a model of another library wants them: under that model's own transform.
-
-    Args:
-        manifest, on_error, max_pixels: as for ``ImageDataset``.
-        model: its transform makes tensors of one shape.
-    """
+    """The images of a manifest as a model of another library wants them: under that model's own transform."""
 
     def __init__(
         self, manifest: Manifest, model: ImageModel, *, on_error: str = "raise", max_pixels: int = MAX_PIXELS
     ) -> None:
-        pipeline = _AsDecoded(1, model.channels)
-        super().__init__(
-            manifest, pipeline, channels=model.channels, on_error=on_error, cache_bytes=0, max_pixels=max_pixels
-        )
+        given: dict[str, Any] = {"channels": model.channels, "on_error": on_error, "max_pixels": max_pixels}
+        super().__init__(manifest, _AsDecoded(1, model.channels), cache_bytes=0, **given)
         self.model = model
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
@@ -194,18 +173,15 @@ class ModelImages(ImageDataset):
         with quiet_decoding():
             for key in keys:
                 row = int(key[0] if isinstance(key, tuple) else key)
-                pixels = self._prepared(row)
-                if pixels is not None:
-                    images.append(
-                        self.model.transform(Image.fromarray(pixels.squeeze(2) if self.channels == 1 else pixels))
-                    )
+                if (pixels := self._prepared(row)) is not None:
+                    image = Image.fromarray(pixels.squeeze(2) if self.channels == 1 else pixels)
+                    images.append(self.model.transform(image))
                     rows.append(row)
         shapes = sorted({tuple(image.shape) for image in images})
         if len(shapes) > 1 or (shapes and len(shapes[0]) != 3):
-            raise UserError(
-                f"{self.model.name}: its transform gives tensors of shape {', '.join(map(str, shapes))}; expected "
-                "[channel, height, width], the same for every image"
-            )
+            came = f"its transform gives tensors of shape {', '.join(map(str, shapes))}"
+            expected = "[channel, height, width], the same for every image"
+            raise UserError(f"{self.model.name}: {came}; expected {expected}")
         return Batch(
             image=torch.stack(images) if images else torch.empty(0, self.channels, 1, 1),
             label=torch.from_numpy(self.manifest.labels[rows]),
@@ -225,44 +201,45 @@ def embed(
     progress: ProgressCallback | None = None,
     cache: EmbeddingCache | None = None,
 ) -> Embedded:
-    """Embeddings of every image of the data set, in row order; images it skips are left out.
+    """Embeddings of the images of the data set, or of some rows, in row order; images it skips are left out.
 
     Args:
         model: maps float32 [batch, channel, height, width] to [batch, dim]; put in evaluation mode, then back.
-        rows: the only ones to embed; default all.
-        progress: called after each batch, and once for those read from the cache, with how many images are done and
-            how many there are.
-        cache: what it holds is not embedded again, and every batch is added to it. Skipped images are tried anew by
-            each run, so that a repaired one is found.
+        progress: called after each batch, and once for those read from the cache, with how many are done, of how many.
+        cache: what it holds is not embedded again, and every batch is added to it; skipped images are tried anew.
     """
     if batch < 1:
         raise UserError(f"batch must be at least 1, got {batch}")
     device = device or next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     wanted = np.zeros(len(dataset), dtype=np.bool_)
     wanted[slice(None) if rows is None else rows] = True
-    pieces = [] if cache is None else _among(cache.read(len(dataset)), wanted)
-    done, total = sum(len(piece.rows) for piece in pieces), int(wanted.sum())
-    if pieces and progress is not None:
+    pieces = [] if cache is None else cache.read(len(dataset))
+    missing = wanted.copy()
+    for piece in pieces:
+        missing[piece.rows] = False
+    total, order = int(wanted.sum()), np.flatnonzero(missing).tolist()
+    done = total - len(order)
+    if done and progress is not None:
         progress(done, total)
+    batches = [order[start : start + batch] for start in range(0, len(order), batch)]
     training = model.training
     model.eval()
     try:
-        for images, _, ids in BatchLoader(dataset, _batches(wanted, pieces, batch), workers=workers):
+        for images, _, ids in BatchLoader(dataset, batches, workers=workers):
             if not len(ids):
                 continue
             assert isinstance(images, torch.Tensor)  # only augmentation makes several sizes
-            piece = Piece(ids.numpy(), _embedding(model(images.to(device, non_blocking=True)), len(ids)))
-            pieces.append(piece)
+            pieces.append(Piece(ids.numpy(), _embedding(model(images.to(device, non_blocking=True)), len(ids))))
             if cache is not None:
-                cache.write(piece)
+                cache.write(pieces[-1])
             done += len(ids)
             if progress is not None:
                 progress(done, total)
     finally:
         model.train(training)
-    if not pieces:
+    if not done:
         raise UserError(f"no image of {dataset.manifest.name} could be read, so there is nothing to embed")
-    return described(dataset.manifest, *_in_order(pieces))
+    return described(dataset.manifest, *_in_order(pieces, wanted))
 
 
 def embed_pixels(dataset: ImageDataset, *, batch: int = 256, workers: int = 0) -> Embedded:
@@ -278,23 +255,6 @@ def embed_pixels(dataset: ImageDataset, *, batch: int = 256, workers: int = 0) -
     return replace(embedded, embeddings=np.where(constant, np.float32(1), centred))
 
 
-def _among(pieces: Sequence[Piece], wanted: np.ndarray) -> list[Piece]:
-    """What the pieces hold of the rows wanted."""
-    kept = [(piece, wanted[piece.rows]) for piece in pieces]
-    return [
-        piece if mask.all() else Piece(piece.rows[mask], piece.embeddings[mask]) for piece, mask in kept if mask.any()
-    ]
-
-
-def _batches(wanted: np.ndarray, pieces: Sequence[Piece], batch: int) -> list[list[Key]]:
-    """The rows wanted that no piece holds, in order, ``batch`` at a time."""
-    missing = wanted.copy()
-    for piece in pieces:
-        missing[piece.rows] = False
-    rows: list[Key] = [*np.flatnonzero(missing).tolist()]
-    return [rows[start : start + batch] for start in range(0, len(rows), batch)]
-
-
 def _embedding(output: Any, count: int) -> np.ndarray:
     """What a model returned as float32 [row, dim]; UserError unless it is a matrix with a row for each image."""
     if not isinstance(output, torch.Tensor) or output.ndim != 2 or len(output) != count:
@@ -303,17 +263,15 @@ def _embedding(output: Any, count: int) -> np.ndarray:
     return output.float().cpu().numpy()
 
 
-def _in_order(pieces: Sequence[Piece]) -> Piece:
-    """All pieces as one, by increasing row, in a single array: what is copied is copied once."""
-    counts = [len(piece.rows) for piece in pieces]
-    rows = np.concatenate([piece.rows for piece in pieces])
-    order = np.argsort(rows)
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
+def _in_order(pieces: Sequence[Piece], wanted: np.ndarray) -> Piece:
+    """The rows wanted of all pieces as one, by increasing row, in a single array: what is copied is copied once."""
+    held = np.concatenate([piece.rows for piece in pieces])
+    rows = np.sort(held[wanted[held]])
     embeddings = np.empty((len(rows), pieces[0].embeddings.shape[1]), dtype=np.float32)
-    for piece, end in zip(pieces, np.cumsum(counts).tolist(), strict=True):
-        embeddings[place[end - len(piece.rows) : end]] = piece.embeddings
-    return Piece(rows[order], embeddings)
+    for piece in pieces:
+        kept = wanted[piece.rows]
+        embeddings[np.searchsorted(rows, piece.rows[kept])] = piece.embeddings[kept]
+    return Piece(rows, embeddings)
 
 
 def described(manifest: Manifest, rows: np.ndarray, embeddings: np.ndarray) -> Embedded:

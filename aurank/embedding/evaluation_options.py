@@ -1,27 +1,30 @@
-"""What a configuration says of measuring, as arguments of ``aurank.evaluate``."""
+"""What a configuration says of measuring, as arguments of ``aurank.evaluate``; rows to try them on; further notes."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from aurank.config import Config
 from aurank.embedding.embed import Embedded
+from aurank.evaluation.probes.result import ProbeResult
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
+
+Result = TypeVar("Result", Report, TwoWayReport, ProbeResult)
+_ALL, _LABELS, _PATHS = np.ones(4, dtype=np.bool_), np.array([0, 0, 1, 1]), np.array(["a", "b", "c", "d"])
+_ROWS = np.array([[1, 0], [1, 0.5], [0, 1], [0.5, 1]], dtype=np.float32)
+TRIAL = Embedded(_ROWS, _LABELS, np.arange(4), _PATHS, is_query=_ALL, is_gallery=_ALL, groups=np.full(4, -1))
+"""Rows that options are tried on, before hours of embedding or training."""
 
 
 def evaluation_options(config: Config) -> dict[str, Any]:
     """The arguments of ``aurank.evaluate`` that a configuration holds."""
     settings = config.evaluate
-    options: dict[str, Any] = {
-        "recall_at": tuple(settings.recall_at),
-        "ties": settings.ties,
-        "max_memory": settings.max_memory,
-    }
-    if settings.metrics is not None:
-        options["metrics"] = ("mauprc", *settings.metrics)  # by which the best validation is chosen
-    return {**options, "distributed": False}  # the main process alone evaluates
+    # By mauprc the best validation is chosen, and the main process alone evaluates.
+    metrics = {} if settings.metrics is None else {"metrics": ("mauprc", *settings.metrics)}
+    same = {"ties": settings.ties, "max_memory": settings.max_memory}
+    return {"recall_at": tuple(settings.recall_at), **same, **metrics, "distributed": False}
 
 
 def two_way_options(config: Config) -> dict[str, Any]:
@@ -29,28 +32,13 @@ def two_way_options(config: Config) -> dict[str, Any]:
     return {name: value for name, value in evaluation_options(config).items() if name not in ("recall_at", "metrics")}
 
 
-TRIAL = Embedded(
-    embeddings=np.array([[1, 0], [1, 0.5], [0, 1], [0.5, 1]], dtype=np.float32),
-    labels=np.array([0, 0, 1, 1]),
-    ids=np.arange(4),
-    paths=np.array(["a", "b", "c", "d"]),
-    is_query=np.ones(4, dtype=np.bool_),
-    is_gallery=np.ones(4, dtype=np.bool_),
-    groups=np.full(4, -1),
-)
-"""Rows that options are tried on, before hours of embedding or training."""
-
-
 def try_evaluation(config: Config) -> None:
     """Measure four rows, so that errors come and code is compiled before the first step."""
     TRIAL.evaluate(**evaluation_options(config))
 
 
-def noted(report: Report, note: str) -> Report:
-    """The report with one more note."""
-    return replace(report, notes=[*report.notes, note])
-
-
-def noted_both(report: TwoWayReport, note: str) -> TwoWayReport:
-    """The report with one more note in each direction."""
-    return TwoWayReport(noted(report.image_to_text, note), noted(report.text_to_image, note))
+def noted(result: Result, *notes: str) -> Result:
+    """The result with further notes, of one both ways in each direction."""
+    if isinstance(result, TwoWayReport):
+        return TwoWayReport(noted(result.image_to_text, *notes), noted(result.text_to_image, *notes))
+    return replace(result, notes=[*result.notes, *notes])

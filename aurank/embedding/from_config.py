@@ -1,17 +1,28 @@
-"""From a configuration to what embeds: the encoder, its images and their transform."""
+"""From a configuration to what embeds: the encoders of images and texts, the images and their transform."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+from torch import Tensor, nn
+
 from aurank.config import Config, DataConfig, ModelConfig
-from aurank.data import TRANSFORMS, ImageDataset, Manifest, Pipeline
-from aurank.embedding.checkpoint import image_weights, load_checkpoint, resolve_checkpoint
+from aurank.config.messages import one_line, show
+from aurank.config.schema import NormaliseConfig
+from aurank.data import TRANSFORMS, ImageDataset, Manifest, Pipeline, Tokeniser
+from aurank.data.transforms.base import INTERPOLATIONS
+from aurank.embedding.cache import Say
+from aurank.embedding.checkpoint import describe_value, image_weights, load_checkpoint, resolve_checkpoint
 from aurank.embedding.choices import read_trained
-from aurank.embedding.load_weights import describe_value
-from aurank.embedding.preprocessing import with_preprocessing
+from aurank.embedding.image_text_pairs import Tokenise
 from aurank.errors import UserError
-from aurank.models import Encoder
-from aurank.models.adapters.timm import without_file
+from aurank.models import Encoder, TextTower, TwoTower
+from aurank.models.adapters.by_name import load_text_model
+from aurank.models.adapters.timm import preprocessing, without_file
+from aurank.models.text_encoder import ProjectedText
+
+OWN_TEXTS = "transformer"  # the text model that is trained from random weights, with a tokeniser of its own
 
 
 def build_transform(config: DataConfig, *, train: bool) -> Pipeline:
@@ -19,14 +30,8 @@ def build_transform(config: DataConfig, *, train: bool) -> Pipeline:
     component = config.train_transform if train else config.test_transform
     assert config.normalise is not None
     assert config.interpolation is not None
-    pipeline: Pipeline = TRANSFORMS[component.name](
-        image_size=config.image_size,
-        channels=config.channels,
-        mean=config.normalise.mean,
-        std=config.normalise.std,
-        interpolation=config.interpolation,
-        **component.params,
-    )
+    look = {"interpolation": config.interpolation, **vars(config.normalise), **component.params}
+    pipeline: Pipeline = TRANSFORMS[component.name](image_size=config.image_size, channels=config.channels, **look)
     return pipeline
 
 
@@ -40,45 +45,60 @@ def fill_preprocessing(config: Config, state: dict[str, Any] | None = None) -> C
     return with_preprocessing(config, None if state is None else read_trained(state["config"]))
 
 
+def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
+    """The configuration with `data.normalise` and `data.interpolation`, which a checkpoint then keeps.
+
+    They are those of `saved`, the run to go on with or to take the first weights from, else the backbone's: UserError
+    for one's that no configuration may hold, as its checkpoints could not be read.
+    """
+    data, model = config.data, config.model
+    if data.normalise is not None and data.interpolation is not None:
+        return config
+    normalise: NormaliseConfig | None
+    interpolation: Any
+    if saved is not None:
+        normalise, interpolation = saved.data.normalise, saved.data.interpolation
+    else:
+        try:
+            own = preprocessing(model.backbone, model.params, channels=data.channels, pretrained=model.pretrained)
+            normalise = data.normalise or NormaliseConfig(mean=own.mean, std=own.std)
+            interpolation = data.interpolation or own.interpolation
+            if interpolation not in INTERPOLATIONS:
+                raise UserError(f"interpolation is {interpolation!r}, expected one of {', '.join(INTERPOLATIONS)}")
+        except (UserError, ValidationError) as error:
+            said = str(error)
+            if isinstance(error, ValidationError):
+                wrong = error.errors()[0]
+                said = f"{'.'.join(map(str, wrong['loc']))} is {show(wrong['input'])}: {wrong['msg']}"
+            raise UserError(
+                f"model.backbone={model.backbone}: how it was shown images cannot be taken over ({one_line(said)}); "
+                "correct model.params.pretrained_cfg_overlay, or set data.normalise and data.interpolation"
+            ) from error
+    found = {"normalise": data.normalise or normalise, "interpolation": data.interpolation or interpolation}
+    return config.model_copy(update={"data": data.model_copy(update=found)})
+
+
 def build_dataset(config: DataConfig, manifest: Manifest, *, train: bool, seed: int = 0) -> ImageDataset:
     """The images of a manifest under the training or the evaluation pipeline."""
-    return ImageDataset(
-        manifest,
-        build_transform(config, train=train),
-        channels=config.channels,
-        seed=seed,
-        on_error=config.on_error,
-        cache_bytes=config.cache_bytes,
-        max_pixels=config.max_pixels,
-    )
+    same = {name: getattr(config, name) for name in ("channels", "on_error", "cache_bytes", "max_pixels")}
+    return ImageDataset(manifest, build_transform(config, train=train), seed=seed, **same)
 
 
-def build_encoder(
-    config: ModelConfig, *, channels: int, load: bool = True, say: Callable[[str], None] | None = None
-) -> Encoder:
+def build_encoder(config: ModelConfig, *, channels: int, load: bool = True, say: Say | None = None) -> Encoder:
     """The encoder; with ``load``, its pretrained weights or those of ``model.init_from``.
 
     ``say`` is given a line where a checkpoint holds more than it takes.
     """
-    encoder = Encoder(
-        config.backbone,
-        dim=config.dim,
-        head_layers=config.head_layers,
-        head_width=config.head_width,
-        discard_head=config.discard_head,
-        channels=channels,
-        pretrained=config.pretrained and load and config.init_from is None,
-        pooling=config.pooling,
-        freeze_batch_norm=config.freeze_batch_norm,
-        channels_last=config.channels_last,
-        params=config.params if load and config.init_from is None else without_file(config.params),
-    )
+    from_timm = load and config.init_from is None
+    same = {name: value for name, value in vars(config).items() if name not in ("init_from", "text")}
+    params = config.params if from_timm else without_file(config.params)
+    encoder = Encoder(**{**same, "pretrained": config.pretrained and from_timm, "params": params}, channels=channels)
     if load and config.init_from is not None:
         _initialise(encoder, config.init_from, say)
     return encoder
 
 
-def _initialise(encoder: Encoder, source: str, say: Callable[[str], None] | None) -> None:
+def _initialise(encoder: Encoder, source: str, say: Say | None) -> None:
     """Copy a checkpoint's weights; a projection of another shape starts afresh, a backbone that differs is refused."""
     checkpoint = load_checkpoint(resolve_checkpoint(source))
     if say is not None and checkpoint["config"].get("model", {}).get("text") is not None:
@@ -99,3 +119,64 @@ def _initialise(encoder: Encoder, source: str, say: Callable[[str], None] | None
         if say is not None:
             say(f"model.init_from: the projection of {source} has another shape; it begins anew, at random")
     encoder.load_state_dict(fits, strict=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Towers:
+    """Two towers and what makes tokens of texts for them; `tokeniser` is None where a text model brings its own."""
+
+    module: TwoTower
+    tokenise: Tokenise
+    tokeniser: Tokeniser | None
+
+    @property
+    def image(self) -> Encoder:
+        """The encoder of images."""
+        image: Encoder = self.module.image  # type: ignore[assignment]  # a module for torch
+        return image
+
+
+def build_towers(
+    config: Config,
+    texts: Sequence[str] = (),
+    *,
+    saved: dict[str, Any] | None = None,
+    load: bool = True,
+    say: Say | None = None,
+) -> Towers:
+    """Two towers, in training mode.
+
+    The tokeniser is learnt from `texts`, those of training, or of the state `saved`. Without `load`, a text model of
+    another library comes without weights too.
+    """
+    settings, dim = config.model.text, config.model.dim
+    assert settings is not None
+    image = build_encoder(config.model, channels=config.data.channels, load=load, say=say)
+    if settings.name != OWN_TEXTS:
+        loaded = load_text_model(settings.name, weights=load)
+        freeze_unused(loaded.module, loaded.tokenise(["a text"]))
+        text = ProjectedText(loaded.module, width=loaded.width, dim=dim)
+        return Towers(TwoTower(image, text).train(), loaded.tokenise, None)
+    if saved is None:
+        tokeniser = Tokeniser.learn(texts, length=settings.length, vocabulary=settings.vocabulary)
+    else:
+        try:
+            tokeniser = Tokeniser.from_state(saved)
+        except (LookupError, TypeError, ValueError) as error:
+            what = f"the checkpoint's 'tokeniser' is not one ({one_line(str(error))})"
+            raise UserError(f"{what}; use last.pt or best.pt of a run") from error
+    sizes = {name: getattr(settings, name) for name in ("length", "layers", "width", "heads")}
+    tower = TextTower(tokeniser.vocabulary, dim=dim, **sizes)
+    return Towers(TwoTower(image, tower), tokeniser.encode, tokeniser)
+
+
+def freeze_unused(module: nn.Module, tokens: Tensor) -> None:
+    """Freeze the parameters that no embedding of texts depends on: a temperature, or the tower of images.
+
+    Processes that train together would wait for their gradients, and the dry run would count them.
+    """
+    module(tokens).sum().backward()
+    for parameter in module.parameters():
+        if parameter.grad is None:
+            parameter.requires_grad_(False)
+        parameter.grad = None

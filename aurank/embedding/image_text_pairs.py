@@ -44,20 +44,12 @@ class EmbeddedPairs:
         `distinct_texts`: a text that many images have stands once. `options` go to `two_way`.
         """
         kept = np.ones(len(self.rows), dtype=np.bool_) if rows is None else np.isin(self.rows, rows)
-        return two_way(
-            self.images[kept],
-            self.texts[kept],
-            self.labels[kept],
-            image_ids=self.image_ids[kept],
-            text_ids=self.text_ids[kept] if distinct_texts else None,
-            **options,
-        )
+        options["text_ids"] = self.text_ids[kept] if distinct_texts else None
+        sides = (self.images[kept], self.texts[kept], self.labels[kept])
+        return two_way(*sides, image_ids=self.image_ids[kept], **options)
 
     def images_alone(self, manifest: Manifest) -> Embedded | None:
-        """Each image once, to be compared with each other; None where their labels do not allow it.
-
-        They do not where an image has several, or where no query has a positive.
-        """
+        """Each image once, to be compared; None where an image has several labels, or no query a positive."""
         first = first_rows(manifest)
         if first is None:
             return None
@@ -87,12 +79,8 @@ def embed_pairs(
 ) -> EmbeddedPairs:
     """The pairs of the data set, each distinct image and text embedded once; those of skipped images are left out.
 
-    Args:
-        pairs: those to embed, if other than the rows of `data`, which then has their images.
-        text_progress: called with how many of the texts are done.
-        options: of `embed`, for the images.
-
-    The model is put in evaluation mode, then back. Raises UserError for a data set without texts.
+    `pairs`: those to embed, if other than the rows of `data`, which then has their images. `options` are of `embed`,
+    for the images.
     """
     manifest = data.manifest if pairs is None else pairs
     written = texts_of(manifest)
@@ -103,14 +91,8 @@ def embed_pairs(
     texts = embed_texts(model, tokenise, distinct, batch=batch, progress=text_progress)
     row_of = {path: row for row, path in enumerate(images.paths.tolist())}
     rows = np.flatnonzero([path in row_of for path in manifest.paths])
-    return EmbeddedPairs(
-        images=images.embeddings[[row_of[manifest.paths[row]] for row in rows]],
-        texts=texts[text_ids[rows]],
-        labels=manifest.labels[rows],
-        rows=rows,
-        image_ids=image_ids[rows],
-        text_ids=text_ids[rows],
-    )
+    by_pair = images.embeddings[[row_of[manifest.paths[row]] for row in rows]]
+    return EmbeddedPairs(by_pair, texts[text_ids[rows]], manifest.labels[rows], rows, image_ids[rows], text_ids[rows])
 
 
 @torch.inference_mode()
@@ -122,10 +104,7 @@ def embed_texts(
     batch: int = 256,
     progress: ProgressCallback | None = None,
 ) -> Float32[np.ndarray, "text dim"]:
-    """Embeddings of the texts; the model is put in evaluation mode, then back.
-
-    `progress` is called after each batch with how many are done of how many.
-    """
+    """Embeddings of the texts; the model is put in evaluation mode, then back; `progress` as for `embed`."""
     device, training = next(model.parameters()).device, model.training
     model.eval()
     parts: list[Tensor] = []
@@ -142,9 +121,8 @@ def embed_texts(
 def texts_of(manifest: Manifest) -> tuple[str, ...]:
     """The text of each row; UserError where the data set has none."""
     if manifest.texts is None:
-        raise UserError(
-            f"{manifest.name} has no texts: read a table with a column text, filled in each row (data.name=table)"
-        )
+        remedy = "read a table with a column text, filled in each row (data.name=table)"
+        raise UserError(f"{manifest.name} has no texts: {remedy}")
     return manifest.texts
 
 
@@ -175,10 +153,8 @@ def each_image_once(manifest: Manifest) -> Manifest:
     if manifest.texts is None:
         return manifest
     if first_rows(manifest) is None:
-        raise UserError(
-            f"{manifest.name} has images with several labels, so images cannot be compared with each other; "
-            f"{WITH_TEXTS}"
-        )
+        what = "has images with several labels, so images cannot be compared with each other"
+        raise UserError(f"{manifest.name} {what}; {WITH_TEXTS}")
     return distinct_images(manifest)
 
 
@@ -196,11 +172,8 @@ def reports_by_group(
     `options` go to `two_way`.
     """
     groups = {} if train is None else groups_of(train, test)
-    found = {name: rows for name, rows in groups.items() if np.isin(rows, embedded.rows).any()}
-    return {
-        "all": embedded.evaluate(**options),
-        **{name: embedded.evaluate(rows, **options) for name, rows in found.items()},
-    }
+    groups = {name: rows for name, rows in groups.items() if np.isin(rows, embedded.rows).any()}
+    return {name: embedded.evaluate(rows, **options) for name, rows in {"all": None, **groups}.items()}
 
 
 def describe_groups(reports: dict[str, TwoWayReport], *others: str) -> str:
@@ -219,11 +192,8 @@ def groups_of(train: Manifest, test: Manifest) -> dict[str, Int64[np.ndarray, " 
     texts, classes = {text_key(text) for text in texts_of(train)}, set(train.classes)
     known_text = np.array([text_key(text) in texts for text in texts_of(test)], dtype=np.bool_)
     known_class = np.array([name in classes for name in test.classes], dtype=np.bool_)[test.labels]
-    groups = {
-        "seen_texts": known_text,
-        "new_texts": ~known_text & known_class,
-        "new_classes": ~known_text & ~known_class,
-    }
+    groups = {"seen_texts": known_text, "new_texts": ~known_text & known_class}
+    groups["new_classes"] = ~known_text & ~known_class
     return {name: np.flatnonzero(rows) for name, rows in groups.items() if rows.any()}
 
 

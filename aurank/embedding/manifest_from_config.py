@@ -45,9 +45,8 @@ def hold_out(manifest: Manifest, config: DataConfig, *, seed: int) -> Manifest:
 
 def require_room_for(manifest: Manifest) -> None:
     """Raise UserError where measuring these images would take more memory than there is."""
-    query, gallery = manifest.is_query, manifest.is_gallery
-    own = int((query & gallery).sum())
-    require_room(count_positives(manifest.labels[query], manifest.labels[gallery]) - own)
+    query, gallery, labels = manifest.is_query, manifest.is_gallery, manifest.labels
+    require_room(count_positives(labels[query], labels[gallery]) - int((query & gallery).sum()))
 
 
 def require_distinct(manifest: Manifest, config: DataConfig) -> None:
@@ -56,13 +55,11 @@ def require_distinct(manifest: Manifest, config: DataConfig) -> None:
         raise UserError(f"{repeated}; list each image once, or take them as different ones with data.repeated=keep")
 
 
-_OWN_FILES = ("folder", "table")  # readers of people's own files, of which a folder too high can have been named
-
-
 def asks_about_classes(config: DataConfig, manifest: Manifest) -> bool:
     """Return whether classes of what was read may be none; where images have texts, they can be the texts."""
-    measured = config.train_labels == "class" or (manifest.splits != "train").any()
-    return config.name in _OWN_FILES and config.odd_classes == "refuse" and manifest.texts is None and bool(measured)
+    measured = config.train_labels == "class" or bool((manifest.splits != "train").any())
+    own_files = config.name in ("folder", "table")  # of which a folder too high can have been named
+    return own_files and config.odd_classes == "refuse" and manifest.texts is None and measured
 
 
 def require_likely_classes(manifest: Manifest, config: DataConfig, *, counts: str) -> None:
@@ -70,11 +67,10 @@ def require_likely_classes(manifest: Manifest, config: DataConfig, *, counts: st
     if config.odd_classes == "keep" or (odd := odd_classes(manifest.classes)) is None:
         return
     what, names = odd
-    such_as = "such as " if "splits" in what else ""
+    named = ("such as " if "splits" in what else "") + " and ".join(map(repr, names[:2]))
     raise UserError(
-        f"the {len(manifest):,} images of {manifest.name} ({counts}) are of {what}, {such_as}"
-        f"{' and '.join(repr(name) for name in names[:2])}: name the folder that holds a folder for each class, or say "
-        "with data.odd_classes=keep that these are the classes"
+        f"the {len(manifest):,} images of {manifest.name} ({counts}) are of {what}, {named}: name the folder that "
+        "holds a folder for each class, or say with data.odd_classes=keep that these are the classes"
     )
 
 
@@ -83,18 +79,15 @@ def split_of(whole: Manifest, config: DataConfig, name: str) -> Manifest:
     try:
         return whole.split(name)
     except UserError as error:
-        raise UserError(f"{error}{_split_remedy(config, name)}") from error
-
-
-def _split_remedy(config: DataConfig, name: str) -> str:
-    if config.name == "folder" and name in ("train", "test"):
-        bound = "below 1 (such as 0.5)" if name == "train" else "above 0"
-        return (
-            f"; add {name}/CLASS/IMAGE, or, where the folder is CLASS/IMAGE, set data.params.test_fraction {bound}, "
-            "the fraction of the classes that is for testing (default 1)"
-        )
-    if config.name == "table":
-        return f"; write {name} into the column split of {config.params['file']} for some of its classes"
-    if config.name == "unlabelled" and name == "test":
-        return "; set data.train_labels=image, data.views=2 and sampler.name=shuffled to train without labels"
-    return ""
+        remedy = ""
+        if config.name == "folder" and name in ("train", "test"):
+            bound = "below 1 (such as 0.5)" if name == "train" else "above 0"
+            remedy = (
+                f"; add {name}/CLASS/IMAGE, or, where the folder is CLASS/IMAGE, set data.params.test_fraction "
+                f"{bound}, the fraction of the classes that is for testing (default 1)"
+            )
+        elif config.name == "table":
+            remedy = f"; write {name} into the column split of {config.params['file']} for some of its classes"
+        elif config.name == "unlabelled" and name == "test":
+            remedy = "; set data.train_labels=image, data.views=2 and sampler.name=shuffled to train without labels"
+        raise UserError(f"{error}{remedy}") from error

@@ -1,10 +1,9 @@
 """Named protocols of the benchmarks: which images are queries and gallery, and a checksum over what was measured."""
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,35 +80,32 @@ class Protocol:
         """
         if "recall_at" in options:
             raise UserError(f"protocol {self.name} sets recall_at itself, to {self.recall_at}; leave it out")
+        options["recall_at"] = self.recall_at
         for name, usual in (("is_query", True), ("is_gallery", True), ("groups", -1)):
             if (getattr(embedded, name) != usual).any():
-                raise UserError(
-                    f"protocol {self.name} says who is query and gallery, so {name} has no use: leave it out"
-                )
-        paths = self._paths(embedded)
-        labels = np.asarray(embedded.labels)
+                what = f"protocol {self.name} says who is query and gallery"
+                raise UserError(f"{what}, so {name} has no use: leave it out")
+        paths, embeddings, labels = self._paths(embedded), embedded.embeddings, np.asarray(embedded.labels)
         information: dict[str, Any] = {"name": self.name, "checksum": self.checksum(paths, labels)}
-        if self.params:
-            information["params"] = dict(self.params)
+        information |= {"params": dict(self.params)} if self.params else {}
         if not self.seeds:
-            report = evaluate(embedded.embeddings, labels, recall_at=self.recall_at, **options)
-            return dataclasses.replace(embedded.named(report), protocol=information)
+            return replace(embedded.named(evaluate(embeddings, labels, **options)), protocol=information)
         ordered, classes = _canonical(paths, labels)
         reports = []
         for seed in self.seeds:
             drawn = draw_gallery(classes, seed)
             gallery, query = np.sort(ordered[drawn]), np.sort(ordered[~drawn])
-            reports.append(_one_draw(embedded, labels, query, gallery, recall_at=self.recall_at, **options))
-        report = embedded.named(mean_report(reports, self.seeds))
-        return dataclasses.replace(report, protocol={**information, "seeds": list(self.seeds)})
+            report = evaluate(embeddings[query], labels[query], embeddings[gallery], labels[gallery], **options)
+            rows = query[report.per_query["query"]]
+            reports.append(replace(report, per_query={**report.per_query, "query": rows}))
+        information["seeds"] = list(self.seeds)
+        return replace(embedded.named(mean_report(reports, self.seeds)), protocol=information)
 
     def _paths(self, embedded: Embedded) -> list[str]:
         paths = [str(path) for path in embedded.paths.tolist()]
         if "" in paths or len(set(paths)) < len(paths):
-            raise UserError(
-                f"protocol {self.name} needs the path of every image, each once, to say what was measured; "
-                "`aurank embed` writes them with the embeddings"
-            )
+            what = f"protocol {self.name} needs the path of every image, each once, to say what was measured"
+            raise UserError(f"{what}; `aurank embed` writes them with the embeddings")
         return paths
 
 
@@ -124,22 +120,19 @@ def draw_gallery(classes: Int64[np.ndarray, " image"], seed: int) -> Bool[np.nda
 
 def mean_report(reports: Sequence[Report], seeds: Sequence[int]) -> Report:
     """Returns the mean of reports over draws with equally many queries; their `per_query` follow one another."""
-    first = reports[0]
-    values = [report.mauprc for report in reports]
-    note = (
-        f"mean over {len(reports)} draws of one gallery image of each class, seeds {', '.join(map(str, seeds))}; "
-        f"mauprc from {min(values):.4f} to {max(values):.4f}; queries are counted once a draw"
-    )
+    first, values = reports[0], [report.mauprc for report in reports]
+    drawn = f"{len(reports)} draws of one gallery image of each class, seeds {', '.join(map(str, seeds))}"
+    found = f"mauprc from {min(values):.4f} to {max(values):.4f}; queries are counted once a draw"
     bounds = [report.tie_bounds for report in reports if report.tie_bounds is not None]
     curves = [report.curve for report in reports if report.curve is not None]
-    whole = dataclasses.replace(
+    whole = replace(
         first,
         metrics={name: mean([report.metrics[name] for report in reports]) for name in first.metrics},
         per_query={name: np.concatenate([report.per_query[name] for report in reports]) for name in first.per_query},
         num_queries=sum(report.num_queries for report in reports),
         num_lone_queries=sum(report.num_lone_queries for report in reports),
         tie_bounds=(mean([low for low, _ in bounds]), mean([high for _, high in bounds])),
-        notes=[note, *first.notes],
+        notes=[f"mean over {drawn}; {found}", *first.notes],
         intervals=None,
         curve=Curve(curves[0].recall, np.mean([curve.precision for curve in curves], axis=0)) if curves else None,
     )
@@ -153,9 +146,8 @@ def find_protocol(name: str, *, seeds: Sequence[int] | None = None) -> Protocol:
     Raises UserError for an unknown name, and for seeds that do not fit.
     """
     if name not in PROTOCOLS:
-        raise UserError(
-            f"no protocol {name!r}, expected one of {', '.join(PROTOCOLS)}{meant(nearest(name, PROTOCOLS))}"
-        )
+        known = f"{', '.join(PROTOCOLS)}{meant(nearest(name, PROTOCOLS))}"
+        raise UserError(f"no protocol {name!r}, expected one of {known}")
     protocol = PROTOCOLS[name]
     if seeds is None:
         return protocol
@@ -163,24 +155,9 @@ def find_protocol(name: str, *, seeds: Sequence[int] | None = None) -> Protocol:
         drawn = ", ".join(other for other in PROTOCOLS if PROTOCOLS[other].seeds)
         raise UserError(f"protocol {name} draws nothing, so seeds have no use; {drawn} do")
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-        raise UserError(
-            f"protocol {name}: seeds must be different whole numbers from 0, at least one, got {tuple(seeds)}"
-        )
-    return dataclasses.replace(protocol, seeds=tuple(seeds))
-
-
-def _one_draw(
-    embedded: Embedded,
-    labels: Shaped[np.ndarray, " image"],
-    query: Int64[np.ndarray, " query"],
-    gallery: Int64[np.ndarray, " gallery"],
-    **options: Any,
-) -> Report:
-    """Returns the report of some rows against others, its queries numbered by the rows of `embedded`."""
-    embeddings = embedded.embeddings
-    report = evaluate(embeddings[query], labels[query], embeddings[gallery], labels[gallery], **options)
-    rows = query[report.per_query["query"]]
-    return dataclasses.replace(report, per_query={**report.per_query, "query": rows})
+        expected = "different whole numbers from 0, at least one"
+        raise UserError(f"protocol {name}: seeds must be {expected}, got {tuple(seeds)}")
+    return replace(protocol, seeds=tuple(seeds))
 
 
 def _canonical(
@@ -193,19 +170,10 @@ def _canonical(
     return ordered, np.array(classes, dtype=np.int64)
 
 
-def _all(*protocols: Protocol) -> dict[str, Protocol]:
-    return {protocol.name: protocol for protocol in protocols}
-
-
 # Sources: Song et al. (CVPR 2016); Brown et al. (ECCV 2020), whose VehicleID has no drawn gallery; Liu et al. (CVPR
 # 2016), with one. Numbers of the last two kinds cannot be compared.
-_NAMED: Mapping[str, Protocol] = _all(
-    Protocol("sop", "sop", (1, 10, 100, 1000)),
-    Protocol("inaturalist2018", "inaturalist2018", (1, 4, 16, 32)),
-    *(Protocol(f"vehicleid-{size}", "vehicleid", (1, 5), {"test": size}) for size in VEHICLEID_SIZES),
-    *(
-        Protocol(f"vehicleid-one-gallery-{size}", "vehicleid", (1, 5), {"test": size}, seeds=tuple(range(10)))
-        for size in VEHICLEID_SIZES
-    ),
-)
-PROTOCOLS = {**_NAMED, "vehicleid-one-gallery": _NAMED["vehicleid-one-gallery-small"]}
+_NAMED = [Protocol("sop", "sop", (1, 10, 100, 1000)), Protocol("inaturalist2018", "inaturalist2018", (1, 4, 16, 32))]
+for _kind, _seeds in (("vehicleid", ()), ("vehicleid-one-gallery", tuple(range(10)))):
+    _NAMED += [Protocol(f"{_kind}-{size}", "vehicleid", (1, 5), {"test": size}, _seeds) for size in VEHICLEID_SIZES]
+PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in _NAMED}
+PROTOCOLS["vehicleid-one-gallery"] = PROTOCOLS["vehicleid-one-gallery-small"]

@@ -1,6 +1,7 @@
 """Which images are embedded: a split of a data set, the test images of a protocol, or a query and a gallery table."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -116,44 +117,41 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
         data = read_data_config(section, images.overrides)
         outside = bool(data.params.get("outside", False))
         return Selected(data, read_two_tables(images.query, images.gallery, root=images.root, outside=outside))
-    protocol = images.find_protocol()
-    if protocol is not None:
+    if (protocol := images.find_protocol()) is not None:
         root = None if images.root is None else str(images.root)
-        section |= {"name": protocol.reader, "params": {}, "root": root}
-        data = read_data_config(section, images.overrides)
+        data = read_data_config({**section, "name": protocol.reader, "params": {}, "root": root}, images.overrides)
         return Selected(data, protocol.manifest(data_folder(data.root), **data.params))
     if images.data is not None:
         section |= _located(images.data)
     elif checkpoint is None:
         raise UserError("say which images to embed: --data READER:PATH, --protocol NAME, or --query and --gallery")
     data = read_data_config(section, images.overrides)
-    given = read_whole(data)
-    trained = None if checkpoint is None else _as_trained(given, data, checkpoint)
-    if any(override.startswith("data.validation_fraction") for override in images.overrides):
-        whole = hold_out(given, data, seed=0 if checkpoint is None else read_trained(checkpoint["config"]).seed)
-    else:
-        whole = trained if trained is not None and images.data is None else given
+    whole, trained = _with_splits(read_whole(data), data, images, checkpoint)
     if images.split in (None, "test") and "test" not in whole.split_sizes:
         others = " or ".join(whole.split_sizes)
         if whole.texts is None and whole.class_counts.max() < 2:
-            raise UserError(
-                f"{whole.name} has no test images and no labels: aurank embed takes its images with --split {others}, "
-                f"but measuring {_WANTS_LABELS}"
-            )
+            what = f"aurank embed takes its images with --split {others}, but measuring {_WANTS_LABELS}"
+            raise UserError(f"{whole.name} has no test images and no labels: {what}")
         if images.split is None:
             raise UserError(f"{whole.name} has no test images to measure; choose another split with --split {others}")
     return Selected(data, split_of(whole, data, images.split or "test"), trained)
 
 
-def _as_trained(whole: Manifest, data: DataConfig, checkpoint: dict[str, Any]) -> Manifest | None:
-    """Return the data with the splits of the run that made the checkpoint; None where it was trained on others."""
-    saved = read_trained(checkpoint["config"])
-    held_out = {"validation_fraction": saved.data.validation_fraction}
-    try:
-        trained = hold_out(whole, data.model_copy(update=held_out), seed=saved.seed)
-    except UserError:  # too few classes to hold some out
-        return None
-    return trained if trained.sha256 == checkpoint["manifest"] else None
+def _with_splits(
+    given: Manifest, data: DataConfig, images: ImageSelection, checkpoint: dict[str, Any] | None
+) -> tuple[Manifest, Manifest | None]:
+    """Return the data with the splits that apply, and with those of the run that made the checkpoint, if its data."""
+    trained, seed = None, 0
+    if checkpoint is not None:
+        saved = read_trained(checkpoint["config"])
+        seed, fraction = saved.seed, {"validation_fraction": saved.data.validation_fraction}
+        with suppress(UserError):  # too few classes to hold some out
+            trained = hold_out(given, data.model_copy(update=fraction), seed=seed)
+        if trained is not None and trained.sha256 != checkpoint["manifest"]:
+            trained = None
+    if any(override.startswith("data.validation_fraction") for override in images.overrides):
+        return hold_out(given, data, seed=seed), trained
+    return given if trained is None or images.data is not None else trained, trained
 
 
 def describe_split(images: ImageSelection, selected: Selected) -> list[str]:
@@ -178,9 +176,8 @@ def _located(data: str) -> dict[str, Any]:
     """The keys of a ``data`` section that READER:PATH sets."""
     name, _, path = data.partition(":")
     if name not in READERS:
-        raise UserError(
-            f"--data {data}: expected READER:PATH, such as folder:{path or name}; the readers are {', '.join(READERS)}"
-        )
+        expected = f"READER:PATH, such as folder:{path or name}; the readers are {', '.join(READERS)}"
+        raise UserError(f"--data {data}: expected {expected}")
     if not path:
         return {"name": name, "params": {}}
     target = Path(path)
@@ -190,5 +187,4 @@ def _located(data: str) -> dict[str, Any]:
     if not target.is_file():
         return {"name": name, "params": {}, "root": str(target)}
     # A file is named by its folder and its own name: `file` for a table, `path` for an archive of images.
-    params = {"file" if name == "table" else "path": target.name}
-    return {"name": name, "params": params, "root": str(target.parent)}
+    return {"name": name, "params": {"file" if name == "table" else "path": target.name}, "root": str(target.parent)}

@@ -1,20 +1,18 @@
 """Trained models from their checkpoints."""
 
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
+from aurank.config import Config
 from aurank.data import Pipeline
-from aurank.embedding.checkpoint import image_weights, load_checkpoint, resolve_checkpoint
+from aurank.embedding.checkpoint import image_weights, load_checkpoint, load_weights, model_weights, resolve_checkpoint
 from aurank.embedding.choices import read_trained
-from aurank.embedding.from_config import (
-    build_encoder,
-    build_transform,
-)
+from aurank.embedding.from_config import OWN_TEXTS, Towers, build_encoder, build_towers, build_transform
 from aurank.embedding.image_text_pairs import Tokenise
-from aurank.embedding.load_weights import load_weights
-from aurank.embedding.towers import towers_of
-from aurank.models import TwoTower
+from aurank.errors import UserError
+from aurank.models import Encoder, TwoTower
 
 
 def load(path: Path | str) -> tuple[nn.Module, Pipeline]:
@@ -42,9 +40,7 @@ def load(path: Path | str) -> tuple[nn.Module, Pipeline]:
     """
     checkpoint = load_checkpoint(resolve_checkpoint(path))
     config = read_trained(checkpoint["config"])
-    encoder = build_encoder(config.model, channels=config.data.channels, load=False)
-    load_weights(encoder, image_weights(checkpoint), path)
-    return encoder.eval(), build_transform(config.data, train=False)
+    return encoder_of(checkpoint, config, str(path)).eval(), build_transform(config.data, train=False)
 
 
 def load_pairs(path: Path | str) -> tuple[TwoTower, Tokenise, Pipeline]:
@@ -79,3 +75,28 @@ def load_pairs(path: Path | str) -> tuple[TwoTower, Tokenise, Pipeline]:
     config = read_trained(checkpoint["config"])
     towers = towers_of(checkpoint, config, str(path))
     return towers.module.eval(), towers.tokenise, build_transform(config.data, train=False)
+
+
+def encoder_of(checkpoint: dict[str, Any], config: Config, name: str) -> Encoder:
+    """The encoder of images of a checkpoint that was read, with the weights to evaluate."""
+    encoder = build_encoder(config.model, channels=config.data.channels, load=False)
+    load_weights(encoder, image_weights(checkpoint), name)
+    return encoder
+
+
+def require_texts(config: Config, name: str) -> None:
+    """Raise UserError where the run of that name has no text tower."""
+    if config.model.text is None:
+        remedy = "measure it with aurank evaluate, or train a model of both by setting model.text"
+        raise UserError(f"{name} was trained on images alone: model.text is null in its configuration; {remedy}")
+
+
+def towers_of(checkpoint: dict[str, Any], config: Config, name: str) -> Towers:
+    """The towers of a checkpoint that was read, with the weights to evaluate; UserError where it has none."""
+    require_texts(config, name)
+    assert config.model.text is not None
+    if checkpoint["tokeniser"] is None and config.model.text.name == OWN_TEXTS:
+        raise UserError(f"{name} lacks the tokeniser of its texts; use last.pt or best.pt of a run")
+    towers = build_towers(config, saved=checkpoint["tokeniser"], load=False)
+    load_weights(towers.module, model_weights(checkpoint), name)
+    return towers

@@ -1,6 +1,7 @@
 """The precision-recall picture of a report."""
 
 import io
+from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -13,9 +14,6 @@ _INK, _MUTED, _LINE = "#1b1f24", "#8c959f", "#0550ae"
 
 def draw_curve(report: Report) -> bytes:
     """Return a PNG of the mean interpolated precision-recall curve, and the expected AP of a random order.
-
-    Raises:
-        UserError: the report holds no curve.
 
     Example:
         >>> import numpy as np
@@ -34,15 +32,9 @@ def draw_curve(report: Report) -> bytes:
     chance = report.random_order
     axes.axhline(chance, color=_MUTED, linewidth=1, linestyle=(0, (4, 3)))
     # At the left, where even a poor model's curve is far above the line.
-    axes.annotate(
-        f"random order: mAUPRC {chance:.3g}",
-        (0, chance),
-        xytext=(5, 3 if chance < 0.9 else -3),
-        textcoords="offset points",
-        va="bottom" if chance < 0.9 else "top",
-        color=_MUTED,
-        fontsize=9,
-    )
+    place: dict[str, Any] = {"xytext": (5, 3), "va": "bottom"} if chance < 0.9 else {"xytext": (5, -3), "va": "top"}
+    text: dict[str, Any] = {"textcoords": "offset points", "color": _MUTED, "fontsize": 9}
+    axes.annotate(f"random order: mAUPRC {chance:.3g}", (0, chance), **place, **text)
     axes.set(xlim=(0, 1), ylim=(0, 1.005), xlabel="recall", ylabel="interpolated precision, mean over queries")
     counted = f"{len(report.per_query['query']):,} queries, {report.num_gallery:,} gallery rows"
     name = f"{report.protocol['name']}: " if report.protocol else ""

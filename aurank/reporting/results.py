@@ -27,26 +27,21 @@ def require_same_command(out: Path, command: str | None) -> bool:
     """Return whether `out` holds a result of this command; raise UserError for another's, never replaced unasked."""
     if not (out / REPORT).exists():
         return False
-    try:
+    made_by = None
+    with contextlib.suppress(UserError):
         made_by = Report.load(out / REPORT).command
-    except UserError:
-        made_by = None
     if made_by != command:
         by = "something else" if made_by is None else f"another command ({made_by})"
-        raise UserError(
-            f"--out {out} holds the result of {by}: name another folder, or add --overwrite to replace that result"
-        )
+        remedy = "name another folder, or add --overwrite to replace that result"
+        raise UserError(f"--out {out} holds the result of {by}: {remedy}")
     return True
 
 
 def write_results(report: Report, out: Path, *, overwrite: bool = False) -> None:
     """Write report.json, per_query.parquet and pr_curve.png; until all three are whole, `out` stays as it is.
 
-    Args:
-        overwrite: whether the result of another command, which may have come since this one began, is replaced.
-
-    Raises:
-        UserError: `out` holds a training run, a folder of one of the names, or the result of another command.
+    Raises UserError where `out` holds a training run, a folder of one of the names, or, without `overwrite`, the result
+    of another command, which may have come since this one began.
 
     Example:
         >>> import tempfile

@@ -13,9 +13,17 @@ from torch.optim import Optimizer
 from aurank.config import Config
 from aurank.config.messages import show
 from aurank.data import Manifest
-from aurank.embedding.checkpoint import CONTENT, DamagedCheckpointError, fingerprint, load_checkpoint, save_checkpoint
-from aurank.embedding.load_weights import describe_value, load_part, load_weights
-from aurank.embedding.preprocessing import with_preprocessing
+from aurank.embedding.checkpoint import (
+    CONTENT,
+    DamagedCheckpointError,
+    describe_value,
+    fingerprint,
+    load_checkpoint,
+    load_part,
+    load_weights,
+    save_checkpoint,
+)
+from aurank.embedding.from_config import with_preprocessing
 from aurank.errors import UserError
 from aurank.training.build import build_schedule
 from aurank.training.claim import is_passing

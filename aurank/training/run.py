@@ -16,10 +16,9 @@ from accelerate.utils import gather_object
 from aurank.config import Config, dump_config
 from aurank.data import Manifest
 from aurank.data.checks.contents import contents
-from aurank.embedding.checkpoint import load_checkpoint, model_weights
+from aurank.embedding.checkpoint import load_checkpoint, load_weights, model_weights
 from aurank.embedding.evaluation_options import try_evaluation
 from aurank.embedding.from_config import build_dataset
-from aurank.embedding.load_weights import load_weights
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import write_text

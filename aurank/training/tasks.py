@@ -12,8 +12,8 @@ from aurank.data import ImageDataset, Manifest
 from aurank.data.captions import PADDING
 from aurank.embedding.embed import embed
 from aurank.embedding.evaluation_options import evaluation_options, two_way_options
+from aurank.embedding.from_config import Towers
 from aurank.embedding.image_text_pairs import EmbeddedPairs, embed_pairs, reports_by_group, texts_of
-from aurank.embedding.towers import Towers
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport

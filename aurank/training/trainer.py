@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from aurank.config import Config
 from aurank.data import Batch, MultiCrop, Sampler
-from aurank.embedding.from_config import build_dataset, build_encoder, fill_preprocessing
+from aurank.embedding.from_config import build_dataset, build_encoder, build_towers, fill_preprocessing
 from aurank.embedding.image_text_pairs import require_pairs, texts_of
-from aurank.embedding.towers import build_towers
 from aurank.errors import UserError
 from aurank.losses.core.training_protocols import FollowsProgress, Reencodes
 from aurank.models.encoder import EachPart

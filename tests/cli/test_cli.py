@@ -55,11 +55,18 @@ def one_line(complaint: str) -> str:
     return complaint
 
 
-def test_train_evaluate_and_embed_from_the_command_line(aurank: Run, config: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    code, output, _ = aurank("train", config, "train.steps=3", "--out", out)
+@pytest.mark.slow
+def test_train_evaluate_and_embed_from_the_command_line(
+    aurank: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "runs" / "tiny"  # by default
+    code, output, _ = aurank("train", config, "train.steps=3")
     assert code == 0
     assert "mauprc" in output
+    code, _, complaint = aurank("train", config, "train.steps=3")
+    assert code == 2
+    assert "add --resume" in one_line(complaint)
     metrics = json.loads((out / "report.json").read_text(encoding="utf-8"))["metrics"]
 
     code, output, _ = aurank("evaluate", "--model", f"aurank:{out}/best", "--out", tmp_path / "measured")
@@ -88,7 +95,8 @@ def test_train_evaluate_and_embed_from_the_command_line(aurank: Run, config: Pat
         assert "recall@5" in again
 
 
-def test_another_data_set_can_be_measured(aurank: Run, config: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_another_data_set_can_be_measured(aurank: Run, tiny_run: Path, tmp_path: Path) -> None:
     from PIL import Image
 
     for label in ("a", "b"):
@@ -96,36 +104,23 @@ def test_another_data_set_can_be_measured(aurank: Run, config: Path, tmp_path: P
             path = tmp_path / "photos" / label / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.random.default_rng(number).integers(0, 255, (20, 20, 3), dtype=np.uint8)).save(path)
-    assert aurank("train", config, "train.steps=3", "--out", tmp_path / "run")[0] == 0
-    model = f"aurank:{tmp_path}/run/best"
-    code, _, complaint = aurank(
-        "evaluate",
-        "--model",
-        model,
-        "--data",
-        f"folder:{tmp_path / 'photos'}",
-        "--out",
-        tmp_path / "photos-report",
-        "data.odd_classes=keep",
-    )
+    model = ("--model", f"aurank:{tiny_run}/best", "--data", f"folder:{tmp_path / 'photos'}", "data.odd_classes=keep")
+    code, _, complaint = aurank("evaluate", *model, "--out", tmp_path / "photos-report")
     assert code == 0, complaint
     report = json.loads((tmp_path / "photos-report" / "report.json").read_text(encoding="utf-8"))
     assert report["num_queries"] == 6
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_images_left_out_are_counted_and_named_in_what_is_printed(
-    aurank: Run, config: Path, tmp_path: Path, workers: int
-) -> None:
+@pytest.mark.slow
+def test_images_left_out_are_counted_and_named_in_what_is_printed(aurank: Run, tiny_run: Path, tmp_path: Path) -> None:
     from PIL import Image
 
     for number in range(12):
         path = tmp_path / "photos" / "ab"[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.random.default_rng(number).integers(0, 255, (20, 20, 3), dtype=np.uint8)).save(path)
-    assert aurank("train", config, "train.steps=3", "--out", tmp_path / "run")[0] == 0
-    common = ["--model", f"aurank:{tmp_path}/run/best", "--data", f"folder:{tmp_path / 'photos'}"]
-    common += ["data.odd_classes=keep", "data.on_error=skip", f"data.workers={workers}", "data.cache=0"]
+    common = ["--model", f"aurank:{tiny_run}/best", "--data", f"folder:{tmp_path / 'photos'}"]
+    common += ["data.odd_classes=keep", "data.on_error=skip", "data.workers=2", "data.cache=0"]
     code, output, _ = aurank("evaluate", *common, "--out", tmp_path / "measured")
     assert code == 0
     assert "skipped" not in output
@@ -152,17 +147,6 @@ def test_a_place_that_cannot_be_written_is_told_before_the_work(aurank: Run, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_train_writes_under_runs_by_default_and_refuses_to_overwrite(
-    aurank: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert aurank("train", config, "train.steps=3")[0] == 0
-    assert (tmp_path / "runs" / "tiny" / "report.json").is_file()
-    code, _, complaint = aurank("train", config, "train.steps=3")
-    assert code == 2
-    assert "add --resume" in one_line(complaint)
-
-
 def test_dry_run_prints_sizes_and_writes_nothing(
     aurank: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +157,7 @@ def test_dry_run_prints_sizes_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default:rho=5 ", "default:sampler.name=")
 def test_warnings_of_aurank_are_notices(aurank: Run, config: Path) -> None:
     loss = "loss={name: isogclr, params: {rho: 5, temperature: 0.3}}"
@@ -315,15 +300,17 @@ def test_a_misspelt_choice_of_a_loss_is_met_with_the_nearest(aurank: Run, config
         assert f"did you mean '{meant}'?" in complaint
 
 
-def test_help_and_bad_options_come_from_the_parser(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "aurank", "train", "--no-such"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+@pytest.mark.slow
+def test_help_and_bad_options_come_from_the_parser(aurank: Run) -> None:
+    code, _, complaint = aurank("train", "--no-such")
+    assert code == 2
+    assert "Traceback" not in complaint
     done = subprocess.run([sys.executable, "-m", "aurank", "--help"], capture_output=True, text=True)
     assert done.returncode == 0
     assert all(name in done.stdout for name in ("train", "evaluate", "embed", "demo", "config", "ls", "cp", "doctor"))
 
 
+@pytest.mark.slow
 def test_train_and_evaluate_put_baselines_beside_the_model(aurank: Run, config: Path, tmp_path: Path) -> None:
     code, output, _ = aurank("train", config, "train.steps=3", "--out", tmp_path / "run", "--baselines")
     assert code == 0

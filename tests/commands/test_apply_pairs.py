@@ -22,6 +22,8 @@ from aurank.training import read_config
 from aurank.training.build import build_splits
 from aurank.training.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:

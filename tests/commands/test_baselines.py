@@ -5,14 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from testing.photos import photos
 from testing.tiny import tiny_config
 
+from aurank import Report
 from aurank.commands import RunOptions, evaluate_model, measure_baselines
 from aurank.commands.baselines import require_images
 from aurank.commands.demo import baselines, demo
 from aurank.embedding import ImageSelection
 from aurank.errors import UserError
-from aurank.training import read_config, train
+from aurank.training import read_config
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
@@ -44,33 +48,31 @@ def test_a_demo_that_is_interrupted_goes_on(tmp_path: Path) -> None:
     assert "trained" in results
 
 
-def test_chance_pixels_and_the_untrained_network_stand_beside_any_model(tmp_path: Path) -> None:
-    config = read_config(tiny_config(train={"steps": 3}))
-    report = train(config, tmp_path / "run").report
-    assert report is not None
-    found = measure_baselines(f"aurank:{tmp_path / 'run' / 'best'}", report)
+def test_chance_pixels_and_the_untrained_network_stand_beside_any_model(tiny_run: Path) -> None:
+    config, report = read_config(tiny_config(train={"steps": 3})), Report.load(tiny_run / "report.json")
+    found = measure_baselines(f"aurank:{tiny_run / 'best'}", report)
     own = {name: one.metrics for name, one in baselines(config).items()}
     chance = {"mauprc": report.random_order}
     assert found == {"model": report.metrics, **own, "chance": chance}
     assert 0.1 < report.random_order < found["raw_pixels"]["mauprc"]
 
 
-def test_the_untrained_network_of_a_model_that_needs_leave_is_measured_with_it() -> None:
-    model, images = "timm:test_resnet,pretrained=false,exportable=false", ImageSelection("digits:")
+def test_the_untrained_network_of_a_model_that_needs_leave_is_measured_with_it(tmp_path: Path) -> None:
+    photos(tmp_path, dict.fromkeys("abc", 2))
+    model, images = "timm:test_resnet,pretrained=false,exportable=false", ImageSelection(f"folder:{tmp_path}")
     report = evaluate_model(model, images, running=RunOptions(allow_code=True))
     assert "untrained" in measure_baselines(model, report, images, running=RunOptions(allow_code=True))
 
 
-def test_what_cannot_be_had_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_had_is_left_out_and_said(tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aurank.commands.baselines.MOST_PIXELS", 100)
     monkeypatch.setattr("aurank.commands.baselines._untrained", lambda *_: None)
-    report = train(tiny_config(train={"steps": 3}), tmp_path / "run").report
-    assert report is not None
+    report = Report.load(tiny_run / "report.json")
     said: list[str] = []
-    found = measure_baselines(f"aurank:{tmp_path / 'run' / 'best'}", report, running=RunOptions(say=said.append))
+    found = measure_baselines(f"aurank:{tiny_run / 'best'}", report, running=RunOptions(say=said.append))
     assert list(found) == ["model", "chance"]
     assert [line.split(",")[0] for line in said] == [
-        f"--baselines: the untrained network of aurank:{tmp_path / 'run' / 'best'} cannot be had",
+        f"--baselines: the untrained network of aurank:{tiny_run / 'best'} cannot be had",
         "--baselines: raw pixels are left out",
     ]
     with pytest.raises(UserError, match="it needs the images"):

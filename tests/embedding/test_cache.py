@@ -153,6 +153,7 @@ def test_a_piece_that_another_run_has_kept_already_need_not_be_written(
     assert [found.rows.tolist() for found in cache.read(5)] == [[0, 1, 2, 3]]
 
 
+@pytest.mark.slow
 def test_runs_that_share_a_cache_do_not_disturb_each_other(tmp_path: Path) -> None:
     script = f"""
 from pathlib import Path

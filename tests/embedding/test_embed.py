@@ -173,6 +173,7 @@ test_embed.embed(model, test_embed.images(root, model), batch=1, cache=test_embe
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_continued_where_it_was(tmp_path: Path) -> None:
     manifest = photos(tmp_path)
     folder = opened(tmp_path).folder

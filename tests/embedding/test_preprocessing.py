@@ -15,9 +15,8 @@ import aurank
 from aurank.commands import evaluate_model
 from aurank.config import Config, ConfigError
 from aurank.embedding import ImageSelection
-from aurank.embedding.checkpoint import load_checkpoint, save_checkpoint
+from aurank.embedding.checkpoint import as_trained, load_checkpoint, save_checkpoint
 from aurank.embedding.from_config import build_transform, fill_preprocessing
-from aurank.embedding.preprocessing import as_trained
 from aurank.errors import UserError
 from aurank.training.components import read_config
 
@@ -31,11 +30,10 @@ def filled(model: dict[str, Any], **data: Any) -> tuple[tuple[float, ...], tuple
     return tuple(config.data.normalise.mean), tuple(config.data.normalise.std), config.data.interpolation
 
 
-@pytest.fixture
-def weights(tmp_path: Path) -> str:
+def weights_of(folder: Path) -> str:
     """A file of weights for the backbone."""
-    save_file(timm.create_model(BACKBONE, pretrained=False).state_dict(), tmp_path / "weights.safetensors")
-    return str(tmp_path / "weights.safetensors")
+    save_file(timm.create_model(BACKBONE, pretrained=False).state_dict(), folder / "weights.safetensors")
+    return str(folder / "weights.safetensors")
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "test_vit", "vit_base_patch16_clip_224.openai", "test_resnet"])
@@ -46,8 +44,8 @@ def test_of_colours_mean_and_deviation_are_the_backbones(backbone: str, pretrain
     assert filled({"backbone": backbone, "pretrained": pretrained}) == (own.mean, own.std, interpolation)
 
 
-def test_of_other_channels_pretrained_weights_take_the_mean_of_the_colours(weights: str) -> None:
-    own = timm.get_pretrained_cfg("resnet18")
+def test_of_other_channels_pretrained_weights_take_the_mean_of_the_colours(tmp_path: Path) -> None:
+    own, weights = timm.get_pretrained_cfg("resnet18"), weights_of(tmp_path)
     learnt = filled({"backbone": "resnet18", "pretrained": True}, channels=1)
     assert learnt == ((sum(own.mean) / 3,), (sum(own.std) / 3,), "bicubic")
     assert filled({"backbone": "resnet18"}, channels=4) == ((0.5,) * 4, (0.5,) * 4, "area")
@@ -91,54 +89,66 @@ def test_what_no_checkpoint_could_hold_is_refused_before_training(overlay: dict[
     assert "\n" not in str(caught.value)
 
 
-def trained(out: Path, weights: str, **data: Any) -> dict[str, Any]:
-    config = tiny_config(
-        model={"backbone": BACKBONE, "params": {"file": weights}},
-        data={"channels": 3, **data},
-        train={"steps": 2, "validate_every": 2},
-        optim={"warmup_steps": 0},
-    )
-    aurank.train(config, out)
-    return config
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """A configuration whose weights are gone, and its run, to be copied before it is changed."""
+    folder = tmp_path_factory.mktemp("trained")
+    model = {"backbone": BACKBONE, "params": {"file": weights_of(folder)}}
+    train, optim = {"steps": 2, "validate_every": 2}, {"warmup_steps": 0}
+    config = tiny_config(model=model, data={"channels": 3}, train=train, optim=optim)
+    aurank.train(config, folder / "run")
+    (folder / "weights.safetensors").unlink()
+    return config, folder / "run"
 
 
+def changed(run: Path, out: Path, **data: Any) -> Path:
+    """A copy of the run whose checkpoints say other things of their data; None leaves a key out."""
+    out.mkdir()
+    for name in ("best.pt", "last.pt"):
+        content = load_checkpoint(run / name)
+        held = {**content["config"]["data"], **data}
+        content["config"]["data"] = {key: value for key, value in held.items() if value is not None or key not in data}
+        save_checkpoint(out / name, content)
+    return out
+
+
+@pytest.mark.slow
 def test_a_run_its_checkpoint_and_what_loads_it_show_images_alike(
-    tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch
+    trained: tuple[dict[str, Any], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = trained(tmp_path / "run", weights)
+    config, run = trained
     # An upgrade of timm, and weights that are gone, change nothing of what was trained.
-    monkeypatch.setattr("aurank.embedding.preprocessing.preprocessing", None)
-    Path(weights).unlink()
-    _, transform = aurank.load(tmp_path / "run")
+    monkeypatch.setattr("aurank.embedding.from_config.preprocessing", None)
+    _, transform = aurank.load(run)
     assert (transform.mean, transform.std, transform.interpolation) == (*HALF, "bilinear")
-    saved = load_checkpoint(tmp_path / "run" / "last.pt")["config"]["data"]
+    saved = load_checkpoint(run / "last.pt")["config"]["data"]
     assert (saved["normalise"], saved["interpolation"]) == ({"mean": [0.5] * 3, "std": [0.5] * 3}, "bilinear")
-    assert read_config(tmp_path / "run" / "config.yaml").data.interpolation == "bilinear"
-    report = aurank.Report.load(tmp_path / "run" / "report.json")
+    assert read_config(run / "config.yaml").data.interpolation == "bilinear"
+    report = aurank.Report.load(run / "report.json")
     for overrides in ([], ["data.normalise=null", "data.interpolation=null"]):
-        again = evaluate_model(f"aurank:{tmp_path / 'run' / 'best'}", ImageSelection(overrides=overrides))
+        again = evaluate_model(f"aurank:{run / 'best'}", ImageSelection(overrides=overrides))
         assert again.metrics == report.metrics
-    aurank.train(config, tmp_path / "run", resume=True)
+    aurank.train(config, run, resume=True)
     other = ["data.normalise={mean: [0.1, 0.1, 0.1], std: [0.5, 0.5, 0.5]}"]
     with pytest.raises(UserError, match=r"data.normalise.mean: \[0.5, 0.5, 0.5\] != \[0.1, 0.1, 0.1\]"):
-        aurank.train(config, tmp_path / "run", resume=True, overrides=other)
+        aurank.train(config, run, resume=True, overrides=other)
 
 
-def test_first_weights_of_a_checkpoint_bring_what_they_were_trained_with(tmp_path: Path, weights: str) -> None:
-    trained(tmp_path / "run", weights, normalise={"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]})
-    model = {"backbone": BACKBONE, "pretrained": True, "init_from": str(tmp_path / "run")}
+@pytest.mark.slow
+def test_first_weights_of_a_checkpoint_bring_what_they_were_trained_with(
+    trained: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    run = changed(trained[1], tmp_path / "run", normalise={"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]})
+    model = {"backbone": BACKBONE, "pretrained": True, "init_from": str(run)}
     assert filled(model) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear")
 
 
-def test_a_checkpoint_without_it_keeps_what_was_usual(tmp_path: Path, weights: str) -> None:
-    trained(tmp_path / "run", weights)
-    for name in ("best.pt", "last.pt"):
-        content = load_checkpoint(tmp_path / "run" / name)
-        del content["config"]["data"]["normalise"], content["config"]["data"]["interpolation"]
-        save_checkpoint(tmp_path / "run" / name, content)
-    _, transform = aurank.load(tmp_path / "run")
+@pytest.mark.slow
+def test_a_checkpoint_without_it_keeps_what_was_usual(trained: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    run = changed(trained[1], tmp_path / "run", normalise=None, interpolation=None)
+    _, transform = aurank.load(run)
     assert (transform.mean, transform.std, transform.interpolation) == (*IMAGENET, "area")
-    model = {"backbone": BACKBONE, "pretrained": True, "init_from": str(tmp_path / "run")}
+    model = {"backbone": BACKBONE, "pretrained": True, "init_from": str(run)}
     assert filled(model) == (*IMAGENET, "area")
 
 

@@ -5,20 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from testing.tiny import tiny_config
 
-import aurank
 from aurank.commands import RunOptions, embed_model, evaluate_model
 from aurank.embedding import ImageSelection
 from aurank.errors import UserError
 
+pytestmark = pytest.mark.slow
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+
+@pytest.fixture
+def model(tiny_run: Path) -> str:
     """A model that was trained on eight of the ten digits; two were held out."""
-    out = tmp_path_factory.mktemp("trained") / "run"
-    aurank.train(tiny_config(train={"steps": 3}), out)
-    return f"aurank:{out}/best"
+    return f"aurank:{tiny_run}/best"
 
 
 @pytest.fixture

@@ -13,9 +13,16 @@ from testing.tiny import tiny_config
 
 import aurank
 from aurank.commands import evaluate_model
-from aurank.embedding.checkpoint import CONTENT, FORMAT, WEIGHTS, load_checkpoint, resolve_checkpoint, save_checkpoint
+from aurank.embedding.checkpoint import (
+    CONTENT,
+    FORMAT,
+    WEIGHTS,
+    as_trained,
+    load_checkpoint,
+    resolve_checkpoint,
+    save_checkpoint,
+)
 from aurank.embedding.from_config import build_encoder
-from aurank.embedding.preprocessing import as_trained
 from aurank.errors import UserError
 from aurank.training import read_config
 from aurank.training.state import Progress, random_state, restore_random_state
