@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aurank.commands.run_options import RunOptions, describe_model, split_name
 from aurank.data import Manifest
@@ -117,17 +118,12 @@ def evaluate_pairs(
     towers = towers_of(checkpoint, config, model)
     train = None if images.split == "train" or trained is None else trained.split("train")
     once = distinct_images(manifest)  # as `aurank evaluate` takes them, so that both share what is in the cache
-    embedded = embed_pairs(
-        towers.module.to(device),
-        towers.tokenise,
-        build_dataset(config.data, once, train=False),
-        pairs=manifest,
-        batch=config.evaluate.batch if running.batch is None else running.batch,
-        text_progress=running.stage("embedding texts"),
-        workers=config.data.workers,
-        progress=running.stage("embedding images"),
-        cache=running.open_cache(model, towers.image, describe_model(config), once),
-    )
+    module, shown = towers.module.to(device), build_dataset(config.data, once, train=False)
+    batch = config.evaluate.batch if running.batch is None else running.batch  # 0 is refused where it is used
+    how: dict[str, Any] = {"batch": batch, "workers": config.data.workers, "pairs": manifest}
+    how |= {"progress": running.stage("embedding images"), "text_progress": running.stage("embedding texts")}
+    how["cache"] = running.open_cache(model, towers.image, describe_model(config), once)
+    embedded = embed_pairs(module, towers.tokenise, shown, **how)
     options = {**two_way_options(config), "device": device, "progress": running.stage("ranking")}
     reports, zero_shot = reports_by_group(embedded, train, manifest, **options), None
     skipped = f"{len(manifest) - len(embedded.rows):,} of them skipped as unreadable"

@@ -50,18 +50,10 @@ class Embedded:
         for side, rows in (("query", query), ("gallery", gallery)):
             if not rows.any():
                 raise UserError(f"none of the {len(rows)} images is a {side}: mark some as such")
-        report = evaluate(
-            self.embeddings[query],
-            self.labels[query],
-            self.embeddings[gallery],
-            self.labels[gallery],
-            ids=self.ids[query],
-            gallery_ids=self.ids[gallery],
-            groups=self.groups[query],
-            gallery_groups=self.groups[gallery],
-            **options,
-        )
-        return self.named(report, query, gallery)
+        options |= {"ids": self.ids[query], "gallery_ids": self.ids[gallery]}
+        options |= {"groups": self.groups[query], "gallery_groups": self.groups[gallery]}
+        sides = (self.embeddings[query], self.labels[query], self.embeddings[gallery], self.labels[gallery])
+        return self.named(evaluate(*sides, **options), query, gallery)
 
     def named(
         self, report: Report, query: np.ndarray | slice = slice(None), gallery: np.ndarray | None = None
@@ -276,13 +268,7 @@ def _in_order(pieces: Sequence[Piece], wanted: np.ndarray) -> Piece:
 
 def described(manifest: Manifest, rows: np.ndarray, embeddings: np.ndarray) -> Embedded:
     """Embeddings of some rows of a manifest, with all that it says of these rows."""
-    return Embedded(
-        embeddings=embeddings,
-        labels=manifest.labels[rows],
-        ids=rows,
-        paths=np.array(manifest.paths)[rows],
-        is_query=manifest.is_query[rows],
-        is_gallery=manifest.is_gallery[rows],
-        groups=np.full(len(rows), -1) if manifest.groups is None else manifest.groups[rows],
-        classes=np.array(manifest.classes),
-    )
+    labels, paths, classes = manifest.labels[rows], np.array(manifest.paths)[rows], np.array(manifest.classes)
+    groups = np.full(len(rows), -1) if manifest.groups is None else manifest.groups[rows]
+    roles = {"is_query": manifest.is_query[rows], "is_gallery": manifest.is_gallery[rows]}
+    return Embedded(embeddings, labels, rows, paths, **roles, groups=groups, classes=classes)
