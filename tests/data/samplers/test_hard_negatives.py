@@ -3,17 +3,13 @@ import io
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from testing.sampling import assert_limits_are_kept, cases, equal_batches, labels_that_fit, shuffled_labels
 
 from aurank.data import HardNegativeSampler, PKSampler
 from aurank.data.samplers.hard_negative import nearest_classes
 from aurank.errors import UserError
-
-
-def _labels(sizes: list[int]) -> np.ndarray:
-    """Returns shuffled labels of classes of these sizes."""
-    return np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes)).astype(np.int64)
 
 
 def _random_neighbours(labels: np.ndarray, seed: int = 0):
@@ -35,10 +31,6 @@ def _alike(labels: np.ndarray, group: int):
     return neighbours
 
 
-def _same(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
-    return len(first) == len(second) and all(map(np.array_equal, first, second))
-
-
 def _shared(batches: list[np.ndarray], labels: np.ndarray, group: int) -> float:
     """Returns how many of the pairs of classes that meet are of one group."""
     same = total = 0
@@ -50,7 +42,7 @@ def _shared(batches: list[np.ndarray], labels: np.ndarray, group: int) -> float:
 
 
 def test_classes_that_are_near_meet_and_they_alone_where_sizes_fit():
-    labels = _labels([20] * 20)
+    labels = shuffled_labels([20] * 20)
     sampler = HardNegativeSampler(labels, 16, neighbours=_alike(labels, 4), num_neighbours=10)
     chance = 3 / 19
     assert _shared(sampler.epoch(0), labels, 4) == pytest.approx(chance, abs=0.05)  # nothing is mined yet
@@ -61,41 +53,30 @@ def test_classes_that_are_near_meet_and_they_alone_where_sizes_fit():
 
 
 def test_near_classes_meet_far_above_chance_where_sizes_do_not_fit():
-    labels = _labels(np.random.default_rng(1).integers(2, 13, size=120).tolist())
+    labels = shuffled_labels(np.random.default_rng(1).integers(2, 13, size=120).tolist())
     sampler = HardNegativeSampler(labels, 40, neighbours=_alike(labels, 6), num_neighbours=20)
     sampler.refresh(0, 0)
     assert _shared(sampler.epoch(0), labels, 6) > 5 * _shared(PKSampler(labels, 40).epoch(0), labels, 6)
 
 
-@st.composite
-def cases(draw):
-    """Returns class sizes, per_class and batch for which a sampler of three processes can be made."""
-    per_class = draw(st.integers(2, 5))
-    sizes = draw(st.lists(st.integers(1, 20), min_size=6, max_size=12))
-    assume(max(sizes) >= per_class)
-    return sizes, per_class, draw(st.integers(6 * per_class, 60 + 6 * per_class))
-
-
 @pytest.mark.slow
 @settings(max_examples=10, deadline=None)
-@given(case=cases(), seed=st.integers(0, 5), epoch=st.integers(0, 2), refreshes=st.lists(st.integers(0, 9), max_size=3))
+@given(
+    case=cases(processes=3, most=20, classes=12),
+    seed=st.integers(0, 5),
+    epoch=st.integers(0, 2),
+    refreshes=st.lists(st.integers(0, 9), max_size=3),
+)
 def test_batches_keep_every_limit_whenever_neighbours_are_mined(case, seed, epoch, refreshes):
     sizes, per_class, batch = case
-    labels = _labels(sizes)
+    labels = shuffled_labels(sizes)
     sampler = HardNegativeSampler(labels, batch, neighbours=_random_neighbours(labels), per_class=per_class, seed=seed)
     for position in sorted(refreshes):
         before = sampler.epoch(epoch)[:position]
         sampler.refresh(epoch, len(before))
-        assert _same(sampler.epoch(epoch)[: len(before)], before)  # what was shown stays
+        assert equal_batches(sampler.epoch(epoch)[: len(before)], before)  # what was shown stays
     batches = sampler.epoch(epoch)
-    assert batches
-    seen = np.concatenate(batches)
-    assert len(np.unique(seen)) == len(seen)  # so no image twice in an epoch, nor in a batch
-    for rows in batches:
-        counts = np.bincount(labels[rows])
-        assert len(rows) <= batch
-        assert counts.max() <= per_class
-        assert np.count_nonzero(counts) >= 2
+    assert_limits_are_kept(batches, labels, batch, per_class)
 
 
 @pytest.mark.slow
@@ -109,11 +90,7 @@ def test_batches_keep_every_limit_whenever_neighbours_are_mined(case, seed, epoc
     data=st.data(),
 )
 def test_every_image_is_seen_exactly_once_an_epoch_when_sizes_allow(count, size, per_class, classes, position, data):
-    assume(size >= per_class and classes <= count)
-    spread = data.draw(st.lists(st.integers(-1, 1), min_size=count, max_size=count))
-    labels = _labels([max(per_class, size + change) for change in spread])
-    # Enough batches for the chunks of the largest class.
-    assume(-(-len(labels) // (classes * per_class)) >= -(-(size + 1) // per_class))
+    labels = labels_that_fit(data, count, size, per_class, classes)
     sampler = HardNegativeSampler(
         labels, classes * per_class, neighbours=_random_neighbours(labels), per_class=per_class
     )
@@ -124,7 +101,7 @@ def test_every_image_is_seen_exactly_once_an_epoch_when_sizes_allow(count, size,
 
 def test_batches_are_nearly_full_and_no_more_than_a_few_above_those_of_pk():
     for sizes in ([20] * 100, [5, 6, 7, 8] * 50, list(range(2, 30)) * 3):
-        labels = _labels(sizes)
+        labels = shuffled_labels(sizes)
         sampler = HardNegativeSampler(labels, 112, neighbours=_random_neighbours(labels), num_neighbours=5)
         sampler.refresh(0, 0)
         lengths = [len(rows) for rows in sampler.epoch(0)]
@@ -134,10 +111,10 @@ def test_batches_are_nearly_full_and_no_more_than_a_few_above_those_of_pk():
 
 @pytest.mark.slow
 @settings(max_examples=6, deadline=None)
-@given(case=cases(), world_size=st.integers(2, 3), position=st.integers(0, 4))
+@given(case=cases(processes=3, most=20, classes=12), world_size=st.integers(2, 3), position=st.integers(0, 4))
 def test_the_ranks_together_have_the_batches_of_one_process(case, world_size, position):
     sizes, per_class, batch = case
-    labels = _labels(sizes)
+    labels = shuffled_labels(sizes)
 
     def epochs(rank: int, world_size: int) -> list[np.ndarray]:
         sampler = HardNegativeSampler(
@@ -159,7 +136,7 @@ def test_the_ranks_together_have_the_batches_of_one_process(case, world_size, po
 
 
 def test_a_sampler_continues_from_its_saved_state_as_if_it_had_never_stopped():
-    labels = _labels([7, 8, 9, 10, 11] * 4)
+    labels = shuffled_labels([7, 8, 9, 10, 11] * 4)
 
     def make(**options):
         return HardNegativeSampler(labels, 16, neighbours=_random_neighbours(labels, seed=4), **options)
@@ -167,7 +144,7 @@ def test_a_sampler_continues_from_its_saved_state_as_if_it_had_never_stopped():
     whole, again, other = make(), make(), make(seed=1)
     whole.refresh(0, 0)
     whole.refresh(1, 2)
-    assert not _same(whole.epoch(1), again.epoch(1))
+    assert not equal_batches(whole.epoch(1), again.epoch(1))
     file = io.BytesIO()
     torch.save(whole.state_dict(), file)
     file.seek(0)
@@ -175,19 +152,19 @@ def test_a_sampler_continues_from_its_saved_state_as_if_it_had_never_stopped():
     again.load_state_dict(state)
     other.load_state_dict(state)
     for epoch in (1, 2):
-        assert _same(again.epoch(epoch), whole.epoch(epoch))
-    assert not _same(other.epoch(2), whole.epoch(2))
+        assert equal_batches(again.epoch(epoch), whole.epoch(epoch))
+    assert not equal_batches(other.epoch(2), whole.epoch(2))
 
 
 def test_the_same_refresh_twice_changes_nothing():
     """A run that stops just before a refresh repeats it."""
-    labels = _labels([7, 8, 9, 10, 11] * 4)
+    labels = shuffled_labels([7, 8, 9, 10, 11] * 4)
     sampler = HardNegativeSampler(labels, 16, neighbours=_alike(labels, 2))
     sampler.refresh(0, 0)
     sampler.refresh(1, 1)
     before = sampler.epoch(1)
     sampler.refresh(1, 1)
-    assert _same(sampler.epoch(1), before)
+    assert equal_batches(sampler.epoch(1), before)
 
 
 def test_classes_are_as_near_as_images_of_either_are_among_the_neighbours_of_the_other():
@@ -209,5 +186,6 @@ def test_neighbours_that_are_no_rows_are_refused(row):
 
 @pytest.mark.parametrize("name", ["refresh_every", "num_neighbours"])
 def test_numbers_below_one_are_refused(name):
+    labels = shuffled_labels([8, 8])
     with pytest.raises(UserError, match=f"{name} must be at least 1, got 0"):
-        HardNegativeSampler(_labels([8, 8]), 16, neighbours=_random_neighbours(_labels([8, 8])), **{name: 0})
+        HardNegativeSampler(labels, 16, neighbours=_random_neighbours(labels), **{name: 0})

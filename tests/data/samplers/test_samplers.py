@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from testing.sampling import assert_limits_are_kept, cases, equal_batches, labels_that_fit, shuffled_labels
 
 from aurank.config.cross_checks import PER_CLASS
 from aurank.data import SAMPLERS, PKSampler, ShuffledSampler
@@ -13,44 +14,19 @@ from aurank.data.samplers.pk import cut
 from aurank.errors import UserError
 
 
-def _labels(sizes: list[int]) -> np.ndarray:
-    """Returns shuffled labels of classes of these sizes."""
-    return np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes)).astype(np.int64)
-
-
 def _make(name: str, labels: np.ndarray, batch: int, **options):
     if name == "hard_negative":  # before its first refresh, which a test of its own covers
         options["neighbours"] = lambda count: np.zeros((0, count), dtype=np.int64)
     return SAMPLERS[name](labels, batch, **options)
 
 
-def _same(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
-    return len(first) == len(second) and all(map(np.array_equal, first, second))
-
-
-@st.composite
-def cases(draw, least_per_process: int = 1):
-    """Returns class sizes, per_class and batch for which a PKSampler can be made."""
-    per_class = draw(st.integers(2, 5))
-    sizes = draw(st.lists(st.integers(1, 40), min_size=2 * least_per_process, max_size=20))
-    assume(max(sizes) >= per_class)
-    return sizes, per_class, draw(st.integers(2 * per_class * least_per_process, 60 + 2 * per_class))
-
-
 @settings(max_examples=60, deadline=None)
 @given(case=cases(), seed=st.integers(0, 5), epoch=st.integers(0, 3))
 def test_pk_batches_keep_every_limit(case, seed, epoch):
     sizes, per_class, batch = case
-    labels = _labels(sizes)
+    labels = shuffled_labels(sizes)
     batches = PKSampler(labels, batch, per_class=per_class, seed=seed).epoch(epoch)
-    assert batches
-    seen = np.concatenate(batches)
-    assert len(np.unique(seen)) == len(seen)  # so no image twice in an epoch, nor in a batch
-    for rows in batches:
-        counts = np.bincount(labels[rows])
-        assert len(rows) <= batch
-        assert counts.max() <= per_class
-        assert np.count_nonzero(counts) >= 2
+    assert_limits_are_kept(batches, labels, batch, per_class)
 
 
 @settings(max_examples=40, deadline=None)
@@ -62,25 +38,21 @@ def test_pk_batches_keep_every_limit(case, seed, epoch):
     data=st.data(),
 )
 def test_pk_sees_every_image_exactly_once_an_epoch_when_sizes_allow(count, size, per_class, classes, data):
-    assume(size >= per_class and classes <= count)
-    spread = data.draw(st.lists(st.integers(-1, 1), min_size=count, max_size=count))
-    labels = _labels([max(per_class, size + change) for change in spread])
-    # Enough batches for the chunks of the largest class.
-    assume(-(-len(labels) // (classes * per_class)) >= -(-(size + 1) // per_class))
+    labels = labels_that_fit(data, count, size, per_class, classes)
     batches = PKSampler(labels, classes * per_class, per_class=per_class).epoch(0)
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(labels)))
 
 
 def test_pk_batches_are_nearly_equal_and_nearly_full():
     for sizes in ([20] * 868, [5, 6, 7, 8] * 100, list(range(2, 30)) * 10):
-        labels = _labels(sizes)
+        labels = shuffled_labels(sizes)
         lengths = [len(rows) for rows in PKSampler(labels, 112).epoch(0)]
         assert max(lengths) - min(lengths) <= 4
         assert len(lengths) <= np.ceil(len(labels) / 112 * 1.05)
 
 
 def test_pk_gives_p_classes_of_m_images_when_sizes_fit():
-    labels = _labels([20] * 56)
+    labels = shuffled_labels([20] * 56)
     batches = PKSampler(labels, 112).epoch(0)
     assert len(batches) == 10
     for rows in batches:
@@ -89,7 +61,7 @@ def test_pk_gives_p_classes_of_m_images_when_sizes_fit():
 
 
 def test_fewer_classes_than_fit_a_batch_still_show_every_image():
-    labels = _labels([90] * 10)
+    labels = shuffled_labels([90] * 10)
     batches = PKSampler(labels, 112).epoch(0)
     assert sorted(np.concatenate(batches).tolist()) == list(range(900))
     assert {len(rows) for rows in batches} <= set(range(36, 41))
@@ -119,14 +91,14 @@ def test_a_remainder_of_one_borrows_an_image_if_the_lender_keeps_a_pair(count, s
 def test_with_three_or_more_a_class_of_two_or_more_never_shows_an_image_without_a_positive(case, seed):
     sizes, per_class, batch = case
     assume(per_class >= 3)
-    labels = _labels(sizes)
+    labels = shuffled_labels(sizes)
     for rows in PKSampler(labels, batch, per_class=per_class, seed=seed).epoch(0):
         for label, count in zip(*np.unique(labels[rows], return_counts=True), strict=True):
             assert count >= 2 or sizes[label] == 1
 
 
 def test_pairings_vary_between_epochs():
-    labels = _labels([20] * 100)
+    labels = shuffled_labels([20] * 100)
     sampler = PKSampler(labels, 40)
     met = []
     for epoch in range(2):
@@ -138,7 +110,7 @@ def test_pairings_vary_between_epochs():
 
 
 def test_a_class_too_large_for_an_epoch_is_seen_whole_in_time():
-    labels = _labels([200, 8, 8, 8, 8])
+    labels = shuffled_labels([200, 8, 8, 8, 8])
     sampler = PKSampler(labels, 20)
     seen: set[int] = set()
     for epoch in range(60):
@@ -149,26 +121,26 @@ def test_a_class_too_large_for_an_epoch_is_seen_whole_in_time():
 
 
 def test_a_huge_class_does_not_thin_out_the_batches():
-    labels = _labels([1000, 50, 50, 20, 20, 20, 10])
+    labels = shuffled_labels([1000, 50, 50, 20, 20, 20, 10])
     for rows in PKSampler(labels, 32).epoch(0):
         assert len(np.unique(labels[rows])) >= 3  # half of the 7 classes that fit
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_batch_depends_on_seed_epoch_and_place_only(name):
-    labels = _labels([7, 8, 9, 10, 11])
+    labels = shuffled_labels([7, 8, 9, 10, 11])
     sampler = _make(name, labels, 16, seed=3)
     later = sampler.epoch(2)
-    assert _same(_make(name, labels, 16, seed=3).epoch(2), later)
-    assert _same(sampler.epoch(2), later)
-    assert not _same(sampler.epoch(1), later)
-    assert not _same(_make(name, labels, 16, seed=4).epoch(2), later)
+    assert equal_batches(_make(name, labels, 16, seed=3).epoch(2), later)
+    assert equal_batches(sampler.epoch(2), later)
+    assert not equal_batches(sampler.epoch(1), later)
+    assert not equal_batches(_make(name, labels, 16, seed=4).epoch(2), later)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_an_epochs_batches_are_the_same_in_every_version(name):
     """A run is resumed by its position, so another order here would break it."""
-    rows = _make(name, _labels([4, 5, 6, 7]), 12, seed=1).epoch(1)
+    rows = _make(name, shuffled_labels([4, 5, 6, 7]), 12, seed=1).epoch(1)
     expected = {
         "pk": "21 1 2 7 11 4 8 20 0 13 3 14; 18 9 19 5 12 15 17 10 6 16",
         "hard_negative": "10 6 16 18 9 19 5 21 1 2 7; 11 4 8 20 3 14 0 13 12 15 17",
@@ -181,7 +153,7 @@ def test_an_epochs_batches_are_the_same_in_every_version(name):
 @settings(max_examples=6, deadline=None)
 @given(epoch=st.integers(0, 2), batch=st.integers(0, 3), length=st.integers(1, 12))
 def test_iteration_from_a_position_continues_as_if_it_had_never_stopped(name, epoch, batch, length):
-    labels = _labels([7, 8, 9, 10, 11])
+    labels = shuffled_labels([7, 8, 9, 10, 11])
     whole = _make(name, labels, 16).iterate()
     rest = itertools.dropwhile(lambda at: at[:2] < (epoch, min(batch, 2)), whole)
     again = itertools.islice(_make(name, labels, 16).iterate(epoch, min(batch, 2)), length)
@@ -191,17 +163,17 @@ def test_iteration_from_a_position_continues_as_if_it_had_never_stopped(name, ep
 
 
 def test_the_end_of_an_epoch_is_the_start_of_the_next():
-    sampler = ShuffledSampler(_labels([5, 5]), 4)
+    sampler = ShuffledSampler(shuffled_labels([5, 5]), 4)
     assert next(sampler.iterate(0, 3))[:2] == (1, 0)
     with pytest.raises(UserError, match="epoch 0 has 3 batches, so it cannot start at batch 4"):
         next(sampler.iterate(0, 4))
 
 
 @settings(max_examples=20, deadline=None)
-@given(case=cases(least_per_process=3), world_size=st.integers(2, 3), seed=st.integers(0, 3))
+@given(case=cases(processes=3), world_size=st.integers(2, 3), seed=st.integers(0, 3))
 def test_the_ranks_together_have_the_batches_of_one_process(case, world_size, seed):
     sizes, per_class, batch = case
-    labels = _labels(sizes)
+    labels = shuffled_labels(sizes)
     parts = [
         PKSampler(labels, batch, per_class=per_class, seed=seed, rank=rank, world_size=world_size).epoch(1)
         for rank in range(world_size)
@@ -218,10 +190,10 @@ def test_the_ranks_together_have_the_batches_of_one_process(case, world_size, se
 
 
 def test_shuffled_ranks_together_have_the_batches_of_one_process():
-    labels = _labels([30, 31])
+    labels = shuffled_labels([30, 31])
     one = ShuffledSampler(labels, 16).epoch(0)
     parts = [ShuffledSampler(labels, 16, rank=rank, world_size=3).epoch(0) for rank in range(3)]
-    assert _same([np.concatenate(rows) for rows in zip(*parts, strict=True)], one)
+    assert equal_batches([np.concatenate(rows) for rows in zip(*parts, strict=True)], one)
 
 
 @settings(max_examples=20, deadline=None)
@@ -241,7 +213,7 @@ def test_chunks_are_dealt_to_the_rank_with_the_fewest_rows():
 
 def test_samplers_leave_the_global_random_state_alone():
     before = np.random.get_state()[1].tobytes()  # noqa: NPY002
-    PKSampler(_labels([8] * 8), 16).epoch(0)
+    PKSampler(shuffled_labels([8] * 8), 16).epoch(0)
     assert np.random.get_state()[1].tobytes() == before  # noqa: NPY002
 
 
@@ -261,7 +233,7 @@ def test_samplers_leave_the_global_random_state_alone():
 )
 def test_what_pk_cannot_do_is_refused(sizes, batch, params, message):
     with pytest.raises(UserError, match=message):
-        PKSampler(_labels(sizes), batch, **params)
+        PKSampler(shuffled_labels(sizes), batch, **params)
 
 
 @pytest.mark.parametrize(("count", "batch"), [(1, 8), (8, 1), (0, 8)])
