@@ -147,6 +147,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_work(aurank: Run, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 def test_dry_run_prints_sizes_and_writes_nothing(
     aurank: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

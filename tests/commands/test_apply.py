@@ -212,6 +212,7 @@ def test_a_protocols_name_needs_its_data(place: Path, monkeypatch: pytest.Monkey
         evaluate_model("embeddings:rows.npz", ImageSelection(protocol="sop"))
 
 
+@pytest.mark.slow
 def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +290,7 @@ def test_skipped_images_are_counted_in_the_report(place: Path) -> None:
     assert report.notes[-1] == "skipped, unreadable: 1 of 8 images (a/2.png)"
 
 
+@pytest.mark.slow
 def test_the_cache_serves_the_second_call_and_not_another_set(place: Path) -> None:
     said: list[str] = []
     how = running(cache=place / "cache", say=said.append)
@@ -320,6 +322,7 @@ def test_progress_asked_for_is_told_of_the_ranking_and_of_no_trial(
     assert set(stages) == ({"embedding"} if listening else set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("split", "advice"), [("train", "--split train"), ("val", "--split val")])
 def test_without_test_images_the_splits_that_there_are_are_named(place: Path, split: str, advice: str) -> None:
     rows = [(f"photos/{'ab'[row // 4]}/{row}.png", row) for row in range(8)]

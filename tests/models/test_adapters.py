@@ -102,6 +102,7 @@ def test_a_wrong_name_is_told_in_one_line(name: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_ones_own_code_runs_only_when_allowed(modules: Path) -> None:
     (modules / "mine.py").write_text(
         "import pathlib, torch\npathlib.Path('ran').touch()\n"
@@ -128,6 +129,7 @@ def test_ones_own_code_runs_only_when_allowed(modules: Path) -> None:
     assert load_model("python:mine:build,width=7", allow_code=True).description != model.description
 
 
+@pytest.mark.slow
 def test_ones_own_code_is_told_apart_by_the_modules_that_it_imports(modules: Path) -> None:
     (modules / "pooling.py").write_text("def pool(images): return images.flatten(1)\n")
     (modules / "pooled.py").write_text(

@@ -97,6 +97,7 @@ def test_the_picture_shows_the_curve(report: Report) -> None:
         draw_curve(replace(report, curve=None))
 
 
+@pytest.mark.slow
 def test_the_picture_and_the_table_show_what_a_random_order_scores(
     report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def all_runs() -> list[Run]:
     return [run for runs, _ in miniature_global.EXPERIMENTS.values() for run in runs(1)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*leaves out the loss.params")
 def test_every_run_is_another_one_and_its_configuration_is_valid() -> None:
     runs = all_runs()

@@ -209,6 +209,7 @@ def test_straight_lines_through_true_quantiles_err_by_one_over_n_squared() -> No
     assert all(error <= bound for error, bound in zip(found["errors"]["linear"], found["bound"], strict=True))
 
 
+@pytest.mark.slow
 def test_the_mean_and_variance_of_v_are_those_of_the_proposition() -> None:
     found = propositions.moving_average(rows=300, steps=40)["starts"]["arange"]["0.1"]
     assert found["mean_error"] < 4.5

@@ -17,6 +17,8 @@ from aurank.embedding.checkpoint import load_checkpoint, save_checkpoint
 from aurank.errors import UserError
 from aurank.training.run import Loop
 
+pytestmark = pytest.mark.slow
+
 EVERY = {"steps": 6, "validate_every": 2, "checkpoint_every": 2, "keep_last": 2}
 
 
