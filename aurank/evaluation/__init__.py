@@ -9,6 +9,7 @@ from aurank.evaluation.engine.ranks import Ranks, positive_ranks
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.index.approximate import Approximation, approximate_report
 from aurank.evaluation.index.neighbours import Index, Neighbours, neighbours
+from aurank.evaluation.postprocessing import Codes, PostProcessing
 from aurank.evaluation.probes.knn import knn
 from aurank.evaluation.probes.linear import linear_probe
 from aurank.evaluation.probes.result import ProbeResult
@@ -18,10 +19,12 @@ from aurank.evaluation.two_way import TwoWayReport, ensemble, prompts, two_way, 
 __all__ = [
     "AccuracyCalculator",
     "Approximation",
+    "Codes",
     "Comparison",
     "Curve",
     "Index",
     "Neighbours",
+    "PostProcessing",
     "ProbeResult",
     "Ranks",
     "Report",

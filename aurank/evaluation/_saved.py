@@ -22,8 +22,11 @@ FITS: dict[str, Callable[[Any], bool]] = {
 # Entries of a report, and the columns of `per_query` that do not hold numbers.
 _NEEDED = {"metrics": MAPPING, "per_query": MAPPING, "ties": TEXT}
 _OPTIONAL = {
-    **dict.fromkeys(("protocol", "intervals", "curve", "approximation", "versions", "neighbours", "gallery"), MAPPING),
-    **dict.fromkeys(("tie_bounds", "notes"), LIST),
+    **dict.fromkeys(
+        ("protocol", "intervals", "curve", "approximation", "versions", "neighbours", "gallery", "postprocessing"),
+        MAPPING,
+    ),
+    **dict.fromkeys(("tie_bounds", "notes", "codes"), LIST),
     **dict.fromkeys(("distance", "date", "command"), TEXT),
 }
 _COLUMNS = {
@@ -79,6 +82,11 @@ def _entries(content: dict[str, Any]) -> Iterator[tuple[bool, str, Any, str]]:
         yield value is None or FITS[kind](value), name, value, f"{kind}, or null"
     for name, value in content["metrics"].items():
         yield FITS[NUMBER](value), f"metrics.{name}", value, NUMBER
+    plain = (content.get("postprocessing") or {}).get("plain", {})
+    yield holds(dict, NUMBER, plain), "postprocessing.plain", plain, "numbers by name"
+    for code in content.get("codes") or []:
+        right = isinstance(code, dict) and holds(dict, NUMBER, code.get("metrics")) and FITS[COUNT](code.get("bytes"))
+        yield right, "codes", code, "a mapping with bytes and metrics"
     yield holds(list, TEXT, content.get("notes") or []), "notes", content.get("notes"), "texts"
     rows, columns = content["num_queries"] - content["num_lone_queries"], content["per_query"]
     yield rows >= 1, "num_queries", content["num_queries"], "more than num_lone_queries"

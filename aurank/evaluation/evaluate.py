@@ -1,10 +1,12 @@
 """One call from embeddings and labels to a Report."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float64, Shaped
 from torch import Tensor
 
@@ -38,6 +40,8 @@ from aurank.evaluation.metrics import (
     sorted_cuts,
     split_cut,
 )
+from aurank.evaluation.postprocessing.code_table import Codes, code_table, describe_codes
+from aurank.evaluation.postprocessing.postprocessing import PostProcessing, Processed
 from aurank.evaluation.report import Report
 
 
@@ -60,6 +64,8 @@ def evaluate(
     metrics: Iterable[str] | None = None,
     ties: str = "threshold",
     resampling: Resampling | None = None,
+    postprocess: PostProcessing | str | None = None,
+    codes: Codes | None = None,
     neighbours: int = 0,
     index: str | Index | None = None,
     backend: str = "auto",
@@ -84,6 +90,11 @@ def evaluate(
         ties: how average precision treats equal scores: "threshold" as scikit-learn, or "optimistic" and "pessimistic",
             which bound it.
         resampling: asks for bootstrap intervals by class.
+        postprocess: steps to measure behind, such as "query_expansion:k=5, k_reciprocal"; those that learn are fitted
+            before, `PostProcessing.parse("whiten:dim=64").fit(rows)`. `report.postprocessing["plain"]` has the metrics
+            without.
+        codes: widths and precisions to measure beside, `Codes(dims=(64, 128), precisions=("int8", "binary"))`
+            (`report.codes`); of embeddings behind `postprocess`.
         neighbours: length of each query's list of nearest gallery rows to keep (`report.neighbours`), in one process.
         index: a faiss factory string such as "IVF1024,Flat", or an Index that holds the gallery, to be measured beside
             the exact numbers (`report.approximation`).
@@ -108,53 +119,145 @@ def evaluate(
     grades = None if relevance is None else _grades(positives, relevance)
     group = ProcessGroup(distributed)
     require_equal(group, relevance=relevance)
-    _check_extras(group, index, neighbours)
+    steps = PostProcessing.parse(postprocess, distance=distance) if isinstance(postprocess, str) else postprocess
+    _check_extras(group, steps, index=index, neighbours=neighbours, codes=codes, distance=distance)
     labels, gallery_labels, classes = numbered(labels, gallery_labels, name="label", gather=group.all_gather)
     ids, gallery_ids, _ = numbered(ids, gallery_ids, name="id", gather=group.all_gather)
     problem = RetrievalProblem(
         embeddings, labels, gallery, gallery_labels, ids, gallery_ids, groups, gallery_groups, positives, ignore, junk
     )
-    ranks = rank_positives(
-        problem,
-        distance=distance,
-        backend=backend,
-        device=device,
-        max_memory=max_memory,
-        distributed=distributed,
-        progress=progress,
-    )
-    _check_some(ranks, listed=positives is not None)
-    notes: list[str] = []
-    if grades is not None and positives is not None:
-        ranks = _with_relevance(ranks, positives, grades)
-        notes.append("nDCG is of graded relevance, with linear gain")
-    fitting = fitting_cuts(cuts, ranks)
-    if names is None and fitting != cuts:
-        beyond = ", ".join(str(k) for k in cuts if k not in fitting)
-        notes.append(f"recall and precision at {beyond} are left out: no gallery is that large")
-    own = None if labels is None else ranks.labels if classes is None else classes[ranks.labels]
-    kinds: dict[str, Any] = {"ties": ties, "distance": distance}
-    report = build_report(ranks, recall_at=cuts, labels=own, metrics=names, notes=notes, resampling=resampling, **kinds)
-    place = choose_devices(device, embeddings)[0]
+    place = choose_devices(device, embeddings)
+    asked = _Asked(cuts, names, ties, distance, classes, grades, place, backend, max_memory, distributed, progress)
+    ranks, processed = asked.ranks(problem), None
+    report = asked.report(problem, ranks, None if steps else resampling)
+    if steps is not None:
+        processed = steps.apply(problem, device=str(place[0]))
+        ranks = asked.ranks(processed.problem, processed)
+        report = _beside(report, asked.report(problem, ranks, resampling), steps)
+        problem = processed.problem
+    if codes is not None:
+        report = asked.with_codes(report, problem, codes)
     if neighbours:
-        found = nearest_rows(problem, neighbours, distance=distance, device=place, max_memory=max_memory)
+        nearest = partial(nearest_rows, problem, distance=distance, device=place[0])
+        found = (nearest if processed is None else processed.nearest)(neighbours, max_memory=max_memory)
         there = _gallery_columns(labels if gallery is None else gallery_labels, classes)
         report = replace(report, neighbours=found, gallery=there)
-    if index is None:
-        return report
-    named = tuple(sorted({k for name in names or () if (k := split_cut(name.removeprefix(MACRO))[1])}))
-    near = approximate_report(
-        problem, ranks, index=index, recall_at=named or fitting or cuts, device=place, progress=progress, **kinds
-    )
-    content = {**asdict(near), "neighbour_recall": {str(k): value for k, value in near.neighbour_recall.items()}}
-    return replace(report, approximation=content, notes=[*report.notes, str(near)])
+    return report if index is None else asked.with_index(report, problem, ranks, index)
 
 
-def _check_extras(group: ProcessGroup, index: str | Index | None, neighbours: int) -> None:
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """What `evaluate` was asked to measure, and how."""
+
+    cuts: tuple[int, ...]
+    names: tuple[str, ...] | None
+    ties: str
+    distance: str
+    classes: Shaped[np.ndarray, " name"] | None
+    grades: Float64[np.ndarray, " pair"] | None
+    devices: list[torch.device]
+    backend: str
+    max_memory: int | str
+    distributed: bool | str | None
+    progress: ProgressCallback | None
+
+    def ranks(self, problem: RetrievalProblem, processed: Processed | None = None) -> Ranks:
+        """Return the ranks of a problem, of one behind post-processing in the order of its last step."""
+        ranks = rank_positives(
+            problem,
+            distance=self.distance,
+            backend=self.backend,
+            device=self.devices,
+            max_memory=self.max_memory,
+            distributed=self.distributed,
+            progress=self.progress,
+        )
+        _check_some(ranks, listed=problem.positives is not None)
+        ranks = ranks if processed is None else processed.finish(ranks, max_memory=self.max_memory)
+        if self.grades is None or problem.positives is None:
+            return ranks
+        return _with_relevance(ranks, problem.positives, self.grades)
+
+    def report(self, problem: RetrievalProblem, ranks: Ranks, resampling: Resampling | None = None) -> Report:
+        """Return the report of ranks, with notes on what a reader must know."""
+        notes = [] if self.grades is None else ["nDCG is of graded relevance, with linear gain"]
+        fitting = fitting_cuts(self.cuts, ranks)
+        if self.names is None and fitting != self.cuts:
+            beyond = ", ".join(str(k) for k in self.cuts if k not in fitting)
+            notes.append(f"recall and precision at {beyond} are left out: no gallery is that large")
+        labels = None if problem.labels is None else ranks.labels
+        return build_report(
+            ranks,
+            recall_at=self.cuts,
+            ties=self.ties,
+            distance=self.distance,
+            labels=labels if labels is None or self.classes is None else self.classes[labels],
+            metrics=self.names,
+            notes=notes,
+            resampling=resampling,
+        )
+
+    def with_codes(self, report: Report, problem: RetrievalProblem, codes: Codes) -> Report:
+        """Return the report with what codes reach, by the metrics asked for, else by mauprc and recall."""
+        shown = self.names or [name for name in report.metrics if name == "mauprc" or name.startswith("recall@")]
+
+        def measure(coded: Processed) -> dict[str, float]:
+            found = self.report(coded.problem, self.ranks(coded.problem, coded)).metrics
+            return {name: found[name] for name in shown}
+
+        table = code_table(problem, codes, distance=self.distance, device=str(self.devices[0]), measure=measure)
+        return replace(report, codes=table, notes=[*report.notes, describe_codes(table)])
+
+    def with_index(self, report: Report, problem: RetrievalProblem, ranks: Ranks, index: str | Index) -> Report:
+        """Return the report with what an index retrieves."""
+        named = tuple(sorted({k for name in self.names or () if (k := split_cut(name.removeprefix(MACRO))[1])}))
+        near = approximate_report(
+            problem,
+            ranks,
+            index=index,
+            recall_at=named or fitting_cuts(self.cuts, ranks) or self.cuts,
+            ties=self.ties,
+            distance=self.distance,
+            device=self.devices[0],
+            progress=self.progress,
+        )
+        content = {**asdict(near), "neighbour_recall": {str(k): value for k, value in near.neighbour_recall.items()}}
+        return replace(report, approximation=content, notes=[*report.notes, str(near)])
+
+
+def _beside(plain: Report, report: Report, steps: PostProcessing) -> Report:
+    about = {"steps": str(steps), "transductive": steps.transductive, "fitted_rows": steps.fitted_rows}
+    return replace(report, postprocessing={**about, "plain": plain.metrics}, notes=[*report.notes, steps.note])
+
+
+def _check_extras(
+    group: ProcessGroup,
+    steps: PostProcessing | None,
+    *,
+    index: str | Index | None,
+    neighbours: int,
+    codes: Codes | None,
+    distance: str,
+) -> None:
     if index is not None and group.size > 1:
         raise UserError("faiss searches in one process: call evaluate on one rank, with distributed=False")
     if neighbours and (neighbours < 0 or group.size > 1):
         raise UserError(f"neighbours must be 0 or more, and 0 under several processes; got {neighbours}")
+    if (steps is not None or codes is not None) and group.size > 1:
+        raise UserError("post-processing and codes are of one process: call evaluate on one rank, distributed=False")
+    if steps is None:
+        return
+    steps.require_fitted()
+    if steps.distance != distance:
+        raise UserError(
+            f"the post-processing is for the distance {steps.distance}, and the distance here is {distance}"
+        )
+    if codes is not None and not steps.is_of_rows:
+        raise UserError(f"codes are made of single rows, so they do not go with the post-processing {str(steps)!r}")
+    if index is not None and steps.orders_lists:
+        raise UserError(
+            f"an index is measured by its own lists, which {str(steps)!r} orders anew: leave one of them out"
+        )
 
 
 def _gallery_columns(labels: Integers | None, classes: Shaped[np.ndarray, " name"] | None) -> dict[str, np.ndarray]:

@@ -68,6 +68,8 @@ class Report:
     intervals: Intervals | None = None
     curve: Curve | None = None  # the mean precision-recall curve, interpolated, at 101 recalls
     approximation: dict[str, Any] | None = None  # the fields of an `Approximation`, where an index was measured
+    postprocessing: dict[str, Any] | None = None  # "steps", "transductive", "fitted_rows", and "plain": metrics without
+    codes: list[dict[str, Any]] | None = None  # a row for each: "dim", "precision", "bytes", "rescored", "metrics"
     neighbours: NearestRows | None = None  # of each query in `per_query`, where they were asked for
     gallery: dict[str, Column] = field(default_factory=dict)  # beside them: "label", "path", "class" of gallery rows
     distance: str = "cosine"  # by which items were ranked; "run" for a run of TREC
@@ -178,7 +180,12 @@ class Report:
     def __str__(self) -> str:
         """Return a table for people: one metric a line, its interval beside it, then what was counted."""
         width = max(len(name) for name in self.metrics)
-        lines = [f"{name:<{width}}  {value:.4f}{self._interval(name)}" for name, value in self.metrics.items()]
+        plain = (self.postprocessing or {}).get("plain", {})
+        beside = {name: f"  (plain {value:.4f})" for name, value in plain.items()}
+        lines = [
+            f"{name:<{width}}  {value:.4f}{self._interval(name)}{beside.get(name, '')}"
+            for name, value in self.metrics.items()
+        ]
         low, high = self.tie_bounds or (0, 0)
         if low != high:
             allowed = f"equal scores allow {low:.4f} to {high:.4f}"
@@ -200,7 +207,7 @@ class Report:
     def save(self, path: Path | str) -> None:
         """Write the report as one JSON file; a file that is there stays whole until the new one is."""
         plain = ("metrics", "num_queries", "num_lone_queries", "num_gallery", "distance", "ties", "tie_bounds")
-        names = (*plain, "protocol", "notes", "intervals", "approximation", "versions")
+        names = (*plain, "protocol", "notes", "intervals", "approximation", "postprocessing", "codes", "versions")
         content = {"format": FORMAT, "version": VERSION} | {name: getattr(self, name) for name in names}
         if self.intervals is not None:
             kept = {"unit": self.intervals.unit, "num_units": self.intervals.num_units}

@@ -1,5 +1,6 @@
 """Post-processing as named steps: centring, whitening, codes, expansion by neighbours, and lists in a new order."""
 
+from aurank.evaluation.postprocessing.code_table import Codes, describe_codes
 from aurank.evaluation.postprocessing.codes import Binary, Float16, Int8, Rescore, Truncate
 from aurank.evaluation.postprocessing.expansion import DatabaseAugmentation, QueryExpansion
 from aurank.evaluation.postprocessing.k_reciprocal import KReciprocal
@@ -11,6 +12,7 @@ __all__ = [
     "STEPS",
     "Binary",
     "Centring",
+    "Codes",
     "DatabaseAugmentation",
     "Float16",
     "Int8",
@@ -21,5 +23,6 @@ __all__ = [
     "Rescore",
     "Truncate",
     "Whiten",
+    "describe_codes",
     "reordered_ranks",
 ]

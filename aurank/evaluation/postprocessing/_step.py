@@ -89,9 +89,7 @@ class RowStep(Step):
     def __call__(self, rows: Float64[np.ndarray, "row dim"]) -> Float64[np.ndarray, "row width"]:
         """Return the rows as they are behind this step; UserError where it does not fit them."""
         if self.needs_fit and not self.state:
-            raise UserError(
-                f"{self.name} has to be fitted on training rows first: PostProcessing.fit(rows), or --fit-on FILE"
-            )
+            raise UserError(f"{self.name} has to be fitted on training rows first")
         for values in self.state.values():
             if values.shape[-1] != rows.shape[1]:
                 raise UserError(

@@ -13,7 +13,7 @@ from jaxtyping import Float64
 from aurank.errors import UserError, first_line
 from aurank.evaluation.engine.inputs import ELEMENTS, Embeddings, check_matrix, device_of, read, row_lengths
 from aurank.evaluation.engine.kernels import importable
-from aurank.evaluation.engine.nearest import nearest_rows
+from aurank.evaluation.engine.nearest import NearestRows, nearest_rows
 from aurank.evaluation.engine.problem import RetrievalProblem, check_sides, rows_without_junk
 from aurank.evaluation.engine.ranks import Ranks
 from aurank.evaluation.engine.scores import DISTANCES
@@ -110,6 +110,25 @@ class PostProcessing:
         """Whether no step has anything to learn any more."""
         return all(bool(step.state) for step in self._row_steps if step.needs_fit)
 
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether every step changes each row by itself."""
+        return len(self._row_steps) == len(self.steps)
+
+    @property
+    def orders_lists(self) -> bool:
+        """Whether the last step orders lists anew."""
+        return isinstance(self.steps[-1], ListStep)
+
+    def require_fitted(self) -> None:
+        """Raise UserError where a step has not learnt yet."""
+        for step in self._row_steps:
+            if step.needs_fit and not step.state:
+                raise UserError(
+                    f"{step.name} has to be fitted on training rows: PostProcessing.parse(…).fit(rows), or --fit-on "
+                    "FILE"
+                )
+
     def fit(self, rows: Embeddings) -> "PostProcessing":
         """Return the steps with what they learn of training rows, each behind those before it."""
         check_matrix(rows, side="training")
@@ -127,11 +146,7 @@ class PostProcessing:
     def apply(self, problem: RetrievalProblem, *, device: str = "cpu") -> "Processed":
         """Return the problem behind the steps; UserError where they do not fit it."""
         check_sides(problem)
-        if not self.is_fitted:
-            unfitted = next(step.name for step in self._row_steps if step.needs_fit and not step.state)
-            raise UserError(
-                f"{unfitted} has to be fitted on training rows: PostProcessing.parse(…).fit(rows), or --fit-on FILE"
-            )
+        self.require_fitted()
         last = self.steps[-1]
         sides = self._sides(problem, self._row_steps)
         codes = [place for place, step in enumerate(self._row_steps) if step.makes_code]
@@ -182,6 +197,16 @@ class PostProcessing:
             return replace(found, steps=steps, fitted_rows=int(about["fitted_rows"]))
         except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise UserError(f"{path} is a damaged post-processing ({first_line(error)}): save it anew") from error
+
+    @property
+    def note(self) -> str:
+        """What a reader of the numbers must know, in a line."""
+        learnt = f", fitted on {self.fitted_rows:,} training rows" if self.fitted_rows else ""
+        if not self.transductive:
+            return f"post-processing: {self}{learnt}"
+        names = " and ".join(self.transductive)
+        verb = "is" if len(self.transductive) == 1 else "are"
+        return f"post-processing: {self}{learnt}; {names} {verb} transductive: a score depends on other test rows"
 
     @property
     def _row_steps(self) -> list[RowStep]:
@@ -244,10 +269,34 @@ class Processed:
         last = self.processing.steps[-1]
         if not isinstance(last, ListStep) or not len(ranks.query):
             return ranks
+        lists = self._before(last.depth, max_memory)
+        return reordered_ranks(ranks, lists, self._scores(last, lists))
+
+    def nearest(self, k: int, *, max_memory: int | str = "1GiB") -> NearestRows:
+        """Return the beginnings of the lists that `finish` counts; a row that got a new score has that one."""
+        last = self.processing.steps[-1]
+        if not isinstance(last, ListStep):
+            return self._before(k, max_memory)
+        lists = self._before(max(k, last.depth), max_memory)
+        head = NearestRows(
+            lists.query, *(part[:, : last.depth] for part in (lists.row, lists.score, lists.is_positive))
+        )
+        score = self._scores(last, head)
+        order = np.lexsort((head.row, head.is_positive, -score), axis=1)
+        parts = ((head.row, lists.row), (score, lists.score), (head.is_positive, lists.is_positive))
+        joined = [
+            np.concatenate([np.take_along_axis(new, order, axis=1), old[:, last.depth :]], axis=1)[:, :k]
+            for new, old in parts
+        ]
+        return NearestRows(lists.query, *joined)
+
+    def _before(self, k: int, max_memory: int | str) -> NearestRows:
         distance = self.processing.distance
-        lists = nearest_rows(self.problem, last.depth, distance=distance, device=self.device, max_memory=max_memory)
-        score = last.scores(lists, self.sides, self.uncoded, distance=distance, device=self.device)
-        return reordered_ranks(ranks, lists, score)
+        return nearest_rows(self.problem, k, distance=distance, device=self.device, max_memory=max_memory)
+
+    def _scores(self, step: ListStep, lists: NearestRows) -> Float64[np.ndarray, "query k"]:
+        distance = self.processing.distance
+        return step.scores(lists, self.sides, self.uncoded, distance=distance, device=self.device)
 
 
 def _step(name: str, given: dict[str, str]) -> Step:

@@ -1,0 +1,126 @@
+"""`aurank.evaluate` behind post-processing, and its table of codes."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aurank
+from aurank.errors import UserError
+from aurank.evaluation import Codes, PostProcessing, Report
+
+GENERATOR = np.random.default_rng(5)
+LABELS = np.arange(90) % 9
+ROWS = (GENERATOR.normal(size=(9, 16))[LABELS] + 1.2 * GENERATOR.normal(size=(90, 16)) + 1).astype(np.float32)
+
+
+def test_a_processed_report_has_the_plain_metrics_beside() -> None:
+    steps = PostProcessing.parse("whiten:dim=8,shrinkage=0.2, k_reciprocal:k1=8").fit(ROWS[:45])
+    plain, report = aurank.evaluate(ROWS, LABELS), aurank.evaluate(ROWS, LABELS, postprocess=steps)
+    assert report.postprocessing == {
+        "steps": "whiten:dim=8,shrinkage=0.2, k_reciprocal:k1=8",
+        "transductive": ["k_reciprocal"],
+        "fitted_rows": 45,
+        "plain": plain.metrics,
+    }
+    assert report.mauprc > plain.mauprc
+    assert f"mauprc        {report.mauprc:.4f}  (plain {plain.mauprc:.4f})" in str(report)
+    assert "fitted on 45 training rows; k_reciprocal is transductive: a score depends on other test rows" in str(report)
+    comparison = aurank.compare(plain, report, resamples=100)
+    assert comparison.difference == report.mauprc - plain.mauprc
+
+
+@pytest.mark.parametrize("steps", ["query_expansion:k=3", "k_reciprocal:k1=8,depth=12", "binary, rescore:depth=7"])
+def test_lists_shown_are_the_lists_measured(steps: str) -> None:
+    report = aurank.evaluate(ROWS, LABELS, postprocess=steps, neighbours=20)
+    assert report.neighbours is not None
+    for place, positive in enumerate(report.neighbours.is_positive):
+        first = report.per_query["first_rank"][place]
+        found = np.flatnonzero(positive)
+        assert (found[0] + 1 == first) if first <= 20 else not len(found)
+    queries, rows = report.neighbours.query, report.neighbours.row
+    np.testing.assert_array_equal(report.neighbours.is_positive, LABELS[rows] == LABELS[queries][:, None])
+    assert not (rows == queries[:, None]).any()
+    assert all(len(set(row)) == 20 for row in rows.tolist())
+
+
+def test_a_gallery_of_its_own_and_the_set_itself_agree() -> None:
+    ids = np.arange(90)
+    for text in ("query_expansion:k=3", "database_augmentation:k=3, query_expansion:k=2", "k_reciprocal:k1=8"):
+        alone = aurank.evaluate(ROWS, LABELS, postprocess=text)
+        twice = aurank.evaluate(ROWS, LABELS, ROWS, LABELS, ids=ids, gallery_ids=ids, postprocess=text)
+        assert alone.metrics == twice.metrics
+
+
+def test_codes_are_measured_beside() -> None:
+    codes = Codes(dims=(4, 16), precisions=("float32", "int8", "binary"), rescore=30)
+    report = aurank.evaluate(ROWS, LABELS, codes=codes, recall_at=(1, 5))
+    assert report.codes is not None
+    found = {(code["dim"], code["precision"], code["rescored"]): code for code in report.codes}
+    assert len(found) == 11  # the embeddings as they came are not rescored
+    assert found[16, "float32", None]["metrics"] == {n: report.metrics[n] for n in ("mauprc", "recall@1", "recall@5")}
+    assert [found[4, kind, None]["bytes"] for kind in codes.precisions] == [16, 4, 1]
+    signs = np.where(ROWS > 0, 1.0, -1.0)
+    assert found[16, "binary", None]["metrics"]["mauprc"] == aurank.evaluate(signs, LABELS).mauprc
+    short = aurank.evaluate(ROWS[:, :4], LABELS, recall_at=(5,)).metrics
+    assert found[4, "float32", None]["metrics"]["recall@5"] == short["recall@5"]
+    for dim in (4, 16):
+        coarse, fine = (found[dim, "binary", depth]["metrics"]["mauprc"] for depth in (None, 30))
+        assert coarse < fine <= report.mauprc + 0.05
+    assert "  4  int8                    4            " in str(report)
+
+
+def test_whitening_comes_before_codes() -> None:
+    steps = PostProcessing.parse("whiten").fit(ROWS)
+    codes = Codes(dims=(6,))
+    report = aurank.evaluate(ROWS, LABELS, postprocess=steps, codes=codes, metrics=["mauprc", "minp"])
+    shorter = aurank.evaluate(ROWS, LABELS, postprocess=PostProcessing.parse("whiten:dim=6").fit(ROWS))
+    assert report.codes is not None
+    assert list(report.codes[0]["metrics"]) == ["mauprc", "minp"]
+    assert report.codes[0]["metrics"]["mauprc"] == pytest.approx(shorter.mauprc, abs=1e-6)
+
+
+def test_a_report_with_both_is_read_back(tmp_path: Path) -> None:
+    codes = Codes(precisions=("binary",), rescore=5)
+    report = aurank.evaluate(ROWS, LABELS, postprocess="float16", codes=codes)
+    report.save(tmp_path / "report.json")
+    loaded = Report.load(tmp_path / "report.json")
+    assert (loaded.postprocessing, loaded.codes) == (report.postprocessing, report.codes)
+    text = (tmp_path / "report.json").read_text(encoding="utf-8").replace('"bytes": 2', '"bytes": "<b>"')
+    (tmp_path / "report.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=r"codes is .*expected a mapping with bytes and metrics"):
+        Report.load(tmp_path / "report.json")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"postprocess": "center"}, "center has to be fitted on training rows"),
+        ({"postprocess": "binary", "distance": "dot", "index": "Flat"}, None),
+        ({"postprocess": PostProcessing.parse("binary"), "distance": "dot"}, "for the distance cosine"),
+        ({"postprocess": "k_reciprocal", "index": "Flat"}, "orders anew: leave one of them out"),
+        ({"postprocess": "query_expansion", "codes": Codes()}, "codes are made of single rows"),
+        ({"codes": Codes(dims=(17,))}, "dims asks for 17 numbers, and the embeddings have 16"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(given: dict[str, Any], said: str | None) -> None:
+    if said is None:
+        assert aurank.evaluate(ROWS, LABELS, recall_at=(1,), **given).approximation is not None
+        return
+    with pytest.raises(UserError, match=said):
+        aurank.evaluate(ROWS, LABELS, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"dims": (0,)}, "dims must hold whole numbers of 1 or more"),
+        ({"precisions": ("int4",)}, "no precision 'int4', expected some of float32, float16, int8, binary"),
+        ({"precisions": ()}, "precisions is empty"),
+        ({"rescore": 0}, "rescore must be 1 or more"),
+    ],
+)
+def test_codes_that_make_no_sense_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Codes(**given)
