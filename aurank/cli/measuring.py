@@ -10,10 +10,11 @@ import typer
 from aurank.cli.app import app
 from aurank.cli.drawing import console, keep_baselines
 from aurank.cli.options import BaselinesOption, Drawn, ModelOption, measuring, whole_numbers
+from aurank.errors import UserError
 
 if TYPE_CHECKING:
     from aurank.embedding import ImageSelection
-    from aurank.evaluation import ProbeResult, Report
+    from aurank.evaluation import Codes, ProbeResult, Report
 
 _SIDES = ("data", "split", "protocol", "root", "query", "gallery")
 
@@ -35,6 +36,13 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     max_memory: Annotated[str | None, typer.Option(help="Bound on the engine's memory, such as 1GiB.")] = None,
     trec_run: Annotated[Path | None, typer.Option(help="Write a .run for trec_eval, and .qrels beside it.")] = None,
+    postprocess: Annotated[
+        str | None, typer.Option(help='Steps such as "whiten:dim=128, query_expansion:k=5", or a .safetensors of them.')
+    ] = None,
+    fit_on: Annotated[Path | None, typer.Option(help="Embeddings to fit them on; default: the split train.")] = None,
+    dims: Annotated[str | None, typer.Option(help="Measure shorter embeddings too, such as 64,128.")] = None,
+    precision: Annotated[str | None, typer.Option(help="And coarser ones: float32,float16,int8,binary.")] = None,
+    rescore: Annotated[int | None, typer.Option(help="Length of the lists that those score again in float32.")] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what another command has left in --out.")
     ] = False,
@@ -48,7 +56,8 @@ def evaluate(
     from aurank.commands.evaluate import require_free_run
     from aurank.evaluation.bootstrap import Resampling
     from aurank.evaluation.metrics import check_names
-    from aurank.reporting.results import require_free, require_same_command, write_results
+    from aurank.evaluation.postprocessing import PostProcessing
+    from aurank.reporting.results import STEPS, require_free, require_same_command, write_results
 
     if baselines:
         require_images(model)
@@ -57,6 +66,7 @@ def evaluate(
     options: dict[str, Any] = {"recall_at": recalls, **named}
     options["metrics"] = None if metrics is None else check_names(metrics.split(","))
     options["resampling"] = None if intervals is None else Resampling(intervals, seed)
+    options["codes"] = _codes(dims, precision, rescore)
     given = {name: value for name, value in options.items() if value is not None}
     typed = shlex.join(["aurank", *(argument for argument in sys.argv[1:] if argument != "--overwrite")])
     command = f"cd {shlex.quote(str(Path.cwd()))} && {typed}"  # the same words mean other files elsewhere
@@ -65,16 +75,39 @@ def evaluate(
     if trec_run is not None:
         require_free_run(trec_run, is_replaced=is_replaced)
 
-    def finished(_: str, report: "Report") -> None:
-        write_results(report.made_by(command), out, overwrite=overwrite)
-        console.say(report)
+    learnt: list[PostProcessing] = []
 
+    def finished(name: str, result: "Report | PostProcessing") -> None:
+        if isinstance(result, PostProcessing):
+            learnt.append(result)
+            return
+        write_results(result.made_by(command), out, overwrite=overwrite)
+        for steps in learnt:
+            steps.save(out / STEPS)
+        console.say(result)
+
+    files: dict[str, Any] = {"labels": labels, "trec_run": trec_run, "postprocess": postprocess, "fit_on": fit_on}
     with drawn(finished) as running:
-        report = evaluate_model(model, images, labels=labels, trec_run=trec_run, running=running, **given)
+        report = evaluate_model(model, images, **files, running=running, **given)
         beside = measure_baselines(model, report, images, running=running, **given) if baselines else None
     if beside is not None:
         keep_baselines(beside, out)
     console.say(f"written to {out / 'report.json'}")
+
+
+def _codes(dims: str | None, precision: str | None, rescore: int | None) -> "Codes | None":
+    """Return what --dims, --precision and --rescore ask for."""
+    from aurank.evaluation.postprocessing import Codes
+
+    if dims is None and precision is None:
+        if rescore is not None:
+            raise UserError(f"--rescore {rescore} goes with --dims or --precision, whose lists are scored again")
+        return None
+    return Codes(
+        dims=() if dims is None else whole_numbers("--dims", dims),
+        precisions=("float32",) if precision is None else tuple(one.strip() for one in precision.split(",")),
+        rescore=rescore,
+    )
 
 
 @app.command()

@@ -8,6 +8,7 @@ from aurank.commands.doctor import examine_data
 from aurank.commands.embed import embed_model
 from aurank.commands.evaluate import evaluate_model
 from aurank.commands.pairs import PairsResult, evaluate_pairs
+from aurank.commands.postprocess import read_postprocessing
 from aurank.commands.probe import probe_model
 from aurank.commands.run_options import RunOptions
 
@@ -20,4 +21,5 @@ __all__ = [
     "examine_data",
     "measure_baselines",
     "probe_model",
+    "read_postprocessing",
 ]

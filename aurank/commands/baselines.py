@@ -57,7 +57,7 @@ def measure_baselines(
     images, running = images or ImageSelection(), running or RunOptions()
     prepared, device = prepare_model(model, images, running), running.torch_device
     protocol, dataset = images.find_protocol(), prepared.dataset
-    measured = {name: value for name, value in options.items() if name not in ("resampling", "index")}
+    measured = {name: value for name, value in options.items() if name not in ("resampling", "index", "codes")}
     measured = {**prepared.evaluation_options(protocol, measured), "device": device}
 
     def metrics(embedded: Embedded) -> dict[str, float]:

@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from aurank.commands.postprocess import fitted_on_training, read_postprocessing
 from aurank.commands.run_options import RunOptions, prepare_model, split_name
 from aurank.embedding.embed import Embedded
 from aurank.embedding.evaluation_options import TRIAL, noted
@@ -26,6 +27,8 @@ def evaluate_model(
     *,
     labels: Path | None = None,
     trec_run: Path | None = None,
+    postprocess: str | None = None,
+    fit_on: Path | None = None,
     running: RunOptions | None = None,
     **options: Any,
 ) -> Report:
@@ -38,6 +41,8 @@ def evaluate_model(
         labels: for ``embeddings:FILE.npy``: the file of their labels; for ``trec:RUN`` the qrels.
         trec_run: a file to write the nearest 1000 images of each query to, with the qrels beside it, for trec_eval: by
             the images' paths, or by their ids where no paths are known.
+        postprocess: as for ``read_postprocessing``; steps that learn are fitted on the training images of the data.
+        fit_on: a file of embeddings to fit them on instead, which ``embeddings:FILE`` needs.
         options: arguments of ``aurank.evaluate``; where absent, those of a checkpoint's configuration hold.
 
     Example:
@@ -50,7 +55,8 @@ def evaluate_model(
     """
     images, running = images or ImageSelection(), running or RunOptions()
     if model.startswith("trec:"):
-        given = [*images.given, *([] if trec_run is None else [f"--trec-run {trec_run}"]), *running.given]
+        beside = {"--trec-run": trec_run, "--postprocess": postprocess, "--fit-on": fit_on}
+        given = [*images.given, *(f"{name} {value}" for name, value in beside.items() if value), *running.given]
         report = _evaluate_run(model, labels, given, options)
         running.finish("report", report)
         return report
@@ -59,8 +65,13 @@ def evaluate_model(
     protocol = images.find_protocol()
     if trec_run is not None and protocol is not None and protocol.seeds:
         raise UserError(f"--trec-run has no use with --protocol {protocol.name}, which draws several galleries")
+    if trec_run is not None and postprocess is not None:
+        raise UserError(f"--trec-run {trec_run} holds lists as they come, so --postprocess has no use: leave one out")
     options = {**options, "device": running.torch_device}
+    options |= _steps(postprocess, fit_on, options.get("distance", "cosine"))
     if kind == "embeddings":
+        if postprocess is not None:
+            options["postprocess"].require_fitted()
         _check_options(options, protocol)
         embedded, notes = _saved_embeddings(model, Path(what), labels, images, protocol)
     elif labels is not None:
@@ -73,12 +84,23 @@ def evaluate_model(
         run_names(names)  # refused before the ranking
     report = embedded.evaluate(**options) if protocol is None else protocol.evaluate(embedded, **options)
     report = noted(report, *notes)
+    if "postprocess" in options:
+        running.finish("postprocessing", options["postprocess"])
     running.finish("report", report)
     if trec_run is not None:
         roles = {name: getattr(embedded, name) for name in ("is_query", "is_gallery", "groups")}
         sides = (trec_run, trec_run.with_suffix(".qrels"), embedded.embeddings, embedded.labels, names)
         write_run(*sides, **roles, distance=options.get("distance", "cosine"))
     return report
+
+
+def _steps(postprocess: str | None, fit_on: Path | None, distance: str) -> dict[str, Any]:
+    """Return the option of `aurank.evaluate` for post-processing, if there is one."""
+    if postprocess is None:
+        if fit_on is not None:
+            raise UserError(f"--fit-on {fit_on} goes with --postprocess, whose steps are fitted on it")
+        return {}
+    return {"postprocess": read_postprocessing(postprocess, distance=distance, fit_on=fit_on)}
 
 
 def _saved_embeddings(
@@ -111,6 +133,8 @@ def _embeddings(
         sides = f"{int(manifest.is_query.sum()):,} queries, {int(manifest.is_gallery.sum()):,} gallery rows"
         require_likely_classes(manifest, prepared.data, counts=sides)
     require_distinct(manifest, prepared.data)
+    if (steps := options.get("postprocess")) is not None:
+        options["postprocess"] = fitted_on_training(steps, prepared)
     embedded, notes = prepared.embed()
     return options, embedded, [notes[0], *prepared.remarks, *notes[1:]]
 
@@ -146,5 +170,7 @@ def _check_options(options: dict[str, Any], protocol: Protocol | None) -> None:
             if "should be a multiple" not in str(error):  # of the width, which only the first embedding tells
                 raise
     # An index has to be trained on more rows than these, the memory needed grows with them, and no progress is made.
-    tried = {name: value for name, value in options.items() if name not in ("index", "max_memory", "progress")}
+    # What is learnt, and widths, do not fit four rows of two numbers.
+    untried = ("index", "max_memory", "progress", "postprocess", "codes")
+    tried = {name: value for name, value in options.items() if name not in untried}
     _ = TRIAL.evaluate(**tried) if protocol is None else protocol.evaluate(TRIAL, **tried)

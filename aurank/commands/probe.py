@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from aurank.commands.postprocess import training_images
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, split_name
 from aurank.data import Manifest
 from aurank.data.checks.doctor import repeated_image
 from aurank.data.manifest import first_seen
 from aurank.embedding.embed import Embedded
 from aurank.embedding.evaluation_options import noted
-from aurank.embedding.image_text_pairs import each_image_once
-from aurank.embedding.manifest_from_config import read_whole
 from aurank.embedding.select_images import ImageSelection
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import integer_array, numbered
@@ -139,19 +138,12 @@ def _embed_sides(
 
 
 def _training_images(prepared: PreparedModel) -> Manifest | None:
-    """The images of the split "train" that are not tested, or None where they share too few classes with those tested.
-
-    Read anew: of a configuration that holds classes out for validation, the splits would lack their training rows.
-    """
-    tested = prepared.dataset.manifest
-    whole = read_whole(prepared.data)
-    paths = set(tested.paths)
-    rows = np.array([path not in paths for path in whole.paths]) & (whole.splits == "train")
-    if not rows.any():
+    """The images that train, or None where they share too few classes with those tested."""
+    training, tested = training_images(prepared), prepared.dataset.manifest
+    if training is None:
         return None
-    training = whole.select(rows)
     shared = len(set(training.classes) & set(tested.classes))
-    return each_image_once(training) if shared >= CLOSED * len(tested.classes) else None
+    return training if shared >= CLOSED * len(tested.classes) else None
 
 
 def _require_once(manifest: Manifest) -> None:

@@ -125,9 +125,16 @@ def mean_report(reports: Sequence[Report], seeds: Sequence[int]) -> Report:
     found = f"mauprc from {min(values):.4f} to {max(values):.4f}; queries are counted once a draw"
     bounds = [report.tie_bounds for report in reports if report.tie_bounds is not None]
     curves = [report.curve for report in reports if report.curve is not None]
+    plain = [report.postprocessing["plain"] for report in reports if report.postprocessing is not None]
+    codes = [
+        {**drawn[0], "metrics": _means([code["metrics"] for code in drawn])}
+        for drawn in zip(*(report.codes or [] for report in reports), strict=True)
+    ]
     whole = replace(
         first,
-        metrics={name: mean([report.metrics[name] for report in reports]) for name in first.metrics},
+        metrics=_means([report.metrics for report in reports]),
+        postprocessing=first.postprocessing and {**first.postprocessing, "plain": _means(plain)},
+        codes=codes or None,
         per_query={name: np.concatenate([report.per_query[name] for report in reports]) for name in first.per_query},
         num_queries=sum(report.num_queries for report in reports),
         num_lone_queries=sum(report.num_lone_queries for report in reports),
@@ -138,6 +145,10 @@ def mean_report(reports: Sequence[Report], seeds: Sequence[int]) -> Report:
     )
     # Drawn anew: those of one draw say nothing of the mean. A class stays whole, with all its draws.
     return whole if first.intervals is None else whole.with_intervals(**vars(first.intervals.resampling))
+
+
+def _means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: mean([one[name] for one in metrics]) for name in metrics[0]}
 
 
 def find_protocol(name: str, *, seeds: Sequence[int] | None = None) -> Protocol:

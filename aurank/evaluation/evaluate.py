@@ -40,7 +40,7 @@ from aurank.evaluation.metrics import (
     sorted_cuts,
     split_cut,
 )
-from aurank.evaluation.postprocessing.code_table import Codes, code_table, describe_codes
+from aurank.evaluation.postprocessing.code_table import Codes, code_table
 from aurank.evaluation.postprocessing.postprocessing import PostProcessing, Processed
 from aurank.evaluation.report import Report
 
@@ -206,7 +206,7 @@ class _Asked:
             return {name: found[name] for name in shown}
 
         table = code_table(problem, codes, distance=self.distance, device=str(self.devices[0]), measure=measure)
-        return replace(report, codes=table, notes=[*report.notes, describe_codes(table)])
+        return replace(report, codes=table)
 
     def with_index(self, report: Report, problem: RetrievalProblem, ranks: Ranks, index: str | Index) -> Report:
         """Return the report with what an index retrieves."""

@@ -21,6 +21,7 @@ from aurank.evaluation.aggregate import MACRO, Classes, mean
 from aurank.evaluation.bootstrap import Intervals, Resampling, Units, resampled_means
 from aurank.evaluation.curves import Curve, random_order_ap
 from aurank.evaluation.engine.nearest import NearestRows
+from aurank.evaluation.postprocessing.code_table import describe_codes
 from aurank.files import replacing, write_text
 from aurank.names import meant, nearest
 
@@ -202,7 +203,8 @@ class Report:
             lines.append(f"protocol {self.protocol.get('name')} ({self.protocol.get('checksum')})")
         if self.distance not in ("cosine", RUN):
             lines.append(f"distance {self.distance}")
-        return "\n".join([*lines, *([str(self.intervals)] if self.intervals else []), *self.notes])
+        table = [describe_codes(self.codes)] if self.codes else []
+        return "\n".join([*lines, *([str(self.intervals)] if self.intervals else []), *self.notes, *table])
 
     def save(self, path: Path | str) -> None:
         """Write the report as one JSON file; a file that is there stays whole until the new one is."""

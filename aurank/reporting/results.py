@@ -7,10 +7,11 @@ from pathlib import Path
 from aurank.errors import AurankError, UserError
 from aurank.evaluation.report import Report
 from aurank.files import remove_abandoned, replacing, require_writable, temporary_name
+from aurank.reporting.code_plot import draw_codes
 from aurank.reporting.plots import draw_curve
 
 REPORT, PER_QUERY, CURVE = "report.json", "per_query.parquet", "pr_curve.png"
-BASELINES = "baselines.json"
+BASELINES, STEPS, CODES = "baselines.json", "postprocessing.safetensors", "codes.png"
 
 
 def require_free(out: Path) -> None:
@@ -61,7 +62,8 @@ def write_results(report: Report, out: Path, *, overwrite: bool = False) -> None
 def save_results(report: Report, out: Path) -> None:
     """Write the three files of `write_results`, unasked.
 
-    Those of an earlier evaluation are replaced, one after the other and report.json last; its baselines go.
+    Those of an earlier evaluation are replaced, one after the other and report.json last; what else it left goes. A
+    table of codes is drawn as codes.png.
     """
     # Beside the names they are given in the end, so that only renaming is left.
     staging = temporary_name(out / REPORT)
@@ -75,8 +77,12 @@ def save_results(report: Report, out: Path) -> None:
                 file.write(draw_curve(report))
         else:  # of cut lists; an earlier picture would be of something else
             (out / CURVE).unlink(missing_ok=True)
-        (out / BASELINES).unlink(missing_ok=True)  # they stand beside the metrics of another report
-        for name in (PER_QUERY, CURVE, REPORT):
+        if report.codes:
+            with replacing(staging / CODES) as file:
+                file.write(draw_codes(report.codes))
+        for name in (BASELINES, STEPS, CODES):  # they stand beside the metrics of another report
+            (out / name).unlink(missing_ok=True)
+        for name in (PER_QUERY, CURVE, CODES, REPORT):
             if (staging / name).exists():
                 (staging / name).replace(out / name)
     except (OSError, AurankError) as error:

@@ -1,0 +1,67 @@
+"""Post-processing of a model: its text or file, fitted on the images that the model may learn from."""
+
+from pathlib import Path
+
+import numpy as np
+
+from aurank.arrays import load_arrays
+from aurank.commands.run_options import PreparedModel
+from aurank.data import Manifest
+from aurank.embedding.image_text_pairs import each_image_once
+from aurank.embedding.manifest_from_config import read_whole
+from aurank.errors import UserError
+from aurank.evaluation.postprocessing import PostProcessing
+
+SUFFIX = ".safetensors"
+
+
+def read_postprocessing(text: str, *, distance: str = "cosine", fit_on: Path | None = None) -> PostProcessing:
+    """Return the steps that a text names, or that a file holds, fitted on the rows of `fit_on` where that is given.
+
+    Args:
+        text: such as "center, query_expansion:k=5", or the name of a .safetensors file that was written before.
+        distance: of the evaluation.
+        fit_on: a file of embeddings (.npz or .npy) of training images.
+
+    Raises:
+        UserError: for steps that are none, a file that is none, or `fit_on` without a step that learns.
+
+    Example:
+        >>> print(read_postprocessing("query_expansion:k=3"))
+        query_expansion:k=3
+    """
+    is_file = text.endswith(SUFFIX)
+    steps = PostProcessing.load(text) if is_file else PostProcessing.parse(text, distance=distance)
+    if fit_on is None:
+        return steps
+    if steps.is_fitted:
+        raise UserError(f"--fit-on {fit_on} has no use: no step of {text!r} has anything to learn")
+    content = load_arrays(fit_on)
+    rows = content.get("embeddings", content.get(""))
+    if rows is None:
+        raise UserError(f"--fit-on {fit_on} holds no array 'embeddings', only {', '.join(content) or 'nothing'}")
+    return steps.fit(rows)
+
+
+def training_images(prepared: PreparedModel) -> Manifest | None:
+    """Return the images of the split "train" that are not measured, each once, or None where there are none.
+
+    Read anew: of a configuration that holds classes out for validation, the splits would lack their training rows.
+    """
+    paths = set(prepared.dataset.manifest.paths)
+    whole = read_whole(prepared.data)
+    rows = np.array([path not in paths for path in whole.paths]) & (whole.splits == "train")
+    return each_image_once(whole.select(rows)) if rows.any() else None
+
+
+def fitted_on_training(steps: PostProcessing, prepared: PreparedModel) -> PostProcessing:
+    """Return the steps, those that learn fitted on the embeddings of the training images of the model's data."""
+    if steps.is_fitted:
+        return steps
+    training = training_images(prepared)
+    if training is None:
+        raise UserError(
+            f"the post-processing {str(steps)!r} is fitted on training images, and {prepared.dataset.manifest.name} "
+            "has none beside those that are measured: give their embeddings with --fit-on FILE"
+        )
+    return steps.fit(prepared.embed(training)[0].embeddings)

@@ -1,0 +1,69 @@
+"""The picture of what shorter and coarser embeddings cost: quality against bytes per image."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from aurank.errors import UserError
+
+_INK, _MUTED = "#1b1f24", "#8c959f"
+# A mark of its own for each precision, so that they differ by more than colour.
+_MARKS = {
+    "float32": ("o", "#0550ae"),
+    "float16": ("s", "#116329"),
+    "int8": ("^", "#953800"),
+    "binary": ("D", "#6639ba"),
+}
+
+
+def draw_codes(codes: Sequence[dict[str, Any]]) -> bytes:
+    """Return a PNG of the first metric of `Report.codes` against bytes per image; hollow marks were scored again.
+
+    Raises:
+        UserError: there is no code.
+
+    Example:
+        >>> code = {"dim": 64, "precision": "int8", "bytes": 64, "rescored": None, "metrics": {"mauprc": 0.5}}
+        >>> draw_codes([code])[1:4]
+        b'PNG'
+    """
+    if not codes:
+        raise UserError("the report holds no codes: evaluate with codes, or with --dims or --precision")
+    metric = next(iter(codes[0]["metrics"]))
+    figure = Figure(figsize=(6.4, 4.8), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for precision, (marker, colour) in _MARKS.items():
+        for is_again in (False, True):
+            own = [one for one in codes if one["precision"] == precision and (one["rescored"] is not None) == is_again]
+            if not own:
+                continue
+            label = f"{precision}, {own[0]['rescored']:,} rescored" if is_again else precision
+            axes.plot(
+                [one["bytes"] for one in own],
+                [one["metrics"][metric] for one in own],
+                color=colour,
+                marker=marker,
+                markerfacecolor="white" if is_again else colour,
+                linestyle=(0, (3, 2)) if is_again else "-",
+                linewidth=1.4,
+                label=label,
+                clip_on=False,
+            )
+    axes.set_xscale("log", base=2)
+    sizes = sorted({one["bytes"] for one in codes})
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=45 if len(sizes) > 8 else 0)
+    axes.minorticks_off()
+    axes.set(xlabel="bytes an image", ylabel="mAUPRC" if metric == "mauprc" else metric)
+    axes.set_title("quality by size", loc="left", color=_INK, fontsize=12)
+    axes.legend(frameon=False, fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_MUTED)
+    axes.tick_params(colors=_INK, labelsize=9)
+    axes.grid(color=_MUTED, alpha=0.18, linewidth=0.6)
+    image = io.BytesIO()
+    figure.savefig(image, format="png")
+    return image.getvalue()

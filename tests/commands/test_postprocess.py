@@ -1,0 +1,93 @@
+"""Post-processing of `evaluate_model`: fitted on the training images, or on a file of embeddings."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from aurank.commands import evaluate_model, read_postprocessing
+from aurank.commands.run_options import RunOptions
+from aurank.embedding import ImageSelection
+from aurank.errors import UserError
+from aurank.evaluation import PostProcessing
+
+MODEL = "timm:test_vit,pretrained=false"
+GENERATOR = np.random.default_rng(0)
+ROWS, LABELS = GENERATOR.normal(size=(40, 6)) + np.arange(40)[:, None] % 8, np.arange(40) % 8
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> str:
+    np.savez(tmp_path / "rows.npz", embeddings=ROWS, labels=LABELS)
+    np.savez(tmp_path / "train.npz", embeddings=ROWS[:25], labels=LABELS[:25])
+    return f"embeddings:{tmp_path / 'rows.npz'}"
+
+
+def write_table(folder: Path, *, splits: tuple[str, ...]) -> ImageSelection:
+    """Six small images of three classes in each split, listed in a table."""
+    lines = ["path,label,split"]
+    for split in splits:
+        for number in range(6):
+            name = f"{split}{number}.png"
+            Image.fromarray(GENERATOR.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / name)
+            lines.append(f"{name},class{number // 2},{split}")
+    (folder / "images.csv").write_text("\n".join(lines), encoding="utf-8")
+    return ImageSelection(f"table:{folder / 'images.csv'}", split="test")
+
+
+def test_saved_embeddings_are_fitted_on_a_file(saved: str, tmp_path: Path) -> None:
+    found: dict[str, object] = {}
+    running = RunOptions(finished=found.__setitem__)
+    report = evaluate_model(
+        saved, postprocess="whiten:dim=3, query_expansion:k=2", fit_on=tmp_path / "train.npz", running=running
+    )
+    assert report.postprocessing is not None
+    assert report.postprocessing["fitted_rows"] == 25
+    assert report.postprocessing["plain"] == evaluate_model(saved).metrics
+    steps = found["postprocessing"]
+    assert isinstance(steps, PostProcessing)
+    steps.save(tmp_path / "steps.safetensors")
+    again = evaluate_model(saved, postprocess=str(tmp_path / "steps.safetensors"))
+    assert (again.metrics, again.postprocessing) == (report.metrics, report.postprocessing)
+
+
+def test_a_model_is_fitted_on_the_training_images_alone(tmp_path: Path) -> None:
+    images = write_table(tmp_path, splits=("train", "test"))
+    report = evaluate_model(MODEL, images, postprocess="center")
+    assert report.postprocessing is not None
+    assert report.postprocessing["fitted_rows"] == 6
+    assert report.num_gallery == 6
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"postprocess": "whiten"}, "whiten has to be fitted on training rows: .* or --fit-on FILE"),
+        ({"postprocess": "whitten"}, "no post-processing step 'whitten'"),
+        ({"fit_on": Path("train.npz")}, "--fit-on train.npz goes with --postprocess"),
+        ({"postprocess": "query_expansion", "fit_on": Path("train.npz")}, "no step of 'query_expansion' has anything"),
+        ({"postprocess": "missing.safetensors"}, "cannot read the post-processing missing.safetensors"),
+        ({"postprocess": "binary", "trec_run": Path("a.run")}, "--trec-run a.run holds lists as they come"),
+    ],
+)
+def test_what_cannot_be_met_is_refused(
+    given: dict[str, object], said: str, saved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=said):
+        evaluate_model(saved, **given)  # type: ignore[arg-type]
+
+
+def test_a_model_without_training_images_asks_for_a_file(tmp_path: Path) -> None:
+    images = write_table(tmp_path, splits=("test",))
+    with pytest.raises(UserError, match=r"has none beside those that are measured: give .* --fit-on FILE"):
+        evaluate_model(MODEL, images, postprocess="center")
+
+
+def test_a_file_to_fit_on_holds_embeddings(tmp_path: Path) -> None:
+    np.savez(tmp_path / "rows.npz", labels=LABELS)
+    with pytest.raises(UserError, match=r"holds no array 'embeddings', only labels"):
+        read_postprocessing("center", fit_on=tmp_path / "rows.npz")
+    np.save(tmp_path / "rows.npy", ROWS)
+    assert read_postprocessing("center", fit_on=tmp_path / "rows.npy").fitted_rows == 40
