@@ -75,8 +75,9 @@ def write_world(folder: Path) -> aurank.TrainResult:
     save_file(weights, folder / "weights.safetensors")
     sop_tree(folder / "published")
     random, labels = np.random.default_rng(0), np.arange(60) // 10
-    rows = random.normal(size=(60, 5)).astype(np.float32) + 2 * labels[:, None]
+    rows = random.normal(size=(60, 256)).astype(np.float32) + 2 * labels[:, None]
     np.savez(folder / "mine.npz", embeddings=rows, labels=labels)
+    np.savez(folder / "train.npz", embeddings=random.normal(size=(300, 256)).astype(np.float32))
     for name in ("before", "after", "measured", "other"):
         (folder / name).mkdir()
         noisy = rows + random.normal(size=rows.shape).astype(np.float32)
