@@ -74,6 +74,7 @@ def build(loss: str, **sections: dict[str, Any]) -> Trainer:
     return Trainer(settings, build_splits(settings.data, seed=settings.seed))
 
 
+@pytest.mark.slow
 def test_every_module_that_listens_is_told_where_training_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +137,7 @@ def test_only_who_wants_it_is_given_the_callback() -> None:
     assert not hasattr(build("learnt").loss, "reencode")
 
 
+@pytest.mark.slow
 def test_a_run_whose_loss_embeds_anew_resumes_bit_for_bit(tmp_path: Path) -> None:
     config = tiny_config("wants", train={"steps": 3, "checkpoint_every": 2, "micro_batch": 12}, data={"views": 2})
     aurank.train(config, tmp_path / "whole")
@@ -161,6 +163,7 @@ def test_an_image_that_is_gone_is_named(tmp_path: Path) -> None:
         trainer.loss.reencode(torch.tensor([3, 7]))
 
 
+@pytest.mark.slow
 def test_the_state_of_a_miner_is_saved_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {**tiny_config("learnt", train={"steps": 4, "checkpoint_every": 1}), "miner": {"name": "counting"}}
     original, calls = Learnt.per_query, []
