@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cache
+from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +23,7 @@ from aurank.evaluation.bootstrap import Intervals, Resampling, Units, resampled_
 from aurank.evaluation.curves import Curve, random_order_ap
 from aurank.evaluation.engine.nearest import NearestRows
 from aurank.evaluation.postprocessing.code_table import describe_codes
+from aurank.evaluation.text_tables import html_table, latex_table, markdown_table
 from aurank.files import replacing, write_text
 from aurank.names import meant, nearest
 
@@ -184,7 +186,7 @@ class Report:
         plain = (self.postprocessing or {}).get("plain", {})
         beside = {name: f"  (plain {value:.4f})" for name, value in plain.items()}
         lines = [
-            f"{name:<{width}}  {value:.4f}{self._interval(name)}{beside.get(name, '')}"
+            f"{name:<{width}}  {value:.4f}{self._beside(name)}{beside.get(name, '')}"
             for name, value in self.metrics.items()
         ]
         low, high = self.tie_bounds or (0, 0)
@@ -194,6 +196,12 @@ class Report:
                 lines[list(self.metrics).index("mauprc")] += f"  ({self.ties}; {allowed})"
             else:
                 lines.append(f"{allowed} for mauprc")
+        table = [describe_codes(self.codes)] if self.codes else []
+        return "\n".join([*lines, *self._conditions(), *table])
+
+    def _conditions(self) -> list[str]:
+        """Return lines that say what the numbers are of."""
+        lines = []
         lone = f", {self.num_lone_queries:,} of them skipped: no positive" if self.num_lone_queries else ""
         items = "documents" if self.distance == RUN else "gallery rows"
         lines.append(f"{self.num_queries:,} queries{lone}; {self.num_gallery:,} {items}")
@@ -203,8 +211,61 @@ class Report:
             lines.append(f"protocol {self.protocol.get('name')} ({self.protocol.get('checksum')})")
         if self.distance not in ("cosine", RUN):
             lines.append(f"distance {self.distance}")
-        table = [describe_codes(self.codes)] if self.codes else []
-        return "\n".join([*lines, *([str(self.intervals)] if self.intervals else []), *self.notes, *table])
+        return [*lines, *([str(self.intervals)] if self.intervals else []), *self.notes]
+
+    def to_markdown(self) -> str:
+        """Return the metrics as a table of Markdown, one a line; of several models `reporting.tables` makes one.
+
+        Example:
+            >>> import aurank
+            >>> print(aurank.evaluate(np.eye(2)[[0, 0, 1]], [5, 5, 6], metrics=["mauprc"]).to_markdown())
+            | metric | value |
+            |---|---:|
+            | mauprc | 1.0000 |
+        """
+        return markdown_table(*self._table())
+
+    def to_latex(self) -> str:
+        r"""Return the metrics as a LaTeX tabular (with booktabs), one a line.
+
+        Example:
+            >>> import aurank
+            >>> report = aurank.evaluate(np.eye(2)[[0, 0, 1]], [5, 5, 6], metrics=["mauprc"])
+            >>> print(report.to_latex().splitlines()[4])
+            mauprc & 1.0000 \\
+        """
+        return latex_table(*self._table())
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the metrics as a table, and below it what they are of."""
+        conditions = "".join(f"<li>{escape(line)}</li>" for line in self._conditions())
+        return f"{html_table(*self._table())}<ul>{conditions}</ul>"
+
+    def interval(self, name: str) -> str:
+        """Return the interval of a metric as text, nothing where there is none."""
+        if self.intervals is None or name not in self.intervals.bounds:
+            return ""
+        low, high = self.intervals.bounds[name]
+        return f"[{low:.4f}, {high:.4f}]"
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        """Return the metrics as the head of a table and its rows of text."""
+        rows = {name: [name, f"{value:.4f}"] for name, value in self.metrics.items()}
+        head = ["metric", "value"]
+        if self.intervals is not None:
+            head.append(f"{100 * self.intervals.resampling.level:.4g} % interval")
+            for name, row in rows.items():
+                row.append(self.interval(name))
+        if plain := (self.postprocessing or {}).get("plain"):
+            head.append("plain")
+            for name, row in rows.items():
+                row.append(f"{plain[name]:.4f}" if name in plain else "")
+        low, high = self.tie_bounds or (0, 0)
+        if low != high:
+            head.append("equal scores allow")
+            for name, row in rows.items():
+                row.append(f"{low:.4f} to {high:.4f}" if name == "mauprc" else "")
+        return head, list(rows.values())
 
     def save(self, path: Path | str) -> None:
         """Write the report as one JSON file; a file that is there stays whole until the new one is."""
@@ -276,11 +337,9 @@ class Report:
             raise UserError(f"{purpose} needs the queries' labels, and this report has none: evaluate with labels")
         return self.per_query["label"]
 
-    def _interval(self, name: str) -> str:
-        if self.intervals is None or name not in self.intervals.bounds:
-            return ""
-        low, high = self.intervals.bounds[name]
-        return f"  [{low:.4f}, {high:.4f}]"
+    def _beside(self, name: str) -> str:
+        between = self.interval(name)
+        return f"  {between}" if between else ""
 
 
 def _plain(values: list[Any]) -> list[Any]:

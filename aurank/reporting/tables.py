@@ -1,17 +1,15 @@
-"""Tables of a report as files and text: CSV that no spreadsheet runs, Markdown and LaTeX."""
+"""Tables of reports as files and text: CSV that no spreadsheet runs, Markdown and LaTeX of several models."""
 
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
+from aurank.evaluation.text_tables import latex_table, markdown_table
 from aurank.reporting.grids import query_names
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet takes for the beginning of one
-_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-_LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 
 
 def class_csv(report: Report) -> str:
@@ -66,15 +64,10 @@ def to_markdown(reports: Mapping[str, Report], metrics: Sequence[str] | None = N
         >>> import numpy as np
         >>> print(to_markdown({"ours | v1": aurank.evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6])}, ["mauprc"]))
         | model | mauprc |
-        |---|---|
+        |---|---:|
         | ours \\| v1 | 1.0000 |
     """
-    names, rows = _cells(reports, metrics)
-    lines = [["model", *names], ["---"] * (len(names) + 1), *([name, *cells] for name, cells in rows)]
-    escaped = ((" ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;") for cell in line) for line in lines)
-    return (
-        "\n".join("| " + " | ".join(line) + " |" for line in escaped).replace("| --- ", "|---").replace("--- |", "---|")
-    )
+    return markdown_table(*_cells(reports, metrics))
 
 
 def to_latex(reports: Mapping[str, Report], metrics: Sequence[str] | None = None) -> str:
@@ -98,36 +91,38 @@ def to_latex(reports: Mapping[str, Report], metrics: Sequence[str] | None = None
         \bottomrule
         \end{tabular}
     """
-    names, rows = _cells(reports, metrics)
-    lines = [["model", *names], *([name, *cells] for name, cells in rows)]
-    written = [" & ".join("".join(_LATEX.get(sign, sign) for sign in cell) for cell in line) + r" \\" for line in lines]
-    head, *body = written
-    columns = "l" + "r" * len(names)
-    return "\n".join(
-        [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
-    )
+    return latex_table(*_cells(reports, metrics))
 
 
-def _cells(
-    reports: Mapping[str, Report], metrics: Sequence[str] | None
-) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Return the metrics, and each report's name with its values as text."""
-    common = [
-        name for name in next(iter(reports.values())).metrics if all(name in one.metrics for one in reports.values())
-    ]
-    names = list(common if metrics is None else metrics)
+def _cells(reports: Mapping[str, Report], metrics: Sequence[str] | None) -> tuple[list[str], list[list[str]]]:
+    """Return the head of a table, and each report's name with its values as text."""
+    names = common_metrics(reports) if metrics is None else list(metrics)
     if not names:
         raise UserError("the reports have no metric in common: evaluate them with the same metrics")
-    rows: list[tuple[str, list[str]]] = []
+    rows = []
     for title, report in reports.items():
         lacking = [name for name in names if name not in report.metrics]
         if lacking:
             raise UserError(f"the report {title!r} has no {lacking[0]}; it has {', '.join(report.metrics)}")
-        rows.append((title, [_with_interval(report, name) for name in names]))
-    return names, rows
+        rows.append([title, *(_with_interval(report, name) for name in names)])
+    return ["model", *names], rows
+
+
+def common_metrics(reports: Mapping[str, Report]) -> list[str]:
+    """Return the metrics that all reports have, in the order of the first.
+
+    Example:
+        >>> import aurank
+        >>> import numpy as np
+        >>> names = ["mrr", "mauprc"], ["mauprc", "minp"]
+        >>> reports = [aurank.evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6], metrics=some) for some in names]
+        >>> common_metrics({"a": reports[0], "b": reports[1]})
+        ['mauprc']
+    """
+    first = next(iter(reports.values()))
+    return [name for name in first.metrics if all(name in one.metrics for one in reports.values())]
 
 
 def _with_interval(report: Report, name: str) -> str:
-    bounds: dict[str, Any] = {} if report.intervals is None else report.intervals.bounds
-    between = f" [{bounds[name][0]:.4f}, {bounds[name][1]:.4f}]" if name in bounds else ""
-    return f"{report.metrics[name]:.4f}{between}"
+    between = report.interval(name)
+    return f"{report.metrics[name]:.4f}{f' {between}' if between else ''}"
