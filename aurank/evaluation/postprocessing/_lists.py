@@ -40,7 +40,7 @@ def nearest_lists(
         row, farthest = _candidates(left, right, min(k + SPARE, len(gallery)), leave_out, torch.device(device))
     query = np.arange(len(queries))
     score = exact.pairs(np.repeat(query, row.shape[1]), row.ravel()).reshape(row.shape)
-    score[row == leave_out[:, None]] = -np.inf
+    score[(row < 0) | (row == leave_out[:, None])] = -np.inf
     order = np.lexsort((row, -score), axis=1)[:, :k]
     row, score = (np.take_along_axis(part, order, axis=1) for part in (row, score))
     return Lists(row, score, exact.pairs(query, farthest))
@@ -75,26 +75,23 @@ def _candidates(
     left: Vectors, right: Vectors, wanted: int, leave_out: Int64[np.ndarray, " query"], device: torch.device
 ) -> tuple[Int64[np.ndarray, "query wanted"], Int64[np.ndarray, " query"]]:
     """Return the rows of the greatest float32 products of each query, and of the smallest one."""
-    size = len(right.order)
-    rows, farthest = np.empty((len(left.order), wanted), np.int64), np.empty(len(left.order), np.int64)
-    for first in range(0, len(left.order), QUERIES):
-        here = slice(first, min(first + QUERIES, len(left.order)))
-        features = left.features(here, torch.float32, gallery=False).to(device)
-        value = torch.empty(len(features), 0, device=device)
-        row = torch.empty(len(features), 0, dtype=torch.int64, device=device)
-        smallest = torch.full((len(features),), torch.inf, device=device)
-        last = torch.zeros(len(features), dtype=torch.int64, device=device)
-        for start in range(0, size, GALLERY):
-            there = slice(start, min(start + GALLERY, size))
-            product = features @ right.features(there, torch.float32, gallery=True).to(device).T
+    queries, size = len(left.order), len(right.order)
+    value = torch.full((queries, wanted), -torch.inf, device=device)
+    row = torch.full((queries, wanted), -1, dtype=torch.int64, device=device)
+    smallest = torch.full((queries,), torch.inf, device=device)
+    farthest = torch.zeros(queries, dtype=torch.int64, device=device)
+    for start in range(0, size, GALLERY):
+        there = slice(start, min(start + GALLERY, size))
+        columns = right.features(there, torch.float32, gallery=True).to(device).T
+        for first in range(0, queries, QUERIES):
+            here = slice(first, min(first + QUERIES, queries))
+            product = left.features(here, torch.float32, gallery=False).to(device) @ columns
             least = product.min(dim=1)
-            last = torch.where(least.values < smallest, least.indices + start, last)
-            smallest = torch.minimum(smallest, least.values)
+            farthest[here] = torch.where(least.values < smallest[here], least.indices + start, farthest[here])
+            smallest[here] = torch.minimum(smallest[here], least.values)
             inside = np.flatnonzero((leave_out[here] >= there.start) & (leave_out[here] < there.stop))
             product[inside, leave_out[here][inside] - start] = -torch.inf
             best = product.topk(min(wanted, product.shape[1]), dim=1)
-            value, row = torch.cat([value, best.values], dim=1), torch.cat([row, best.indices + start], dim=1)
-            value, order = value.topk(min(wanted, value.shape[1]), dim=1)
-            row = row.gather(1, order)
-        rows[here], farthest[here] = row.cpu().numpy(), last.cpu().numpy()
-    return rows, farthest
+            value[here], order = torch.cat([value[here], best.values], dim=1).topk(wanted, dim=1)
+            row[here] = torch.cat([row[here], best.indices + start], dim=1).gather(1, order)
+    return row.cpu().numpy(), farthest.cpu().numpy()

@@ -66,6 +66,13 @@ def test_steps_learn_behind_those_before_them() -> None:
     np.testing.assert_allclose(PostProcessing.parse("center, center").fit(train).rows(rows), expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("k", [1, 11, 40])
+def test_short_galleries_give_each_row_once(k: int) -> None:
+    rows, labels = clusters(12, 3, 4)
+    processed = PostProcessing.parse(f"query_expansion:k={k},alpha=1").apply(RetrievalProblem(rows, labels)).problem
+    np.testing.assert_allclose(processed.embeddings, expanded(rows, rows, k, 1, np.arange(12)), atol=1e-12)
+
+
 @pytest.mark.parametrize("alpha", [0, 1, 3])
 def test_queries_are_expanded_as_by_a_full_matrix(alpha: int) -> None:
     rows, labels = clusters(60, 6, 8)
