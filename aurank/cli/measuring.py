@@ -14,7 +14,7 @@ from aurank.errors import UserError
 
 if TYPE_CHECKING:
     from aurank.embedding import ImageSelection
-    from aurank.evaluation import Codes, ProbeResult, Report
+    from aurank.evaluation import Codes, ProbeResult
 
 _SIDES = ("data", "split", "protocol", "root", "query", "gallery")
 
@@ -24,7 +24,10 @@ _SIDES = ("data", "split", "protocol", "root", "query", "gallery")
 def evaluate(
     *,
     model: ModelOption,
-    out: Annotated[Path, typer.Option(help="Folder for report.json, per_query.parquet and pr_curve.png.")],
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder for report.html, report.json, per_query.parquet, per_class.csv and pr_curve.png."),
+    ],
     labels: Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings; qrels of a run.")] = None,
     metrics: Annotated[str | None, typer.Option(help="In place of the usual ones, such as mauprc,mrr@10.")] = None,
     recall_at: Annotated[str | None, typer.Option(help="The k of Recall@k and precision@k, such as 1,10,100.")] = None,
@@ -43,6 +46,13 @@ def evaluate(
     dims: Annotated[str | None, typer.Option(help="Measure shorter embeddings too, such as 64,128.")] = None,
     precision: Annotated[str | None, typer.Option(help="And coarser ones: float32,float16,int8,binary.")] = None,
     rescore: Annotated[int | None, typer.Option(help="Length of the lists that those score again in float32.")] = None,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html, a page to look at.")] = True,
+    neighbours: Annotated[
+        int | None, typer.Option(help="Nearest rows kept of each query; default 10, 0 with --no-report.")
+    ] = None,
+    show_class: Annotated[
+        list[str] | None, typer.Option(help="A class whose queries the page shows; may be given repeatedly.")
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what another command has left in --out.")
     ] = False,
@@ -56,14 +66,16 @@ def evaluate(
     from aurank.commands.evaluate import require_free_run
     from aurank.evaluation.bootstrap import Resampling
     from aurank.evaluation.metrics import check_names
-    from aurank.evaluation.postprocessing import PostProcessing
+    from aurank.reporting.report_page import report_page
     from aurank.reporting.results import STEPS, require_free, require_same_command, write_results
 
     if baselines:
         require_images(model)
     recalls = None if recall_at is None else whole_numbers("--recall-at", recall_at)
     named = {"distance": distance, "ties": ties, "index": index, "backend": backend, "max_memory": max_memory}
-    options: dict[str, Any] = {"recall_at": recalls, **named}
+    report = report and not model.startswith("trec:")  # of cut lists there is little to see
+    lists = (10 if report else 0) if neighbours is None else neighbours
+    options: dict[str, Any] = {"recall_at": recalls, **named, "neighbours": lists or None}
     options["metrics"] = None if metrics is None else check_names(metrics.split(","))
     options["resampling"] = None if intervals is None else Resampling(intervals, seed)
     options["codes"] = _codes(dims, precision, rescore)
@@ -75,24 +87,32 @@ def evaluate(
     if trec_run is not None:
         require_free_run(trec_run, is_replaced=is_replaced)
 
-    learnt: list[PostProcessing] = []
+    beside_report: dict[str, Any] = {}
 
-    def finished(name: str, result: "Report | PostProcessing") -> None:
-        if isinstance(result, PostProcessing):
-            learnt.append(result)
+    def finished(name: str, result: Any) -> None:
+        if name != "report":
+            beside_report[name] = result
             return
-        write_results(result.made_by(command), out, overwrite=overwrite)
-        for steps in learnt:
+        made, page, refused = result.made_by(command), None, None
+        try:
+            if report:
+                page = report_page(made, images=beside_report.get("images"), classes=show_class or (), title=model)
+        except UserError as error:  # a class that is not there: the numbers are kept
+            refused = error
+        write_results(made, out, overwrite=overwrite, page=page)
+        if (steps := beside_report.get("postprocessing")) is not None:
             steps.save(out / STEPS)
         console.say(result)
+        if refused is not None:
+            raise refused
 
     files: dict[str, Any] = {"labels": labels, "trec_run": trec_run, "postprocess": postprocess, "fit_on": fit_on}
     with drawn(finished) as running:
-        report = evaluate_model(model, images, **files, running=running, **given)
-        beside = measure_baselines(model, report, images, running=running, **given) if baselines else None
+        result = evaluate_model(model, images, **files, running=running, **given)
+        beside = measure_baselines(model, result, images, running=running, **given) if baselines else None
     if beside is not None:
         keep_baselines(beside, out)
-    console.say(f"written to {out / 'report.json'}")
+    console.say(f"written to {out / 'report.json'}" + (f", to look at: {out / 'report.html'}" if report else ""))
 
 
 def _codes(dims: str | None, precision: str | None, rescore: int | None) -> "Codes | None":

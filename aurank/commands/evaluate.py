@@ -6,6 +6,7 @@ from typing import Any
 
 from aurank.commands.postprocess import fitted_on_training, read_postprocessing
 from aurank.commands.run_options import RunOptions, prepare_model, split_name
+from aurank.data.sources import ImageSource
 from aurank.embedding.embed import Embedded
 from aurank.embedding.evaluation_options import TRIAL, noted
 from aurank.embedding.manifest_from_config import require_distinct, require_likely_classes, require_room_for
@@ -17,6 +18,7 @@ from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.report import Report
 from aurank.evaluation.trec import evaluate_run, read_qrels, read_run, run_names, write_run
 from aurank.files import require_writable
+from aurank.reporting.report_page import PageImages
 
 _KEEP = "data.repeated=keep"
 
@@ -68,16 +70,18 @@ def evaluate_model(
     if trec_run is not None and postprocess is not None:
         raise UserError(f"--trec-run {trec_run} holds lists as they come, so --postprocess has no use: leave one out")
     options = {**options, "device": running.torch_device}
+    if protocol is not None and protocol.seeds:
+        options.pop("neighbours", None)  # each draw has a gallery of its own
     options |= _steps(postprocess, fit_on, options.get("distance", "cosine"))
     if kind == "embeddings":
         if postprocess is not None:
             options["postprocess"].require_fitted()
         _check_options(options, protocol)
-        embedded, notes = _saved_embeddings(model, Path(what), labels, images, protocol)
+        source, (embedded, notes) = None, _saved_embeddings(model, Path(what), labels, images, protocol)
     elif labels is not None:
         raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
     else:
-        options, embedded, notes = _embeddings(model, images, protocol, running, options)
+        options, embedded, notes, source = _embeddings(model, images, protocol, running, options)
     options.setdefault("progress", running.stage("ranking"))
     names = (embedded.paths if all(embedded.paths.tolist()) else embedded.ids).tolist()
     if trec_run is not None:
@@ -86,6 +90,7 @@ def evaluate_model(
     report = noted(report, *notes)
     if "postprocess" in options:
         running.finish("postprocessing", options["postprocess"])
+    running.finish("images", PageImages(source, embedded.embeddings[embedded.is_query]))
     running.finish("report", report)
     if trec_run is not None:
         roles = {name: getattr(embedded, name) for name in ("is_query", "is_gallery", "groups")}
@@ -120,8 +125,8 @@ def _saved_embeddings(
 
 def _embeddings(
     model: str, images: ImageSelection, protocol: Protocol | None, running: RunOptions, options: dict[str, Any]
-) -> tuple[dict[str, Any], Embedded, list[str]]:
-    """Return the options with those of the model, its embeddings of the images chosen, and notes."""
+) -> tuple[dict[str, Any], Embedded, list[str], ImageSource]:
+    """Return the options with those of the model, its embeddings of the images chosen, notes, and their source."""
     prepared = prepare_model(model, images, running)
     manifest = prepared.dataset.manifest
     require_comparable(manifest)
@@ -136,7 +141,7 @@ def _embeddings(
     if (steps := options.get("postprocess")) is not None:
         options["postprocess"] = fitted_on_training(steps, prepared)
     embedded, notes = prepared.embed()
-    return options, embedded, [notes[0], *prepared.remarks, *notes[1:]]
+    return options, embedded, [notes[0], *prepared.remarks, *notes[1:]], manifest.source
 
 
 def _evaluate_run(model: str, qrels: Path | None, given: list[str], options: dict[str, Any]) -> Report:

@@ -135,6 +135,8 @@ def mean_report(reports: Sequence[Report], seeds: Sequence[int]) -> Report:
         metrics=_means([report.metrics for report in reports]),
         postprocessing=first.postprocessing and {**first.postprocessing, "plain": _means(plain)},
         codes=codes or None,
+        neighbours=None,
+        gallery={},
         per_query={name: np.concatenate([report.per_query[name] for report in reports]) for name in first.per_query},
         num_queries=sum(report.num_queries for report in reports),
         num_lone_queries=sum(report.num_lone_queries for report in reports),

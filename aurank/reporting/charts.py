@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from cycler import cycler
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Shaped
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -63,8 +63,8 @@ def precision_recall_chart(reports: Mapping[str, Report]) -> str:
         for name, report in reports.items():
             if report.curve is not None:
                 axes.plot(report.curve.recall, report.curve.precision, label=name, clip_on=False)
-        if len(reports) == 1:
-            (report,) = reports.values()
+        (report, *others) = reports.values()
+        if not others and "num_negatives" in report.per_query:
             axes.axhline(report.random_order, color="#808080", linewidth=1, linestyle=(0, (4, 3)))
             axes.annotate("random order", (1, report.random_order), ha="right", va="bottom", fontsize=9)
         axes.set(xlim=(0, 1), ylim=(0, 1.005), xlabel="recall", ylabel="precision, mean over queries")
@@ -113,8 +113,7 @@ def ap_histogram(reports: Mapping[str, Report]) -> str:
 def frequency_chart(report: Report) -> str:
     """Return mean average precision by the number of a query's positives, in buckets that double."""
     most = int(report.per_query["num_positives"].max())
-    edges = [2**power for power in range(1, max(2, most.bit_length() + 1))]
-    table = report.frequency_table(edges)
+    table = report.frequency_table([2**power for power in range(1, max(2, most.bit_length() + 1))])
 
     def draw(axes: Axes) -> None:
         place = np.arange(len(table["bucket"]))
@@ -130,28 +129,24 @@ def frequency_chart(report: Report) -> str:
 
 def embedding_map(
     points: Float64[np.ndarray, "point 2"],
-    colour: Int64[np.ndarray, " point"] | Float64[np.ndarray, " point"],
+    values: Float64[np.ndarray, " point"] | None,
     *,
+    classes: Shaped[np.ndarray, " point"] | None = None,
     axis_names: Sequence[str],
     described: str,
 ) -> str:
-    """Return a map of embeddings: one dot a row, coloured by class (integers) or by a value from 0 to 1 (floats)."""
+    """Return a map of embeddings, one dot a row: a colour for each of at most ten classes, else one by `values`."""
 
     def draw(axes: Axes) -> None:
-        by_class = colour.dtype.kind == "i"
-        scale: dict[str, Any] = {} if by_class else {"cmap": "viridis", "vmin": 0, "vmax": 1}
-        shade = [COLOURS[label % len(COLOURS)] for label in colour] if by_class else None
-        dots = axes.scatter(
-            points[:, 0],
-            points[:, 1],
-            c=colour if shade is None else shade,
-            s=max(2.0, min(14.0, 12_000 / len(points))),
-            linewidths=0,
-            alpha=0.75,
-            rasterized=True,
-            **scale,
-        )
-        if not by_class:
+        size = max(2.0, min(14.0, 12_000 / len(points)))
+        style: dict[str, Any] = {"s": size, "linewidths": 0, "alpha": 0.75, "rasterized": True}
+        if classes is not None:
+            for index, name in enumerate(np.unique(classes)):
+                some = points[classes == name]
+                axes.scatter(some[:, 0], some[:, 1], color=mpl.colormaps["tab10"](index), label=str(name), **style)
+            axes.legend(frameon=False, fontsize=9, markerscale=2, loc="center left", bbox_to_anchor=(1, 0.5))
+        else:
+            dots = axes.scatter(points[:, 0], points[:, 1], c=values, cmap="viridis", vmin=0, vmax=1, **style)
             axes.figure.colorbar(dots, ax=axes, label="average precision")
         axes.set(xlabel=axis_names[0], ylabel=axis_names[1])
 

@@ -1,11 +1,13 @@
 """report.html: what an evaluation found, in one file that people look at."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from aurank.data.checks.doctor import Finding
+from aurank.data.sources import ImageSource
 from aurank.evaluation.failures import confusions, hubs
 from aurank.evaluation.report import Report
 from aurank.reporting.charts import ap_histogram, embedding_map, frequency_chart, precision_recall_chart, recall_chart
@@ -16,14 +18,23 @@ from aurank.reporting.pictures import Pictures
 MOST_CLASSES = 500  # in the table; per_class.csv has all
 MOST_NAMES = 100  # of a list of images
 MAP_POINTS = 4000
+MOST_COLOURS = 10
 CARDS = ("mauprc", "recall@1", "recall@10", "map@r", "mrr", "auroc")
+
+
+@dataclass(frozen=True, eq=False)
+class PageImages:
+    """What a page shows beside the numbers, where it is at hand."""
+
+    source: ImageSource | None = None  # of the images, by the paths in the report
+    embeddings: np.ndarray | None = None  # [query, dim] of all queries, for the map
 
 
 def report_page(
     report: Report,
     *,
-    pictures: Pictures | None = None,
-    embeddings: np.ndarray | None = None,
+    images: PageImages | None = None,
+    budget: int = 10 * 2**20,
     classes: Sequence[str] = (),
     findings: Sequence[Finding] = (),
     title: str = "Retrieval report",
@@ -32,8 +43,8 @@ def report_page(
 
     Args:
         report: what has to be shown; without neighbours grids, confusions and hubs are left out.
-        pictures: where pictures come from, and how many bytes they may take.
-        embeddings: [query, dim] of all queries, for the map.
+        images: pictures, and embeddings for a map.
+        budget: bytes that all pictures may take; the page says how many did not fit.
         classes: names of classes that get a grid of their own.
         findings: of the doctor.
 
@@ -45,7 +56,8 @@ def report_page(
         >>> "0.4583" in report_page(aurank.evaluate(np.eye(4)[[0, 1, 0, 1]] + 0.1, [0, 0, 1, 0], neighbours=2))
         False
     """
-    pictures = pictures or Pictures(None)
+    images = images or PageImages()
+    pictures = Pictures(images.source, budget)
     lists = report.neighbours is not None
     grids = make_grids(report, pictures, classes=classes) if lists else []
     charts = [
@@ -53,11 +65,11 @@ def report_page(
         {"svg": trusted(recall_chart({"": report})), "caption": "Recall@k: queries with a positive among the first k."},
         {"svg": trusted(ap_histogram({"": report})), "caption": "Average precision of the queries."},
     ]
-    if len(np.unique(report.per_query["num_positives"])) > 1:
+    if len(np.unique(np.log2(report.per_query["num_positives"]).astype(int))) > 1:
         by_number = "mAUPRC by the number of positives of a query."
         charts.append({"svg": trusted(frequency_chart(report)), "caption": by_number})
-    if embeddings is not None:
-        charts.append(_map(report, embeddings))
+    if images.embeddings is not None:
+        charts.append(_map(report, images.embeddings))
     shown_hubs = _hubs(report, pictures) if lists else None
     table, columns, note = _class_rows(report)
     confused = _confused(report) if lists and table else None
@@ -146,17 +158,17 @@ def _map(report: Report, embeddings: np.ndarray) -> dict[str, Any]:
     values, axes = np.linalg.eigh(points.T @ points)
     part = values[::-1][:2] / max(values.sum(), np.finfo(float).tiny)
     names = query_names(report)[some]
-    kinds, label = np.unique(names, return_inverse=True)
-    by_class = 1 < len(kinds) <= 6
+    by_class = 1 < len(set(names.tolist())) <= MOST_COLOURS
     chart = embedding_map(
         points @ axes[:, ::-1][:, :2],
-        label.astype(np.int64) if by_class else report.per_query["ap"][some],
+        report.per_query["ap"][some],
+        classes=names if by_class else None,
         axis_names=[f"component {place} ({share:.0%} of the variance)" for place, share in enumerate(part, 1)],
         described="Map of the query embeddings",
     )
     of = f"{len(some):,} of {len(rows):,} queries" if len(some) < len(rows) else f"{len(rows):,} queries"
-    coloured = f"classes {', '.join(kinds.tolist())} by colour" if by_class else "average precision by colour"
-    return {"svg": trusted(chart), "caption": f"{of} on their first two principal components, {coloured}."}
+    coloured = "classes" if by_class else "average precision"
+    return {"svg": trusted(chart), "caption": f"{of} on their first two principal components, {coloured} by colour."}
 
 
 def _class_rows(report: Report) -> tuple[list[list[dict[str, Any]]], list[str], str]:

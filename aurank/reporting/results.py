@@ -6,17 +6,19 @@ from pathlib import Path
 
 from aurank.errors import AurankError, UserError
 from aurank.evaluation.report import Report
-from aurank.files import remove_abandoned, replacing, require_writable, temporary_name
+from aurank.files import remove_abandoned, replacing, require_writable, temporary_name, write_text
 from aurank.reporting.code_plot import draw_codes
 from aurank.reporting.plots import draw_curve
+from aurank.reporting.tables import class_csv
 
 REPORT, PER_QUERY, CURVE = "report.json", "per_query.parquet", "pr_curve.png"
+PAGE, PER_CLASS = "report.html", "per_class.csv"
 BASELINES, STEPS, CODES = "baselines.json", "postprocessing.safetensors", "codes.png"
 
 
 def require_free(out: Path) -> None:
     """Raise UserError where `out` cannot be written, or holds a training run, whose report.json is its own."""
-    for name in (REPORT, PER_QUERY, CURVE):
+    for name in (REPORT, PER_QUERY, CURVE, PAGE, PER_CLASS):
         if (out / name).is_dir():
             raise UserError(f"--out {out}: {name} is a folder there; move it away, or name another --out")
     require_writable(out / REPORT)
@@ -38,8 +40,10 @@ def require_same_command(out: Path, command: str | None) -> bool:
     return True
 
 
-def write_results(report: Report, out: Path, *, overwrite: bool = False) -> None:
-    """Write report.json, per_query.parquet and pr_curve.png; until all three are whole, `out` stays as it is.
+def write_results(report: Report, out: Path, *, overwrite: bool = False, page: str | None = None) -> None:
+    """Write report.json, per_query.parquet, per_class.csv and pr_curve.png; until all are whole, `out` stays as it is.
+
+    `page` is written as report.html; one of an earlier result goes. Without labels there is no per_class.csv.
 
     Raises UserError where `out` holds a training run, a folder of one of the names, or, without `overwrite`, the result
     of another command, which may have come since this one began.
@@ -51,16 +55,16 @@ def write_results(report: Report, out: Path, *, overwrite: bool = False) -> None
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     write_results(evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6]), Path(folder))
         ...     sorted(file.name for file in Path(folder).iterdir())
-        ['per_query.parquet', 'pr_curve.png', 'report.json']
+        ['per_class.csv', 'per_query.parquet', 'pr_curve.png', 'report.json']
     """
     require_free(out)
     if not overwrite:
         require_same_command(out, report.command)
-    save_results(report, out)
+    save_results(report, out, page=page)
 
 
-def save_results(report: Report, out: Path) -> None:
-    """Write the three files of `write_results`, unasked.
+def save_results(report: Report, out: Path, *, page: str | None = None) -> None:
+    """Write the files of `write_results`, unasked.
 
     Those of an earlier evaluation are replaced, one after the other and report.json last; what else it left goes. A
     table of codes is drawn as codes.png.
@@ -80,9 +84,13 @@ def save_results(report: Report, out: Path) -> None:
         if report.codes:
             with replacing(staging / CODES) as file:
                 file.write(draw_codes(report.codes))
-        for name in (BASELINES, STEPS, CODES):  # they stand beside the metrics of another report
+        if page is not None:
+            write_text(staging / PAGE, page)
+        if "label" in report.per_query:
+            write_text(staging / PER_CLASS, class_csv(report))
+        for name in (BASELINES, STEPS, CODES, PAGE, PER_CLASS):  # they stand beside the metrics of another report
             (out / name).unlink(missing_ok=True)
-        for name in (PER_QUERY, CURVE, CODES, REPORT):
+        for name in (PER_QUERY, PER_CLASS, CURVE, CODES, PAGE, REPORT):
             if (staging / name).exists():
                 (staging / name).replace(out / name)
     except (OSError, AurankError) as error:

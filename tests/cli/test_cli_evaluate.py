@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from PIL import Image
+from testing.shell import Shell
 
-from aurank import __version__, cli
+from aurank import __version__
 from aurank.evaluation import ProbeResult, Report
 from aurank.evaluation.probes import PROBES
 
@@ -29,28 +30,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-class Shell:
-    """Runs a command in this process; returns its exit code, output and complaints."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.monkeypatch, self.capsys = monkeypatch, capsys
-
-    def __call__(self, *arguments: object) -> tuple[int, str, str]:
-        self.monkeypatch.setattr(sys, "argv", ["aurank", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        captured = self.capsys.readouterr()
-        return code, captured.out, captured.err
-
-
-@pytest.fixture
-def aurank(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(monkeypatch, capsys)
-
-
 TIMM = (
     *("evaluate", "--model", "timm:test_resnet,pretrained=false", "--data", "folder:photos", "--recall-at", "1,3"),
     "data.odd_classes=keep",
@@ -62,7 +41,7 @@ def test_a_timm_model_is_measured_twice_and_embedded_once(place: Path, aurank: S
     code, first, said = aurank(*TIMM, "--out", "one")
     assert (code, said) == (0, "")
     names = sorted(path.name for path in (place / "one").iterdir())
-    assert names == ["per_query.parquet", "pr_curve.png", "report.json"]
+    assert names == ["per_class.csv", "per_query.parquet", "pr_curve.png", "report.html", "report.json"]
     code, second, said = aurank(*TIMM, "--out", "two")
     assert code == 0
     assert said.startswith("read 8 embeddings from the cache")
@@ -79,6 +58,7 @@ def test_a_timm_model_is_measured_twice_and_embedded_once(place: Path, aurank: S
     assert table["class"].to_pylist() == ["a"] * 4 + ["b"] * 4
 
 
+@pytest.mark.slow
 def test_a_result_is_replaced_by_its_own_command_or_when_asked_for(place: Path, aurank: Shell) -> None:
     for number in range(2):
         rows = np.random.default_rng(number).normal(size=(6, 4))
@@ -98,6 +78,7 @@ def test_a_result_is_replaced_by_its_own_command_or_when_asked_for(place: Path, 
     assert "holds the result of something else" in aurank(*second)[2]
 
 
+@pytest.mark.slow
 def test_intervals_are_asked_for_and_seeded(place: Path, aurank: Shell) -> None:
     code, output, _ = aurank(*TIMM, "--out", "one", "--intervals", 200, "--seed", 3)
     assert code == 0
@@ -176,6 +157,7 @@ def test_pickled_embeddings_are_refused(place: Path, aurank: Shell) -> None:
     assert "pickled objects, which are refused" in complaint
 
 
+@pytest.mark.slow
 def test_ones_own_function_needs_leave(place: Path, aurank: Shell) -> None:
     (place / "own_model.py").write_text("import torch\ndef build():\n    return torch.nn.AdaptiveAvgPool2d(1)\n")
     command = (
@@ -208,6 +190,7 @@ def test_distance_and_index_reach_the_engine(place: Path, aurank: Shell, option:
 PROBE = ("probe", "--model", "timm:test_resnet,pretrained=false")
 
 
+@pytest.mark.slow
 def test_a_probe_within_the_test_split_reads_what_evaluate_embedded(place: Path, aurank: Shell) -> None:
     assert aurank(*TIMM, "--out", "one")[0] == 0
     code, output, said = aurank(*PROBE, "--data", "folder:photos", "--out", "probed", "--seeds", "4,5")
@@ -246,6 +229,7 @@ def split_photos(place: Path, train: str, test: str) -> None:
                 file.write_bytes(photo.read_bytes())
 
 
+@pytest.mark.slow
 def test_a_probe_trains_on_the_training_split_where_it_has_the_classes(place: Path, aurank: Shell) -> None:
     split_photos(place, train="abc", test="bc")
     code, _, said = aurank(*PROBE, "--data", "folder:split", "--out", "probed", "--k", "3")
@@ -258,6 +242,7 @@ def test_a_probe_trains_on_the_training_split_where_it_has_the_classes(place: Pa
     assert said.count("embeddings from the cache") == 2
 
 
+@pytest.mark.slow
 def test_the_classes_of_both_splits_are_told_apart_by_name(place: Path, aurank: Shell) -> None:
     split_photos(place, train="cb", test="bd")
     saved = {}
@@ -332,6 +317,7 @@ def test_a_probe_without_two_classes_or_with_one_image_twice_is_refused(place: P
         assert message in complaint
 
 
+@pytest.mark.slow
 def test_seeds_have_no_use_for_knn_on_two_splits(place: Path, aurank: Shell) -> None:
     split_photos(place, train="ab", test="ab")
     command = (*PROBE, "--data", "folder:split", "--out", "x", "--seeds", "1")
@@ -354,6 +340,7 @@ def test_of_classes_of_two_images_the_neighbours_alone_are_probed(place: Path, a
     assert (code, (place / "y").exists()) == (2, False)
 
 
+@pytest.mark.slow
 def test_the_cache_is_pruned_and_shows_what_goes(place: Path, aurank: Shell) -> None:
     assert aurank(*TIMM, "--out", "one")[0] == 0
     code, output, _ = aurank("cache", "prune", "--max", "0B", "--dry-run")

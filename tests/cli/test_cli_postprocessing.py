@@ -37,6 +37,7 @@ def aurank(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
 EVALUATE = ("evaluate", "--model", "embeddings:rows.npz", "--recall-at", "1,5")
 
 
+@pytest.mark.slow
 def test_both_numbers_are_printed_and_the_steps_are_kept(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,6 +60,7 @@ def test_both_numbers_are_printed_and_the_steps_are_kept(
     assert sorted(path.name for path in (place / "out").iterdir() if "postprocessing" in path.name) == []
 
 
+@pytest.mark.slow
 def test_a_table_and_a_picture_of_codes(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,6 +35,7 @@ def save_rows(path: Path, labels: np.ndarray, seed: int = 0) -> None:
     np.savez(path, embeddings=np.random.default_rng(seed).normal(size=(len(labels), 3)), labels=labels)
 
 
+@pytest.mark.slow
 def test_the_same_words_in_another_folder_are_another_command(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,6 +78,7 @@ def test_training_without_a_report_says_that_baselines_are_left_out(
     assert "--baselines: left out, as no report" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["knn", "linear_probe"])
 def test_text_labels_are_probed_as_the_integers_they_stand_for(
     protocol: str, place: Path, monkeypatch: pytest.MonkeyPatch

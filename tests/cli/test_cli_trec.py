@@ -34,6 +34,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return 0
 
 
+@pytest.mark.slow
 def test_a_run_is_written_for_trec_eval_and_measured_from_its_files(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,6 +87,7 @@ def test_what_does_not_go_together_is_refused(
     assert said.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.run", "a.qrels"])
 def test_a_run_that_is_there_is_replaced_by_its_own_command_or_when_asked_for(
     name: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -50,6 +50,7 @@ def running(**changes: Any) -> RunOptions:
     return RunOptions(allow_code=True, **changes)
 
 
+@pytest.mark.slow
 def test_a_folder_is_embedded_and_measured(place: Path) -> None:
     stages: list[tuple[str, int, int]] = []
     report = evaluate_model(MODEL, PHOTOS, running=running(batch=3, listener=lambda *stage: stages.append(stage)))
@@ -62,6 +63,7 @@ def test_a_folder_is_embedded_and_measured(place: Path) -> None:
     assert report.notes[-1].startswith(f"model {MODEL}; 8 images of photos, manifest ")
 
 
+@pytest.mark.slow
 def test_two_tables_leave_out_the_same_file_and_embed_it_once(place: Path) -> None:
     query = table(place / "query.csv", [("photos/a/0.png", "a"), ("photos/b/4.png", "b")])
     gallery = table(place / "gallery.csv", [("photos/b/5.png", "b"), ("photos/a/1.png", "a"), ("photos/a/0.png", "a")])
@@ -99,6 +101,7 @@ def test_tables_in_different_folders_need_a_root(place: Path) -> None:
         read_two_tables(query, place / "none.csv", root=place / "photos")
 
 
+@pytest.mark.slow
 def test_tables_of_two_sides_need_no_split_and_may_have_groups(place: Path) -> None:
     def write(name: str, *rows: str) -> Path:
         (place / name).write_text("\n".join(rows) + "\n")
@@ -157,6 +160,7 @@ def sop_tree(root: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_too_many_positives_are_refused_before_anything_is_embedded(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +170,7 @@ def test_too_many_positives_are_refused_before_anything_is_embedded(
         evaluate_model(MODEL, ImageSelection("folder:photos"), running=running())
 
 
+@pytest.mark.slow
 def test_a_protocol_is_named_in_the_report_with_its_checksum(place: Path) -> None:
     images = ImageSelection(protocol="sop", root=sop_tree(place), overrides=["data.params.complete=false"])
     report = evaluate_model(MODEL, images, running=running())
@@ -180,6 +185,7 @@ def test_a_protocol_is_named_in_the_report_with_its_checksum(place: Path) -> Non
     assert again.metrics == report.metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -282,6 +288,7 @@ def test_what_has_no_use_is_refused(place: Path) -> None:
         evaluate_model(MODEL, PHOTOS)
 
 
+@pytest.mark.slow
 def test_skipped_images_are_counted_in_the_report(place: Path) -> None:
     (place / "photos" / "a" / "2.png").write_bytes(b"no image")
     images = ImageSelection("folder:photos", overrides=["data.on_error=skip", "data.odd_classes=keep"])

@@ -99,6 +99,7 @@ _plain = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.dictionaries(_text, _plain, max_size=4))
 def test_whatever_is_written_reads_back_the_same(tree: dict[str, Any]) -> None:

@@ -111,6 +111,7 @@ def test_an_archive_of_a_newer_version_is_refused(root: Path) -> None:
         READERS["folder"](root, path="x.zip")
 
 
+@pytest.mark.slow
 def test_a_bomb_in_an_archive_is_not_unpacked(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/0.png", bytes(2**27))

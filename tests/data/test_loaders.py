@@ -66,6 +66,7 @@ def test_pinned_batches_hold_the_same_images(zipped, workers):
     assert _equal(found, [dataset.__getitems__(range(start, min(start + 10, 24))) for start in (0, 10, 20)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache_bytes", [0, 2**20])
 def test_the_number_of_workers_changes_no_pixel(zipped, cache_bytes):
     dataset = _dataset(zipped, cache_bytes=cache_bytes)

@@ -66,6 +66,7 @@ def test_options_reach_timm_and_the_description() -> None:
     assert largest.module.global_pool.pool_type == "max"  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_description_holds_no_addresses(modules: Path) -> None:
     (modules / "mine_too.py").write_text(
         "import torch\nclass T:\n    def __call__(self, image): return torch.zeros(3, 2, 2)\n"
@@ -161,6 +162,7 @@ class Clip(nn.Module):
         return images.mean(dim=(2, 3))
 
 
+@pytest.mark.slow
 def test_open_clip_takes_weights_by_tag_only(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
 

@@ -94,6 +94,7 @@ def test_code_of_a_hub_is_trusted_behind_the_flag_alone(asked: list[dict[str, An
     assert [options["trust_remote_code"] for options in asked] == [False, False, True]
 
 
+@pytest.mark.slow
 def test_a_repository_cannot_have_its_own_code_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """open_clip hands what a repository's configuration says of its tokeniser to transformers, trust included."""
     import transformers
@@ -171,6 +172,7 @@ def test_a_checkpoint_with_such_a_name_runs_nothing(tmp_path: Path, asked: list[
     assert asked == []
 
 
+@pytest.mark.slow
 def test_weights_of_a_local_file_are_those_of_the_model(tmp_path: Path) -> None:
     whole = timm.create_model("resnet10t", pretrained=False)
     save_file(whole.state_dict(), tmp_path / "weights.safetensors")

@@ -23,10 +23,11 @@ def report() -> Report:
     return evaluate(rows, np.arange(30) % 3)
 
 
-def test_all_three_files_are_written_and_agree_with_the_report(report: Report, tmp_path: Path) -> None:
+def test_all_files_are_written_and_agree_with_the_report(report: Report, tmp_path: Path) -> None:
     out = tmp_path / "new" / "folder"
     write_results(report, out)
-    assert sorted(path.name for path in out.iterdir()) == ["per_query.parquet", "pr_curve.png", "report.json"]
+    names = ["per_class.csv", "per_query.parquet", "pr_curve.png", "report.json"]
+    assert sorted(path.name for path in out.iterdir()) == names
     assert Report.load(out / "report.json").metrics == report.metrics
     table = pyarrow.parquet.read_table(out / "per_query.parquet")
     assert np.array_equal(table["ap"].to_numpy(), report.per_query["ap"])

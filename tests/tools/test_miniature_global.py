@@ -101,6 +101,7 @@ def test_the_exact_loss_is_that_of_all_views_of_other_photos() -> None:
     torch.testing.assert_close(convergence.exact_loss(rows), mean(expected), rtol=0, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", convergence.METHODS)
 def test_a_training_lowers_the_exact_loss(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     photos = torch.rand(100, 1, 3, 32, 32, generator=torch.Generator().manual_seed(0))

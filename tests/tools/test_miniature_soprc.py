@@ -176,6 +176,7 @@ def test_the_committed_pages_and_pictures_follow_from_the_committed_results(tmp_
     assert all(1_000 < path.stat().st_size < 100_000 for path in drawn)
 
 
+@pytest.mark.slow
 def test_soprcs_estimate_does_not_drift_with_the_sampling_rate_and_aps_does() -> None:
     found = bias.estimator_bias("binormal", repeats=60, size=20_000, batch=1_000)
     mean = {kind: [at[kind]["mean"] for at in found["rates"].values()] for kind in ("ap", "soprc")}

@@ -129,6 +129,7 @@ def test_embedding_anew_changes_nothing_and_keeps_the_mode(training: bool) -> No
     embeddings[:, 0].sum().backward()  # which a buffer written to in between would forbid
 
 
+@pytest.mark.slow
 def test_only_who_wants_it_is_given_the_callback() -> None:
     assert isinstance(build("wants").loss.reencode, Reencode)
     assert build("content").loss.reencode is None

@@ -119,6 +119,7 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
     assert not (tmp_path / "owned").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_previous_checkpoint_valid(tmp_path: Path) -> None:
     """The limit on file size makes the kernel itself refuse the second, larger checkpoint."""
     script = f"""
@@ -158,6 +159,7 @@ def flipped(whole: bytes, bit: int) -> bytes:
     return bytes(damaged)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["last.pt", "best.pt", "of before"])
 def test_of_400_flipped_bits_none_is_read_as_other_content(tmp_path: Path, kind: str) -> None:
     path, network = tmp_path / "file.pt", torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5))
@@ -205,6 +207,7 @@ def test_a_checkpoint_of_weights_is_measured_and_not_resumed(tmp_path: Path) -> 
         load_checkpoint(path, read_run=read_config)
 
 
+@pytest.mark.slow
 def test_a_model_is_used_whose_loss_may_no_longer_be_configured_so(tmp_path: Path) -> None:
     path, config = tmp_path / "best.pt", tiny_config("emc2")
     settings = read_config(config)

@@ -73,6 +73,7 @@ def test_a_worker_that_ends_leaves_the_lock_alone(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locks", [True, False])
 def test_a_lock_of_another_machine_is_its_own_while_it_shows_signs_of_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool
@@ -147,6 +148,7 @@ def test_a_file_of_the_name_of_the_lock_that_is_none_is_refused(tmp_path: Path, 
         assert path.read_text(encoding="utf-8") == content
 
 
+@pytest.mark.slow
 def test_a_run_goes_where_a_killed_one_left_half_a_file(tmp_path: Path) -> None:
     (tmp_path / ".config.yaml.0123456789ab.part").write_bytes(b"half")
     aurank.train(tiny_config(train={"steps": 3}), tmp_path)

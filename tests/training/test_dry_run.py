@@ -23,11 +23,13 @@ def test_a_miner_and_a_rehearsal_work_from_the_configuration() -> None:
     assert "GiB" in str(rehearsal)
 
 
+@pytest.mark.slow
 def test_a_moving_average_needs_the_memory_of_the_weights() -> None:
     memory = rehearse(read_config(tiny_config(train={"ema": 0.9}))).memory
     assert memory["moving average"] == memory["weights"] > 0
 
 
+@pytest.mark.slow
 def test_a_bound_on_memory_that_is_too_low_to_measure_is_refused() -> None:
     with pytest.raises(UserError, match="max_memory is 1000 bytes"):
         rehearse(read_config(tiny_config(evaluate={"max_memory": "1KB"})))
@@ -43,6 +45,7 @@ def test_a_split_in_which_no_query_has_a_positive_is_refused(tmp_path: Path, spl
         rehearse(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["0", "1GiB"])
 def test_unreadable_images_are_passed_over_where_they_are_skipped(tmp_path: Path, cache: str) -> None:
     photos(tmp_path, {f"{name}/{name}{label}": 4 for name in ("train", "val", "test") for label in "abcd"})
@@ -57,6 +60,7 @@ def test_unreadable_images_are_passed_over_where_they_are_skipped(tmp_path: Path
         rehearse(read_config(tiny_config(**sections)))
 
 
+@pytest.mark.slow
 def test_a_batch_that_the_classes_cannot_fill_is_told_by_rehearsal_and_run(tmp_path: Path) -> None:
     photos(tmp_path / "photos", {f"{split}/{split}{label}": 4 for split in ("train", "test") for label in "ab"})
     data = {"name": "folder", "root": str(tmp_path / "photos"), "validation_fraction": 0}
@@ -87,6 +91,7 @@ def test_a_folder_that_holds_no_training_classes_is_met_with_the_remedy(tmp_path
         rehearse(read_config(tiny_config(data=table)))
 
 
+@pytest.mark.slow
 def test_a_run_after_a_rehearsal_may_ask_for_another_precision(tmp_path: Path) -> None:
     rehearse(read_config(tiny_config(train={"mixed_precision": "bf16"})))
     aurank.train(tiny_config(train={"steps": 3}), tmp_path / "out")

@@ -65,6 +65,7 @@ def with_(value: Any, *path: Any) -> Callable[[Any], None]:
     return change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

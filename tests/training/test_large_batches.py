@@ -13,6 +13,7 @@ import aurank
 from aurank.training import read_config, rehearse
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [{"miner": {"name": "multi_similarity"}, "memory": {"size": 40, "start_at": 1}}, {"loss": {"name": "soprc"}}],
@@ -28,6 +29,7 @@ def test_a_run_with_cached_gradients_is_the_plain_run(tmp_path: Path, more: dict
         torch.testing.assert_close(cached[name], value, rtol=1e-5, atol=1e-6, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no query of the batch")
 def test_cached_gradients_in_half_precision_and_with_skipped_images_learn(tmp_path: Path) -> None:
     config = broken_photos(tmp_path / "photos")
@@ -39,6 +41,7 @@ def test_cached_gradients_in_half_precision_and_with_skipped_images_learn(tmp_pa
     assert result.steps == 12
 
 
+@pytest.mark.slow
 def test_a_rehearsal_counts_the_activations_of_one_chunk() -> None:
     plain, cached, small = (
         rehearse(read_config(tiny_config(sampler={"batch": batch}, train={"micro_batch": micro_batch})))

@@ -55,6 +55,7 @@ def test_best_is_the_step_of_the_highest_validation(trained: Path) -> None:
     assert best["best"]["mauprc"] == max(values.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_the_loaded_model_gives_the_reported_numbers(
     request: pytest.FixtureRequest, tmp_path: Path, precision: str
@@ -83,6 +84,7 @@ def test_the_loaded_model_gives_the_reported_numbers(
     assert evaluate_model(f"embeddings:{tmp_path / 'saved.npz'}").mauprc == report.mauprc
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_runs_and_others_do_not(tmp_path: Path) -> None:
     config = tiny_config(train={"steps": 3})
     for name in ("a", "b"):
@@ -92,6 +94,7 @@ def test_equal_seeds_give_equal_runs_and_others_do_not(tmp_path: Path) -> None:
     assert logs["a"] == logs["b"] != logs["c"]
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_are_the_mean_of_their_batches(tmp_path: Path) -> None:
     """Two accumulated batches move the weights as one step along the mean of their gradients (SGD, one step)."""
     config = tiny_config(
@@ -130,6 +133,7 @@ def _initial(settings: Any) -> dict[str, torch.Tensor]:
     return build_encoder(settings.model, channels=settings.data.channels).state_dict()
 
 
+@pytest.mark.slow
 def test_early_stopping_ends_the_run(tmp_path: Path) -> None:
     config = tiny_config(
         optim={"lr": 1e-12}, train={"steps": 200, "validate_every": 1, "early_stopping": 2, "log_every": 100}
@@ -140,6 +144,7 @@ def test_early_stopping_ends_the_run(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "out" / "last.pt")["progress"]["step"] == result.steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("accumulate", "memory", "views"),
     [(1, None, 1), (2, None, 1), (2, {"size": 40}, 1), (1, {"size": 1000}, 1), (2, {"size": 70}, 2)],
@@ -172,6 +177,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_names_the_images_and_keeps_the_
     assert not (tmp_path / "out" / "diverged.pt").exists()
 
 
+@pytest.mark.slow
 def test_a_weight_average_is_what_is_measured_and_loaded(tmp_path: Path) -> None:
     result = aurank.train(tiny_config(train={"steps": 4, "ema": 0.5, "trackers": ["tensorboard"]}), tmp_path / "out")
     state = load_checkpoint(tmp_path / "out" / "best.pt")
@@ -246,6 +252,7 @@ def test_a_tracker_that_is_not_installed_is_refused_with_its_package(
             work()
 
 
+@pytest.mark.slow
 def test_an_image_size_that_the_backbone_refuses_is_told_with_the_remedy(tmp_path: Path) -> None:
     config = tiny_config(model={"backbone": "vit_tiny_patch16_224", "params": {}})
     with pytest.raises(
@@ -256,6 +263,7 @@ def test_an_image_size_that_the_backbone_refuses_is_told_with_the_remedy(tmp_pat
     aurank.train(config, tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_needs_no_first_weights(trained: Path, tmp_path: Path) -> None:
     source = tmp_path / "first.pt"
     shutil.copy(trained / "best.pt", source)
@@ -270,6 +278,7 @@ def test_a_resumed_run_needs_no_first_weights(trained: Path, tmp_path: Path) -> 
         aurank.train(config, tmp_path / "new")
 
 
+@pytest.mark.slow
 def test_a_listener_is_told_the_loss_of_every_step(tmp_path: Path) -> None:
     told = []
     aurank.train(
@@ -280,6 +289,7 @@ def test_a_listener_is_told_the_loss_of_every_step(tmp_path: Path) -> None:
     assert told == [record["loss"] for record in records(tmp_path / "out", "train")]
 
 
+@pytest.mark.slow
 def test_a_log_that_cannot_be_written_ends_the_run_with_file_reason_and_remedy(tmp_path: Path) -> None:
     """The limit on file size makes the kernel itself refuse a longer log."""
     script = f"""

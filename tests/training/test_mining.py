@@ -47,6 +47,7 @@ def test_nearest_images_are_those_of_all_others_under_the_evaluation_transform(t
     assert (found[:, 14:] == -1).all()
 
 
+@pytest.mark.slow
 def test_neighbours_are_mined_anew_every_so_many_steps_from_the_weights_of_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ def notices_of(config: dict[str, Any], out: Path, **options: Any) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_early_stopping_and_resuming_are_each_said_once(tmp_path: Path) -> None:
     train = {"steps": 200, "validate_every": 1, "early_stopping": 2, "log_every": 100}
     config = tiny_config(optim={"lr": 1e-12}, train=train)
@@ -42,6 +43,7 @@ def test_early_stopping_and_resuming_are_each_said_once(tmp_path: Path) -> None:
     assert again == said
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_is_resumed_says_that_it_is_measured_again(tmp_path: Path) -> None:
     config = tiny_config(train={"steps": 3})
     assert notices_of(config, tmp_path / "out") == []
@@ -51,6 +53,7 @@ def test_a_finished_run_that_is_resumed_says_that_it_is_measured_again(tmp_path:
     assert longer[-1] == "resumed from step 3 of 4"
 
 
+@pytest.mark.slow
 def test_a_projection_that_begins_anew_is_said(tmp_path: Path) -> None:
     aurank.train(tiny_config(train={"steps": 3}), tmp_path / "first")
     source = str(tmp_path / "first" / "best")

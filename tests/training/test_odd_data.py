@@ -47,6 +47,7 @@ RUNNING = RunOptions(allow_code=True)
 KEPT = ["data.odd_classes=keep"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("classes", "words"),
     [
@@ -66,6 +67,7 @@ def test_classes_that_are_none_are_asked_about(place: Path, classes: tuple[str, 
     assert report.num_queries == count
 
 
+@pytest.mark.slow
 def test_one_class_named_like_a_split_may_be_a_class(place: Path) -> None:
     report = evaluate_model(MODEL, photos(place / "photos", "bus", "steam_train", "plane"), running=RUNNING)
     assert report.num_queries == 12
@@ -119,6 +121,7 @@ def doubled(place: Path) -> str:
     return "table:rows.csv"
 
 
+@pytest.mark.slow
 def test_images_listed_twice_are_measured_only_if_asked_for(place: Path) -> None:
     data = doubled(place)
     message = "lists image 'a/0.png' twice, and 11 more rows repeat an image; .*data.repeated=keep"
@@ -134,6 +137,7 @@ def test_images_listed_twice_are_measured_only_if_asked_for(place: Path) -> None
     assert saved.notes[-1] == "model embeddings:rows.npz; 3 classes"
 
 
+@pytest.mark.slow
 def test_a_link_to_the_own_folder_changes_no_number(place: Path) -> None:
     images = photos(place / "photos", "a", "b", "c")
     before = evaluate_model(MODEL, images, running=RUNNING).metrics

@@ -60,6 +60,7 @@ def test_a_killed_run_resumes_bit_for_bit_with_any_number_of_workers(
     assert_same_run(tmp_path / "whole", out, ignore=("python", "workers"))
 
 
+@pytest.mark.slow
 def test_signals_save_and_the_run_that_is_resumed_after_each_is_the_whole_one(tmp_path: Path) -> None:
     numbers = {1: signal.SIGINT, 3: signal.SIGTERM, 5: signal.SIGHUP, 7: signal.SIGUSR1}
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # these tests run under nohup, which would stay in force
@@ -79,6 +80,7 @@ def test_signals_save_and_the_run_that_is_resumed_after_each_is_the_whole_one(tm
     assert_same_run(tmp_path / "whole", tmp_path / "stopped", ignore=("python",))
 
 
+@pytest.mark.slow
 def test_the_report_says_what_it_measured_and_resuming_nothing_is_told(tmp_path: Path) -> None:
     notices: list[str] = []
 
@@ -98,6 +100,7 @@ def test_the_report_says_what_it_measured_and_resuming_nothing_is_told(tmp_path:
     ]
 
 
+@pytest.mark.slow
 def test_a_finished_run_resumes_to_the_same_report_with_its_own_configuration_and_data_alone(tmp_path: Path) -> None:
     config = tiny_config(train={"steps": 3})
     first = aurank.train(config, tmp_path / "out")

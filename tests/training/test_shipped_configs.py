@@ -95,6 +95,7 @@ def test_the_commands_of_the_page_on_configurations_resolve_each_to_another_one(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EDITED)
 def test_random_edits_of_one_key_end_valid_or_with_exit_code_2(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -164,6 +165,7 @@ def test_an_argument_that_the_optimiser_refuses_is_a_mistake_of_the_configuratio
     read_config("digits/soprc", ["optim.name=sgd", "optim.params.momentum=0.0", "optim.params.nesterov=false"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READ)
 def test_a_dry_run_works_where_the_data_is_and_else_says_what_is_missing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -13,6 +13,7 @@ from aurank.errors import UserError
 pytestmark = pytest.mark.filterwarnings("ignore:no query of the batch")
 
 
+@pytest.mark.slow
 def test_a_run_passes_over_batches_of_fewer_than_two_images_and_tells_what_it_skipped(tmp_path: Path) -> None:
     """Whether images are kept in memory or read by workers changes neither."""
     config = broken_photos(tmp_path / "photos")

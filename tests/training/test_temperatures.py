@@ -75,6 +75,7 @@ def test_the_batch_rule_counts_the_images_of_an_update(rule: str, factor: float)
     assert learning_rate(config) == pytest.approx(0.05 * factor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sgd", "lars"])
 def test_the_first_step_of_a_temperature_is_its_rate_times_its_gradient(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -101,6 +102,7 @@ def test_the_first_step_of_a_temperature_is_its_rate_times_its_gradient(
     assert float(stopped[0]) == pytest.approx(START - 0.5 * 0.2 * gradients[0], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"data": {"views": 2}, "memory": {"size": 100, "start_at": 1}}], ids=str)
 def test_cached_gradients_accumulated_and_clipped_move_the_temperature_as_plain_ones(
     tmp_path: Path, more: dict[str, Any]
@@ -138,6 +140,7 @@ def test_a_scaled_and_averaged_backward_pass_scales_the_gradient_of_the_temperat
         torch.testing.assert_close(scaled, plain, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_run_resumed_after_a_step_that_diverges_is_the_whole_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,12 +161,14 @@ def test_a_run_resumed_after_a_step_that_diverges_is_the_whole_run(
     assert_equal(*(load_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "out")), ignore=("python",))
 
 
+@pytest.mark.slow
 def test_a_rate_for_a_loss_without_parameters_is_told_to_have_no_effect() -> None:
     said = "optim.temperature_lr=0.2 has no effect: the loss smooth_ap has no parameters of its own"
     assert rehearse(read_config({**learnt_config(), "loss": {"name": "smooth_ap"}})).notices == [said]
     assert rehearse(read_config(learnt_config())).notices == []
 
 
+@pytest.mark.slow
 def test_lars_with_a_batch_rule_learns(tmp_path: Path) -> None:
     optim = {"name": "lars", "lr": 0.3, "batch_rule": "sqrt", "weight_decay": 1e-6, "temperature_lr": 0.01}
     config = tiny_config("learnt", optim=optim, train={"steps": 20, "validate_every": 20}, data={"views": 2})

@@ -53,6 +53,7 @@ def trained(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     return out, aurank.train(pairs_config(root, model=LARGER, train={"steps": 40, "validate_every": 20}), out)
 
 
+@pytest.mark.slow
 def test_a_run_learns_both_ways_and_measures_all_pairs_and_each_group(trained: tuple[Path, aurank.TrainResult]) -> None:
     out, result = trained
     assert list(result.two_way) == ["all", "seen_texts", "new_texts", "new_classes"]
@@ -102,6 +103,7 @@ def test_every_parameter_of_both_towers_is_optimised_once_and_heads_by_their_own
     assert groups["head"]["lr_multiplier"] == 7.0
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_resumes_bit_for_bit(root: Path, tmp_path: Path) -> None:
     """With a temperature that is learnt, a moving average, and a tokeniser that is not learnt anew."""
     sections = {
@@ -128,6 +130,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(root: Path, tmp_path: Path) -> N
     assert records(tmp_path / "whole", "train")[-1]["temperature"] == pytest.approx(float(value))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["sogclr", "clip"])
 def test_cached_gradients_train_the_weights_of_plain_ones(root: Path, tmp_path: Path, loss: str) -> None:
     states = []
@@ -166,6 +169,7 @@ def test_cached_gradients_of_texts_are_refused_in_several_processes(root: Path) 
         _gradient_cache(config, nn.Identity(), sampler)
 
 
+@pytest.mark.slow
 def test_a_trained_pair_is_an_image_encoder_for_all_that_takes_images(
     root: Path, tmp_path: Path, trained: tuple[Path, aurank.TrainResult]
 ) -> None:
@@ -184,6 +188,7 @@ def test_a_trained_pair_is_an_image_encoder_for_all_that_takes_images(
     assert_equal(started.task.encoder.state_dict(), encoder.state_dict(), ignore=())
 
 
+@pytest.mark.slow
 def test_the_command_pairs_measures_what_training_did_and_classifies_by_names(
     root: Path,
     tmp_path: Path,
@@ -211,6 +216,7 @@ def test_the_command_pairs_measures_what_training_did_and_classifies_by_names(
         evaluate_pairs(f"aurank:{out}/best", ImageSelection(protocol="sop"))
 
 
+@pytest.mark.slow
 def test_captions_without_labels_are_measured_both_ways_alone_and_said_to_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,6 +236,7 @@ def test_captions_without_labels_are_measured_both_ways_alone_and_said_to_be_wri
     assert evaluate_pairs(f"aurank:{tmp_path}/out/best").zero_shot is None
 
 
+@pytest.mark.slow
 def test_an_image_in_several_rows_stands_once_among_images(tmp_path: Path) -> None:
     write_table(tmp_path, captions=2)
     result = aurank.train(pairs_config(tmp_path, train={"steps": 3}), tmp_path / "out")
@@ -252,6 +259,7 @@ def test_without_a_text_model_an_image_stands_once_in_every_split(tmp_path: Path
         assert len(once) == len(pairs) // 2
 
 
+@pytest.mark.slow
 def test_an_image_in_several_rows_trains_a_probe_once(tmp_path: Path) -> None:
     write_table(tmp_path, captions=2)
     images = ImageSelection(data=f"table:{tmp_path}/pairs.csv")
@@ -260,6 +268,7 @@ def test_an_image_in_several_rows_trains_a_probe_once(tmp_path: Path) -> None:
     assert any(note.startswith("training: model") and "; 60 images" in note for note in found["knn"].notes)
 
 
+@pytest.mark.slow
 def test_unreadable_images_are_left_out_with_their_texts(tmp_path: Path) -> None:
     write_table(tmp_path)
     for name in ("red0", "blue3", "green15", "pink2"):
@@ -271,6 +280,7 @@ def test_unreadable_images_are_left_out_with_their_texts(tmp_path: Path) -> None
     assert rehearse(read_config(config)).images == {"train": 60, "test": 68}
 
 
+@pytest.mark.slow
 def test_a_rehearsal_counts_pairs_and_says_which_texts_are_cut(root: Path) -> None:
     text = {"layers": 1, "width": 16, "heads": 2, "length": 6, "vocabulary": 259}
     config = pairs_config(root, model={"text": text}, train={"micro_batch": 4}, optim={"temperature_lr": 0.1})
@@ -325,6 +335,7 @@ class Clip(nn.Module):
         return self.embedding(tokens).mean(1)
 
 
+@pytest.mark.slow
 def test_a_text_model_of_another_library_is_trained_with_its_own_tokens(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

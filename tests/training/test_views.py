@@ -30,6 +30,7 @@ OWN_LABELS: dict[str, Any] = {"views": 2, "train_labels": "image"}
 SHUFFLED = {"name": "shuffled", "params": {}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [None, 8])
 def test_the_encoder_sees_all_views_and_the_loss_their_labels_and_ids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro_batch: int | None
@@ -68,6 +69,7 @@ def test_the_encoder_sees_all_views_and_the_loss_their_labels_and_ids(
     assert len(seen) == (2 if micro_batch is None else 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [{"views": 2}, CROPS], ids=["two views", "crops"])
 def test_a_run_of_views_with_cached_gradients_accumulation_and_a_memory_is_the_plain_run(
     tmp_path: Path, data: dict[str, Any]
@@ -84,6 +86,7 @@ def test_a_run_of_views_with_cached_gradients_accumulation_and_a_memory_is_the_p
     assert memory["counters"][1] == 100
 
 
+@pytest.mark.slow
 def test_a_run_of_views_and_crops_resumes_bit_for_bit(tmp_path: Path) -> None:
     config = tiny_config("smooth_ap", data={**OWN_LABELS, **CROPS, "workers": 1}, sampler=SHUFFLED, train={"steps": 4})
     aurank.train(config, tmp_path / "whole")
@@ -99,6 +102,7 @@ def test_a_run_of_views_and_crops_resumes_bit_for_bit(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no query of the batch")
 def test_views_of_unreadable_images_are_left_out_and_batches_of_one_image_passed_over(tmp_path: Path) -> None:
     config = broken_photos(tmp_path / "photos")
@@ -115,6 +119,7 @@ def test_views_of_unreadable_images_are_left_out_and_batches_of_one_image_passed
     assert min(told) > 0
 
 
+@pytest.mark.slow
 def test_a_rehearsal_counts_images_and_views() -> None:
     one, four = (rehearse(read_config(tiny_config(data=data))) for data in ({}, CROPS))
     assert (four.batch, four.views, four.batches_per_epoch) == (one.batch, 4, one.batches_per_epoch)
@@ -128,6 +133,7 @@ def test_a_rehearsal_counts_images_and_views() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_backbone_that_cannot_take_the_small_crops_is_refused_with_the_remedy(tmp_path: Path) -> None:
     model = {"backbone": "vit_tiny_patch16_224", "params": {"img_size": 32}}
     data = {**CROPS, "image_size": 32}
@@ -138,6 +144,7 @@ def test_a_backbone_that_cannot_take_the_small_crops_is_refused_with_the_remedy(
     aurank.train(tiny_config(data=data, model=model, train={"steps": 3}), tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_labels_of_images_are_rows_and_what_is_measured_stays_by_class(tmp_path: Path) -> None:
     config = read_config(tiny_config("smooth_ap", data=OWN_LABELS, sampler=SHUFFLED, train={"steps": 3}))
     by_class = build_splits(read_config(tiny_config()).data, seed=3)
@@ -159,6 +166,7 @@ def unlabelled_photos(root: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     return tiny_config("smooth_ap", **{"data": data, "sampler": {**SHUFFLED, "batch": 8}, **sections})
 
 
+@pytest.mark.slow
 def test_a_folder_without_labels_is_trained_on_without_being_measured(tmp_path: Path) -> None:
     config = unlabelled_photos(tmp_path / "photos", train={"steps": 6, "validate_every": 4, "checkpoint_every": 6})
     said: list[str] = []
@@ -189,6 +197,7 @@ def test_a_folder_without_labels_is_trained_on_without_being_measured(tmp_path: 
     assert aurank.train(config, tmp_path / "out", resume=True).report is None
 
 
+@pytest.mark.slow
 def test_without_own_labels_a_test_split_is_still_needed(tmp_path: Path) -> None:
     config = unlabelled_photos(tmp_path / "photos")
     config["data"]["train_labels"] = "class"
@@ -203,6 +212,7 @@ def test_without_own_labels_a_test_split_is_still_needed(tmp_path: Path) -> None
     assert result.report is None
 
 
+@pytest.mark.slow
 def test_a_discarded_projection_of_several_layers_is_trained_and_not_measured(tmp_path: Path) -> None:
     model = {"head_layers": 3, "head_width": 16, "discard_head": True}
     config = tiny_config("smooth_ap", model=model, train={"steps": 3, "ema": 0.5}, memory={"size": 100})
@@ -219,6 +229,7 @@ def test_a_discarded_projection_of_several_layers_is_trained_and_not_measured(tm
     aurank.train(parts, tmp_path / "again")
 
 
+@pytest.mark.slow
 def test_crops_that_are_all_large_are_told() -> None:
     (notice,) = rehearse(read_config(tiny_config(data={**CROPS, "views": 2}))).notices
     assert notice == "there are no small crops: the first global_views=2 views are large ones, and data.views=2"

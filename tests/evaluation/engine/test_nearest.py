@@ -47,21 +47,21 @@ def sorted_list(problem: RetrievalProblem, query: int, distance: str) -> list[tu
 def random_problem(seed: int, kind: str) -> RetrievalProblem:
     """Rows of small integers, so that scores are exact and many tie."""
     rng = np.random.default_rng(seed)
-    queries, rows, classes = 40, 60, 8
+    queries, rows, classes = 24, 40, 6
     embeddings, labels = rng.integers(-2, 3, (queries, 6)).astype(np.float32), rng.integers(0, classes, queries)
     gallery, gallery_labels = rng.integers(-2, 3, (rows, 6)).astype(np.float32), rng.integers(0, classes, rows)
     other: dict[str, Any] = {"gallery": gallery, "gallery_labels": gallery_labels}
     if kind == "own":
         return RetrievalProblem(embeddings, labels)
     if kind == "own, junk, groups":
-        return RetrievalProblem(embeddings, labels, groups=rng.integers(-1, 3, queries), junk=np.arange(0, 40, 7))
+        return RetrievalProblem(embeddings, labels, groups=rng.integers(-1, 3, queries), junk=np.arange(0, 24, 7))
     if kind == "ids, groups":
-        sides = {"ids": np.arange(queries), "gallery_ids": rng.permutation(80)[:rows]}
+        sides = {"ids": np.arange(queries), "gallery_ids": rng.permutation(60)[:rows]}
         groups = {"groups": rng.integers(-1, 3, queries), "gallery_groups": rng.integers(-1, 3, rows)}
         return RetrievalProblem(embeddings, labels, **other, **sides, **groups)
     pairs = np.unique(np.stack([rng.integers(0, queries, 90), rng.integers(0, rows, 90)], axis=1), axis=0)
     if kind == "ignore, junk":
-        return RetrievalProblem(embeddings, labels, **other, ignore=pairs, junk=np.array([3, 11, 59]))
+        return RetrievalProblem(embeddings, labels, **other, ignore=pairs, junk=np.array([3, 11, 39]))
     return RetrievalProblem(embeddings, None, gallery, positives=pairs, junk=np.array([0]))
 
 
@@ -75,7 +75,7 @@ def test_lists_equal_a_plain_sort_and_positives_stand_at_their_ranks(
 ) -> None:
     monkeypatch.setattr(nearest, "GALLERY", 16)
     monkeypatch.setattr(nearest, "QUERIES", 8)
-    for seed in range(4):
+    for seed in range(2):
         problem = random_problem(seed, kind)
         found = nearest_rows(problem, 12, distance=distance)
         ranks = rank_positives(problem, distance=distance)

@@ -1,0 +1,63 @@
+"""`aurank evaluate` writes a page to look at, unless told otherwise."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from testing.shell import Shell
+
+from aurank.evaluation import Report
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    labels = np.repeat(np.arange(6), 4)
+    embeddings = np.random.default_rng(0).standard_normal((24, 8)).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", embeddings=embeddings, labels=labels)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_saved_embeddings_get_a_page_without_pictures(rows: Path, aurank: Shell) -> None:
+    code, out, _ = aurank("evaluate", "--model", "embeddings:rows.npz", "--out", "measured")
+    assert code == 0
+    assert "to look at: measured/report.html" in out
+    page = (rows / "measured" / "report.html").read_text()
+    assert "Worst queries" in page
+    assert "<img" not in page
+    report = Report.load(rows / "measured" / "report.json")
+    assert report.neighbours is not None
+    assert report.neighbours.row.shape == (24, 10)
+    assert (rows / "measured" / "per_class.csv").read_text().startswith("class,num_queries,mauprc,")
+
+
+def test_no_report_keeps_no_lists_and_an_old_page_goes(rows: Path, aurank: Shell) -> None:
+    command = ("evaluate", "--model", "embeddings:rows.npz", "--out", "measured")
+    assert aurank(*command)[0] == 0
+    assert aurank(*command, "--no-report", "--overwrite")[0] == 0
+    assert not (rows / "measured" / "report.html").exists()
+    assert Report.load(rows / "measured" / "report.json").neighbours is None
+
+
+def test_an_unknown_class_is_refused_and_the_numbers_are_kept(rows: Path, aurank: Shell) -> None:
+    code, _, complaints = aurank(
+        *("evaluate", "--model", "embeddings:rows.npz", "--out", "measured", "--show-class", "9", "--neighbours", "3")
+    )
+    assert code == 2
+    assert "no query of class '9' was measured" in complaints
+    assert Report.load(rows / "measured" / "report.json").neighbours is not None
+    assert not (rows / "measured" / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_images_are_shown_and_one_that_went_missing_is_named(rows: Path, aurank: Shell) -> None:
+    for row in range(6):
+        path = rows / "photos" / "ab"[row // 3] / f"{row}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((80, 80, 3), 40 * row, np.uint8)).save(path)
+    model = ("--model", "timm:test_resnet,pretrained=false", "--data", "folder:photos", "data.odd_classes=keep")
+    assert aurank("evaluate", *model, "--out", "measured", "--show-class", "a", "--cache", "cache")[0] == 0
+    page = (rows / "measured" / "report.html").read_text()
+    assert page.count("<img") >= 6
+    assert "Class a" in page
