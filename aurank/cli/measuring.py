@@ -80,8 +80,7 @@ def evaluate(
     options["resampling"] = None if intervals is None else Resampling(intervals, seed)
     options["codes"] = _codes(dims, precision, rescore)
     given = {name: value for name, value in options.items() if value is not None}
-    typed = shlex.join(["aurank", *(argument for argument in sys.argv[1:] if argument != "--overwrite")])
-    command = f"cd {shlex.quote(str(Path.cwd()))} && {typed}"  # the same words mean other files elsewhere
+    command = _command_as_typed()
     require_free(out)
     is_replaced = overwrite or require_same_command(out, command)
     if trec_run is not None:
@@ -113,6 +112,12 @@ def evaluate(
     if beside is not None:
         keep_baselines(beside, out)
     console.say(f"written to {out / 'report.json'}" + (f", to look at: {out / 'report.html'}" if report else ""))
+
+
+def _command_as_typed() -> str:
+    """Return the command with its folder, as the same words mean other files elsewhere, without --overwrite."""
+    typed = shlex.join(["aurank", *(argument for argument in sys.argv[1:] if argument != "--overwrite")])
+    return f"cd {shlex.quote(str(Path.cwd()))} && {typed}"
 
 
 def _codes(dims: str | None, precision: str | None, rescore: int | None) -> "Codes | None":
