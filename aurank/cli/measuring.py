@@ -66,7 +66,6 @@ def evaluate(
     from aurank.commands.evaluate import require_free_run
     from aurank.evaluation.bootstrap import Resampling
     from aurank.evaluation.metrics import check_names
-    from aurank.reporting.report_page import report_page
     from aurank.reporting.results import STEPS, require_free, require_same_command, write_results
 
     if baselines:
@@ -92,12 +91,8 @@ def evaluate(
         if name != "report":
             beside_report[name] = result
             return
-        made, page, refused = result.made_by(command), None, None
-        try:
-            if report:
-                page = report_page(made, images=beside_report.get("images"), classes=show_class or (), title=model)
-        except UserError as error:  # a class that is not there: the numbers are kept
-            refused = error
+        made = result.made_by(command)
+        page, refused = _page(made, model, beside_report.get("images"), show_class) if report else (None, None)
         write_results(made, out, overwrite=overwrite, page=page)
         if (steps := beside_report.get("postprocessing")) is not None:
             steps.save(out / STEPS)
@@ -112,6 +107,18 @@ def evaluate(
     if beside is not None:
         keep_baselines(beside, out)
     console.say(f"written to {out / 'report.json'}" + (f", to look at: {out / 'report.html'}" if report else ""))
+
+
+def _page(
+    report: "Report", model: str, images: "PageImages | None", classes: list[str] | None
+) -> tuple[str | None, UserError | None]:
+    """Return the page of a report, or why there is none: for a class that is not there no numbers are given up."""
+    from aurank.reporting.report_page import report_page
+
+    try:
+        return report_page(report, images=images, classes=classes or (), title=model), None
+    except UserError as error:
+        return None, error
 
 
 def _command_as_typed() -> str:
