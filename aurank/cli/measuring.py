@@ -14,7 +14,8 @@ from aurank.errors import UserError
 
 if TYPE_CHECKING:
     from aurank.embedding import ImageSelection
-    from aurank.evaluation import Codes, ProbeResult
+    from aurank.evaluation import Codes, ProbeResult, Report
+    from aurank.reporting.report_page import PageImages
 
 _SIDES = ("data", "split", "protocol", "root", "query", "gallery")
 
