@@ -52,6 +52,7 @@ def test_saved_embeddings_are_fitted_on_a_file(saved: str, tmp_path: Path) -> No
     assert (again.metrics, again.postprocessing) == (report.metrics, report.postprocessing)
 
 
+@pytest.mark.slow
 def test_a_model_is_fitted_on_the_training_images_alone(tmp_path: Path) -> None:
     images = write_table(tmp_path, splits=("train", "test"))
     report = evaluate_model(MODEL, images, postprocess="center")

@@ -28,13 +28,14 @@ class Lists:
 def nearest_lists(
     queries: Rows, gallery: Rows, k: int, *, leave_out: Int64[np.ndarray, " query"], device: str = "cpu"
 ) -> Lists:
-    """Return the k nearest gallery rows of each query, of a smaller gallery all; never a matrix of all scores.
+    """Return the k nearest gallery rows of each query; never a matrix of all scores.
 
     Args:
-        leave_out: a gallery row that each query must not find, -1 for none.
+        leave_out: a gallery row that each query must not find, -1 for none. Behind a list that is shorter for it the
+            score is minus infinity.
         device: where products are taken.
     """
-    k = min(k, len(gallery) - bool((leave_out >= 0).any()))
+    k = min(k, len(gallery))
     left, right, exact = _sides(queries, gallery, "cosine")
     with full_precision():
         row, farthest = _candidates(left, right, min(k + SPARE, len(gallery)), leave_out, torch.device(device))

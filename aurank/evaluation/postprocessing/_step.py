@@ -69,7 +69,7 @@ class Step:
 class RowStep(Step):
     """A step that changes each row by itself."""
 
-    needs_fit: ClassVar[bool] = False
+    learns: ClassVar[dict[str, int]] = {}  # the arrays of its state, and how many axes each has
     makes_code: ClassVar[bool] = False  # what `rescore` looks behind
 
     state: Mapping[str, Float64[np.ndarray, "..."]] = field(default_factory=dict, repr=False, compare=False)
@@ -84,12 +84,18 @@ class RowStep(Step):
 
     def fit(self, rows: Float64[np.ndarray, "row dim"]) -> "RowStep":
         """Return this step with what it has learnt of the training rows."""
-        return replace(self, state=self.learnt(rows)) if self.needs_fit else self
+        return replace(self, state=self.learnt(rows)) if self.learns else self
+
+    def require_fitted(self) -> None:
+        """Raise UserError where it has something to learn and has not."""
+        if self.learns and not self.state:
+            raise UserError(
+                f"{self.name} has to be fitted on training rows: PostProcessing.parse(…).fit(rows), or --fit-on FILE"
+            )
 
     def __call__(self, rows: Float64[np.ndarray, "row dim"]) -> Float64[np.ndarray, "row width"]:
         """Return the rows as they are behind this step; UserError where it does not fit them."""
-        if self.needs_fit and not self.state:
-            raise UserError(f"{self.name} has to be fitted on training rows first")
+        self.require_fitted()
         for values in self.state.values():
             if values.shape[-1] != rows.shape[1]:
                 raise UserError(

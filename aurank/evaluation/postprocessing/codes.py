@@ -75,7 +75,7 @@ class Int8(RowStep):
     """
 
     name: ClassVar[str] = "int8"
-    needs_fit: ClassVar[bool] = True
+    learns: ClassVar[dict[str, int]] = {"scale": 1}
     makes_code: ClassVar[bool] = True
 
     def learnt(self, rows: Float64[np.ndarray, "row dim"]) -> Mapping[str, Float64[np.ndarray, "..."]]:

@@ -9,7 +9,7 @@ from jaxtyping import Int64
 from aurank.evaluation.postprocessing._lists import nearest_lists
 from aurank.evaluation.postprocessing._step import Rows, Sides, SideStep
 
-BLOCK = 1024  # rows drawn at a time
+ELEMENTS = 2**22  # numbers of neighbours read at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +26,9 @@ class _Expansion(SideStep):
         lists = nearest_lists(rows, gallery, self.k, leave_out=own, device=device)
         weight = np.where(lists.score > 0, lists.score.clip(0) ** self.alpha, 0)
         found = np.empty(rows.shape, np.result_type(rows, np.float32))
-        for start in range(0, len(rows), BLOCK):
-            here = slice(start, start + BLOCK)
+        step = max(1, ELEMENTS // (self.k * rows.shape[1]))
+        for start in range(0, len(rows), step):
+            here = slice(start, start + step)
             near = np.einsum("rk,rkd->rd", weight[here], _unit(gallery[lists.row[here]]))
             found[here] = _unit(_unit(rows[here]) + near)
         return found

@@ -26,6 +26,8 @@ class KReciprocal(ListStep):
     Transductive: a score depends on other gallery rows, and, as in the published code, on the other queries, which are
     in the graph too. (A query that is a gallery row, number for number, is one node of it.)
 
+    A row stands first in its own neighbourhood, among duplicates too.
+
     Args:
         weight: λ of the paper.
 
@@ -82,7 +84,7 @@ def encode(nodes: Rows, k1: int, k2: int, *, device: str = "cpu") -> tuple[Any, 
     Equation 7 to 10 of the paper.
     """
     own = np.arange(len(nodes))
-    lists = nearest_lists(nodes, nodes, k1, leave_out=own, device=device)
+    lists = nearest_lists(nodes, nodes, min(k1, len(nodes) - 1), leave_out=own, device=device)
     greatest = 2 - 2 * lists.lowest
     greatest[greatest <= 0] = 1  # all rows are alike
     rank = np.concatenate([own[:, None], lists.row], axis=1)

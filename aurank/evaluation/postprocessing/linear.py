@@ -24,7 +24,7 @@ class Centring(RowStep):
     """
 
     name: ClassVar[str] = "center"
-    needs_fit: ClassVar[bool] = True
+    learns: ClassVar[dict[str, int]] = {"mean": 1}
 
     def learnt(self, rows: Float64[np.ndarray, "row dim"]) -> Mapping[str, Float64[np.ndarray, "..."]]:
         """Return the mean."""
@@ -58,7 +58,7 @@ class Whiten(RowStep):
     """
 
     name: ClassVar[str] = "whiten"
-    needs_fit: ClassVar[bool] = True
+    learns: ClassVar[dict[str, int]] = {"mean": 1, "axes": 2}
 
     dim: int | None = None
     shrinkage: float = 0.0

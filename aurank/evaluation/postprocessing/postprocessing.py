@@ -108,7 +108,7 @@ class PostProcessing:
     @property
     def is_fitted(self) -> bool:
         """Whether no step has anything to learn any more."""
-        return all(bool(step.state) for step in self._row_steps if step.needs_fit)
+        return all(bool(step.state) for step in self._row_steps if step.learns)
 
     @property
     def is_of_rows(self) -> bool:
@@ -123,18 +123,14 @@ class PostProcessing:
     def require_fitted(self) -> None:
         """Raise UserError where a step has not learnt yet."""
         for step in self._row_steps:
-            if step.needs_fit and not step.state:
-                raise UserError(
-                    f"{step.name} has to be fitted on training rows: PostProcessing.parse(…).fit(rows), or --fit-on "
-                    "FILE"
-                )
+            step.require_fitted()
 
     def fit(self, rows: Embeddings) -> "PostProcessing":
         """Return the steps with what they learn of training rows, each behind those before it."""
         check_matrix(rows, side="training")
         steps = list(self.steps)
         for place, step in enumerate(steps):
-            if isinstance(step, RowStep) and step.needs_fit:
+            if isinstance(step, RowStep) and step.learns:
                 steps[place] = step.fit(self._changed(rows, steps[:place], side="training", final=False))
         return replace(self, steps=tuple(steps), fitted_rows=len(rows))
 
@@ -196,7 +192,8 @@ class PostProcessing:
             steps = tuple(_with_state(step, place, arrays) for place, step in enumerate(found.steps))
             return replace(found, steps=steps, fitted_rows=int(about["fitted_rows"]))
         except (LookupError, TypeError, ValueError, RecursionError) as error:
-            raise UserError(f"{path} is a damaged post-processing ({first_line(error)}): save it anew") from error
+            what = f"{error} is missing" if isinstance(error, KeyError) else first_line(error)
+            raise UserError(f"{path} is a damaged post-processing ({what}): save it anew") from error
 
     @property
     def note(self) -> str:
@@ -321,10 +318,13 @@ def _step(name: str, given: dict[str, str]) -> Step:
 
 
 def _with_state(step: Step, place: int, arrays: dict[str, np.ndarray]) -> Step:
-    if not isinstance(step, RowStep) or not step.needs_fit:
+    """Return a step with the arrays of its place in a file, in which each has to be what the step learns."""
+    if not isinstance(step, RowStep) or not step.learns:
         return step
-    prefix = f"{place}."
-    state = {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
-    if any(values.dtype != np.float64 or not np.isfinite(values).all() for values in state.values()):
-        raise ValueError(f"{step.name} holds numbers that are none")
+    state = {name: arrays[f"{place}.{name}"] for name in step.learns}
+    for name, values in state.items():
+        if values.dtype != np.float64 or values.ndim != step.learns[name] or not np.isfinite(values).all():
+            raise ValueError(f"{name} of {step.name} is {values.dtype} {values.shape}, or not finite")
+    if len({values.shape[-1] for values in state.values()}) > 1:
+        raise ValueError(f"the widths of {step.name} differ")
     return replace(step, state=state)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from aurank.errors import UserError
 from aurank.evaluation import RetrievalProblem
@@ -80,4 +80,22 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path) -> None:
     header = {"format": "aurank.postprocessing", "version": "1", "content": '{"steps": "whiten"}'}
     save_file({"mean": ROWS}, path, header)
     with pytest.raises(UserError, match="is a damaged post-processing"):
+        PostProcessing.load(path)
+
+
+@pytest.mark.parametrize("missing", ["0.mean", "0.axes"])
+def test_a_file_holds_what_its_steps_learn(missing: str, tmp_path: Path) -> None:
+    path = tmp_path / "steps.safetensors"
+    PostProcessing.parse("whiten:dim=3").fit(ROWS).save(path)
+    arrays, content = load_file(path), '{"steps": "whiten:dim=3", "distance": "cosine", "fitted_rows": 60}'
+    header = {"format": "aurank.postprocessing", "version": "1", "content": content}
+    save_file({**arrays, missing: arrays[missing][..., :-1].copy()}, path, header)
+    with pytest.raises(UserError, match="the widths of whiten differ"):
+        PostProcessing.load(path)
+    save_file({**arrays, missing: arrays[missing].astype(np.float32)}, path, header)
+    with pytest.raises(UserError, match=f"{missing[2:]} of whiten is float32"):
+        PostProcessing.load(path)
+    del arrays[missing]
+    save_file(arrays, path, header)
+    with pytest.raises(UserError, match=f"{missing}.* is missing"):
         PostProcessing.load(path)
