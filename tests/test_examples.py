@@ -41,7 +41,9 @@ def public() -> dict[str, Any]:
 PUBLIC = public()
 SLOW = {
     "aurank.commands.baselines.measure_baselines",
+    "aurank.commands.build_index.build_index",
     "aurank.commands.embed.embed_model",
+    "aurank.commands.search.ImageIndex",
     "aurank.embedding.trained_model.load",
     "aurank.embedding.trained_model.load_pairs",
     "aurank.training.dry_run.rehearse",

@@ -4,6 +4,7 @@ Whatever is wrong with their options is a UserError, before anything is embedded
 """
 
 from aurank.commands.baselines import measure_baselines
+from aurank.commands.build_index import build_index
 from aurank.commands.doctor import examine_data
 from aurank.commands.embed import embed_model
 from aurank.commands.evaluate import evaluate_model
@@ -11,10 +12,14 @@ from aurank.commands.pairs import PairsResult, evaluate_pairs
 from aurank.commands.postprocess import read_postprocessing
 from aurank.commands.probe import probe_model
 from aurank.commands.run_options import RunOptions
+from aurank.commands.search import Hit, ImageIndex
 
 __all__ = [
+    "Hit",
+    "ImageIndex",
     "PairsResult",
     "RunOptions",
+    "build_index",
     "embed_model",
     "evaluate_model",
     "evaluate_pairs",

@@ -15,6 +15,9 @@ from aurank.embedding.manifest_from_config import data_folder, hold_out, read_wh
 from aurank.embedding.protocols import Protocol, find_protocol
 from aurank.errors import UserError
 
+ALL = "all"
+"""The name of all splits together."""
+
 _WANTS_LABELS = "needs images with labels, such as --data folder:PATH with PATH/CLASS/IMAGE"
 
 
@@ -25,7 +28,7 @@ class ImageSelection:
     Args:
         data: READER:PATH.
         split: as the data have it, default "test"; of the data that the model was trained on, not named, "train" is
-            what training used and "val" what it held out.
+            what training used and "val" what it held out; "all" takes every image.
         protocol: a name from `aurank.embedding.protocols`.
         root: the folder of a protocol's data, or where the paths of tables start, by default the folder they lie in.
         query, gallery: a table (csv, parquet) for each side; an image of both sides is never its own result.
@@ -127,6 +130,8 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
         raise UserError("say which images to embed: --data READER:PATH, --protocol NAME, or --query and --gallery")
     data = read_data_config(section, images.overrides)
     whole, trained = _with_splits(read_whole(data), data, images, checkpoint)
+    if images.split == ALL:
+        return Selected(data, whole, trained)
     if images.split in (None, "test") and "test" not in whole.split_sizes:
         others = " or ".join(whole.split_sizes)
         if whole.texts is None and whole.class_counts.max() < 2:

@@ -7,6 +7,7 @@ from aurank.evaluation.postprocessing.k_reciprocal import KReciprocal
 from aurank.evaluation.postprocessing.linear import Centring, Whiten
 from aurank.evaluation.postprocessing.postprocessing import STEPS, PostProcessing, Processed
 from aurank.evaluation.postprocessing.reorder import reordered_ranks
+from aurank.evaluation.postprocessing.search import GallerySearch, processed_gallery
 
 __all__ = [
     "STEPS",
@@ -15,6 +16,7 @@ __all__ = [
     "Codes",
     "DatabaseAugmentation",
     "Float16",
+    "GallerySearch",
     "Int8",
     "KReciprocal",
     "PostProcessing",
@@ -24,5 +26,6 @@ __all__ = [
     "Truncate",
     "Whiten",
     "describe_codes",
+    "processed_gallery",
     "reordered_ranks",
 ]

@@ -1,0 +1,256 @@
+"""The folder of an image index: which files there are, that they are whole, and changing them all at once.
+
+`index.json` names the other files with their checksums and is replaced last, so that whoever reads finds either all of
+the old ones or all of the new ones.
+"""
+
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from aurank.arrays import load_arrays
+from aurank.data import FolderSource, ImageSource, ZipSource
+from aurank.errors import UserError, first_line
+from aurank.evaluation.index.neighbours import Index
+from aurank.evaluation.postprocessing import PostProcessing
+from aurank.files import replacing, require_ordinary, write_text
+
+FORMAT, VERSION = "aurank.image_index", 1
+ABOUT, LOCK = "index.json", ".lock"
+_EMBEDDINGS, _VECTORS, _IMAGES, _FAISS, _STEPS = (
+    *("embeddings.npy", "vectors.npy", "images.parquet", "index.faiss"),
+    "postprocessing.safetensors",
+)
+_FIELDS = {"revision": int, "rows": str, "files": dict, "model": dict, "sources": list, "distance": str, "count": int}
+_LONGEST = 2**24  # bytes of an index.json
+
+fcntl: Any = None
+with contextlib.suppress(ImportError):  # not on Windows
+    fcntl = importlib.import_module("fcntl")
+
+Table = dict[str, np.ndarray]
+"""Columns of the images: "path" and "class" (text), "source" (place among the sources), "sha256" (of the file)."""
+
+
+@dataclass(frozen=True, eq=False)
+class IndexedRows:
+    """The rows of an index: a table of the images, their embeddings, and what is searched.
+
+    `vectors`: the embeddings behind the post-processing, None without any.
+    """
+
+    images: Table
+    embeddings: np.ndarray
+    index: Index
+    processing: PostProcessing | None = None
+    vectors: np.ndarray | None = None
+
+    @property
+    def searched(self) -> np.ndarray:
+        """What queries are compared with."""
+        return self.embeddings if self.vectors is None else self.vectors
+
+
+def write_index_folder(folder: Path, about: dict[str, Any], rows: IndexedRows) -> dict[str, Any]:
+    """Write the rows and then index.json, by which they take the place of those before; return what it says.
+
+    Args:
+        about: the fields "model", "sources" and "distance", and what else is to be kept.
+    """
+    name = f"rows-{uuid.uuid4().hex[:12]}"
+    place = folder / name
+    try:
+        _write_rows(place, rows)
+        files = {f"{name}/{file.name}": file_sha256(file) for file in sorted(place.iterdir())}
+        if (model := about["model"]["file"]) is not None:
+            files[model] = file_sha256(folder / model)
+        content = {**about, "format": FORMAT, "version": VERSION, "aurank": version("aurank")}
+        content |= {"revision": about.get("revision", 0) + 1, "rows": name, "files": files}
+        content |= {"count": len(rows.embeddings), "dim": int(rows.embeddings.shape[1]), "factory": rows.index.factory}
+        content["postprocessing"] = None if rows.processing is None else str(rows.processing)
+        content["checksum"] = _checksum(content)
+        write_text(folder / ABOUT, json.dumps(content, indent=1) + "\n")
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+    _remove_unnamed(folder, content)
+    return content
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """Return what index.json says; UserError unless it is one that this version reads, and nobody changed it."""
+    path = folder / ABOUT
+    if not path.exists():
+        what = "there is no index in it" if folder.is_dir() else "there is no such folder"
+        raise UserError(f"no index at {folder}: {what}; make one with aurank index build --out {folder}")
+    require_ordinary(path)
+    try:
+        with path.open("rb") as file:
+            content = json.loads(file.read(_LONGEST))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(f"{path} is damaged or describes no image index: build the index again")
+    if (found := content.get("version")) != VERSION:
+        raise UserError(
+            f"{path} is of format version {found!r}, and this aurank reads version {VERSION}: use the aurank that "
+            f"wrote it ({content.get('aurank')}), or build the index again"
+        )
+    if content.get("checksum") != _checksum(content) or any(
+        type(content.get(name)) is not kind for name, kind in _FIELDS.items()
+    ):
+        raise UserError(f"{path} is damaged, or was changed by hand: build the index again")
+    return content
+
+
+def read_rows(folder: Path, about: dict[str, Any], *, device: str | None = None) -> IndexedRows:
+    """Return the rows that index.json names; UserError unless every file is as it was written."""
+    place, prefix = folder / about["rows"], f"{about['rows']}/"
+    for name in about["files"]:
+        if name.startswith(prefix):
+            verify(folder, about, name)
+    embeddings = load_arrays(place / _EMBEDDINGS)[""]
+    index = Index.load(place / _FAISS, device=device)
+    has = {name.removeprefix(prefix) for name in about["files"]}
+    vectors = load_arrays(place / _VECTORS)[""] if _VECTORS in has else None
+    processing = PostProcessing.load(place / _STEPS) if _STEPS in has else None
+    images = _read_images(place / _IMAGES)
+    if not len(embeddings) == len(index) == len(images["path"]) == about["count"]:
+        raise UserError(f"the files of {folder} do not belong together: build the index again")
+    return IndexedRows(images, embeddings, index, processing, vectors)
+
+
+def verify(folder: Path, about: dict[str, Any], name: str) -> Path:
+    """Return a file of the index; UserError unless its bytes are those that were written."""
+    path = folder / name
+    try:
+        is_whole = path.is_file() and file_sha256(path) == about["files"].get(name)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    if not is_whole:
+        what = "is damaged, cut short or of another index" if path.exists() else "is missing"
+        raise UserError(f"{path} {what}: build the index again")
+    return path
+
+
+def file_sha256(path: Path) -> str:
+    """Return the hexadecimal digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """A context in which no other process changes the index; UserError where one does."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; name a folder that can be written") from error
+    try:
+        if fcntl is not None:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"another process is changing the index {folder}: wait until it has ended") from None
+            except OSError:  # a file system without locks
+                pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def describe_source(source: ImageSource) -> dict[str, str]:
+    """Return where images are, as index.json keeps it; a source in memory is gone afterwards."""
+    if isinstance(source, ZipSource):
+        return {"kind": "zip", "place": str(source.file.absolute()), "prefix": source.prefix}
+    if isinstance(source, FolderSource):
+        return {"kind": "folder", "place": str(source.root.absolute()), "prefix": ""}
+    return {"kind": "memory", "place": source.where, "prefix": ""}
+
+
+def open_described(described: dict[str, str]) -> ImageSource | None:
+    """Return the source that `describe_source` described, None where it is there no more."""
+    place = Path(described["place"])
+    with contextlib.suppress(UserError, OSError):
+        if described["kind"] == "folder" and place.is_dir():
+            return FolderSource(place)
+        if described["kind"] == "zip" and place.is_file():
+            return ZipSource(place, prefix=described["prefix"])
+    return None
+
+
+def _write_rows(place: Path, rows: IndexedRows) -> None:
+    for name, values in ((_EMBEDDINGS, rows.embeddings), (_VECTORS, rows.vectors)):
+        if values is not None:
+            with replacing(place / name) as file:
+                np.save(file, values, allow_pickle=False)
+    rows.index.save(place / _FAISS)
+    if rows.processing is not None:
+        rows.processing.save(place / _STEPS)
+    _write_images(place / _IMAGES, rows.images)
+
+
+def _write_images(path: Path, images: Table) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {
+        name: _storable(values.tolist()) if values.dtype.kind == "U" else values for name, values in images.items()
+    }
+    with replacing(path) as file:
+        pyarrow.parquet.write_table(pyarrow.table(columns), file)
+
+
+def _storable(texts: list[str]) -> Sequence[Any]:
+    """Return texts, or their bytes where a name of a file is no UTF-8."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return [os.fsencode(text) for text in texts]
+    return texts
+
+
+def _read_images(path: Path) -> Table:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+        columns = {name: table[name].to_pylist() for name in ("path", "class", "source", "sha256")}
+    except (OSError, KeyError, pyarrow.ArrowException) as error:
+        raise UserError(f"cannot read {path} ({first_line(error)}): build the index again") from error
+    found = {name: np.array(values, dtype=np.int64) for name, values in columns.items() if name == "source"}
+    for name in ("path", "class", "sha256"):
+        texts = [os.fsdecode(text) for text in cast(list[str | bytes], columns[name])]
+        found[name] = np.array(texts, dtype=np.str_)
+    return found
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    kept = {name: value for name, value in content.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def _remove_unnamed(folder: Path, about: dict[str, Any]) -> None:
+    """Remove rows and models of before, and what a killed process left; that it stays harms nothing."""
+    for left in folder.glob("rows-*"):
+        if left.name != about["rows"]:
+            shutil.rmtree(left, ignore_errors=True)
+    for left in folder.glob("model-*"):
+        if left.name != about["model"]["file"]:
+            left.unlink(missing_ok=True)
