@@ -84,9 +84,10 @@ def _entries(content: dict[str, Any]) -> Iterator[tuple[bool, str, Any, str]]:
         yield FITS[NUMBER](value), f"metrics.{name}", value, NUMBER
     plain = (content.get("postprocessing") or {}).get("plain", {})
     yield holds(dict, NUMBER, plain), "postprocessing.plain", plain, "numbers by name"
-    for code in content.get("codes") or []:
-        right = isinstance(code, dict) and holds(dict, NUMBER, code.get("metrics")) and FITS[COUNT](code.get("bytes"))
-        yield right, "codes", code, "a mapping with bytes and metrics"
+    codes = content.get("codes") or []
+    for code in codes:
+        right = isinstance(code, dict) and _is_code(code) and code["metrics"].keys() == codes[0]["metrics"].keys()
+        yield right, "codes", code, "dim, precision, bytes, rescored and the same metrics in each"
     yield holds(list, TEXT, content.get("notes") or []), "notes", content.get("notes"), "texts"
     rows, columns = content["num_queries"] - content["num_lone_queries"], content["per_query"]
     yield rows >= 1, "num_queries", content["num_queries"], "more than num_lone_queries"
@@ -102,6 +103,17 @@ def _entries(content: dict[str, Any]) -> Iterator[tuple[bool, str, Any, str]]:
         yield intervals["unit"] in ("class", "query"), "intervals.unit", intervals["unit"], "class or query"
     for name in ("recall", "precision") if content.get("curve") is not None else ():
         yield FITS[NUMBERS](values := content["curve"].get(name)), f"curve.{name}", values, NUMBERS
+
+
+def _is_code(code: dict[str, Any]) -> bool:
+    counts = [code.get("dim"), code.get("bytes"), code.get("rescored") or 0]
+    values = code.get("metrics")
+    return (
+        all(map(FITS[COUNT], counts))
+        and FITS[TEXT](code.get("precision"))
+        and bool(values)
+        and holds(dict, NUMBER, values)
+    )
 
 
 def _is_whole(value: Any) -> bool:

@@ -4,18 +4,20 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from aurank.errors import UserError
+from aurank.reporting.charts import svg
 
 _INK, _MUTED = "#1b1f24", "#8c959f"
 # A mark of its own for each precision, so that they differ by more than colour.
 _MARKS = {
-    "float32": ("o", "#0550ae"),
-    "float16": ("s", "#116329"),
-    "int8": ("^", "#953800"),
-    "binary": ("D", "#6639ba"),
+    "float32": ("o", "#0072b2"),
+    "float16": ("s", "#009e73"),
+    "int8": ("^", "#d55e00"),
+    "binary": ("D", "#cc79a7"),
 }
 
 
@@ -32,34 +34,11 @@ def draw_codes(codes: Sequence[dict[str, Any]]) -> bytes:
     """
     if not codes:
         raise UserError("the report holds no codes: evaluate with codes, or with --dims or --precision")
-    metric = next(iter(codes[0]["metrics"]))
     figure = Figure(figsize=(6.4, 4.8), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for precision, (marker, colour) in _MARKS.items():
-        for is_again in (False, True):
-            own = [one for one in codes if one["precision"] == precision and (one["rescored"] is not None) == is_again]
-            if not own:
-                continue
-            label = f"{precision}, {own[0]['rescored']:,} rescored" if is_again else precision
-            axes.plot(
-                [one["bytes"] for one in own],
-                [one["metrics"][metric] for one in own],
-                color=colour,
-                marker=marker,
-                markerfacecolor="white" if is_again else colour,
-                linestyle=(0, (3, 2)) if is_again else "-",
-                linewidth=1.4,
-                label=label,
-                clip_on=False,
-            )
-    axes.set_xscale("log", base=2)
-    sizes = sorted({one["bytes"] for one in codes})
-    axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=45 if len(sizes) > 8 else 0)
-    axes.minorticks_off()
-    axes.set(xlabel="bytes an image", ylabel="mAUPRC" if metric == "mauprc" else metric)
+    _plot(axes, codes)
     axes.set_title("quality by size", loc="left", color=_INK, fontsize=12)
-    axes.legend(frameon=False, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(_MUTED)
     axes.tick_params(colors=_INK, labelsize=9)
@@ -67,3 +46,34 @@ def draw_codes(codes: Sequence[dict[str, Any]]) -> bytes:
     image = io.BytesIO()
     figure.savefig(image, format="png")
     return image.getvalue()
+
+
+def codes_chart(codes: Sequence[dict[str, Any]]) -> str:
+    """Return the same as SVG text, for a page."""
+    return svg(lambda axes: _plot(axes, codes), described="Quality by bytes an image")
+
+
+def _plot(axes: Axes, codes: Sequence[dict[str, Any]]) -> None:
+    metric = next(iter(codes[0]["metrics"]))
+    for precision, (marker, colour) in _MARKS.items():
+        for is_again in (False, True):
+            own = [one for one in codes if one["precision"] == precision and (one["rescored"] is not None) == is_again]
+            if not own:
+                continue
+            axes.plot(
+                [one["bytes"] for one in own],
+                [one["metrics"][metric] for one in own],
+                color=colour,
+                marker=marker,
+                markerfacecolor="none" if is_again else colour,
+                linestyle=(0, (3, 2)) if is_again else "-",
+                linewidth=1.4,
+                label=f"{precision}, {own[0]['rescored']:,} rescored" if is_again else precision,
+                clip_on=False,
+            )
+    axes.set_xscale("log", base=2)
+    sizes = sorted({one["bytes"] for one in codes})
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=45 if len(sizes) > 6 else 0)
+    axes.minorticks_off()
+    axes.set(xlabel="bytes an image", ylabel="mAUPRC" if metric == "mauprc" else metric)
+    axes.legend(frameon=False, fontsize=9)

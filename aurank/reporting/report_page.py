@@ -11,6 +11,7 @@ from aurank.data.sources import ImageSource
 from aurank.evaluation.failures import confusions, hubs
 from aurank.evaluation.report import Report
 from aurank.reporting.charts import ap_histogram, embedding_map, frequency_chart, precision_recall_chart, recall_chart
+from aurank.reporting.code_plot import codes_chart
 from aurank.reporting.grids import gallery_names, make_grids, query_names
 from aurank.reporting.page import render, trusted
 from aurank.reporting.pictures import Pictures
@@ -60,16 +61,7 @@ def report_page(
     pictures = Pictures(images.source, budget)
     lists = report.neighbours is not None
     grids = make_grids(report, pictures, classes=classes) if lists else []
-    charts = [
-        {"svg": trusted(precision_recall_chart({"": report})), "caption": "Precision over recall, mean over queries."},
-        {"svg": trusted(recall_chart({"": report})), "caption": "Recall@k: queries with a positive among the first k."},
-        {"svg": trusted(ap_histogram({"": report})), "caption": "Average precision of the queries."},
-    ]
-    if len(np.unique(np.log2(report.per_query["num_positives"]).astype(int))) > 1:
-        by_number = "mAUPRC by the number of positives of a query."
-        charts.append({"svg": trusted(frequency_chart(report)), "caption": by_number})
-    if images.embeddings is not None:
-        charts.append(_map(report, images.embeddings))
+    charts = _charts(report) + ([] if images.embeddings is None else [_map(report, images.embeddings)])
     shown_hubs = _hubs(report, pictures) if lists else None
     table, columns, note = _class_rows(report)
     confused = _confused(report) if lists and table else None
@@ -87,9 +79,11 @@ def report_page(
         cards=_cards(report),
         notes=report.notes,
         metrics=[
-            {"name": name, "value": f"{value:.4f}", "interval": _interval(report, name)}
+            {"name": name, "value": f"{value:.4f}", "interval": _interval(report, name), "plain": _plain(report, name)}
             for name, value in report.metrics.items()
         ],
+        is_processed=report.postprocessing is not None,
+        codes=report.codes or [],
         has_intervals=report.intervals is not None,
         facts=_facts(report),
         charts=charts,
@@ -102,6 +96,20 @@ def report_page(
         hubs=shown_hubs,
         lists=left_out,
     )
+
+
+def _charts(report: Report) -> list[dict[str, Any]]:
+    """Return the curves of a report."""
+    shown = {
+        "Precision over recall, mean over queries.": precision_recall_chart({"": report}),
+        "Recall@k: queries with a positive among the first k.": recall_chart({"": report}),
+        "Average precision of the queries.": ap_histogram({"": report}),
+    }
+    if len(np.unique(np.log2(report.per_query["num_positives"]).astype(int))) > 1:
+        shown["mAUPRC by the number of positives of a query."] = frequency_chart(report)
+    if report.codes:
+        shown["Shorter and coarser embeddings: quality by bytes an image."] = codes_chart(report.codes)
+    return [{"svg": trusted(chart), "caption": caption} for caption, chart in shown.items()]
 
 
 def _counted(report: Report) -> str:
@@ -117,6 +125,12 @@ def _interval(report: Report, name: str) -> str:
     return f"{low:.4f} to {high:.4f}"
 
 
+def _plain(report: Report, name: str) -> str:
+    """Return a metric without post-processing, where there was one."""
+    value = (report.postprocessing or {}).get("plain", {}).get(name)
+    return "" if value is None else f"{value:.4f}"
+
+
 def _cards(report: Report) -> list[dict[str, str]]:
     cards = []
     for name in CARDS:
@@ -126,6 +140,8 @@ def _cards(report: Report) -> list[dict[str, str]]:
             low, high = report.tie_bounds or (0.0, 0.0)
             if name == "mauprc" and low != high:
                 beside = f"{beside} equal scores allow {low:.4f} to {high:.4f}".strip()
+            if plain := _plain(report, name):
+                beside = f"{beside} plain {plain}".strip()
             cards.append({"name": name, "value": f"{value:.4f}", "beside": beside})
     if "num_negatives" in report.per_query:
         cards.append({"name": "a random order", "value": f"{report.random_order:.4f}", "beside": "mauprc"})
@@ -141,6 +157,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         "checksum of the protocol's data": protocol.get("checksum"),
         "distance": report.distance,
         "equal scores": report.ties,
+        "post-processing": (report.postprocessing or {}).get("steps"),
         "intervals": None if report.intervals is None else str(report.intervals),
         "versions": ", ".join(f"{name} {version}" for name, version in report.versions.items()),
     }

@@ -13,7 +13,7 @@ from aurank.data.transforms.standard import Resize
 from aurank.embedding.embed import Embedded, embed_pixels
 from aurank.embedding.protocols import PROTOCOLS, Protocol, draw_gallery, find_protocol, mean_report
 from aurank.errors import UserError
-from aurank.evaluation import Report, evaluate
+from aurank.evaluation import Codes, Report, evaluate
 
 ONE_GALLERY = Protocol("one", "vehicleid", (1, 5), {"test": "small"}, seeds=(0, 1, 2))
 
@@ -137,6 +137,19 @@ def test_intervals_of_draws_are_those_of_their_mean() -> None:
     assert drawn.intervals.bounds == expected.bounds
     low, high = drawn.intervals.bounds["mauprc"]
     assert low < plain.mauprc < high
+
+
+def test_post_processing_and_codes_of_draws_are_means_too() -> None:
+    given, options = embedded([3, 4, 5, 2, 6, 3]), {"postprocess": "float16", "codes": Codes(dims=(2,))}
+    drawn = [dataclasses.replace(ONE_GALLERY, seeds=(seed,)).evaluate(given, **options) for seed in (0, 1)]
+    report = dataclasses.replace(ONE_GALLERY, seeds=(0, 1)).evaluate(given, **options)
+    plain = dataclasses.replace(ONE_GALLERY, seeds=(0, 1)).evaluate(given)
+    assert report.postprocessing is not None
+    assert report.postprocessing["plain"] == plain.metrics
+    assert (plain.postprocessing, plain.codes) == (None, None)
+    codes = [one.codes[0]["metrics"]["mauprc"] for one in drawn if one.codes is not None]
+    assert report.codes is not None
+    assert report.codes[0]["metrics"]["mauprc"] == pytest.approx(np.mean(codes), abs=1e-15)
 
 
 def test_seeds_draw_differently_and_again_the_same() -> None:

@@ -87,10 +87,18 @@ def test_a_report_with_both_is_read_back(tmp_path: Path) -> None:
     report.save(tmp_path / "report.json")
     loaded = Report.load(tmp_path / "report.json")
     assert (loaded.postprocessing, loaded.codes) == (report.postprocessing, report.codes)
-    text = (tmp_path / "report.json").read_text(encoding="utf-8").replace('"bytes": 2', '"bytes": "<b>"')
-    (tmp_path / "report.json").write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match=r"codes is .*expected a mapping with bytes and metrics"):
-        Report.load(tmp_path / "report.json")
+    text = (tmp_path / "report.json").read_text(encoding="utf-8")
+    for right, wrong in (
+        ('"bytes": 2', '"bytes": "<b>"'),
+        ('"precision": "binary"', '"precision": 3'),
+        ('"dim"', '"width"'),
+        ('"rescored": 5', '"rescored": -5'),
+        ('"plain": {', '"plain": {"mrr@7": "x", '),
+    ):
+        assert right in text
+        (tmp_path / "report.json").write_text(text.replace(right, wrong), encoding="utf-8")
+        with pytest.raises(UserError, match=r"damaged report \((codes|postprocessing.plain) is"):
+            Report.load(tmp_path / "report.json")
 
 
 @pytest.mark.parametrize(
