@@ -1,0 +1,95 @@
+"""What a report costs beside the evaluation that it shows: time, memory and bytes.
+
+    python tools/bench_report.py [--rows 60502] [--dim 512] [--per-class 5] [--neighbours 10]
+
+Synthetic embeddings, each its own query, with small random pictures. Each line is a process of its own: the evaluation
+alone, with lists of neighbours, and with lists, report.json, per_query.parquet, per_class.csv and report.html written.
+Growth: how far its resident memory rose above what it held with the embeddings made.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from measuring import forget_peak, resident_megabytes
+
+import aurank
+from aurank.data.sources import ArraySource
+from aurank.reporting.report_page import PageImages, report_page
+from aurank.reporting.results import write_results
+
+STEPS = ("evaluation", "with neighbours", "with all files")
+
+
+class Drawn(Mapping[str, np.ndarray]):
+    """Pictures made when they are asked for: 60,502 of them are not held in memory."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __getitem__(self, path: str) -> np.ndarray:
+        return np.random.default_rng(int(path.split(".")[0])).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return (f"{row}.png" for row in range(self.rows))
+
+    def __len__(self) -> int:
+        return self.rows
+
+
+def measure(step: str, rows: int, dim: int, per_class: int, neighbours: int) -> dict[str, float]:
+    """Return seconds, growth in megabytes, and megabytes of the page."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(rows) // per_class
+    embeddings = rng.standard_normal((int(labels[-1]) + 1, dim), dtype=np.float32)[labels]
+    embeddings += 1.5 * rng.standard_normal((rows, dim), dtype=np.float32)
+    aurank.evaluate(embeddings[:500], labels[:500], neighbours=3)  # compiles
+    forget_peak()
+    before, start = resident_megabytes("VmRSS"), time.perf_counter()
+    report = aurank.evaluate(embeddings, labels, neighbours=0 if step == STEPS[0] else neighbours)
+    size = 0
+    if step == STEPS[2]:
+        names = np.array([f"class {label}" for label in labels])
+        report = report.named(np.array([f"{row}.png" for row in range(rows)]), names)
+        with tempfile.TemporaryDirectory() as folder:
+            page = report_page(report, images=PageImages(ArraySource(Drawn(rows)), embeddings))
+            write_results(report, Path(folder), page=page)
+            size = (Path(folder) / "report.html").stat().st_size
+    return {"s": time.perf_counter() - start, "MB": resident_megabytes("VmHWM") - before, "html": size / 2**20}
+
+
+def main() -> None:
+    """Measure each step in a process of its own and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=60_502)
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--per-class", type=int, default=5)
+    parser.add_argument("--neighbours", type=int, default=10)
+    parser.add_argument("--one", choices=STEPS, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    sizes = [given.rows, given.dim, given.per_class, given.neighbours]
+    if given.one:
+        print(json.dumps(measure(given.one, *sizes)))
+        return
+    names = ("--rows", "--dim", "--per-class", "--neighbours")
+    options = [word for name, size in zip(names, sizes, strict=True) for word in (name, str(size))]
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {given.rows:,} rows of {given.dim}")
+    first = 0.0
+    for step in STEPS:
+        command = [sys.executable, __file__, "--one", step, *options]
+        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+        first = first or found["s"]
+        page = f"  page {found['html']:.1f} MiB" if found["html"] else ""
+        ratio = found["s"] / first
+        print(f"{step:<16} {found['s']:7.1f} s  {ratio:5.2f} x evaluation  growth {found['MB']:6.0f} MB{page}")
+
+
+if __name__ == "__main__":
+    main()
