@@ -18,7 +18,7 @@ QUERIES, GALLERY = 1024, 8192  # of a tile of products: with what is chosen from
 
 @dataclass(frozen=True, eq=False)
 class Lists:
-    """The k nearest rows of each query by cosine, best first, equal ones in the order of the gallery."""
+    """The k nearest rows of each query by cosine, best first, equal ones in an order of their own."""
 
     row: Int64[np.ndarray, "query k"]
     score: Float64[np.ndarray, "query k"]
@@ -30,21 +30,27 @@ def nearest_lists(
 ) -> Lists:
     """Return the k nearest gallery rows of each query; never a matrix of all scores.
 
+    Equal rows come in a random order, always the same: files often come class by class, and in their order a collapsed
+    model would find neighbours of the right class.
+
     Args:
         leave_out: a gallery row that each query must not find, -1 for none. Behind a list that is shorter for it the
             score is minus infinity.
         device: where products are taken.
     """
     k = min(k, len(gallery))
-    left, right, exact = _sides(queries, gallery, "cosine")
+    shuffled = np.random.default_rng(0).permutation(len(gallery))
+    place_of = np.append(np.argsort(shuffled), -1)
+    left, right, exact = _sides(queries, gallery, "cosine", shuffled)
+    wanted, hidden = min(k + SPARE, len(gallery)), place_of[leave_out]
     with full_precision():
-        row, farthest = _candidates(left, right, min(k + SPARE, len(gallery)), leave_out, torch.device(device))
+        place, farthest = _candidates(left, right, wanted, hidden, torch.device(device))
     query = np.arange(len(queries))
-    score = exact.pairs(np.repeat(query, row.shape[1]), row.ravel()).reshape(row.shape)
-    score[(row < 0) | (row == leave_out[:, None])] = -np.inf
-    order = np.lexsort((row, -score), axis=1)[:, :k]
-    row, score = (np.take_along_axis(part, order, axis=1) for part in (row, score))
-    return Lists(row, score, exact.pairs(query, farthest))
+    score = exact.pairs(np.repeat(query, wanted), place.ravel()).reshape(place.shape)
+    score[(place < 0) | (place == hidden[:, None])] = -np.inf
+    order = np.lexsort((place, -score), axis=1)[:, :k]
+    place, score = (np.take_along_axis(part, order, axis=1) for part in (place, score))
+    return Lists(shuffled[place], score, exact.pairs(query, farthest))
 
 
 def pair_scores(
@@ -56,29 +62,31 @@ def pair_scores(
     distance: str = "cosine",
 ) -> Float64[np.ndarray, " pair"]:
     """Return the exact score of each pair of a query and a gallery row."""
-    return _sides(queries, gallery, distance)[2].pairs(query, row)
+    return _sides(queries, gallery, distance, np.arange(len(gallery)))[2].pairs(query, row)
 
 
-def _sides(queries: Rows, gallery: Rows, distance: str) -> tuple[Vectors, Vectors, ExactScores]:
+def _sides(
+    queries: Rows, gallery: Rows, distance: str, order: Int64[np.ndarray, " gallery"]
+) -> tuple[Vectors, Vectors, ExactScores]:
     compiled = importable("numba")
     lengths = others = row_lengths(queries, side="query", distance=distance, compiled=compiled)
     if gallery is not queries:
         others = row_lengths(gallery, side="gallery", distance=distance, compiled=compiled)
     measure = make_distance(distance, float(lengths.max()), float(others.max()))
     left, right = (
-        Vectors(rows, length, order=np.arange(len(rows)), distance=measure)
-        for rows, length in ((queries, lengths), (gallery, others))
+        Vectors(rows, length, order=places, distance=measure)
+        for rows, length, places in ((queries, lengths, np.arange(len(queries))), (gallery, others, order))
     )
     return left, right, ExactScores(left, right, compiled=compiled)
 
 
 def _candidates(
-    left: Vectors, right: Vectors, wanted: int, leave_out: Int64[np.ndarray, " query"], device: torch.device
+    left: Vectors, right: Vectors, wanted: int, hidden: Int64[np.ndarray, " query"], device: torch.device
 ) -> tuple[Int64[np.ndarray, "query wanted"], Int64[np.ndarray, " query"]]:
-    """Return the rows of the greatest float32 products of each query, and of the smallest one."""
+    """Return the places of the greatest float32 products of each query, and of the smallest one."""
     queries, size = len(left.order), len(right.order)
     value = torch.full((queries, wanted), -torch.inf, device=device)
-    row = torch.full((queries, wanted), -1, dtype=torch.int64, device=device)
+    place = torch.full((queries, wanted), -1, dtype=torch.int64, device=device)
     smallest = torch.full((queries,), torch.inf, device=device)
     farthest = torch.zeros(queries, dtype=torch.int64, device=device)
     for start in range(0, size, GALLERY):
@@ -90,9 +98,9 @@ def _candidates(
             least = product.min(dim=1)
             farthest[here] = torch.where(least.values < smallest[here], least.indices + start, farthest[here])
             smallest[here] = torch.minimum(smallest[here], least.values)
-            inside = np.flatnonzero((leave_out[here] >= there.start) & (leave_out[here] < there.stop))
-            product[inside, leave_out[here][inside] - start] = -torch.inf
+            inside = np.flatnonzero((hidden[here] >= there.start) & (hidden[here] < there.stop))
+            product[inside, hidden[here][inside] - start] = -torch.inf
             best = product.topk(min(wanted, product.shape[1]), dim=1)
             value[here], order = torch.cat([value[here], best.values], dim=1).topk(wanted, dim=1)
-            row[here] = torch.cat([row[here], best.indices + start], dim=1).gather(1, order)
-    return row.cpu().numpy(), farthest.cpu().numpy()
+            place[here] = torch.cat([place[here], best.indices + start], dim=1).gather(1, order)
+    return place.cpu().numpy(), farthest.cpu().numpy()
