@@ -41,9 +41,11 @@ def public() -> dict[str, Any]:
 PUBLIC = public()
 SLOW = {
     "aurank.commands.baselines.measure_baselines",
+    "aurank.commands.build_index.add_images",
     "aurank.commands.build_index.build_index",
     "aurank.commands.embed.embed_model",
     "aurank.commands.search.ImageIndex",
+    "aurank.commands.search.search_photos",
     "aurank.embedding.trained_model.load",
     "aurank.embedding.trained_model.load_pairs",
     "aurank.training.dry_run.rehearse",

@@ -16,6 +16,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look after data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+index_app = typer.Typer(help="Make an index of images, and change it.", no_args_is_help=True)
+app.add_typer(index_app, name="index")
 cache_app = typer.Typer(help="Look after the embedding cache.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
 

@@ -4,7 +4,7 @@ Whatever is wrong with their options is a UserError, before anything is embedded
 """
 
 from aurank.commands.baselines import measure_baselines
-from aurank.commands.build_index import build_index
+from aurank.commands.build_index import IndexChange, add_images, build_index, remove_images
 from aurank.commands.doctor import examine_data
 from aurank.commands.embed import embed_model
 from aurank.commands.evaluate import evaluate_model
@@ -12,13 +12,16 @@ from aurank.commands.pairs import PairsResult, evaluate_pairs
 from aurank.commands.postprocess import read_postprocessing
 from aurank.commands.probe import probe_model
 from aurank.commands.run_options import RunOptions
-from aurank.commands.search import Hit, ImageIndex
+from aurank.commands.search import Hit, ImageIndex, PhotoHits, search_photos
 
 __all__ = [
     "Hit",
     "ImageIndex",
+    "IndexChange",
     "PairsResult",
+    "PhotoHits",
     "RunOptions",
+    "add_images",
     "build_index",
     "embed_model",
     "evaluate_model",
@@ -27,4 +30,6 @@ __all__ = [
     "measure_baselines",
     "probe_model",
     "read_postprocessing",
+    "remove_images",
+    "search_photos",
 ]

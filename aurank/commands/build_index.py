@@ -1,27 +1,33 @@
 """Making an index of images and changing it: what ``aurank index`` calls."""
 
 import hashlib
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from aurank.commands.postprocess import fitted_on_training, read_postprocessing
-from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, split_name
+from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, refuse_preprocessing, split_name
 from aurank.commands.search import ImageIndex
-from aurank.data import ImageSource
+from aurank.config import DataConfig
+from aurank.data import ImageSource, Manifest
 from aurank.embedding.embed import Embedded, ModelImages
+from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.index_folder import ABOUT, IndexedRows, Table, describe_source, write_index_folder, writing
-from aurank.embedding.select_images import ALL, ImageSelection
+from aurank.embedding.select_images import ALL, ImageSelection, select
 from aurank.embedding.stored_model import StoredModel, store_model
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.postprocessing import GallerySearch, PostProcessing, processed_gallery
+from aurank.names import meant, nearest
 
 RECALL_AT = (1, 10)
 RECALL_QUERIES = 1000  # images of the index that are searched to measure its recall
 EXACT = "Flat"
+MOST_COMPARED = 20_000  # paths among which one that was misspelt is looked for
 
 
 def build_index(
@@ -86,12 +92,195 @@ def build_index(
         _require_free(out, overwrite=overwrite)
         record = store_model(out, stored)
         source = prepared.dataset.manifest.source
-        about: dict[str, Any] = {"model": record, "distance": distance, "sources": [describe_source(source)]}
-        table = _table(embedded, source, number=0)
+        about: dict[str, Any] = {
+            "model": record,
+            "distance": distance,
+            "sources": [describe_source(source)],
+            "seed": seed,
+        }
+        digests = {path: _digest(source, path) for path in embedded.paths.tolist()}
+        table = _table(embedded, digests, number=0)
         rows = _indexed(table, embedded.embeddings, steps, factory, distance, seed)
-        about["recall"] = measured_recall(rows, seed=seed)
-        about = write_index_folder(out, about, rows)
+        about = _write(out, about, rows)
     return ImageIndex(out, about, rows, device=running.torch_device, allow_code=running.allow_code)
+
+
+@dataclass(frozen=True)
+class IndexChange:
+    """What a change of an index did, by the paths of the images.
+
+    `present`: already there, with the same bytes. `unreadable`: left out, as data.on_error=skip asks.
+
+    Example:
+        >>> print(IndexChange(count=7, added=["a.jpg", "b.jpg"], present=["c.jpg"]))
+        2 images added, 1 was there already; the index holds 7
+    """
+
+    count: int
+    added: list[str] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)
+    present: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """Return what was done in one line."""
+        told = []
+        for names, one, several in (
+            (self.added, "image added", "images added"),
+            (self.replaced, "replaced, as its file has changed", "replaced, as their files have changed"),
+            (self.removed, "image removed", "images removed"),
+            (self.present, "was there already", "were there already"),
+            (self.unreadable, "left out, as it cannot be read", "left out, as they cannot be read"),
+        ):
+            if names:
+                told.append(f"{len(names):,} {one if len(names) == 1 else several}")
+        return f"{', '.join(told) or 'nothing changed'}; the index holds {self.count:,}"
+
+
+def add_images(folder: Path, images: ImageSelection, *, running: RunOptions | None = None) -> IndexChange:
+    """Embed images and add them to an index; what is there is not embedded again, and what was learnt stays.
+
+    An image that is there already, by its place and the bytes of its file, is left as it is; one whose file has changed
+    takes the place of the old one. Until all is done the old index is what is there.
+
+    Args:
+        folder: of the index.
+        images: with `data`; without a split, those of all splits.
+
+    Raises:
+        UserError: for data that cannot be read, or where another process changes the index.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for colour in ("red", "green"):
+        ...         Path(folder, colour, "photos").mkdir(parents=True)
+        ...         Image.new("RGB", (8, 8), colour).save(f"{folder}/{colour}/photos/{colour}.png")
+        ...     out, red = Path(folder, "index"), ImageSelection(f"unlabelled:{folder}/red")
+        ...     _ = build_index("timm:test_vit,pretrained=false", red, out=out)
+        ...     print(add_images(out, ImageSelection(f"unlabelled:{folder}/green")))
+        ...     print(remove_images(out, ["photos/red.png"]))
+        1 image added; the index holds 2
+        1 image removed; the index holds 1
+    """
+    running = running or RunOptions()
+    running.torch_device  # noqa: B018  # refused before anything is read
+    images = replace(images, split=images.split or ALL)
+    if images.data is None:
+        raise UserError("say which images to add: --data READER:PATH, such as folder:photos")
+    with writing(folder, create=False):
+        index = ImageIndex.open(folder, device="cpu", allow_code=running.allow_code)
+        selected = select(images, None)
+        refuse_preprocessing(images, index.load_model().name)
+        source, manifest = selected.images.source, each_image_once(selected.images)
+        sources, number = _numbered_source(index.about["sources"], source)
+        digests = {path: _digest(source, path) for path in manifest.paths}
+        own = np.flatnonzero(index.images["source"] == number)
+        before = dict(zip(index.images["path"][own].tolist(), own.tolist(), strict=True))
+        known = {path: str(index.images["sha256"][row]) for path, row in before.items()}
+        wanted = np.array([known.get(path) != digests[path] for path in manifest.paths])
+        present = [path for path, is_wanted in zip(manifest.paths, wanted, strict=True) if not is_wanted]
+        if not wanted.any():
+            return IndexChange(len(index), present=present)
+        prepared = _prepared(index.load_model(), manifest.select(wanted), selected.data, running)
+        embedded, _ = prepared.embed()
+        new = _table(embedded, digests, number=number)
+        paths = embedded.paths.tolist()
+        replaced = [path for path in paths if path in before]
+        kept = np.ones(len(index), bool)
+        kept[[before[path] for path in replaced]] = False
+        rows = _changed(index.rows, kept, new, embedded.embeddings)
+        _write(folder, {**index.about, "sources": sources}, rows)
+    unreadable = sorted(set(prepared.dataset.manifest.paths) - set(paths))
+    added = [path for path in paths if path not in before]
+    return IndexChange(len(rows.embeddings), added, replaced, present, unreadable)
+
+
+def remove_images(
+    folder: Path, paths: Collection[str] = (), *, classes: Collection[str] = (), missing: bool = False
+) -> IndexChange:
+    """Remove images from an index, by their paths as it shows them, by class, or where their files are gone.
+
+    Nothing is embedded or learnt again. Until all is done the old index is what is there.
+
+    Raises:
+        UserError: for a path or class that is not in the index, or where no image would be left.
+
+    Example:
+        >>> remove_images(Path("no such folder"), missing=True)
+        Traceback (most recent call last):
+        aurank.errors.UserError: no index at no such folder: there is no such folder; make one with aurank index ...
+    """
+    with writing(folder, create=False):
+        index = ImageIndex.open(folder, device="cpu")
+        known = set(index.images["path"].tolist())
+        if unknown := [path for path in paths if path not in known]:
+            more = f", nor are {len(unknown) - 1} more" if len(unknown) > 1 else ""
+            hint = meant(nearest(unknown[0], known, most=3)) if len(known) <= MOST_COMPARED else ""
+            raise UserError(f"image {unknown[0]!r} is not in the index {folder}{more}{hint}")
+        gone = np.isin(index.images["path"], list(paths))
+        if classes:
+            gone[index.rows_of(classes)] = True
+        if missing:
+            gone |= ~np.array([index.exists(row) for row in range(len(index))])
+        if gone.all():
+            raise UserError(f"no image would be left in the index {folder}: remove the folder instead")
+        removed = index.images["path"][gone].tolist()
+        if not removed:
+            return IndexChange(len(index))
+        empty = {name: values[:0] for name, values in index.images.items()}
+        rows = _changed(index.rows, ~gone, empty, index.rows.embeddings[:0])
+        _write(folder, index.about, rows)
+    return IndexChange(len(rows.embeddings), removed=removed)
+
+
+def _prepared(model: StoredModel, manifest: Manifest, data: DataConfig, running: RunOptions) -> PreparedModel:
+    """Return the model of an index with images as it wants them."""
+    dataset_of = partial(model.dataset, on_error=data.on_error, max_pixels=data.max_pixels)
+    dataset = dataset_of(manifest)
+    return PreparedModel(
+        model.name, model.module, dataset, model.description, data, model.config, dataset_of, [], running
+    )
+
+
+def _numbered_source(sources: list[dict[str, str]], source: ImageSource) -> tuple[list[dict[str, str]], int]:
+    """Return the sources of an index with this one among them, and its number."""
+    described = describe_source(source)
+    if described not in sources:
+        sources = [*sources, described]
+    return sources, sources.index(described)
+
+
+def _changed(rows: IndexedRows, kept: np.ndarray, new: Table, embeddings: np.ndarray) -> IndexedRows:
+    """Return some of the rows and new ones behind them; the faiss index keeps what it has learnt."""
+    table = {name: np.concatenate([values[kept], new[name]]) for name, values in rows.images.items()}
+    joined = np.concatenate([rows.embeddings[kept], embeddings])
+    processing, added, vectors = rows.processing, embeddings, None
+    looks_around = processing is not None and not processing.is_of_rows
+    if processing is not None:
+        if looks_around:  # every row may have changed
+            vectors = processed_gallery(processing, joined)
+        elif len(embeddings):
+            added = processed_gallery(processing, embeddings).astype(rows.searched.dtype)
+        if vectors is None:
+            vectors = (
+                np.concatenate([rows.searched[kept], added[: len(embeddings)]])
+                if len(embeddings)
+                else rows.searched[kept]
+            )
+    index = rows.index
+    if kept.all() and not looks_around:
+        index.add(added)
+    else:
+        index.host.reset()
+        index.add(joined if vectors is None else vectors)
+    return IndexedRows(table, joined, index, processing, vectors)
+
+
+def _write(folder: Path, about: dict[str, Any], rows: IndexedRows) -> dict[str, Any]:
+    return write_index_folder(folder, {**about, "recall": measured_recall(rows, seed=about["seed"])}, rows)
 
 
 def stored_of(prepared: PreparedModel) -> StoredModel:
@@ -130,15 +319,23 @@ def _indexed(
     return IndexedRows(table, embeddings, index, steps, vectors)
 
 
-def _table(embedded: Embedded, source: ImageSource, *, number: int) -> Table:
+def _digest(source: ImageSource, path: str) -> str:
+    """Return the digest of a file's bytes, "" where it cannot be read."""
+    try:
+        return hashlib.sha256(source.read_bytes(path)).hexdigest()
+    except UserError:
+        return ""
+
+
+def _table(embedded: Embedded, digests: Mapping[str, str], *, number: int) -> Table:
     """Return the table of images that were embedded; an image whose class is its own path has none."""
     names = np.array([""]) if embedded.classes is None else embedded.classes
     classes = names[embedded.labels]
     if (classes == embedded.paths).all():
         classes = np.full(len(classes), "")
-    digests = [hashlib.sha256(source.read_bytes(path)).hexdigest() for path in embedded.paths.tolist()]
+    sums = [digests[path] for path in embedded.paths.tolist()]
     places = np.full(len(classes), number, np.int64)
-    return {"path": embedded.paths, "class": classes, "source": places, "sha256": np.array(digests, dtype=np.str_)}
+    return {"path": embedded.paths, "class": classes, "source": places, "sha256": np.array(sums, dtype=np.str_)}
 
 
 def _check_factory(factory: str, distance: str) -> None:

@@ -153,9 +153,7 @@ def prepare_model(model: str, images: ImageSelection, running: RunOptions) -> Pr
     dataset_of: Callable[[Manifest], ImageDataset]
     manifest = each_image_once(selected.images)  # of pairs with texts
     if checkpoint is None:
-        for override in images.overrides:
-            if override.startswith(tuple(f"data.{key}" for key in _BROUGHT)):
-                raise UserError(f"{override} has no use with --model {model}, which brings its own preprocessing")
+        refuse_preprocessing(images, model)
         loaded = load_model(model, allow_code=running.allow_code)
         module, description = loaded.module, loaded.description
         dataset_of = partial(ModelImages, model=loaded, on_error=data.on_error, max_pixels=data.max_pixels)
@@ -167,6 +165,13 @@ def prepare_model(model: str, images: ImageSelection, running: RunOptions) -> Pr
         dataset_of = partial(build_dataset, config.data, train=False)
     remarks = describe_split(images, selected)
     return PreparedModel(model, module, dataset_of(manifest), description, data, config, dataset_of, remarks, running)
+
+
+def refuse_preprocessing(images: ImageSelection, model: str) -> None:
+    """Raise UserError for overrides of what the model brings along."""
+    for override in images.overrides:
+        if override.startswith(tuple(f"data.{key}" for key in _BROUGHT)):
+            raise UserError(f"{override} has no use with --model {model}, which brings its own preprocessing")
 
 
 def describe_model(config: Config) -> str:

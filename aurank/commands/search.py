@@ -1,7 +1,7 @@
 """Searching an index of images with photos: what ``aurank search`` and ``aurank serve`` call."""
 
-import io
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,19 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float32, Float64, Int64
-from PIL import Image
 
-from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding, to_pixels
-from aurank.data.sources import FolderSource, ImageSource
+from aurank.commands.photos import JoinedSource, Photo, PhotoFile, find_photos, read_photo
+from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding
+from aurank.data.sources import ImageSource
 from aurank.embedding.index_folder import IndexedRows, Table, open_described, read_about, read_rows, verify
 from aurank.embedding.stored_model import StoredModel, load_stored
 from aurank.errors import UserError
-from aurank.evaluation.engine.inputs import Embeddings
+from aurank.evaluation.engine.inputs import Embeddings, ProgressCallback
 from aurank.evaluation.postprocessing import GallerySearch
 from aurank.names import meant, nearest
-
-Photo = Path | str | bytes | Image.Image | np.ndarray
-"""A file, the bytes of one, an image of Pillow, or uint8 pixels [height, width, channel]."""
+from aurank.reporting.pictures import Pictures
+from aurank.reporting.search_page import FoundImage, SearchedPhoto, search_page
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,7 @@ class ImageIndex:
 
     Example:
         >>> import tempfile
+        >>> from PIL import Image
         >>> from aurank.commands import build_index
         >>> from aurank.embedding import ImageSelection
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -76,6 +76,7 @@ class ImageIndex:
         self._sources: dict[int, ImageSource | None] = {}
         self._search = GallerySearch(rows.index, rows.embeddings, rows.searched, rows.processing)
         self._loading = Lock()
+        self._model: StoredModel | None = None
 
     @classmethod
     def open(cls, folder: Path | str, *, device: str | None = None, allow_code: bool = False) -> "ImageIndex":
@@ -109,18 +110,15 @@ class ImageIndex:
         """The names of the classes, sorted."""
         return sorted({name for name in self.images["class"].tolist() if name})
 
-    @cached_property
-    def model(self) -> StoredModel:
-        """The model, loaded when it is first needed; UserError unless it is the one that embedded the images."""
-        record = self.about["model"]
-        if record["file"] is not None:
-            verify(self.folder, self.about, record["file"])
-        return load_stored(self.folder, record, allow_code=self.allow_code)
-
     def load_model(self) -> StoredModel:
-        """Return the model; of several threads one loads it."""
-        with self._loading:
-            return self.model
+        """Return the model, loaded when first asked for; UserError unless it is the one that embedded the images."""
+        with self._loading:  # of several threads one loads it
+            if self._model is None:
+                record = self.about["model"]
+                if record["file"] is not None:
+                    verify(self.folder, self.about, record["file"])
+                self._model = load_stored(self.folder, record, allow_code=self.allow_code)
+            return self._model
 
     def read_image(self, row: int, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
         """Return the pixels of an image, uint8 [height, width, channel]; UserError where it is gone or unreadable."""
@@ -134,6 +132,23 @@ class ImageIndex:
         with quiet_decoding():
             return decode(source, path, None, max_pixels=max_pixels)
 
+    @property
+    def description(self) -> str:
+        """What is searched, in a line, with what an approximate index was measured to find."""
+        about = self.about
+        what = f"{len(self):,} images, {about['model']['name']}, {about['distance']}, index {about['factory']}"
+        if about["postprocessing"] is not None:
+            what += f" behind {about['postprocessing']}"
+        if (recall := about["recall"]) is None:
+            return what
+        found = " and ".join(f"{value:.4f} of the true nearest {at}" for at, value in recall.items() if at != "queries")
+        return f"{what}, which finds {found} (mean of {int(recall['queries']):,} of its images)"
+
+    def exists(self, row: int) -> bool:
+        """Return whether the file of an image is still there."""
+        source = self.source_of(row)
+        return source is not None and source.exists(str(self.images["path"][row]))
+
     def source_of(self, row: int) -> ImageSource | None:
         """Return where the bytes of an image come from, None where that is there no more."""
         number = int(self.images["source"][row])
@@ -145,7 +160,7 @@ class ImageIndex:
         """Return the embeddings of photos under the model's own preprocessing; UserError for one that is none."""
         model = self.load_model()
         with quiet_decoding():
-            pixels = [_pixels(photo, place, model.channels, max_pixels) for place, photo in enumerate(photos)]
+            pixels = [read_photo(photo, model.channels, max_pixels=max_pixels) for photo in photos]
         return model.embed(pixels, device=self.device)
 
     def search(
@@ -166,6 +181,8 @@ class ImageIndex:
             classes: find images of these classes only, by an exact search among them.
             exact: search exactly although the index is approximate.
         """
+        if not len(queries):
+            return []
         rows = queries if _is_matrix(queries) else self.embed(list(queries))
         return self._hits(np.asarray(rows), None, k, threshold, classes, exact)
 
@@ -199,7 +216,7 @@ class ImageIndex:
             raise UserError(f"the threshold must be a number, got {threshold}")
         if not len(queries):
             return []
-        among = None if classes is None else self._rows_of(classes)
+        among = None if classes is None else self.rows_of(classes)
         row, score = self._search.nearest(queries, k, own=own, among=among, exact=exact)
         return [self._listed(*one, threshold) for one in zip(row, score, strict=True)]
 
@@ -210,7 +227,8 @@ class ImageIndex:
         paths, names = (self.images[name][row[kept]].tolist() for name in ("path", "class"))
         return [Hit(*one) for one in zip(row[kept].tolist(), paths, names, score[kept].tolist(), strict=True)]
 
-    def _rows_of(self, classes: Collection[str]) -> Int64[np.ndarray, " row"]:
+    def rows_of(self, classes: Collection[str]) -> Int64[np.ndarray, " row"]:
+        """Return the rows of some classes; UserError for one that the index has not."""
         for name in classes:
             if name not in self.classes:
                 known = f"it has {len(self.classes):,}" if self.classes else "its images have none"
@@ -222,36 +240,125 @@ def _is_matrix(queries: Any) -> bool:
     return isinstance(queries, torch.Tensor) or (isinstance(queries, np.ndarray) and queries.ndim == 2)
 
 
-class _OneFile:
-    """The bytes of one photo as a source of images."""
+@dataclass(frozen=True)
+class PhotoHits:
+    """What one photo found, or why it could not be read.
 
-    def __init__(self, content: bytes) -> None:
-        self.where = "what was given"
-        self.content = content
+    Example:
+        >>> from aurank.commands.photos import find_photos
+        >>> PhotoHits(find_photos(["photos/a.jpg"])[0], [], "it is not there").photo.name
+        'a.jpg'
+    """
 
-    def read_bytes(self, path: str) -> bytes:
-        return self.content
-
-    def exists(self, path: str) -> bool:
-        return True
-
-    def names(self) -> list[str]:
-        return []
+    photo: PhotoFile
+    hits: list[Hit]
+    error: str | None = None
 
 
-def _pixels(photo: Photo, place: int, channels: int, max_pixels: int) -> np.ndarray:
-    """Return a photo as the model's channels want it, upright."""
-    name = f"photo {place}"
-    if isinstance(photo, Image.Image):
-        try:
-            return to_pixels(photo, channels)
-        except OSError as error:
-            raise UserError(f"{name} cannot be decoded: {error}") from error
-    if isinstance(photo, bytes):
-        return decode(_OneFile(photo), name, channels, max_pixels=max_pixels)
-    if isinstance(photo, np.ndarray):
-        content = io.BytesIO()
-        np.save(content, photo, allow_pickle=False)
-        return decode(_OneFile(content.getvalue()), name, channels, max_pixels=max_pixels)
-    path = Path(photo)
-    return decode(FolderSource(path.parent), path.name, channels, max_pixels=max_pixels)
+def search_photos(
+    index: ImageIndex,
+    photos: Iterable[str],
+    k: int = 10,
+    *,
+    threshold: float | None = None,
+    classes: Collection[str] | None = None,
+    exact: bool = False,
+    batch: int = 64,
+    progress: ProgressCallback | None = None,
+) -> list[PhotoHits]:
+    """Return what each photo finds in the index; one that cannot be read among several has an error and no hits.
+
+    Args:
+        photos: files, folders and zip archives.
+        k, threshold, classes, exact: as for `ImageIndex.search`.
+        batch: photos embedded at once.
+
+    Raises:
+        UserError: for a folder without images, no photo at all, or where not one can be read.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> from aurank.commands import build_index
+        >>> from aurank.embedding import ImageSelection
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for colour in ("red", "green"):
+        ...         Path(folder, "photos", colour).mkdir(parents=True)
+        ...         Image.new("RGB", (8, 8), colour).save(f"{folder}/photos/{colour}/one.png")
+        ...     photos = ImageSelection(f"folder:{folder}/photos")
+        ...     index = build_index("timm:test_vit,pretrained=false", photos, out=Path(folder, "index"))
+        ...     found = search_photos(index, [f"{folder}/photos"], k=1)
+        >>> [(one.photo.name, one.hits[0].path) for one in found]
+        [('green/one.png', 'green/one.png'), ('red/one.png', 'red/one.png')]
+    """
+    if k < 1:
+        raise UserError(f"k must be 1 or more, got {k}")
+    files = find_photos(photos)
+    if not files:
+        raise UserError("there is no photo to search with: name files, folders or zip archives")
+    channels, found = index.load_model().channels, list[PhotoHits]()
+    for start in range(0, len(files), batch):
+        read: dict[int, np.ndarray] = {}
+        errors: dict[int, str] = {}
+        some = files[start : start + batch]
+        with quiet_decoding():
+            for place, file in enumerate(some):
+                try:
+                    read[place] = read_photo(file, channels)
+                except UserError as error:
+                    errors[place] = str(error)
+        lists = index.search(list(read.values()), k, threshold=threshold, classes=classes, exact=exact)
+        hits = dict(zip(read, lists, strict=True))
+        found += [PhotoHits(file, hits.get(place, []), errors.get(place)) for place, file in enumerate(some)]
+        if progress is not None:
+            progress(len(found), len(files))
+    if all(one.error for one in found):
+        more = f"; nor can the {len(found) - 1:,} others be read" if len(found) > 1 else ""
+        raise UserError(f"{found[0].error}{more}")
+    return found
+
+
+def results_json(index: ImageIndex, found: Sequence[PhotoHits]) -> str:
+    """Return what photos found as JSON text: the index, and each photo with its hits or an error."""
+    photos = [
+        {
+            "photo": one.photo.path,
+            "error": one.error,
+            "hits": [
+                {"rank": rank, "score": hit.score, "path": hit.path, "class": hit.class_name, "row": hit.row}
+                for rank, hit in enumerate(one.hits, start=1)
+            ],
+        }
+        for one in found
+    ]
+    kept = ("model", "distance", "factory", "postprocessing", "recall", "count", "revision")
+    about = {name: index.about[name] for name in kept} | {"model": index.about["model"]["name"]}
+    return json.dumps({"index": about, "photos": photos}, indent=1)
+
+
+def results_page(index: ImageIndex, found: Sequence[PhotoHits], options: Sequence[tuple[str, str]] = ()) -> str:
+    """Return what photos found as one HTML file with small pictures, 10 MiB of them at most.
+
+    A picture that is gone is named in its place.
+    """
+    sources = [*(one.photo.source for one in found), *map(open_described, index.about["sources"])]
+    pictures = Pictures(JoinedSource(sources))
+    searched = []
+    for place, one in enumerate(found):
+        hits = [
+            FoundImage(
+                hit.path,
+                hit.class_name,
+                pictures.of(f"{len(found) + int(index.images['source'][hit.row])}/{hit.path}"),
+                hit.score,
+            )
+            for hit in one.hits
+        ]
+        own = None if one.error else pictures.of(f"{place}/{one.photo.name}")
+        searched.append(SearchedPhoto(one.photo.path, own, hits, one.error))
+    notes = []
+    if gone := len(pictures.missing):
+        notes.append(f"{gone:,} pictures cannot be shown: their files are gone or unreadable. Their paths stand there.")
+    if pictures.left_out:
+        notes.append(f"{pictures.left_out:,} pictures are left out to keep this file small.")
+    return search_page("Found", searched, [("index", index.description), *options], notes)

@@ -154,8 +154,10 @@ def file_sha256(path: Path) -> str:
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def writing(folder: Path, *, create: bool = True) -> Iterator[None]:
     """A context in which no other process changes the index; UserError where one does."""
+    if not create:
+        read_about(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)

@@ -27,7 +27,8 @@ from aurank.embedding.trained_model import encoder_of
 from aurank.errors import UserError, first_line
 from aurank.files import replacing
 from aurank.models.adapters.by_name import load_model
-from aurank.models.adapters.loading import ImageModel
+from aurank.models.adapters.loading import ImageModel, parse_options
+from aurank.models.adapters.onnx import onnx_model
 from aurank.models.adapters.timm import FILE_OPTIONS
 
 _SAVED = {"aurank": ".pt", "timm": ".safetensors", "onnx": ".onnx"}  # other kinds are loaded by their name again
@@ -65,7 +66,7 @@ class StoredModel:
         if self.config is not None:
             return repr(build_transform(self.config.data, train=False))
         assert self.loaded is not None
-        if self.name.startswith("timm:"):
+        if self.name.startswith(("timm:", "onnx:")):
             return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.loaded.transform))
         return " ".join([*self.description.split(" ")[:1], *self.description.split(" ")[2:]])  # without the version
 
@@ -132,7 +133,10 @@ def load_stored(folder: Path, record: dict[str, Any], *, allow_code: bool = Fals
         config = read_trained(checkpoint["config"])
         model = StoredModel(name, encoder_of(checkpoint, config, str(file)).eval(), config, None)
     else:
-        loaded = load_model(f"onnx:{folder}/{what}" if kind == "onnx" else record["load"], allow_code=allow_code)
+        if kind == "onnx":  # by its path, which may hold commas
+            loaded = onnx_model(name, str(file), parse_options(name, what)[1], allow_code)
+        else:
+            loaded = load_model(record["load"], allow_code=allow_code)
         if kind == "timm":
             assert file is not None
             _load_tensors(loaded.module, file)
@@ -142,7 +146,7 @@ def load_stored(folder: Path, record: dict[str, Any], *, allow_code: bool = Fals
             f"the model of {folder} has other weights than its images were embedded with: {name} has the digest "
             f"{found[:12]}…, expected {record['weights_sha256'][:12]}…; build the index again"
         )
-    if kind != "onnx" and model.preprocessing != record["preprocessing"]:
+    if model.preprocessing != record["preprocessing"]:
         raise UserError(
             f"the model {name} of {folder} is shown images otherwise than when they were embedded, by another version "
             "of its library: use the version that the index was built with, or build the index again"

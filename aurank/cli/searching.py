@@ -1,0 +1,180 @@
+"""Commands that make an index of images, change it and search it."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aurank.cli.app import app, index_app
+from aurank.cli.drawing import console, draw_bar, one_name, stderr_console
+from aurank.cli.options import Drawn, measuring
+from aurank.errors import UserError
+
+if TYPE_CHECKING:
+    from aurank.commands import PhotoHits
+    from aurank.embedding import ImageSelection
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the index.")]
+WIDEST = 40  # characters of a class in a table
+
+
+@index_app.command("build")
+@measuring("data", "split")
+def build(
+    *,
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            help="aurank:DIR/best, timm:NAME[,pretrained=false], open_clip:, transformers:, onnx:FILE or python:.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    factory: Annotated[
+        str, typer.Option("--index", help="A faiss index: Flat is exact; IVF64,Flat or HNSW32 are approximate.")
+    ] = "Flat",
+    distance: Annotated[str, typer.Option(help="cosine, dot or euclidean.")] = "cosine",
+    postprocess: Annotated[
+        str | None, typer.Option(help='Steps such as "whiten:dim=128, query_expansion:k=5", or a .safetensors of them.')
+    ] = None,
+    fit_on: Annotated[Path | None, typer.Option(help="Embeddings to fit them on.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the index's training, and of the images it is measured with.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an index that is there.")] = False,
+    images: "ImageSelection",
+    drawn: Drawn,
+) -> None:
+    """Embed images and write an index of them, which keeps the model: by default those of all splits."""
+    from aurank.commands import build_index
+
+    with drawn() as running:
+        made = build_index(
+            model,
+            images,
+            out=out,
+            factory=factory,
+            distance=distance,
+            postprocess=postprocess,
+            fit_on=fit_on,
+            overwrite=overwrite,
+            seed=seed,
+            running=running,
+        )
+    console.say(made.description)
+    console.say(f"written to {out}")
+
+
+@index_app.command("add")
+@measuring("data", "split")
+def add(
+    *,
+    folder: Folder,
+    images: "ImageSelection",
+    drawn: Drawn,
+) -> None:
+    """Add images, and take those anew whose files have changed; what is there is not embedded again."""
+    from aurank.commands import ImageIndex, add_images
+
+    with drawn() as running:
+        change = add_images(folder, images, running=running)
+    console.say(change)
+    console.say(ImageIndex.open(folder, device="cpu").description)
+
+
+@index_app.command("remove")
+def remove(
+    folder: Folder,
+    paths: Annotated[
+        list[str] | None, typer.Argument(metavar="[PATH]...", help="As search shows them; - reads them from stdin.")
+    ] = None,
+    classes: Annotated[list[str] | None, typer.Option("--class", help="All of a class; may be given again.")] = None,
+    missing: Annotated[bool, typer.Option("--missing", help="Those whose files are gone.")] = False,
+) -> None:
+    """Remove images, by path, by class or where their files are gone."""
+    from aurank.commands import ImageIndex, remove_images
+
+    if not (paths or classes or missing):
+        raise UserError("say which images to remove: paths, --class NAME or --missing")
+    console.say(remove_images(folder, _with_stdin(paths or []), classes=classes or [], missing=missing))
+    console.say(ImageIndex.open(folder, device="cpu").description)
+
+
+@app.command()
+def search(
+    folder: Folder,
+    photos: Annotated[
+        list[str], typer.Argument(metavar="PHOTO...", help="Images, folders, zips; - reads a list of them from stdin.")
+    ],
+    k: Annotated[int, typer.Option("--k", help="How many images to find for each photo.")] = 10,
+    threshold: Annotated[float | None, typer.Option(help="Leave out what scores less.")] = None,
+    classes: Annotated[
+        list[str] | None, typer.Option("--class", help="Find images of this class; may be given again.")
+    ] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Search exactly although the index is approximate.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with pictures to this .html file.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Photos embedded at once.")] = 64,
+    device: Annotated[str | None, typer.Option(help="Such as cuda:1; default: CUDA where there is one.")] = None,
+    allow_code: Annotated[bool, typer.Option("--allow-code", help="Let the index's python: model run.")] = False,
+) -> None:
+    """Find the images of an index that are nearest to photos; exit code 2 where a photo cannot be read."""
+    from aurank.commands import ImageIndex, RunOptions, search_photos
+    from aurank.commands.search import results_json, results_page
+    from aurank.files import require_writable, write_text
+
+    if html is not None:
+        require_writable(html, suffix=".html", option="--html")
+    chosen = str(RunOptions(device=device).torch_device)
+    wanted = _with_stdin(photos)
+    index = ImageIndex.open(folder, device=chosen, allow_code=allow_code)
+    with draw_bar(None, "searching") as (progress, task):
+
+        def draw(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        among = classes or None
+        found = search_photos(
+            index, wanted, k, threshold=threshold, classes=among, exact=exact, batch=batch, progress=draw
+        )
+    if html is not None:
+        options = [("images of a list", str(k))]
+        options += [] if threshold is None else [("least score", str(threshold))]
+        options += [("class", name) for name in classes or []]
+        page = results_page(index, found, options)
+        write_text(html, page.encode("utf-8", "backslashreplace").decode())
+    if as_json:
+        typer.echo(results_json(index, found))
+    else:
+        _print_lists(found)
+        console.say(f"searched {index.description}{'; searched exactly' if exact else ''}")
+    if k > len(index):
+        stderr_console.say(f"--k {k} asks for more than the {len(index)} images of the index: all are listed")
+    if html is not None:
+        stderr_console.say(f"written to {html}")
+    if any(one.error for one in found):
+        raise SystemExit(2)
+
+
+def _with_stdin(given: Sequence[str]) -> list[str]:
+    """Return the arguments, - replaced by the lines of stdin."""
+    from aurank.commands.photos import read_list
+
+    found: list[str] = []
+    for one in given:
+        found += read_list(sys.stdin.buffer.read()) if one == "-" else [one]
+    return found
+
+
+def _print_lists(found: "Sequence[PhotoHits]") -> None:
+    names = [one_name(hit.class_name) for one in found for hit in one.hits]
+    width = min(WIDEST, max(map(len, names), default=0))
+    for one in found:
+        console.say(one_name(one.photo.path))
+        if one.error:
+            console.say(f"  cannot be read: {one_name(one.error)}")
+        elif not one.hits:
+            console.say("  nothing is close enough")
+        for rank, hit in enumerate(one.hits, start=1):
+            label = f"{one_name(hit.class_name):<{width}}  " if width else ""
+            console.say(f"{rank:>4}  {hit.score:.4f}  {label}{one_name(hit.path)}")

@@ -1,0 +1,163 @@
+"""Photos that an index is searched with: where they are, and their pixels."""
+
+import io
+import os
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from aurank.data.decode import IMAGE_SUFFIXES, MAX_PIXELS, decode, to_pixels
+from aurank.data.sources import FolderSource, ImageSource, open_source
+from aurank.errors import UserError
+
+_OF_DATA_SETS = ", or set data.on_error=skip"
+
+
+@dataclass(frozen=True, eq=False)
+class PhotoFile:
+    """A photo in a folder or an archive, and its path as people know it."""
+
+    source: ImageSource
+    name: str
+    path: str
+
+
+Photo = Path | str | bytes | Image.Image | np.ndarray | PhotoFile
+"""A file, the bytes of one, an image of Pillow, or uint8 pixels [height, width, channel]."""
+
+
+def find_photos(given: Iterable[str]) -> list[PhotoFile]:
+    """Return the photos of files, folders and zip archives, in their order; those of a folder sorted by name.
+
+    A file that is missing is returned too: reading it tells.
+
+    Raises:
+        UserError: for a folder or an archive that holds no image.
+
+    Example:
+        >>> [photo.path for photo in find_photos(["a/b.jpg"])]
+        ['a/b.jpg']
+    """
+    found = []
+    for one in given:
+        path = Path(one)
+        if _is_file(path):
+            found.append(PhotoFile(FolderSource(path.parent), path.name, one))
+            continue
+        source = open_source(path)
+        names = [name for name in source.names() if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES]
+        if not names:
+            raise UserError(f"{one} holds no image; expected files such as .jpg or .png, in it or in folders below")
+        found += [PhotoFile(source, name, f"{one.rstrip('/')}/{name}") for name in names]
+    return found
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a path is to be read as one photo: what is neither a folder nor an archive."""
+    try:
+        return not path.is_dir() and not (path.is_file() and zipfile.is_zipfile(path))
+    except (OSError, ValueError):
+        return True
+
+
+def read_photo(
+    photo: Photo, channels: int | None, *, max_pixels: int = MAX_PIXELS
+) -> UInt8[np.ndarray, "height width channel"]:
+    """Return the pixels of a photo, upright; UserError for one that cannot be read or has more than `max_pixels`.
+
+    Example:
+        >>> read_photo(Image.new("L", (3, 2)), 3).shape
+        (2, 3, 3)
+    """
+    try:
+        return _read(photo, channels, max_pixels)
+    except UserError as error:
+        raise UserError(str(error).removesuffix(_OF_DATA_SETS)) from None
+
+
+def _read(photo: Photo, channels: int | None, max_pixels: int) -> np.ndarray:
+    if isinstance(photo, PhotoFile):
+        return decode(photo.source, photo.name, channels, max_pixels=max_pixels)
+    if isinstance(photo, Path | str):
+        path = Path(photo)
+        return decode(FolderSource(path.parent), path.name, channels, max_pixels=max_pixels)
+    if isinstance(photo, Image.Image):
+        if photo.width * photo.height > max_pixels:
+            raise UserError(f"the photo has {photo.width:,} × {photo.height:,} pixels, at most {max_pixels:,} are read")
+        try:
+            return to_pixels(photo, channels)
+        except OSError as error:
+            raise UserError(f"the photo cannot be decoded: {error}") from error
+    if isinstance(photo, np.ndarray):
+        content = io.BytesIO()
+        np.save(content, photo, allow_pickle=False)
+        photo = content.getvalue()
+    return decode(_Bytes(photo), "photo", channels, max_pixels=max_pixels)
+
+
+@dataclass(frozen=True, eq=False)
+class _Bytes:
+    """The bytes of one photo as a source."""
+
+    content: bytes
+    where: str = "what was given"
+
+    def read_bytes(self, path: str) -> bytes:
+        return self.content
+
+    def exists(self, path: str) -> bool:
+        return True
+
+    def names(self) -> list[str]:
+        return ["photo"]
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedSource:
+    """Several sources as one: the path "3/a/b.jpg" is "a/b.jpg" of the source at place 3, None for one that is gone.
+
+    Example:
+        >>> joined = JoinedSource([None, FolderSource(Path("photos"))])
+        >>> joined.exists("0/a.jpg")
+        False
+    """
+
+    sources: Sequence[ImageSource | None]
+    where: str = "the index"
+
+    def read_bytes(self, path: str) -> bytes:
+        """Return the content of a file; UserError where it or its source is gone."""
+        source, name = self._of(path)
+        if source is None:
+            raise UserError(f"image {name!r} is gone, with all that was beside it")
+        return source.read_bytes(name)
+
+    def exists(self, path: str) -> bool:
+        """Return whether the file is there."""
+        source, name = self._of(path)
+        return source is not None and source.exists(name)
+
+    def names(self) -> list[str]:
+        """Return the paths of all files of all sources."""
+        there = ((number, source) for number, source in enumerate(self.sources) if source is not None)
+        return [f"{number}/{name}" for number, source in there for name in source.names()]
+
+    def _of(self, path: str) -> tuple[ImageSource | None, str]:
+        number, _, name = path.partition("/")
+        return self.sources[int(number)], name
+
+
+def read_list(content: bytes) -> list[str]:
+    """Return the paths of a list, one a line, or, where it holds a zero byte, divided by those.
+
+    Example:
+        >>> read_list(b"a.jpg\\nb c.jpg\\n")
+        ['a.jpg', 'b c.jpg']
+    """
+    parts = content.split(b"\0") if b"\0" in content else content.splitlines()
+    return [os.fsdecode(part) for part in parts if part]

@@ -1,0 +1,53 @@
+"""The page of a search: each photo with the images that it found."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aurank.reporting.page import render
+
+
+@dataclass(frozen=True)
+class FoundImage:
+    """One image of a list.
+
+    Example:
+        >>> FoundImage("shoes/a.jpg", "shoes", None, 0.87).class_name
+        'shoes'
+    """
+
+    path: str
+    class_name: str
+    picture: str | None
+    score: float
+
+
+@dataclass(frozen=True)
+class SearchedPhoto:
+    """A photo with what it found, or why it could not be read.
+
+    Example:
+        >>> SearchedPhoto("a.jpg", None, []).error is None
+        True
+    """
+
+    path: str
+    picture: str | None
+    found: Sequence[FoundImage]
+    error: str | None = None
+
+
+def search_page(
+    title: str, photos: Sequence[SearchedPhoto], facts: Sequence[tuple[str, str]], notes: Sequence[str] = ()
+) -> str:
+    """Return one HTML file that shows the photos with what they found, in their order.
+
+    Args:
+        facts: names and values that say how the search was made.
+        notes: sentences that stand above the photos.
+
+    Example:
+        >>> page = search_page("found", [SearchedPhoto("<b>.jpg", None, [])], [("k", "3")])
+        >>> "&lt;b&gt;.jpg" in page, "<b>.jpg" in page
+        (True, False)
+    """
+    return render("search.html", title=title, photos=photos, facts=facts, notes=notes)
