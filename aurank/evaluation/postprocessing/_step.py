@@ -70,6 +70,7 @@ class RowStep(Step):
     """A step that changes each row by itself."""
 
     learns: ClassVar[dict[str, int]] = {}  # the arrays of its state, and how many axes each has
+    is_scale_free: ClassVar[bool] = False  # whether it does the same to longer rows
     makes_code: ClassVar[bool] = False  # what `rescore` looks behind
 
     state: Mapping[str, Float64[np.ndarray, "..."]] = field(default_factory=dict, repr=False, compare=False)

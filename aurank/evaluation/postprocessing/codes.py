@@ -25,6 +25,7 @@ class Truncate(RowStep):
     """
 
     name: ClassVar[str] = "truncate"
+    is_scale_free: ClassVar[bool] = True
     makes_code: ClassVar[bool] = True
 
     dim: int = 128
@@ -105,6 +106,7 @@ class Binary(RowStep):
     """
 
     name: ClassVar[str] = "binary"
+    is_scale_free: ClassVar[bool] = True
     makes_code: ClassVar[bool] = True
 
     def changed(self, rows: Float64[np.ndarray, "row dim"]) -> Float64[np.ndarray, "row dim"]:

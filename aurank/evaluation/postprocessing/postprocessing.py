@@ -39,7 +39,7 @@ class PostProcessing:
     """Steps that are applied one after another to queries and gallery, and the last of them to the ranked lists.
 
     First steps that change each row by itself, then those that look at neighbours, then at most one that orders lists
-    anew. Under cosine every step gets rows of length 1.
+    anew. Under cosine every step to which length matters gets rows of length 1.
 
     Args:
         steps: at least one.
@@ -230,7 +230,7 @@ class PostProcessing:
             rows = read(embeddings, piece).cpu().numpy()
             for step in steps:
                 assert isinstance(step, RowStep)
-                rows = step(self._scaled(rows))
+                rows = step(rows if step.is_scale_free else self._scaled(rows))
             if not start:
                 found = np.empty((len(embeddings), rows.shape[1]), kept)
             found[start : start + len(rows)] = rows if final else self._scaled(rows)

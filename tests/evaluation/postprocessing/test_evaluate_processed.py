@@ -71,6 +71,9 @@ def test_codes_are_measured_beside() -> None:
     assert [found[4, kind, None]["bytes"] for kind in codes.precisions] == [16, 4, 1]
     signs = np.where(ROWS > 0, 1.0, -1.0)
     assert found[16, "binary", None]["metrics"]["mauprc"] == aurank.evaluate(signs, LABELS).mauprc
+    whole = aurank.evaluate(ROWS, LABELS, codes=Codes(dims=(16,)), metrics=["mauprc", "auroc"])
+    assert whole.codes is not None
+    assert whole.codes[0]["metrics"] == whole.metrics
     short = aurank.evaluate(ROWS[:, :4], LABELS, recall_at=(5,)).metrics
     assert found[4, "float32", None]["metrics"]["recall@5"] == short["recall@5"]
     for dim in (4, 16):
