@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
-from scipy import sparse
 
 from aurank.evaluation.engine.nearest import NearestRows
 from aurank.evaluation.postprocessing._lists import nearest_lists, pair_scores
@@ -83,6 +82,8 @@ def encode(nodes: Rows, k1: int, k2: int, *, device: str = "cpu") -> tuple[Any, 
 
     Equation 7 to 10 of the paper.
     """
+    from scipy import sparse  # takes a tenth of a second, and few evaluations need it
+
     own = np.arange(len(nodes))
     lists = nearest_lists(nodes, nodes, min(k1, len(nodes) - 1), leave_out=own, device=device)
     greatest = 2 - 2 * lists.lowest
