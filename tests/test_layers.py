@@ -25,6 +25,7 @@ ROOMS = [
     ("aurank.embedding",),
     ("aurank.training",),
     ("aurank.commands",),
+    ("aurank.serving",),
     ("aurank.cli", "aurank", "aurank.__main__"),
 ]
 # Beyond order: these rooms know nothing of the named ones although they stand to their left.
@@ -46,6 +47,8 @@ HOMES = {
     "matplotlib": ("aurank.reporting",),
     "cycler": ("aurank.reporting",),
     "jinja2": ("aurank.reporting",),
+    "starlette": ("aurank.serving",),
+    "uvicorn": ("aurank.serving",),
     "typer": ("aurank.cli",),
     "rich": ("aurank.cli",),
     "scipy": ("aurank.evaluation.postprocessing",),  # for sparse matrices

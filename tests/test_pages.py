@@ -99,8 +99,8 @@ def run_aurank(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         while "--out" in options:
             del options[options.index("--out") : options.index("--out") + 2]
         return run(monkeypatch, "config", words[1], *(word for word in options if not word.startswith("--")))
-    if words[0] == "demo":
-        return run(monkeypatch, "demo", "--help")
+    if words[0] in ("demo", "serve"):  # the one takes minutes, the other ends when it is interrupted
+        return run(monkeypatch, *words, "--help")
     if words[0] == "cp":
         Path(words[2]).unlink(missing_ok=True)
     if "--out" in words:  # a place of its own: what the other commands read is not replaced

@@ -4,7 +4,7 @@ import os
 import sys
 
 # isort: off
-from aurank.cli import training, measuring, searching, data, configs  # noqa: F401  # they add their commands, in this order
+from aurank.cli import training, measuring, searching, serving, data, configs  # noqa: F401  # they add their commands, in this order
 
 # isort: on
 from aurank.cli.app import app

@@ -5,6 +5,7 @@ import io
 from dataclasses import dataclass, field
 
 import numpy as np
+from jaxtyping import UInt8
 from PIL import Image
 
 from aurank.data.decode import decode
@@ -61,17 +62,28 @@ class Pictures:
         return encoded
 
 
-def _encode(pixels: np.ndarray) -> str:
-    """Return pixels as a data URI: JPEG, or PNG where that keeps a small drawing sharp."""
+def thumbnail(pixels: UInt8[np.ndarray, "height width channel"], side: int = SIDE) -> tuple[str, bytes]:
+    """Return the media type and the bytes of a small picture: JPEG, or PNG where that keeps a small drawing sharp.
+
+    Example:
+        >>> thumbnail(np.zeros((80, 80, 3), np.uint8))[0]
+        'image/jpeg'
+    """
     channels = pixels.shape[2]
     image = Image.fromarray(pixels[..., 0] if channels in (1, 2) else pixels[..., :3] if channels > 3 else pixels)
     small = max(image.size) < SMALLEST * 2
     if small:
-        factor = max(1, SIDE // max(image.size))
+        factor = max(1, side // max(image.size))
         image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
     else:
-        image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS, reducing_gap=2.0)
+        image.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
     file = io.BytesIO()
     kind = "png" if small or (image.mode == "L" and len(set(np.unique(np.asarray(image)).tolist())) <= 16) else "jpeg"
     image.save(file, kind.upper(), quality=QUALITY, optimize=True)
-    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+    return f"image/{kind}", file.getvalue()
+
+
+def _encode(pixels: np.ndarray) -> str:
+    """Return the thumbnail of pixels as a data URI."""
+    kind, content = thumbnail(pixels)
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"

@@ -1,0 +1,28 @@
+"""The command that answers from a browser."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aurank.cli.app import app
+from aurank.cli.drawing import console, stderr_console
+
+
+@app.command()
+def serve(
+    folder: Annotated[Path, typer.Argument(help="An index, as aurank index build makes it.", metavar="DIR")],
+    host: Annotated[str, typer.Option(help="An address of this machine; 0.0.0.0 is all of them.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    device: Annotated[str | None, typer.Option(help="Where the model runs, such as cuda; default: cpu.")] = None,
+    allow_code: Annotated[bool, typer.Option("--allow-code", help="Let a python: model run.")] = False,
+) -> None:
+    """Search an index from a page in the browser, or by its API (/openapi.json), until Ctrl+C."""
+    from aurank.serving import Served, serve
+
+    def started(served: Served) -> None:
+        console.say(f"{served.images:,} images at {served.address} (Ctrl+C ends)")
+        if not served.is_local:
+            stderr_console.say("Whoever reaches this machine can search and see the images: there is no password.")
+
+    serve(folder, host=host, port=port, device=device, allow_code=allow_code, started=started)

@@ -1,0 +1,147 @@
+const PAGE = 24, element = id => document.getElementById(id), steps = document.querySelectorAll("[data-step]");
+const uploads = new Map();  // photos of this visit by the number in the address
+let limits = null, running = null, shownBefore = false;
+
+// What is shown stands in the address, so that back, forward and a bookmark of a gallery image work.
+const asked = () => {
+  const found = new URLSearchParams(location.hash.slice(1));
+  return { row: found.get("row"), upload: found.get("upload"), class: found.get("class") || "", offset: Number(found.get("offset")) || 0 };
+};
+const address = wanted => "#" + new URLSearchParams(Object.entries(wanted).filter(([, value]) => value));
+
+async function answered(request) {
+  let response;
+  try { response = await request; }
+  catch (error) { throw error.name === "AbortError" ? error : new Error("The server does not answer; is it still running?"); }
+  const content = await response.json();
+  if (!response.ok) throw new Error(content.error);
+  return content;
+}
+
+function ask(wanted, signal) {
+  const part = { offset: wanted.offset, limit: PAGE, ...(wanted.class && { class: wanted.class }) };
+  if (wanted.row !== null) {
+    const body = JSON.stringify({ row: Number(wanted.row), ...part });
+    return answered(fetch("api/search", { method: "POST", headers: { "content-type": "application/json" }, body, signal }));
+  }
+  if (wanted.upload === null) return answered(fetch("api/images?" + new URLSearchParams(part), { signal }));
+  const form = new FormData();
+  form.set("photo", uploads.get(wanted.upload).file);
+  for (const [name, value] of Object.entries(part)) form.set(name, value);
+  return answered(fetch("api/search", { method: "POST", body: form, signal }));
+}
+
+async function load() {
+  const wanted = asked();
+  if (wanted.upload !== null && !uploads.has(wanted.upload)) return void location.replace("#");  // of an earlier visit
+  running?.abort();
+  const own = running = new AbortController();
+  element("results").setAttribute("aria-busy", "true");
+  try {
+    show(wanted, await ask(wanted, own.signal));
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    show(wanted, { images: [], total: 0, query: null, offset: 0 });
+    say(error.message, true);
+  }
+  element("results").removeAttribute("aria-busy");
+}
+
+function show(wanted, answer) {
+  const isSearch = wanted.row !== null || wanted.upload !== null, found = answer.neighbours ?? answer.images;
+  showQuery(wanted, answer.query ?? null, isSearch);
+  element("heading").textContent = isSearch ? "Nearest images" : "Gallery";
+  element("class").value = wanted.class;
+  element("list").replaceChildren(...found.map(one => tile(one, answer.query?.class ?? null)));
+  const last = answer.offset + found.length, total = answer.total.toLocaleString("en");
+  const range = found.length ? `${(answer.offset + 1).toLocaleString("en")}–${last.toLocaleString("en")} of ${total}` : "";
+  document.querySelectorAll(".range").forEach(one => { one.textContent = range; });
+  steps.forEach(one => { one.disabled = one.dataset.step < 0 ? wanted.offset === 0 : last >= answer.total; });
+  element("below").hidden = found.length < PAGE;
+  say(found.length ? "" : "There are none.");
+  if (shownBefore) { element("heading").focus({ preventScroll: true }); scrollTo({ top: 0 }); }
+  shownBefore = true;
+}
+
+function showQuery(wanted, image, isSearch) {
+  element("query").hidden = element("clear").hidden = !isSearch;
+  element("invitation").textContent = isSearch ? "Drop or paste another photo, or click an image below." : "Drop a photo here, paste one, or click an image below.";
+  if (!isSearch) return;
+  const photo = uploads.get(wanted.upload);
+  element("preview").src = photo ? photo.url : thumbnail(wanted.row);
+  element("caption").textContent = photo ? photo.file.name : image ? [image.class, lastName(image.name)].filter(Boolean).join(" · ") : "";
+  element("preview").alt = `Searched with ${element("caption").textContent}`;
+}
+
+const lastName = name => name.split("/").pop();
+const thumbnail = row => `api/images/${encodeURIComponent(row)}/thumbnail`;
+
+function tile(one, wantedClass) {
+  const item = document.createElement("li"), link = document.createElement("a"), picture = document.createElement("span"), image = new Image();
+  item.className = "item";
+  link.href = address({ row: String(one.row) });
+  link.title = one.name;
+  picture.className = "picture";
+  image.loading = "lazy";
+  image.alt = one.name;
+  image.addEventListener("error", () => picture.replaceChildren(text("", "no picture")));
+  image.src = thumbnail(one.row);
+  picture.append(image);
+  link.append(picture);
+  if (one.score !== undefined) {
+    link.append(text("score", `${one.rank} · ${one.score.toFixed(3)}`));
+    if (wantedClass && one.class) {
+      item.classList.add(one.class === wantedClass ? "right" : "wrong");
+      link.append(text("mark", one.class === wantedClass ? "✓ same class" : "✗ other class"));
+    }
+  }
+  if (one.class) link.append(text("name class", one.class));
+  link.append(text("name", lastName(one.name)));
+  item.append(link);
+  return item;
+}
+
+function text(kind, content) {
+  const made = document.createElement("span");
+  made.className = kind;
+  made.textContent = content;
+  return made;
+}
+
+function say(words, isFailure = false) {
+  element("message").textContent = words;
+  element("message").className = isFailure ? "failed" : "";
+}
+
+function searchWith(file) {
+  if (!file) return say("That was no file; drop or choose a photo.", true);
+  if (limits && file.size > limits.max_upload_bytes)
+    return say(`A photo may have ${(limits.max_upload_bytes / 2 ** 20).toFixed(0)} MiB at most; ${file.name} has ${(file.size / 2 ** 20).toFixed(1)}.`, true);
+  const number = String(uploads.size + 1);
+  uploads.set(number, { file, url: URL.createObjectURL(file) });
+  location.hash = address({ upload: number });
+}
+
+const go = changes => { location.hash = address({ ...asked(), ...changes }); };
+element("file").addEventListener("change", event => { if (event.target.files.length) searchWith(event.target.files[0]); event.target.value = ""; });
+element("class").addEventListener("change", event => go({ class: event.target.value, offset: 0 }));
+steps.forEach(one => one.addEventListener("click", () => go({ offset: Math.max(0, asked().offset + one.dataset.step * PAGE) })));
+// Anywhere on the page: a photo that misses the frame must not take its place.
+addEventListener("dragover", event => { event.preventDefault(); element("drop").classList.add("over"); });
+addEventListener("dragleave", event => { if (!event.relatedTarget) element("drop").classList.remove("over"); });
+addEventListener("drop", event => { event.preventDefault(); element("drop").classList.remove("over"); searchWith(event.dataTransfer.files[0]); });
+addEventListener("paste", event => { if (event.clipboardData.files.length) searchWith(event.clipboardData.files[0]); });
+addEventListener("hashchange", load);
+
+async function start() {
+  try {
+    const [info, known] = await Promise.all([answered(fetch("api/info")), answered(fetch("api/classes"))]);
+    limits = info;
+    const counts = [`${info.images.toLocaleString("en")} images`, ...(info.classes ? [`${info.classes.toLocaleString("en")} classes`] : [])];
+    element("about").textContent = [...counts, info.model, `${info.score} scores`].join(" · ");
+    element("class").append(...known.classes.map(one => new Option(`${one.name} (${one.images.toLocaleString("en")})`, one.name)));
+    element("filter").hidden = !known.classes.length;
+    await load();
+  } catch (error) { say(error.message, true); }
+}
+start();

@@ -1,0 +1,5 @@
+"""A page in the browser and an API that search an index of images (the extra `serve`): starlette behind uvicorn."""
+
+from aurank.serving.server import Served, serve
+
+__all__ = ["Served", "serve"]

@@ -1,0 +1,188 @@
+"""The API answers as its OpenAPI text says, agrees with the index, and names nothing of the machine."""
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+from testing.small_index import COLOURS, EVIL
+
+from aurank.commands import ImageIndex
+from aurank.serving import schema
+from aurank.serving.app import make_app
+from aurank.serving.gallery import Gallery, public_name
+from aurank.serving.uploads import Limits
+
+
+def photo(colour: str = "green", kind: str = "png") -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (50, 40), COLOURS[colour]).save(file, kind)
+    return file.getvalue()
+
+
+def by_photo(client: TestClient, content: bytes, **fields: Any) -> dict[str, Any]:
+    answer = client.post("/api/search", files={"photo": ("a.png", content)}, data=fields)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def by_row(client: TestClient, row: int, **fields: Any) -> dict[str, Any]:
+    answer = client.post("/api/search", json={"row": row, **fields})
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def test_info_counts_and_names_the_model_and_the_limits(client: TestClient) -> None:
+    info = schema.InfoAnswer.model_validate(client.get("/api/info").json())
+    assert (info.images, info.classes, info.score, info.model) == (30, 3, "cosine", "timm:test_vit,pretrained=false")
+    assert info.max_upload_bytes == 20 * 2**20
+
+
+def test_the_gallery_is_paged_through_whole_and_by_class(client: TestClient, index: ImageIndex) -> None:
+    seen = []
+    for offset in range(0, 40, 8):
+        page = client.get("/api/images", params={"offset": offset, "limit": 8}).json()
+        assert (page["offset"], page["total"]) == (offset, 30)
+        seen += [(one["row"], one["name"], one["class"]) for one in page["images"]]
+    assert seen == list(zip(range(30), index.images["path"].tolist(), index.images["class"].tolist(), strict=True))
+    green = client.get("/api/images", params={"class": "green", "limit": 100}).json()
+    assert green["total"] == 10
+    assert [one["row"] for one in green["images"]] == np.flatnonzero(index.images["class"] == "green").tolist()
+    assert client.get("/api/classes").json()["classes"] == [{"name": name, "images": 10} for name in sorted(COLOURS)]
+
+
+def test_a_photo_finds_what_the_index_finds(client: TestClient, index: ImageIndex) -> None:
+    (expected,) = index.search([photo()], k=30)
+    answer = by_photo(client, photo(), limit=100)
+    assert (answer["query"], answer["score"], answer["offset"], answer["total"]) == (None, "cosine", 0, 30)
+    assert [one["row"] for one in answer["neighbours"]] == [hit.row for hit in expected]
+    assert [one["score"] for one in answer["neighbours"]] == [hit.score for hit in expected]
+    assert [one["rank"] for one in answer["neighbours"]] == list(range(1, 31))
+    pages = [by_photo(client, photo(), limit=7, offset=offset)["neighbours"] for offset in (0, 7, 14, 21, 28, 35)]
+    assert [one for page in pages for one in page] == answer["neighbours"]
+
+
+def test_a_row_finds_the_others_and_not_itself(client: TestClient, index: ImageIndex) -> None:
+    (expected,) = index.search_rows([4], k=29)
+    answer = by_row(client, 4, limit=100)
+    assert (answer["query"]["row"], answer["total"]) == (4, 29)
+    assert [one["row"] for one in answer["neighbours"]] == [hit.row for hit in expected]
+    assert by_row(client, 4, offset=29)["neighbours"] == []
+
+
+@pytest.mark.parametrize(("wanted", "total"), [("green", 10), ("blue", 9)])
+def test_a_class_is_searched_whole(client: TestClient, index: ImageIndex, wanted: str, total: int) -> None:
+    row = int(np.flatnonzero(index.images["class"] == "blue")[3])
+    everything = by_row(client, row, limit=100)["neighbours"]
+    answer = by_row(client, row, **{"class": wanted}, limit=100)
+    assert answer["total"] == total
+    assert [one["row"] for one in answer["neighbours"]] == [o["row"] for o in everything if o["class"] == wanted]
+    assert [one["rank"] for one in answer["neighbours"]] == list(range(1, total + 1))
+    assert by_photo(client, photo(), **{"class": wanted}, limit=3)["total"] == 10
+
+
+def test_a_photo_is_embedded_once_however_often_its_pages_are_asked_for(
+    index: ImageIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    embed = index.embed
+    monkeypatch.setattr(index, "embed", lambda photos: calls.append(1) or embed(photos))
+    client = TestClient(make_app(index))
+    for offset in (0, 5, 10):
+        by_photo(client, photo("red"), offset=offset, limit=5)
+    assert len(calls) == 1
+
+
+def test_thumbnails_are_pictures_of_their_rows(client: TestClient, index: ImageIndex) -> None:
+    row = int(np.flatnonzero(index.images["class"] == "blue")[0])
+    answer = client.get(f"/api/images/{row}/thumbnail")
+    assert answer.headers["content-type"] == "image/jpeg"
+    with Image.open(io.BytesIO(answer.content)) as image:
+        assert image.size == (64, 48)
+        assert np.abs(np.asarray(image).mean(axis=(0, 1)) - COLOURS["blue"]).max() < 12
+    again = client.get(f"/api/images/{row}/thumbnail", headers={"if-none-match": answer.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_an_image_that_went_missing_is_said_without_its_folder(index: ImageIndex, tmp_path: Path) -> None:
+    row = int(np.flatnonzero(index.images["path"] == "green/5.png")[0])
+    place = Path(index.about["sources"][0]["place"], "green/5.png")
+    kept = place.rename(tmp_path / "kept.png")
+    try:
+        answer = TestClient(make_app(index)).get(f"/api/images/{row}/thumbnail")
+    finally:
+        kept.rename(place)
+    assert answer.status_code == 404
+    assert answer.json() == {"error": f"image {row} (green/5.png) is gone or cannot be decoded"}
+
+
+def test_names_that_mean_harm_stay_text(client: TestClient) -> None:
+    names = [one["name"] for one in client.get("/api/images", params={"limit": 100}).json()["images"]]
+    assert {f"red/{name}" for name in EVIL} <= set(names)
+    raw = client.get("/api/images", params={"limit": 100})
+    assert "\x1b" not in raw.text
+    assert raw.headers["content-type"] == "application/json"
+    assert raw.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [("a/b.jpg", "a/b.jpg"), ("/home/me/b.jpg", "b.jpg"), ("../b.jpg", "b.jpg"), (r"C:\me\b.jpg", "b.jpg"),
+     (r"\\there\me\b.jpg", "b.jpg"), ("~/b.jpg", "b.jpg"), ("a/../../b.jpg", "b.jpg"), ("x\udcff.jpg", "x?.jpg")],
+)  # fmt: skip
+def test_a_name_shows_no_folder_of_the_machine(path: str, shown: str) -> None:
+    assert public_name(path) == shown
+
+
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [("aurank:/home/me/runs/best", "aurank:best"), ("aurank:runs/best", "aurank:runs/best"), ("timm:a/b", "timm:a/b"),
+     ("timm:net,file=/home/me/w.pt,input_size=128", "timm:net,file=w.pt,input_size=128"),
+     (r"onnx:C:\me\net.onnx", "onnx:net.onnx")],
+)  # fmt: skip
+def test_a_model_shows_no_folder_of_the_machine(
+    index: ImageIndex, model: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "about", {**index.about, "model": {**index.about["model"], "name": model}})
+    assert Gallery(index, Limits()).model == shown
+
+
+def test_no_answer_names_a_folder_of_the_machine(client: TestClient, index: ImageIndex) -> None:
+    answers = [client.get(path) for path in ("/", "/openapi.json", "/api/info", "/api/classes", "/api/images")]
+    answers += [client.post("/api/search", json={"row": 1}), client.get("/api/images/99/thumbnail")]
+    answers += [client.post("/api/search", files={"photo": b"no photo"})]
+    for answer in answers:
+        said = answer.text + json.dumps(dict(answer.headers))
+        for folder in (str(index.folder), index.about["sources"][0]["place"], str(Path.home()), str(Path.cwd())):
+            assert folder == "/" or folder not in said
+
+
+def test_the_openapi_text_has_every_path_and_resolves(client: TestClient) -> None:
+    text = client.get("/openapi.json").json()
+    assert text["openapi"] == "3.1.0"
+    schemas = text["components"]["schemas"]
+    references = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(text)))
+    assert references == set(schemas)
+    for path, methods in text["paths"].items():
+        for method, operation in methods.items():
+            answer = client.request(method, path.replace("{row}", "3"), json={"row": 3} if method == "post" else None)
+            assert answer.status_code == 200, path
+            assert answer.headers["content-type"] in operation["responses"]["200"]["content"]
+            reference = operation["responses"]["200"]["content"].get("application/json", {}).get("schema")
+            if reference is not None:
+                described = schemas[reference["$ref"].rpartition("/")[2]]
+                assert set(answer.json()) == set(described["properties"])
+    assert schemas["Neighbour"]["properties"].keys() == {"row", "name", "class", "rank", "score"}
+    assert schemas["PhotoSearch"]["properties"].keys() == {"photo", "offset", "limit", "class"}
+
+
+def test_a_change_of_the_gallery_has_no_address(client: TestClient) -> None:
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        for path in ("/api/images", "/api/images/1/thumbnail", "/api/classes", "/"):
+            answer = client.request(method, path)
+            assert (answer.status_code, answer.json()) == (405, {"error": f"this address does not take {method}"})

@@ -1,0 +1,168 @@
+"""The process: its address, what it prints, what it refuses before it loads anything, and ten clients at once."""
+
+import http.client
+import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testing.served import running_server
+
+from aurank import cli
+from aurank.commands import ImageIndex
+from aurank.errors import UserError
+from aurank.serving import Served, server
+from aurank.serving.server import listen, require_server, serve
+from aurank.serving.uploads import Limits
+
+FORM = {"content-type": "multipart/form-data; boundary=x"}
+HEAD = b'--x\r\ncontent-disposition: form-data; name="photo"; filename="a"\r\n\r\n'
+
+
+def asked(port: int, method: str, path: str, body: Any = None, headers: Any = None) -> tuple[int, dict[str, Any]]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request(method, path, body, headers or {})
+    answer = connection.getresponse()
+    content = json.loads(answer.read())
+    connection.close()
+    return answer.status, content
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError) as error:
+            serve(tmp_path / "no index", port=port)  # said before the index is looked for
+    assert str(error.value) == (
+        f"port {port} of 127.0.0.1 is in use; name another with --port, or --port 0 for any free one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "said"),
+    [
+        ("127.0.0.1", 70000, "--port 70000 must be 0"),
+        ("192.0.2.1", 0, "--host 192.0.2.1 is no address of this machine"),
+        ("no such host.invalid", 0, "--host no such host.invalid: no address of this machine"),
+        ("a" * 70, 0, "no address of this machine"),
+    ],
+)
+def test_an_address_that_cannot_be_had(host: str, port: int, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        listen(host, port)
+
+
+def test_missing_libraries_are_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "find_spec", lambda name: None if name in ("uvicorn", "python_multipart") else object())
+    with pytest.raises(UserError) as error:
+        require_server()
+    assert str(error.value) == "aurank serve needs uvicorn, python-multipart: pip install 'aurank[serve]'"
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Let every server end when it starts; gives what they were made with."""
+    import uvicorn
+
+    made = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda one, sockets: made.append((one.config, sockets)))
+    return made
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    monkeypatch.setattr("sys.argv", ["aurank", "serve", *map(str, words)])
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@pytest.mark.slow
+def test_the_command_says_where(
+    index: ImageIndex, at_once: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert typed(monkeypatch, index.folder, "--port", 0) == 0
+    output, complaint = capsys.readouterr()
+    assert output.startswith("30 images at http://127.0.0.1:")
+    assert complaint == ""
+    assert at_once[0][0].app.hosts == {"localhost", "127.0.0.1", "::1"}
+    assert typed(monkeypatch, index.folder, "--port", 0, "--host", "0.0.0.0") == 0
+    output, complaint = capsys.readouterr()
+    assert "http://0.0.0.0:" in output
+    assert "there is no password" in complaint
+    assert at_once[1][0].app.hosts is None
+
+
+def test_the_command_refuses_a_folder_without_an_index(
+    at_once: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert typed(monkeypatch, tmp_path, "--port", 0) == 2
+    assert capsys.readouterr().err.startswith(f"error: no index at {tmp_path}: there is no index in it")
+    assert not at_once
+
+
+def test_who_serves_from_python_is_told_the_address(index: ImageIndex, at_once: list[Any]) -> None:
+    told: list[Served] = []
+    serve(index.folder, port=0, host="localhost", started=told.append)
+    assert told[0].is_local
+    assert told[0].images == 30
+    assert told[0].address.startswith("http://localhost:")
+
+
+@pytest.mark.slow
+def test_ten_clients_at_once_get_the_same_answers(index: ImageIndex) -> None:
+    (content,) = (Path(index.about["sources"][0]["place"], "blue/3.png").read_bytes(),)
+
+    def search(number: int) -> Any:
+        if number % 2:
+            return asked(port, "POST", "/api/search", json.dumps({"row": 3}), {"content-type": "application/json"})
+        return asked(port, "POST", "/api/search", HEAD + content + b"\r\n--x--\r\n", FORM)
+
+    with running_server(index) as port, ThreadPoolExecutor(10) as clients:
+        answers = list(clients.map(search, range(60)))
+    assert {status for status, _ in answers} == {200}
+    assert all(answer == answers[0] for answer in answers[::2])
+    assert all(answer == answers[1] for answer in answers[1::2])
+
+
+@pytest.mark.slow
+def test_too_many_waiting_searches_are_told_to_come_again(index: ImageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold, search = threading.Event(), index.search_rows
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        hold.wait(10)
+        return search(*arguments, **options)
+
+    monkeypatch.setattr(index, "search_rows", slow)
+
+    def ask(number: int) -> tuple[int, dict[str, Any]]:
+        answer = asked(port, "POST", "/api/search", b'{"row": 3}', {"content-type": "application/json"})
+        if answer[0] == 503:
+            hold.set()
+        return answer
+
+    with running_server(index, Limits(threads=1, waiting=2)) as port, ThreadPoolExecutor(6) as clients:
+        answers = list(clients.map(ask, range(6)))
+    assert sorted({status for status, _ in answers}) == [200, 503]
+    refusals = {answer["error"] for status, answer in answers if status == 503}
+    assert refusals == {"too many searches are waiting; try again in a moment"}
+
+
+@pytest.mark.slow
+def test_over_a_wire_a_body_that_is_too_large_slow_or_broken_off(index: ImageIndex) -> None:
+    kind = f"content-type: {FORM['content-type']}"
+    lines = ("POST /api/search HTTP/1.1", "host: 127.0.0.1", "content-length: 5000", kind)
+    begun = "\r\n".join([*lines, "", ""]).encode() + HEAD
+    with running_server(index, Limits(upload_bytes=200_000, upload_seconds=0.4)) as port:
+        status, answer = asked(port, "POST", "/api/search", HEAD + bytes(1_500_000), FORM)
+        assert (status, answer["error"]) == (413, "an upload may have 259.3 KiB at most; reduce it")
+        with socket.create_connection(("127.0.0.1", port)) as wire:
+            wire.sendall(begun)
+            assert b"408" in wire.recv(4000)
+        with socket.create_connection(("127.0.0.1", port)) as wire:
+            wire.sendall(begun)
+        assert asked(port, "GET", "/api/info")[0] == 200
