@@ -4,7 +4,8 @@ import os
 import sys
 
 # isort: off
-from aurank.cli import training, measuring, searching, serving, data, configs  # noqa: F401  # they add their commands, in this order
+# They add their commands, in this order.
+from aurank.cli import training, measuring, comparing, searching, serving, data, configs  # noqa: F401
 
 # isort: on
 from aurank.cli.app import app

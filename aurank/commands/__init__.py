@@ -5,6 +5,7 @@ Whatever is wrong with their options is a UserError, before anything is embedded
 
 from aurank.commands.baselines import measure_baselines
 from aurank.commands.build_index import IndexChange, add_images, build_index, remove_images
+from aurank.commands.compare import compare_reports
 from aurank.commands.doctor import examine_data
 from aurank.commands.embed import embed_model
 from aurank.commands.evaluate import evaluate_model
@@ -23,6 +24,7 @@ __all__ = [
     "RunOptions",
     "add_images",
     "build_index",
+    "compare_reports",
     "embed_model",
     "evaluate_model",
     "evaluate_pairs",

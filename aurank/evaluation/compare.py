@@ -1,8 +1,11 @@
-"""Is the second model better than the first? The paired answer, from two reports on the same queries."""
+"""Is the second model better than the first? The paired answer, from reports on the same queries."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypedDict, Unpack
 
 import numpy as np
+from jaxtyping import Float64
 
 from aurank.errors import UserError
 from aurank.evaluation.aggregate import MACRO, average
@@ -10,6 +13,17 @@ from aurank.evaluation.bootstrap import Resampling, Units, resampled_means
 from aurank.evaluation.report import RUN, Column, Report
 
 FACTS = ("query", "label", "path", "class")
+
+
+class CompareOptions(TypedDict, total=False):
+    """The options of `compare`."""
+
+    metric: str
+    resamples: int
+    seed: int
+    level: float
+    most: int
+    force: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,13 +51,15 @@ class Comparison:
     # most changed queries first: columns "query", "label", "path" and "class" where known, "a", "b", "difference"
     changed: dict[str, Column]
     how: str  # the interval was made, in words
+    corrected_p_value: float | None = None  # of `compare_all`, for the number of its comparisons
 
     def __str__(self) -> str:
         low, high = self.interval
         equal = self.num_queries - self.num_better - self.num_worse
+        corrected = "" if self.corrected_p_value is None else f" ({self.corrected_p_value:.2g} corrected)"
         lines = [
             f"{self.metric}  {self.a:.4f} → {self.b:.4f}  {self.difference:+.4f}  [{low:+.4f}, {high:+.4f}]  "
-            f"p = {self.p_value:.2g}",
+            f"p = {self.p_value:.2g}{corrected}",
             f"{self.num_queries:,} queries: {self.num_better:,} better, {self.num_worse:,} worse, {equal:,} equal",
             self.how,
         ]
@@ -115,6 +131,55 @@ def compare(
         changed={name: values[order] for name, values in {**facts, "a": a, "b": b, "difference": change}.items()},
         how=resampling.how(units.name, len(units)),
     )
+
+
+def compare_all(reports: Mapping[str, Report], **options: Unpack[CompareOptions]) -> dict[str, Comparison]:
+    """Return the Comparison of each report with the first, by its name; of two or more, p-values are corrected too.
+
+    Raises:
+        UserError: as `compare`, naming the two reports; or there are fewer than two.
+
+    Example:
+        >>> import aurank
+        >>> rows = np.random.default_rng(0).normal(size=(40, 3))
+        >>> reports = {f"{dim} dims": aurank.evaluate(rows[:, :dim], np.arange(40) % 4) for dim in (1, 2, 3)}
+        >>> [name for name, found in compare_all(reports, resamples=200).items() if found.corrected_p_value < 0.05]
+        []
+    """
+    if len(reports) < 2:
+        raise UserError(f"a comparison needs two reports or more; got {len(reports)}")
+    (first, report), *others = reports.items()
+    found = {}
+    for name, other in others:
+        try:
+            found[name] = compare(report, other, **options)
+        except UserError as error:
+            raise (UserError(f"{first} and {name}: {error}") if len(others) > 1 else error) from None
+    if len(found) == 1:
+        return found
+    corrected = holm([one.p_value for one in found.values()]).tolist()
+    return {
+        name: replace(one, corrected_p_value=p_value)
+        for (name, one), p_value in zip(found.items(), corrected, strict=True)
+    }
+
+
+def holm(p_values: Sequence[float]) -> Float64[np.ndarray, " test"]:
+    """Return p-values corrected for their number: below α, the chance that any of them is a false alarm is at most α.
+
+    Source: Holm, A simple sequentially rejective multiple test procedure (Scandinavian Journal of Statistics 1979),
+        https://www.jstor.org/stable/4615733
+
+    Example:
+        >>> holm([0.04, 0.01, 0.03]).tolist()
+        [0.06, 0.03, 0.06]
+    """
+    values = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(values, kind="stable")
+    left = np.arange(len(values), 0, -1)  # tests that are not rejected before this one
+    corrected = np.empty_like(values)
+    corrected[order] = np.minimum(1, np.maximum.accumulate(values[order] * left))
+    return corrected
 
 
 def _check_pair(a: Report, b: Report, metric: str, force: bool) -> None:

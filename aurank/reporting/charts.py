@@ -2,6 +2,7 @@
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -42,7 +43,9 @@ def svg(draw: Callable[[Axes], None], *, described: str, size: tuple[float, floa
         axes.grid(color="#808080", alpha=0.2, linewidth=0.6)
         draw(axes)
         text = io.StringIO()
-        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing")  # of a name: the reader's own fonts draw it
+            figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     body = text.getvalue()
     body = body[body.index("<svg") :].replace(_INK, "currentColor")
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
@@ -62,7 +65,7 @@ def precision_recall_chart(reports: Mapping[str, Report]) -> str:
     def draw(axes: Axes) -> None:
         for name, report in reports.items():
             if report.curve is not None:
-                axes.plot(report.curve.recall, report.curve.precision, label=name, clip_on=False)
+                axes.plot(report.curve.recall, report.curve.precision, label=_plain(name), clip_on=False)
         (report, *others) = reports.values()
         if not others and "num_negatives" in report.per_query:
             axes.axhline(report.random_order, color="#808080", linewidth=1, linestyle=(0, (4, 3)))
@@ -80,7 +83,7 @@ def recall_chart(reports: Mapping[str, Report]) -> str:
         for name, report in reports.items():
             first = np.sort(report.per_query["first_rank"])
             k = np.unique(np.geomspace(1, max(2, report.num_gallery), 200).astype(np.int64))
-            axes.plot(k, np.searchsorted(first, k, side="right") / len(first), label=name, clip_on=False)
+            axes.plot(k, np.searchsorted(first, k, side="right") / len(first), label=_plain(name), clip_on=False)
         axes.set(xscale="log", ylim=(0, 1.005), xlabel="k", ylabel="queries with a positive among the first k")
         _legend(axes, reports)
 
@@ -100,7 +103,7 @@ def ap_histogram(reports: Mapping[str, Report]) -> str:
                 values,
                 bins,
                 weights=weights,
-                label=name,
+                label=_plain(name),
                 histtype="bar" if one else "step",
                 linewidth=0.5 if one else 1.8,
             )
@@ -108,6 +111,30 @@ def ap_histogram(reports: Mapping[str, Report]) -> str:
         _legend(axes, reports)
 
     return svg(draw, described="Histogram of average precision over queries")
+
+
+def ap_scatter(names: tuple[str, str], reports: tuple[Report, Report]) -> str:
+    """Return average precision of each query in one report over that in another, of the same queries.
+
+    Example:
+        >>> import aurank
+        >>> report = aurank.evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6])
+        >>> ap_scatter(("a", "b"), (report, report))[:4]
+        '<svg'
+    """
+    a, b = (report.per_query["ap"] for report in reports)
+
+    def draw(axes: Axes) -> None:
+        axes.plot([0, 1], [0, 1], color="#808080", linewidth=1, linestyle=(0, (4, 3)))
+        size = max(2.0, min(16.0, 20_000 / len(a)))
+        alpha = max(0.1, min(0.8, 1500 / len(a)))
+        axes.scatter(a, b, s=size, linewidths=0, alpha=alpha, rasterized=True)
+        axes.annotate(f"{int((b > a).sum()):,} better", (0.03, 0.97), va="top", fontsize=10)
+        axes.annotate(f"{int((b < a).sum()):,} worse", (0.97, 0.03), ha="right", fontsize=10)
+        first, second = map(_plain, names)
+        axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), xlabel=f"AP, {first}", ylabel=f"AP, {second}", aspect="equal")
+
+    return svg(draw, described=f"Average precision of each query: {names[1]} over {names[0]}", size=(4.6, 4.6))
 
 
 def frequency_chart(report: Report) -> str:
@@ -156,3 +183,9 @@ def embedding_map(
 def _legend(axes: Axes, reports: Mapping[str, Report]) -> None:
     if len(reports) > 1:
         axes.legend(frameon=False, fontsize=9)
+
+
+def _plain(name: str) -> str:
+    """Return a name as matplotlib draws it: no mathematics, and none that it keeps out of a legend."""
+    shown = " ".join(name.replace("$", r"\$").split())
+    return f" {shown}" if shown.startswith("_") else shown

@@ -85,10 +85,7 @@ def make_grids(
         of_class = of_class[np.argsort(report.per_query["ap"][of_class], kind="stable")]
         explained = f"the worst {count} of {len(of_class):,}" if len(of_class) > count else "all of them, worst first"
         chosen.append((f"Class {name}", explained, of_class[:count]))
-    return [
-        Grid(title, text, [_row(report, names, index, pictures) for index in some.tolist()])
-        for title, text, some in chosen
-    ]
+    return [Grid(title, text, grid_rows(report, some.tolist(), pictures)) for title, text, some in chosen]
 
 
 def query_names(report: Report) -> np.ndarray:
@@ -108,11 +105,16 @@ def _text(columns: dict[str, np.ndarray], rows: int) -> np.ndarray:
     return np.full(rows, "")
 
 
-def _row(report: Report, names: np.ndarray, index: int, pictures: Pictures) -> GridRow:
+def grid_rows(report: Report, indices: Sequence[int], pictures: Pictures) -> list[GridRow]:
+    """Return queries with the top of their lists, by their places in `report.per_query`; it has neighbours."""
+    names, others = query_names(report), gallery_names(report)
+    return [_row(report, index, pictures, str(names[index]), others) for index in indices]
+
+
+def _row(report: Report, index: int, pictures: Pictures, name: str, others: np.ndarray) -> GridRow:
     values, lists = report.per_query, report.neighbours
     assert lists is not None
     path = str(values["path"][index]) if "path" in values else ""
-    others = gallery_names(report)
     paths = report.gallery.get("path")
     found = []
     for place, row in enumerate(lists.row[index].tolist(), start=1):
@@ -121,7 +123,7 @@ def _row(report: Report, names: np.ndarray, index: int, pictures: Pictures) -> G
             score, right = float(lists.score[index, place - 1]), bool(lists.is_positive[index, place - 1])
             found.append(Item(there, str(others[row]), pictures.of(there), score, right, place))
     return GridRow(
-        query=Item(path, str(names[index]), pictures.of(path)),
+        query=Item(path, name, pictures.of(path)),
         row=int(values["query"][index]),
         ap=float(values["ap"][index]),
         first_rank=int(values["first_rank"][index]),

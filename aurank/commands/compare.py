@@ -1,0 +1,101 @@
+"""Comparing models by their reports: what ``aurank compare`` calls."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Unpack
+
+import numpy as np
+
+from aurank.embedding.select_images import ImageSelection, select
+from aurank.errors import UserError
+from aurank.evaluation.compare import CompareOptions, Comparison, compare_all
+from aurank.evaluation.report import Report
+from aurank.files import require_writable, write_text
+from aurank.reporting.compare_page import compare_page
+from aurank.reporting.pictures import Pictures
+from aurank.reporting.results import REPORT
+
+_MADE = "Made by aurank"  # at the foot of every page
+
+
+def compare_reports(
+    paths: Sequence[Path],
+    *,
+    out: Path | None = None,
+    images: ImageSelection | None = None,
+    **options: Unpack[CompareOptions],
+) -> dict[str, Comparison]:
+    """Return the comparison of each report with the first, by the shortest names that tell the files apart.
+
+    Args:
+        paths: of reports, or of folders that hold a report.json.
+        out: an HTML page to write: numbers, curves, and the queries won and lost with what each model finds.
+        images: that were measured, for pictures on the page; default: their paths stand in place of them.
+        options: as for ``aurank.compare``.
+
+    Raises:
+        UserError: a file is no report, reports answer different questions, or `out` is a file of something else.
+
+    Example:
+        >>> import tempfile
+        >>> import aurank
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     files = [Path(folder, f"{name}.json") for name in ("before", "after")]
+        ...     for file, row in zip(files, (1, 2)):
+        ...         aurank.evaluate(np.eye(4)[[0, 0, 1, row]], [0, 0, 1, 1]).save(file)
+        ...     list(compare_reports(files, out=Path(folder, "compare.html"), resamples=100))
+        ['after.json']
+    """
+    if len(paths) < 2:
+        raise UserError(f"a comparison needs two reports or more; got {', '.join(map(str, paths)) or 'none'}")
+    if out is not None:
+        _require_own(out)
+    files = [path / REPORT if path.is_dir() else path for path in paths]
+    reports = {name: Report.load(file) for name, file in zip(short_names(paths), files, strict=True)}
+    pictures = None if images is None or not images.given else _pictures(images, reports)
+    comparisons = compare_all(reports, **options)
+    if out is not None:
+        write_text(out, compare_page(reports, comparisons, pictures=pictures))
+    return comparisons
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of paths that differ; the second of equal paths and those after it are numbered.
+
+    Example:
+        >>> short_names([Path("runs/a/test/report.json"), Path("runs/b/test"), Path("runs/b/test")])
+        ['a/test', 'b/test', 'b/test (2)']
+    """
+    whole = [path.absolute().parent if path.name == REPORT else path.absolute() for path in paths]
+    distinct = set(whole)
+    most = max(len(path.parts) for path in whole)
+    length = next(n for n in range(1, most + 1) if len({path.parts[-n:] for path in distinct}) == len(distinct))
+    names: list[str] = []
+    for place, path in enumerate(whole):
+        again = whole[:place].count(path)
+        names.append(str(Path(*path.parts[-length:])) + (f" ({again + 1})" if again else ""))
+    return names
+
+
+def _require_own(out: Path) -> None:
+    """Raise UserError where the page cannot be written, or another file has its name."""
+    require_writable(out, suffix=".html")
+    if out.exists() and _MADE.encode() not in out.read_bytes()[-4096:]:
+        raise UserError(f"--out {out} is there already and is no page of aurank; name another file")
+
+
+def _pictures(images: ImageSelection, reports: dict[str, Report]) -> Pictures:
+    """Return the pictures of the images chosen; raise UserError where the reports are of none of them."""
+    columns = [
+        column["path"] for one in reports.values() for column in (one.per_query, one.gallery) if "path" in column
+    ]
+    if not columns:
+        raise UserError(f"{images.given[0]} has no use: the reports name no images, only rows of saved embeddings")
+    manifest = select(images, None).images
+    wanted = np.unique(np.concatenate(columns))
+    if not np.isin(wanted, np.array(manifest.paths)).any():
+        raise UserError(
+            f"{images.given[0]}: {manifest.name} has none of the {len(wanted):,} images of the reports, such as "
+            f"{str(wanted[0])!r}; name the data and the split that they were measured on"
+        )
+    return Pictures(manifest.source)

@@ -1,0 +1,198 @@
+"""compare.html: several models on the same queries, in one file that people look at."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from aurank.evaluation.compare import Comparison
+from aurank.evaluation.report import Report
+from aurank.reporting.charts import ap_histogram, ap_scatter, precision_recall_chart, recall_chart
+from aurank.reporting.grids import grid_rows, query_names
+from aurank.reporting.page import render, trusted
+from aurank.reporting.pictures import Pictures
+from aurank.reporting.tables import common_metrics
+
+QUERIES = 8  # won, and as many lost, of each model; fewer where there are many models
+MOST_CLASSES = 500
+
+
+def compare_page(
+    reports: Mapping[str, Report],
+    comparisons: Mapping[str, Comparison],
+    *,
+    pictures: Pictures | None = None,
+    title: str = "Comparison",
+) -> str:
+    """Return the page of several reports as HTML text: numbers, curves, and the queries won and lost with both lists.
+
+    Args:
+        reports: by the names of their models; the first is what the others are compared with.
+        comparisons: of the others with the first, as `compare_all` returns them.
+        pictures: where pictures come from, and how many bytes they may take.
+
+    Example:
+        >>> import aurank
+        >>> from aurank.evaluation.compare import compare_all
+        >>> rows = np.random.default_rng(0).normal(size=(40, 2))
+        >>> reports = {f"{dim} dims": aurank.evaluate(rows[:, :dim], np.arange(40) % 4) for dim in (1, 2)}
+        >>> "<td>2 dims</td>" in compare_page(reports, compare_all(reports, resamples=100))
+        True
+    """
+    pictures = pictures or Pictures(None)
+    first = next(iter(reports))
+    lists = all(report.neighbours is not None for report in reports.values())
+    metric = next(iter(comparisons.values())).metric
+    queries = max(2, min(QUERIES, 24 // len(comparisons)))
+    charts = [
+        {"svg": trusted(precision_recall_chart(reports)), "caption": "Precision over recall, mean over queries."},
+        {"svg": trusted(recall_chart(reports)), "caption": "Recall@k: queries with a positive among the first k."},
+        {"svg": trusted(ap_histogram(reports)), "caption": "Average precision of the queries."},
+    ]
+    for name in comparisons:
+        caption = f"Each dot a query; above the line {name} is better, below it {first}."
+        charts.append({"svg": trusted(ap_scatter((first, name), (reports[first], reports[name]))), "caption": caption})
+    pairs = [
+        {"name": name, "groups": _won_and_lost((first, name), reports, metric, queries, pictures)}
+        for name in comparisons
+    ]
+    return render(
+        "compare.html",
+        title=title,
+        first=first,
+        metric=metric,
+        counted=_counted(reports[first]),
+        tested=_tested(reports, comparisons),
+        is_corrected=len(comparisons) > 1,
+        has_intervals=any(report.interval(metric) for report in reports.values()),
+        how=next(iter(comparisons.values())).how,
+        names=list(reports),
+        metrics=_metrics(reports),
+        charts=charts,
+        pairs=pairs,
+        has_lists=lists,
+        classes=_classes(reports, metric),
+        facts=[{"name": name, "facts": _facts(report), "notes": report.notes} for name, report in reports.items()],
+        missing=list(pictures.missing)[:100],
+        num_missing=len(pictures.missing),
+        left_out=pictures.left_out,
+    )
+
+
+def _counted(report: Report) -> str:
+    protocol = f", protocol {report.protocol['name']}" if report.protocol else ""
+    measured = len(report.per_query["query"])
+    return f"{measured:,} queries with a positive, {report.num_gallery:,} gallery rows{protocol}"
+
+
+def _tested(reports: Mapping[str, Report], comparisons: Mapping[str, Comparison]) -> list[dict[str, Any]]:
+    """Return a row of each model: its value, and how it differs from the first."""
+    some = next(iter(comparisons.values()))
+    values = {name: comparisons[name].b if name in comparisons else some.a for name in reports}
+    rows = []
+    for name, report in reports.items():
+        row: dict[str, Any] = {
+            "name": name,
+            "value": f"{values[name]:.4f}",
+            "best": values[name] == max(values.values()),
+        }
+        row |= {"own": report.interval(some.metric), "found": None}
+        if (one := comparisons.get(name)) is not None:
+            low, high = one.interval
+            row["found"] = {
+                "difference": f"{one.difference:+.4f}",
+                "interval": f"[{low:+.4f}, {high:+.4f}]",
+                "p": f"{one.p_value:.2g}",
+                "corrected": "" if one.corrected_p_value is None else f"{one.corrected_p_value:.2g}",
+                "better": f"{one.num_better:,}",
+                "worse": f"{one.num_worse:,}",
+                "equal": f"{one.num_queries - one.num_better - one.num_worse:,}",
+            }
+        rows.append(row)
+    return rows
+
+
+def _metrics(reports: Mapping[str, Report]) -> list[dict[str, Any]]:
+    """Return a row of each metric that all have, with the value of each model, the best marked."""
+    rows = []
+    for name in common_metrics(reports):
+        values = [report.metrics[name] for report in reports.values()]
+        cells = [{"text": f"{value:.4f}", "best": value == max(values) > min(values)} for value in values]
+        rows.append({"name": name, "cells": cells})
+    return rows
+
+
+def _won_and_lost(
+    names: tuple[str, str], reports: Mapping[str, Report], metric: str, queries: int, pictures: Pictures
+) -> list[dict[str, Any]]:
+    """Return the queries whose values rose most, and those whose fell most, each with what both models find."""
+    both = [reports[name] for name in names]
+    a, b = (report.values(metric) for report in both)
+    change = b - a
+    groups = []
+    for title, sign in (("won", 1), ("lost", -1)):
+        count = int((sign * change > 0).sum())
+        # Among equal changes the first query comes first.
+        some = np.argsort(-sign * change, kind="stable")[: min(queries, count)].tolist()
+        sides = [_side(report, some, pictures) for report in both]
+        rows = [
+            {
+                "query": shown[0]["query"],
+                "row": shown[0]["row"],
+                "change": f"{a[index]:.3f} → {b[index]:.3f}",
+                "sides": [{"name": name, **side} for name, side in zip(names, shown, strict=True)],
+            }
+            for index, *shown in zip(some, *sides, strict=True)
+        ]
+        groups.append({"title": title, "count": f"{count:,}", "rows": rows})
+    return groups
+
+
+def _side(report: Report, indices: list[int], pictures: Pictures) -> list[dict[str, Any]]:
+    """Return what one model finds for some queries; without neighbours the query alone."""
+    if report.neighbours is not None:
+        return [vars(row) for row in grid_rows(report, indices, pictures)]
+    names, values = query_names(report), report.per_query
+    paths = values.get("path")
+    return [
+        {
+            "query": {"path": path, "label": str(names[index]), "picture": pictures.of(path)},
+            "row": int(values["query"][index]),
+            "first_rank": int(values["first_rank"][index]),
+            "found": [],
+        }
+        for index in indices
+        for path in ["" if paths is None else str(paths[index])]
+    ]
+
+
+def _classes(reports: Mapping[str, Report], metric: str) -> dict[str, Any] | None:
+    """Return the mean of each class under each model, the most changed first."""
+    first = next(iter(reports.values()))
+    if "label" not in first.per_query:
+        return None
+    tables = [report.class_table() for report in reports.values()]
+    values = np.stack([table[metric.removeprefix("macro:")] for table in tables], axis=1)
+    label, row = np.unique(first.per_query["label"], return_index=True)
+    named = dict(zip(label.tolist(), query_names(first)[row].tolist(), strict=True))
+    change = values[:, 1:] - values[:, :1]
+    order = np.argsort(-np.abs(change).max(axis=1), kind="stable")[:MOST_CLASSES].tolist()
+    rows = [
+        {
+            "name": named[tables[0]["label"][index].item()],
+            "count": int(tables[0]["num_queries"][index]),
+            "values": values[index].tolist(),
+            "changes": change[index].tolist(),
+        }
+        for index in order
+    ]
+    return {"rows": rows, "whole": len(values)}
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    low, high = report.tie_bounds or (0, 0)
+    bounds = f"{report.ties}, {low:.4f} to {high:.4f}" if low != high else report.ties
+    facts = {"command": report.command, "date": report.date, "distance": report.distance}
+    facts |= {"equal scores": bounds, "versions": versions}
+    return [(name, str(value)) for name, value in facts.items() if value]

@@ -1,0 +1,111 @@
+"""compare.html: its numbers are those of the reports, both lists are shown, and no text from outside becomes markup."""
+
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+import aurank
+from aurank.data.sources import ArraySource
+from aurank.evaluation import Report
+from aurank.evaluation.compare import compare_all
+from aurank.reporting.compare_page import compare_page
+from aurank.reporting.pictures import Pictures
+
+EVIL = ("<img src=x onerror=alert(1)>", "$\\frac{$", "_hidden", "</script><script>alert(2)</script>")
+
+
+class Page(HTMLParser):
+    """The start tags of a page, and its visible text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def measured(dim: int, *, neighbours: int = 4) -> Report:
+    rows = np.random.default_rng(5).standard_normal((30, 6))
+    labels = np.arange(30) // 3
+    report = aurank.evaluate(rows[:, :dim], labels, neighbours=neighbours)
+    return report.named(np.array([f"{row}.png" for row in range(30)]), np.array([f"kind {one}" for one in labels]))
+
+
+@pytest.mark.parametrize("metric", ["mauprc", "macro:recall@1"])
+def test_the_numbers_are_those_of_the_reports(metric: str) -> None:
+    reports = {"small": measured(2), "large": measured(6), "middle": measured(4)}
+    found = compare_all(reports, resamples=200, metric=metric)
+    page = Page(compare_page(reports, found))
+    for name, report in reports.items():
+        assert f"{report.mauprc:.4f}" in page.text
+        if name != "small":
+            low, high = found[name].interval
+            assert f"{found[name].difference:+.4f}" in page.text
+            assert f"[{low:+.4f}, {high:+.4f}]" in page.text
+            assert f"{name}: won {found[name].num_better:,} queries against small" in page.text
+            assert f"{name}: lost {found[name].num_worse:,} queries against small" in page.text
+    assert "corrected for the 2 comparisons" in page.text
+
+
+def test_both_lists_of_a_query_are_shown_as_the_reports_have_them() -> None:
+    small, large = measured(2), measured(6)
+    page = compare_page({"small": small, "large": large}, compare_all({"small": small, "large": large}, resamples=200))
+    won = page[page.index("won") : page.index("lost ")]
+    first = won[won.index('<div class="query">') :].split('<div class="query">')[1]
+    best = int(np.argmax(large.per_query["ap"] - small.per_query["ap"]))
+    sides = first.split("<h4>")[1:]
+    for report, side in zip((small, large), sides, strict=True):
+        assert report.neighbours is not None
+        shown = [attributes["title"] for tag, attributes in Page(side).tags if tag == "li"]
+        assert shown == [f"{row}.png" for row in report.neighbours.row[best]]
+        marks = [("right" in (attributes["class"] or "")) for tag, attributes in Page(side).tags if tag == "li"]
+        assert marks == report.neighbours.is_positive[best].tolist()
+        assert f"first right item at rank {report.per_query['first_rank'][best]}" in Page(side).text
+
+
+def test_equal_models_win_and_lose_nothing() -> None:
+    report = measured(3)
+    page = Page(compare_page({"a": report, "b": report}, compare_all({"a": report, "b": report}, resamples=100)))
+    assert "b: won 0 queries" in page.text
+    assert not [attributes for tag, attributes in page.tags if attributes.get("class") == "query"]
+
+
+def test_no_name_becomes_markup_or_mathematics() -> None:
+    reports = {name: measured(dim) for dim, name in enumerate(EVIL, start=2)}
+    named = {name: replace(one, notes=list(EVIL), command=EVIL[3]) for name, one in reports.items()}
+    page = compare_page(named, compare_all(named, resamples=100), title=EVIL[0])
+    elements = Page(page)
+    assert not any("onerror" in attributes for _, attributes in elements.tags)
+    assert sum(tag == "script" for tag, _ in elements.tags) == 1
+    assert all(name in elements.text for name in EVIL)
+    outside = [attributes for _, attributes in elements.tags if (attributes.get("src") or "data:")[:5] != "data:"]
+    assert not outside
+
+
+def test_reports_without_lists_show_queries_and_say_so() -> None:
+    reports = {"small": measured(2, neighbours=0), "large": measured(6)}
+    page = Page(compare_page(reports, compare_all(reports, resamples=100)))
+    assert "Not every report holds the lists of its queries" in page.text
+    assert "large: won" in page.text
+
+
+def test_pictures_are_in_the_page_and_missing_ones_are_named() -> None:
+    images = {f"{row}.png": np.full((90, 90, 3), 8 * row, np.uint8) for row in range(29)}
+    reports = {"small": measured(2), "large": measured(6)}
+    pictures = Pictures(ArraySource(images))
+    page = compare_page(reports, compare_all(reports, resamples=100), pictures=pictures)
+    assert page.count('src="data:image/jpeg') > 20
+    assert list(pictures.missing) == ["29.png"]
+    assert "<li>29.png</li>" in page
+    few = Pictures(ArraySource(images), budget=20_000)
+    small = compare_page(reports, compare_all(reports, resamples=100), pictures=few)
+    assert f"{few.left_out:,} pictures were left out" in small
+    assert len(small) < len(page)
