@@ -2,7 +2,7 @@
 
 from aurank.evaluation.accuracy_calculator import AccuracyCalculator
 from aurank.evaluation.bootstrap import Resampling
-from aurank.evaluation.compare import Comparison, compare
+from aurank.evaluation.compare import Comparison, compare, compare_all
 from aurank.evaluation.curves import Curve, precision_recall_curve
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.ranks import Ranks, positive_ranks
@@ -33,6 +33,7 @@ __all__ = [
     "TwoWayReport",
     "approximate_report",
     "compare",
+    "compare_all",
     "ensemble",
     "evaluate",
     "knn",

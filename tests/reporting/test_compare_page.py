@@ -39,6 +39,7 @@ def measured(dim: int, *, neighbours: int = 4) -> Report:
     return report.named(np.array([f"{row}.png" for row in range(30)]), np.array([f"kind {one}" for one in labels]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["mauprc", "macro:recall@1"])
 def test_the_numbers_are_those_of_the_reports(metric: str) -> None:
     reports = {"small": measured(2), "large": measured(6), "middle": measured(4)}
@@ -71,6 +72,7 @@ def test_both_lists_of_a_query_are_shown_as_the_reports_have_them() -> None:
         assert f"first right item at rank {report.per_query['first_rank'][best]}" in Page(side).text
 
 
+@pytest.mark.slow
 def test_equal_models_win_and_lose_nothing() -> None:
     report = measured(3)
     page = Page(compare_page({"a": report, "b": report}, compare_all({"a": report, "b": report}, resamples=100)))
@@ -78,6 +80,7 @@ def test_equal_models_win_and_lose_nothing() -> None:
     assert not [attributes for tag, attributes in page.tags if attributes.get("class") == "query"]
 
 
+@pytest.mark.slow
 def test_no_name_becomes_markup_or_mathematics() -> None:
     reports = {name: measured(dim) for dim, name in enumerate(EVIL, start=2)}
     named = {name: replace(one, notes=list(EVIL), command=EVIL[3]) for name, one in reports.items()}
@@ -90,6 +93,7 @@ def test_no_name_becomes_markup_or_mathematics() -> None:
     assert not outside
 
 
+@pytest.mark.slow
 def test_reports_without_lists_show_queries_and_say_so() -> None:
     reports = {"small": measured(2, neighbours=0), "large": measured(6)}
     page = Page(compare_page(reports, compare_all(reports, resamples=100)))
@@ -97,6 +101,7 @@ def test_reports_without_lists_show_queries_and_say_so() -> None:
     assert "large: won" in page.text
 
 
+@pytest.mark.slow
 def test_pictures_are_in_the_page_and_missing_ones_are_named() -> None:
     images = {f"{row}.png": np.full((90, 90, 3), 8 * row, np.uint8) for row in range(29)}
     reports = {"small": measured(2), "large": measured(6)}

@@ -78,7 +78,7 @@ def write_world(folder: Path) -> aurank.TrainResult:
     rows = random.normal(size=(60, 256)).astype(np.float32) + 2 * labels[:, None]
     np.savez(folder / "mine.npz", embeddings=rows, labels=labels)
     np.savez(folder / "train.npz", embeddings=random.normal(size=(300, 256)).astype(np.float32))
-    for name in ("before", "after", "measured", "other"):
+    for name in ("before", "after", "third", "measured", "other"):
         (folder / name).mkdir()
         noisy = rows + random.normal(size=rows.shape).astype(np.float32)
         aurank.evaluate(noisy, labels).save(folder / name / "report.json")
