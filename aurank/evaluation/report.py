@@ -270,11 +270,13 @@ class Report:
     def save(self, path: Path | str) -> None:
         """Write the report as one JSON file; a file that is there stays whole until the new one is."""
         plain = ("metrics", "num_queries", "num_lone_queries", "num_gallery", "distance", "ties", "tie_bounds")
-        names = (*plain, "protocol", "notes", "intervals", "approximation", "postprocessing", "codes", "versions")
+        names = (*plain, "protocol", "notes", "intervals", "approximation", "versions")
         content = {"format": FORMAT, "version": VERSION} | {name: getattr(self, name) for name in names}
         if self.intervals is not None:
             kept = {"unit": self.intervals.unit, "num_units": self.intervals.num_units}
             content["intervals"] = {**vars(self.intervals.resampling), **kept, "bounds": self.intervals.bounds}
+        asked_for = {"postprocessing": self.postprocessing, "codes": self.codes}
+        content |= {name: value for name, value in asked_for.items() if value is not None}
         if self.command is not None:
             content |= {"date": self.date, "command": self.command}
         text = json.dumps(content, indent=2)[: -len("\n}")]
