@@ -128,7 +128,7 @@ class ImageIndex:
         source = self.source_of(row)
         if source is None:
             place = self.about["sources"][int(self.images["source"][row])]["place"]
-            raise UserError(f"image {path!r} is gone: there is no {place} any more")
+            raise UserError(f"image {path!r} is gone: {place} is not there any more")
         with quiet_decoding():
             return decode(source, path, None, max_pixels=max_pixels)
 
@@ -358,7 +358,8 @@ def results_page(index: ImageIndex, found: Sequence[PhotoHits], options: Sequenc
         searched.append(SearchedPhoto(one.photo.path, own, hits, one.error))
     notes = []
     if gone := len(pictures.missing):
-        notes.append(f"{gone:,} pictures cannot be shown: their files are gone or unreadable. Their paths stand there.")
+        many = "picture cannot be shown: its file is" if gone == 1 else "pictures cannot be shown: their files are"
+        notes.append(f"{gone:,} {many} gone or unreadable. The path stands in its place.")
     if pictures.left_out:
         notes.append(f"{pictures.left_out:,} pictures are left out to keep this file small.")
     return search_page("Found", searched, [("index", index.description), *options], notes)

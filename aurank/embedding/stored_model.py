@@ -106,7 +106,13 @@ def store_model(folder: Path, model: StoredModel) -> dict[str, Any]:
     if kind == "aurank":
         assert model.config is not None
         own = model.config.model_copy(update={"model": model.config.model.model_copy(update={"text": None})})
-        content = {"config": own.model_dump(mode="json"), "manifest": "", "data": None, "progress": {}}
+        content = {
+            "config": own.model_dump(mode="json"),
+            "manifest": "",
+            "data": None,
+            "progress": {},
+            "tokeniser": None,
+        }
         save_checkpoint(folder / file, {**content, "encoder": model.module.state_dict(), "average": None})
         record["load"] = f"aurank:{file}"
     elif kind == "timm":

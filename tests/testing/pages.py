@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from testing.benchmark_trees import sop_tree
 from testing.data_trees import grocery_zip, omniglot_zip, pixels, png
+from testing.indexes import small_index
 from testing.tiny import tiny_config
 from testing.two_towers import pairs_config, write_table
 
@@ -66,6 +67,7 @@ def write_world(folder: Path) -> aurank.TrainResult:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels(place, 20, 20)).save(path)
     Image.fromarray(pixels(0, 20, 20)).save(folder / "drawing.png")
+    small_index(folder / "photos", folder / "index")
     write_table(folder)
     (photos,) = [
         block.code for block in blocks("yaml") if "root: photos" in block.code and "name: folder" in block.code

@@ -1,0 +1,124 @@
+"""`aurank index` and `aurank search` as typed."""
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from testing.indexes import MODEL, small_index, write_photo, write_photos
+
+from aurank import cli
+from aurank.commands import ImageIndex
+
+Aurank = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    small_index(write_photos(folder / "photos", classes=2, images=3), folder / "index")
+    return folder
+
+
+@pytest.fixture
+def aurank(made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Aurank:
+    """Run a command in this process, where the index is; return its exit code, what it printed and complained of."""
+    monkeypatch.chdir(made)
+    monkeypatch.setenv("AURANK_CACHE", str(made / "cache"))
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["aurank", *words])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def test_a_photo_finds_itself_first(aurank: Aurank) -> None:
+    code, out, err = aurank("search", "index", "photos/c1/2.png", "--k", "3")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "photos/c1/2.png"
+    assert lines[1] == "   1  1.0000  c1  c1/2.png"
+    assert lines[4] == f"searched 6 images, {MODEL}, cosine, index Flat"
+
+
+def test_a_list_is_read_from_stdin_and_printed_as_json(
+    aurank: Aurank, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = tmp_path / os.fsdecode(b"a\n\x1b[31m\xff.png")
+    write_photo(odd, 3)
+    given = b"\0".join([os.fsencode(odd), b"photos/c0/1.png", b"gone.png"])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+    code, out, _ = aurank("search", "index", "-", "--k", "9", "--threshold", "0.99", "--json")
+    content = json.loads(out)
+    assert code == 2
+    assert [one["photo"] for one in content["photos"]] == [str(odd), "photos/c0/1.png", "gone.png"]
+    assert content["photos"][1]["hits"][0] | {"score": 1} == {
+        "rank": 1,
+        "score": 1,
+        "path": "c0/1.png",
+        "class": "c0",
+        "row": 1,
+    }
+    assert all(hit["score"] >= 0.99 for one in content["photos"] for hit in one["hits"])
+    assert "gone.png" in content["photos"][2]["error"]
+    assert content["index"]["count"] == 6
+
+
+def test_what_a_name_holds_stays_text(aurank: Aurank, tmp_path: Path) -> None:
+    write_photo(tmp_path / "photos/a\n\x1b[31m<b>.png", 3)
+    code, out, _ = aurank("search", "index", str(tmp_path / "photos"), "--k", "1", "--html", str(tmp_path / "f.html"))
+    assert code == 0
+    assert "\x1b" not in out
+    assert out.splitlines()[0].endswith("a\\n\\x1b[31m<b>.png")
+    page = (tmp_path / "f.html").read_text(encoding="utf-8")
+    assert "&lt;b&gt;.png" in page
+    assert "<b>.png" not in page
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("index", "none.png"), 2, "none.png"),
+        (("nowhere", "photos/c0/0.png"), 2, "no index at nowhere"),
+        (("index", "photos/c0/0.png", "--class", "c7"), 2, "the index has no class 'c7'"),
+        (("index", "photos/c0/0.png", "--k", "0"), 2, "k must be 1 or more"),
+        (("index", "photos/c0/0.png", "--k", "7"), 0, "--k 7 asks for more than the 6 images"),
+        (("index", "photos/c0/0.png", "--html", "page.txt"), 2, "is of type .html"),
+        (("index", "photos/c0/0.png", "--threshold", "nan"), 2, "the threshold must be a number"),
+        (("index", "photos/c0/0.png", "--device", "nope"), 2, "--device 'nope' cannot be used here"),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line(words: tuple[str, ...], code: int, said: str, aurank: Aurank) -> None:
+    found, _, err = aurank("search", *words)
+    assert found == code
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_an_index_is_built_and_changed(aurank: Aurank, made: Path) -> None:
+    code, out, _ = aurank(
+        *("index", "build", "--model", MODEL, "--data", "folder:photos", "--out", "near", "--index", "IVF2,Flat")
+    )
+    assert code == 0
+    assert "which finds" in out
+    write_photo(made / "more/c9/new.png", 50)
+    code, out, _ = aurank("index", "add", "near", "--data", "folder:more")
+    assert out.splitlines()[0] == "1 image added; the index holds 7"
+    code, out, _ = aurank("index", "remove", "near", "c9/new.png", "--class", "c1")
+    assert out.splitlines()[0] == "4 images removed; the index holds 3"
+    assert len(ImageIndex.open(made / "near")) == 3
+    for words, said in ((("near",), "say which images to remove"), (("near", "x.png"), "'x.png' is not in the index")):
+        code, _, err = aurank("index", "remove", *words)
+        assert code == 2
+        assert said in err

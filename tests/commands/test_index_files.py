@@ -1,0 +1,210 @@
+"""The folder of an index: what is damaged, of another model or version is refused; a killed change leaves the old."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from testing.indexes import MODEL, small_index, write_photo, write_photos
+
+from aurank.commands import ImageIndex, add_images, build_index, remove_images
+from aurank.embedding import ImageSelection
+from aurank.embedding import index_folder as files
+from aurank.errors import AurankError, UserError
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    small_index(write_photos(folder / "photos", classes=2, images=3), folder / "index", postprocess="binary")
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """A copy of the index, to be damaged."""
+    return Path(shutil.copytree(made / "index", tmp_path / "index"))
+
+
+def use(folder: Path) -> None:
+    """Do all that reads the files."""
+    ImageIndex.open(folder).load_model()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+FILES = [
+    *("rows-*/embeddings.npy", "rows-*/vectors.npy", "rows-*/images.parquet", "rows-*/index.faiss"),
+    *("rows-*/index.faiss.json", "rows-*/postprocessing.safetensors", "model-*.safetensors", "index.json"),
+]
+
+
+@pytest.mark.parametrize("damage", [cut, flip, Path.unlink], ids=["cut", "flipped", "gone"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_not_what_was_written_is_refused(
+    name: str, damage: Callable[[Path], object], folder: Path
+) -> None:
+    (path,) = folder.glob(name)
+    damage(path)
+    with pytest.raises(UserError) as refused:
+        use(folder)
+    assert "\n" not in str(refused.value)
+    assert path.name in str(refused.value) or "no index at" in str(refused.value)
+
+
+def rewritten(folder: Path, **changes: Any) -> None:
+    """Change what index.json says, with its checksum."""
+    path = folder / "index.json"
+    content = {**json.loads(path.read_text(encoding="utf-8")), **changes}
+    content["checksum"] = files._checksum(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"version": 2}, "format version 2, and this aurank reads version 1"),
+        ({"format": "other"}, "describes no image index"),
+        ({"count": 7}, "do not belong together"),
+        ({"count": None}, "is damaged, or was changed by hand"),
+    ],
+)
+def test_an_index_of_another_version_is_refused(changes: dict[str, Any], said: str, folder: Path) -> None:
+    rewritten(folder, **changes)
+    with pytest.raises(UserError, match=said):
+        use(folder)
+
+
+def test_another_model_is_refused(folder: Path) -> None:
+    (path,) = folder.glob("model-*")
+    tensors = load_file(path)
+    name = next(name for name, value in tensors.items() if value.dtype == torch.float32)
+    save_file({**tensors, name: tensors[name] + 1}, path)
+    about = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    rewritten(folder, files={**about["files"], path.name: files.file_sha256(path)})
+    with pytest.raises(UserError, match="has other weights than its images were embedded with"):
+        use(folder)
+    shutil.copyfile(next(Path(folder).glob("rows-*/embeddings.npy")), path)
+    rewritten(folder, files={**about["files"], path.name: files.file_sha256(path)})
+    with pytest.raises(UserError, match="do not fit the model"):
+        use(folder)
+
+
+def test_another_preprocessing_is_refused(folder: Path) -> None:
+    about = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    rewritten(folder, model={**about["model"], "preprocessing": "Resize(7)"})
+    with pytest.raises(UserError, match="shown images otherwise than when they were embedded"):
+        use(folder)
+
+
+def test_a_change_that_fails_leaves_the_old_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sorted(path.name for path in folder.iterdir())
+
+    def full(path: Path, text: str) -> None:
+        raise AurankError("cannot save: No space left on device")
+
+    monkeypatch.setattr(files, "write_text", full)
+    with pytest.raises(AurankError, match="No space left"):
+        remove_images(folder, ["c0/0.png"])
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert len(ImageIndex.open(folder)) == 6
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from aurank.commands import remove_images
+from aurank.embedding import index_folder
+place = sys.argv[2]
+setattr(index_folder, place, lambda *given: os.kill(os.getpid(), signal.SIGKILL))
+remove_images(Path(sys.argv[1]), ["c0/0.png"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("place", "left"), [("write_text", 6), ("_write_images", 6), ("_remove_unnamed", 5)])
+def test_a_killed_change_leaves_the_old_index_or_the_new(place: str, left: int, folder: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(folder), place], timeout=100, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert len(list(folder.glob("rows-*"))) == 2
+    assert len(ImageIndex.open(folder)) == left
+    use(folder)
+    remove_images(folder, ["c1/0.png"])
+    assert len(list(folder.glob("rows-*"))) == 1
+    assert len(ImageIndex.open(folder)) == left - 1
+
+
+def test_one_process_at_a_time_changes_an_index(folder: Path) -> None:
+    with files.writing(folder), pytest.raises(UserError, match="another process is changing the index"):
+        remove_images(folder, ["c0/0.png"])
+    assert remove_images(folder, ["c0/0.png"]).count == 5
+
+
+def test_who_reads_while_the_index_is_changed_gets_the_new_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = files.read_about(folder)
+    remove_images(folder, ["c0/0.png"])
+    said = iter([old])
+    monkeypatch.setattr("aurank.commands.search.read_about", lambda given: next(said, None) or files.read_about(given))
+    assert len(ImageIndex.open(folder)) == 5
+
+
+def test_an_index_is_never_replaced_unasked(made: Path, folder: Path, tmp_path: Path) -> None:
+    images = ImageSelection(f"folder:{made / 'photos'}")
+    with pytest.raises(UserError, match="holds an index already: add images with aurank index add, or"):
+        build_index(MODEL, images, out=folder)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/thesis.tex").touch()
+    with pytest.raises(UserError, match="holds other files"):
+        build_index(MODEL, images, out=tmp_path / "other", overwrite=True)
+    with pytest.raises(UserError, match="is a file; name a folder"):
+        build_index(MODEL, images, out=tmp_path / "other/thesis.tex")
+    build_index("timm:test_resnet,pretrained=false,input_size=32", images, out=folder, overwrite=True)
+    assert ImageIndex.open(folder).about["model"]["name"].startswith("timm:test_resnet")
+    assert len(list(folder.glob("model-*"))) == len(list(folder.glob("rows-*"))) == 1
+
+
+def test_what_cannot_be_added_is_refused(made: Path, folder: Path, tmp_path: Path) -> None:
+    for images, said in (
+        (ImageSelection(), "say which images to add"),
+        (ImageSelection(f"folder:{made / 'photos'}", overrides=["data.image_size=8"]), "brings its own preprocessing"),
+        (ImageSelection(f"folder:{tmp_path}", split="val"), "no image|in no class folder|val"),
+    ):
+        with pytest.raises(UserError, match=said):
+            add_images(folder, images)
+    with pytest.raises(UserError, match="there is no such folder"):
+        add_images(tmp_path / "none", ImageSelection(f"folder:{made / 'photos'}"))
+    assert not (tmp_path / "none").exists()
+    write_photo(tmp_path / "more/c5/0.png", 9)
+    (tmp_path / "more/c5/1.png").write_bytes(b"broken")
+    more = f"folder:{tmp_path / 'more'}"
+    with pytest.raises(UserError, match="cannot be decoded"):
+        add_images(folder, ImageSelection(more))
+    assert len(ImageIndex.open(folder)) == 6
+    change = add_images(folder, ImageSelection(more, overrides=["data.on_error=skip"]))
+    assert (change.added, change.unreadable, change.count) == (["c5/0.png"], ["c5/1.png"], 7)
+
+
+def test_threads_share_an_index(made: Path) -> None:
+    index = ImageIndex.open(made / "index")
+    photo = made / "photos/c0/0.png"
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: index.search([photo], k=3), range(8)))
+    assert all(one == found[0] for one in found)
+    assert np.isfinite([hit.score for hit in found[0][0]]).all()
