@@ -1,0 +1,214 @@
+"""The page in a real browser; skipped where Debian's chromium and chromium-driver are not installed."""
+
+import base64
+import io
+import itertools
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from selenium import webdriver
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select, WebDriverWait
+from testing.served import running_server
+from testing.small_index import COLOURS, EVIL
+
+from aurank.commands import ImageIndex
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+# A script cannot take a file of the machine, so the page makes one and drops it, as a person would.
+DROP = """
+const bytes = Uint8Array.from(atob(arguments[0]), one => one.charCodeAt(0)), data = new DataTransfer();
+data.items.add(new File([bytes, new Uint8Array(arguments[2])], arguments[1]));
+const event = new DragEvent("drop", {dataTransfer: data, bubbles: true, cancelable: true});
+document.getElementById("drop").dispatchEvent(event);
+"""
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="needs chromium and chromedriver"),
+]
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[webdriver.Chrome]:
+    options = Options()
+    options.binary_location = str(CHROMIUM)
+    for one in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--window-size=1280,1000",
+    ):
+        options.add_argument(one)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SE_OFFLINE", "true")  # else selenium looks for drivers elsewhere
+        patch.setenv("SE_AVOID_STATS", "true")
+        driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def browser(started: webdriver.Chrome) -> webdriver.Chrome:
+    """The browser on an empty page, with empty logs."""
+    started.get("about:blank")
+    for log in ("browser", "performance"):
+        started.get_log(log)
+    return started
+
+
+class Page:
+    """What a person sees and does."""
+
+    def __init__(self, driver: webdriver.Chrome) -> None:
+        self.driver = driver
+
+    def one(self, selector: str) -> Any:
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def until(self, heading: str, range_: str) -> None:
+        """Wait until a list under this heading, of this range, is shown whole."""
+
+        def is_there(driver: webdriver.Chrome) -> bool:
+            busy = self.one("#results").get_attribute("aria-busy")
+            return busy is None and (self.one("#heading").text, self.one(".range").text) == (heading, range_)
+
+        WebDriverWait(self.driver, 20).until(is_there, f"no {heading!r} {range_!r}")
+
+    def rows(self) -> list[int]:
+        links = self.driver.find_elements(By.CSS_SELECTOR, "#list a")
+        return [int(str(link.get_attribute("href")).partition("row=")[2]) for link in links]
+
+    def drop(self, content: bytes, name: str, *, zeros: int = 0) -> None:
+        self.driver.execute_script(DROP, base64.b64encode(content).decode(), name, zeros)
+
+    def requests(self) -> list[str]:
+        """Return the address of every request so far."""
+        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        return [one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"]
+
+
+def green() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (60, 40), COLOURS["green"]).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_drop_then_results_then_a_neighbour_then_a_filter(browser: webdriver.Chrome, index: ImageIndex) -> None:
+    page = Page(browser)
+    with running_server(index) as port:
+        origin = f"http://127.0.0.1:{port}/"
+        browser.get(origin)
+        page.until("Gallery", "1–24 of 30")
+        assert page.one("#about").text == "30 images · 3 classes · timm:test_vit,pretrained=false · cosine scores"
+        assert page.rows() == list(range(24))
+
+        page.drop(green(), "my <b>photo</b>.png")
+        page.until("Nearest images", "1–24 of 30")
+        assert page.rows() == [hit.row for hit in index.search([green()], k=24)[0]]
+        assert page.one("#caption").text == "my <b>photo</b>.png"
+        assert page.one("#list .score").text.startswith("1 · ")
+
+        neighbour = page.rows()[1]
+        page.one("#list li:nth-child(2) a").click()
+        page.until("Nearest images", "1–24 of 29")
+        assert page.rows() == [hit.row for hit in index.search_rows([neighbour], k=24)[0]]
+        assert index.images["class"][neighbour] == "green"
+        shown = [(one.class_name == "green") for one in index.search_rows([neighbour], k=24)[0]]
+        marks = [one.text for one in browser.find_elements(By.CSS_SELECTOR, "#list .mark")]
+        assert marks == ["✓ same class" if right else "✗ other class" for right in shown]
+
+        Select(page.one("#class")).select_by_value("blue")
+        page.until("Nearest images", "1–10 of 10")
+        assert {str(index.images["class"][row]) for row in page.rows()} == {"blue"}
+        Select(page.one("#class")).select_by_value("")
+        page.until("Nearest images", "1–24 of 29")
+        page.one("[data-step='1']").click()
+        page.until("Nearest images", "25–29 of 29")
+
+        browser.back()
+        browser.back()
+        page.until("Nearest images", "1–10 of 10")
+        assert browser.execute_script(
+            "return [...document.images].filter(one => one.offsetParent).every(one => one.complete && one.naturalWidth)"
+        )
+        assert all(url.startswith((origin, "data:", "blob:")) for url in page.requests())
+    assert browser.get_log("browser") == []
+
+
+def test_the_keyboard_chooses_pages_and_searches(browser: webdriver.Chrome, index: ImageIndex, tmp_path: Path) -> None:
+    page = Page(browser)
+    (tmp_path / "green.png").write_bytes(green())
+    with running_server(index) as port:
+        browser.get(f"http://127.0.0.1:{port}/#class=red")
+        page.until("Gallery", "1–10 of 10")
+        names = [one.text for one in browser.find_elements(By.CSS_SELECTOR, "#list .name:not(.class)")]
+        assert {EVIL[0], EVIL[2], EVIL[3]} <= set(names)  # as text
+        page.one("#file").send_keys(str(tmp_path / "green.png"))
+        page.until("Nearest images", "1–24 of 30")
+        assert browser.switch_to.active_element.get_attribute("id") == "heading"
+        browser.switch_to.active_element.send_keys(Keys.TAB, Keys.TAB)  # past the filter; "Previous" is disabled
+        assert browser.switch_to.active_element.get_attribute("data-step") == "1"
+        browser.switch_to.active_element.send_keys(Keys.ENTER)
+        page.until("Nearest images", "25–30 of 30")
+        last = page.rows()[-1]
+        page.one("#list li:last-child a").send_keys(Keys.ENTER)
+        page.until("Nearest images", "1–24 of 29")
+        assert browser.current_url.endswith(f"#row={last}")
+        page.one("#clear").send_keys(Keys.ENTER)
+        page.until("Gallery", "1–24 of 30")
+    assert browser.get_log("browser") == []
+
+
+def test_what_is_refused_is_said_on_the_page(browser: webdriver.Chrome, index: ImageIndex) -> None:
+    page = Page(browser)
+    with running_server(index) as port:
+        browser.get(f"http://127.0.0.1:{port}/")
+        page.until("Gallery", "1–24 of 30")
+        page.drop(b"", "large.png", zeros=21 * 2**20)
+        said = page.one("#message")
+        assert said.text == "A photo may have 20 MiB at most; large.png has 21.0."
+        assert browser.get_log("browser") == []
+        page.drop(b"no photo", "text.png")
+        page.until("Nearest images", "")
+        assert said.text.startswith("the photo is in none of the formats JPEG")
+        assert said.get_attribute("class") == "failed"
+    browser.get_log("browser")  # a browser notes every refusal of a server
+
+    page.one("#clear").click()
+    WebDriverWait(browser, 20).until(lambda _: "does not answer" in page.one("#message").text)
+
+
+def test_the_page_fits_and_can_be_read(browser: webdriver.Chrome, index: ImageIndex) -> None:
+    page = Page(browser)
+    with running_server(index) as port:
+        browser.get(f"http://127.0.0.1:{port}/#row=3")
+        page.until("Nearest images", "1–24 of 29")
+        for width, colours in itertools.product((390, 1280), ("light", "dark")):
+            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            wanted = {"features": [{"name": "prefers-color-scheme", "value": colours}]}
+            browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+            ink, paper = browser.execute_script(
+                "const style = getComputedStyle(document.body); return [style.color, style.backgroundColor]"
+            )
+            assert (brightness(ink) > brightness(paper)) == (colours == "dark")
+            heights = browser.execute_script(
+                "return [...document.querySelectorAll('button, .button, select')].filter(one => one.offsetParent)"
+                ".map(one => one.getBoundingClientRect().height)"
+            )
+            assert min(heights) >= 44  # what a finger must hit
+
+
+def brightness(colour: str) -> int:
+    return sum(int(part) for part in colour.strip("rgb()").split(",")[:3])
