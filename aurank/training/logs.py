@@ -1,11 +1,11 @@
-"""metrics.jsonl: one JSON object a line, without wall-clock values, so that equal runs write equal bytes."""
+"""What a run logs: metrics.jsonl, without wall-clock values, so that equal runs write equal bytes; pictures."""
 
 import contextlib
 import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 from aurank.errors import AurankError
 from aurank.losses.core.training_protocols import LearnsTemperature
+from aurank.reporting.snapshots import Pixels
+
+NEIGHBOURS = 10  # of a query, in the grid that trackers get
 
 
 class MetricsFile:
@@ -61,6 +64,18 @@ class MetricsFile:
             raise AurankError(
                 f"cannot write {self._path}: {error.strerror or error}; free some space, then --resume"
             ) from error
+
+
+def log_pictures(trackers: Sequence[Any], pictures: Mapping[str, Pixels], *, step: int) -> None:
+    """Give each tracker that Accelerate has `log_images` for the pictures; the others get numbers only."""
+    for tracker in trackers:
+        if tracker.name == "tensorboard":  # wants a batch, and to be told where the channels are
+            batches = {name: picture[None] for name, picture in pictures.items()}
+            tracker.log_images(batches, step=step, dataformats="NHWC")
+        elif tracker.name in ("wandb", "swanlab"):
+            tracker.log_images({name: [picture] for name, picture in pictures.items()}, step=step)
+        elif hasattr(tracker, "log_images"):
+            tracker.log_images(dict(pictures), step=step)
 
 
 def learned_temperature(loss: nn.Module) -> dict[str, float]:

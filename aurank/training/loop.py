@@ -15,7 +15,7 @@ from aurank.embedding.checkpoint import fingerprint, save_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.files import write_text
 from aurank.training.build import learning_rate
-from aurank.training.logs import MetricsFile, collapse_signs, learned_temperature
+from aurank.training.logs import NEIGHBOURS, MetricsFile, collapse_signs, learned_temperature, log_pictures
 from aurank.training.optim import set_learning_rate, update_average
 from aurank.training.processes import StopRequest
 from aurank.training.resume import older_checkpoints
@@ -226,9 +226,14 @@ class Loop:
         if trainer.val_data is None:
             return True
         started = time.perf_counter()
-        report = trainer.task.measure(trainer.measured, trainer.val_data) if self.main else None
+        trackers = trainer.accelerator.trackers
+        lists = NEIGHBOURS if trackers else 0  # for the pictures that only trackers take
+        report = trainer.task.measure(trainer.measured, trainer.val_data, neighbours=lists) if self.main else None
         values = gather_object([report.metrics if report is not None else None])[0]
         self._record({"step": progress.step, **values}, split="val")
+        if trackers and report is not None:
+            pictures = trainer.task.pictures(report, trainer.val_data)
+            log_pictures(trackers, {f"val/{name}": one for name, one in pictures.items()}, step=progress.step)
         chosen_by = trainer.task.chosen_by
         improved = not progress.best or values[chosen_by] > progress.best[chosen_by]
         if improved:

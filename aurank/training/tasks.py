@@ -16,8 +16,9 @@ from aurank.embedding.from_config import Towers
 from aurank.embedding.image_text_pairs import EmbeddedPairs, embed_pairs, reports_by_group, texts_of
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
-from aurank.evaluation.two_way import TwoWayReport
+from aurank.evaluation.two_way import DIRECTIONS, TwoWayReport
 from aurank.models import Encoder, TwoTower
+from aurank.reporting.snapshots import Pixels, curve_snapshot, grid_snapshot
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +54,14 @@ class Task:
         self.encoder = encoder
         self.model = encoder if model is None else model
 
-    def measure(self, model: nn.Module, data: ImageDataset) -> Report:
-        """Return the exact report of a model of this kind."""
+    def measure(self, model: nn.Module, data: ImageDataset, *, neighbours: int = 0) -> Report:
+        """Return the exact report of a model of this kind, with as many neighbours of each query as are wanted."""
         embedded = embed(model, data, batch=self.config.evaluate.batch, workers=self.config.data.workers)
-        return embedded.evaluate(**evaluation_options(self.config))
+        return embedded.evaluate(neighbours=neighbours, **evaluation_options(self.config))
+
+    def pictures(self, report: Report, data: ImageDataset) -> dict[str, Pixels]:
+        """Return pictures of a report that has neighbours, by names for a tracker."""
+        return {"grid": grid_snapshot(report, data.manifest.source), **_curves({"precision_recall": report})}
 
     def test(self, data: ImageDataset, train: Manifest) -> TestResult:
         """Return all that is measured of a test split."""
@@ -105,8 +110,14 @@ class PairTask(Task):
         self.texts = texts_of(train)
         self.tokens = towers.tokenise(self.texts)
 
-    def measure(self, model: nn.Module, data: ImageDataset) -> TwoWayReport:  # type: ignore[override]  # it has metrics
+    def measure(  # type: ignore[override]  # it has metrics
+        self, model: nn.Module, data: ImageDataset, *, neighbours: int = 0
+    ) -> TwoWayReport:
         return self._embed(model, data).evaluate(**two_way_options(self.config))
+
+    def pictures(self, report: TwoWayReport, data: ImageDataset) -> dict[str, Pixels]:  # type: ignore[override]
+        """Return the curves of both directions; what they find are texts, or images by texts."""
+        return _curves({f"{name}/precision_recall": getattr(report, name) for name in DIRECTIONS})
 
     def test(self, data: ImageDataset, train: Manifest) -> TestResult:
         """Measure both ways all pairs and each group; and the images with each other where their labels allow it."""
@@ -139,6 +150,10 @@ class PairTask(Task):
         assert isinstance(model, TwoTower)
         batch, workers = self.config.evaluate.batch, self.config.data.workers
         return embed_pairs(model, self.towers.tokenise, data, batch=batch, workers=workers)
+
+
+def _curves(reports: dict[str, Report]) -> dict[str, Pixels]:
+    return {name: curve_snapshot(report) for name, report in reports.items() if report.curve is not None}
 
 
 def _readable(data: ImageDataset) -> np.ndarray:
