@@ -73,7 +73,8 @@ def build_index(
     """
     running = running or RunOptions()
     images = images or ImageSelection()
-    images = replace(images, split=images.split or ALL)
+    if images.protocol is None and images.query is None:
+        images = replace(images, split=images.split or ALL)
     if split_name(model)[0] == "embeddings":
         raise UserError(f"--model {model}: an index keeps the model that photos are embedded with; name a model")
     running.torch_device  # noqa: B018  # refused before anything is read

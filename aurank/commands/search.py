@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float32, Float64, Int64
+from PIL import Image
 
 from aurank.commands.photos import JoinedSource, Photo, PhotoFile, find_photos, read_photo
 from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding
@@ -83,17 +84,17 @@ class ImageIndex:
         """Return the index in a folder; UserError unless every file of it is as it was written.
 
         Args:
-            device: where faiss searches and the model runs; default: the CPU for the model, faiss as in `Index`.
+            device: where the model runs; default: the CPU. faiss searches on the CPU.
             allow_code: whether a ``python:`` model may run.
         """
         folder = Path(folder)
         about = read_about(folder)
         try:
-            rows = read_rows(folder, about, device=device)
+            rows = read_rows(folder, about)
         except UserError:
             if (again := read_about(folder)) == about:
                 raise
-            about, rows = again, read_rows(folder, again, device=device)  # it was changed while it was read
+            about, rows = again, read_rows(folder, again)  # it was changed while it was read
         chosen = None if device is None else torch.device(device)
         return cls(folder, about, rows, device=chosen, allow_code=allow_code)
 
@@ -118,6 +119,8 @@ class ImageIndex:
                 if record["file"] is not None:
                     verify(self.folder, self.about, record["file"])
                 self._model = load_stored(self.folder, record, allow_code=self.allow_code)
+                if self.device is not None:
+                    self._model.module.to(self.device)
             return self._model
 
     def read_image(self, row: int, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
@@ -181,6 +184,8 @@ class ImageIndex:
             classes: find images of these classes only, by an exact search among them.
             exact: search exactly although the index is approximate.
         """
+        if isinstance(queries, str | bytes | Path | Image.Image) or getattr(queries, "ndim", 2) == 3:
+            raise UserError("search takes photos as a list, also where there is only one: [photo]")
         if not len(queries):
             return []
         rows = queries if _is_matrix(queries) else self.embed(list(queries))

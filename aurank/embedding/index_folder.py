@@ -117,14 +117,14 @@ def read_about(folder: Path) -> dict[str, Any]:
     return content
 
 
-def read_rows(folder: Path, about: dict[str, Any], *, device: str | None = None) -> IndexedRows:
+def read_rows(folder: Path, about: dict[str, Any]) -> IndexedRows:
     """Return the rows that index.json names; UserError unless every file is as it was written."""
     place, prefix = folder / about["rows"], f"{about['rows']}/"
     for name in about["files"]:
         if name.startswith(prefix):
             verify(folder, about, name)
     embeddings = load_arrays(place / _EMBEDDINGS)[""]
-    index = Index.load(place / _FAISS, device=device)
+    index = Index.load(place / _FAISS, device="cpu")
     has = {name.removeprefix(prefix) for name in about["files"]}
     vectors = load_arrays(place / _VECTORS)[""] if _VECTORS in has else None
     processing = PostProcessing.load(place / _STEPS) if _STEPS in has else None

@@ -66,6 +66,11 @@ def test_rows_classes_and_thresholds_choose_what_is_found(made: Path) -> None:
     np.testing.assert_allclose([hit.score for hit in some], [hit.score for hit in expected], rtol=1e-12)
     with pytest.raises(UserError, match="no class 'C0', it has 4; did you mean 'c0'"):
         index.search_rows([7], classes=["C0"])
+    photo = made / "photos/c0/0.png"
+    for one in (photo, str(photo), photo.read_bytes(), Image.open(photo), np.asarray(Image.open(photo))):
+        with pytest.raises(UserError, match="photos as a list"):
+            index.search(one)  # type: ignore[arg-type]
+    assert index.search([]) == []
     for rows, k, said in (([20], 1, "there is no image 20"), ([-1], 1, "no image -1"), ([0], 0, "k must be 1")):
         with pytest.raises(UserError, match=said):
             index.search_rows(rows, k)
