@@ -69,7 +69,12 @@ class _Site:
     async def info(self, request: Request) -> Response:
         limits = self.limits
         counts = {"images": len(self.gallery), "classes": len(self.gallery.classes)}
-        about = {"score": self.gallery.score, "model": self.gallery.model, "version": version("aurank")}
+        about = {
+            "score": self.gallery.score,
+            "model": self.gallery.model,
+            "index": self.gallery.about,
+            "version": version("aurank"),
+        }
         most = {"max_upload_bytes": limits.upload_bytes, "max_pixels": limits.pixels, "formats": FORMATS}
         return _answer(InfoAnswer.model_validate(counts | about | most))
 

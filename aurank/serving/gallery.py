@@ -1,6 +1,7 @@
 """The gallery as it is shown: numbers, names without the folders of this machine, small pictures."""
 
 import hashlib
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import PureWindowsPath
@@ -41,6 +42,7 @@ class Gallery:
         ends = np.searchsorted(np.sort(label), np.arange(1, len(classes)))
         rows = np.split(np.argsort(label, kind="stable"), ends)
         self._rows = {name: some for name, some in zip(self._original, rows, strict=True) if name}
+        self._rows = dict(sorted(self._rows.items(), key=lambda item: _natural(item[0])))
         self._pictures = _Recent[int, tuple[str, bytes]](limits.thumbnail_bytes, lambda picture: len(picture[1]))
         self._embeddings = _Recent[bytes, Float32[np.ndarray, "1 dim"]](_REMEMBERED, lambda _: 1)
 
@@ -51,6 +53,11 @@ class Gallery:
     def model(self) -> str:
         """The name of the model, without folders of this machine."""
         return ",".join(_public_part(part) for part in str(self.index.about["model"]["name"]).split(","))
+
+    @property
+    def about(self) -> str:
+        """A line on what is searched."""
+        return self.index.description.replace(str(self.index.about["model"]["name"]), self.model, 1)
 
     @property
     def score(self) -> str:
@@ -180,6 +187,11 @@ def public_name(path: str) -> str:
 def _speakable(text: str) -> str:
     """Return text that can be sent: bytes of a file's name that are no UTF-8 become question marks."""
     return text.encode("utf-8", "replace").decode()
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return what sorts "class 9" before "class 10"."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]{1,18})", name)]
 
 
 def _public_part(part: str) -> str:

@@ -79,6 +79,7 @@ class InfoAnswer(BaseModel):
     classes: int
     score: str = Field(description="cosine, dot or euclidean.")
     model: str = Field(description="The model that embeds, without its folder.")
+    index: str = Field(description="A line on what is searched, with what an approximate index was measured to find.")
     version: str = Field(description="The version of aurank.")
     max_upload_bytes: int
     max_pixels: int

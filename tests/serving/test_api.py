@@ -1,5 +1,6 @@
 """The API answers as its OpenAPI text says, agrees with the index, and names nothing of the machine."""
 
+import dataclasses
 import io
 import json
 import re
@@ -149,7 +150,18 @@ def test_a_model_shows_no_folder_of_the_machine(
     index: ImageIndex, model: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index, "about", {**index.about, "model": {**index.about["model"], "name": model}})
-    assert Gallery(index, Limits()).model == shown
+    gallery = Gallery(index, Limits())
+    assert (gallery.model, gallery.about) == (shown, f"30 images, {shown}, cosine, index Flat")
+
+
+def test_classes_with_numbers_stand_in_their_order(index: ImageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"shoe {number % 12}" if number < 29 else "" for number in range(30)]
+    table = {**index.images, "class": np.array(names)}
+    monkeypatch.setattr(index, "rows", dataclasses.replace(index.rows, images=table))
+    gallery = Gallery(index, Limits())
+    assert [one.name for one in gallery.classes] == [f"shoe {number}" for number in range(12)]
+    assert [one.images for one in gallery.classes] == [3] * 5 + [2] * 7
+    assert [one.class_name for one in gallery.images(schema.Window(limit=30)).images] == [*names[:29], None]
 
 
 def test_no_answer_names_a_folder_of_the_machine(client: TestClient, index: ImageIndex) -> None:

@@ -109,7 +109,7 @@ def test_drop_then_results_then_a_neighbour_then_a_filter(browser: webdriver.Chr
         origin = f"http://127.0.0.1:{port}/"
         browser.get(origin)
         page.until("Gallery", "1–24 of 30")
-        assert page.one("#about").text == "30 images · 3 classes · timm:test_vit,pretrained=false · cosine scores"
+        assert page.one("#about").text == "30 images, timm:test_vit,pretrained=false, cosine, index Flat; 3 classes"
         assert page.rows() == list(range(24))
 
         page.drop(green(), "my <b>photo</b>.png")

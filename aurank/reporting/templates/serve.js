@@ -137,8 +137,7 @@ async function start() {
   try {
     const [info, known] = await Promise.all([answered(fetch("api/info")), answered(fetch("api/classes"))]);
     limits = info;
-    const counts = [`${info.images.toLocaleString("en")} images`, ...(info.classes ? [`${info.classes.toLocaleString("en")} classes`] : [])];
-    element("about").textContent = [...counts, info.model, `${info.score} scores`].join(" · ");
+    element("about").textContent = info.index + (info.classes ? `; ${info.classes.toLocaleString("en")} classes` : "");
     element("class").append(...known.classes.map(one => new Option(`${one.name} (${one.images.toLocaleString("en")})`, one.name)));
     element("filter").hidden = !known.classes.length;
     await load();
