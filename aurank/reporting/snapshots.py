@@ -36,7 +36,7 @@ def grid_snapshot(report: Report, source: ImageSource, *, queries: int = 5) -> P
         >>> from aurank.data.sources import ArraySource
         >>> report = aurank.evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6], neighbours=2)
         >>> grid_snapshot(report, ArraySource({}), queries=1).shape
-        (264, 276, 3)
+        (296, 276, 3)
     """
     worst, _, random = make_grids(report, Pictures(None), queries=queries)
     rows: list[str | GridRow] = []
