@@ -55,6 +55,43 @@ def replacing(path: Path, *, displaced: Sequence[Path] = ()) -> Iterator[BinaryI
         raise AurankError(f"cannot save {path}: {reason}; what was there before is untouched") from error
 
 
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill that takes the place of ``path`` once it is complete; on any error all stays as it was.
+
+    Raises:
+        AurankError: a full disk or a missing permission; names the folder and the reason.
+    """
+    staging, spare = temporary_name(path), temporary_name(path)
+    try:
+        with _saving(path):
+            staging.mkdir(parents=True)
+            remove_abandoned(path, staging)
+        yield staging
+        with _saving(path):
+            if path.exists():
+                path.replace(spare)
+            try:
+                staging.replace(path)
+            except OSError:
+                if spare.exists():
+                    spare.replace(path)
+                raise
+            _sync_folder(path.parent)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(spare, ignore_errors=True)
+
+
+@contextmanager
+def _saving(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise AurankError(f"cannot save {path}: {reason}; what was there before is untouched") from error
+
+
 def _link(path: Path, other: Path) -> None:
     """Give the file a second name, or a copy where the file system has no such names."""
     try:

@@ -23,6 +23,7 @@ ROOMS = [
     ("aurank.evaluation",),
     ("aurank.reporting",),
     ("aurank.embedding",),
+    ("aurank.exporting",),
     ("aurank.training",),
     ("aurank.commands",),
     ("aurank.serving",),
@@ -33,13 +34,16 @@ BLIND = {
     "aurank.losses": ("aurank.config", "aurank.data", "aurank.models"),
     "aurank.evaluation": ("aurank.config", "aurank.data", "aurank.models", "aurank.losses"),
     "aurank.data": ("aurank.config",),
-    "aurank.models": ("aurank.config", "aurank.data"),
+    "aurank.models": ("aurank.config",),
     "aurank.embedding": ("aurank.losses",),
     "aurank.reporting": ("aurank.cli",),
+    "aurank.exporting": ("aurank.losses", "aurank.evaluation", "aurank.reporting"),
 }
 HOMES = {
     "pytorch_metric_learning": ("aurank.losses.core.from_pml", "aurank.evaluation.accuracy_calculator"),
-    "timm": ("aurank.models", "aurank.training.optim"),
+    "timm": ("aurank.models", "aurank.training.optim", "aurank.exporting"),
+    "onnx": ("aurank.exporting",),
+    "onnxruntime": ("aurank.exporting",),  # graphs are run by aurank.models.adapters.onnx
     "albumentations": ("aurank.data.transforms",),
     "ruamel": ("aurank.config",),
     "faiss": ("aurank.evaluation.index", "aurank.evaluation.accuracy_calculator"),

@@ -141,8 +141,8 @@ def draw_measuring(given: dict[str, Any], finished: Callable[[str, Any], None] |
     flags = {name: f"--{name.replace('_', '-')}" for name, value in given.items() if value}
     typed = [flag if given[name] is True else f"{flag} {given[name]}" for name, flag in flags.items()]
     options = dict(given)
-    if options.pop("no_cache"):
-        if options["cache"] is not None:
+    if options.pop("no_cache", "cache" not in options):
+        if options.get("cache") is not None:
             raise UserError(f"--cache {options['cache']} and --no-cache exclude each other; give one of them")
     else:
         options["cache"] = options["cache"] or default_cache()

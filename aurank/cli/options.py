@@ -60,14 +60,17 @@ Drawn = Callable[..., AbstractContextManager[Any]]
 """Draws how a model is run, and gives its `RunOptions`; takes what is to be called with each result."""
 
 
-def measuring(*chosen: str, allow_code: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def measuring(
+    *chosen: str, allow_code: bool = True, caching: bool = True
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options that say which images are measured and how the model is run.
 
     The command is called with an `ImageSelection` as `images`, of the fields `chosen` and overrides, and a `Drawn` as
     `drawn` in their place.
     """
 
-    run = {name: kind for name, kind in _RUN.items() if allow_code or name != "allow_code"}
+    left_out = (() if allow_code else ("allow_code",)) + (() if caching else ("cache", "no_cache"))
+    run = {name: kind for name, kind in _RUN.items() if name not in left_out}
     shared = {**{name: _IMAGES[name] for name in chosen}, **run, "overrides": _OVERRIDES}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

@@ -9,6 +9,7 @@ from aurank.commands.compare import compare_reports
 from aurank.commands.doctor import examine_data
 from aurank.commands.embed import embed_model
 from aurank.commands.evaluate import evaluate_model
+from aurank.commands.export import Exported, export_model
 from aurank.commands.pairs import PairsResult, evaluate_pairs
 from aurank.commands.postprocess import read_postprocessing
 from aurank.commands.probe import probe_model
@@ -16,6 +17,7 @@ from aurank.commands.run_options import RunOptions
 from aurank.commands.search import Hit, ImageIndex, PhotoHits, search_photos
 
 __all__ = [
+    "Exported",
     "Hit",
     "ImageIndex",
     "IndexChange",
@@ -29,6 +31,7 @@ __all__ = [
     "evaluate_model",
     "evaluate_pairs",
     "examine_data",
+    "export_model",
     "measure_baselines",
     "probe_model",
     "read_postprocessing",

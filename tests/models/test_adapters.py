@@ -220,7 +220,10 @@ class Session:
             raise RuntimeError("not a graph\nsecond line")
 
     def get_inputs(self) -> list[SimpleNamespace]:
-        return [SimpleNamespace(name="images", shape=self.shape)]
+        return [SimpleNamespace(name="images", shape=self.shape, type="tensor(float)")]
+
+    def get_modelmeta(self) -> SimpleNamespace:
+        return SimpleNamespace(custom_metadata_map={})
 
     def get_outputs(self) -> list[SimpleNamespace]:
         return [SimpleNamespace(name="embeddings")]

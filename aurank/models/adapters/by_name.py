@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from aurank.errors import UserError
+from aurank.models.adapters.exported import safetensors_model, torchexport_model
 from aurank.models.adapters.loading import (
     IMAGE_OPTIONS,
     TEXT_OPTIONS,
@@ -27,6 +28,8 @@ ADAPTERS: Mapping[str, Callable[[str, str, Options, bool], ImageModel]] = {
     "open_clip": open_clip_model,
     "transformers": transformers_model,
     "onnx": onnx_model,
+    "safetensors": safetensors_model,
+    "torchexport": torchexport_model,
     "python": python_model,
 }
 
@@ -49,6 +52,9 @@ def load_model(name: str, *, allow_code: bool = False) -> ImageModel:
     - `transformers:facebook/dinov2-small`: a name of the hub, or a folder; `pretrained=false`: its architecture.
     - `onnx:FILE[,size=224,margin=1.143,mean=0.5,std=0.5]`: an image [batch, channel, height, width] to [batch, dim];
       shorter side to margin × size, the middle, then ImageNet's mean and deviation unless one number is given for each.
+      Of a file of `aurank export` the preprocessing stored inside holds.
+    - `safetensors:FILE`, `torchexport:FILE`: of `aurank export`. torch reads programs with pickle, which can run code,
+      so `allow_code` must be set for the second.
     - `python:package.module:function[,option=value…]`: the function returns an `nn.Module`, or it and a transform. It
       runs code of the caller's choice, so `allow_code` must be set.
 
@@ -74,6 +80,8 @@ def check_model(name: str, *, allow_code: bool = False) -> tuple[str, str, Optio
         raise UserError(f"no model {name!r}; expected one of {', '.join(f'{known}:…' for known in ADAPTERS)}")
     if kind == "python" and not allow_code:
         raise UserError(f"{name} runs Python code of that module; if you trust it, add --allow-code")
+    if kind == "torchexport" and not allow_code:
+        raise UserError(f"{name}: torch reads it with pickle, which can run code; if you trust it, add --allow-code")
     what, options = parse_options(name, rest)
     if kind == "timm" and (complaint := unknown_backbone(what)) is not None:
         raise UserError(f"{name}: {complaint}")

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from aurank.errors import UserError, first_line
 from aurank.files import require_ordinary
-from aurank.models.adapters.loading import ImageModel, Options, describe_adapter, import_library, standard_transform
+from aurank.models.adapters.loading import (
+    ImageModel,
+    Options,
+    Transform,
+    describe_adapter,
+    import_library,
+    standard_transform,
+)
+from aurank.models.adapters.stored import PREPROCESSING, unpack_preprocessing
 
 _ANY_BATCH = "export it with a batch of any size, torch.onnx.export(…, dynamic_axes={'images': {0: 'batch'}})"
 
@@ -37,7 +45,7 @@ class _Onnx(nn.Module):
 
 
 def onnx_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
-    """Return the graph of a file, with the usual transform at its size."""
+    """Return the graph of a file, with the preprocessing stored inside, else the usual transform at its size."""
     library: Any = import_library("onnxruntime", name, package="onnxruntime")
     require_ordinary(Path(what))
     try:
@@ -53,15 +61,32 @@ def onnx_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
         raise UserError(f"{name}: expected one input [batch, channel, height, width], got {shape}")
     if isinstance(shape[0], int) and shape[0] != 1:
         raise UserError(f"{name}: the graph takes {shape[0]} images at once, no more and no fewer: {_ANY_BATCH}")
+    transform, channels = _transform(name, session, shape, options)
+    description = describe_adapter(library, what, options, transform)
+    return ImageModel(name, _Onnx(name, session, content), transform, description, channels=channels)
+
+
+def _transform(name: str, session: Any, shape: Any, options: Options) -> tuple[Transform, int]:
+    """Return what makes an image ready for the graph, and how many channels it has."""
     fixed = sorted({side for side in shape[2:] if isinstance(side, int)})
     if len(fixed) > 1:
         raise UserError(f"{name}: the graph takes images of {shape[2]} × {shape[3]}; export it for square ones")
+    text = session.get_modelmeta().custom_metadata_map.get(PREPROCESSING)
+    if text is not None:
+        if options:
+            raise UserError(f"{name}: its preprocessing is stored inside; leave out {next(iter(options))}=…")
+        stored = unpack_preprocessing(text, name)
+        size, channels = stored.pipeline.image_size, stored.pipeline.channels
+        if list(shape[1:]) != [channels, size, size]:
+            came = f"the graph takes images {list(shape[1:])}, its stored preprocessing gives {[channels, size, size]}"
+            raise UserError(f"{name}: {came}; export the model again")
+        return stored, channels
+    if "float" not in (kind := session.get_inputs()[0].type):
+        raise UserError(f"{name}: the graph takes {kind}, and no preprocessing is stored inside; export it for floats")
     if fixed and options.get("size", fixed[0]) != fixed[0]:
         raise UserError(
             f"{name}: the graph takes images of {fixed[0]} × {fixed[0]} alone: leave out size={options['size']}, or "
             "export it with height and width of any size (dynamic_axes)"
         )
     channels = shape[1] if isinstance(shape[1], int) else 3
-    transform = standard_transform(name, channels=channels, **{"size": fixed[0] if fixed else 224, **options})
-    description = describe_adapter(library, what, options, transform)
-    return ImageModel(name, _Onnx(name, session, content), transform, description, channels=channels)
+    return standard_transform(name, channels=channels, **{"size": fixed[0] if fixed else 224, **options}), channels

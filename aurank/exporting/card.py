@@ -1,0 +1,175 @@
+"""The model card: what an exported folder says of itself, to people and to hubs."""
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aurank.config import Config
+from aurank.data import Pipeline
+from aurank.exporting.usage import usage
+from aurank.models.adapters.stored import describe_steps
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a card tells beside the configuration.
+
+    Attributes:
+        target: what was exported, such as "onnx".
+        files: bytes of each file by name.
+        metrics: those of the test images, by name.
+        data: the reader of the images that were measured.
+        measured: the images that the metrics and the check are of, in words.
+        checks: lines on how the exported files compare with the checkpoint.
+        trained: lines on the run, such as the step of the weights.
+        versions: of the libraries.
+        licence: as hubs name it, None where nobody has said.
+        pretrained_licence: of the weights that training began with, as timm records it.
+        width: of an embedding.
+        interpolation: Pillow's word for how images are resized.
+        split: of the images that were measured.
+    """
+
+    target: str
+    files: Mapping[str, int]
+    metrics: Mapping[str, float]
+    measured: str
+    checks: Sequence[str]
+    trained: Sequence[str]
+    versions: Mapping[str, str]
+    width: int
+    interpolation: str
+    data: str
+    split: str
+    licence: str | None = None
+    pretrained_licence: str | None = None
+    notes: Sequence[str] = field(default_factory=list)
+
+
+def write_card(config: Config, pipeline: Pipeline, facts: Facts) -> str:
+    """Return the README.md of an exported folder: a head in YAML for hubs, then text.
+
+    Nothing of it names a place on this machine, and names that came from outside stay text.
+    """
+    size, channels = pipeline.image_size, pipeline.channels
+    model, data = config.model, config.data
+    name = f"{model.backbone} for retrieval on {data.name}"
+    sections = [
+        _head(config, facts),
+        f"# {_plain(name)}\n",
+        f"Embeddings of images, {facts.width} numbers each, trained with the loss {_code(config.loss.name)} by "
+        f"aurank. Images are alike where the cosine of their embeddings is large.\n",
+        "## Use\n",
+        usage(facts.target, pipeline, facts.width, facts.interpolation),
+        "## Images\n",
+        f"Input: {channels} × {size} × {size}. Of a photo: " + "; ".join(describe_steps(pipeline)) + "; then "
+        f"(value / 255 − mean) / deviation with mean {_numbers(pipeline.mean)} and deviation "
+        f"{_numbers(pipeline.std)}, {_where(facts.target)}.\n",
+        "## Metrics\n",
+        _table(("metric", "value"), [(key, f"{value:.4f}") for key, value in facts.metrics.items()])
+        if facts.metrics
+        else "Not measured: the images have no labels that can be compared.\n",
+        f"Of {_plain(facts.measured)}.\n",
+        "## Export\n",
+        _table(("file", "bytes"), [(_code(key), f"{value:,}") for key, value in facts.files.items()]),
+        *(f"- {_plain(line)}" for line in (*facts.checks, *facts.notes)),
+        "\n## Training\n",
+        *(f"- {_plain(line)}" for line in facts.trained),
+        "\n## Licence\n",
+        _licence(facts),
+        "## Versions\n",
+        ", ".join(f"{_plain(key)} {_plain(value)}" for key, value in facts.versions.items()) + ".",
+    ]
+    return "\n".join(sections).rstrip() + "\n"
+
+
+def _head(config: Config, facts: Facts) -> str:
+    """Return the YAML between two rules; values are JSON, which YAML takes as it stands."""
+    library = "timm" if facts.target == "hf" else "aurank"
+    tags = ["image-retrieval", "metric-learning", "aurank", "timm" if facts.target == "hf" else facts.target]
+    data = facts.data
+    results = [
+        {
+            "task": {"type": "image-feature-extraction", "name": "Image retrieval"},
+            "dataset": {"type": data, "name": data, "split": facts.split},
+            "metrics": [{"type": key, "name": key, "value": round(value, 6)} for key, value in facts.metrics.items()],
+        }
+    ]
+    name = f"{config.model.backbone}-{config.data.name}"
+    lines = [
+        f"license: {json.dumps(facts.licence or 'unknown')}",
+        f"library_name: {json.dumps(library)}",
+        'pipeline_tag: "image-feature-extraction"',
+        f"tags: {json.dumps(tags)}",
+        f"metrics: {json.dumps(list(facts.metrics))}",
+    ]
+    if facts.metrics:
+        lines.append(f"model-index: {json.dumps([{'name': name, 'results': results}])}")
+    return "\n".join(["---", *lines, "---\n"])
+
+
+def _licence(facts: Facts) -> str:
+    own = (
+        f"This model: {_code(facts.licence)}."
+        if facts.licence
+        else "This model: not stated. Fill in `license` at the head of this file before you share it."
+    )
+    begun = facts.pretrained_licence
+    weights = f" The weights that training began with: {_code(begun)}, as timm records it." if begun else ""
+    return f"{own}{weights} The training images have terms of their own.\n"
+
+
+def _where(target: str) -> str:
+    return "inside the model" if target in ("onnx", "torchexport") else "outside the model"
+
+
+def _numbers(values: Sequence[float] | None) -> str:
+    return ", ".join(f"{value:g}" for value in values or ())
+
+
+def _table(head: tuple[str, str], rows: Sequence[tuple[str, str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in (head, ("---", "---:"), *rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _code(text: str) -> str:
+    """Return the text as code on one line: no mark-up in it counts."""
+    return "`" + _one_line(text).replace("`", "'").replace("|", "¦") + "`"
+
+
+def _plain(text: str) -> str:
+    """Return the text with everything that Markdown or HTML would take for mark-up written out."""
+    return "".join(f"\\{one}" if one in "\\`*_[]<>#|&" else one for one in _one_line(text))
+
+
+def _one_line(text: str) -> str:
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
+def describe_training(config: Config, state: dict[str, Any]) -> list[str]:
+    """Return what the card says of the run."""
+    model, data = config.model, config.data
+    step = state["progress"].get("step")
+    begun = "pretrained weights" if model.pretrained and model.init_from is None else "random weights"
+    begun = begun if model.init_from is None else "the weights of another run"
+    head = "without its projection" if model.discard_head else f"{model.head_layers}-layer projection to {model.dim}"
+    return [
+        f"network: {model.backbone}, {model.pooling} pooling, {head}, from {begun}",
+        f"data: {data.name}, images at {data.image_size} pixels, manifest {str(state['manifest'])[:16]}",
+        f"loss: {config.loss.name} {json.dumps(config.loss.params, default=str)}",
+        f"sampler: {config.sampler.name}, batches of {config.sampler.batch}",
+        f"optimiser: {config.optim.name}, lr {config.optim.lr:g}, weight decay {config.optim.weight_decay:g}",
+        f"weights of step {step} of {config.train.steps}, seed {config.seed}",
+    ]
+
+
+def pretrained_licence(config: Config) -> str | None:
+    """Return the licence of timm's weights that training began with, as far as timm tells."""
+    if not config.model.pretrained or config.model.init_from is not None:
+        return None
+    timm: Any = importlib.import_module("timm")
+    found = None if ":" in config.model.backbone else timm.get_pretrained_cfg(config.model.backbone)
+    licence = None if found is None else found.license
+    return None if licence is None else str(licence)

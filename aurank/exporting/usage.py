@@ -1,0 +1,106 @@
+"""How each kind of exported file is used, as the code of its model card."""
+
+from collections.abc import Callable, Mapping
+
+from aurank.data import Pipeline
+from aurank.models.adapters.stored import crop_margin
+
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+def usage(target: str, pipeline: Pipeline, width: int, method: str) -> str:
+    """Return Markdown with a block of Python that embeds a photo, and the command that measures the file.
+
+    `width` is that of an embedding; `method` is Pillow's word for how images are resized.
+
+    Example:
+        >>> from aurank.data import TRANSFORMS
+        >>> "onnxruntime" in usage("onnx", TRANSFORMS["center"](224, 3), 512, "bicubic")
+        True
+    """
+    return _KINDS[target](pipeline, width, method)
+
+
+def _block(code: str) -> str:
+    return f"```python\n{code}```\n"
+
+
+def _pixels(pipeline: Pipeline, method: str) -> str:
+    """Return code that makes `pixels` uint8 [1, channel, size, size] of a photo with Pillow."""
+    size, margin, mode = pipeline.image_size, crop_margin(pipeline), _MODES[pipeline.channels]
+    resampling = f"Image.Resampling.{method.upper()}"
+    code = f'image = ImageOps.exif_transpose(Image.open("photo.jpg")).convert("{mode}")\n'
+    if margin is None:
+        code += f"image = image.resize(({size}, {size}), {resampling})\n"
+    else:
+        code += f"scale = {round(margin * size)} / min(image.size)\n"
+        code += f"image = image.resize([round(side * scale) for side in image.size], {resampling})\n"
+        code += f"left, top = ((side - {size}) // 2 for side in image.size)\n"
+        code += f"image = image.crop((left, top, left + {size}, top + {size}))\n"
+    shape = f"1, {size}, {size}, {pipeline.channels}"
+    return code + f"pixels = np.ascontiguousarray(np.asarray(image).reshape({shape}).transpose(0, 3, 1, 2))\n"
+
+
+def _nearly(pipeline: Pipeline, method: str) -> str:
+    if pipeline.interpolation != "area":
+        return ""
+    nearest = f"of which Pillow's `{method.upper()}` is nearest on the images that were measured"
+    return f"Training resized by area (OpenCV's), {nearest}; the pixels differ a little.\n"
+
+
+_AS_THEY_ARE = "Pixels go in as they are, uint8 from 0 to 255, in batches of any size; the embedding has unit length.\n"
+
+
+def _onnx(pipeline: Pipeline, width: int, method: str) -> str:
+    code = (
+        "import numpy as np\nimport onnxruntime\nfrom PIL import Image, ImageOps\n\n"
+        'session = onnxruntime.InferenceSession("model.onnx")\n'
+        f"{_pixels(pipeline, method)}"
+        f'embedding = session.run(None, {{"pixels": pixels}})[0]  # [1, {width}]\n'
+    )
+    last = "`aurank evaluate --model onnx:model.onnx` reads all of this from the file itself.\n"
+    return "\n".join((_AS_THEY_ARE, _block(code), _nearly(pipeline, method), last))
+
+
+def _program(pipeline: Pipeline, width: int, method: str) -> str:
+    code = (
+        "import numpy as np\nimport torch\nfrom PIL import Image, ImageOps\n\n"
+        'model = torch.export.load("model.pt2").module()\n'
+        f"{_pixels(pipeline, method)}"
+        f"embedding = model(torch.tensor(pixels))  # [1, {width}]\n"
+    )
+    last = "`aurank evaluate --model torchexport:model.pt2 --allow-code` reads preprocessing.json beside it.\n"
+    return "\n".join((_AS_THEY_ARE, _block(code), _nearly(pipeline, method), last))
+
+
+def _weights(pipeline: Pipeline, width: int, method: str) -> str:
+    code = (
+        "from aurank.models.adapters.by_name import load_model\nfrom PIL import Image\n\n"
+        'model = load_model("safetensors:model.safetensors")\n'
+        'image = model.transform(Image.open("photo.jpg"))\n'
+        f"embedding = model.module(image[None])  # [1, {width}], of unit length\n"
+    )
+    names = "Tensors are named `backbone.…` as in timm and `head.…`; the metadata say what network they are of.\n"
+    last = "`aurank evaluate --model safetensors:model.safetensors` measures them.\n"
+    return "\n".join((_block(code), names, last))
+
+
+def _folder(pipeline: Pipeline, width: int, method: str) -> str:
+    code = (
+        "import timm\nimport torch\nfrom PIL import Image\n\n"
+        'model = timm.create_model("local-dir:.", pretrained=True).eval()\n'
+        "settings = timm.data.resolve_model_data_config(model)\n"
+        "transform = timm.data.create_transform(**settings, is_training=False)\n"
+        f'image = transform(Image.open("photo.jpg").convert("{_MODES[pipeline.channels]}"))\n'
+        f"embedding = torch.nn.functional.normalize(model(image[None]), dim=-1)  # [1, {width}]\n"
+    )
+    first = "The folder is in timm's layout; on a hub it is `hf-hub:OWNER/NAME`. The last line makes the length 1.\n"
+    return "\n".join((first, _block(code), _nearly(pipeline, method)))
+
+
+_KINDS: Mapping[str, Callable[[Pipeline, int, str], str]] = {
+    "onnx": _onnx,
+    "torchexport": _program,
+    "safetensors": _weights,
+    "hf": _folder,
+}

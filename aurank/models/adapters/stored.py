@@ -1,0 +1,139 @@
+"""The preprocessing that is stored inside an exported model, read back to the same pixels."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from aurank.data.decode import to_pixels
+from aurank.data.transforms import TRANSFORMS, Pipeline
+from aurank.errors import UserError, first_line
+
+PREPROCESSING, ENCODER = "aurank.preprocessing", "aurank.encoder"
+"""Keys of a file's metadata: the text of `pack_preprocessing`, and what an `Encoder` is built with, as JSON."""
+FORMAT = 1
+_COLOURS = {1: "grey", 3: "RGB", 4: "RGBA"}
+
+
+class StoredTransform:
+    """An image of Pillow to the tensor of an exported model, by the pipeline that it was exported with.
+
+    Args:
+        is_inside: whether the model normalises by itself: it then takes uint8 pixels [channel, size, size].
+
+    Example:
+        >>> from PIL import Image
+        >>> transform = StoredTransform(TRANSFORMS["resize"](4, 3), is_inside=True)
+        >>> pixels = transform(Image.new("RGB", (20, 30), "white"))
+        >>> pixels.shape, pixels.dtype, int(pixels.min())
+        (torch.Size([3, 4, 4]), torch.uint8, 255)
+    """
+
+    def __init__(self, pipeline: Pipeline, *, is_inside: bool) -> None:
+        self.pipeline, self.is_inside = pipeline, is_inside
+
+    def __call__(self, image: Image) -> Tensor:
+        pixels = to_pixels(image, self.pipeline.channels)
+        square = self.pipeline.augment(self.pipeline.prepare(pixels), None)
+        if self.is_inside:
+            return torch.tensor(square).permute(2, 0, 1).contiguous()
+        return self.pipeline.normalise(square[None])[0]
+
+    def __repr__(self) -> str:
+        return f"{self.pipeline!r}{', normalised inside the model' if self.is_inside else ''}"
+
+
+def pack_preprocessing(pipeline: Pipeline, *, dim: int, is_inside: bool, is_unit: bool = True) -> str:
+    """Return what a model's file says of its input and output, as JSON for programs and people.
+
+    Args:
+        dim: width of the embedding.
+        is_inside: whether the model takes uint8 pixels and normalises them by itself.
+        is_unit: whether embeddings come at unit length.
+
+    Example:
+        >>> text = pack_preprocessing(TRANSFORMS["resize"](4, 3), dim=8, is_inside=True)
+        >>> json.loads(text)["input"]["shape"]
+        ['batch', 3, 4, 4]
+    """
+    size, channels = pipeline.image_size, pipeline.channels
+    names = {kind: name for name, kind in TRANSFORMS.items()}
+    values = (
+        "0 to 255, normalised inside the model" if is_inside else "(value / 255 - mean) / std, by channel, made outside"
+    )
+    content = {
+        "format": FORMAT,
+        "input": {
+            "dtype": "uint8" if is_inside else "float32",
+            "shape": ["batch", channels, size, size],
+            "colours": _COLOURS.get(channels, f"{channels} channels"),
+            "values": values,
+            "normalised_inside": is_inside,
+        },
+        "steps": describe_steps(pipeline),
+        "transform": {"name": names[type(pipeline)], **asdict(pipeline)},
+        "output": {"dim": dim, "unit_length": is_unit},
+    }
+    return json.dumps(content, indent=1)
+
+
+def unpack_preprocessing(text: str, source: str) -> StoredTransform:
+    """Return the transform that `pack_preprocessing` described; raise UserError, naming `source`, for anything else.
+
+    Example:
+        >>> text = pack_preprocessing(TRANSFORMS["resize"](4, 3), dim=8, is_inside=False)
+        >>> unpack_preprocessing(text, "model.onnx").pipeline.image_size
+        4
+    """
+    try:
+        content: Any = json.loads(text)
+        if content["format"] != FORMAT:
+            raise ValueError(f"it is of format {content['format']!r}, this aurank reads {FORMAT}: upgrade aurank")
+        given = dict(content["transform"])
+        pipeline = TRANSFORMS[given.pop("name")](**given)
+        if pipeline.image_size > 8192 or pipeline.channels > 256:
+            raise ValueError(f"images of {pipeline.channels} × {pipeline.image_size} × {pipeline.image_size}")
+        return StoredTransform(pipeline, is_inside=content["input"]["normalised_inside"] is True)
+    # Any JSON may stand there: another type, another key, a number where a list is meant.
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        said = f"{error} is missing or unknown" if isinstance(error, KeyError) else first_line(error)[:200]
+        raise UserError(
+            f"{source}: its stored preprocessing cannot be used ({said}); export the model again"
+        ) from error
+
+
+def stored_text(metadata: Mapping[str, str], name: str, source: str) -> str:
+    """Return one entry of a file's metadata; raise UserError where the file has none, as others write them."""
+    if name not in metadata:
+        raise UserError(f"{source} holds no {name}, so it was not written by aurank export; name another file")
+    return metadata[name]
+
+
+def describe_steps(pipeline: Pipeline) -> list[str]:
+    """Return what is done to an image before it is normalised, in words.
+
+    Example:
+        >>> describe_steps(TRANSFORMS["resize"](32, 1))
+        ['turn upright, grey', 'resize to 32 × 32 by area, whatever its shape']
+    """
+    size, by = pipeline.image_size, pipeline.interpolation
+    first = f"turn upright, {_COLOURS.get(pipeline.channels, f'{pipeline.channels} channels')}"
+    if (margin := crop_margin(pipeline)) is None:
+        return [first, f"resize to {size} × {size} by {by}, whatever its shape"]
+    return [first, f"resize the shorter side to {round(margin * size)} by {by}", f"take the middle {size} × {size}"]
+
+
+def crop_margin(pipeline: Pipeline) -> float | None:
+    """Return the shorter side by the size of the crop; None where the whole image becomes a square.
+
+    Example:
+        >>> crop_margin(TRANSFORMS["center"](32, 1, margin=1.25))
+        1.25
+    """
+    if type(pipeline) in (TRANSFORMS["resize"], TRANSFORMS["affine"]):
+        return None
+    return float(getattr(pipeline, "margin", None) or 256 / 224)
