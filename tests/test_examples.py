@@ -44,6 +44,7 @@ SLOW = {
     "aurank.commands.build_index.add_images",
     "aurank.commands.build_index.build_index",
     "aurank.commands.embed.embed_model",
+    "aurank.commands.export.export_model",
     "aurank.commands.search.ImageIndex",
     "aurank.commands.search.search_photos",
     "aurank.embedding.trained_model.load",

@@ -16,6 +16,8 @@ from testing.tiny import tiny_config
 from testing.two_towers import pairs_config, write_table
 
 import aurank
+from aurank.commands import export_model
+from aurank.embedding import ImageSelection
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
@@ -87,6 +89,8 @@ def write_world(folder: Path) -> aurank.TrainResult:
     short = {"steps": 2, "validate_every": 2}
     result = aurank.train(tiny_config(train=short, optim={"warmup_steps": 0}), folder / "runs/soprc")
     aurank.train(pairs_config(folder, train=short, optim={"warmup_steps": 0}), folder / "runs/text_sogclr")
+    few = ImageSelection(f"folder:{folder / 'photos'}")
+    export_model(str(folder / "runs/soprc/best"), "safetensors", folder / "exported/weights", images=few)
     for name in ("mine", "pairs"):
         (folder / "runs" / name).symlink_to(folder / "runs" / ("soprc" if name == "mine" else "text_sogclr"))
     kinds = dict.fromkeys(("Apple", "Pear", "Plum", "Kiwi", "Lemon", "Melon"), ("Fruit", 5))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from aurank.errors import UserError, first_line
@@ -32,7 +32,7 @@ class _Onnx(nn.Module):
         self.session = session
         self.register_buffer("digest", torch.tensor(list(hashlib.sha256(content).digest()), dtype=torch.uint8))
 
-    def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
+    def forward(self, images: Shaped[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
         graph = self.session
         if graph.get_inputs()[0].shape[0] == 1 < len(images):
             raise UserError(f"{self.name}: the graph takes one image at a time: add --batch 1, or {_ANY_BATCH}")

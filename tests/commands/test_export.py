@@ -1,0 +1,141 @@
+"""Exporting a trained model: what is written, checked and refused."""
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from ruamel.yaml import YAML
+
+import aurank
+from aurank.commands import evaluate_model, export_model
+from aurank.commands.export import require_target
+from aurank.embedding import ImageSelection
+from aurank.errors import AurankError, UserError
+from aurank.exporting.check import Check
+from aurank.exporting.graphs import require_packages
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> ImageSelection:
+    """Twelve grey photos of three classes."""
+    folder = tmp_path_factory.mktemp("few")
+    random = np.random.default_rng(0)
+    for place in range(12):
+        path = folder / f"photos/class{place % 3}/{place}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (20, 24), dtype=np.uint8)).save(path)
+    return ImageSelection(f"folder:{folder / 'photos'}")
+
+
+def run_card(folder: Path, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """Run the Python of a card in its folder, beside a photo, and return its embedding."""
+    photo = np.add.outer(np.arange(40), np.arange(50)).astype(np.uint8)
+    Image.fromarray(photo).save(folder / "photo.jpg")
+    monkeypatch.chdir(folder)
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
+    scope: dict[str, Any] = {}
+    with torch.inference_mode():
+        exec(compile(code, "README.md", "exec"), scope)
+    (folder / "photo.jpg").unlink()
+    return torch.as_tensor(scope["embedding"])
+
+
+def expected(run: Path) -> torch.Tensor:
+    model, transform = aurank.load(run / "best")
+    photo = np.add.outer(np.arange(40), np.arange(50)).astype(np.uint8)
+    with torch.inference_mode():
+        found: torch.Tensor = model(transform(photo[:, :, None])[None])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["safetensors", "hf", "torchexport", "onnx"])
+def test_an_export_is_checked_and_says_how_it_is_used(
+    to: Any, tiny_run: Path, few: ImageSelection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if to == "onnx":
+        pytest.importorskip("onnxscript")
+    out = tmp_path / "out, with a comma"
+    exported = export_model(str(tiny_run / "best"), to, out, images=few, int8=to == "onnx", licence="mit")
+    check = exported.check
+    assert check.images == 12
+    assert check.max_difference < 1e-5
+    assert f"{check.before:.4f}" == f"{check.after:.4f}"
+    assert exported.files == {path.name: path.stat().st_size for path in out.iterdir()}
+    assert str(exported).startswith(str(check))
+    if to == "onnx":
+        (int8,) = exported.others
+        assert int8.file == "model.int8.onnx"
+        assert exported.files["model.int8.onnx"] < 0.5 * exported.files["model.onnx"]
+    kept = json.loads((out / "export.json").read_text(encoding="utf-8"))
+    assert kept["checks"][0]["max_difference"] == check.max_difference
+    card = (out / "README.md").read_text(encoding="utf-8")
+    head = YAML(typ="safe").load(card.split("---\n")[1])
+    assert head["license"] == "mit"
+    assert head["model-index"][0]["results"][0]["metrics"][0]["value"] == pytest.approx(check.before, abs=1e-6)
+    found = run_card(out, monkeypatch)
+    assert float((found * expected(tiny_run)).sum()) > (0.999999 if to == "safetensors" else 0.99)
+
+
+def test_a_file_is_measured_by_what_it_says_itself(tiny_run: Path, few: ImageSelection, tmp_path: Path) -> None:
+    exported = export_model(f"aurank:{tiny_run / 'best'}", "safetensors", tmp_path / "out", images=few)
+    report = evaluate_model(f"safetensors:{tmp_path / 'out' / 'model.safetensors'}", few)
+    assert report.mauprc == exported.check.before
+    with pytest.raises(UserError, match=r"holds an earlier export; name another folder, or add --overwrite"):
+        export_model(str(tiny_run / "best"), "hf", tmp_path / "out")
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"holds 'mine.txt', which is of no export; name another folder"):
+        export_model(str(tiny_run / "best"), "hf", tmp_path / "out", overwrite=True)
+    (tmp_path / "out" / "mine.txt").unlink()
+    export_model(str(tiny_run / "best"), "hf", tmp_path / "out", images=few, overwrite=True)
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"README.md", "config.json", "export.json", "model.safetensors", "preprocessing.json"}
+
+
+def test_an_export_that_differs_is_refused_and_nothing_is_left(
+    tiny_run: Path, few: ImageSelection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("aurank.commands.export")
+    write = module.write_weights
+
+    def altered(encoder: torch.nn.Module, *others: Any, **given: Any) -> None:
+        with torch.no_grad():
+            encoder.head.bias += 0.01  # type: ignore[union-attr, operator]
+        write(encoder, *others, **given)
+        with torch.no_grad():
+            encoder.head.bias -= 0.01  # type: ignore[union-attr, operator]
+
+    monkeypatch.setattr(module, "write_weights", altered)
+    with pytest.raises(AurankError, match=r"is not the same: model\.safetensors: max difference .*e-0"):
+        export_model(str(tiny_run / "best"), "safetensors", tmp_path / "out", images=few)
+    assert not list(tmp_path.iterdir())
+
+
+def test_impossible_wishes_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--to 'coreml': expected one of onnx, torchexport, safetensors, hf"):
+        require_target("coreml")
+    with pytest.raises(UserError, match="--int8 goes with --to onnx, not with --to hf"):
+        export_model("nowhere/best", "hf", tmp_path / "out", int8=True)
+
+
+def test_missing_packages_are_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(UserError, match=r"--to onnx needs onnxscript, .*: pip install 'aurank\[export\]'"):
+        require_packages()
+
+
+def test_a_check_says_what_was_compared() -> None:
+    check = Check("model.onnx", images=1234, max_difference=2e-7, before=0.51234, after=0.51236)
+    assert str(check) == "model.onnx: max difference 2.0e-07 over 1,234 images; mauprc 0.5123 before, 0.5124 after"
+    assert check.is_same
+    assert not Check("model.onnx", 9, max_difference=2e-4).is_same
+    assert not Check("model.onnx", 9, max_difference=float("inf")).is_same
+    assert not Check("model.onnx", 9, max_difference=0.0, before=0.5, after=0.4999).is_same

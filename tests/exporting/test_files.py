@@ -1,0 +1,198 @@
+"""Files of an encoder give its embeddings: graphs, programs, weights, folders of timm."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch.nn import functional
+
+from aurank.config import ModelConfig
+from aurank.data import TRANSFORMS, Pipeline
+from aurank.errors import UserError
+from aurank.exporting.graphs import quantise, write_graph
+from aurank.exporting.portable import write_program, write_weights
+from aurank.exporting.timm_folder import require_expressible, write_folder
+from aurank.models import Encoder
+from aurank.models.adapters.by_name import load_model
+from aurank.models.adapters.stored import StoredTransform, pack_preprocessing, unpack_preprocessing
+
+SIZE = 32
+
+
+def make(pooling: str = "avg", *, channels: int = 3, backbone: str = "test_resnet", **given: Any) -> tuple[Any, ...]:
+    config = ModelConfig(backbone=backbone, pretrained=False, dim=8, pooling=pooling, **given)  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    same = {name: value for name, value in vars(config).items() if name not in ("init_from", "text")}
+    encoder = Encoder(**same, channels=channels)
+    for module in encoder.modules():  # statistics that a batch of training would leave
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean = 0.1 * torch.randn(module.num_features)
+            module.running_var = 0.5 + torch.rand(module.num_features)
+    return encoder.eval(), config, TRANSFORMS["center"](SIZE, channels, mean=(0.4,) * channels, std=(0.3,) * channels)
+
+
+def photos(count: int = 3, channels: int = 3) -> list[Image.Image]:
+    random = np.random.default_rng(0)
+    shape = (40, 50) if channels == 1 else (40, 50, channels)
+    return [Image.fromarray(random.integers(0, 256, shape, dtype=np.uint8)) for _ in range(count)]
+
+
+def expected(encoder: Encoder, pipeline: Pipeline, images: list[Image.Image]) -> torch.Tensor:
+    with torch.inference_mode():
+        found: torch.Tensor = encoder(torch.stack([pipeline(image) for image in images]))
+    return found
+
+
+def embedded(name: str, images: list[Image.Image]) -> torch.Tensor:
+    model = load_model(name, allow_code=True)
+    with torch.inference_mode():
+        found: torch.Tensor = model.module(torch.stack([model.transform(image) for image in images]))
+    return found
+
+
+@pytest.mark.slow
+def test_graphs_take_batches_of_any_size_and_pixels_as_they_are(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    encoder, _, pipeline = make("gem", channels=1, head_layers=2, channels_last=True)
+    whole, small = tmp_path / "model.onnx", tmp_path / "model.int8.onnx"
+    write_graph(encoder, pipeline, whole, dim=8)
+    transform = StoredTransform(pipeline, is_inside=True)
+    quantise(whole, small, [torch.stack([transform(image) for image in photos(8, 1)]).numpy()])
+    assert small.stat().st_size < 0.5 * whole.stat().st_size
+    for count in (1, 2, 5):
+        images = photos(count, 1)
+        wanted = expected(encoder, pipeline, images)
+        found = embedded(f"onnx:{whole}", images)
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+        assert found.norm(dim=1).sub(1).abs().max() < 1e-5
+        assert (embedded(f"onnx:{small}", images) * wanted).sum(1).min() > 0.98  # its preprocessing is still inside
+    with pytest.raises(UserError, match="its preprocessing is stored inside; leave out mean=…"):
+        load_model(f"onnx:{whole},mean=0.5")
+
+
+@pytest.mark.slow
+def test_a_program_takes_batches_of_any_size_and_pixels_as_they_are(tmp_path: Path) -> None:
+    encoder, _, pipeline = make(discard_head=True)
+    write_program(encoder, pipeline, tmp_path / "model.pt2", dim=8)
+    for count in (1, 2, 5):
+        images = photos(count)
+        found = embedded(f"torchexport:{tmp_path / 'model.pt2'}", images)
+        torch.testing.assert_close(found, expected(encoder, pipeline, images), atol=1e-5, rtol=0)
+
+
+def test_weights_say_what_network_they_are_of(tmp_path: Path) -> None:
+    encoder, config, pipeline = make("gem", head_layers=2, params={"drop_rate": 0.1})
+    write_weights(encoder, config, pipeline, tmp_path / "model.safetensors", dim=8)
+    name = f"safetensors:{tmp_path / 'model.safetensors'}"
+    assert torch.equal(embedded(name, photos()), expected(encoder, pipeline, photos()))
+    with pytest.raises(UserError, match="the file says everything itself; leave out size=…"):
+        load_model(f"{name},size=3")
+
+
+@pytest.mark.parametrize(
+    ("backbone", "given", "channels"),
+    [
+        ("test_resnet", {}, 3),
+        ("test_resnet", {"discard_head": True, "head_layers": 2}, 1),
+        ("test_vit", {"params": {"img_size": SIZE}}, 3),
+        ("test_vit", {"params": {"img_size": SIZE, "global_pool": "token"}}, 4),
+        ("test_convnext", {"pooling": "max"}, 3),
+        ("test_efficientnet", {"params": {"drop_rate": 0.2}}, 2),
+    ],
+)
+def test_timm_alone_gives_the_same_embeddings(
+    backbone: str, given: dict[str, Any], channels: int, tmp_path: Path
+) -> None:
+    encoder, config, pipeline = make(backbone=backbone, channels=channels, **given)
+    write_folder(encoder, config, pipeline, tmp_path, interpolation="bilinear")
+    model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    images = torch.randn(3, channels, SIZE, SIZE)
+    with torch.inference_mode():
+        found = functional.normalize(model(images), dim=-1)
+        torch.testing.assert_close(found, encoder(images), atol=1e-5, rtol=0)
+    settings = timm.data.resolve_model_data_config(model)
+    assert settings["input_size"] == (channels, SIZE, SIZE)
+    assert settings["mean"] == pytest.approx((0.4,) * channels)
+    assert settings["interpolation"] == "bilinear"
+
+
+@pytest.mark.slow
+def test_transformers_loads_the_folder_of_timm_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    transformers = pytest.importorskip("transformers")
+    encoder, config, pipeline = make()
+    write_folder(encoder, config, pipeline, tmp_path, interpolation="bilinear")
+    model = transformers.AutoModelForImageClassification.from_pretrained(tmp_path).eval()
+    images = torch.randn(3, 3, SIZE, SIZE)
+    with torch.inference_mode():
+        found = functional.normalize(model(pixel_values=images).logits, dim=-1)
+        torch.testing.assert_close(found, encoder(images), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"pooling": "gem"}, r"timm has no generalised-mean pooling \(model.pooling=gem\)"),
+        ({"head_layers": 2}, r"one linear layer behind a backbone, this model 2 \(model.head_layers\)"),
+    ],
+)
+def test_what_timm_cannot_express_is_said_in_one_line(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message + "; export it as onnx, torchexport or safetensors$"):
+        require_expressible(ModelConfig(**given))
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_stored_preprocessing_gives_the_same_tensor(name: str) -> None:
+    pipeline = TRANSFORMS[name](16, 3, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7), interpolation="bicubic")
+    (image,) = photos(1)
+    outside = unpack_preprocessing(pack_preprocessing(pipeline, dim=8, is_inside=False), "here")
+    assert torch.equal(outside(image), pipeline(image))
+    inside = unpack_preprocessing(pack_preprocessing(pipeline, dim=8, is_inside=True), "here")
+    pixels = inside(image)
+    assert pixels.dtype == torch.uint8
+    assert torch.equal(pipeline.normalise(pixels.permute(1, 2, 0).numpy()[None])[0], pipeline(image))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: "[" * 100_000, "cannot be used"),
+        (lambda content: "[]", "list indices must be integers"),
+        (lambda content: json.dumps({**content, "format": 9}), "of format 9, this aurank reads 1: upgrade aurank"),
+        (lambda content: json.dumps({**content, "transform": {"name": "other"}}), "'other' is missing or unknown"),
+        (lambda content: json.dumps({**content, "transform": {"name": "resize", "image_size": "9"}}), "cannot be used"),
+        (
+            lambda content: json.dumps({**content, "transform": {**content["transform"], "image_size": 10**9}}),
+            "images of",
+        ),
+    ],
+)
+def test_preprocessing_that_is_none_is_refused_in_one_line(change: Callable[[Any], str], message: str) -> None:
+    text = change(json.loads(pack_preprocessing(TRANSFORMS["resize"](16, 3), dim=8, is_inside=True)))
+    with pytest.raises(UserError, match=message) as caught:
+        unpack_preprocessing(text, "model.onnx")
+    assert str(caught.value).startswith("model.onnx: its stored preprocessing cannot be used")
+    assert "\n" not in str(caught.value)
+
+
+def test_files_of_others_are_refused(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(UserError, match=r"holds no aurank\.preprocessing, so it was not written by aurank export"):
+        load_model(f"safetensors:{tmp_path / 'other.safetensors'}")
+    (tmp_path / "text.safetensors").write_text("text")
+    with pytest.raises(UserError, match="no safetensors file that can be read"):
+        load_model(f"safetensors:{tmp_path / 'text.safetensors'}")
+    with pytest.raises(UserError, match="there is no file"):
+        load_model(f"safetensors:{tmp_path / 'none.safetensors'}")
+    with pytest.raises(UserError, match="torch reads it with pickle, which can run code; if you trust it, add --allow"):
+        load_model(f"torchexport:{tmp_path / 'model.pt2'}")
+    with pytest.raises(UserError, match=r"cannot read .*preprocessing\.json, which lies beside an exported program"):
+        load_model(f"torchexport:{tmp_path / 'text.safetensors'}", allow_code=True)
