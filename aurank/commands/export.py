@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 from torch import nn
 
-from aurank import __version__
 from aurank.commands.postprocess import training_images
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.config import Config
@@ -312,7 +311,7 @@ def _facts(folder: Path, to: Target, measured: Measured, config: Config, state: 
         "measured": measured.images,
         "checks": [str(measured.checks[0]), *map(describe_change, measured.checks[1:])],
         "trained": describe_training(config, state),
-        "versions": {"aurank": __version__, **{name: version(name) for name in names}},
+        "versions": {name: version(name) for name in ("aurank", *names)},
         "width": measured.before.embeddings.shape[1],
         "pretrained_licence": pretrained_licence(config),
         "notes": measured.notes,
