@@ -47,6 +47,7 @@ HOMES = {
     "albumentations": ("aurank.data.transforms",),
     "ruamel": ("aurank.config",),
     "faiss": ("aurank.evaluation.index", "aurank.evaluation.accuracy_calculator"),
+    "imagehash": ("aurank.data.checks",),
     "accelerate": ("aurank.training",),
     "matplotlib": ("aurank.reporting",),
     "cycler": ("aurank.reporting",),
@@ -55,7 +56,7 @@ HOMES = {
     "uvicorn": ("aurank.serving",),
     "typer": ("aurank.cli",),
     "rich": ("aurank.cli",),
-    "scipy": ("aurank.evaluation.postprocessing",),  # for sparse matrices
+    "scipy": ("aurank.evaluation.postprocessing", "aurank.data.checks"),  # for sparse matrices
 }
 # Imports that were there when the rooms were drawn; none may be added, and none shall stay.
 DEBTS = {}

@@ -1,32 +1,78 @@
 """Commands that look at data sets, and at the cache of their embeddings."""
 
+import shlex
+import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aurank.cli.app import app, cache_app, data_app
 from aurank.cli.drawing import console, draw_bar
-from aurank.cli.options import CacheOption, Overrides
+from aurank.cli.options import CacheOption, Drawn, measuring
 from aurank.errors import UserError
 from aurank.sizes import size_in_bytes
 
+if TYPE_CHECKING:
+    from aurank.embedding import ImageSelection
+
 
 @app.command()
+@measuring("data")
 def doctor(
-    data: Annotated[
-        str, typer.Argument(help="READER:PATH such as folder:photos, a YAML file, or a shipped one's name.")
-    ],
-    overrides: Overrides = None,
+    target: Annotated[
+        str | None, typer.Argument(help="READER:PATH such as folder:photos, a YAML file, or a shipped one's name.")
+    ] = None,
+    *,
+    model: Annotated[str | None, typer.Option(help="Examine its embeddings of the images too, as for embed.")] = None,
+    embeddings: Annotated[Path | None, typer.Option(help="Examine saved embeddings: .npz, or .npy.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with pictures of what was found: .html.")] = None,
+    fix: Annotated[Path | None, typer.Option(help="Write a table (.csv) of the data without what was found.")] = None,
+    images: "ImageSelection",
+    drawn: Drawn,
 ) -> None:
-    """Check data: missing, broken or duplicate images, lone classes, leaks between splits."""
-    from aurank.commands import examine_data
+    """Check data, and embeddings: broken or repeated images, leaks, wrong labels, collapse, hubs.
 
-    report = examine_data(data, overrides or [])
+    The exit code is 2 where there are errors, 1 where warnings name images or embeddings, else 0.
+    """
+    from aurank.commands import examine_data, examine_embeddings
+    from aurank.data.checks.cleaned import write_table
+    from aurank.files import require_writable, write_text
+    from aurank.reporting.doctor_page import doctor_page
+
+    # With --data, what stands first is an override.
+    data, overrides = (target, images.overrides) if images.data is None else (images.data, images.overrides)
+    if images.data is not None and target is not None:
+        overrides = [target, *overrides]
+    for option, file, suffix in (("--html", html, ".html"), ("--fix", fix, ".csv")):
+        if file is not None:
+            require_writable(file, suffix=suffix, option=option)
+    if embeddings is not None:
+        given = {"--model": model, "--fix": fix, "DATA": data}
+        for option, value in given.items():
+            if value is not None:
+                raise UserError(f"{option} {value} has no use with --embeddings {embeddings}: leave one out")
+        report = examine_embeddings(embeddings, labels)
+    elif data is None:
+        raise UserError("say what to examine: READER:PATH such as folder:photos, or --embeddings FILE")
+    elif labels is not None:
+        raise UserError(f"--labels {labels} goes with --embeddings: the labels of {data} come with the images")
+    else:
+        with drawn() as running:
+            report = examine_data(data, overrides, model=model, running=running)
     console.say(report)
-    if report.errors:
-        raise SystemExit(2)
+    if html is not None:
+        command = shlex.join(["aurank", *sys.argv[1:]])
+        write_text(html, doctor_page(report, command=command))
+        console.say(f"written to {html}")
+    if fix is not None:
+        kept = report.kept()
+        where = write_table(kept, fix)
+        console.say(f"{len(kept):,} of {report.counts.get('pairs', report.counts['images']):,} rows are in {where}")
+    if report.severity:
+        raise SystemExit(report.severity)
 
 
 @data_app.command("check")

@@ -6,7 +6,7 @@ Whatever is wrong with their options is a UserError, before anything is embedded
 from aurank.commands.baselines import measure_baselines
 from aurank.commands.build_index import IndexChange, add_images, build_index, remove_images
 from aurank.commands.compare import compare_reports
-from aurank.commands.doctor import examine_data
+from aurank.commands.doctor import examine_data, examine_embeddings
 from aurank.commands.embed import embed_model
 from aurank.commands.evaluate import evaluate_model
 from aurank.commands.export import Exported, export_model
@@ -31,6 +31,7 @@ __all__ = [
     "evaluate_model",
     "evaluate_pairs",
     "examine_data",
+    "examine_embeddings",
     "export_model",
     "measure_baselines",
     "probe_model",

@@ -2,7 +2,7 @@
 
 from aurank.data.captions import Tokeniser
 from aurank.data.checks.completeness import Completeness, check_benchmark
-from aurank.data.checks.doctor import DoctorReport, Finding
+from aurank.data.checks.findings import DoctorReport, Finding
 from aurank.data.dataset import Batch, ImageDataset, view_keys
 from aurank.data.loader import BatchLoader
 from aurank.data.manifest import SPLITS, Manifest, build_manifest

@@ -16,7 +16,7 @@ from aurank.data.sources import ImageSource
 from aurank.errors import UserError
 
 if TYPE_CHECKING:
-    import aurank.data.checks.doctor
+    import aurank.data.checks.findings
 
 SPLITS = ("train", "val", "test")
 _COLUMNS = ("paths", "splits", "is_query", "is_gallery", "groups", "super_labels", "texts")
@@ -156,7 +156,8 @@ class Manifest:
         train_labels: bool = True,
         ask_classes: bool = False,
         max_pixels: int = MAX_PIXELS,
-    ) -> "aurank.data.checks.doctor.DoctorReport":
+        candidates: Int64[np.ndarray, "pair 2"] | None = None,
+    ) -> "aurank.data.checks.findings.DoctorReport":
         """Return all that is wrong or odd, together, with counts.
 
         Args:
@@ -165,10 +166,11 @@ class Manifest:
             ask_classes: also find classes that look like splits, or are two at most, as a folder that was named a level
                 too high has.
             max_pixels: an image of more is unreadable.
+            candidates: pairs of rows that may show one image, found by embeddings, to be compared by their pixels.
         """
         from aurank.data.checks.doctor import examine  # which needs this module
 
-        return examine(self, contents, train_labels, ask_classes, max_pixels)
+        return examine(self, contents, train_labels, ask_classes, max_pixels, candidates)
 
 
 def build_manifest(

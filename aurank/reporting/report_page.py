@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aurank.data.checks.doctor import Finding
+from aurank.data.checks.findings import Finding
 from aurank.data.sources import ImageSource
 from aurank.evaluation.failures import confusions, hubs
 from aurank.evaluation.report import Report

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import aurank
-from aurank.data.checks.doctor import Finding
+from aurank.data.checks.findings import Finding
 from aurank.data.sources import ArraySource
 from aurank.errors import UserError
 from aurank.evaluation.failures import confusions, hubs

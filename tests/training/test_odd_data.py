@@ -9,8 +9,7 @@ from PIL import Image
 from testing.tiny import tiny_config
 
 import aurank
-from aurank.cli.data import doctor
-from aurank.commands import RunOptions, embed_model, evaluate_model
+from aurank.commands import RunOptions, embed_model, evaluate_model, examine_data
 from aurank.embedding import ImageSelection
 from aurank.errors import UserError
 from aurank.training import read_config, rehearse
@@ -105,12 +104,12 @@ def test_training_without_labels_is_asked_about_the_classes_that_are_measured_on
         build_splits(config.data, seed=0)
 
 
-def test_doctor_warns_of_classes_that_are_none(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_warns_of_classes_that_are_none(place: Path) -> None:
     photos(place / "photos", "images/test/a", "images/train/a", "images/train/b")
     for overrides, warned in (([], True), (KEPT, False)):
-        doctor(f"folder:{place / 'photos'}", overrides)
+        report = examine_data(f"folder:{place / 'photos'}", overrides)
         told = "warning: classes that look like splits, so the folder may be a level too high: 3 (images/test/a; "
-        assert (told in capsys.readouterr().out) is warned
+        assert (told in str(report)) is warned
 
 
 def doubled(place: Path) -> str:

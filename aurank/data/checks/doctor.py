@@ -1,88 +1,44 @@
 """What is wrong or odd in a data set, found before a long run finds it."""
 
 import functools
-import hashlib
 import itertools
 import os
 import posixpath
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int64, Shaped
 
 from aurank.data.captions import text_key
-from aurank.data.decode import decode, quiet_decoding
+from aurank.data.checks.findings import Advice, DoctorReport, Finding, finding_of
 from aurank.data.manifest import Manifest
 from aurank.data.sources import FolderSource, ImageSource
-from aurank.errors import UserError
 
-_EXAMPLES = 3
 _PAIRS = (("train", "test"), ("train", "val"), ("val", "test"))
+_MISSING = Advice("Training and measuring stop at them.", "Fetch them, or leave their rows out; --fix does.")
+_EMPTY = Advice("There is nothing to train on, or nothing to measure.", "See the reader's parameters for splits.")
+_LONE = Advice("As a query such an image has no positive, and training makes no pair of it.", "Add images of them.")
+_ODD = Advice(
+    "Folders that are no classes are taken for labels.", "Name the folder that holds a folder for each class."
+)
+_SHARED = Advice("Scores are of classes that training has seen.", "Split by class, unless this is meant.")
+_REPEATED = Advice("An image is a perfect match of itself.", "List each once; --fix keeps the first row of each.")
 _SPLIT_NAMES = {
     *("train", "training", "val", "valid", "validation", "dev", "test", "testing"),
     *("query", "queries", "gallery", "index", "database", "distractors"),
 }
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One kind of problem: how many of it, and the first few.
-
-    Example:
-        >>> print(Finding("missing files", 5, ("a.png", "b.png"), is_error=True))
-        missing files: 5 (a.png; b.png, and 3 more)
-    """
-
-    check: str
-    count: int
-    examples: tuple[str, ...]
-    is_error: bool
-
-    def __str__(self) -> str:
-        more = f", and {self.count - len(self.examples)} more" if self.count > len(self.examples) else ""
-        shown = f" ({'; '.join(self.examples)}{more})" if self.examples else ""
-        return f"{self.check}: {self.count}{shown}"
-
-
-@dataclass(frozen=True)
-class DoctorReport:
-    """All findings about one data set. Errors would stop or falsify a run; warnings may be meant.
-
-    Attributes:
-        counts: of "images", "classes", "train images", "train classes", …
-
-    Example:
-        >>> print(DoctorReport("toy", {"images": 2, "classes": 1}, ()))
-        toy: 2 images, 1 classes
-          nothing wrong was found
-    """
-
-    name: str
-    counts: dict[str, int]
-    findings: tuple[Finding, ...]
-
-    @property
-    def errors(self) -> list[str]:
-        """Missing and unreadable files, duplicate paths."""
-        return [str(finding) for finding in self.findings if finding.is_error]
-
-    @property
-    def warnings(self) -> list[str]:
-        """Everything else."""
-        return [str(finding) for finding in self.findings if not finding.is_error]
-
-    def __str__(self) -> str:
-        counts = ", ".join(f"{count} {what}" for what, count in self.counts.items())
-        lines = [f"{self.name}: {counts}"]
-        lines += [f"  error: {text}" for text in self.errors] + [f"  warning: {text}" for text in self.warnings]
-        return "\n".join(lines if self.findings else [*lines, "  nothing wrong was found"])
-
-
-def examine(manifest: Manifest, contents: bool, train_labels: bool, ask_classes: bool, max_pixels: int) -> DoctorReport:
+def examine(
+    manifest: Manifest,
+    contents: bool,
+    train_labels: bool,
+    ask_classes: bool,
+    max_pixels: int,
+    candidates: Int64[np.ndarray, "pair 2"] | None = None,
+) -> DoctorReport:
     """Return every finding about a data set; the arguments are those of `Manifest.doctor`.
 
     With texts, a row is a pair: an image may stand in several, but in one split, and needs no other of its class. Where
@@ -90,27 +46,36 @@ def examine(manifest: Manifest, contents: bool, train_labels: bool, ask_classes:
     """
     paths, labels, classes, splits = manifest.paths, manifest.labels, manifest.classes, manifest.splits
     labelled = np.full(len(paths), classes != paths) & (train_labels | (splits != "train"))
-    missing = [path for path in dict.fromkeys(paths) if not manifest.source.exists(path)]
+    missing: dict[str, list[int]] = {path: [] for path in paths if not manifest.source.exists(path)}
+    for row, path in enumerate(paths):
+        if path in missing:
+            missing[path].append(row)
+    empty = [split for split in ("train", "test")[: 1 + train_labels] if split not in splits]
+    lost = [row for rows in missing.values() for row in rows]
     findings = [
-        _finding("missing files", missing, is_error=True),
+        finding_of("missing files", list(missing), _MISSING, is_error=True, rows=list(missing.values()), drop=lost),
         *_repeated_rows(manifest),
-        _finding("empty splits", [split for split in ("train", "test")[: 1 + train_labels] if split not in splits]),
+        finding_of("empty splits", empty, _EMPTY),
     ]
     if manifest.texts is None:  # as a query it would have no positive
         within = {split: labels[labelled & (splits == split)] for split in np.unique(splits[labelled]).tolist()}
         lone = {split: np.flatnonzero(np.bincount(held) == 1).tolist() for split, held in within.items()}
         found = [f"{classes[label]} in {split}" for split, alone in lone.items() for label in alone]
-        findings.append(_finding("classes with one image in their split", found))
+        findings.append(finding_of("classes with one image in their split", found, _LONE))
     held = [classes[label] for label in np.unique(labels[labelled]).tolist()]
     if ask_classes and held and (odd := odd_classes(held)) is not None:
-        findings.append(_finding(f"{odd[0]}, so the folder may be a level too high", odd[1]))
+        findings.append(finding_of(f"{odd[0]}, so the folder may be a level too high", odd[1], _ODD))
     for one, other in _PAIRS:
         shared = np.intersect1d(labels[labelled & (splits == one)], labels[labelled & (splits == other)])
-        findings.append(_finding(f"classes in both {one} and {other}", [classes[label] for label in shared.tolist()]))
+        names = [classes[label] for label in shared.tolist()]
+        findings.append(finding_of(f"classes in both {one} and {other}", names, _SHARED))
     if contents:
-        findings += _examine_contents(manifest, np.where(labelled, labels, -1), set(missing), max_pixels)
-    counts = _counts(manifest, labelled)
-    return DoctorReport(name=manifest.name, counts=counts, findings=tuple(found for found in findings if found.count))
+        from aurank.data.checks.repeats import examine_contents  # whose libraries take a second to import
+
+        known = np.where(labelled, labels, -1)
+        findings += examine_contents(manifest, known, set(missing), max_pixels=max_pixels, candidates=candidates)
+    report = DoctorReport(manifest.name, _counts(manifest, labelled), (), manifest)
+    return report.with_findings(findings)
 
 
 def odd_classes(classes: Sequence[str]) -> tuple[str, list[str]] | None:
@@ -170,10 +135,6 @@ def _identities(source: ImageSource, paths: Sequence[str]) -> list[str]:
     return [links.get(name) or f"{folder}/{name}" for folder, links, name in places]
 
 
-def _finding(check: str, found: Sequence[str], *, is_error: bool = False) -> Finding:
-    return Finding(check=check, count=len(found), examples=tuple(found[:_EXAMPLES]), is_error=is_error)
-
-
 def _counts(manifest: Manifest, labelled: Shaped[np.ndarray, " image"]) -> dict[str, int]:
     """Return the counts of a report; of classes only where images have some."""
     texts, rows = manifest.texts, "images" if manifest.texts is None else "pairs"
@@ -190,51 +151,25 @@ def _counts(manifest: Manifest, labelled: Shaped[np.ndarray, " image"]) -> dict[
 
 def _repeated_rows(manifest: Manifest) -> list[Finding]:
     """Return the images that stand twice; of pairs those, and the images that one split has seen of another."""
-
-    paths, found = manifest.paths, {"duplicate paths": list(manifest.paths)}
-    if manifest.texts is not None:
-        pairs = [f"{path}: {text_key(text)}" for path, text in zip(paths, manifest.texts, strict=True)]
-        within = dict.fromkeys(zip(paths, manifest.splits.tolist(), strict=True))
-        found = {"duplicate pairs": pairs, "images in several splits": [path for path, _ in within]}
-    return [
-        _finding(check, [name for name, count in Counter(names).items() if count > 1], is_error=True)
-        for check, names in found.items()
-    ]
-
-
-def _examine_contents(
-    manifest: Manifest, labels: Int64[np.ndarray, " image"], missing: set[str], max_pixels: int
-) -> list[Finding]:
-    """Return what only the pixels show: unreadable images, and images that are the same, pixel for pixel."""
-    paths, source = manifest.paths, manifest.source
-    present = [path for path in dict.fromkeys(paths) if path not in missing]
-    with quiet_decoding(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        digests = dict(zip(present, pool.map(lambda path: _digest(source, path, max_pixels), present), strict=True))
-    same: defaultdict[bytes, list[int]] = defaultdict(list)
-    for row, path in enumerate(paths):
-        if isinstance(digest := digests.get(path), bytes):
-            same[digest].append(row)
-    # One path is one file, or a duplicate path, which has its own check.
-    groups = [rows for rows in same.values() if len({paths[row] for row in rows}) > 1]
-    texts = [" = ".join(paths[row] for row in rows) for rows in groups]
-    splits = [set(manifest.splits[rows].tolist()) for rows in groups]
-
-    def of(check: str, chosen: Iterable[bool]) -> Finding:
-        return _finding(check, list(itertools.compress(texts, chosen)))
-
-    unreadable = [str(error) for error in digests.values() if isinstance(error, UserError)]
-    return [
-        _finding("unreadable images", unreadable, is_error=True),
-        *(of(f"same image in {' and '.join(pair)}", (within.issuperset(pair) for within in splits)) for pair in _PAIRS),
-        of("same image under two classes", (len(set(labels[rows].tolist()) - {-1}) > 1 for rows in groups)),
-        of("same image more than once in a split", (len(within) == 1 for within in splits)),
-    ]
+    paths, splits = manifest.paths, manifest.splits.tolist()
+    if manifest.texts is None:
+        return [_repeated("duplicate paths", paths, paths)]
+    pairs = [f"{path}: {text_key(text)}" for path, text in zip(paths, manifest.texts, strict=True)]
+    places: dict[str, dict[str, list[int]]] = {}
+    for row, (path, split) in enumerate(zip(paths, splits, strict=True)):
+        places.setdefault(path, {}).setdefault(split, []).append(row)
+    several = {path: held for path, held in places.items() if len(held) > 1}
+    rows = [[row for part in held.values() for row in part] for held in several.values()]
+    drop = [row for held in several.values() for row in held.get("train", list(held.values())[-1])]
+    seen = finding_of("images in several splits", list(several), _REPEATED, is_error=True, rows=rows, drop=drop)
+    return [_repeated("duplicate pairs", pairs, paths), seen]
 
 
-def _digest(source: ImageSource, path: str, max_pixels: int) -> bytes | UserError:
-    """Return the digest of the decoded pixels, which another compression does not change, or why there is none."""
-    try:
-        pixels = decode(source, path, None, max_pixels=max_pixels)
-    except UserError as error:
-        return error
-    return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()
+def _repeated(check: str, names: Sequence[str], paths: Sequence[str]) -> Finding:
+    rows: dict[str, list[int]] = {}
+    counts = Counter(names)
+    for row, name in enumerate(names):
+        if counts[name] > 1:
+            rows.setdefault(name, []).append(row)
+    drop = [row for held in rows.values() for row in held[1:]]
+    return finding_of(check, list(rows), _REPEATED, is_error=True, rows=list(rows.values()), drop=drop)

@@ -1,0 +1,120 @@
+"""What one reading of every image keeps of it: a digest, its size, how dark and blurred it is, a perceptual hash."""
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import imagehash
+import numpy as np
+from jaxtyping import Bool, UInt8
+from PIL import Image
+from scipy.ndimage import uniform_filter1d
+
+from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding
+from aurank.data.manifest import Manifest
+from aurank.errors import UserError
+
+HASH_BITS = 64
+LOOK_SIDE = 224  # the shorter side at which sharpness is judged at most: about what a network sees
+_BLUR_WIDTH = 11  # of the filter of `blur_effect`
+_Result = TypeVar("_Result")
+
+
+class Look(NamedTuple):
+    """What is kept of one image."""
+
+    digest: bytes  # of the decoded pixels, which another compression without loss does not change
+    height: int
+    width: int
+    brightness: float  # of all but the brightest hundredth of the pixels at most, 0 black … 1 white
+    blur: float  # 0 sharp … 1 blurred; NaN for an image of one colour
+    hash: Bool[np.ndarray, " bit"]
+
+
+@dataclass(frozen=True, eq=False)
+class Looks:
+    """The looks of a data set's images by path, and of those that cannot be read why."""
+
+    of: dict[str, Look]
+    unreadable: dict[str, UserError]
+
+
+def look_at_images(manifest: Manifest, paths: Sequence[str], *, max_pixels: int = MAX_PIXELS) -> Looks:
+    """Return the looks of the images at some paths, each read once.
+
+    Example:
+        >>> from aurank.data import READERS
+        >>> looks = look_at_images(digits := READERS["digits"](None), digits.paths[:2])
+        >>> [(look.height, look.width) for look in looks.of.values()], looks.unreadable
+        ([(8, 8), (8, 8)], {})
+    """
+
+    def look(path: str) -> Look | UserError:
+        try:
+            return look_at(decode(manifest.source, path, None, max_pixels=max_pixels))
+        except UserError as error:
+            return error
+
+    found = dict(zip(paths, for_each(look, paths), strict=True))
+    unreadable = {path: one for path, one in found.items() if isinstance(one, UserError)}
+    return Looks({path: one for path, one in found.items() if not isinstance(one, UserError)}, unreadable)
+
+
+def for_each(read: Callable[[str], _Result], paths: Sequence[str]) -> list[_Result]:
+    """Return what a function that reads an image returns for each path, several at a time."""
+    with quiet_decoding(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(read, paths))
+
+
+def look_at(pixels: UInt8[np.ndarray, "height width channel"]) -> Look:
+    """Return the look of an image.
+
+    Example:
+        >>> board = np.kron(np.indices((8, 8)).sum(0) % 2, np.full((16, 16), 255)).astype(np.uint8)[..., None]
+        >>> sharp, dark = look_at(board), look_at(board // 8)
+        >>> sharp.blur < 0.2, sharp.brightness, round(dark.brightness, 2), bool((sharp.hash == dark.hash).all())
+        (True, 1.0, 0.12, True)
+    """
+    digest = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()
+    image = grey(pixels)
+    height, width = pixels.shape[:2]
+    if min(image.size) > LOOK_SIDE:
+        factor = LOOK_SIDE / min(image.size)
+        image = image.resize((round(image.width * factor), round(image.height * factor)), Image.Resampling.BOX)
+    values = np.asarray(image, np.float32)
+    brightness = float(np.quantile(values, 0.99)) / 255
+    return Look(digest, height, width, brightness, blur_effect(values), imagehash.phash(image).hash.ravel())
+
+
+def grey(pixels: UInt8[np.ndarray, "height width channel"]) -> Image.Image:
+    """Return an image in grey: of more than three channels the first three count, of two the first."""
+    channels = pixels.shape[2]
+    return Image.fromarray(pixels[..., 0] if channels < 3 else pixels[..., :3]).convert("L")
+
+
+def blur_effect(values: np.ndarray) -> float:
+    """Return how blurred a grey image is, 0 sharp … 1 blurred: how little another blur takes from its edges.
+
+    NaN for an image of one colour, and for one that is smaller than the filter.
+
+    Source: Crété-Roffet, Dolmiere, Ladret, Nicolas, "The Blur Effect", SPIE 2007 (https://hal.science/hal-00232709).
+
+    Example:
+        >>> steps = np.repeat(np.tile([0.0, 1.0], 8), 4)[None].repeat(64, 0)
+        >>> sharp = blur_effect(steps)
+        >>> bool(sharp < 0.3 < 0.7 < blur_effect(uniform_filter1d(steps, 5)))
+        True
+    """
+    if min(values.shape) <= _BLUR_WIDTH:
+        return float("nan")
+    effects = []
+    for axis in (0, 1):
+        edges = np.abs(np.diff(values, axis=axis))
+        blurred = np.abs(np.diff(uniform_filter1d(values, _BLUR_WIDTH, axis=axis), axis=axis))
+        total = float(edges.sum())
+        if total > 0:
+            effects.append(1 - float(np.maximum(0, edges - blurred).sum()) / total)
+    return max(effects, default=float("nan"))

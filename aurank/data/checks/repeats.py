@@ -1,0 +1,171 @@
+"""What only the pixels show: unreadable images, and images that stand in a data set twice, perhaps changed a little."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from jaxtyping import Int64
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from aurank.data.checks.findings import Advice, Finding, finding_of
+from aurank.data.checks.looks import Looks, for_each, grey, look_at_images
+from aurank.data.checks.quality import examine_quality
+from aurank.data.checks.same_picture import close_hashes, likeness, square
+from aurank.data.decode import decode
+from aurank.data.manifest import Manifest
+
+PAIRS_OF_SPLITS = (("train", "test"), ("train", "val"), ("val", "test"))
+HASH_BITS_APART = 16  # of 64; a copy cropped by 6 % at each side has up to 20, most have fewer
+ALIKE = 0.95  # least likeness; of copies all but 1 in 200 have more, of pairs of different photos 1 in 100,000
+LEAST_SIDE = 32  # pixels; smaller pictures of one kind are too alike to tell copies
+_BLOCK = 8192  # pairs whose squares are in memory at a time
+_KEPT_SPLITS = ("test", "val", "train")  # of an image in several, the first keeps it
+
+Groups = list[list[int]]  # rows that show one image
+_LEAK = Advice(
+    "The score counts images that training has seen, so it is too high.", "Leave them out of training; --fix does."
+)
+_ADVICE = {
+    "splits": _LEAK,
+    "sides": Advice("A query finds itself in the gallery, so its score is too high.", "Leave one of the two out."),
+    "classes": Advice(
+        "One of the labels is wrong: a negative is the same picture.",
+        "Decide which class is right and remove the other; --fix leaves out all of them.",
+    ),
+    "within": Advice(
+        "The copies find each other first, so scores are too high and training learns little from them.",
+        "Keep one of each; --fix does.",
+    ),
+}
+
+
+def examine_contents(
+    manifest: Manifest,
+    labels: Int64[np.ndarray, " image"],
+    missing: set[str],
+    *,
+    max_pixels: int,
+    candidates: Int64[np.ndarray, "pair 2"] | None = None,
+) -> list[Finding]:
+    """Return the unreadable, repeated, nearly repeated, blurred, dark, tiny and odd images.
+
+    Args:
+        labels: of each row, −1 for none.
+        missing: paths that are not there.
+        candidates: pairs of rows that may show one image, besides those of close hashes.
+    """
+    paths = manifest.paths
+    rows: defaultdict[str, list[int]] = defaultdict(list)
+    for row, path in enumerate(paths):
+        if path not in missing:
+            rows[path].append(row)
+    looks = look_at_images(manifest, list(rows), max_pixels=max_pixels)
+    unreadable = finding_of(
+        "unreadable images",
+        [str(error) for error in looks.unreadable.values()],
+        Advice("Training and measuring stop at them.", "Replace them, or set data.on_error=skip."),
+        is_error=True,
+        rows=[rows[path] for path in looks.unreadable],
+        drop=[row for path in looks.unreadable for row in rows[path]],
+    )
+    same: defaultdict[bytes, list[str]] = defaultdict(list)
+    for path, look in looks.of.items():
+        same[look.digest].append(path)
+    # One path is one file, or a duplicate path, which has its own check.
+    exact = [sorted(itertools.chain(*(rows[path] for path in alike))) for alike in same.values() if len(alike) > 1]
+    told_apart = (alike[0] for alike in same.values())
+    firsts = [path for path in told_apart if min(looks.of[path].height, looks.of[path].width) >= LEAST_SIDE]
+    near = _near(manifest, looks, firsts, max_pixels, candidates)
+    changed = [
+        sorted(row for first in group for path in same[looks.of[first].digest] for row in rows[path]) for group in near
+    ]
+    return [
+        unreadable,
+        *_of_groups(manifest, labels, "same image", exact),
+        *_of_groups(manifest, labels, "nearly the same image", changed),
+        *examine_quality(looks.of, rows),
+    ]
+
+
+def _near(
+    manifest: Manifest,
+    looks: Looks,
+    firsts: Sequence[str],
+    max_pixels: int,
+    candidates: Int64[np.ndarray, "pair 2"] | None,
+) -> list[list[str]]:
+    """Return groups of the images `firsts`, no two of which are equal, that show one picture."""
+    if len(firsts) < 2:
+        return []
+    hashes = np.stack([looks.of[path].hash for path in firsts])
+    pairs, _ = close_hashes(hashes, at_most=HASH_BITS_APART)
+    if candidates is not None and len(candidates):
+        number = {looks.of[path].digest: place for place, path in enumerate(firsts)}
+        place = [number.get(looks.of[path].digest, -1) if path in looks.of else -1 for path in manifest.paths]
+        named = np.sort(np.array(place)[candidates], axis=1)
+        pairs = np.unique(np.concatenate([pairs, named[(named[:, 0] >= 0) & (named[:, 0] < named[:, 1])]]), axis=0)
+    shown = np.zeros(len(pairs), dtype=np.bool_)
+
+    def read(path: str) -> np.ndarray:
+        return square(grey(decode(manifest.source, path, None, max_pixels=max_pixels)))
+
+    for start in range(0, len(pairs), _BLOCK):
+        part = pairs[start : start + _BLOCK]
+        used, at = np.unique(part, return_inverse=True)
+        squares = np.stack(for_each(read, [firsts[place] for place in used.tolist()]))
+        first, second = at.reshape(part.shape).T
+        shown[start : start + _BLOCK] = likeness(squares[first], squares[second]) >= ALIKE
+    linked = pairs[shown]
+    size = (len(firsts), len(firsts))
+    links = coo_array((np.ones(len(linked), np.int8), (linked[:, 0], linked[:, 1])), shape=size)
+    _, component = connected_components(links, directed=False)
+    groups: defaultdict[int, list[str]] = defaultdict(list)
+    for place in np.unique(linked).tolist():
+        groups[int(component[place])].append(firsts[place])
+    return list(groups.values())
+
+
+def _of_groups(manifest: Manifest, labels: Int64[np.ndarray, " image"], what: str, groups: Groups) -> list[Finding]:
+    """Return the findings about rows that show one image, by where they stand."""
+    texts = [" = ".join(manifest.paths[row] for row in rows) for rows in groups]
+    splits = [set(manifest.splits[rows].tolist()) for rows in groups]
+    across = [_between_sides(manifest, rows) for rows in groups]
+
+    def of(kind: str, check: str, chosen: Iterable[bool]) -> Finding:
+        selected = list(chosen)
+        held = list(itertools.compress(groups, selected))
+        drop = [row for rows in held for row in _surplus(manifest, rows, keep=kind != "classes")]
+        return finding_of(check, list(itertools.compress(texts, selected)), _ADVICE[kind], rows=held, drop=drop)
+
+    return [
+        *(
+            of("splits", f"{what} in {' and '.join(pair)}", (within.issuperset(pair) for within in splits))
+            for pair in PAIRS_OF_SPLITS
+        ),
+        of("sides", f"{what} in query and gallery", across),
+        of("classes", f"{what} under two classes", (len(set(labels[rows].tolist()) - {-1}) > 1 for rows in groups)),
+        of(
+            "within",
+            f"{what} more than once in a split",
+            (len(within) == 1 and not sides for within, sides in zip(splits, across, strict=True)),
+        ),
+    ]
+
+
+def _between_sides(manifest: Manifest, rows: Sequence[int]) -> bool:
+    """Return whether one of the rows is a query alone, and one a gallery row alone."""
+    query, gallery = manifest.is_query[rows], manifest.is_gallery[rows]
+    return bool((query & ~gallery).any() and (gallery & ~query).any())
+
+
+def _surplus(manifest: Manifest, rows: Sequence[int], *, keep: bool) -> list[int]:
+    """Return the rows that a cleaned table leaves out: all but those of the image kept."""
+    if not keep:
+        return list(rows)
+    order = {split: place for place, split in enumerate(_KEPT_SPLITS)}
+    kept = manifest.paths[
+        min(rows, key=lambda row: (order[str(manifest.splits[row])], not manifest.is_query[row], row))
+    ]
+    return [row for row in rows if manifest.paths[row] != kept]

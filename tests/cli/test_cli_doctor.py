@@ -1,0 +1,77 @@
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from testing.data_trees import pixels
+
+from aurank import cli
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def aurank(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command, and returns its exit code, output and complaint."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["aurank", *words])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for number in range(8):
+        path = tmp_path / f"photos/class{number % 4}/{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels(number % 7, 40, 40)).save(path)
+    np.savez(tmp_path / "rows.npz", embeddings=np.eye(4), labels=[0, 0, 1, 1])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_cleaned_table_is_sound_and_a_page_is_written(place: Path, aurank: Run) -> None:
+    code, output, _ = aurank("doctor", "folder:photos", "--html", "doctor.html", "--fix", "clean.csv")
+    assert code == 1
+    assert "same image under two classes: 1 (class0/0.png = class3/7.png)" in output
+    assert "written to doctor.html" in output
+    assert "same image" in Path("doctor.html").read_text(encoding="utf-8")
+    where = next(line for line in output.splitlines() if "6 of 8 rows are in table:clean.csv" in line)
+    code, output, _ = aurank("doctor", *where.partition(" are in ")[2].split())
+    assert output.startswith("clean: 6 images")
+    assert "same image" not in output
+
+
+def test_saved_embeddings_are_examined(place: Path, aurank: Run) -> None:
+    code, output, _ = aurank("doctor", "--embeddings", "rows.npz")
+    assert output.startswith("rows.npz: 4 embeddings, 4 dimensions, 2 classes\n")
+    assert code in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ((), "say what to examine"),
+        (("folder:photos", "--embeddings", "rows.npz"), "DATA folder:photos has no use with --embeddings"),
+        (("--embeddings", "rows.npz", "--fix", "x.csv"), "--fix x.csv has no use with --embeddings"),
+        (("folder:photos", "--labels", "rows.npz"), "goes with --embeddings"),
+        (("folder:photos", "--fix", "clean.txt"), "name it clean.csv"),
+        (("digits:", "--fix", "clean.csv"), "images of digits are in memory"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(
+    place: Path, aurank: Run, words: tuple[str, ...], complaint: str
+) -> None:
+    code, _, said = aurank("doctor", *words)
+    assert (code, said.count("\n")) == (2, 1)
+    assert complaint in said
+    assert not list(place.glob("clean*"))

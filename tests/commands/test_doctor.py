@@ -1,0 +1,96 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from testing.data_trees import pixels
+
+from aurank.commands import examine_data, examine_embeddings
+from aurank.errors import UserError
+from aurank.reporting.doctor_page import doctor_page
+
+MODEL = "timm:test_vit,pretrained=false"
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for place in range(12):
+        path = tmp_path / f"photos/class{place % 3}/{place}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels(place, 40, 40)).save(path)
+    return tmp_path / "photos"
+
+
+def save(file: Path, rows: np.ndarray, **columns: np.ndarray) -> Path:
+    np.savez(file, embeddings=rows, **({"labels": np.arange(len(rows)) // 5} | columns))
+    return file
+
+
+def clean_rows() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(60, 32)).astype(np.float32)
+
+
+def test_sound_embeddings_have_no_findings(tmp_path: Path) -> None:
+    report = examine_embeddings(save(tmp_path / "rows.npz", clean_rows()))
+    assert (report.findings, report.severity) == ((), 0)
+    assert report.counts == {"embeddings": 60, "dimensions": 32, "classes": 12}
+
+
+def test_faults_of_embeddings_are_found_together(tmp_path: Path) -> None:
+    rows = clean_rows()
+    rows[:, 9] = 0.5
+    rows[3, 5], rows[7], rows[11] = np.nan, 0, rows[10]
+    rows[20] *= 100
+    query = np.arange(60) < 11
+    report = examine_embeddings(save(tmp_path / "rows.npz", rows, is_query=query, is_gallery=~query))
+    assert report.errors == ["embeddings with NaN or infinity: 1 (row 3)", "embeddings of zeros: 1 (row 7)"]
+    assert report.warnings == [
+        "embeddings of another length: 1 (row 20)",
+        "dimensions that say nothing: 1 (9)",
+        "nearly equal embeddings in query and gallery: 1 (row 10 = row 11)",
+    ]
+    assert report.severity == 2
+    assert all(finding.consequence and finding.remedy for finding in report.findings)
+
+
+def test_collapse_is_an_error(tmp_path: Path) -> None:
+    report = examine_embeddings(save(tmp_path / "rows.npz", clean_rows() * 0.01 + 1))
+    assert [error.split(":")[0] for error in report.errors] == ["collapsed embeddings"]
+
+
+def test_every_row_broken_is_reported_not_raised(tmp_path: Path) -> None:
+    report = examine_embeddings(save(tmp_path / "rows.npz", np.full((5, 3), np.nan)))
+    assert len(report.errors) == 1
+
+
+def test_a_model_is_examined_on_all_readable_images(photos: Path) -> None:
+    (photos / "class0/broken.png").write_bytes(b"no image")
+    report = examine_data(f"folder:{photos}", ["data.odd_classes=keep"], model=MODEL)
+    # The untrained network sees all images alike.
+    assert [error.split(":")[0] for error in report.errors] == ["unreadable images", "collapsed embeddings"]
+    assert report.manifest is not None
+    assert not any("broken" in path for path in report.kept().paths)
+
+
+@pytest.mark.parametrize(("data", "message"), [("digits/soprc", "named as READER:PATH")])
+def test_a_model_needs_data_by_reader(data: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        examine_data(data, model=MODEL)
+
+
+def test_the_page_shows_pictures_and_escapes_names(photos: Path) -> None:
+    Image.fromarray(pixels(0, 40, 40)).save(photos / "class0" / f"{EVIL.replace('/', '')}.png")
+    report = examine_data(f"folder:{photos}", ["data.odd_classes=keep"])
+    page = doctor_page(report, command=EVIL)
+    assert report.severity == 1
+    assert "same image more than once in a split (1)" in page
+    assert page.count("data:image/") == 2
+    assert EVIL not in page
+    assert "http://" not in page
+
+
+def test_a_page_keeps_to_its_budget(photos: Path) -> None:
+    Image.fromarray(pixels(0, 40, 40)).save(photos / "class0/again.png")
+    page = doctor_page(examine_data(f"folder:{photos}", ["data.odd_classes=keep"]), budget=10)
+    assert "2 pictures are left out" in page

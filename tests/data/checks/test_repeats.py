@@ -1,0 +1,141 @@
+import io
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+from scipy.ndimage import gaussian_filter
+
+from aurank.data import FolderSource, Manifest, build_manifest
+from aurank.data.checks.cleaned import write_table
+from aurank.data.checks.looks import look_at
+from aurank.data.checks.same_picture import close_hashes, likeness, square
+from aurank.data.readers import READERS
+from aurank.errors import UserError
+
+
+def photo(seed: int, side: int = 128) -> Image.Image:
+    """Returns a picture of soft blobs with some grain, as different from others as photos are."""
+    draw = np.random.default_rng(seed)
+    parts = [gaussian_filter(draw.normal(size=(side, side, 3)), (width, width, 0)) * width for width in (12, 4, 1)]
+    values = 128 + 110 * np.tanh(sum(parts))
+    return Image.fromarray(values.clip(0, 255).astype(np.uint8))
+
+
+def as_jpeg(image: Image.Image, quality: int) -> Image.Image:
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality)
+    return Image.open(file)
+
+
+COPIES = {
+    "another compression": lambda image: as_jpeg(image, 50),
+    "half the size": lambda image: image.resize((64, 64)),
+    "cropped": lambda image: image.crop((4, 2, 124, 123)),
+    "darker": lambda image: image.point(lambda value: value * 0.7),
+}
+
+
+def place(root, images: dict[str, Image.Image], **columns) -> Manifest:
+    for name, image in images.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        image.save(root / name)
+    given = {"labels": ["a"] * len(images), "splits": ["test"] * len(images)} | columns
+    return build_manifest("photos", FolderSource(root), paths=list(images), **given)
+
+
+def rows_of(manifest: Manifest, check: str) -> list[list[int]]:
+    return [list(rows) for found in manifest.doctor().findings if found.check == check for rows in found.rows]
+
+
+@pytest.mark.parametrize("copy", COPIES)
+def test_a_changed_copy_is_alike_and_other_pictures_are_not(copy):
+    whole, other = photo(1), photo(2)
+    squares = [np.asarray(square(image.convert("L"))) for image in (whole, COPIES[copy](whole), other)]
+    one, changed, strange = (values[None] for values in squares)
+    assert likeness(one, changed)[0] > 0.97
+    assert likeness(changed, one)[0] > 0.97
+    assert likeness(one, strange)[0] < 0.8
+
+
+def test_close_hashes_are_those_of_a_loop_over_all_pairs():
+    hashes = np.random.default_rng(0).integers(0, 2, (40, 8)).astype(bool)
+    pairs, bits = close_hashes(hashes, at_most=2, k=40)
+    apart = {(i, j): int((hashes[i] != hashes[j]).sum()) for i in range(40) for j in range(i + 1, 40)}
+    assert dict(zip(map(tuple, pairs.tolist()), bits.tolist(), strict=True)) == {
+        pair: count for pair, count in apart.items() if count <= 2
+    }
+
+
+def test_near_duplicates_are_found_where_they_stand(tmp_path):
+    images = {f"{seed}.png": photo(seed) for seed in range(8)}
+    images |= {"copy of 0.png": COPIES["cropped"](photo(0)), "copy of 1.png": COPIES["another compression"](photo(1))}
+    images |= {"copy of 2.png": COPIES["half the size"](photo(2))}
+    labels = ["a", "a", "b", "b", "c", "c", "d", "d", "a", "a", "c"]
+    splits = ["test"] * 8 + ["train", "test", "test"]
+    manifest = place(tmp_path, images, labels=labels, splits=splits)
+    assert rows_of(manifest, "nearly the same image in train and test") == [[0, 8]]
+    assert rows_of(manifest, "nearly the same image more than once in a split") == [[1, 9], [2, 10]]
+    assert rows_of(manifest, "nearly the same image under two classes") == [[2, 10]]
+    kept = manifest.doctor().kept()
+    assert set(manifest.paths) - set(kept.paths) == {"copy of 0.png", "copy of 1.png", "2.png", "copy of 2.png"}
+
+
+def test_a_copy_between_query_and_gallery_is_no_duplicate_within_a_split(tmp_path):
+    images = {f"{seed}.png": photo(seed) for seed in range(4)} | {"again.png": COPIES["cropped"](photo(0))}
+    sides = {"is_query": [True, True, False, False, False], "is_gallery": [False, False, True, True, True]}
+    manifest = place(tmp_path, images, **sides)
+    assert rows_of(manifest, "nearly the same image in query and gallery") == [[0, 4]]
+    assert rows_of(manifest, "nearly the same image more than once in a split") == []
+    assert manifest.doctor().kept().paths == ("0.png", "1.png", "2.png", "3.png")
+
+
+def test_poor_images_are_found_beside_good_ones(tmp_path):
+    images = {f"{seed}.png": photo(seed) for seed in range(6)}
+    images |= {
+        "blurred.png": photo(6).filter(ImageFilter.GaussianBlur(5)),
+        "dark.png": photo(7).point(lambda value: value // 8),
+        "tiny.png": photo(8).resize((20, 20)),
+        "long.png": photo(9).crop((0, 0, 128, 30)),
+    }
+    manifest = place(tmp_path, images)
+    checks = ("blurred images", "dark images", "tiny images", "images of an odd shape")
+    found = {check: [manifest.paths[row] for (row,) in rows_of(manifest, check)] for check in checks}
+    assert found["dark images"] == ["dark.png"]
+    assert found["tiny images"] == ["tiny.png", "long.png"]
+    assert found["images of an odd shape"] == ["long.png"]
+    assert found["blurred images"] == ["blurred.png"]
+    assert all(finding.consequence and finding.remedy for finding in manifest.doctor().findings)
+
+
+def test_a_data_set_small_and_dark_throughout_is_left_alone(tmp_path):
+    images = {f"{seed}.png": photo(seed).resize((40, 40)).point(lambda value: value // 8) for seed in range(6)}
+    checks = [finding.check for finding in place(tmp_path, images).doctor().findings]
+    assert checks == ["empty splits"]
+
+
+def test_an_image_of_one_colour_has_no_sharpness():
+    assert np.isnan(look_at(np.full((64, 64, 3), 255, np.uint8)).blur)
+
+
+def test_the_table_of_what_is_left_is_read_back_as_it_was(tmp_path):
+    names = ["=1.png", "a,b.png", '"q".png', "-x/2.png"]
+    images = {name: photo(seed, 16) for seed, name in enumerate(names)}
+    columns = {
+        "labels": ["=cmd", "@b", "c d", "+1"],
+        "groups": [0, -1, 2, 1],
+        "splits": ["train", "val", "test", "test"],
+    }
+    manifest = place(tmp_path / "photos", images, **columns, is_query=[True, True, True, False])
+    file = tmp_path / "tables" / "clean.csv"
+    where = write_table(manifest, file)
+    assert where == f"table:{file} data.params.path={tmp_path / 'photos'}"
+    cells = [cell for line in file.read_text().splitlines() for cell in line.split(",")]
+    assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@"))]
+    again = READERS["table"](tmp_path / "tables", file="clean.csv", path=str(tmp_path / "photos"))
+    assert again.sha256 == manifest.sha256
+
+
+def test_a_table_that_could_not_be_read_is_refused(tmp_path):
+    with pytest.raises(UserError, match="nothing of photos would be left"):
+        write_table(place(tmp_path, {"1.png": photo(0)}).select([]), tmp_path / "x.csv")
+    assert not (tmp_path / "x.csv").exists()

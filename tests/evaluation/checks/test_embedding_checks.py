@@ -1,0 +1,94 @@
+import numpy as np
+import pytest
+
+from aurank.evaluation.checks import close_rows, crowded, doubtful_labels, faulty_rows, near_rows, spread
+from aurank.evaluation.checks.labels import RIDGE
+
+
+def clusters(classes: int = 6, each: int = 20, dim: int = 16) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(0)
+    labels = np.repeat(np.arange(classes), each)
+    rows = draw.normal(size=(classes, dim))[labels] * 2 + draw.normal(size=(len(labels), dim))
+    return rows.astype(np.float32), labels
+
+
+def held_out(rows: np.ndarray, labels: np.ndarray, row: int) -> np.ndarray:
+    """Returns the predictions for one row of a ridge regression fitted on all others, one solve a row."""
+    unit = rows.astype(np.float64) / np.linalg.norm(rows, axis=1, keepdims=True)
+    unit = unit - unit.mean(0)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    ridge = RIDGE * np.trace(unit.T @ unit) / unit.shape[1] * np.eye(unit.shape[1])
+    others = np.arange(len(rows)) != row
+    target = np.eye(labels.max() + 1)[labels[others]]
+    return unit[row] @ np.linalg.solve(unit[others].T @ unit[others] + ridge, unit[others].T @ target)
+
+
+def test_predictions_are_those_of_a_fit_without_the_row():
+    rows, labels = clusters()
+    labels[[3, 50, 77]] = [4, 0, 1]
+    found = doubtful_labels(rows, labels, margin=-2.0)
+    margins = dict(zip(found.row.tolist(), found.margin.tolist(), strict=True))
+    for row in (0, 3, 50, 77, 119):
+        predicted = held_out(rows, labels, row)
+        other = np.delete(predicted, labels[row]).max()
+        assert margins[row] == pytest.approx(other - predicted[labels[row]], abs=1e-8)
+
+
+def test_planted_wrong_labels_are_found_and_what_they_were():
+    rows, labels = clusters()
+    true = labels.copy()
+    labels[[3, 50, 77]] = [4, 0, 1]
+    found = doubtful_labels(rows, labels)
+    assert set(found.row.tolist()) == {3, 50, 77}
+    assert found.label.tolist() == true[found.row].tolist()
+    assert not len(doubtful_labels(rows, true).row)
+
+
+def test_embeddings_that_do_not_know_the_classes_doubt_no_label():
+    rows, labels = clusters()
+    assert not len(doubtful_labels(rows, np.random.default_rng(1).permutation(labels)).row)
+
+
+def test_an_only_row_of_its_class_and_one_class_are_not_doubted():
+    rows, labels = clusters()
+    labels[5] = 99
+    assert 5 not in doubtful_labels(rows, labels).row
+    assert not len(doubtful_labels(rows, np.zeros(len(rows), int)).row)
+
+
+def test_lengths_are_compared_with_one_only_where_that_is_usual():
+    rows, _ = clusters()
+    assert not len(faulty_rows(rows).odd_length)
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    unit[4] *= 1.5
+    assert faulty_rows(unit).odd_length.tolist() == [4]
+    rows[7] *= 1000
+    assert faulty_rows(rows).odd_length.tolist() == [7]
+
+
+def test_spread_is_the_same_from_the_smaller_and_the_larger_gram_matrix():
+    rows, _ = clusters()
+    wide = np.concatenate([rows, np.zeros((len(rows), 200), np.float32)], axis=1)
+    one, other = spread(rows), spread(wide)
+    assert one.effective_rank == pytest.approx(other.effective_rank, rel=1e-6)
+    assert other.silent.tolist() == list(range(16, 216))
+    cosines = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    pairs = cosines @ cosines.T
+    assert one.mean_cosine == pytest.approx((pairs.sum() - len(rows)) / (len(rows) * (len(rows) - 1)), abs=1e-5)
+
+
+def test_embeddings_on_a_line_or_around_one_direction_have_collapsed():
+    rows, _ = clusters()
+    assert not spread(rows).is_collapsed
+    assert spread(rows[:, :1] * np.ones((1, 16), np.float32)).is_collapsed
+    assert spread(rows + 100).is_collapsed
+
+
+def test_close_rows_and_hubs():
+    rows, _ = clusters()
+    rows[9] = rows[8] * 3
+    near = near_rows(rows)
+    assert close_rows(*near, at_least=0.9999).tolist() == [[8, 9]]
+    lists = np.zeros((60, 1), np.int64)
+    assert crowded(lists).row.tolist() == [0]
+    assert not len(crowded(np.arange(60)[:, None]).row)
