@@ -144,23 +144,6 @@ def _codes(dims: str | None, precision: str | None, rescore: int | None) -> "Cod
 
 
 @app.command()
-def compare(
-    report_a: Annotated[Path, typer.Argument(help="A report.json, or the folder that holds it.")],
-    report_b: Annotated[Path, typer.Argument(help="Another, on the same queries.")],
-    metric: Annotated[str, typer.Option(help="Such as mauprc or recall@1.")] = "mauprc",
-    resamples: Annotated[int, typer.Option(help="Bootstrap resamples.")] = 10_000,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
-    most: Annotated[int, typer.Option(min=0, help="How many of the queries that changed most to list.")] = 10,
-    force: Annotated[bool, typer.Option("--force", help="Compare although protocols or distances differ.")] = False,
-) -> None:
-    """Say whether the second report is better than the first, and where."""
-    from aurank.evaluation import Report, compare
-
-    first, second = (Report.load(path / "report.json" if path.is_dir() else path) for path in (report_a, report_b))
-    console.say(compare(first, second, metric=metric, resamples=resamples, seed=seed, most=most, force=force))
-
-
-@app.command()
 @measuring(*_SIDES)
 def embed(
     *,
