@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from aurank.reporting.page import render
 
+SHORT = 24  # characters of a path that is shown whole below a picture
+
 
 @dataclass(frozen=True)
 class FoundImage:
@@ -50,4 +52,9 @@ def search_page(
         >>> "&lt;b&gt;.jpg" in page, "<b>.jpg" in page
         (True, False)
     """
-    return render("search.html", title=title, photos=photos, facts=facts, notes=notes)
+    return render("search.html", title=title, photos=photos, facts=facts, notes=notes, short=_short)
+
+
+def _short(name: str) -> str:
+    """Return a name, of a long path its end: the beginnings are alike."""
+    return name if len(name) <= SHORT or "/" not in name else f"…/{name.rpartition('/')[2]}"
