@@ -47,7 +47,9 @@ class SearchAnswer(BaseModel):
     query: Shown | None = Field(description="The image of the gallery that was searched with; null for a photo.")
     score: str = Field(description="What the scores are: cosine, dot or euclidean (minus the squared distance).")
     offset: int
-    total: int = Field(description=f"How many can be paged through, at most {DEEPEST:,}.")
+    total: int = Field(
+        description=f"How many can be paged through: {DEEPEST:,} at most; an approximate index may end sooner."
+    )
     neighbours: list[Neighbour]
 
 
