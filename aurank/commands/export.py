@@ -56,6 +56,12 @@ class Exported:
         check: of the model's own file.
         others: of files that are meant to differ: the 8-bit graph, timm's own transform.
         notes: what cannot be seen from the numbers.
+
+    Example:
+        >>> check = Check("model.onnx", images=10, max_difference=2e-7, before=0.75, after=0.75)
+        >>> print(Exported(Path("exported"), "onnx", {"model.onnx": 1234}, check))
+        model.onnx: max difference 2.0e-07 over 10 images; mauprc 0.7500 before, 0.7500 after
+        written to exported: model.onnx 1,234 bytes
     """
 
     out: Path

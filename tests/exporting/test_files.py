@@ -91,7 +91,7 @@ def test_weights_say_what_network_they_are_of(tmp_path: Path) -> None:
     write_weights(encoder, config, pipeline, tmp_path / "model.safetensors", dim=8)
     name = f"safetensors:{tmp_path / 'model.safetensors'}"
     assert torch.equal(embedded(name, photos()), expected(encoder, pipeline, photos()))
-    with pytest.raises(UserError, match="the file says everything itself; leave out size=…"):
+    with pytest.raises(UserError, match="unknown option 'size': the file says everything itself; leave it out"):
         load_model(f"{name},size=3")
 
 

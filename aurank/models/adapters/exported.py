@@ -72,7 +72,9 @@ def torchexport_model(name: str, what: str, options: Options, allow_code: bool) 
 def _require_plain(name: str, what: str, options: Options) -> None:
     """Raise UserError for options, as the file says all itself, or where there is no file."""
     if options:
-        raise UserError(f"{name}: the file says everything itself; leave out {next(iter(options))}=…")
+        raise UserError(
+            f"{name}: unknown option {next(iter(options))!r}: the file says everything itself; leave it out"
+        )
     require_ordinary(Path(what))
     if not Path(what).exists():
         raise UserError(f"{name}: there is no file {what}; correct the path")
