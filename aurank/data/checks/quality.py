@@ -38,7 +38,7 @@ def examine_quality(looks: Mapping[str, Look], rows: Mapping[str, Sequence[int]]
     Example:
         >>> bright = Look(b"", 128, 128, 1.0, 0.2, np.zeros(64, bool))
         >>> looks = {"a": bright, "b": bright, "c": bright._replace(brightness=0.1)}
-        >>> print(*examine_quality(looks, {"a": [0], "b": [1], "c": [2]}))
+        >>> print(examine_quality(looks, {"a": [0], "b": [1], "c": [2]})[1])
         dark images: 1 (c: brightest parts at 10 %)
     """
     if not looks:

@@ -13,7 +13,12 @@ _BLOCK = 2**24  # predictions in memory at a time
 
 @dataclass(frozen=True, eq=False)
 class DoubtfulLabels:
-    """Rows whose label is doubtful, the most doubtful first, and the class that they look like."""
+    """Rows whose label is doubtful, the most doubtful first, and the class that they look like.
+
+    Example:
+        >>> doubtful_labels(np.eye(4), np.zeros(4)).row.tolist()
+        []
+    """
 
     row: Int64[np.ndarray, " doubtful"]
     label: Shaped[np.ndarray, " doubtful"]  # that the row looks like

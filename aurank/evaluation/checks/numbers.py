@@ -15,7 +15,12 @@ _BLOCK = 65_536
 
 @dataclass(frozen=True, eq=False)
 class FaultyRows:
-    """Rows that cannot be compared, each in the first list it belongs to."""
+    """Rows that cannot be compared, each in the first list it belongs to.
+
+    Example:
+        >>> faulty_rows(np.array([[1.0, 0.0], [0.0, 0.0]])).zero.tolist()
+        [1]
+    """
 
     not_finite: Int64[np.ndarray, " broken"]
     zero: Int64[np.ndarray, " zero"]
@@ -55,6 +60,10 @@ class Spread:
 
     Source: effective rank as in Roy, Vetterli, EUSIPCO 2007: the exponential of the entropy of the spectrum, here of
     the covariance.
+
+    Example:
+        >>> spread(np.eye(4)).mean_cosine
+        0.0
     """
 
     effective_rank: float
