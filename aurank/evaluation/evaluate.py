@@ -1,6 +1,6 @@
 """One call from embeddings and labels to a Report."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor
 from aurank.errors import UserError
 from aurank.evaluation.aggregate import MACRO, Classes, average, mean
 from aurank.evaluation.bootstrap import Resampling
+from aurank.evaluation.calibration.true_positives import pooled_metrics
 from aurank.evaluation.curves import precision_recall_curve
 from aurank.evaluation.engine.inputs import (
     Devices,
@@ -36,6 +37,7 @@ from aurank.evaluation.metrics import (
     default_metrics,
     first_rank,
     last_rank,
+    pooled_names,
     query_values,
     sorted_cuts,
     split_cut,
@@ -120,6 +122,9 @@ def evaluate(
     group = ProcessGroup(distributed)
     require_equal(group, relevance=relevance)
     steps = PostProcessing.parse(postprocess, distance=distance) if isinstance(postprocess, str) else postprocess
+    reordered = (steps is not None and steps.orders_lists) or (codes is not None and codes.rescore is not None)
+    if reordered and (pooled := pooled_names(names)):
+        raise UserError(f"{pooled[0]} has no use where lists are ordered by other scores than all pairs have: drop one")
     _check_extras(group, steps, index=index, neighbours=neighbours, codes=codes, distance=distance)
     labels, gallery_labels, classes = numbered(labels, gallery_labels, name="label", gather=group.all_gather)
     ids, gallery_ids, _ = numbered(ids, gallery_ids, name="id", gather=group.all_gather)
@@ -186,6 +191,12 @@ class _Asked:
             beyond = ", ".join(str(k) for k in self.cuts if k not in fitting)
             notes.append(f"recall and precision at {beyond} are left out: no gallery is that large")
         labels = None if problem.labels is None else ranks.labels
+        how: dict[str, Any] = {
+            "distance": self.distance,
+            "max_memory": self.max_memory,
+            "distributed": self.distributed,
+        }
+        pooled, few = pooled_metrics(problem, self.names, device=self.devices[0], **how)
         return build_report(
             ranks,
             recall_at=self.cuts,
@@ -193,7 +204,8 @@ class _Asked:
             distance=self.distance,
             labels=labels if labels is None or self.classes is None else self.classes[labels],
             metrics=self.names,
-            notes=notes,
+            pooled=pooled,
+            notes=[*notes, *few],
             resampling=resampling,
         )
 
@@ -290,6 +302,7 @@ def build_report(
     distance: str = "cosine",
     labels: Shaped[np.ndarray, " query"] | None = None,
     metrics: Iterable[str] | None = None,
+    pooled: Mapping[str, float] | None = None,
     protocol: dict[str, Any] | None = None,
     notes: Iterable[str] = (),
     resampling: Resampling | None = None,
@@ -299,6 +312,7 @@ def build_report(
     Args:
         labels: of the queries with a positive, in the order of the ranks; without them nothing is averaged by class.
         metrics: names of docs/metrics.md; by default those of `default_metrics` up to the length of the gallery.
+        pooled: values of those that ranks do not tell, such as tpr@fpr=1e-3.
         distance: by which the ranks were made.
         resampling: asks for intervals; where they cannot be had, a note says why.
     """
@@ -306,11 +320,15 @@ def build_report(
     if labels is None and any(name.startswith(MACRO) for name in names):
         raise UserError(f"a metric with {MACRO} is a mean over classes, and the queries came without labels")
     bounds = [mean(average_precision(ranks, ties=rule)) for rule in ("pessimistic", "optimistic")]
-    held = dict.fromkeys(["mauprc", *(name.removeprefix(MACRO) for name in names)])
+    whole = dict(pooled or {})
+    held = dict.fromkeys(["mauprc", *(name.removeprefix(MACRO) for name in names if name not in whole)])
     values = {name: query_values(ranks, name, ties=ties) for name in held}
     classes = None if labels is None else Classes.of(labels)
     return Report(
-        metrics={name: average(name, values[name.removeprefix(MACRO)], classes) for name in names},
+        metrics={
+            name: whole[name] if name in whole else average(name, values[name.removeprefix(MACRO)], classes)
+            for name in names
+        },
         per_query={
             "query": ranks.query,
             **({} if labels is None else {"label": labels}),

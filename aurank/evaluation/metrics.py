@@ -8,6 +8,7 @@ query are taken with `math.fsum`: rounded once, so the order of terms changes no
 import math
 import re
 from collections.abc import Callable, Iterable
+from fractions import Fraction
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
@@ -163,6 +164,8 @@ AT_K: dict[str, Callable[[Ranks, int], np.ndarray]] = {
     "mrr@{k}": reciprocal_rank_at,
 }
 NAMES = ("mauprc", *AT_K, *WHOLE)
+POOLED = "tpr@fpr={rate}"  # of the pairs of all queries; it has no value per query, and is not told by ranks
+RATE = re.compile(r"tpr@fpr=((?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:e-?[0-9]{1,2})?)")
 CUT = re.compile(r"([a-z_]+@)([1-9][0-9]{0,99})(\([a-z]+\))?")
 
 
@@ -182,6 +185,18 @@ def split_cut(name: str) -> tuple[str, int]:
     return (f"{parts[1]}{{k}}{parts[3] or ''}", int(parts[2])) if parts else ("", 0)
 
 
+def false_positive_rate(name: str) -> Fraction | None:
+    """Return the rate in a name such as "tpr@fpr=1e-3", exactly; None for a metric of ranks."""
+    parts = RATE.fullmatch(name)
+    rate = Fraction(parts[1]) if parts else Fraction(0)
+    return rate if 0 < rate < 1 else None
+
+
+def pooled_names(names: Iterable[str] | None) -> list[str]:
+    """Return those that are of the pairs of all queries, and so have no value per query."""
+    return [name for name in names or () if false_positive_rate(name) is not None]
+
+
 def check_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return the names, each once, in their order; UserError for one that no metric has, with the nearest."""
     if isinstance(names, str):
@@ -191,12 +206,17 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
         raise UserError("metrics is empty: name at least one, such as mauprc")
     for name in listed:
         base = name.removeprefix(MACRO)
-        if base != "mauprc" and base not in WHOLE and split_cut(base)[0] not in AT_K:
+        if name.startswith("tpr@fpr"):
+            if false_positive_rate(name) is None:
+                raise UserError(f"metric {name!r}: expected a rate between 0 and 1, such as tpr@fpr=1e-3")
+        elif base.startswith("tpr@fpr"):
+            raise UserError(f"metric {name!r}: it is of the pairs of all queries, and has no mean over classes")
+        elif base != "mauprc" and base not in WHOLE and split_cut(base)[0] not in AT_K:
             number = re.search(r"[1-9][0-9]{0,99}", base)
             known = [metric.format(k=number[0] if number else 1) for metric in NAMES]
             every = ", ".join(NAMES)
             raise UserError(
-                f"unknown metric {name!r}, expected one of {every}, each also as {MACRO}NAME"
+                f"unknown metric {name!r}, expected one of {every}, each also as {MACRO}NAME, or {POOLED}"
                 f"{meant(nearest(base, known, most=3))}"
             )
     return listed

@@ -1,0 +1,128 @@
+"""calibrate.html, its table and its numbers: what each threshold makes of the pairs."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from aurank.errors import UserError
+from aurank.evaluation.calibration.calibrate import Calibration
+from aurank.evaluation.calibration.rates import Rate, short_rate
+from aurank.files import require_writable, write_text
+from aurank.reporting.charts import svg
+from aurank.reporting.page import render, trusted
+
+PAGE, TABLE, NUMBERS = "calibrate.html", "calibration.csv", "calibration.json"
+FORMAT, VERSION = "aurank.calibration", 1
+ROWS = 21  # of the page's table, evenly spread over those of the file
+_NAMES = {"precision": "precision", "false_match_rate": "false-match rate"}
+
+
+def calibration_page(found: Calibration, *, of: str = "") -> str:
+    """Return the page of a calibration as HTML text: the threshold, its rates, and two charts of all thresholds.
+
+    Args:
+        found: what has to be shown.
+        of: what was calibrated, such as a model's name.
+
+    Example:
+        >>> from aurank.evaluation import RetrievalProblem, calibrate
+        >>> rows = [[1.0, 0.0], [0.9, 0.1], [0.8, 0.6]]
+        >>> found = calibrate(RetrievalProblem(np.array(rows), labels=[0, 0, 1]), precision=1)
+        >>> "<b>0.99</b>" in calibration_page(found)
+        True
+    """
+    curve = found.curve
+    cards = [{"name": "threshold", "value": f"{found.threshold!r}", "beside": f"{found.distance}, or more"}]
+    cards += [_card("precision", found.precision, "matches right"), _card("recall", found.recall, "positive pairs")]
+    if found.false_match_rate is not None:
+        cards.append(_card("false-match rate", found.false_match_rate, "negative pairs"))
+    cards.append(_card("answered", found.answered, "queries"))
+    some = np.unique(np.linspace(0, len(curve.threshold) - 1, ROWS).astype(np.int64))
+    columns = [column[some] for column in vars(curve).values()]
+    rows = [[f"{row[0]:.4f}", *map(_cell, row[1:])] for row in zip(*columns, strict=True)]
+    what = f"{of}: the" if of else "The"
+    wanted = f"{_NAMES[found.aim]} {'of at least' if found.aim == 'precision' else 'of at most'} {found.wanted:g}"
+    return render(
+        "calibrate.html",
+        title="Threshold",
+        explained=f"{what} lowest score with a {wanted}. A pair that scores so much or more is a match.",
+        cards=cards,
+        unit={"class": "classes", "query": "queries"}[found.unit],
+        notes=found.notes,
+        charts=[
+            {"svg": trusted(_precision_chart(found)), "caption": "Precision and recall of the matches, by threshold."},
+            {"svg": trusted(_error_chart(found)), "caption": "False-match and false-non-match rate, by threshold."},
+        ],
+        rows=rows,
+    )
+
+
+def calibration_csv(found: Calibration) -> str:
+    """Return the rates at each threshold of the curve as CSV text; an empty cell is a rate that is not known."""
+    columns = vars(found.curve)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in zip(*(column.tolist() for column in columns.values()), strict=True):
+        writer.writerow("" if np.isnan(value) else value for value in row)
+    return text.getvalue()
+
+
+def require_free_calibration(out: Path) -> None:
+    """Raise UserError where the files of a calibration cannot be written to `out`."""
+    for name in (PAGE, TABLE, NUMBERS):
+        if (out / name).is_dir():
+            raise UserError(f"--out {out}: {name} is a folder there; move it away, or name another --out")
+        require_writable(out / name)
+
+
+def write_calibration(found: Calibration, out: Path, *, of: str = "") -> None:
+    """Write calibration.json, calibration.csv and calibrate.html to a folder, each whole."""
+    content = {"format": FORMAT, "version": VERSION, "of": of, **found.to_json()}
+    write_text(out / NUMBERS, json.dumps(content, indent=1) + "\n")
+    write_text(out / TABLE, calibration_csv(found))
+    write_text(out / PAGE, calibration_page(found, of=of))
+
+
+def _card(name: str, rate: Rate, what: str) -> dict[str, str]:
+    between = f"{short_rate(rate.low)} to {short_rate(rate.high)}; {rate.count:,} of {rate.total:,} {what}"
+    return {"name": name, "value": short_rate(rate.value), "beside": between}
+
+
+def _cell(value: float) -> str:
+    return "–" if np.isnan(value) else short_rate(value)
+
+
+def _precision_chart(found: Calibration) -> str:
+    def draw(axes: Axes) -> None:
+        curve = found.curve
+        axes.plot(curve.threshold, curve.precision, label="precision")
+        axes.plot(curve.threshold, curve.recall, label="recall", linestyle="--")
+        axes.set(ylim=(0, 1.02), ylabel="part")
+        _mark(axes, found)
+
+    return svg(draw, described="Precision and recall by threshold")
+
+
+def _error_chart(found: Calibration) -> str:
+    def draw(axes: Axes) -> None:
+        curve = found.curve
+        for name, values, style in (
+            ("false matches of negatives", curve.false_match_rate, "-"),
+            ("false non-matches of positives", curve.false_non_match_rate, "--"),
+        ):
+            axes.plot(curve.threshold, np.where(values > 0, values, np.nan), label=name, linestyle=style)
+        axes.set(yscale="log", ylabel="rate, logarithmic")
+        _mark(axes, found)
+
+    return svg(draw, described="False-match and false-non-match rate by threshold, logarithmic")
+
+
+def _mark(axes: Axes, found: Calibration) -> None:
+    axes.axvline(found.threshold, color="#808080", linewidth=1, linestyle=(0, (4, 3)))
+    axes.set(xlabel=f"threshold ({found.distance})")
+    axes.legend(frameon=False, fontsize=9)
