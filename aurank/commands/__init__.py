@@ -5,6 +5,7 @@ Whatever is wrong with their options is a UserError, before anything is embedded
 
 from aurank.commands.baselines import measure_baselines
 from aurank.commands.build_index import IndexChange, add_images, build_index, remove_images
+from aurank.commands.calibrate import calibrate_model
 from aurank.commands.compare import compare_reports
 from aurank.commands.doctor import examine_data, examine_embeddings
 from aurank.commands.embed import embed_model
@@ -26,6 +27,7 @@ __all__ = [
     "RunOptions",
     "add_images",
     "build_index",
+    "calibrate_model",
     "compare_reports",
     "embed_model",
     "evaluate_model",

@@ -77,11 +77,11 @@ def evaluate_model(
         if postprocess is not None:
             options["postprocess"].require_fitted()
         _check_options(options, protocol)
-        source, (embedded, notes) = None, _saved_embeddings(model, Path(what), labels, images, protocol)
+        source, (embedded, notes) = None, saved_embeddings(model, Path(what), labels, images, protocol)
     elif labels is not None:
         raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
     else:
-        options, embedded, notes, source = _embeddings(model, images, protocol, running, options)
+        options, embedded, notes, source = embed_chosen(model, images, protocol, running, options)
     options.setdefault("progress", running.stage("ranking"))
     names = (embedded.paths if all(embedded.paths.tolist()) else embedded.ids).tolist()
     if trec_run is not None:
@@ -108,9 +108,10 @@ def _steps(postprocess: str | None, fit_on: Path | None, distance: str) -> dict[
     return {"postprocess": read_postprocessing(postprocess, distance=distance, fit_on=fit_on)}
 
 
-def _saved_embeddings(
+def saved_embeddings(
     model: str, path: Path, labels: Path | None, images: ImageSelection, protocol: Protocol | None
 ) -> tuple[Embedded, list[str]]:
+    """Return the embeddings of a file, with notes on them; raise UserError for options that choose images."""
     given = [option for option in images.given if option != _KEEP]
     if given and protocol is None:
         raise UserError(f"{given[0]} has no use with --model {model}: saved embeddings bring their own labels")
@@ -123,7 +124,7 @@ def _saved_embeddings(
     return embedded, [f"model {model}; {len(set(embedded.labels.tolist())):,} classes"]
 
 
-def _embeddings(
+def embed_chosen(
     model: str, images: ImageSelection, protocol: Protocol | None, running: RunOptions, options: dict[str, Any]
 ) -> tuple[dict[str, Any], Embedded, list[str], ImageSource]:
     """Return the options with those of the model, its embeddings of the images chosen, notes, and their source."""

@@ -18,6 +18,7 @@ from aurank.data.decode import MAX_PIXELS, quiet_decoding
 from aurank.embedding.cache import EmbeddingCache, Piece
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import ProgressCallback
+from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.report import Report
 from aurank.files import replacing
@@ -54,6 +55,16 @@ class Embedded:
         options |= {"groups": self.groups[query], "gallery_groups": self.groups[gallery]}
         sides = (self.embeddings[query], self.labels[query], self.embeddings[gallery], self.labels[gallery])
         return self.named(evaluate(*sides, **options), query, gallery)
+
+    def problem(self) -> RetrievalProblem:
+        """Return the same question as `evaluate` answers, for what needs no report."""
+        _, labels = np.unique(self.labels, return_inverse=True)
+        if self.is_query.all() and self.is_gallery.all():
+            return RetrievalProblem(self.embeddings, labels, groups=self.groups)
+        query, gallery = self.is_query, self.is_gallery
+        sides = (self.embeddings[query], labels[query], self.embeddings[gallery], labels[gallery])
+        ids = (self.ids[query], self.ids[gallery], self.groups[query], self.groups[gallery])
+        return RetrievalProblem(*sides, *ids)
 
     def named(
         self, report: Report, query: np.ndarray | slice = slice(None), gallery: np.ndarray | None = None

@@ -2,6 +2,7 @@
 
 from aurank.evaluation.accuracy_calculator import AccuracyCalculator
 from aurank.evaluation.bootstrap import Resampling
+from aurank.evaluation.calibration import Calibration, calibrate, calibrate_report
 from aurank.evaluation.compare import Comparison, compare, compare_all
 from aurank.evaluation.curves import Curve, precision_recall_curve
 from aurank.evaluation.engine.problem import RetrievalProblem
@@ -19,6 +20,7 @@ from aurank.evaluation.two_way import TwoWayReport, ensemble, prompts, two_way, 
 __all__ = [
     "AccuracyCalculator",
     "Approximation",
+    "Calibration",
     "Codes",
     "Comparison",
     "Curve",
@@ -32,6 +34,8 @@ __all__ = [
     "RetrievalProblem",
     "TwoWayReport",
     "approximate_report",
+    "calibrate",
+    "calibrate_report",
     "compare",
     "compare_all",
     "ensemble",

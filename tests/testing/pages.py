@@ -85,7 +85,7 @@ def write_world(folder: Path) -> aurank.TrainResult:
     for name in ("before", "after", "third", "measured", "other"):
         (folder / name).mkdir()
         noisy = rows + random.normal(size=rows.shape).astype(np.float32)
-        aurank.evaluate(noisy, labels).save(folder / name / "report.json")
+        aurank.evaluate(noisy, labels, neighbours=10).save(folder / name / "report.json")
     short = {"steps": 2, "validate_every": 2}
     result = aurank.train(tiny_config(train=short, optim={"warmup_steps": 0}), folder / "runs/soprc")
     aurank.train(pairs_config(folder, train=short, optim={"warmup_steps": 0}), folder / "runs/text_sogclr")

@@ -10,7 +10,7 @@ from jaxtyping import Float64
 
 from aurank.errors import UserError
 from aurank.evaluation.calibration.listed_scores import CountedScores, ListedScores
-from aurank.evaluation.calibration.rates import LEVEL, Rate
+from aurank.evaluation.calibration.rates import LEVEL, Rate, short_rate
 from aurank.evaluation.calibration.thresholds import (
     best_precision,
     exact_fraction,
@@ -83,16 +83,6 @@ class Calibration:
             rate: Rate | None = getattr(self, name)
             found[name] = None if rate is None else {"value": rate.value if rate.total else None, **vars(rate)}
         return {**found, "notes": self.notes}
-
-
-def short_rate(value: float) -> str:
-    """Return a rate as text: four decimals, or two digits where it is small.
-
-    Example:
-        >>> short_rate(0.98765), short_rate(0.0000321), short_rate(0.0)
-        ('0.9877', '3.2e-05', '0')
-    """
-    return "0" if value == 0 else f"{value:.1e}" if value < 0.001 else f"{value:.4f}"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Pairs that also have a query each: of a report's lists, or of all that embeddings make."""
 
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float64, Int64, Shaped
@@ -10,6 +10,7 @@ from aurank.evaluation.calibration.thresholds import PairScores
 from aurank.evaluation.report import Report
 
 
+@runtime_checkable
 class CountedScores(PairScores, Protocol):
     """Pairs that are also counted for each query."""
 

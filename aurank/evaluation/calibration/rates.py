@@ -71,3 +71,13 @@ def clustered_interval(
     low = 0.0 if hit == 0 else float(betaincinv(hit, effective - hit + 1, tail))
     high = 1.0 if hit == effective else float(betaincinv(hit + 1, effective - hit, 1 - tail))
     return low, high
+
+
+def short_rate(value: float) -> str:
+    """Return a rate as text: four decimals, or two digits where it is small.
+
+    Example:
+        >>> short_rate(0.98765), short_rate(0.0000321), short_rate(0.0)
+        ('0.9877', '3.2e-05', '0')
+    """
+    return "0" if value == 0 else f"{value:.1e}" if value < 0.001 else f"{value:.4f}"

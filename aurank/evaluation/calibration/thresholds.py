@@ -6,7 +6,7 @@ as in face verification (LFW, IJB), not means over queries. All counts are integ
 
 from decimal import ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -14,6 +14,7 @@ from jaxtyping import Float64, Int64
 PARTS = 10**9  # a precision is taken as a fraction of at most this denominator, so that counts stay within 64 bits
 
 
+@runtime_checkable
 class PairScores(Protocol):
     """Scores of positive pairs, and counts of negative ones, whatever they come from."""
 
