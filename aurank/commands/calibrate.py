@@ -39,7 +39,7 @@ def calibrate_model(
         >>> import numpy as np
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     np.savez(f"{folder}/rows.npz", embeddings=[[1.0, 0.0], [0.9, 0.1], [0.8, 0.6]], labels=[5, 5, 6])
-        ...     calibrate_model(f"embeddings:{folder}/rows.npz", precision=1).threshold
+        ...     calibrate_model(f"embeddings:{folder}/rows.npz", precision=1.0).threshold
         0.99
     """
     aim = Aim(precision, false_match_rate)

@@ -185,7 +185,7 @@ def split_cut(name: str) -> tuple[str, int]:
     return (f"{parts[1]}{{k}}{parts[3] or ''}", int(parts[2])) if parts else ("", 0)
 
 
-def false_positive_rate(name: str) -> Fraction | None:
+def pooled_rate(name: str) -> Fraction | None:
     """Return the rate in a name such as "tpr@fpr=1e-3", exactly; None for a metric of ranks."""
     parts = RATE.fullmatch(name)
     rate = Fraction(parts[1]) if parts else Fraction(0)
@@ -194,7 +194,15 @@ def false_positive_rate(name: str) -> Fraction | None:
 
 def pooled_names(names: Iterable[str] | None) -> list[str]:
     """Return those that are of the pairs of all queries, and so have no value per query."""
-    return [name for name in names or () if false_positive_rate(name) is not None]
+    return [name for name in names or () if pooled_rate(name) is not None]
+
+
+def names_per_query(names: Iterable[str]) -> list[str]:
+    """Return the other ones, which are means over queries; UserError where there is none."""
+    listed = list(names)
+    if kept := [name for name in listed if pooled_rate(name) is None]:
+        return kept
+    raise UserError(f"{listed[0]} is of all pairs together, without values per query: add mauprc to the metrics")
 
 
 def check_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -207,7 +215,7 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
     for name in listed:
         base = name.removeprefix(MACRO)
         if name.startswith("tpr@fpr"):
-            if false_positive_rate(name) is None:
+            if pooled_rate(name) is None:
                 raise UserError(f"metric {name!r}: expected a rate between 0 and 1, such as tpr@fpr=1e-3")
         elif base.startswith("tpr@fpr"):
             raise UserError(f"metric {name!r}: it is of the pairs of all queries, and has no mean over classes")

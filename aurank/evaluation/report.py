@@ -22,7 +22,7 @@ from aurank.evaluation.aggregate import MACRO, Classes, mean
 from aurank.evaluation.bootstrap import Intervals, Resampling, Units, resampled_means
 from aurank.evaluation.curves import Curve, random_order_ap
 from aurank.evaluation.engine.nearest import NearestRows
-from aurank.evaluation.metrics import pooled_names
+from aurank.evaluation.metrics import names_per_query
 from aurank.evaluation.postprocessing.code_table import describe_codes
 from aurank.evaluation.text_tables import html_table, latex_table, markdown_table
 from aurank.files import replacing, write_text
@@ -100,8 +100,7 @@ class Report:
     def values(self, name: str) -> Float64[np.ndarray, " query"]:
         """Return the values per query of a metric, with "macro:" or without; UserError if the report lacks it."""
         base = name.removeprefix(MACRO)
-        if pooled_names([base]):
-            raise UserError(f"{name} is of all pairs together, and has no values per query: name another metric")
+        names_per_query([base])
         held = {name: "ap" if name == "mauprc" else name for name in self._metric_names}
         if base not in held:
             raise UserError(
@@ -114,8 +113,7 @@ class Report:
         """Return this report with a bootstrap interval of every metric per query, by class (see docs/metrics.md)."""
         resampling = Resampling(resamples, seed, level)
         units = Units.of(self.per_query)
-        if not (names := [name for name in self.metrics if not pooled_names([name])]):
-            raise UserError("no metric is a mean over queries: add mauprc to the metrics")
+        names = names_per_query(self.metrics)
         terms = np.stack([units.terms(name, self.values(name)) for name in names])
         draws = resampled_means(terms, resamples=resamples, seed=seed)
         bounds = {name: resampling.bounds(drawn) for name, drawn in zip(names, draws, strict=True)}

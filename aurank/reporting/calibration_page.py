@@ -31,7 +31,7 @@ def calibration_page(found: Calibration, *, of: str = "") -> str:
     Example:
         >>> from aurank.evaluation import RetrievalProblem, calibrate
         >>> rows = [[1.0, 0.0], [0.9, 0.1], [0.8, 0.6]]
-        >>> found = calibrate(RetrievalProblem(np.array(rows), labels=[0, 0, 1]), precision=1)
+        >>> found = calibrate(RetrievalProblem(np.array(rows), labels=[0, 0, 1]), precision=1.0)
         >>> "<b>0.99</b>" in calibration_page(found)
         True
     """

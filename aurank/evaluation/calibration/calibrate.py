@@ -46,6 +46,12 @@ class Calibration:
 
     A score is the cosine, the dot product, or minus the squared Euclidean distance. The threshold has the fewest digits
     of those that make the same matches.
+
+    Example:
+        >>> rows = np.array([[1.0, 0.0], [0.9, 0.1], [0.8, 0.6], [0.0, 1.0], [0.1, 0.9]])
+        >>> found = calibrate(RetrievalProblem(rows, labels=[0, 0, 1, 2, 2]), precision=1.0)
+        >>> print(str(found).splitlines()[0])
+        threshold 0.99 (cosine): a pair that scores so much or more is a match
     """
 
     threshold: float
@@ -172,7 +178,7 @@ def calibrate(
 
     Example:
         >>> rows = np.array([[1.0, 0.0], [0.9, 0.1], [0.8, 0.6], [0.0, 1.0], [0.1, 0.9]])
-        >>> found = calibrate(RetrievalProblem(rows, labels=[0, 0, 1, 2, 2]), precision=1)
+        >>> found = calibrate(RetrievalProblem(rows, labels=[0, 0, 1, 2, 2]), precision=1.0)
         >>> found.threshold, found.precision.count, found.recall.value
         (0.99, 4, 1.0)
     """

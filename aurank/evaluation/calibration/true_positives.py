@@ -8,7 +8,7 @@ import torch
 from aurank.evaluation.calibration.thresholds import PairScores, threshold_at_false_match_rate
 from aurank.evaluation.engine.pooled import PooledScores
 from aurank.evaluation.engine.problem import RetrievalProblem
-from aurank.evaluation.metrics import false_positive_rate, pooled_names
+from aurank.evaluation.metrics import pooled_names, pooled_rate
 
 
 def true_positive_rates(scores: PairScores, names: Iterable[str]) -> dict[str, float]:
@@ -24,7 +24,7 @@ def true_positive_rates(scores: PairScores, names: Iterable[str]) -> dict[str, f
     """
     found = {}
     for name in names:
-        rate = false_positive_rate(name)
+        rate = pooled_rate(name)
         assert rate is not None
         threshold = threshold_at_false_match_rate(scores, rate)
         matches = 0 if threshold is None else scores.num_positives - int(np.searchsorted(scores.positives, threshold))
@@ -45,6 +45,6 @@ def pooled_metrics(
     if not (pooled := pooled_names(names)):
         return {}, []
     scores = PooledScores(problem, distance=distance, device=device, max_memory=max_memory, distributed=distributed)
-    few = [name for name in pooled if (false_positive_rate(name) or 0) * scores.num_negatives < 1]
+    few = [name for name in pooled if (pooled_rate(name) or 0) * scores.num_negatives < 1]
     note = f"{', '.join(few)}: that is less than one of {scores.num_negatives:,} negative pairs, so none may match"
     return true_positive_rates(scores, pooled), [note] if few else []
