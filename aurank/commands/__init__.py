@@ -5,11 +5,10 @@ Whatever is wrong with their options is a UserError, before anything is embedded
 
 from aurank.commands.baselines import measure_baselines
 from aurank.commands.build_index import IndexChange, add_images, build_index, remove_images
-from aurank.commands.calibrate import calibrate_model
 from aurank.commands.compare import compare_reports
 from aurank.commands.doctor import examine_data, examine_embeddings
 from aurank.commands.embed import embed_model
-from aurank.commands.evaluate import evaluate_model
+from aurank.commands.evaluate import calibrate_model, evaluate_model
 from aurank.commands.export import Exported, export_model
 from aurank.commands.pairs import PairsResult, evaluate_pairs
 from aurank.commands.postprocess import read_postprocessing
