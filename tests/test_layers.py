@@ -212,3 +212,9 @@ def test_the_package_lists_its_names_before_they_are_first_used() -> None:
     import aurank
 
     assert set(aurank.__all__) <= set(dir(aurank))
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """pytest imports them by their names alone, and the whole suite would not start."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert not {name for name in names if names.count(name) > 1}
