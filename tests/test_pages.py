@@ -76,8 +76,16 @@ def test_a_block_names_its_language(block: Block) -> None:
     assert block.language in LANGUAGES, "write ```python, ```yaml, ```sh, or ```text for what is not to be run"
 
 
+def embeds(words: list[str]) -> bool:
+    """Whether a command of aurank runs a network, which takes half a second or more."""
+    return not {"evaluate", "embed", "probe", "pairs", "index", "export", "doctor", "calibrate"}.isdisjoint(words)
+
+
 @pytest.mark.usefixtures("inside")
-@pytest.mark.parametrize(("place", "words"), COMMANDS, ids=[place for place, _ in COMMANDS])
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [pytest.param(*one, id=one[0], marks=pytest.mark.slow if embeds(one[1]) else ()) for one in COMMANDS],
+)
 def test_a_command_is_one(place: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     words = with_stand_ins(words)
     if words[0] == "torchrun":

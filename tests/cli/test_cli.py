@@ -243,6 +243,7 @@ def test_a_mistake_ends_in_one_line_and_exit_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_doctor_reports_on_the_data_of_a_configuration(aurank: Run, config: Path) -> None:
     code, output, _ = aurank("doctor", config)
     assert code == 0

@@ -38,6 +38,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *wo
     return code, said.out + said.err
 
 
+@pytest.mark.slow
 def test_files_and_lines(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--model", "embeddings:rows.npz", "--precision", "0.8", "--out", "made")
     code, said = run(monkeypatch, capsys, *words)

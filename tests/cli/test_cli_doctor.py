@@ -57,6 +57,7 @@ def test_saved_embeddings_are_examined(place: Path, aurank: Run) -> None:
     assert code in (0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

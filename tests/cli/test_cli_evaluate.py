@@ -90,6 +90,7 @@ def test_intervals_are_asked_for_and_seeded(place: Path, aurank: Shell) -> None:
     assert not (place / "two").exists()
 
 
+@pytest.mark.slow
 def test_intervals_that_cannot_be_had_do_not_lose_the_evaluation(place: Path, aurank: Shell) -> None:
     np.savez(place / "one.npz", embeddings=np.random.default_rng(0).normal(size=(9, 4)), labels=np.zeros(9, int))
     code, output, _ = aurank("evaluate", "--model", "embeddings:one.npz", "--out", "one", "--intervals", 200)
@@ -98,6 +99,7 @@ def test_intervals_that_cannot_be_had_do_not_lose_the_evaluation(place: Path, au
     assert Report.load(place / "one" / "report.json").intervals is None
 
 
+@pytest.mark.slow
 def test_two_reports_are_compared(place: Path, aurank: Shell) -> None:
     assert aurank(*TIMM, "--out", "one")[0] == 0
     Report.load(place / "one" / "report.json").save(place / "two.json")
@@ -180,6 +182,7 @@ def test_ones_own_function_needs_leave(place: Path, aurank: Shell) -> None:
     sys.modules.pop("own_model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("option", "value"), [("distance", "euclidean"), ("index", "Flat")])
 def test_distance_and_index_reach_the_engine(place: Path, aurank: Shell, option: str, value: str) -> None:
     code, _, complaint = aurank(*TIMM, "--out", "x", f"--{option}", value)

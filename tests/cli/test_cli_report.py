@@ -19,6 +19,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_saved_embeddings_get_a_page_without_pictures(rows: Path, aurank: Shell) -> None:
     code, out, _ = aurank("evaluate", "--model", "embeddings:rows.npz", "--out", "measured")
     assert code == 0
@@ -32,6 +33,7 @@ def test_saved_embeddings_get_a_page_without_pictures(rows: Path, aurank: Shell)
     assert (rows / "measured" / "per_class.csv").read_text().startswith("class,num_queries,mauprc,")
 
 
+@pytest.mark.slow
 def test_no_report_keeps_no_lists_and_an_old_page_goes(rows: Path, aurank: Shell) -> None:
     command = ("evaluate", "--model", "embeddings:rows.npz", "--out", "measured")
     assert aurank(*command)[0] == 0

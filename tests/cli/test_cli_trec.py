@@ -103,6 +103,7 @@ def test_a_run_that_is_there_is_replaced_by_its_own_command_or_when_asked_for(
     assert run(monkeypatch, *ROWS, "--out", "two", "--trec-run", "a.run") == 2
 
 
+@pytest.mark.slow
 def test_names_are_looked_at_before_the_ranking_and_a_run_that_fails_loses_no_report(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

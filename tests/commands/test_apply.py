@@ -312,6 +312,7 @@ def test_the_cache_serves_the_second_call_and_not_another_set(place: Path) -> No
     assert len(said) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("listening", [False, True])
 def test_progress_asked_for_is_told_of_the_ranking_and_of_no_trial(
     place: Path, monkeypatch: pytest.MonkeyPatch, listening: bool

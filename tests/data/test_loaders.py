@@ -95,6 +95,7 @@ def test_a_loader_has_its_batches_in_order_each_time(zipped, workers):
         assert torch.cat([batch.label for batch in found]).tolist() == zipped.labels.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_global_random_states_are_neither_read_nor_changed(zipped, workers):
     def states():

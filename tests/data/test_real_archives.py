@@ -29,6 +29,7 @@ def groceries() -> Manifest:
     )
 
 
+@pytest.mark.slow
 def test_omniglot_has_its_published_sizes(drawings):
     assert drawings.split_sizes == {"train": 19280, "test": 13180}
     assert len(drawings.split("train").classes) == 964
@@ -46,6 +47,7 @@ def test_omniglot_is_black_ink_on_white_paper(drawings):
     assert image.mean() > 200
 
 
+@pytest.mark.slow
 def test_omniglots_one_repeated_image_is_found(drawings):
     braille = drawings.select(np.array(["/Braille/" in path for path in drawings.paths]))
     folder = "images_background/Braille/character01"

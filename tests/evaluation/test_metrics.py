@@ -100,6 +100,7 @@ def test_average_precision_is_that_of_scikit_learn(items: list[Item]) -> None:
     assert metrics.average_precision(ranks_of([items])) == pytest.approx([value], abs=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(items=ITEMS, seed=st.integers(0, 1000))
 def test_the_tie_rules_bound_the_threshold_and_every_order_of_tied_items(items: list[Item], seed: int) -> None:

@@ -103,6 +103,7 @@ def green() -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 def test_drop_then_results_then_a_neighbour_then_a_filter(browser: webdriver.Chrome, index: ImageIndex) -> None:
     page = Page(browser)
     with running_server(index) as port:
@@ -145,6 +146,7 @@ def test_drop_then_results_then_a_neighbour_then_a_filter(browser: webdriver.Chr
     assert browser.get_log("browser") == []
 
 
+@pytest.mark.slow
 def test_the_keyboard_chooses_pages_and_searches(browser: webdriver.Chrome, index: ImageIndex, tmp_path: Path) -> None:
     page = Page(browser)
     (tmp_path / "green.png").write_bytes(green())
@@ -169,6 +171,7 @@ def test_the_keyboard_chooses_pages_and_searches(browser: webdriver.Chrome, inde
     assert browser.get_log("browser") == []
 
 
+@pytest.mark.slow
 def test_what_is_refused_is_said_on_the_page(browser: webdriver.Chrome, index: ImageIndex) -> None:
     page = Page(browser)
     with running_server(index) as port:
@@ -188,6 +191,7 @@ def test_what_is_refused_is_said_on_the_page(browser: webdriver.Chrome, index: I
     WebDriverWait(browser, 20).until(lambda _: "does not answer" in page.one("#message").text)
 
 
+@pytest.mark.slow
 def test_the_page_fits_and_can_be_read(browser: webdriver.Chrome, index: ImageIndex) -> None:
     page = Page(browser)
     with running_server(index) as port:

@@ -20,6 +20,7 @@ WEIGHTS = DATA.parent / "models" / "tf_efficientnet_lite0.safetensors"
 CLASSES = 12
 
 
+@pytest.mark.slow
 def test_frozen_features_of_a_configuration_are_those_of_the_adapter() -> None:
     if not (WEIGHTS.is_file() and (DATA / "grocery_128.zip").is_file()):
         pytest.skip(f"{WEIGHTS} and grocery_128.zip are not there")

@@ -122,6 +122,7 @@ def test_a_folder_that_cannot_be_understood_is_refused(tmp_path, names, params, 
         read_folder(write_tree(tmp_path, names), **params)
 
 
+@pytest.mark.slow
 def test_digits_are_split_in_halves_of_the_same_ten_classes():
     manifest = read_digits()
     assert manifest.split_sizes == {"train": 898, "test": 899}

@@ -50,6 +50,7 @@ def rates(scores: Listed, threshold: float) -> tuple[Fraction, Fraction, Fractio
     return precision, Fraction(right, scores.num_positives), Fraction(wrong, scores.num_negatives)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(positives=SCORES, negatives=SCORES, slack=st.integers(0, 8), percent=st.integers(1, 100))
 def test_it_is_the_lowest_that_reaches_what_is_wanted(

@@ -150,6 +150,7 @@ def test_every_number_of_a_report_is_that_of_the_sorted_lists(
     assert report.num_gallery == len(case.get("gallery", case["embeddings"]))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -63,6 +63,7 @@ def problems() -> dict[str, tuple[RetrievalProblem, str]]:
     return found | {name: (RetrievalProblem(50 * rows, LABELS), name) for name in ("dot", "euclidean")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("compiled", "side"), [(True, 32), (True, 4096), (False, 32)])
 @pytest.mark.parametrize("name", problems())
 def test_counts_are_those_of_every_pair(name: str, compiled: bool, side: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,6 +184,7 @@ def test_captions_of_images_are_positives_by_pairs() -> None:
     assert listed(ranks) == [(0, 2, [(0, 1, 0, 1), (1, 1, 0, 2)]), (1, 2, [(2, 0, 0, 1), (3, 2, 0, 2)])]
 
 
+@pytest.mark.slow
 def test_more_positives_than_memory_holds_are_refused_before_anything_is_computed() -> None:
     rows, before = 2_000_000, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     flat = np.broadcast_to(np.float32(np.nan), (rows, 2))  # a product, or even a length, would find the NaN

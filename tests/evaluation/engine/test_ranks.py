@@ -158,6 +158,7 @@ def test_tiles_of_odd_sizes_pass_from_float32_to_float64() -> None:
     assert same(positive_ranks(*sides, distance="dot", max_memory="4MiB"), reference)
 
 
+@pytest.mark.slow
 def test_a_class_of_hundreds_fits_a_small_budget_and_too_small_a_budget_is_named() -> None:
     chance = np.random.default_rng(0)
     embeddings, labels = chance.normal(size=(500, 8)), np.arange(500) % 2
