@@ -8,12 +8,12 @@ Growth: how far its resident memory rose above what it held with the embeddings 
 """
 
 import argparse
+import io
 import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,27 +21,33 @@ import torch
 from measuring import forget_peak, resident_megabytes
 
 import aurank
-from aurank.data.sources import ArraySource
 from aurank.reporting.report_page import PageImages, report_page
 from aurank.reporting.results import write_results
 
 STEPS = ("evaluation", "with neighbours", "with all files")
 
 
-class Drawn(Mapping[str, np.ndarray]):
-    """Pictures made when they are asked for: 60,502 of them are not held in memory."""
+class Drawn:
+    """A source of pictures made when they are asked for: 60,502 of them are not held in memory."""
+
+    where = "memory"
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
 
-    def __getitem__(self, path: str) -> np.ndarray:
-        return np.random.default_rng(int(path.split(".")[0])).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    def read_bytes(self, path: str) -> bytes:
+        """Return random pixels, the same for the same path, as an .npy file."""
+        file = io.BytesIO()
+        np.save(file, np.random.default_rng(int(path.split(".")[0])).integers(0, 256, (64, 64, 3), dtype=np.uint8))
+        return file.getvalue()
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        return (f"{row}.png" for row in range(self.rows))
+    def exists(self, path: str) -> bool:
+        """Return whether there is such a picture."""
+        return int(path.split(".")[0]) < self.rows
 
-    def __len__(self) -> int:
-        return self.rows
+    def names(self) -> list[str]:
+        """Return the names of all."""
+        return [f"{row}.png" for row in range(self.rows)]
 
 
 def measure(step: str, rows: int, dim: int, per_class: int, neighbours: int) -> dict[str, float]:
@@ -59,7 +65,7 @@ def measure(step: str, rows: int, dim: int, per_class: int, neighbours: int) -> 
         names = np.array([f"class {label}" for label in labels])
         report = report.named(np.array([f"{row}.png" for row in range(rows)]), names)
         with tempfile.TemporaryDirectory() as folder:
-            page = report_page(report, images=PageImages(ArraySource(Drawn(rows)), embeddings))
+            page = report_page(report, images=PageImages(Drawn(rows), embeddings))
             write_results(report, Path(folder), page=page)
             size = (Path(folder) / "report.html").stat().st_size
     return {"s": time.perf_counter() - start, "MB": resident_megabytes("VmHWM") - before, "html": size / 2**20}

@@ -77,7 +77,7 @@ class Hubs:
     lists: Int64[np.ndarray, " hub"]  # that hold the row
     right: Int64[np.ndarray, " hub"]  # of these, lists of which it is a positive
     expected: float  # lists that a row would be in if all were in equally many
-    skewness: float  # of the number of lists over all gallery rows; above 2 or so a few rows are everywhere
+    skewness: float  # of the number of lists over all gallery rows; 0 where all are in equally many
     never: int  # gallery rows in no list at all
 
 

@@ -77,7 +77,7 @@ def precision_recall_chart(reports: Mapping[str, Report]) -> str:
 
 
 def recall_chart(reports: Mapping[str, Report]) -> str:
-    """Return recall@k over k, from 1 to where nine in ten gallery rows are, of reports by their names."""
+    """Return recall@k over k, from 1 to the number of gallery rows, of reports by their names."""
 
     def draw(axes: Axes) -> None:
         for name, report in reports.items():

@@ -1,17 +1,14 @@
 """The picture of what shorter and coarser embeddings cost: quality against bytes per image."""
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from aurank.errors import UserError
 from aurank.reporting.charts import svg
+from aurank.reporting.plots import INK, png
 
-_INK, _MUTED = "#1b1f24", "#8c959f"
 # A mark of its own for each precision, so that they differ by more than colour.
 _MARKS = {
     "float32": ("o", "#0072b2"),
@@ -34,18 +31,12 @@ def draw_codes(codes: Sequence[dict[str, Any]]) -> bytes:
     """
     if not codes:
         raise UserError("the report holds no codes: evaluate with codes, or with --dims or --precision")
-    figure = Figure(figsize=(6.4, 4.8), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    _plot(axes, codes)
-    axes.set_title("quality by size", loc="left", color=_INK, fontsize=12)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_MUTED)
-    axes.tick_params(colors=_INK, labelsize=9)
-    axes.grid(color=_MUTED, alpha=0.18, linewidth=0.6)
-    image = io.BytesIO()
-    figure.savefig(image, format="png")
-    return image.getvalue()
+
+    def draw(axes: Axes) -> None:
+        _plot(axes, codes)
+        axes.set_title("quality by size", loc="left", color=INK, fontsize=12)
+
+    return png(draw)
 
 
 def codes_chart(codes: Sequence[dict[str, Any]]) -> str:

@@ -1,15 +1,33 @@
-"""The precision-recall picture of a report."""
+"""Pictures as files: the precision-recall curve of a report, and the look that pictures share."""
 
 import io
+from collections.abc import Callable
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 
-_INK, _MUTED, _LINE = "#1b1f24", "#8c959f", "#0550ae"
+INK, _MUTED, _LINE = "#1b1f24", "#8c959f", "#0550ae"
+
+
+def png(draw: Callable[[Axes], None]) -> bytes:
+    """Return a picture of 960 x 720 pixels; `draw` gets its axes."""
+    # A figure of its own: pyplot would keep it alive, and choose a backend that may want a screen.
+    figure = Figure(figsize=(6.4, 4.8), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    draw(axes)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_MUTED)
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.grid(color=_MUTED, alpha=0.18, linewidth=0.6)
+    image = io.BytesIO()
+    figure.savefig(image, format="png")
+    return image.getvalue()
 
 
 def draw_curve(report: Report) -> bytes:
@@ -23,10 +41,11 @@ def draw_curve(report: Report) -> bytes:
     """
     if report.curve is None:
         raise UserError("the report holds no precision-recall curve; evaluate again with this version")
-    # A figure of its own: pyplot would keep it alive, and choose a backend that may want a screen.
-    figure = Figure(figsize=(6.4, 4.8), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    return png(lambda axes: _curve(axes, report))
+
+
+def _curve(axes: Axes, report: Report) -> None:
+    assert report.curve is not None
     axes.fill_between(report.curve.recall, report.curve.precision, color=_LINE, alpha=0.08, linewidth=0)
     axes.plot(report.curve.recall, report.curve.precision, color=_LINE, linewidth=1.8, clip_on=False)
     chance = report.random_order
@@ -38,12 +57,5 @@ def draw_curve(report: Report) -> bytes:
     axes.set(xlim=(0, 1), ylim=(0, 1.005), xlabel="recall", ylabel="interpolated precision, mean over queries")
     counted = f"{len(report.per_query['query']):,} queries, {report.num_gallery:,} gallery rows"
     name = f"{report.protocol['name']}: " if report.protocol else ""
-    axes.set_title(f"{name}mAUPRC {report.mauprc:.4f}", loc="left", color=_INK, fontsize=12)
+    axes.set_title(f"{name}mAUPRC {report.mauprc:.4f}", loc="left", color=INK, fontsize=12)
     axes.set_title(counted, loc="right", color=_MUTED, fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_MUTED)
-    axes.tick_params(colors=_INK, labelsize=9)
-    axes.grid(color=_MUTED, alpha=0.18, linewidth=0.6)
-    image = io.BytesIO()
-    figure.savefig(image, format="png")
-    return image.getvalue()

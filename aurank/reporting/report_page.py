@@ -54,8 +54,9 @@ def report_page(
 
     Example:
         >>> import aurank
-        >>> "0.4583" in report_page(aurank.evaluate(np.eye(4)[[0, 1, 0, 1]] + 0.1, [0, 0, 1, 0], neighbours=2))
-        False
+        >>> rows = np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1], [0.0, 1.0]])
+        >>> "0.4583" in report_page(aurank.evaluate(rows, ["cat", "cat", "dog", "dog"], neighbours=2))  # its mAUPRC
+        True
     """
     images = images or PageImages()
     pictures = Pictures(images.source, budget)

@@ -1,10 +1,10 @@
 """compare.html: its numbers are those of the reports, both lists are shown, and no text from outside becomes markup."""
 
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from testing.elements import Elements
 
 import aurank
 from aurank.data.sources import ArraySource
@@ -14,22 +14,6 @@ from aurank.reporting.compare_page import compare_page
 from aurank.reporting.pictures import Pictures
 
 EVIL = ("<img src=x onerror=alert(1)>", "$\\frac{$", "_hidden", "</script><script>alert(2)</script>")
-
-
-class Page(HTMLParser):
-    """The start tags of a page, and its visible text."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def measured(dim: int, *, neighbours: int = 4) -> Report:
@@ -44,7 +28,7 @@ def measured(dim: int, *, neighbours: int = 4) -> Report:
 def test_the_numbers_are_those_of_the_reports(metric: str) -> None:
     reports = {"small": measured(2), "large": measured(6), "middle": measured(4)}
     found = compare_all(reports, resamples=200, metric=metric)
-    page = Page(compare_page(reports, found))
+    page = Elements(compare_page(reports, found))
     for name, report in reports.items():
         assert f"{report.mauprc:.4f}" in page.text
         if name != "small":
@@ -65,17 +49,17 @@ def test_both_lists_of_a_query_are_shown_as_the_reports_have_them() -> None:
     sides = first.split("<h4>")[1:]
     for report, side in zip((small, large), sides, strict=True):
         assert report.neighbours is not None
-        shown = [attributes["title"] for tag, attributes in Page(side).tags if tag == "li"]
+        shown = [attributes["title"] for tag, attributes in Elements(side).tags if tag == "li"]
         assert shown == [f"{row}.png" for row in report.neighbours.row[best]]
-        marks = [("right" in (attributes["class"] or "")) for tag, attributes in Page(side).tags if tag == "li"]
+        marks = [("right" in (attributes["class"] or "")) for tag, attributes in Elements(side).tags if tag == "li"]
         assert marks == report.neighbours.is_positive[best].tolist()
-        assert f"first right item at rank {report.per_query['first_rank'][best]}" in Page(side).text
+        assert f"first right item at rank {report.per_query['first_rank'][best]}" in Elements(side).text
 
 
 @pytest.mark.slow
 def test_equal_models_win_and_lose_nothing() -> None:
     report = measured(3)
-    page = Page(compare_page({"a": report, "b": report}, compare_all({"a": report, "b": report}, resamples=100)))
+    page = Elements(compare_page({"a": report, "b": report}, compare_all({"a": report, "b": report}, resamples=100)))
     assert "b: won 0 queries" in page.text
     assert not [attributes for tag, attributes in page.tags if attributes.get("class") == "query"]
 
@@ -85,7 +69,7 @@ def test_no_name_becomes_markup_or_mathematics() -> None:
     reports = {name: measured(dim) for dim, name in enumerate(EVIL, start=2)}
     named = {name: replace(one, notes=list(EVIL), command=EVIL[3]) for name, one in reports.items()}
     page = compare_page(named, compare_all(named, resamples=100), title=EVIL[0])
-    elements = Page(page)
+    elements = Elements(page)
     assert not any("onerror" in attributes for _, attributes in elements.tags)
     assert sum(tag == "script" for tag, _ in elements.tags) == 1
     assert all(name in elements.text for name in EVIL)
@@ -96,7 +80,7 @@ def test_no_name_becomes_markup_or_mathematics() -> None:
 @pytest.mark.slow
 def test_reports_without_lists_show_queries_and_say_so() -> None:
     reports = {"small": measured(2, neighbours=0), "large": measured(6)}
-    page = Page(compare_page(reports, compare_all(reports, resamples=100)))
+    page = Elements(compare_page(reports, compare_all(reports, resamples=100)))
     assert "Not every report holds the lists of its queries" in page.text
     assert "large: won" in page.text
 

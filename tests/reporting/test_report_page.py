@@ -1,11 +1,11 @@
 """report.html: what it shows agrees with the numbers, and no text from outside becomes markup."""
 
 import re
-from html.parser import HTMLParser
 from typing import Any
 
 import numpy as np
 import pytest
+from testing.elements import Elements
 
 import aurank
 from aurank.data.checks.findings import Finding
@@ -23,22 +23,6 @@ EVIL = (
     'quote"\n.png',
     "</script><script>alert(2)</script>",
 )
-
-
-class Elements(HTMLParser):
-    """The start tags of a page, and its visible text."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def measured(rows: int = 24, **options: Any) -> Report:
