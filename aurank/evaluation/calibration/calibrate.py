@@ -162,7 +162,7 @@ def calibrate(
     """Return the lowest threshold with a precision, or with at most a false-match rate, over all pairs of a problem.
 
     Pairs are those of a query that has a positive with each gallery row that it may find. Counts are exact, in bounded
-    memory; the negatives are gone through four times.
+    memory; the negatives are gone through five times.
 
     Args:
         problem: as for `aurank.evaluation.positive_ranks`.

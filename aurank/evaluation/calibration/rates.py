@@ -39,8 +39,9 @@ def clustered_interval(
     """Return the interval of Clopper and Pearson for sum(counts) / sum(totals), of pairs that come in units.
 
     Pairs of one class succeed and fail together, so they say less than as many independent ones. The interval is that
-    of so many independent pairs as have the variance between the units (their number where no unit differs from
-    another). Unlike a bootstrap it does not shrink to a point where all pairs are right.
+    of so many independent pairs as have the variance between the units: where no unit differs from another, of all of
+    them, fewer units counting for less. Of a single unit it is that of one pair. Unlike a bootstrap it does not
+    shrink to a point where all pairs are right.
 
     Source: Korn and Graubard, Confidence intervals for proportions with small expected number of positive counts
     estimated from survey data, Survey Methodology 24 (1998), 193-201.
@@ -59,14 +60,12 @@ def clustered_interval(
     total, units = sizes.sum(), len(sizes)
     if not units:
         return 0.0, 1.0
-    part, effective, tail = hits.sum() / total, total, (1 - level) / 2
-    if 0 < part < 1:
-        variance = units / max(units - 1, 1) * float(np.square(hits - part * sizes).sum()) / total**2
-        if units == 1:
-            effective = 1.0
-        elif variance > 0:
-            wider = (stdtrit(total - 1, 1 - tail) / stdtrit(units - 1, 1 - tail)) ** 2
-            effective = min(total, part * (1 - part) / variance * wider)
+    part, effective, tail = hits.sum() / total, 1.0, (1 - level) / 2
+    if units > 1:
+        variance = units / (units - 1) * float(np.square(hits - part * sizes).sum()) / total**2
+        independent = part * (1 - part) / variance if variance > 0 else total
+        wider = (stdtrit(max(total, 2) - 1, 1 - tail) / stdtrit(units - 1, 1 - tail)) ** 2
+        effective = min(total, max(1.0, independent * wider))
     hit = part * effective
     low = 0.0 if hit == 0 else float(betaincinv(hit, effective - hit + 1, tail))
     high = 1.0 if hit == effective else float(betaincinv(hit + 1, effective - hit, 1 - tail))

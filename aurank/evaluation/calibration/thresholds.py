@@ -52,7 +52,7 @@ def threshold_at_false_match_rate(scores: PairScores, rate: Fraction) -> float |
 
 def threshold_at_precision(scores: PairScores, precision: Fraction) -> float | None:
     """Return the lowest score of a positive at which this part of the matches is right; None where there is none."""
-    wrong_for_each = 1 / precision.limit_denominator(PARTS) - 1
+    wrong_for_each = 1 / max(precision.limit_denominator(PARTS), Fraction(1, PARTS)) - 1
     distinct = np.unique(scores.positives)
     allowed = positives_at_least(scores, distinct) * wrong_for_each.numerator // wrong_for_each.denominator
     return _lowest(scores, distinct, allowed)
@@ -86,7 +86,7 @@ def shortest_equal(scores: PairScores, threshold: float) -> float:
     edges = np.array(sorted({threshold, *(one for one in rounded if lower < one <= threshold)}))
     counts = scores.negatives_at_least(edges)
     equal: list[float] = edges[counts == counts[-1]].tolist()
-    return min(equal, key=lambda edge: rounded.get(edge, 17))
+    return min(equal, key=lambda edge: rounded.get(edge, 17)) + 0.0  # not -0.0
 
 
 def _lowest(

@@ -132,6 +132,21 @@ def test_a_precision_that_no_threshold_reaches() -> None:
         calibrate(RetrievalProblem(rows, [0, 0, 1, 1]), false_match_rate=0.13)
 
 
+def test_a_precision_that_any_threshold_has() -> None:
+    assert calibrate(PROBLEM, precision=1e-12).recall.value == 1
+
+
+def test_equal_rows_have_the_distance_zero() -> None:
+    twins = RetrievalProblem(np.eye(2)[[0, 0, 1, 1]], [0, 0, 1, 1])
+    assert str(calibrate(twins, precision=1.0, distance="euclidean")).startswith("threshold 0.0 (euclidean)")
+
+
+def test_negatives_are_gone_through_five_times() -> None:
+    told: list[tuple[int, int]] = []
+    calibrate(PROBLEM, precision=0.5, progress=lambda done, total: told.append((done, total)))
+    assert told == 5 * [(1, 1)]
+
+
 def test_reports_that_hold_no_scores() -> None:
     whole = report(5)
     older = {name: column for name, column in whole.per_query.items() if name != "num_negatives"}

@@ -165,6 +165,16 @@ def test_an_interval_is_wider_where_pairs_come_in_classes() -> None:
     assert clustered_interval(nothing, nothing, np.arange(2)) == (0.0, 1.0)
 
 
+def test_few_classes_that_are_all_right_promise_little() -> None:
+    """A pair that is wrong narrows no interval, and a single class says no more than one pair."""
+    pairs = np.full(3, 900)
+    all_right, one_wrong = (
+        clustered_interval(pairs - wrong, pairs, np.arange(3)) for wrong in (0, np.eye(3, dtype=int)[0])
+    )
+    assert 1 - one_wrong[0] < 1.5 * (1 - all_right[0])
+    assert clustered_interval(pairs[:1], pairs[:1], np.arange(1)) == pytest.approx((0.025, 1.0))
+
+
 @pytest.mark.slow
 def test_intervals_hold_what_they_promise() -> None:
     """Classes with precisions of their own, drawn again and again: the true mean is inside as often as promised."""
