@@ -144,7 +144,9 @@ def evaluate(
         report = asked.with_codes(report, problem, codes)
     if neighbours:
         nearest = partial(nearest_rows, problem, distance=distance, device=place[0])
-        found = (nearest if processed is None else processed.nearest)(neighbours, max_memory=max_memory)
+        found = (nearest if processed is None else processed.nearest)(
+            neighbours, max_memory=max_memory, progress=progress
+        )
         there = _gallery_columns(labels if gallery is None else gallery_labels, classes)
         report = replace(report, neighbours=found, gallery=there)
     return report if index is None else asked.with_index(report, problem, ranks, index)
@@ -178,7 +180,9 @@ class _Asked:
             progress=self.progress,
         )
         _check_some(ranks, listed=problem.positives is not None)
-        ranks = ranks if processed is None else processed.finish(ranks, max_memory=self.max_memory)
+        ranks = (
+            ranks if processed is None else processed.finish(ranks, max_memory=self.max_memory, progress=self.progress)
+        )
         if self.grades is None or problem.positives is None:
             return ranks
         return _with_relevance(ranks, problem.positives, self.grades)

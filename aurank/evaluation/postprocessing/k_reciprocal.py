@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from aurank.evaluation.engine.nearest import NearestRows
-from aurank.evaluation.postprocessing._lists import nearest_lists, pair_scores
+from aurank.evaluation.postprocessing._lists import farthest_scores, nearest_lists, pair_scores
 from aurank.evaluation.postprocessing._step import ListStep, Rows, Sides
 
 BLOCK = 512  # rows whose neighbours' neighbours are compared at a time
@@ -86,7 +86,7 @@ def encode(nodes: Rows, k1: int, k2: int, *, device: str = "cpu") -> tuple[Any, 
 
     own = np.arange(len(nodes))
     lists = nearest_lists(nodes, nodes, min(k1, len(nodes) - 1), leave_out=own, device=device)
-    greatest = 2 - 2 * lists.lowest
+    greatest = 2 - 2 * farthest_scores(nodes, device=device)
     greatest[greatest <= 0] = 1  # all rows are alike
     rank = np.concatenate([own[:, None], lists.row], axis=1)
     node, member = _reciprocal_pairs(rank, k1)

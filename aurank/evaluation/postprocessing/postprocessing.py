@@ -11,7 +11,15 @@ import torch
 from jaxtyping import Float64
 
 from aurank.errors import UserError, first_line
-from aurank.evaluation.engine.inputs import ELEMENTS, Embeddings, check_matrix, device_of, read, row_lengths
+from aurank.evaluation.engine.inputs import (
+    ELEMENTS,
+    Embeddings,
+    ProgressCallback,
+    check_matrix,
+    device_of,
+    read,
+    row_lengths,
+)
 from aurank.evaluation.engine.kernels import importable
 from aurank.evaluation.engine.nearest import NearestRows, nearest_rows
 from aurank.evaluation.engine.problem import RetrievalProblem, check_sides, rows_without_junk
@@ -261,20 +269,24 @@ class Processed:
     uncoded: Sides
     device: str = "cpu"
 
-    def finish(self, ranks: Ranks, *, max_memory: int | str = "1GiB") -> Ranks:
+    def finish(
+        self, ranks: Ranks, *, max_memory: int | str = "1GiB", progress: ProgressCallback | None = None
+    ) -> Ranks:
         """Return the ranks of `problem` behind the step that orders lists anew, if there is one."""
         last = self.processing.steps[-1]
         if not isinstance(last, ListStep) or not len(ranks.query):
             return ranks
-        lists = self._before(last.depth, max_memory)
+        lists = self._before(last.depth, max_memory, progress)
         return reordered_ranks(ranks, lists, self._scores(last, lists))
 
-    def nearest(self, k: int, *, max_memory: int | str = "1GiB") -> NearestRows:
+    def nearest(
+        self, k: int, *, max_memory: int | str = "1GiB", progress: ProgressCallback | None = None
+    ) -> NearestRows:
         """Return the beginnings of the lists that `finish` counts; a row that got a new score has that one."""
         last = self.processing.steps[-1]
         if not isinstance(last, ListStep):
-            return self._before(k, max_memory)
-        lists = self._before(max(k, last.depth), max_memory)
+            return self._before(k, max_memory, progress)
+        lists = self._before(max(k, last.depth), max_memory, progress)
         head = NearestRows(
             lists.query, *(part[:, : last.depth] for part in (lists.row, lists.score, lists.is_positive))
         )
@@ -287,9 +299,9 @@ class Processed:
         ]
         return NearestRows(lists.query, *joined)
 
-    def _before(self, k: int, max_memory: int | str) -> NearestRows:
-        distance = self.processing.distance
-        return nearest_rows(self.problem, k, distance=distance, device=self.device, max_memory=max_memory)
+    def _before(self, k: int, max_memory: int | str, progress: ProgressCallback | None) -> NearestRows:
+        how: dict[str, Any] = {"device": self.device, "max_memory": max_memory, "progress": progress}
+        return nearest_rows(self.problem, k, distance=self.processing.distance, **how)
 
     def _scores(self, step: ListStep, lists: NearestRows) -> Float64[np.ndarray, "query k"]:
         distance = self.processing.distance

@@ -4,12 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from aurank.errors import UserError
-from aurank.evaluation.engine import nearest
+from aurank.evaluation.engine import best_places
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.ranks import rank_positives
+from aurank.evaluation.engine.scores import Distance
 
 
 def is_left_out(problem: RetrievalProblem, query: int, row: int) -> tuple[bool, bool]:
@@ -68,13 +70,14 @@ def random_problem(seed: int, kind: str) -> RetrievalProblem:
 KINDS = ("own", "own, junk, groups", "ids, groups", "ignore, junk", "listed")
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("distance", ["dot", "euclidean"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_lists_equal_a_plain_sort_and_positives_stand_at_their_ranks(
-    kind: str, distance: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, distance: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nearest, "GALLERY", 16)
-    monkeypatch.setattr(nearest, "QUERIES", 8)
+    monkeypatch.setattr(best_places, "SIDES", {"cpu": 8, "cuda": 16})
+    monkeypatch.setattr(best_places, "importable", lambda _: compiled)
     for seed in range(2):
         problem = random_problem(seed, kind)
         found = nearest_rows(problem, 12, distance=distance)
@@ -116,17 +119,29 @@ def test_close_scores_are_told_apart_beyond_float32() -> None:
         assert (np.flatnonzero(found.is_positive[i]) + 1).tolist() == own[own <= 7].tolist()
 
 
-def test_chosen_queries_in_the_order_asked_for() -> None:
+def test_memory_only_makes_tiles_smaller() -> None:
     problem = random_problem(1, "own")
-    whole = nearest_rows(problem, 3)
-    some = nearest_rows(problem, 3, queries=whole.query[[5, 2]], max_memory="1KiB")
-    assert some.query.tolist() == whole.query[[5, 2]].tolist()
-    assert some.row.tolist() == whole.row[[5, 2]].tolist()
+    whole, small = nearest_rows(problem, 3), nearest_rows(problem, 3, max_memory="1KiB")
+    assert small.row.tolist() == whole.row.tolist()
+
+
+def test_progress_is_told() -> None:
+    told: list[tuple[int, int]] = []
+    nearest_rows(random_problem(0, "own"), 3, progress=lambda done, total: told.append((done, total)))
+    assert told == [(1, 1)]
+
+
+def test_an_error_bound_that_says_nothing_asks_for_a_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_problem(2, "own")
+    usual = nearest_rows(problem, 3)
+    error = Distance.error
+    monkeypatch.setattr(Distance, "error", lambda *given: np.inf if given[2] == torch.float32 else error(*given))
+    again = nearest_rows(problem, 3)
+    assert again.row.tolist() == usual.row.tolist()
+    assert again.score.tolist() == usual.score.tolist()
 
 
 def test_what_cannot_be_listed_is_refused() -> None:
     problem = RetrievalProblem(np.eye(3), [0, 0, 1])
-    with pytest.raises(UserError, match="query 2 has no positive"):
-        nearest_rows(problem, 1, queries=np.array([0, 2]))
     with pytest.raises(UserError, match="k must be 1 or more, got 0"):
         nearest_rows(problem, 0)
