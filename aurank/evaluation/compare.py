@@ -8,9 +8,10 @@ import numpy as np
 from jaxtyping import Float64
 
 from aurank.errors import UserError
+from aurank.evaluation._report_files import Column
 from aurank.evaluation.aggregate import MACRO, average
 from aurank.evaluation.bootstrap import Resampling, Units, resampled_means
-from aurank.evaluation.report import RUN, Column, Report
+from aurank.evaluation.report import RUN, Report
 
 FACTS = ("query", "label", "path", "class")
 

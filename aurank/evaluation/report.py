@@ -1,6 +1,5 @@
 """What an evaluation found: numbers, values per query, a table to read and files to keep."""
 
-import json
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ import numpy as np
 from jaxtyping import Float64, Shaped
 
 from aurank.errors import UserError, first_line
+from aurank.evaluation._report_files import Column, report_from_json, report_to_json, table_columns
 from aurank.evaluation._saved import check_report, read_saved
 from aurank.evaluation.aggregate import MACRO, Classes, mean
 from aurank.evaluation.bootstrap import Intervals, Resampling, Units, resampled_means
@@ -31,7 +31,6 @@ from aurank.names import meant, nearest
 _LIBRARIES = ("aurank", "numpy", "torch", "timm", "numba", "faiss-cpu", "faiss-gpu")
 FORMAT, VERSION = "aurank.report", 2
 RUN = "run"  # in place of a distance: the lists were ranked elsewhere
-Column = np.ndarray[Any, np.dtype[Any]]
 
 
 @cache
@@ -272,48 +271,17 @@ class Report:
 
     def save(self, path: Path | str) -> None:
         """Write the report as one JSON file; a file that is there stays whole until the new one is."""
-        plain = ("metrics", "num_queries", "num_lone_queries", "num_gallery", "distance", "ties", "tie_bounds")
-        names = (*plain, "protocol", "notes", "intervals", "approximation", "versions")
-        content = {"format": FORMAT, "version": VERSION} | {name: getattr(self, name) for name in names}
-        if self.intervals is not None:
-            kept = {"unit": self.intervals.unit, "num_units": self.intervals.num_units}
-            content["intervals"] = {**vars(self.intervals.resampling), **kept, "bounds": self.intervals.bounds}
-        asked_for = {"postprocessing": self.postprocessing, "codes": self.codes}
-        content |= {name: value for name, value in asked_for.items() if value is not None}
-        if self.command is not None:
-            content |= {"date": self.date, "command": self.command}
-        text = json.dumps(content, indent=2)[: -len("\n}")]
-        if self.curve is not None:
-            text += ',\n  "curve": ' + _columns_to_json(vars(self.curve))
-        if self.neighbours is not None:
-            text += _lists_to_json(self.neighbours, self.gallery)
-        write_text(Path(path), text + ',\n  "per_query": ' + _columns_to_json(self.per_query) + "\n}\n")
+        held = {each.name: getattr(self, each.name) for each in fields(self)}
+        write_text(Path(path), report_to_json({"format": FORMAT, "version": VERSION}, held))
 
     def write_per_query(self, path: Path | str) -> None:
         """Write `per_query` as a Parquet table, one row per query; the file is there whole or not at all."""
         import pyarrow
         import pyarrow.parquet
 
-        columns: dict[str, Any] = {
-            name: _plain(values.tolist()) if values.dtype.kind == "U" else values
-            for name, values in self.per_query.items()
-        }
-        table = pyarrow.table(columns | self._list_columns())
+        table = pyarrow.table(table_columns(self.per_query, self.neighbours, self.gallery))
         with replacing(Path(path)) as file:
             pyarrow.parquet.write_table(table, file)
-
-    def _list_columns(self) -> dict[str, list[Any]]:
-        """Return the neighbours as columns of lists: what each query found, without padding."""
-        if self.neighbours is None:
-            return {}
-        lists, exists = self.neighbours, self.neighbours.row >= 0
-        found = {"rows": lists.row, "scores": lists.score, "are_positive": lists.is_positive}
-        if "path" in self.gallery:
-            found["paths"] = self.gallery["path"][lists.row]
-        return {
-            f"neighbour_{name}": [_plain(row[there].tolist()) for row, there in zip(values, exists, strict=True)]
-            for name, values in found.items()
-        }
 
     @classmethod
     def load(cls, path: Path | str) -> "Report":
@@ -322,7 +290,7 @@ class Report:
         content = read_saved(Path(path), "report", named=FORMAT, versions=(1, VERSION), **again)
         try:
             check_report(content)
-            return _from_json(content)
+            return cls(**report_from_json(content, [each.name for each in fields(cls)]))
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else first_line(error)
             raise UserError(f"{path} is a damaged report ({what}): evaluate again") from error
@@ -345,55 +313,3 @@ class Report:
     def _beside(self, name: str) -> str:
         between = self.interval(name)
         return f"  {between}" if between else ""
-
-
-def _plain(values: list[Any]) -> list[Any]:
-    """Return texts as UTF-8 can hold them: what is none is written with its bytes as escapes."""
-    return [one.encode("utf-8", "backslashreplace").decode() if isinstance(one, str) else one for one in values]
-
-
-def _columns_to_json(columns: Mapping[str, Column]) -> str:
-    """One line per column, so that a long report stays readable from its head."""
-    rows = [f"    {json.dumps(name)}: {json.dumps(values.tolist())}" for name, values in columns.items()]
-    return "{\n" + ",\n".join(rows) + "\n  }"
-
-
-def _lists_to_json(lists: NearestRows, gallery: Mapping[str, Column]) -> str:
-    score = lists.score.astype(np.object_)
-    score[np.isnan(lists.score)] = None  # JSON has no NaN
-    columns = {"row": lists.row, "score": score, "is_positive": lists.is_positive}
-    return f',\n  "neighbours": {_columns_to_json(columns)},\n  "gallery": {_columns_to_json(gallery)}'
-
-
-def _lists_from_json(columns: dict[str, Any], query: Column, num_gallery: int) -> NearestRows:
-    rows, score = np.array(columns["row"], dtype=np.int64), np.array(columns["score"], dtype=np.float64)
-    lists = NearestRows(query, rows, score, np.array(columns["is_positive"], dtype=np.bool_))
-    if not (rows.ndim == 2 and len(rows) == len(query) and rows.shape == score.shape == lists.is_positive.shape):
-        raise ValueError(f"neighbours have shapes {rows.shape}, {score.shape}, {lists.is_positive.shape}")
-    if rows.size and not -1 <= rows.min() <= rows.max() < num_gallery:
-        raise ValueError(f"neighbours name rows {rows.min()} to {rows.max()} of a gallery of {num_gallery}")
-    return lists
-
-
-def _from_json(content: dict[str, Any]) -> Report:
-    given = {each.name: content.get(each.name) for each in fields(Report)}
-    known: dict[str, Any] = {"versions": {}, "tie_bounds": None}
-    known |= {name: value for name, value in given.items() if value is not None}
-    known["metrics"] = {name: float(value) for name, value in content["metrics"].items()}
-    known["per_query"] = {name: np.asarray(values) for name, values in content["per_query"].items()}
-    if (lists := known.get("neighbours")) is not None:
-        known["neighbours"] = _lists_from_json(lists, known["per_query"]["query"], known["num_gallery"])
-    known["gallery"] = {name: np.asarray(values) for name, values in known.get("gallery", {}).items()}
-    if known["tie_bounds"] is not None:
-        low, high = known["tie_bounds"]
-        known["tie_bounds"] = float(low), float(high)
-    if (kept := known.get("intervals")) is not None:
-        known["intervals"] = Intervals(
-            bounds={name: (float(low), float(high)) for name, (low, high) in kept["bounds"].items()},
-            resampling=Resampling(int(kept["resamples"]), int(kept["seed"]), float(kept["level"])),
-            unit=kept["unit"],
-            num_units=int(kept["num_units"]),
-        )
-    if (curve := known.get("curve")) is not None:
-        known["curve"] = Curve(np.array(curve["recall"]), np.array(curve["precision"]))
-    return Report(**known)
