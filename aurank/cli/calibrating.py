@@ -30,6 +30,10 @@ def calibrate(
         float | None, typer.Option(help="Or the part of the negative pairs that may match: 1e-4.")
     ] = None,
     labels: Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings.")] = None,
+    postprocess: Annotated[
+        str | None, typer.Option(help='Steps as for evaluate, such as "whiten:dim=128", or a .safetensors of them.')
+    ] = None,
+    fit_on: Annotated[Path | None, typer.Option(help="Embeddings to fit them on; default: the split train.")] = None,
     distance: Annotated[str | None, typer.Option(help="cosine, dot or euclidean.")] = None,
     max_memory: Annotated[str | None, typer.Option(help="Bound on the working memory, such as 1GiB.")] = None,
     out: Annotated[
@@ -52,12 +56,14 @@ def calibrate(
     if out is not None:
         require_free_calibration(out)
     if model is not None:
-        given: dict[str, Any] = {"labels": labels, "distance": distance, "max_memory": max_memory}
+        given: dict[str, Any] = {"labels": labels, "postprocess": postprocess, "fit_on": fit_on}
+        given |= {"distance": distance, "max_memory": max_memory}
         with drawn() as running:
             chosen = {name: value for name, value in given.items() if value is not None}
             found = calibrate_model(model, images, **vars(aim), running=running, **chosen)
     elif report is not None:
-        typed = {"--labels": labels, "--distance": distance, "--max-memory": max_memory}
+        typed = {"--labels": labels, "--postprocess": postprocess, "--fit-on": fit_on, "--distance": distance}
+        typed["--max-memory"] = max_memory
         with drawn() as running:
             refused = [*images.given, *(f"{name} {value}" for name, value in typed.items() if value), *running.given]
         if refused:

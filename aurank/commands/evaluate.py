@@ -1,6 +1,7 @@
 """Measuring any model, and its thresholds: what ``aurank evaluate`` and ``aurank calibrate`` call."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,8 @@ def calibrate_model(
     precision: float | None = None,
     false_match_rate: float | None = None,
     labels: Path | None = None,
+    postprocess: str | None = None,
+    fit_on: Path | None = None,
     running: RunOptions | None = None,
     **options: Any,
 ) -> Calibration:
@@ -118,6 +121,8 @@ def calibrate_model(
         precision: the part of the matches that has to be right.
         false_match_rate: instead of it, the part of the negative pairs that may match.
         labels: for ``embeddings:FILE.npy``: the file of their labels.
+        postprocess: as for ``evaluate_model``; steps that order lists anew are refused.
+        fit_on: as for ``evaluate_model``.
         running: how the model is run.
         options: `distance` and `max_memory` of ``aurank.evaluate``.
 
@@ -140,14 +145,24 @@ def calibrate_model(
     if protocol is not None and protocol.seeds:
         raise UserError(f"--protocol {protocol.name} draws several galleries, and each would have its own threshold")
     given = {**options, "device": running.torch_device}
+    given |= _steps(postprocess, fit_on, options.get("distance", "cosine"))
+    if postprocess is not None:
+        given["postprocess"].require_scores_of_all_pairs()
     if kind == "embeddings":
+        if postprocess is not None:
+            given["postprocess"].require_fitted()
         embedded, _ = saved_embeddings(model, Path(what), labels, images, protocol)
     elif labels is not None:
         raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
     else:
         given, embedded, *_ = embed_chosen(model, images, protocol, running, given)
     used = {name: value for name, value in given.items() if name in ("distance", "max_memory", "device")}
-    return calibrate(embedded.problem(), **vars(aim), **used, progress=running.stage("counting pairs"))
+    problem, steps = embedded.problem(), given.get("postprocess")
+    if steps is not None:
+        steps.require_distance(given.get("distance", "cosine"))
+        problem = steps.apply(problem, device=str(running.torch_device)).problem
+    found = calibrate(problem, **vars(aim), **used, progress=running.stage("counting pairs"))
+    return found if steps is None else replace(found, notes=[steps.note, *found.notes])
 
 
 def _steps(postprocess: str | None, fit_on: Path | None, distance: str) -> dict[str, Any]:

@@ -264,10 +264,7 @@ def _check_extras(
     if steps is None:
         return
     steps.require_fitted()
-    if steps.distance != distance:
-        raise UserError(
-            f"the post-processing is for the distance {steps.distance}, and the distance here is {distance}"
-        )
+    steps.require_distance(distance)
     if codes is not None and not steps.is_of_rows:
         raise UserError(f"codes are made of single rows, so they do not go with the post-processing {str(steps)!r}")
     if index is not None and steps.orders_lists:

@@ -11,6 +11,7 @@ import pytest
 
 import aurank
 from aurank import cli
+from aurank.evaluation import PostProcessing, RetrievalProblem, calibrate
 
 CHANCE = np.random.default_rng(1)
 LABELS = np.arange(60) % 6
@@ -67,6 +68,21 @@ def test_a_report_by_its_folder(
     assert "nan" not in page.replace("</title>", "")
 
 
+def test_behind_post_processing(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--model", "embeddings:rows.npz", "--precision", "0.8")
+    code, said = run(
+        monkeypatch, capsys, *words, "--postprocess", "center, query_expansion:k=2", "--fit-on", "rows.npz"
+    )
+    assert code == 0
+    assert "post-processing: center, query_expansion:k=2, fitted on 60 training rows; query_expansion is trans" in said
+    steps = PostProcessing.parse("center, query_expansion:k=2").fit(ROWS)
+    expected = calibrate(steps.apply(RetrievalProblem(ROWS, LABELS)).problem, precision=0.8)
+    assert said.startswith(str(expected).splitlines()[0])
+    assert expected.threshold != calibrate(RetrievalProblem(ROWS, LABELS), precision=0.8).threshold
+
+
 def test_names_are_text_in_the_page(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,6 +103,16 @@ def test_names_are_text_in_the_page(
         (("bare.json", "--precision", "0.9"), "the report holds no neighbours"),
         (("measured", "--precision", "0.9", "--distance", "dot"), "--distance dot has no use with a report"),
         (("measured", "--precision", "0.9", "--data", "folder:x"), "--data folder:x has no use with a report"),
+        (
+            ("measured", "--precision", "0.9", "--postprocess", "center"),
+            "--postprocess center has no use with a report",
+        ),
+        (("--model", "embeddings:rows.npz", "--precision", "0.9", "--postprocess", "center"), "has to be fitted"),
+        (
+            ("--model", "embeddings:rows.npz", "--precision", "0.9", "--postprocess", "k_reciprocal"),
+            "no threshold fits",
+        ),
+        (("--model", "embeddings:rows.npz", "--precision", "0.9", "--fit-on", "rows.npz"), "goes with --postprocess"),
         (("none.json", "--precision", "0.9"), "cannot read the report none.json"),
         (("measured", "--false-match-rate", "1e-9"), "less than one of the 3,000 negative pairs"),
         (("measured", "--precision", "0.9", "--out", "bare.json"), "bare.json is a file"),

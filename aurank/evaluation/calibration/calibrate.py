@@ -218,14 +218,15 @@ def calibrate_report(
             "(--model)"
         )
     steps = (report.postprocessing or {}).get("steps", "")
-    if steps and PostProcessing.parse(steps, distance=report.distance).orders_lists:
-        raise UserError(f"{steps!r} orders lists by scores of their own, which no threshold fits: calibrate without")
+    if steps:
+        PostProcessing.parse(steps, distance=report.distance).require_scores_of_all_pairs()
+    about = [f"post-processing: {steps}"] if steps else []
     scores = ListedScores(report)
     threshold = aim.threshold(scores)
     length, cut = scores.length, scores.cut
     if threshold > cut:
         note = f"lists of {length} neighbours: none is cut above the threshold, so these are all pairs"
-        return _calibration(scores, aim, threshold, report.distance, cut=cut, notes=[note])
+        return _calibration(scores, aim, threshold, report.distance, cut=cut, notes=[*about, note])
     number = int((scores.last >= threshold).sum())
     if aim.name == "false_match_rate":
         raise UserError(
@@ -236,7 +237,7 @@ def calibrate_report(
         f"lists of {length} neighbours: {number:,} of {len(scores.last):,} are cut above the threshold; precision and "
         f"recall are of what a search for {length} shows, and above {cut:.4f} of all pairs"
     )
-    return _calibration(scores, aim, threshold, report.distance, cut=cut, notes=[note])
+    return _calibration(scores, aim, threshold, report.distance, cut=cut, notes=[*about, note])
 
 
 def _calibration(

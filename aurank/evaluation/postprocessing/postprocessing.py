@@ -133,6 +133,20 @@ class PostProcessing:
         for step in self._row_steps:
             step.require_fitted()
 
+    def require_distance(self, distance: str) -> None:
+        """Raise UserError where the steps are for another distance."""
+        if self.distance != distance:
+            raise UserError(
+                f"the post-processing is for the distance {self.distance}, and the distance here is {distance}"
+            )
+
+    def require_scores_of_all_pairs(self) -> None:
+        """Raise UserError where the last step gives scores of its own to the beginnings of lists."""
+        if self.orders_lists:
+            raise UserError(
+                f"{str(self)!r} orders lists by scores of their own, which no threshold fits: calibrate without"
+            )
+
     def fit(self, rows: Embeddings) -> "PostProcessing":
         """Return the steps with what they learn of training rows, each behind those before it."""
         check_matrix(rows, side="training")

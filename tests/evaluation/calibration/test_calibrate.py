@@ -97,6 +97,11 @@ def test_a_saved_report_says_the_same(tmp_path: Path) -> None:
     assert str(calibrate_report(loaded, precision=0.9)) == str(calibrate_report(report(5), precision=0.9))
 
 
+def test_a_report_behind_post_processing_says_so() -> None:
+    processed = aurank.evaluate(ROWS, LABELS, neighbours=5, postprocess="query_expansion:k=2")
+    assert "post-processing: query_expansion:k=2" in calibrate_report(processed, precision=0.5).notes
+
+
 def test_whose_pairs_are_counted_for_queries_without_labels() -> None:
     pairs = np.argwhere((LABELS[:, None] == LABELS) & ~np.eye(80, dtype=bool))
     found = calibrate(RetrievalProblem(ROWS, positives=pairs), precision=0.9)
