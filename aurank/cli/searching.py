@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from aurank.embedding import ImageSelection
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the index.")]
+Roots = Annotated[
+    list[Path] | None,
+    typer.Option("--root", help="Where the images are now, if they were moved; again for each place they came from."),
+]
 WIDEST = 40  # characters of a class in a table
 
 
@@ -70,6 +74,7 @@ def build(
 def add(
     *,
     folder: Folder,
+    roots: Roots = None,
     images: "ImageSelection",
     drawn: Drawn,
 ) -> None:
@@ -77,7 +82,7 @@ def add(
     from aurank.commands import ImageIndex, add_images
 
     with drawn() as running:
-        change = add_images(folder, images, running=running)
+        change = add_images(folder, images, roots=roots or [], running=running)
     console.say(change)
     console.say(ImageIndex.open(folder, device="cpu").description)
 
@@ -90,13 +95,15 @@ def remove(
     ] = None,
     classes: Annotated[list[str] | None, typer.Option("--class", help="All of a class; may be given again.")] = None,
     missing: Annotated[bool, typer.Option("--missing", help="Those whose files are gone.")] = False,
+    roots: Roots = None,
 ) -> None:
     """Remove images, by path, by class or where their files are gone."""
     from aurank.commands import ImageIndex, remove_images
 
     if not (paths or classes or missing):
         raise UserError("say which images to remove: paths, --class NAME or --missing")
-    console.say(remove_images(folder, _with_stdin(paths or []), classes=classes or [], missing=missing))
+    gone = _with_stdin(paths or [])
+    console.say(remove_images(folder, gone, classes=classes or [], missing=missing, roots=roots or []))
     console.say(ImageIndex.open(folder, device="cpu").description)
 
 
@@ -114,6 +121,7 @@ def search(
     exact: Annotated[bool, typer.Option("--exact", help="Search exactly although the index is approximate.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures to this .html file.")] = None,
+    roots: Roots = None,
     batch: Annotated[int, typer.Option(min=1, help="Photos embedded at once.")] = 64,
     device: Annotated[str | None, typer.Option(help="Such as cuda:1; default: CUDA where there is one.")] = None,
     allow_code: Annotated[bool, typer.Option("--allow-code", help="Let the index's python: model run.")] = False,
@@ -127,7 +135,7 @@ def search(
         require_writable(html, suffix=".html", option="--html")
     chosen = str(RunOptions(device=device).torch_device)
     wanted = _with_stdin(photos)
-    index = ImageIndex.open(folder, device=chosen, allow_code=allow_code)
+    index = ImageIndex.open(folder, roots=roots or [], device=chosen, allow_code=allow_code)
     with draw_bar(None, "searching") as (progress, task):
 
         def draw(done: int, total: int) -> None:

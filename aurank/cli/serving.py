@@ -1,19 +1,20 @@
 """The command that answers from a browser."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from aurank.cli.app import app
 from aurank.cli.drawing import console, stderr_console
+from aurank.cli.searching import Folder, Roots
 
 
 @app.command()
 def serve(
-    folder: Annotated[Path, typer.Argument(help="An index, as aurank index build makes it.", metavar="DIR")],
+    folder: Folder,
     host: Annotated[str, typer.Option(help="An address of this machine; 0.0.0.0 is all of them.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    roots: Roots = None,
     device: Annotated[str | None, typer.Option(help="Where the model runs, such as cuda; default: cpu.")] = None,
     allow_code: Annotated[bool, typer.Option("--allow-code", help="Let a python: model run.")] = False,
 ) -> None:
@@ -25,4 +26,4 @@ def serve(
         if not served.is_local:
             stderr_console.say("Whoever reaches this machine can search and see the images: there is no password.")
 
-    serve(folder, host=host, port=port, device=device, allow_code=allow_code, started=started)
+    serve(folder, roots=roots or [], host=host, port=port, device=device, allow_code=allow_code, started=started)

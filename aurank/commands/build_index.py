@@ -1,7 +1,7 @@
 """Making an index of images and changing it: what ``aurank index`` calls."""
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,17 +16,14 @@ from aurank.config import DataConfig
 from aurank.data import ImageSource, Manifest
 from aurank.embedding.embed import Embedded, ModelImages
 from aurank.embedding.image_text_pairs import each_image_once
-from aurank.embedding.index_folder import ABOUT, IndexedRows, Table, describe_source, write_index_folder, writing
+from aurank.embedding.index_folder import ABOUT, describe_source, write_index_folder, writing
+from aurank.embedding.index_rows import EXACT, IndexedRows, Table, change_rows, index_rows, measured_recall
 from aurank.embedding.select_images import ALL, ImageSelection, select
-from aurank.embedding.stored_model import StoredModel, store_model
+from aurank.embedding.stored_model import StoredModel
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Index
-from aurank.evaluation.postprocessing import GallerySearch, PostProcessing, processed_gallery
 from aurank.names import meant, nearest
 
-RECALL_AT = (1, 10)
-RECALL_QUERIES = 1000  # images of the index that are searched to measure its recall
-EXACT = "Flat"
 MOST_COMPARED = 20_000  # paths among which one that was misspelt is looked for
 
 
@@ -91,18 +88,11 @@ def build_index(
     stored = stored_of(prepared)
     with writing(out):
         _require_free(out, overwrite=overwrite)
-        record = store_model(out, stored)
         source = prepared.dataset.manifest.source
-        about: dict[str, Any] = {
-            "model": record,
-            "distance": distance,
-            "sources": [describe_source(source)],
-            "seed": seed,
-        }
         digests = {path: _digest(source, path) for path in embedded.paths.tolist()}
         table = _table(embedded, digests, number=0)
-        rows = _indexed(table, embedded.embeddings, steps, factory, distance, seed)
-        about = _write(out, about, rows)
+        rows = index_rows(table, embedded.embeddings, steps, factory, distance=distance, seed=seed)
+        about = _write(out, {"distance": distance, "sources": [describe_source(source)], "seed": seed}, rows, stored)
     return ImageIndex(out, about, rows, device=running.torch_device, allow_code=running.allow_code)
 
 
@@ -139,7 +129,9 @@ class IndexChange:
         return f"{', '.join(told) or 'nothing changed'}; the index holds {self.count:,}"
 
 
-def add_images(folder: Path, images: ImageSelection, *, running: RunOptions | None = None) -> IndexChange:
+def add_images(
+    folder: Path, images: ImageSelection, *, roots: Sequence[Path] = (), running: RunOptions | None = None
+) -> IndexChange:
     """Embed images and add them to an index; what is there is not embedded again, and what was learnt stays.
 
     An image that is there already, by its place and the bytes of its file, is left as it is; one whose file has changed
@@ -148,6 +140,7 @@ def add_images(folder: Path, images: ImageSelection, *, running: RunOptions | No
     Args:
         folder: of the index.
         images: with `data`; without a split, those of all splits.
+        roots: as for `ImageIndex.open`; the index keeps them.
 
     Raises:
         UserError: for data that cannot be read, or where another process changes the index.
@@ -172,7 +165,7 @@ def add_images(folder: Path, images: ImageSelection, *, running: RunOptions | No
     if images.data is None:
         raise UserError("say which images to add: --data READER:PATH, such as folder:photos")
     with writing(folder, create=False):
-        index = ImageIndex.open(folder, device="cpu", allow_code=running.allow_code)
+        index = ImageIndex.open(folder, roots=roots, device="cpu", allow_code=running.allow_code)
         selected = select(images, None)
         refuse_preprocessing(images, index.load_model().name)
         source, manifest = selected.images.source, each_image_once(selected.images)
@@ -184,6 +177,8 @@ def add_images(folder: Path, images: ImageSelection, *, running: RunOptions | No
         wanted = np.array([known.get(path) != digests[path] for path in manifest.paths])
         present = [path for path, is_wanted in zip(manifest.paths, wanted, strict=True) if not is_wanted]
         if not wanted.any():
+            if roots:
+                _write(folder, index.about, index.rows)
             return IndexChange(len(index), present=present)
         prepared = _prepared(index.load_model(), manifest.select(wanted), selected.data, running)
         embedded, _ = prepared.embed()
@@ -192,7 +187,7 @@ def add_images(folder: Path, images: ImageSelection, *, running: RunOptions | No
         replaced = [path for path in paths if path in before]
         kept = np.ones(len(index), bool)
         kept[[before[path] for path in replaced]] = False
-        rows = _changed(index.rows, kept, new, embedded.embeddings)
+        rows = change_rows(index.rows, kept, new, embedded.embeddings)
         _write(folder, {**index.about, "sources": sources}, rows)
     unreadable = sorted(set(prepared.dataset.manifest.paths) - set(paths))
     added = [path for path in paths if path not in before]
@@ -200,11 +195,19 @@ def add_images(folder: Path, images: ImageSelection, *, running: RunOptions | No
 
 
 def remove_images(
-    folder: Path, paths: Collection[str] = (), *, classes: Collection[str] = (), missing: bool = False
+    folder: Path,
+    paths: Collection[str] = (),
+    *,
+    classes: Collection[str] = (),
+    missing: bool = False,
+    roots: Sequence[Path] = (),
 ) -> IndexChange:
     """Remove images from an index, by their paths as it shows them, by class, or where their files are gone.
 
     Nothing is embedded or learnt again. Until all is done the old index is what is there.
+
+    Args:
+        roots: as for `ImageIndex.open`; the index keeps them.
 
     Raises:
         UserError: for a path or class that is not in the index, or where no image would be left.
@@ -215,7 +218,7 @@ def remove_images(
         aurank.errors.UserError: no index at no such folder: there is no such folder; make one with aurank index ...
     """
     with writing(folder, create=False):
-        index = ImageIndex.open(folder, device="cpu")
+        index = ImageIndex.open(folder, roots=roots, device="cpu")
         known = set(index.images["path"].tolist())
         if unknown := [path for path in paths if path not in known]:
             more = f", nor are {len(unknown) - 1} more" if len(unknown) > 1 else ""
@@ -228,12 +231,12 @@ def remove_images(
             gone |= ~np.array([index.exists(row) for row in range(len(index))])
         if gone.all():
             raise UserError(f"no image would be left in the index {folder}: remove the folder instead")
-        removed = index.images["path"][gone].tolist()
-        if not removed:
-            return IndexChange(len(index))
-        empty = {name: values[:0] for name, values in index.images.items()}
-        rows = _changed(index.rows, ~gone, empty, index.rows.embeddings[:0])
-        _write(folder, index.about, rows)
+        removed, rows = index.images["path"][gone].tolist(), index.rows
+        if removed:
+            empty = {name: values[:0] for name, values in index.images.items()}
+            rows = change_rows(rows, ~gone, empty, rows.embeddings[:0])
+        if removed or roots:
+            _write(folder, index.about, rows)
     return IndexChange(len(rows.embeddings), removed=removed)
 
 
@@ -254,70 +257,14 @@ def _numbered_source(sources: list[dict[str, str]], source: ImageSource) -> tupl
     return sources, sources.index(described)
 
 
-def _changed(rows: IndexedRows, kept: np.ndarray, new: Table, embeddings: np.ndarray) -> IndexedRows:
-    """Return some of the rows and new ones behind them; the faiss index keeps what it has learnt."""
-    table = {name: np.concatenate([values[kept], new[name]]) for name, values in rows.images.items()}
-    joined = np.concatenate([rows.embeddings[kept], embeddings])
-    processing, added, vectors = rows.processing, embeddings, None
-    looks_around = processing is not None and not processing.is_of_rows
-    if processing is not None:
-        if looks_around:  # every row may have changed
-            vectors = processed_gallery(processing, joined)
-        elif len(embeddings):
-            added = processed_gallery(processing, embeddings).astype(rows.searched.dtype)
-        if vectors is None:
-            vectors = (
-                np.concatenate([rows.searched[kept], added[: len(embeddings)]])
-                if len(embeddings)
-                else rows.searched[kept]
-            )
-    index = rows.index
-    if kept.all() and not looks_around:
-        index.add(added)
-    else:
-        index.host.reset()
-        index.add(joined if vectors is None else vectors)
-    return IndexedRows(table, joined, index, processing, vectors)
-
-
-def _write(folder: Path, about: dict[str, Any], rows: IndexedRows) -> dict[str, Any]:
-    return write_index_folder(folder, {**about, "recall": measured_recall(rows, seed=about["seed"])}, rows)
+def _write(folder: Path, about: dict[str, Any], rows: IndexedRows, model: StoredModel | None = None) -> dict[str, Any]:
+    return write_index_folder(folder, {**about, "recall": measured_recall(rows, seed=about["seed"])}, rows, model)
 
 
 def stored_of(prepared: PreparedModel) -> StoredModel:
     """Return a prepared model as it is stored."""
     loaded = prepared.dataset.model if isinstance(prepared.dataset, ModelImages) else None
     return StoredModel(prepared.name, prepared.module, prepared.config, loaded)
-
-
-def measured_recall(rows: IndexedRows, *, seed: int = 0) -> dict[str, float] | None:
-    """Return which part of the true nearest images an approximate index lists, at 1 and 10; None for an exact one.
-
-    Measured with at most 1000 random images of the index, which do not find themselves.
-    """
-    if rows.index.factory == EXACT or len(rows.embeddings) < 2:
-        return None
-    count = min(RECALL_QUERIES, len(rows.embeddings))
-    own = np.sort(np.random.default_rng(seed).permutation(len(rows.embeddings))[:count])
-    search = GallerySearch(rows.index, rows.searched, rows.searched)
-    queries = np.asarray(rows.searched[own])
-    k = min(max(RECALL_AT), len(rows.embeddings) - 1)
-    listed, true = (search.nearest(queries, k, own=own, exact=exact)[0] for exact in (False, True))
-    found = {"queries": float(count)}
-    for at in sorted({min(at, k) for at in RECALL_AT}):
-        shared = [
-            len(set(one[:at]) & set(other[:at])) for one, other in zip(listed.tolist(), true.tolist(), strict=True)
-        ]
-        found[str(at)] = sum(shared) / (at * count)
-    return found
-
-
-def _indexed(
-    table: Table, embeddings: np.ndarray, steps: PostProcessing | None, factory: str, distance: str, seed: int
-) -> IndexedRows:
-    vectors = None if steps is None else processed_gallery(steps, embeddings)
-    index = Index.build(embeddings if vectors is None else vectors, factory, distance=distance, device="cpu", seed=seed)
-    return IndexedRows(table, embeddings, index, steps, vectors)
 
 
 def _digest(source: ImageSource, path: str) -> str:

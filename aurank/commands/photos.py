@@ -1,6 +1,5 @@
 """Photos that an index is searched with: where they are, and their pixels."""
 
-import io
 import os
 import zipfile
 from collections.abc import Iterable, Sequence
@@ -12,10 +11,11 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from aurank.data.decode import IMAGE_SUFFIXES, MAX_PIXELS, decode, to_pixels
-from aurank.data.sources import FolderSource, ImageSource, open_source
+from aurank.data.sources import ArraySource, FolderSource, ImageSource, open_source
 from aurank.errors import UserError
 
 _OF_DATA_SETS = ", or set data.on_error=skip"
+_GIVEN = "what was given"
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,11 +93,8 @@ def _read(photo: Photo, channels: int | None, max_pixels: int) -> np.ndarray:
             return to_pixels(photo, channels)
         except OSError as error:
             raise UserError(f"the photo cannot be decoded: {error}") from error
-    if isinstance(photo, np.ndarray):
-        content = io.BytesIO()
-        np.save(content, photo, allow_pickle=False)
-        photo = content.getvalue()
-    return decode(_Bytes(photo), "photo", channels, max_pixels=max_pixels)
+    source = ArraySource({"photo": photo}, where=_GIVEN) if isinstance(photo, np.ndarray) else _Bytes(photo)
+    return decode(source, "photo", channels, max_pixels=max_pixels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +102,7 @@ class _Bytes:
     """The bytes of one photo as a source."""
 
     content: bytes
-    where: str = "what was given"
+    where: str = _GIVEN
 
     def read_bytes(self, path: str) -> bytes:
         return self.content

@@ -16,7 +16,8 @@ from PIL import Image
 from aurank.commands.photos import JoinedSource, Photo, PhotoFile, find_photos, read_photo
 from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding
 from aurank.data.sources import ImageSource
-from aurank.embedding.index_folder import IndexedRows, Table, open_described, read_about, read_rows, verify
+from aurank.embedding.index_folder import moved_sources, open_described, read_about, read_rows, verify_model
+from aurank.embedding.index_rows import IndexedRows, Table
 from aurank.embedding.stored_model import StoredModel, load_stored
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import Embeddings, ProgressCallback
@@ -74,18 +75,20 @@ class ImageIndex:
     ) -> None:
         self.folder, self.about, self.rows = folder, about, rows
         self.device, self.allow_code = device, allow_code
-        self._sources: dict[int, ImageSource | None] = {}
         self._search = GallerySearch(rows.index, rows.embeddings, rows.searched, rows.processing)
         self._loading = Lock()
         self._model: StoredModel | None = None
 
     @classmethod
-    def open(cls, folder: Path | str, *, device: str | None = None, allow_code: bool = False) -> "ImageIndex":
+    def open(
+        cls, folder: Path | str, *, roots: Sequence[Path] = (), device: str | None = None, allow_code: bool = False
+    ) -> "ImageIndex":
         """Return the index in a folder; UserError unless every file of it is as it was written.
 
         Args:
+            roots: where the images are now, if they were moved: a folder or zip archive for each that was indexed.
             device: where the model runs; default: the CPU. faiss searches on the CPU.
-            allow_code: whether a ``python:`` model may run.
+            allow_code: whether a model that needs it may run code.
         """
         folder = Path(folder)
         about = read_about(folder)
@@ -95,6 +98,8 @@ class ImageIndex:
             if (again := read_about(folder)) == about:
                 raise
             about, rows = again, read_rows(folder, again)  # it was changed while it was read
+        if roots:
+            about = {**about, "sources": moved_sources(about, rows.images, roots)}
         chosen = None if device is None else torch.device(device)
         return cls(folder, about, rows, device=chosen, allow_code=allow_code)
 
@@ -115,10 +120,8 @@ class ImageIndex:
         """Return the model, loaded when first asked for; UserError unless it is the one that embedded the images."""
         with self._loading:  # of several threads one loads it
             if self._model is None:
-                record = self.about["model"]
-                if record["file"] is not None:
-                    verify(self.folder, self.about, record["file"])
-                self._model = load_stored(self.folder, record, allow_code=self.allow_code)
+                verify_model(self.folder, self.about)
+                self._model = load_stored(self.folder, self.about["model"], allow_code=self.allow_code)
                 if self.device is not None:
                     self._model.module.to(self.device)
             return self._model
@@ -128,10 +131,9 @@ class ImageIndex:
         if not 0 <= row < len(self):
             raise UserError(f"the index holds images 0 to {len(self) - 1}; there is no image {row}")
         path = str(self.images["path"][row])
-        source = self.source_of(row)
-        if source is None:
+        if (source := self.source_of(row)) is None:
             place = self.about["sources"][int(self.images["source"][row])]["place"]
-            raise UserError(f"image {path!r} is gone: {place} is not there any more")
+            raise UserError(f"image {path!r} is gone: {place} is not there any more; say where it is with --root")
         with quiet_decoding():
             return decode(source, path, None, max_pixels=max_pixels)
 
@@ -147,17 +149,19 @@ class ImageIndex:
         found = " and ".join(f"{value:.4f} of the true nearest {at}" for at, value in recall.items() if at != "queries")
         return f"{what}, which finds {found} (mean of {int(recall['queries']):,} of its images)"
 
+    @cached_property
+    def sources(self) -> list[ImageSource | None]:
+        """Where the bytes of images come from, None for what is there no more."""
+        return [open_described(one) for one in self.about["sources"]]
+
+    def source_of(self, row: int) -> ImageSource | None:
+        """Return where the bytes of an image come from, None where that is there no more."""
+        return self.sources[int(self.images["source"][row])]
+
     def exists(self, row: int) -> bool:
         """Return whether the file of an image is still there."""
         source = self.source_of(row)
         return source is not None and source.exists(str(self.images["path"][row]))
-
-    def source_of(self, row: int) -> ImageSource | None:
-        """Return where the bytes of an image come from, None where that is there no more."""
-        number = int(self.images["source"][row])
-        if number not in self._sources:
-            self._sources[number] = open_described(self.about["sources"][number])
-        return self._sources[number]
 
     def embed(self, photos: Sequence[Photo], *, max_pixels: int = MAX_PIXELS) -> Float32[np.ndarray, "photo dim"]:
         """Return the embeddings of photos under the model's own preprocessing; UserError for one that is none."""
@@ -346,8 +350,7 @@ def results_page(index: ImageIndex, found: Sequence[PhotoHits], options: Sequenc
 
     A picture that is gone is named in its place.
     """
-    sources = [*(one.photo.source for one in found), *map(open_described, index.about["sources"])]
-    pictures = Pictures(JoinedSource(sources))
+    pictures = Pictures(JoinedSource([*(one.photo.source for one in found), *index.sources]))
     searched = []
     for place, one in enumerate(found):
         hits = [

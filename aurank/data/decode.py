@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from aurank.arrays import NPY_MAGIC, read_header
-from aurank.data.sources import ImageSource
+from aurank.data.sources import ArraySource, ImageSource
 from aurank.errors import UserError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".npy")
@@ -38,10 +38,11 @@ def decode(
         UserError: names the file when it is missing, corrupt, cannot be converted, has more than `max_pixels`, or is so
             long a strip that its shorter side cannot be enlarged; no pixel is decoded then.
     """
-    data = source.read_bytes(path)
+    array = source.pixels(path) if isinstance(source, ArraySource) else None
+    data = source.read_bytes(path) if array is None else b""
     try:
-        if data.startswith(NPY_MAGIC):
-            return _match_channels(_from_npy(data, max_pixels), channels)
+        if array is not None or data.startswith(NPY_MAGIC):
+            return _match_channels(_from_npy(data, max_pixels) if array is None else _copy(array, max_pixels), channels)
         with Image.open(io.BytesIO(data)) as file:
             _check_size(*file.size, max_pixels)
             return to_pixels(file, channels)
@@ -89,18 +90,28 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 def _from_npy(data: bytes, max_pixels: int) -> UInt8[np.ndarray, "height width channel"]:
     with _NPY_HEADER:
         shape, dtype = read_header(io.BytesIO(data), len(data))
-    if dtype != np.uint8 or len(shape) not in (2, 3) or 0 in shape:
-        raise UserError(f"expected a uint8 array [height, width(, channel)], got {dtype} {shape}")
-    _check_size(shape[1], shape[0], max_pixels)
+    _check_array(shape, dtype, max_pixels)
     with _NPY_HEADER:
         array = np.load(io.BytesIO(data), allow_pickle=False)
     return np.ascontiguousarray(array if array.ndim == 3 else array[:, :, None])
 
 
+def _copy(array: np.ndarray, max_pixels: int) -> UInt8[np.ndarray, "height width channel"]:
+    _check_array(array.shape, array.dtype, max_pixels)
+    return np.array(array if array.ndim == 3 else array[:, :, None], order="C")
+
+
+def _check_array(shape: tuple[int, ...], dtype: np.dtype, max_pixels: int) -> None:
+    if dtype != np.uint8 or len(shape) not in (2, 3) or 0 in shape:
+        raise UserError(f"expected a uint8 array [height, width(, channel)], got {dtype} {shape}")
+    _check_size(shape[1], shape[0], max_pixels)
+
+
 def to_pixels(file: Image.Image, channels: int | None) -> UInt8[np.ndarray, "height width channel"]:
     """Return the pixels of an opened file, or of any image of Pillow, by the rules of `decode`."""
     file.load()
-    image: Image.Image = ImageOps.exif_transpose(file)
+    is_turned = file.getexif().get(ExifTags.Base.Orientation, 1) != 1
+    image: Image.Image = ImageOps.exif_transpose(file) if is_turned else file  # which copies
     transparent = image.mode in _ALPHA_MODES or "transparency" in image.info
     if channels is None:
         channels = 4 if transparent else 1 if image.mode in _GREY_MODES else 3
@@ -121,7 +132,7 @@ def _convert(image: Image.Image, channels: int, *, transparent: bool) -> UInt8[n
         image = image.convert("RGBA")
         if channels != 4:
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    pixels = np.array(image.convert(_COLOURS[channels]))
+    pixels = np.array(image if image.mode == _COLOURS[channels] else image.convert(_COLOURS[channels]))
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 

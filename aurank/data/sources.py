@@ -187,7 +187,7 @@ class ZipSource:
 
 
 class ArraySource:
-    """Images held in memory: uint8 arrays [height, width] or [height, width, channel], read as .npy files.
+    """Images held in memory: uint8 arrays [height, width] or [height, width, channel]; their files are .npy.
 
     Example:
         >>> ArraySource({"a": np.zeros((2, 2), np.uint8)}).names()
@@ -198,11 +198,15 @@ class ArraySource:
         self._images = dict(images)
         self.where = where
 
-    def read_bytes(self, path: str) -> bytes:
+    def pixels(self, path: str) -> np.ndarray:
+        """Return the array itself, which `decode` takes without the way through a file."""
         if path not in self._images:
             raise UserError(f"image {path!r} is not in {self.where}")
+        return self._images[path]
+
+    def read_bytes(self, path: str) -> bytes:
         buffer = io.BytesIO()
-        np.save(buffer, self._images[path], allow_pickle=False)
+        np.save(buffer, self.pixels(path), allow_pickle=False)
         return buffer.getvalue()
 
     def exists(self, path: str) -> bool:

@@ -13,7 +13,6 @@ import shutil
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +21,8 @@ import numpy as np
 
 from aurank.arrays import load_arrays
 from aurank.data import FolderSource, ImageSource, ZipSource
+from aurank.embedding.index_rows import IndexedRows, Table
+from aurank.embedding.stored_model import StoredModel, store_model
 from aurank.errors import UserError, first_line
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.postprocessing import PostProcessing
@@ -35,47 +36,31 @@ _EMBEDDINGS, _VECTORS, _IMAGES, _FAISS, _STEPS = (
 )
 _FIELDS = {"revision": int, "rows": str, "files": dict, "model": dict, "sources": list, "distance": str, "count": int}
 _LONGEST = 2**24  # bytes of an index.json
+_TRIED = 1000  # images that are looked for where they are said to have moved
 
 fcntl: Any = None
 with contextlib.suppress(ImportError):  # not on Windows
     fcntl = importlib.import_module("fcntl")
 
-Table = dict[str, np.ndarray]
-"""Columns of the images: "path" and "class" (text), "source" (place among the sources), "sha256" (of the file)."""
 
-
-@dataclass(frozen=True, eq=False)
-class IndexedRows:
-    """The rows of an index: a table of the images, their embeddings, and what is searched.
-
-    `vectors`: the embeddings behind the post-processing, None without any.
-    """
-
-    images: Table
-    embeddings: np.ndarray
-    index: Index
-    processing: PostProcessing | None = None
-    vectors: np.ndarray | None = None
-
-    @property
-    def searched(self) -> np.ndarray:
-        """What queries are compared with."""
-        return self.embeddings if self.vectors is None else self.vectors
-
-
-def write_index_folder(folder: Path, about: dict[str, Any], rows: IndexedRows) -> dict[str, Any]:
+def write_index_folder(
+    folder: Path, about: dict[str, Any], rows: IndexedRows, model: StoredModel | None = None
+) -> dict[str, Any]:
     """Write the rows and then index.json, by which they take the place of those before; return what it says.
 
     Args:
-        about: the fields "model", "sources" and "distance", and what else is to be kept.
+        about: the fields "sources" and "distance", without `model` also "model", and what else is to be kept.
+        model: to be written too.
     """
-    name = f"rows-{uuid.uuid4().hex[:12]}"
-    place = folder / name
+    name, own_model = (f"{kind}-{uuid.uuid4().hex[:12]}" for kind in ("rows", "model"))
     try:
-        _write_rows(place, rows)
-        files = {f"{name}/{file.name}": file_sha256(file) for file in sorted(place.iterdir())}
-        if (model := about["model"]["file"]) is not None:
-            files[model] = file_sha256(folder / model)
+        if model is not None:
+            about = {**about, "model": store_model(folder / own_model, model)}
+        _write_rows(folder / name, rows)
+        folders = [folder / name]
+        if (file := about["model"]["file"]) is not None:
+            folders.append(folder / _folder_of(file))
+        files = {f"{one.name}/{path.name}": file_sha256(path) for one in folders for path in sorted(one.iterdir())}
         content = {**about, "format": FORMAT, "version": VERSION, "aurank": version("aurank")}
         content |= {"revision": about.get("revision", 0) + 1, "rows": name, "files": files}
         content |= {"count": len(rows.embeddings), "dim": int(rows.embeddings.shape[1]), "factory": rows.index.factory}
@@ -83,7 +68,8 @@ def write_index_folder(folder: Path, about: dict[str, Any], rows: IndexedRows) -
         content["checksum"] = _checksum(content)
         write_text(folder / ABOUT, json.dumps(content, indent=1) + "\n")
     except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
+        for left in (name, own_model):
+            shutil.rmtree(folder / left, ignore_errors=True)
         raise
     _remove_unnamed(folder, content)
     return content
@@ -120,9 +106,7 @@ def read_about(folder: Path) -> dict[str, Any]:
 def read_rows(folder: Path, about: dict[str, Any]) -> IndexedRows:
     """Return the rows that index.json names; UserError unless every file is as it was written."""
     place, prefix = folder / about["rows"], f"{about['rows']}/"
-    for name in about["files"]:
-        if name.startswith(prefix):
-            verify(folder, about, name)
+    verify_folder(folder, about, about["rows"])
     embeddings = load_arrays(place / _EMBEDDINGS)[""]
     index = Index.load(place / _FAISS, device="cpu")
     has = {name.removeprefix(prefix) for name in about["files"]}
@@ -134,17 +118,28 @@ def read_rows(folder: Path, about: dict[str, Any]) -> IndexedRows:
     return IndexedRows(images, embeddings, index, processing, vectors)
 
 
-def verify(folder: Path, about: dict[str, Any], name: str) -> Path:
-    """Return a file of the index; UserError unless its bytes are those that were written."""
-    path = folder / name
-    try:
-        is_whole = path.is_file() and file_sha256(path) == about["files"].get(name)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    if not is_whole:
-        what = "is damaged, cut short or of another index" if path.exists() else "is missing"
-        raise UserError(f"{path} {what}: build the index again")
-    return path
+def verify_model(folder: Path, about: dict[str, Any]) -> None:
+    """Raise UserError unless the model, where it is kept in the index, is as it was written."""
+    if (file := about["model"]["file"]) is not None:
+        verify_folder(folder, about, _folder_of(file))
+
+
+def verify_folder(folder: Path, about: dict[str, Any], name: str) -> None:
+    """Raise UserError unless every file in a folder of the index is as it was written."""
+    for file, expected in about["files"].items():
+        if _folder_of(file) == name:
+            path = folder / file
+            try:
+                is_whole = path.is_file() and file_sha256(path) == expected
+            except OSError as error:
+                raise UserError(f"cannot read {path}: {error.strerror}") from error
+            if not is_whole:
+                what = "is damaged, cut short or of another index" if path.exists() else "is missing"
+                raise UserError(f"{path} {what}: build the index again")
+
+
+def _folder_of(file: str) -> str:
+    return file.partition("/")[0]
 
 
 def file_sha256(path: Path) -> str:
@@ -194,6 +189,37 @@ def open_described(described: dict[str, str]) -> ImageSource | None:
         if described["kind"] == "zip" and place.is_file():
             return ZipSource(place, prefix=described["prefix"])
     return None
+
+
+def moved_sources(about: dict[str, Any], images: Table, roots: Sequence[Path]) -> list[dict[str, str]]:
+    """Return the sources of an index whose images were moved.
+
+    Args:
+        roots: the folder or zip archive in place of each one that was indexed, in their order.
+
+    Raises:
+        UserError: for another number of them, for one that is not there, and for one without the images.
+    """
+    files = [number for number, one in enumerate(about["sources"]) if one["kind"] != "memory"]
+    if len(roots) != len(files):
+        places = ", ".join(about["sources"][number]["place"] for number in files) or "no file"
+        many = f"--root is given {len(roots)} times for images from {len(files)} places"
+        raise UserError(f"{many} ({places}): give one for each, in this order")
+    sources = list(about["sources"])
+    for number, root in zip(files, roots, strict=True):
+        place, prefix = root.absolute(), sources[number]["prefix"]
+        if place.is_dir():
+            inside = place / prefix
+            found = {"kind": "folder", "place": str(inside if inside.is_dir() else place), "prefix": ""}
+        else:
+            found = {"kind": "zip", "place": str(place), "prefix": prefix}
+        if (source := open_described(found)) is None:
+            raise UserError(f"--root {root}: there is no folder or zip archive that can be read")
+        paths = images["path"][images["source"] == number].tolist()
+        if paths and not any(map(source.exists, paths[:_TRIED])):
+            raise UserError(f"--root {root} has none of the images: {paths[0]!r} is not in it, nor those after it")
+        sources[number] = found
+    return sources
 
 
 def _write_rows(place: Path, rows: IndexedRows) -> None:
@@ -250,9 +276,7 @@ def _checksum(content: dict[str, Any]) -> str:
 
 def _remove_unnamed(folder: Path, about: dict[str, Any]) -> None:
     """Remove rows and models of before, and what a killed process left; that it stays harms nothing."""
-    for left in folder.glob("rows-*"):
-        if left.name != about["rows"]:
+    named = {_folder_of(file) for file in about["files"]}
+    for left in (*folder.glob("rows-*"), *folder.glob("model-*")):
+        if left.name not in named:
             shutil.rmtree(left, ignore_errors=True)
-    for left in folder.glob("model-*"):
-        if left.name != about["model"]["file"]:
-            left.unlink(missing_ok=True)

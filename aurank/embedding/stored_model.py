@@ -27,11 +27,17 @@ from aurank.embedding.trained_model import encoder_of
 from aurank.errors import UserError, first_line
 from aurank.files import replacing
 from aurank.models.adapters.by_name import load_model
-from aurank.models.adapters.loading import ImageModel, parse_options
-from aurank.models.adapters.onnx import onnx_model
+from aurank.models.adapters.exported import PROGRAM_PREPROCESSING
+from aurank.models.adapters.loading import ImageModel
 from aurank.models.adapters.timm import FILE_OPTIONS
 
-_SAVED = {"aurank": ".pt", "timm": ".safetensors", "onnx": ".onnx"}  # other kinds are loaded by their name again
+_SAVED = {  # by kind; other kinds are loaded by their name again
+    "aurank": "checkpoint.pt",
+    "timm": "model.safetensors",
+    "onnx": "model.onnx",
+    "safetensors": "model.safetensors",
+    "torchexport": "model.pt2",
+}
 _LEFT_OUT = (*FILE_OPTIONS, "pretrained")  # of timm's options, where the weights are at hand
 
 
@@ -66,7 +72,7 @@ class StoredModel:
         if self.config is not None:
             return repr(build_transform(self.config.data, train=False))
         assert self.loaded is not None
-        if self.name.startswith(("timm:", "onnx:")):
+        if self.name.partition(":")[0] in _SAVED:
             return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.loaded.transform))
         return " ".join([*self.description.split(" ")[:1], *self.description.split(" ")[2:]])  # without the version
 
@@ -91,58 +97,49 @@ class StoredModel:
 
 
 def store_model(folder: Path, model: StoredModel) -> dict[str, Any]:
-    """Write what is needed to load the model again into the folder; return the record that `load_stored` takes.
+    """Write what is needed to load the model again into a new folder; return the record that `load_stored` takes.
 
-    A model that was trained here is kept as a checkpoint of its weights, one of timm by its tensors, an ONNX graph as
-    it is. Models of other libraries are loaded by their name again, and held against the digest of their weights.
+    A model that was trained here is kept as a checkpoint of its weights, one of timm by its tensors, one that is a file
+    as that file. Models of other libraries are loaded by name again, and held against the digest of their weights.
     """
     kind, _, what = model.name.partition(":")
-    digest = weights_sha256(model.module)
-    record: dict[str, Any] = {"name": model.name, "weights_sha256": digest, "preprocessing": model.preprocessing}
-    record |= {"channels": model.channels, "load": model.name, "file": None}
+    record: dict[str, Any] = {"name": model.name, "weights_sha256": weights_sha256(model.module)}
+    record |= {"preprocessing": model.preprocessing, "load": model.name, "file": None}
     if kind not in _SAVED:
         return record
-    record["file"] = file = f"model-{digest[:12]}{_SAVED[kind]}"
+    file = folder / _SAVED[kind]
+    record["file"] = f"{folder.name}/{file.name}"
     if kind == "aurank":
         assert model.config is not None
-        own = model.config.model_copy(update={"model": model.config.model.model_copy(update={"text": None})})
-        content = {
-            "config": own.model_dump(mode="json"),
-            "manifest": "",
-            "data": None,
-            "progress": {},
-            "tokeniser": None,
-        }
-        save_checkpoint(folder / file, {**content, "encoder": model.module.state_dict(), "average": None})
-        record["load"] = f"aurank:{file}"
+        _save_encoder(file, model.module, model.config)
     elif kind == "timm":
         tensors = {name: value.detach().cpu().contiguous() for name, value in model.module.state_dict().items()}
-        with replacing(folder / file) as out:
-            out.write(save_tensors({name: value.clone() for name, value in tensors.items()}))
+        _write_bytes(file, save_tensors({name: value.clone() for name, value in tensors.items()}))
         kept = [part for part in what.split(",")[1:] if part.partition("=")[0] not in _LEFT_OUT]
         record["load"] = ",".join([f"timm:{what.split(',')[0]}", *kept, "pretrained=false"])
     else:
-        graph, *options = what.split(",")
-        with replacing(folder / file) as out:
-            out.write(Path(graph).read_bytes())
-        record["load"] = ",".join([f"onnx:{file}", *options])
+        given = Path(what.split(",")[0])
+        _write_bytes(file, given.read_bytes())
+        if kind == "torchexport":
+            _write_bytes(file.with_name(PROGRAM_PREPROCESSING), given.with_name(PROGRAM_PREPROCESSING).read_bytes())
     return record
 
 
 def load_stored(folder: Path, record: dict[str, Any], *, allow_code: bool = False) -> StoredModel:
-    """Return the model of a record; UserError unless its weights and its preprocessing are what they were."""
-    kind, _, what = record["load"].partition(":")
+    """Return the model of a record; UserError unless its weights and its preprocessing are what they were.
+
+    Args:
+        folder: where the folder that `store_model` filled lies in.
+    """
     name, file = record["name"], None if record["file"] is None else folder / record["file"]
+    kind = name.partition(":")[0]
     if kind == "aurank":
         assert file is not None
         checkpoint = load_checkpoint(file)
         config = read_trained(checkpoint["config"])
         model = StoredModel(name, encoder_of(checkpoint, config, str(file)).eval(), config, None)
     else:
-        if kind == "onnx":  # by its path, which may hold commas
-            loaded = onnx_model(name, str(file), parse_options(name, what)[1], allow_code)
-        else:
-            loaded = load_model(record["load"], allow_code=allow_code)
+        loaded = load_model(record["load"], allow_code=allow_code, file=None if kind == "timm" else file)
         if kind == "timm":
             assert file is not None
             _load_tensors(loaded.module, file)
@@ -158,6 +155,18 @@ def load_stored(folder: Path, record: dict[str, Any], *, allow_code: bool = Fals
             "of its library: use the version that the index was built with, or build the index again"
         )
     return model
+
+
+def _save_encoder(file: Path, encoder: nn.Module, config: Config) -> None:
+    """Write a checkpoint of an encoder of images alone, without what training goes on with."""
+    own = config.model_copy(update={"model": config.model.model_copy(update={"text": None})})
+    content = {"config": own.model_dump(mode="json"), "manifest": "", "data": None, "progress": {}, "tokeniser": None}
+    save_checkpoint(file, {**content, "encoder": encoder.state_dict(), "average": None})
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    with replacing(path) as file:
+        file.write(content)
 
 
 def _load_tensors(module: nn.Module, file: Path) -> None:

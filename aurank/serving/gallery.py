@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from aurank.commands.search import Hit, ImageIndex
-from aurank.errors import UserError, first_line
+from aurank.errors import UserError
 from aurank.names import meant, nearest
 from aurank.reporting.pictures import thumbnail
 from aurank.serving.schema import DEEPEST, ImagesAnswer, NamedClass, Neighbour, SearchAnswer, Shown, Window
@@ -36,13 +36,15 @@ class Gallery:
     def __init__(self, index: ImageIndex, limits: Limits) -> None:
         self.index, self.limits = index, limits
         self.names = [public_name(path) for path in index.images["path"].tolist()]
-        classes, label = np.unique(index.images["class"], return_inverse=True)
-        self._original = dict(zip(map(_speakable, classes.tolist()), classes.tolist(), strict=True))
         self._classes = [_speakable(name) for name in index.images["class"].tolist()]
-        ends = np.searchsorted(np.sort(label), np.arange(1, len(classes)))
-        rows = np.split(np.argsort(label, kind="stable"), ends)
-        self._rows = {name: some for name, some in zip(self._original, rows, strict=True) if name}
-        self._rows = dict(sorted(self._rows.items(), key=lambda item: _natural(item[0])))
+        rows: dict[str, list[int]] = {}
+        for row, name in enumerate(self._classes):
+            if name:
+                rows.setdefault(name, []).append(row)
+        self._rows = {name: rows[name] for name in sorted(rows, key=_natural)}
+        self._original: dict[str, list[str]] = {}  # names that are shown alike are one class here
+        for name in index.classes:
+            self._original.setdefault(_speakable(name), []).append(name)
         self._pictures = _Recent[int, tuple[str, bytes]](limits.thumbnail_bytes, lambda picture: len(picture[1]))
         self._embeddings = _Recent[bytes, Float32[np.ndarray, "1 dim"]](_REMEMBERED, lambda _: 1)
 
@@ -52,7 +54,7 @@ class Gallery:
     @property
     def model(self) -> str:
         """The name of the model, without folders of this machine."""
-        return ",".join(_public_part(part) for part in str(self.index.about["model"]["name"]).split(","))
+        return public_model(str(self.index.about["model"]["name"]))
 
     @property
     def about(self) -> str:
@@ -74,32 +76,28 @@ class Gallery:
         total = self._total(window)
         rows = None if window.class_name is None else self._rows[window.class_name]
         places = range(window.offset, min(total, window.offset + window.limit))
-        images = [self._shown(place if rows is None else int(rows[place])) for place in places]
+        images = [self._shown(place if rows is None else rows[place]) for place in places]
         return ImagesAnswer(offset=window.offset, total=total, images=images)
 
     def near_row(self, row: int, window: Window) -> SearchAnswer:
         """Return the neighbours of an image of the gallery, without itself."""
         self.require(row)
-        total, classes = self._total(window), self._chosen(window)
-        if window.class_name in (None, self._classes[row]):
-            total -= 1
-        found = self.index.search_rows([row], _depth(total, window), classes=classes)[0]
+        total = self._total(window) - (window.class_name in (None, self._classes[row]))
+        found = self.index.search_rows([row], _depth(total, window), classes=self._chosen(window))[0]
         return self._answer(found, total, window, self._shown(row))
 
     def near_photo(self, content: bytes, window: Window) -> SearchAnswer:
         """Return the neighbours of an uploaded photo."""
         total, classes = self._total(window), self._chosen(window)
         key = hashlib.sha256(content).digest()
-        if (embedding := self._embeddings.get(key)) is None:
-            pixels = decode_upload(content, self.limits.pixels)
-            try:
-                embedding = self.index.embed([pixels])
-            except UserError as error:
-                raise Refused(422, f"the photo cannot be searched with: {first_line(error)}") from None
-            self._embeddings.put(key, embedding)
-        return self._answer(
-            self.index.search(embedding, _depth(total, window), classes=classes)[0], total, window, None
-        )
+        try:
+            if (embedding := self._embeddings.get(key)) is None:
+                embedding = self.index.embed([decode_upload(content, self.limits.pixels)])
+            found = self.index.search(embedding, _depth(total, window), classes=classes)[0]
+        except UserError:  # its text names the model's file
+            raise Refused(422, "the model makes no embedding of this photo that can be searched with") from None
+        self._embeddings.put(key, embedding)
+        return self._answer(found, total, window, None)
 
     def picture(self, row: int) -> tuple[str, bytes]:
         """Return the media type and the bytes of a small picture of an image."""
@@ -127,7 +125,7 @@ class Gallery:
         return len(self._rows[name])
 
     def _chosen(self, window: Window) -> list[str] | None:
-        return None if window.class_name is None else [self._original[window.class_name]]
+        return None if window.class_name is None else self._original[window.class_name]
 
     def _answer(self, found: Sequence[Hit], total: int, window: Window, query: Shown | None) -> SearchAnswer:
         listed = [
@@ -184,6 +182,19 @@ def public_name(path: str) -> str:
     return _speakable(path)
 
 
+def public_model(name: str) -> str:
+    """Return the name of a model without folders of this machine.
+
+    Example:
+        >>> public_model("timm:resnet18,file=/home/me/w.pt"), public_model("aurank:/home/me/runs/best")
+        ('timm:resnet18,file=w.pt', 'aurank:best')
+    """
+    kind, _, rest = name.partition(":")
+    what, *options = [rest] if kind == "aurank" else rest.split(",")  # a run has no options
+    given = ("".join([*mark[:2], public_name(mark[2])]) for mark in (option.partition("=") for option in options))
+    return ",".join([f"{kind}:{public_name(what)}", *given])
+
+
 def _speakable(text: str) -> str:
     """Return text that can be sent: bytes of a file's name that are no UTF-8 become question marks."""
     return text.encode("utf-8", "replace").decode()
@@ -192,12 +203,3 @@ def _speakable(text: str) -> str:
 def _natural(name: str) -> list[tuple[int, str]]:
     """Return what sorts "class 9" before "class 10"."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]{1,18})", name)]
-
-
-def _public_part(part: str) -> str:
-    """Return a part of a model's name, such as timm:resnet18 or file=weights.pt, without a folder of this machine."""
-    for mark in (":", "="):
-        kind, found, path = part.partition(mark)
-        if found and len(kind) > 1:  # else the letter of a drive
-            return f"{kind}{mark}{_public_part(path)}"
-    return public_name(part)

@@ -4,7 +4,7 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,6 +40,7 @@ class Served:
 def serve(
     folder: Path,
     *,
+    roots: Sequence[Path] = (),
     host: str = "127.0.0.1",
     port: int = 8000,
     device: str | None = None,
@@ -51,6 +52,7 @@ def serve(
 
     Args:
         folder: an index, as `build_index` makes it.
+        roots: as for `ImageIndex.open`.
         host: an address or name of this machine; 0.0.0.0 is every address it has.
         port: 0 takes a free one.
         device: where the model runs and faiss searches; default: the CPU.
@@ -77,7 +79,7 @@ def serve(
         from aurank.serving.app import make_app
         from aurank.serving.uploads import Limits
 
-        index = ImageIndex.open(folder, device=device or "cpu", allow_code=allow_code)
+        index = ImageIndex.open(folder, roots=roots, device=device or "cpu", allow_code=allow_code)
         index.load_model()
         # Of a GPU one thread at a time asks faiss.
         limits = limits or Limits(threads=2 if device in (None, "cpu") else 1)

@@ -52,7 +52,7 @@ def flip(path: Path) -> None:
 
 FILES = [
     *("rows-*/embeddings.npy", "rows-*/vectors.npy", "rows-*/images.parquet", "rows-*/index.faiss"),
-    *("rows-*/index.faiss.json", "rows-*/postprocessing.safetensors", "model-*.safetensors", "index.json"),
+    *("rows-*/index.faiss.json", "rows-*/postprocessing.safetensors", "model-*/model.safetensors", "index.json"),
 ]
 
 
@@ -93,16 +93,17 @@ def test_an_index_of_another_version_is_refused(changes: dict[str, Any], said: s
 
 
 def test_another_model_is_refused(folder: Path) -> None:
-    (path,) = folder.glob("model-*")
+    (path,) = folder.glob("model-*/*")
+    name_there = path.relative_to(folder).as_posix()
     tensors = load_file(path)
     name = next(name for name, value in tensors.items() if value.dtype == torch.float32)
     save_file({**tensors, name: tensors[name] + 1}, path)
     about = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-    rewritten(folder, files={**about["files"], path.name: files.file_sha256(path)})
+    rewritten(folder, files={**about["files"], name_there: files.file_sha256(path)})
     with pytest.raises(UserError, match="has other weights than its images were embedded with"):
         use(folder)
     shutil.copyfile(next(Path(folder).glob("rows-*/embeddings.npy")), path)
-    rewritten(folder, files={**about["files"], path.name: files.file_sha256(path)})
+    rewritten(folder, files={**about["files"], name_there: files.file_sha256(path)})
     with pytest.raises(UserError, match="do not fit the model"):
         use(folder)
 
@@ -125,6 +126,18 @@ def test_a_change_that_fails_leaves_the_old_index(folder: Path, monkeypatch: pyt
         remove_images(folder, ["c0/0.png"])
     assert sorted(path.name for path in folder.iterdir()) == before
     assert len(ImageIndex.open(folder)) == 6
+
+
+def test_an_index_that_cannot_be_replaced_stays(made: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        raise AurankError("cannot save: No space left on device")
+
+    before = sorted(path.as_posix() for path in folder.rglob("*"))
+    monkeypatch.setattr(files, "write_text", full)
+    with pytest.raises(AurankError, match="No space left"):
+        build_index(MODEL, ImageSelection(f"folder:{made / 'photos'}"), out=folder, overwrite=True)
+    assert sorted(path.as_posix() for path in folder.rglob("*")) == before
+    use(folder)
 
 
 KILLED = """

@@ -2,7 +2,7 @@
 
 import pytest
 from starlette.testclient import TestClient
-from testing.small_index import small_index
+from testing.indexes import small_index, write_coloured
 
 from aurank.commands import ImageIndex
 from aurank.serving.app import make_app
@@ -10,7 +10,8 @@ from aurank.serving.app import make_app
 
 @pytest.fixture(scope="session")
 def index(tmp_path_factory: pytest.TempPathFactory) -> ImageIndex:
-    return small_index(tmp_path_factory.mktemp("small"))
+    folder = tmp_path_factory.mktemp("small")
+    return small_index(write_coloured(folder / "photos"), folder / "index")
 
 
 @pytest.fixture

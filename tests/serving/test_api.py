@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
-from testing.small_index import COLOURS, EVIL
+from testing.indexes import COLOURS, EVIL, MODEL
 
 from aurank.commands import ImageIndex
 from aurank.serving import schema
@@ -40,7 +40,7 @@ def by_row(client: TestClient, row: int, **fields: Any) -> dict[str, Any]:
 
 def test_info_counts_and_names_the_model_and_the_limits(client: TestClient) -> None:
     info = schema.InfoAnswer.model_validate(client.get("/api/info").json())
-    assert (info.images, info.classes, info.score, info.model) == (30, 3, "cosine", "timm:test_vit,pretrained=false")
+    assert (info.images, info.classes, info.score, info.model) == (30, 3, "cosine", MODEL)
     assert info.max_upload_bytes == 20 * 2**20
 
 
@@ -144,7 +144,8 @@ def test_a_name_shows_no_folder_of_the_machine(path: str, shown: str) -> None:
     ("model", "shown"),
     [("aurank:/home/me/runs/best", "aurank:best"), ("aurank:runs/best", "aurank:runs/best"), ("timm:a/b", "timm:a/b"),
      ("timm:net,file=/home/me/w.pt,input_size=128", "timm:net,file=w.pt,input_size=128"),
-     (r"onnx:C:\me\net.onnx", "onnx:net.onnx")],
+     (r"onnx:C:\me\net.onnx", "onnx:net.onnx"), ("onnx:/home/a=b/net.onnx,size=8", "onnx:net.onnx,size=8"),
+     ("aurank:/home/me,you/runs/best", "aurank:best"), ("python:my.models:make", "python:my.models:make")],
 )  # fmt: skip
 def test_a_model_shows_no_folder_of_the_machine(
     index: ImageIndex, model: str, shown: str, monkeypatch: pytest.MonkeyPatch
@@ -162,6 +163,24 @@ def test_classes_with_numbers_stand_in_their_order(index: ImageIndex, monkeypatc
     assert [one.name for one in gallery.classes] == [f"shoe {number}" for number in range(12)]
     assert [one.images for one in gallery.classes] == [3] * 5 + [2] * 7
     assert [one.class_name for one in gallery.images(schema.Window(limit=30)).images] == [*names[:29], None]
+
+
+def test_classes_that_are_shown_alike_are_one(index: ImageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = np.array(["x\udcff", "x\udcfe", "y"] * 10)  # bytes that are no UTF-8
+    monkeypatch.setattr(index, "rows", dataclasses.replace(index.rows, images={**index.images, "class": names}))
+    monkeypatch.delitem(index.__dict__, "classes", raising=False)
+    gallery = Gallery(index, Limits())
+    assert [(one.name, one.images) for one in gallery.classes] == [("x?", 20), ("y", 10)]
+    answer = gallery.near_row(1, schema.Window.model_validate({"class": "x?", "limit": 100}))
+    assert sorted(one.row for one in answer.neighbours) == [row for row in range(30) if row % 3 < 2 and row != 1]
+    index.__dict__.pop("classes")
+
+
+def test_a_photo_that_the_model_makes_nothing_of(index: ImageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "embed", lambda photos: np.full((1, index.rows.embeddings.shape[1]), np.nan))
+    answer = TestClient(make_app(index)).post("/api/search", files={"photo": ("a.png", photo())})
+    assert answer.status_code == 422
+    assert answer.json() == {"error": "the model makes no embedding of this photo that can be searched with"}
 
 
 def test_no_answer_names_a_folder_of_the_machine(client: TestClient, index: ImageIndex) -> None:

@@ -17,8 +17,8 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
+from testing.indexes import COLOURS, EVIL, MODEL
 from testing.served import running_server
-from testing.small_index import COLOURS, EVIL
 
 from aurank.commands import ImageIndex
 
@@ -110,7 +110,7 @@ def test_drop_then_results_then_a_neighbour_then_a_filter(browser: webdriver.Chr
         origin = f"http://127.0.0.1:{port}/"
         browser.get(origin)
         page.until("Gallery", "1–24 of 30")
-        assert page.one("#about").text == "30 images, timm:test_vit,pretrained=false, cosine, index Flat; 3 classes"
+        assert page.one("#about").text == f"30 images, {MODEL}, cosine, index Flat; 3 classes"
         assert page.rows() == list(range(24))
 
         page.drop(green(), "my <b>photo</b>.png")

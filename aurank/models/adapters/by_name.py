@@ -1,6 +1,7 @@
 """Any image model or text model by its name, from the libraries that have one."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 
@@ -39,7 +40,7 @@ TEXT_ADAPTERS: Mapping[str, Callable[[str, str, Options], TextParts]] = {
 }
 
 
-def load_model(name: str, *, allow_code: bool = False) -> ImageModel:
+def load_model(name: str, *, allow_code: bool = False, file: Path | None = None) -> ImageModel:
     """Return the model that `name` asks for, on the CPU, in evaluation mode.
 
     `name` is KIND:WHAT[,option=value…]. Options go to the library's own constructor; without `allow_code` those alone
@@ -58,13 +59,16 @@ def load_model(name: str, *, allow_code: bool = False) -> ImageModel:
     - `python:package.module:function[,option=value…]`: the function returns an `nn.Module`, or it and a transform. It
       runs code of the caller's choice, so `allow_code` must be set.
 
+    Args:
+        file: read this one in place of the file that the name names.
+
     Raises:
         UserError: an unknown name, a package that is not installed, weights that cannot be had.
     """
     kind, what, options = check_model(name, allow_code=allow_code)
     with torch.random.fork_rng(devices=[]), weights_only(allow_code):
         torch.manual_seed(0)
-        model = ADAPTERS[kind](name, what, options, allow_code)
+        model = ADAPTERS[kind](name, what if file is None else str(file), options, allow_code)
     model.module.eval()
     return model
 

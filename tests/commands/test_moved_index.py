@@ -1,0 +1,77 @@
+"""An index whose photos were moved: found with --root, and remembered by what changes the index."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from testing.indexes import small_index, write_photo, write_photos
+
+from aurank.commands import ImageIndex, add_images, remove_images
+from aurank.data import ZipSource
+from aurank.embedding import ImageSelection
+from aurank.embedding.index_folder import describe_source, moved_sources, open_described
+from aurank.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of "photos" and "more", both in "new" afterwards; the second as an archive, too."""
+    folder = tmp_path_factory.mktemp("moved")
+    small_index(write_photos(folder / "photos", classes=2, images=2), folder / "index")
+    write_photo(folder / "more/c0/0.png", 50)
+    add_images(folder / "index", ImageSelection(f"folder:{folder / 'more'}"))
+    (folder / "new").mkdir()
+    for name in ("photos", "more"):
+        (folder / name).rename(folder / "new" / name)
+    shutil.make_archive(str(folder / "new/more"), "zip", folder / "new/more")
+    return folder
+
+
+@pytest.mark.parametrize("second", ["more", "more.zip"])
+def test_pictures_are_found_where_they_are_now(second: str, moved: Path) -> None:
+    with pytest.raises(UserError, match="photos is not there any more; say where it is with --root"):
+        ImageIndex.open(moved / "index").read_image(0)
+    index = ImageIndex.open(moved / "index", roots=[moved / "new/photos", moved / "new" / second])
+    assert all(index.exists(row) for row in range(5))
+    np.testing.assert_array_equal(index.read_image(4), np.asarray(Image.open(moved / "new/more/c0/0.png")))
+    np.testing.assert_array_equal(index.read_image(0), np.asarray(Image.open(moved / "new/photos/c0/0.png")))
+
+
+def test_an_archive_is_found_elsewhere_or_unpacked(tmp_path: Path) -> None:
+    write_photos(tmp_path / "all/train", classes=2, images=2)
+    file = Path(shutil.make_archive(str(tmp_path / "all"), "zip", tmp_path / "all"))
+    about = {"sources": [describe_source(ZipSource(file, prefix="train"))]}
+    images = {"path": np.array(["c0/0.png"]), "source": np.array([0])}
+    file.rename(tmp_path / "other.zip")
+    for root in ("other.zip", "all", "all/train"):
+        (described,) = moved_sources(about, images, [tmp_path / root])
+        source = open_described(described)
+        assert source is not None
+        assert source.exists("c0/0.png")
+
+
+@pytest.mark.parametrize(
+    ("roots", "said"),
+    [
+        (["new/photos"], r"--root is given 1 times for images from 2 places \(.*photos, .*more\): give one for each"),
+        (["new/photos", "none"], "--root .*none: there is no folder or zip archive"),
+        (["new/photos", "index/index.json"], "--root .*index.json: there is no folder or zip archive"),
+        (["new", "new/more"], r"--root .*new has none of the images: 'c0/0\.png' is not in it"),
+    ],
+)
+def test_what_is_not_where_it_is_said_to_be(roots: list[str], said: str, moved: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        ImageIndex.open(moved / "index", roots=[moved / root for root in roots])
+
+
+def test_a_change_remembers_where_the_images_are(moved: Path, tmp_path: Path) -> None:
+    roots = [moved / "new/photos", moved / "new/more"]
+    index = shutil.copytree(moved / "index", tmp_path / "index")
+    change = add_images(index, ImageSelection(f"folder:{moved / 'new/photos'}"), roots=roots)
+    assert (change.added, len(change.present), change.count) == ([], 4, 5)
+    assert ImageIndex.open(index).exists(4)
+    index = shutil.copytree(moved / "index", tmp_path / "other")
+    assert remove_images(index, missing=True, roots=roots).removed == []
+    assert ImageIndex.open(index).exists(0)
