@@ -21,9 +21,9 @@ class CountingSource(ArraySource):
         super().__init__(images)
         self.read = []
 
-    def read_bytes(self, path):
+    def pixels(self, path):
         self.read.append(path)
-        return super().read_bytes(path)
+        return super().pixels(path)
 
 
 def _dataset(name="crop_flip", **options):
