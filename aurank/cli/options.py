@@ -38,7 +38,11 @@ def _option(kind: Any, text: str, *names: str, **limits: Any) -> Any:
 
 # The fields of `ImageSelection`, and how they are given.
 _IMAGES = {
-    "data": _option(str | None, "READER:PATH such as folder:photos; default: the data it was trained on.", "--data"),
+    "data": _option(
+        str | None,
+        "READER:PATH such as folder:photos, or a configuration for its images; default: the data it was trained on.",
+        "--data",
+    ),
     "split": _option(str | None, "Which split: train, val, test or all; default: test, of an index all."),
     "protocol": _option(str | None, "A named protocol, such as sop; --root says where its data is."),
     "root": _option(Path | None, "Folder of a protocol's data, or that table paths start from."),

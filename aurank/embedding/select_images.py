@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aurank.config import DataConfig
+from aurank.config import DataConfig, load_config, shipped_configs
 from aurank.data import READERS, Manifest
 from aurank.data.readers.table import read_two_tables
-from aurank.embedding.choices import read_data_config, read_trained
+from aurank.embedding.choices import DATA_CHOICES, read_data_config, read_trained
 from aurank.embedding.image_text_pairs import WITH_TEXTS
 from aurank.embedding.manifest_from_config import data_folder, hold_out, read_whole, split_of
 from aurank.embedding.protocols import Protocol, find_protocol
@@ -26,7 +26,7 @@ class ImageSelection:
     """The images to embed; nothing given: the test split of the data that the model was trained on.
 
     Args:
-        data: READER:PATH.
+        data: READER:PATH, or a configuration, by its file or shipped name, whose images are taken.
         split: as the data have it, default "test"; of the data that the model was trained on, not named, "train" is
             what training used and "val" what it held out; "all" takes every image.
         protocol: a name from `aurank.embedding.protocols`.
@@ -127,7 +127,9 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
     if images.data is not None:
         section |= _located(images.data)
     elif checkpoint is None:
-        raise UserError("say which images to embed: --data READER:PATH, --protocol NAME, or --query and --gallery")
+        raise UserError(
+            "say which images to embed: --data READER:PATH or CONFIGURATION, --protocol NAME, or --query and --gallery"
+        )
     data = read_data_config(section, images.overrides)
     whole, trained = _with_splits(read_whole(data), data, images, checkpoint)
     if images.split == ALL:
@@ -178,11 +180,17 @@ def require_comparable(manifest: Manifest) -> None:
 
 
 def _located(data: str) -> dict[str, Any]:
-    """The keys of a ``data`` section that READER:PATH sets."""
+    """The keys of a ``data`` section that READER:PATH or a configuration sets."""
+    shipped = shipped_configs()
+    if data in shipped or data.endswith((".yaml", ".yml")):
+        config = load_config(shipped.get(data, data), choices=DATA_CHOICES)
+        return config.data.model_dump(include={"name", "params", "root"})
     name, _, path = data.partition(":")
     if name not in READERS:
-        expected = f"READER:PATH, such as folder:{path or name}; the readers are {', '.join(READERS)}"
-        raise UserError(f"--data {data}: expected {expected}")
+        readers = (
+            f"READER:PATH, such as folder:{path or name}, or a configuration; the readers are {', '.join(READERS)}"
+        )
+        raise UserError(f"--data {data}: expected {readers}")
     if not path:
         return {"name": name, "params": {}}
     target = Path(path)

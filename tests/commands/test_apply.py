@@ -13,6 +13,7 @@ from aurank.commands import RunOptions, embed_model, evaluate_model, run_options
 from aurank.data.readers.table import read_two_tables
 from aurank.embedding import ImageSelection
 from aurank.embedding.embed import embed
+from aurank.embedding.select_images import select
 from aurank.errors import UserError
 from aurank.evaluation.engine import positives
 
@@ -61,6 +62,13 @@ def test_a_folder_is_embedded_and_measured(place: Path) -> None:
     assert stage == "ranking"
     assert done == total
     assert report.notes[-1].startswith(f"model {MODEL}; 8 images of photos, manifest ")
+
+
+def test_the_images_of_a_configuration_are_measured(place: Path) -> None:
+    data = "{name: folder, root: photos, odd_classes: keep, validation_fraction: 0.5, image_size: 9}"
+    (place / "mine.yaml").write_text(f"data: {data}\nloss: {{name: soprc}}\noptim: {{lr: 1}}\ntrain: {{steps: 1}}\n")
+    assert select(ImageSelection("mine.yaml"), None).images.sha256 == select(PHOTOS, None).images.sha256
+    assert select(ImageSelection("digits/soprc"), None).data.name == "digits"
 
 
 @pytest.mark.slow
@@ -248,6 +256,7 @@ def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
         (ImageSelection(), "say which images to embed"),
         (ImageSelection("folder:nowhere"), "there is no nowhere"),
         (ImageSelection("foldr:photos"), "folder"),
+        (ImageSelection("nowhere.yaml"), "nowhere.yaml"),
         (ImageSelection("folder:photos", "train"), "no images in split 'train'"),
         (ImageSelection("folder:photos", protocol="sop"), "--data and --protocol both say"),
         (ImageSelection(protocol="sopp"), "did you mean 'sop'"),

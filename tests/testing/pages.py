@@ -68,7 +68,8 @@ def write_world(folder: Path) -> aurank.TrainResult:
         path = folder / f"photos/class{place % 8}/{place}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels(place, 20, 20)).save(path)
-    Image.fromarray(pixels(0, 20, 20)).save(folder / "drawing.png")
+    for name in ("drawing.png", "photo.jpg"):
+        Image.fromarray(pixels(0, 20, 20)).save(folder / name)
     small_index(folder / "photos", folder / "index")
     write_table(folder)
     (photos,) = [
@@ -91,8 +92,8 @@ def write_world(folder: Path) -> aurank.TrainResult:
     aurank.train(pairs_config(folder, train=short, optim={"warmup_steps": 0}), folder / "runs/text_sogclr")
     few = ImageSelection(f"folder:{folder / 'photos'}")
     export_model(str(folder / "runs/soprc/best"), "safetensors", folder / "exported/weights", images=few)
-    for name in ("mine", "pairs"):
-        (folder / "runs" / name).symlink_to(folder / "runs" / ("soprc" if name == "mine" else "text_sogclr"))
+    for name, run in {"mine": "soprc", "finetuned": "soprc", "pairs": "text_sogclr"}.items():
+        (folder / "runs" / name).symlink_to(folder / "runs" / run)
     kinds = dict.fromkeys(("Apple", "Pear", "Plum", "Kiwi", "Lemon", "Melon"), ("Fruit", 5))
     omniglot_zip(folder / "omniglot_full.zip")
     grocery_zip(folder / "grocery_128.zip", kinds, images=6, content=png(0))
