@@ -31,7 +31,7 @@ def replacing(path: Path, *, displaced: Sequence[Path] = ()) -> Iterator[BinaryI
         AurankError: a full disk, a missing permission, a folder in the way; names the file and the reason.
     """
     temporary, spare = temporary_name(path), temporary_name(path)
-    try:
+    with _saving(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as file:
@@ -50,9 +50,6 @@ def replacing(path: Path, *, displaced: Sequence[Path] = ()) -> Iterator[BinaryI
         finally:
             temporary.unlink(missing_ok=True)
             spare.unlink(missing_ok=True)
-    except OSError as error:
-        reason = error.strerror or error
-        raise AurankError(f"cannot save {path}: {reason}; what was there before is untouched") from error
 
 
 @contextmanager
@@ -62,6 +59,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     Raises:
         AurankError: a full disk or a missing permission; names the folder and the reason.
     """
+    path = path.resolve()  # of a link the folder is replaced, not the link
     staging, spare = temporary_name(path), temporary_name(path)
     try:
         with _saving(path):
@@ -73,7 +71,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
                 path.replace(spare)
             try:
                 staging.replace(path)
-            except OSError:
+            except BaseException:  # an interrupt too
                 if spare.exists():
                     spare.replace(path)
                 raise

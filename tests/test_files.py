@@ -10,7 +10,7 @@ import pytest
 
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Index, Report
-from aurank.files import ABANDONED, replacing, require_writable, write_text
+from aurank.files import ABANDONED, replacing, replacing_folder, require_writable, write_text
 
 
 def test_a_file_takes_its_place_only_when_it_is_complete(tmp_path: Path) -> None:
@@ -165,3 +165,37 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, load: Callable[[Path]
     for name, said in (("pipe", "a pipe or a device"), ("endless", "a pipe or a device"), (".", "a folder")):
         with pytest.raises(UserError, match=f"is {said}; name a file"):
             load(tmp_path / name)
+
+
+def test_a_folder_takes_its_place_only_when_it_is_complete(tmp_path: Path) -> None:
+    out, link = tmp_path / "real", tmp_path / "link"
+    out.mkdir()
+    (out / "old").touch()
+    link.symlink_to(out)
+    for error in (RuntimeError, KeyboardInterrupt):
+        with pytest.raises(error), replacing_folder(link):
+            raise error
+    assert [path.name for path in out.iterdir()] == ["old"]
+    with replacing_folder(link) as folder:
+        (folder / "new").touch()
+    assert [path.name for path in out.iterdir()] == ["new"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+    assert link.is_symlink()
+
+
+def test_a_folder_that_cannot_take_its_place_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").touch()
+    rename = Path.replace
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if path.exists() and (path / "new").exists():
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt), replacing_folder(tmp_path / "out") as folder:
+        (folder / "new").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "old"]

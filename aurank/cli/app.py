@@ -13,12 +13,14 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its boxes leave half of a line for the words
+    context_settings={"max_content_width": 120},
 )
-data_app = typer.Typer(help="Look after data sets.", no_args_is_help=True)
+data_app = typer.Typer(help="Look after data sets.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
-index_app = typer.Typer(help="Make an index of images, and change it.", no_args_is_help=True)
+index_app = typer.Typer(help="Make an index of images, and change it.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(index_app, name="index")
-cache_app = typer.Typer(help="Look after the embedding cache.", no_args_is_help=True)
+cache_app = typer.Typer(help="Look after the embedding cache.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(cache_app, name="cache")
 
 

@@ -19,30 +19,41 @@ if TYPE_CHECKING:
 @measuring("data", "split", "protocol", "root", "query", "gallery")
 def calibrate(
     report: Annotated[
-        str | None, typer.Argument(metavar="[REPORT]", help="A report.json, or the folder that holds it.")
+        str | None, typer.Argument(metavar="REPORT", help="A report.json, or the folder that holds it.")
     ] = None,
     *,
     model: Annotated[
-        str | None, typer.Option("--model", help="Instead of a report, over all pairs: as for evaluate.")
+        str | None, typer.Option("--model", help="Instead of a report: a model, as for evaluate; counts all pairs.")
     ] = None,
-    precision: Annotated[float | None, typer.Option(help="The part of the matches that has to be right: 0.99.")] = None,
+    precision: Annotated[
+        float | None, typer.Option(help="The part of the matches that has to be right, such as 0.99.")
+    ] = None,
     false_match_rate: Annotated[
-        float | None, typer.Option(help="Or the part of the negative pairs that may match: 1e-4.")
+        float | None, typer.Option(help="Instead: the part of the negative pairs that may match, such as 1e-4.")
     ] = None,
     labels: Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings.")] = None,
     postprocess: Annotated[
         str | None, typer.Option(help='Steps as for evaluate, such as "whiten:dim=128", or a .safetensors of them.')
     ] = None,
-    fit_on: Annotated[Path | None, typer.Option(help="Embeddings to fit them on; default: the split train.")] = None,
-    distance: Annotated[str | None, typer.Option(help="cosine, dot or euclidean.")] = None,
-    max_memory: Annotated[str | None, typer.Option(help="Bound on the working memory, such as 1GiB.")] = None,
+    fit_on: Annotated[
+        Path | None, typer.Option(help="Embeddings (.npz) to fit the steps on; default: the split train.")
+    ] = None,
+    distance: Annotated[str | None, typer.Option(help="With --model: cosine (the default), dot or euclidean.")] = None,
+    max_memory: Annotated[
+        str | None, typer.Option(help="With --model: bound on the working memory, such as 1GiB.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for calibrate.html, calibration.csv and calibration.json.")
     ] = None,
     images: "ImageSelection",
     drawn: Drawn,
 ) -> None:
-    """Find the score from which on a match is right often enough, and what that costs in recall."""
+    """Find the score from which on a match is right often enough.
+
+    \b
+    aurank calibrate measured --precision 0.99 --out calibrated
+    aurank calibrate --model embeddings:rows.npz --false-match-rate 1e-4
+    """
     from aurank.commands import calibrate_model
     from aurank.evaluation import Report, calibrate_report
     from aurank.evaluation.calibration.calibrate import Aim

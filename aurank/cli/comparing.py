@@ -13,25 +13,30 @@ from aurank.cli.drawing import console
 def compare(
     reports: Annotated[
         list[str],
-        typer.Argument(help="Two or more report.json on the same queries, or folders; then changes of --data."),
+        typer.Argument(help="Two or more report.json of the same queries, or their folders; then changes of --data."),
     ],
     *,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("compare.html"),
-    metric: Annotated[str, typer.Option(help="Such as mauprc or recall@1.")] = "mauprc",
-    resamples: Annotated[int, typer.Option(help="Bootstrap resamples.")] = 10_000,
+    metric: Annotated[str, typer.Option(help="What is compared, such as mauprc or recall@1.")] = "mauprc",
+    resamples: Annotated[int, typer.Option(help="Bootstrap resamples of intervals and p-values.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
-    most: Annotated[int, typer.Option(min=0, help="How many of the queries that changed most to list.")] = 10,
+    most: Annotated[int, typer.Option(min=0, help="How many queries to list, those that changed most.")] = 10,
     force: Annotated[bool, typer.Option("--force", help="Compare although protocols or distances differ.")] = False,
-    data: Annotated[str | None, typer.Option(help="READER:PATH of the images, which the page then shows.")] = None,
-    split: Annotated[str | None, typer.Option(help="The split that was measured: train, val or test.")] = None,
-    protocol: Annotated[str | None, typer.Option(help="In place of --data the protocol that was followed.")] = None,
+    data: Annotated[str | None, typer.Option(help="READER:PATH of the images, for pictures on the page.")] = None,
+    split: Annotated[str | None, typer.Option(help="The split that was measured: train, val, test or all.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="In place of --data: the protocol that was followed.")] = None,
     root: Annotated[
-        Path | None, typer.Option(help="Folder of a protocol's data, or that table paths start from.")
+        Path | None, typer.Option(help="Folder of the protocol's data, or the one that paths of tables start from.")
     ] = None,
-    query: Annotated[Path | None, typer.Option(help="In place of --data the table of the queries.")] = None,
-    gallery: Annotated[Path | None, typer.Option(help="And that of the gallery.")] = None,
+    query: Annotated[Path | None, typer.Option(help="In place of --data: the table of the queries.")] = None,
+    gallery: Annotated[Path | None, typer.Option(help="In place of --data: the table of the gallery.")] = None,
 ) -> None:
-    """Say whether other models are better than the first, and where; write it as a page."""
+    """Say whether other models are better than the first, and where.
+
+    \b
+    aurank compare runs/before runs/after
+    aurank compare before after --data folder:photos --out compare.html
+    """
     from aurank.commands import compare_reports
     from aurank.embedding import ImageSelection
 

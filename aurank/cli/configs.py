@@ -15,7 +15,13 @@ from aurank.errors import UserError
 
 @app.command()
 def config(file: ConfigFile, overrides: Overrides = None) -> None:
-    """Print the resolved configuration, or every error in it, without touching data."""
+    """Print a configuration resolved, or every error in it.
+
+    No data is read.
+
+    \b
+    aurank config mine.yaml optim.lr=1e-3
+    """
     from aurank.config import dump_config
     from aurank.training import read_config
 
@@ -24,9 +30,13 @@ def config(file: ConfigFile, overrides: Overrides = None) -> None:
 
 @app.command()
 def ls(
-    wanted: Annotated[str, typer.Argument(metavar="[FILTER]", help="Only those with this in their name or line.")] = "",
+    wanted: Annotated[str, typer.Argument(metavar="FILTER", help="Only those with this text in their line.")] = "",
 ) -> None:
-    """List the shipped configurations with the first line of their headers."""
+    """List the shipped configurations.
+
+    \b
+    aurank ls soprc
+    """
     from aurank.config import shipped_configs
 
     table = Table("name", "about", box=None)
@@ -42,9 +52,13 @@ def ls(
 @app.command()
 def cp(
     name: Annotated[str, typer.Argument(help="A name printed by aurank ls.")],
-    to: Annotated[Path, typer.Argument(help="The file to write.")],
+    to: Annotated[Path, typer.Argument(help="The file or folder to write to.")],
 ) -> None:
-    """Copy a shipped configuration, to be changed."""
+    """Copy a shipped configuration, to change it.
+
+    \b
+    aurank cp digits/soprc mine.yaml
+    """
     from aurank.config import shipped_configs
 
     shipped = shipped_configs()

@@ -25,17 +25,29 @@ def doctor(
         str | None, typer.Argument(help="READER:PATH such as folder:photos, a YAML file, or a shipped one's name.")
     ] = None,
     *,
-    model: Annotated[str | None, typer.Option(help="Examine its embeddings of the images too, as for embed.")] = None,
-    embeddings: Annotated[Path | None, typer.Option(help="Examine saved embeddings: .npz, or .npy.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Examine its embeddings of the images too; names as for evaluate.")
+    ] = None,
+    embeddings: Annotated[
+        Path | None, typer.Option(help="Examine saved embeddings: .npz, or .npy with --labels.")
+    ] = None,
     labels: Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with pictures of what was found: .html.")] = None,
-    fix: Annotated[Path | None, typer.Option(help="Write a table (.csv) of the data without what was found.")] = None,
+    html: Annotated[Path | None, typer.Option(help="A page (.html) to write, with pictures of what was found.")] = None,
+    fix: Annotated[
+        Path | None, typer.Option(help="A table (.csv) to write, of the data without what was found.")
+    ] = None,
     images: "ImageSelection",
     drawn: Drawn,
 ) -> None:
-    """Check data, and embeddings: broken or repeated images, leaks, wrong labels, collapse, hubs.
+    """Find faults of images, labels and embeddings.
 
+    Of images: broken, repeated, leaked from training to test, poor. Of embeddings: collapse, hubs, wrong labels.
     The exit code is 2 where there are errors, 1 where warnings name images or embeddings, else 0.
+
+    \b
+    aurank doctor folder:photos --html doctor.html
+    aurank doctor folder:photos --model timm:resnet18 --fix cleaned.csv
+    aurank doctor --embeddings rows.npz
     """
     from aurank.commands import examine_data, examine_embeddings
     from aurank.data.checks.cleaned import write_table
@@ -78,10 +90,16 @@ def doctor(
 @data_app.command("check")
 def check_data(
     name: Annotated[str, typer.Argument(help="sop, inaturalist2018 or vehicleid.")],
-    root: Annotated[Path | None, typer.Option(help="The data folder; default $AURANK_DATA, else ./data.")] = None,
+    root: Annotated[Path | None, typer.Option(help="The data folder; default: $AURANK_DATA, else ./data.")] = None,
     checksums: Annotated[bool, typer.Option(help="Also compare the md5 of downloaded archives.")] = True,
 ) -> None:
-    """Say whether a benchmark is there as published; exit code 2 if anything is missing or different."""
+    """Say whether a benchmark is there as published.
+
+    The exit code is 2 if anything is missing or different.
+
+    \b
+    aurank data check sop --root /data
+    """
     from aurank.data import check_benchmark
     from aurank.embedding.manifest_from_config import data_folder
 
@@ -102,7 +120,11 @@ def prune_cache(
     cache: CacheOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and remove nothing.")] = False,
 ) -> None:
-    """Remove embeddings from the cache, the least recently used first, until the rest is small enough."""
+    """Remove embeddings from the cache, the oldest in use first.
+
+    \b
+    aurank cache prune --max 20GiB --dry-run
+    """
     from aurank.embedding.cache import CachedSet, default_cache, prune
 
     root = cache or default_cache()

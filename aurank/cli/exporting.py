@@ -16,17 +16,26 @@ if TYPE_CHECKING:
 @app.command()
 @measuring("data", "split", allow_code=False, caching=False)
 def export(
-    checkpoint: Annotated[str, typer.Argument(help="DIR/best of a run.")],
+    checkpoint: Annotated[str, typer.Argument(help="DIR/best of a run, such as runs/mine/best.")],
     *,
-    to: Annotated[str, typer.Option(help="onnx, torchexport, safetensors or hf (timm's layout).")],
-    out: Annotated[Path, typer.Option(help="Folder to make: the model, README.md, export.json.")],
-    int8: Annotated[bool, typer.Option("--int8", help="An ONNX graph of 8 bits too, and what it loses.")] = False,
-    licence: Annotated[str | None, typer.Option("--license", help="For the card, such as mit.")] = None,
+    to: Annotated[str, typer.Option(help="onnx, torchexport, safetensors, or hf, a folder that timm loads.")],
+    out: Annotated[Path, typer.Option(help="Folder to make, of the model, README.md and export.json.")],
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Write an ONNX graph of 8 bits too, and say what it loses.")
+    ] = False,
+    licence: Annotated[str | None, typer.Option("--license", help="Licence named in README.md, such as mit.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export in --out.")] = False,
     images: "ImageSelection",
     drawn: Drawn,
 ) -> None:
-    """Write a trained model for use elsewhere, checked against the checkpoint on real images."""
+    """Write a trained model for use elsewhere, checked on images.
+
+    The file must give the checkpoint's embeddings of the test images, or those of --data; else nothing is written.
+
+    \b
+    aurank export runs/mine/best --to onnx --int8 --out exported/onnx
+    aurank export runs/mine/best --to hf --license mit --out exported/timm
+    """
     from aurank.commands import export_model
     from aurank.commands.export import require_target
 

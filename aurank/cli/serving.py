@@ -13,12 +13,20 @@ from aurank.cli.searching import Folder, Roots
 def serve(
     folder: Folder,
     host: Annotated[str, typer.Option(help="An address of this machine; 0.0.0.0 is all of them.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(help="Of the page's address; 0 takes a free one.")] = 8000,
     roots: Roots = None,
     device: Annotated[str | None, typer.Option(help="Where the model runs, such as cuda; default: cpu.")] = None,
-    allow_code: Annotated[bool, typer.Option("--allow-code", help="Let a python: model run.")] = False,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Trust the model of the index: let its code run.")
+    ] = False,
 ) -> None:
-    """Search an index from a page in the browser, or by its API (/openapi.json), until Ctrl+C."""
+    """Search an index from a page in the browser, until Ctrl+C.
+
+    Programs use its JSON API, which /openapi.json describes.
+
+    \b
+    aurank serve index --port 8000
+    """
     from aurank.serving import Served, serve
 
     def started(served: Served) -> None:

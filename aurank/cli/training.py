@@ -16,14 +16,22 @@ from aurank.errors import UserError
 def train(
     config: ConfigFile,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write; default runs/<config stem>.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write; default: runs/mine for mine.yaml.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Build everything, run two batches, write nothing.")
     ] = False,
     baselines: BaselinesOption = False,
 ) -> None:
-    """Train an embedding from a configuration; writes checkpoints, metrics.jsonl and the test split's report.json."""
+    """Train an embedding from a configuration.
+
+    --out gets the checkpoints, metrics.jsonl, and report.json of the test split. aurank ls lists what is shipped.
+
+    \b
+    aurank train digits/soprc --out runs/digits
+    aurank train mine.yaml optim.lr=3e-4 train.steps=600 --out runs/mine
+    aurank train mine.yaml --out runs/mine --resume
+    """
     from aurank.commands import measure_baselines
     from aurank.embedding.image_text_pairs import describe_groups
     from aurank.training import read_config, rehearse, train
@@ -61,7 +69,13 @@ def train(
 
 @app.command()
 def demo(out: Annotated[Path, typer.Option(help="Folder for demo.json and the run.")] = Path("runs/demo")) -> None:
-    """Train on scikit-learn's digits (half a minute); compare with raw pixels and the untrained network."""
+    """Train on scikit-learn's digits, in half a minute.
+
+    Prints how the model compares with raw pixels and with the untrained network.
+
+    \b
+    aurank demo
+    """
     from aurank.commands.demo import demo
 
     with draw_training() as listener:

@@ -22,7 +22,7 @@ from aurank.embedding.from_config import build_transform
 from aurank.embedding.manifest_from_config import read_manifest, require_distinct, require_room_for
 from aurank.embedding.select_images import ImageSelection
 from aurank.errors import AurankError, UserError, first_line
-from aurank.exporting.card import Facts, describe_training, pretrained_licence, write_card
+from aurank.exporting.card import Facts, describe_begun_licence, describe_training, write_card
 from aurank.exporting.check import TOLERANCE, Check, Measured, all_metrics, describe_change
 from aurank.exporting.graphs import quantise, require_packages, write_graph
 from aurank.exporting.portable import write_program, write_weights
@@ -130,6 +130,9 @@ def export_model(
     encoder.eval()
     if config.data.channels not in (1, 3, 4):
         raise UserError(f"images of {config.data.channels} channels cannot be exported, only those of 1, 3 or 4")
+    if to in ("safetensors", "hf") and config.model.backbone.startswith("local-dir:"):
+        what = f"the network is that of a folder of this machine ({config.model.backbone})"
+        raise UserError(f"--to {to}: {what}; export it as onnx or torchexport, which hold the network itself")
     if to == "hf":
         require_expressible(config.model)
     manifest = prepared.dataset.manifest
@@ -150,7 +153,7 @@ def export_model(
             measured.compare("timm's own transform", _embed(prepared, own, "timm's transform"))
         if int8:
             _quantise(folder, pixels, prepared, measured)
-        shown: dict[str, Any] = {"data": config.data.name, "split": images.split or "test", "licence": licence}
+        shown: dict[str, Any] = {"data": manifest.name, "split": images.split or "test", "licence": licence}
         facts = Facts(**shown, **_facts(folder, to, measured, trained, state), interpolation=method)
         _describe(folder, write_card(trained, pipeline, facts), facts, measured)
         files = _sizes(folder)
@@ -177,6 +180,8 @@ def _require_possible(to: Target, out: Path, *, int8: bool, overwrite: bool) -> 
         raise UserError(f"--int8 goes with --to onnx, not with --to {to}")
     if to == "onnx":
         require_packages()
+    if out.resolve() == Path.cwd():
+        raise UserError(f"--out {out} is the folder that you are in; name one to make, such as exported")
     require_writable(out / _RESULT)
     found = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
     if not found:
@@ -239,9 +244,13 @@ def _measure(prepared: PreparedModel, to: Target, written: ImageModel) -> Measur
         require_room_for(manifest)
         options = prepared.evaluation_options(None, {"device": prepared.run.torch_device, "neighbours": 0})
     before, notes = prepared.embed()
+    prepared.run.tell(*notes[1:])  # it names images, which the card does not
+    unread = len(manifest) - len(before.ids)
     metrics = all_metrics(before, options)
     words = f"{len(before.ids):,} images of {manifest.name}, manifest {manifest.sha256[:16]}"
-    measured = Measured(before, metrics, words, options, notes=[*prepared.remarks, *notes[1:]])
+    measured = Measured(before, metrics, words, options, notes=[*prepared.remarks])
+    if unread:
+        measured.notes.append(f"{unread:,} of {len(manifest):,} images could not be read and are left out")
     measured.compare(_FILES[to], _embed(prepared, written, "checking"))
     if prepared.config is not None and prepared.config.model.text is not None:
         measured.notes.append("the encoder of images alone was exported, not that of texts")
@@ -319,7 +328,7 @@ def _facts(folder: Path, to: Target, measured: Measured, config: Config, state: 
         "trained": describe_training(config, state),
         "versions": {name: version(name) for name in ("aurank", *names)},
         "width": measured.before.embeddings.shape[1],
-        "pretrained_licence": pretrained_licence(config),
+        "begun_licence": describe_begun_licence(config),
         "notes": measured.notes,
     }
 

@@ -10,6 +10,7 @@ from aurank.config import Config
 from aurank.data import Pipeline
 from aurank.exporting.usage import usage
 from aurank.models.adapters.stored import describe_steps
+from aurank.models.adapters.timm import weights_file
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,13 @@ class Facts:
         target: what was exported, such as "onnx".
         files: bytes of each file by name.
         metrics: those of the test images, by name.
-        data: the reader of the images that were measured.
+        data: the name of the images that were measured.
         measured: the images that the metrics and the check are of, in words.
         checks: lines on how the exported files compare with the checkpoint.
         trained: lines on the run, such as the step of the weights.
         versions: of the libraries.
         licence: as hubs name it, None where nobody has said.
-        pretrained_licence: of the weights that training began with, as timm records it.
+        begun_licence: a sentence on that of the weights that training began with.
         width: of an embedding.
         interpolation: Pillow's word for how images are resized.
         split: of the images that were measured.
@@ -44,7 +45,7 @@ class Facts:
     data: str
     split: str
     licence: str | None = None
-    pretrained_licence: str | None = None
+    begun_licence: str = ""
     notes: Sequence[str] = field(default_factory=list)
 
 
@@ -54,13 +55,11 @@ def write_card(config: Config, pipeline: Pipeline, facts: Facts) -> str:
     Nothing of it names a place on this machine, and names that came from outside stay text.
     """
     size, channels = pipeline.image_size, pipeline.channels
-    model, data = config.model, config.data
-    name = f"{model.backbone} for retrieval on {data.name}"
     sections = [
         _head(config, facts),
-        f"# {_plain(name)}\n",
-        f"Embeddings of images, {facts.width} numbers each, trained with the loss {_code(config.loss.name)} by "
-        f"aurank. Images are alike where the cosine of their embeddings is large.\n",
+        f"# {_plain(f'Image embeddings by {_network(config)}')}\n",
+        f"The model makes {facts.width} numbers of an image, its embedding. Images are alike where the cosine of their "
+        f"embeddings is large. It was trained with the loss {_code(config.loss.name)} by aurank.\n",
         "## Use\n",
         usage(facts.target, pipeline, facts.width, facts.interpolation),
         "## Images\n",
@@ -97,7 +96,7 @@ def _head(config: Config, facts: Facts) -> str:
             "metrics": [{"type": key, "name": key, "value": round(value, 6)} for key, value in facts.metrics.items()],
         }
     ]
-    name = f"{config.model.backbone}-{config.data.name}"
+    name = f"{_network(config)} trained with {config.loss.name}"
     lines = [
         f"license: {json.dumps(facts.licence or 'unknown')}",
         f"library_name: {json.dumps(library)}",
@@ -116,9 +115,7 @@ def _licence(facts: Facts) -> str:
         if facts.licence
         else "This model: not stated. Fill in `license` at the head of this file before you share it."
     )
-    begun = facts.pretrained_licence
-    weights = f" The weights that training began with: {_code(begun)}, as timm records it." if begun else ""
-    return f"{own}{weights} The training images have terms of their own.\n"
+    return " ".join(filter(None, (own, facts.begun_licence, "The training images have terms of their own."))) + "\n"
 
 
 def _where(target: str) -> str:
@@ -148,16 +145,30 @@ def _one_line(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
 
+def _network(config: Config) -> str:
+    """Return the name of the backbone; of one in a folder of this machine, that it is."""
+    backbone = config.model.backbone
+    return "a network of a local folder" if backbone.startswith("local-dir:") else backbone
+
+
+def _begun(config: Config) -> str:
+    """Return what weights training began with."""
+    model = config.model
+    if model.init_from is not None:
+        return "the weights of another run"
+    if weights_file(model.params) is not None:
+        return "weights of a file"
+    return "pretrained weights" if model.pretrained else "random weights"
+
+
 def describe_training(config: Config, state: dict[str, Any]) -> list[str]:
     """Return what the card says of the run."""
     model, data = config.model, config.data
     step = state["progress"].get("step")
-    begun = "pretrained weights" if model.pretrained and model.init_from is None else "random weights"
-    begun = begun if model.init_from is None else "the weights of another run"
     head = "without its projection" if model.discard_head else f"{model.head_layers}-layer projection to {model.dim}"
     return [
-        f"network: {model.backbone}, {model.pooling} pooling, {head}, from {begun}",
-        f"data: {data.name}, images at {data.image_size} pixels, manifest {str(state['manifest'])[:16]}",
+        f"network: {_network(config)}, {model.pooling} pooling, {head}, from {_begun(config)}",
+        f"data: read as {data.name}, images at {data.image_size} pixels, manifest {str(state['manifest'])[:16]}",
         f"loss: {config.loss.name} {json.dumps(config.loss.params, default=str)}",
         f"sampler: {config.sampler.name}, batches of {config.sampler.batch}",
         f"optimiser: {config.optim.name}, lr {config.optim.lr:g}, weight decay {config.optim.weight_decay:g}",
@@ -165,11 +176,13 @@ def describe_training(config: Config, state: dict[str, Any]) -> list[str]:
     ]
 
 
-def pretrained_licence(config: Config) -> str | None:
-    """Return the licence of timm's weights that training began with, as far as timm tells."""
-    if not config.model.pretrained or config.model.init_from is not None:
-        return None
+def describe_begun_licence(config: Config) -> str:
+    """Return a sentence on the licence of the weights that training began with, none for random ones."""
+    begun, backbone = _begun(config), config.model.backbone
+    if begun == "random weights":
+        return ""
     timm: Any = importlib.import_module("timm")
-    found = None if ":" in config.model.backbone else timm.get_pretrained_cfg(config.model.backbone)
-    licence = None if found is None else found.license
-    return None if licence is None else str(licence)
+    known = None if begun != "pretrained weights" or ":" in backbone else timm.get_pretrained_cfg(backbone)
+    if known is not None and known.license is not None:
+        return f"The weights that training began with: {_code(str(known.license))}, as timm records it."
+    return "The weights that training began with have a licence of their own, which timm does not record here."

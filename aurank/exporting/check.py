@@ -34,7 +34,7 @@ class Check:
 
     @property
     def is_same(self) -> bool:
-        """Whether it is the same model: no number differs by more than `TOLERANCE`, nor mAUPRC by its fourth digit."""
+        """Whether it is the same model: no number differs by more than `TOLERANCE`, nor mAUPRC by more than 0.00005."""
         near = self.before is None or self.after is None or abs(self.after - self.before) <= 0.5e-4
         return self.max_difference <= TOLERANCE and near
 

@@ -40,8 +40,6 @@ def require_expressible(config: ModelConfig) -> None:
     if config.head_layers > 1 and not config.discard_head:
         what = f"timm has one linear layer behind a backbone, this model {config.head_layers} (model.head_layers)"
         raise UserError(f"--to hf: {what}; {_REMEDY}")
-    if config.backbone.startswith("local-dir:"):
-        raise UserError(f"--to hf: the backbone {config.backbone} is a folder of this machine; {_REMEDY}")
 
 
 def as_timm(encoder: Encoder, config: ModelConfig, *, channels: int) -> tuple[nn.Module, dict[str, Any]]:

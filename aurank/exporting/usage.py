@@ -1,6 +1,7 @@
 """How each kind of exported file is used, as the code of its model card."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from aurank.data import Pipeline
 from aurank.models.adapters.stored import crop_margin
@@ -25,11 +26,16 @@ def _block(code: str) -> str:
     return f"```python\n{code}```\n"
 
 
+def _upright(pipeline: Pipeline) -> str:
+    """Return code that reads a photo with Pillow."""
+    return f'image = ImageOps.exif_transpose(Image.open("photo.jpg")).convert("{_MODES[pipeline.channels]}")\n'
+
+
 def _pixels(pipeline: Pipeline, method: str) -> str:
     """Return code that makes `pixels` uint8 [1, channel, size, size] of a photo with Pillow."""
-    size, margin, mode = pipeline.image_size, crop_margin(pipeline), _MODES[pipeline.channels]
+    size, margin = pipeline.image_size, crop_margin(pipeline)
     resampling = f"Image.Resampling.{method.upper()}"
-    code = f'image = ImageOps.exif_transpose(Image.open("photo.jpg")).convert("{mode}")\n'
+    code = _upright(pipeline)
     if margin is None:
         code += f"image = image.resize(({size}, {size}), {resampling})\n"
     else:
@@ -48,29 +54,33 @@ def _nearly(pipeline: Pipeline, method: str) -> str:
     return f"Training resized by area (OpenCV's), {nearest}; the pixels differ a little.\n"
 
 
-_AS_THEY_ARE = "Pixels go in as they are, uint8 from 0 to 255, in batches of any size; the embedding has unit length.\n"
-
-
-def _onnx(pipeline: Pipeline, width: int, method: str) -> str:
+def _as_they_are(
+    pipeline: Pipeline, width: int, method: str, *, library: str, load: str, embed: str, measured: str
+) -> str:
+    """Return what is said of a file that takes pixels as they are: `load` makes it ready, `embed` calls it."""
     code = (
-        "import numpy as np\nimport onnxruntime\nfrom PIL import Image, ImageOps\n\n"
-        'session = onnxruntime.InferenceSession("model.onnx")\n'
-        f"{_pixels(pipeline, method)}"
-        f'embedding = session.run(None, {{"pixels": pixels}})[0]  # [1, {width}]\n'
+        f"import numpy as np\nimport {library}\nfrom PIL import Image, ImageOps\n\n{load}\n"
+        f"{_pixels(pipeline, method)}embedding = {embed}  # [1, {width}]\n"
     )
-    last = "`aurank evaluate --model onnx:model.onnx` reads all of this from the file itself.\n"
-    return "\n".join((_AS_THEY_ARE, _block(code), _nearly(pipeline, method), last))
+    first = "Pixels go in as they are, uint8 from 0 to 255, in batches of any size; the embedding has unit length.\n"
+    return "\n".join((first, _block(code), _nearly(pipeline, method), measured))
 
 
-def _program(pipeline: Pipeline, width: int, method: str) -> str:
-    code = (
-        "import numpy as np\nimport torch\nfrom PIL import Image, ImageOps\n\n"
-        'model = torch.export.load("model.pt2").module()\n'
-        f"{_pixels(pipeline, method)}"
-        f"embedding = model(torch.tensor(pixels))  # [1, {width}]\n"
-    )
-    last = "`aurank evaluate --model torchexport:model.pt2 --allow-code` reads preprocessing.json beside it.\n"
-    return "\n".join((_AS_THEY_ARE, _block(code), _nearly(pipeline, method), last))
+_onnx = partial(
+    _as_they_are,
+    library="onnxruntime",
+    load='session = onnxruntime.InferenceSession("model.onnx")',
+    embed='session.run(None, {"pixels": pixels})[0]',
+    measured="`aurank evaluate --model onnx:model.onnx` reads all of this from the file itself.\n",
+)
+_program = partial(
+    _as_they_are,
+    library="torch",
+    load='model = torch.export.load("model.pt2").module()',
+    embed="model(torch.tensor(pixels))",
+    measured="torch reads the file with pickle, which can run code: load it from where you trust. `aurank evaluate "
+    "--model torchexport:model.pt2 --allow-code` reads preprocessing.json beside it.\n",
+)
 
 
 def _weights(pipeline: Pipeline, width: int, method: str) -> str:
@@ -87,12 +97,12 @@ def _weights(pipeline: Pipeline, width: int, method: str) -> str:
 
 def _folder(pipeline: Pipeline, width: int, method: str) -> str:
     code = (
-        "import timm\nimport torch\nfrom PIL import Image\n\n"
+        "import timm\nimport torch\nfrom PIL import Image, ImageOps\n\n"
         'model = timm.create_model("local-dir:.", pretrained=True).eval()\n'
         "settings = timm.data.resolve_model_data_config(model)\n"
         "transform = timm.data.create_transform(**settings, is_training=False)\n"
-        f'image = transform(Image.open("photo.jpg").convert("{_MODES[pipeline.channels]}"))\n'
-        f"embedding = torch.nn.functional.normalize(model(image[None]), dim=-1)  # [1, {width}]\n"
+        f"{_upright(pipeline)}"
+        f"embedding = torch.nn.functional.normalize(model(transform(image)[None]), dim=-1)  # [1, {width}]\n"
     )
     first = "The folder is in timm's layout; on a hub it is `hf-hub:OWNER/NAME`. The last line makes the length 1.\n"
     return "\n".join((first, _block(code), _nearly(pipeline, method)))

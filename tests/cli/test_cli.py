@@ -4,42 +4,17 @@ import json
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from testing.shell import Shell
 from testing.tiny import tiny_config
 from testing.yaml_text import read_yaml
 
-from aurank import cli
 from aurank.cli.drawing import draw_warnings
 from aurank.config import shipped_configs
 from aurank.errors import AurankWarning
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def aurank(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory
-) -> Run:
-    """Runs a command in this process; returns its exit code, output and complaints."""
-
-    monkeypatch.setenv("AURANK_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["aurank", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +32,7 @@ def one_line(complaint: str) -> str:
 
 @pytest.mark.slow
 def test_train_evaluate_and_embed_from_the_command_line(
-    aurank: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aurank: Shell, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "runs" / "tiny"  # by default
@@ -96,7 +71,7 @@ def test_train_evaluate_and_embed_from_the_command_line(
 
 
 @pytest.mark.slow
-def test_another_data_set_can_be_measured(aurank: Run, tiny_run: Path, tmp_path: Path) -> None:
+def test_another_data_set_can_be_measured(aurank: Shell, tiny_run: Path, tmp_path: Path) -> None:
     from PIL import Image
 
     for label in ("a", "b"):
@@ -112,7 +87,9 @@ def test_another_data_set_can_be_measured(aurank: Run, tiny_run: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_images_left_out_are_counted_and_named_in_what_is_printed(aurank: Run, tiny_run: Path, tmp_path: Path) -> None:
+def test_images_left_out_are_counted_and_named_in_what_is_printed(
+    aurank: Shell, tiny_run: Path, tmp_path: Path
+) -> None:
     from PIL import Image
 
     for number in range(12):
@@ -137,7 +114,7 @@ def test_images_left_out_are_counted_and_named_in_what_is_printed(aurank: Run, t
     assert "7 embeddings of 8 dimensions" in output
 
 
-def test_a_place_that_cannot_be_written_is_told_before_the_work(aurank: Run, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_told_before_the_work(aurank: Shell, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept", encoding="utf-8")
     for command, out in (("embed", tmp_path), ("embed", tmp_path / "file" / "x.npz"), ("evaluate", tmp_path / "file"),
                          ("embed", tmp_path / "x.npy")):  # fmt: skip
@@ -149,7 +126,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_work(aurank: Run, tmp
 
 @pytest.mark.slow
 def test_dry_run_prints_sizes_and_writes_nothing(
-    aurank: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aurank: Shell, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, output, _ = aurank("train", config, "--dry-run")
@@ -160,7 +137,7 @@ def test_dry_run_prints_sizes_and_writes_nothing(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default:rho=5 ", "default:sampler.name=")
-def test_warnings_of_aurank_are_notices(aurank: Run, config: Path) -> None:
+def test_warnings_of_aurank_are_notices(aurank: Shell, config: Path) -> None:
     loss = "loss={name: isogclr, params: {rho: 5, temperature: 0.3}}"
     code, _, said = aurank("train", config, "sampler.name=shuffled", loss, "--dry-run")
     assert code == 0, said
@@ -187,7 +164,7 @@ def test_one_process_of_several_draws_a_warning(
     assert capsys.readouterr().err == said
 
 
-def test_config_prints_what_a_run_would_use(aurank: Run, config: Path) -> None:
+def test_config_prints_what_a_run_would_use(aurank: Shell, config: Path) -> None:
     code, output, _ = aurank("config", config, "optim.lr=0.5")
     assert code == 0
     assert read_yaml(output)["optim"]["lr"] == 0.5
@@ -199,7 +176,7 @@ def test_config_prints_what_a_run_would_use(aurank: Run, config: Path) -> None:
     assert "loss.params.tua1" in complaint
 
 
-def test_shipped_configs_are_listed_and_copied(aurank: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_configs_are_listed_and_copied(aurank: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code, output, _ = aurank("ls")
     assert code == 0
@@ -234,7 +211,7 @@ def test_shipped_configs_are_listed_and_copied(aurank: Run, tmp_path: Path, monk
     ],
 )
 def test_a_mistake_ends_in_one_line_and_exit_code_2(
-    aurank: Run, arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aurank: Shell, arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, _, complaint = aurank(*arguments)
@@ -244,7 +221,7 @@ def test_a_mistake_ends_in_one_line_and_exit_code_2(
 
 
 @pytest.mark.slow
-def test_doctor_reports_on_the_data_of_a_configuration(aurank: Run, config: Path) -> None:
+def test_doctor_reports_on_the_data_of_a_configuration(aurank: Shell, config: Path) -> None:
     code, output, _ = aurank("doctor", config)
     assert code == 0
     assert "1797 images, 10 classes, 899 test images, 10 test classes, 718 train images, 8 train classes" in output
@@ -253,7 +230,7 @@ def test_doctor_reports_on_the_data_of_a_configuration(aurank: Run, config: Path
 
 
 def test_what_has_no_labels_is_examined_without_and_told_where_to_be_measured(
-    aurank: Run, config: Path, tmp_path: Path
+    aurank: Shell, config: Path, tmp_path: Path
 ) -> None:
     from PIL import Image
 
@@ -277,7 +254,7 @@ def test_what_has_no_labels_is_examined_without_and_told_where_to_be_measured(
     assert "no two of the 4 images of photos have one label: measuring needs images with labels" in one_line(complaint)
 
 
-def test_doctor_ends_with_exit_code_2_where_images_are_broken(aurank: Run, config: Path, tmp_path: Path) -> None:
+def test_doctor_ends_with_exit_code_2_where_images_are_broken(aurank: Shell, config: Path, tmp_path: Path) -> None:
     for name in ("train/a/1.png", "test/b/1.png"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_bytes(b"no image")
@@ -288,13 +265,13 @@ def test_doctor_ends_with_exit_code_2_where_images_are_broken(aurank: Run, confi
     assert "error: unreadable images: 2" in output
 
 
-def test_the_version_is_printed(aurank: Run) -> None:
+def test_the_version_is_printed(aurank: Shell) -> None:
     from aurank import __version__
 
     assert aurank("--version") == (0, f"aurank {__version__}\n", "")
 
 
-def test_a_misspelt_choice_of_a_loss_is_met_with_the_nearest(aurank: Run, config: Path) -> None:
+def test_a_misspelt_choice_of_a_loss_is_met_with_the_nearest(aurank: Shell, config: Path) -> None:
     for key, value, meant in (("prior", "scald", "scaled"), ("interpolation", "quantiles", "quantile")):
         code, _, complaint = aurank("config", config, f"loss.params.{key}={value}")
         assert code == 2
@@ -303,7 +280,7 @@ def test_a_misspelt_choice_of_a_loss_is_met_with_the_nearest(aurank: Run, config
 
 
 @pytest.mark.slow
-def test_help_and_bad_options_come_from_the_parser(aurank: Run) -> None:
+def test_help_and_bad_options_come_from_the_parser(aurank: Shell) -> None:
     code, _, complaint = aurank("train", "--no-such")
     assert code == 2
     assert "Traceback" not in complaint
@@ -313,7 +290,7 @@ def test_help_and_bad_options_come_from_the_parser(aurank: Run) -> None:
 
 
 @pytest.mark.slow
-def test_train_and_evaluate_put_baselines_beside_the_model(aurank: Run, config: Path, tmp_path: Path) -> None:
+def test_train_and_evaluate_put_baselines_beside_the_model(aurank: Shell, config: Path, tmp_path: Path) -> None:
     code, output, _ = aurank("train", config, "train.steps=3", "--out", tmp_path / "run", "--baselines")
     assert code == 0
     best = f"aurank:{tmp_path / 'run' / 'best'}"

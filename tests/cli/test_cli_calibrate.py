@@ -3,15 +3,13 @@
 import csv
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from testing.shell import Shell
 
-import aurank
-from aurank import cli
-from aurank.evaluation import PostProcessing, RetrievalProblem, calibrate
+from aurank.evaluation import PostProcessing, RetrievalProblem, calibrate, evaluate
 
 CHANCE = np.random.default_rng(1)
 LABELS = np.arange(60) % 6
@@ -22,27 +20,16 @@ ROWS = (CHANCE.normal(size=(6, 12))[LABELS] + CHANCE.normal(size=(60, 12))).asty
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez(tmp_path / "rows.npz", embeddings=ROWS, labels=LABELS)
     (tmp_path / "measured").mkdir()
-    aurank.evaluate(ROWS, LABELS, neighbours=5).save(tmp_path / "measured/report.json")
-    aurank.evaluate(ROWS, LABELS).save(tmp_path / "bare.json")
+    evaluate(ROWS, LABELS, neighbours=5).save(tmp_path / "measured/report.json")
+    evaluate(ROWS, LABELS).save(tmp_path / "bare.json")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    monkeypatch.setattr(sys, "argv", ["aurank", "calibrate", *words])
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as ended:
-        code = int(ended.code or 0)
-    said = capsys.readouterr()
-    return code, said.out + said.err
-
-
 @pytest.mark.slow
-def test_files_and_lines(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_and_lines(place: Path, aurank: Shell) -> None:
     words = ("--model", "embeddings:rows.npz", "--precision", "0.8", "--out", "made")
-    code, said = run(monkeypatch, capsys, *words)
+    code, said, _ = aurank("calibrate", *words)
     assert code == 0
     kept = json.loads((place / "made/calibration.json").read_text(encoding="utf-8"))
     assert said.startswith(f"threshold {kept['threshold']!r} (cosine): a pair that scores so much or more is a match\n")
@@ -58,23 +45,17 @@ def test_files_and_lines(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert not re.search(r"(?:src|href)=\"http|@import|<link", page)
 
 
-def test_a_report_by_its_folder(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, said = run(monkeypatch, capsys, "measured", "--precision", "0.8", "--out", "made")
+def test_a_report_by_its_folder(place: Path, aurank: Shell) -> None:
+    code, said, _ = aurank("calibrate", "measured", "--precision", "0.8", "--out", "made")
     assert code == 0
     assert "lists of 5 neighbours" in said
     page = (place / "made/calibrate.html").read_text(encoding="utf-8")
     assert "nan" not in page.replace("</title>", "")
 
 
-def test_behind_post_processing(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_behind_post_processing(place: Path, aurank: Shell) -> None:
     words = ("--model", "embeddings:rows.npz", "--precision", "0.8")
-    code, said = run(
-        monkeypatch, capsys, *words, "--postprocess", "center, query_expansion:k=2", "--fit-on", "rows.npz"
-    )
+    code, said, _ = aurank("calibrate", *words, "--postprocess", "center, query_expansion:k=2", "--fit-on", "rows.npz")
     assert code == 0
     assert "post-processing: center, query_expansion:k=2, fitted on 60 training rows; query_expansion is trans" in said
     steps = PostProcessing.parse("center, query_expansion:k=2").fit(ROWS)
@@ -83,11 +64,9 @@ def test_behind_post_processing(
     assert expected.threshold != calibrate(RetrievalProblem(ROWS, LABELS), precision=0.8).threshold
 
 
-def test_names_are_text_in_the_page(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_are_text_in_the_page(place: Path, aurank: Shell) -> None:
     (place / "measured").rename(place / "<img src=x onerror=alert(1)>")
-    code, _ = run(monkeypatch, capsys, "<img src=x onerror=alert(1)>", "--precision", "0.8", "--out", "made")
+    code, *_ = aurank("calibrate", "<img src=x onerror=alert(1)>", "--precision", "0.8", "--out", "made")
     assert code == 0
     page = (place / "made/calibrate.html").read_text(encoding="utf-8")
     assert "<img" not in page
@@ -119,10 +98,8 @@ def test_names_are_text_in_the_page(
         (("--model", "trec:run", "--precision", "0.9"), "trec:run"),
     ],
 )
-def test_refusals_are_one_line(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
-) -> None:
-    code, printed = run(monkeypatch, capsys, *words)
+def test_refusals_are_one_line(place: Path, aurank: Shell, words: tuple[str, ...], said: str) -> None:
+    code, _, printed = aurank("calibrate", *words)
     assert code == 2
     assert said in printed
     assert printed.count("\n") == 1

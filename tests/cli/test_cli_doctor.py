@@ -1,31 +1,12 @@
-import sys
-from collections.abc import Callable
+"""`aurank doctor` as typed."""
+
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from testing.data_trees import pixels
-
-from aurank import cli
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def aurank(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command, and returns its exit code, output and complaint."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["aurank", *words])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        return code, *capsys.readouterr()
-
-    return run
+from testing.shell import Shell
 
 
 @pytest.fixture
@@ -39,7 +20,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_cleaned_table_is_sound_and_a_page_is_written(place: Path, aurank: Run) -> None:
+def test_a_cleaned_table_is_sound_and_a_page_is_written(place: Path, aurank: Shell) -> None:
     code, output, _ = aurank("doctor", "folder:photos", "--html", "doctor.html", "--fix", "clean.csv")
     assert code == 1
     assert "same image under two classes: 1 (class0/0.png = class3/7.png)" in output
@@ -51,7 +32,7 @@ def test_a_cleaned_table_is_sound_and_a_page_is_written(place: Path, aurank: Run
     assert "same image" not in output
 
 
-def test_saved_embeddings_are_examined(place: Path, aurank: Run) -> None:
+def test_saved_embeddings_are_examined(place: Path, aurank: Shell) -> None:
     code, output, _ = aurank("doctor", "--embeddings", "rows.npz")
     assert output.startswith("rows.npz: 4 embeddings, 4 dimensions, 2 classes\n")
     assert code in (0, 1)
@@ -70,7 +51,7 @@ def test_saved_embeddings_are_examined(place: Path, aurank: Run) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(
-    place: Path, aurank: Run, words: tuple[str, ...], complaint: str
+    place: Path, aurank: Shell, words: tuple[str, ...], complaint: str
 ) -> None:
     code, _, said = aurank("doctor", *words)
     assert (code, said.count("\n")) == (2, 1)

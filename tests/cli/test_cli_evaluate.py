@@ -25,8 +25,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pixels[:, :, row // 4] += 120
         Image.fromarray(pixels).save(path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("AURANK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "200")
     return tmp_path
 
 

@@ -1,12 +1,11 @@
 """`aurank evaluate --postprocess`, `--dims` and `--precision` as typed."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from testing.shell import Shell
 
-from aurank import cli
 from aurank.evaluation import PostProcessing, Report
 
 GENERATOR = np.random.default_rng(1)
@@ -22,27 +21,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def aurank(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    """Run a command in this process; return its exit code, and what it printed and complained of."""
-    monkeypatch.setattr(sys, "argv", ["aurank", *words])
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as ended:
-        code = int(ended.code or 0)
-    said = capsys.readouterr()
-    return code, said.out + said.err
-
-
 EVALUATE = ("evaluate", "--model", "embeddings:rows.npz", "--recall-at", "1,5")
 
 
 @pytest.mark.slow
-def test_both_numbers_are_printed_and_the_steps_are_kept(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_both_numbers_are_printed_and_the_steps_are_kept(place: Path, aurank: Shell) -> None:
     steps = "center, whiten:dim=4, k_reciprocal:k1=5,k2=2"
-    code, said = aurank(monkeypatch, capsys, *EVALUATE, "--out", "out", "--postprocess", steps, "--fit-on", "train.npz")
+    code, said, _ = aurank(*EVALUATE, "--out", "out", "--postprocess", steps, "--fit-on", "train.npz")
     report = Report.load(place / "out/report.json")
     assert code == 0
     assert report.postprocessing is not None
@@ -50,22 +35,18 @@ def test_both_numbers_are_printed_and_the_steps_are_kept(
     assert "k_reciprocal is transductive" in said
     kept = PostProcessing.load(place / "out/postprocessing.safetensors")
     assert (str(kept), kept.fitted_rows) == (steps, 30)
-    code, said = aurank(
-        monkeypatch, capsys, *EVALUATE, "--out", "again", "--postprocess", "out/postprocessing.safetensors"
-    )
+    code, said, _ = aurank(*EVALUATE, "--out", "again", "--postprocess", "out/postprocessing.safetensors")
     assert code == 0
     assert Report.load(place / "again/report.json").metrics == report.metrics
-    code, said = aurank(monkeypatch, capsys, *EVALUATE, "--out", "out", "--overwrite")
+    code, said, _ = aurank(*EVALUATE, "--out", "out", "--overwrite")
     assert code == 0
     assert sorted(path.name for path in (place / "out").iterdir() if "postprocessing" in path.name) == []
 
 
 @pytest.mark.slow
-def test_a_table_and_a_picture_of_codes(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_and_a_picture_of_codes(place: Path, aurank: Shell) -> None:
     words = ("--out", "out", "--dims", "4,12", "--precision", "float32,int8,binary", "--rescore", "20")
-    code, said = aurank(monkeypatch, capsys, *EVALUATE, *words)
+    code, said, _ = aurank(*EVALUATE, *words)
     assert code == 0
     assert "dim  precision  bytes an image  rescored  mauprc  recall@1  recall@5" in said
     codes = Report.load(place / "out/report.json").codes
@@ -89,10 +70,9 @@ def test_what_cannot_be_is_refused_in_a_line_and_nothing_is_written(
     words: tuple[str, ...],
     said: str,
     place: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    aurank: Shell,
 ) -> None:
-    code, heard = aurank(monkeypatch, capsys, *EVALUATE, "--out", "out", *words)
+    code, _, heard = aurank(*EVALUATE, "--out", "out", *words)
     assert code == 2
     assert said in heard
     assert "\x1b[31m" not in heard

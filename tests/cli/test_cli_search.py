@@ -3,17 +3,13 @@
 import io
 import json
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from testing.indexes import MODEL, small_index, write_photo, write_photos
+from testing.shell import Shell
 
-from aurank import cli
 from aurank.commands import ImageIndex
-
-Aurank = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -23,26 +19,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def aurank(made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Aurank:
-    """Run a command in this process, where the index is; return its exit code, what it printed and complained of."""
+@pytest.fixture(autouse=True)
+def inside(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands are given where the index is."""
     monkeypatch.chdir(made)
-    monkeypatch.setenv("AURANK_CACHE", str(made / "cache"))
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["aurank", *words])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
 
 
-def test_a_photo_finds_itself_first(aurank: Aurank) -> None:
+def test_a_photo_finds_itself_first(aurank: Shell) -> None:
     code, out, err = aurank("search", "index", "photos/c1/2.png", "--k", "3")
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -52,7 +35,7 @@ def test_a_photo_finds_itself_first(aurank: Aurank) -> None:
 
 
 def test_a_list_is_read_from_stdin_and_printed_as_json(
-    aurank: Aurank, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aurank: Shell, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = tmp_path / os.fsdecode(b"a\n\x1b[31m\xff.png")
     write_photo(odd, 3)
@@ -74,7 +57,7 @@ def test_a_list_is_read_from_stdin_and_printed_as_json(
     assert content["index"]["count"] == 6
 
 
-def test_what_a_name_holds_stays_text(aurank: Aurank, tmp_path: Path) -> None:
+def test_what_a_name_holds_stays_text(aurank: Shell, tmp_path: Path) -> None:
     write_photo(tmp_path / "photos/a\n\x1b[31m<b>.png", 3)
     code, out, _ = aurank("search", "index", str(tmp_path / "photos"), "--k", "1", "--html", str(tmp_path / "f.html"))
     assert code == 0
@@ -98,7 +81,7 @@ def test_what_a_name_holds_stays_text(aurank: Aurank, tmp_path: Path) -> None:
         (("index", "photos/c0/0.png", "--device", "nope"), 2, "--device 'nope' cannot be used here"),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(words: tuple[str, ...], code: int, said: str, aurank: Aurank) -> None:
+def test_what_cannot_be_is_told_in_one_line(words: tuple[str, ...], code: int, said: str, aurank: Shell) -> None:
     found, _, err = aurank("search", *words)
     assert found == code
     assert said in err
@@ -106,7 +89,7 @@ def test_what_cannot_be_is_told_in_one_line(words: tuple[str, ...], code: int, s
 
 
 @pytest.mark.slow
-def test_an_index_is_built_and_changed(aurank: Aurank, made: Path) -> None:
+def test_an_index_is_built_and_changed(aurank: Shell, made: Path) -> None:
     code, out, _ = aurank(
         *("index", "build", "--model", MODEL, "--data", "folder:photos", "--out", "near", "--index", "IVF2,Flat")
     )

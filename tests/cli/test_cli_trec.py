@@ -1,12 +1,11 @@
 """`aurank evaluate` with runs and qrels of TREC, as typed."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from testing.shell import Shell
 
-from aurank import cli
 from aurank.errors import AurankError
 from aurank.evaluation import Report
 
@@ -18,36 +17,25 @@ TREC = ("evaluate", "--model", "trec:out/a.run", "--out", "two", "--overwrite")
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with embeddings of eight images in two classes, where commands are given."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
     chance = np.random.default_rng(0)
     paths = np.array([f"{row}.png" for row in range(8)])
     np.savez(tmp_path / "rows.npz", embeddings=chance.normal(size=(8, 3)), labels=np.arange(8) % 2, paths=paths)
     return tmp_path
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["aurank", *arguments])
-    try:
-        cli.main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
 @pytest.mark.slow
-def test_a_run_is_written_for_trec_eval_and_measured_from_its_files(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_written_for_trec_eval_and_measured_from_its_files(place: Path, aurank: Shell) -> None:
     asked = ("--metrics", "mauprc,map@7(r),mrr@3", "--trec-run", "out/a.run")
-    assert run(monkeypatch, *ROWS, "--out", "one", *asked) == 0
-    assert run(monkeypatch, *ROWS, "--out", "two") == 0
+    assert aurank(*ROWS, "--out", "one", *asked)[0] == 0
+    assert aurank(*ROWS, "--out", "two")[0] == 0
     assert (place / "two" / "pr_curve.png").exists()
     lines = (place / "out" / "a.run").read_text().splitlines()
     assert len(lines) == 8 * 7
     assert lines[0].startswith("0.png Q0 ")
     assert len((place / "out" / "a.qrels").read_text().splitlines()) == 8 * 3
-    assert run(monkeypatch, *TREC, "--labels", "out/a.qrels") == 0
-    assert "of a run with up to 7 documents a query: what it does not list counts as never" in capsys.readouterr().out
+    code, output, _ = aurank(*TREC, "--labels", "out/a.qrels")
+    assert code == 0
+    assert "of a run with up to 7 documents a query: what it does not list counts as never" in output
     assert sorted(path.name for path in (place / "two").iterdir()) == ["per_query.parquet", "report.json"]
     exact, read = (Report.load(place / name / "report.json").metrics for name in ("one", "two"))
     assert list(exact) == ["mauprc", "map@7(r)", "mrr@3"]
@@ -78,11 +66,10 @@ def test_what_does_not_go_together_is_refused(
     arguments: tuple[str, ...],
     message: str,
     place: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    aurank: Shell,
 ) -> None:
-    assert run(monkeypatch, *arguments) == 2
-    said = capsys.readouterr().err
+    code, _, said = aurank(*arguments)
+    assert code == 2
     assert message in said
     assert said.count("\n") == 1
 
@@ -90,34 +77,34 @@ def test_what_does_not_go_together_is_refused(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.run", "a.qrels"])
 def test_a_run_that_is_there_is_replaced_by_its_own_command_or_when_asked_for(
-    name: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, place: Path, aurank: Shell
 ) -> None:
     (place / name).write_text("mine")
     command = (*ROWS, "--out", "one", "--trec-run", "a.run")
-    assert run(monkeypatch, *command) == 2
-    assert f"--trec-run a.run: {name} is there already; name another, or add --overwrite" in capsys.readouterr().err
+    code, _, said = aurank(*command)
+    assert code == 2
+    assert f"--trec-run a.run: {name} is there already; name another, or add --overwrite" in said
     assert (place / name).read_text() == "mine"
     assert not (place / "one").exists()
-    assert run(monkeypatch, *command, "--overwrite") == 0
-    assert run(monkeypatch, *command) == 0
-    assert run(monkeypatch, *ROWS, "--out", "two", "--trec-run", "a.run") == 2
+    assert aurank(*command, "--overwrite")[0] == 0
+    assert aurank(*command)[0] == 0
+    assert aurank(*ROWS, "--out", "two", "--trec-run", "a.run")[0] == 2
 
 
 @pytest.mark.slow
 def test_names_are_looked_at_before_the_ranking_and_a_run_that_fails_loses_no_report(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path, aurank: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise AurankError("cannot save a.run: no space")
 
     monkeypatch.setattr("aurank.commands.evaluate.write_run", full)
-    assert run(monkeypatch, *ROWS, "--out", "one", "--trec-run", "a.run") == 1
+    assert aurank(*ROWS, "--out", "one", "--trec-run", "a.run")[0] == 1
     assert Report.load(place / "one" / "report.json").num_queries == 8
     paths = np.array(["a b", "a b", *"cdefgh"])
     np.savez(place / "rows.npz", embeddings=np.eye(8), labels=np.arange(8) % 2, paths=paths)
     monkeypatch.setattr("aurank.embedding.embed.Embedded.evaluate", lambda *_, **__: pytest.fail("ranked"))
     monkeypatch.setattr("aurank.commands.evaluate._check_options", lambda *_: None)
-    capsys.readouterr()
-    command = (*ROWS, "--out", "two", "--trec-run", "b.run", "data.repeated=keep")
-    assert run(monkeypatch, *command) == 2
-    assert "a run needs a name for each row, all different" in capsys.readouterr().err
+    code, _, said = aurank(*ROWS, "--out", "two", "--trec-run", "b.run", "data.repeated=keep")
+    assert code == 2
+    assert "a run needs a name for each row, all different" in said

@@ -12,12 +12,15 @@ import pytest
 import torch
 from PIL import Image
 from ruamel.yaml import YAML
+from testing.tiny import tiny_config
 
 import aurank
 from aurank.commands import evaluate_model, export_model
 from aurank.commands.export import require_target
+from aurank.config import Config
 from aurank.embedding import ImageSelection
 from aurank.errors import AurankError, UserError
+from aurank.exporting.card import describe_begun_licence, describe_training
 from aurank.exporting.check import Check
 from aurank.exporting.graphs import require_packages
 
@@ -124,6 +127,28 @@ def test_impossible_wishes_are_refused_before_anything_is_read(tmp_path: Path) -
         require_target("coreml")
     with pytest.raises(UserError, match="--int8 goes with --to onnx, not with --to hf"):
         export_model("nowhere/best", "hf", tmp_path / "out", int8=True)
+    with pytest.raises(UserError, match=r"--out \. is the folder that you are in; name one to make"):
+        export_model("nowhere/best", "hf", ".")
+
+
+def test_weights_of_a_file_are_not_called_random_and_no_place_of_the_machine_is_named() -> None:
+    begun = {
+        "random weights": {"pretrained": False},
+        "pretrained weights": {"pretrained": True},
+        "weights of a file": {"pretrained": False, "params": {"file": "/home/me/weights.safetensors"}},
+        "the weights of another run": {"init_from": "/home/me/run/best"},
+    }
+    parts = {name: value for name, value in tiny_config().items() if name != "evaluate"}
+    for words, model in begun.items():
+        config = Config(**{**parts, "model": {**tiny_config()["model"], **model}})
+        told = describe_training(config, {"progress": {"step": 3}, "manifest": "0" * 64})
+        assert told[0].endswith(f", from {words}")
+        assert "/home/me" not in " ".join(told)
+        assert bool(describe_begun_licence(config)) == (words != "random weights")
+    config = config.model_copy(update={"model": config.model.model_copy(update={"backbone": "local-dir:/home/me/net"})})
+    assert describe_training(config, {"progress": {}, "manifest": ""})[0].startswith(
+        "network: a network of a local folder"
+    )
 
 
 def test_missing_packages_are_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from aurank.errors import UserError, first_line
 from aurank.files import require_ordinary
-from aurank.models.adapters.loading import ImageModel, Options, describe_adapter, loading
+from aurank.models.adapters.loading import ImageModel, Options, describe_adapter
 from aurank.models.adapters.stored import ENCODER, PREPROCESSING, stored_text, unpack_preprocessing
+from aurank.models.adapters.timm import without_file
 from aurank.models.encoder import Encoder
 
 PROGRAM_PREPROCESSING = "preprocessing.json"
@@ -42,12 +43,21 @@ def safetensors_model(name: str, what: str, options: Options, allow_code: bool) 
             weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # no mapping
     # A damaged file fails in any way.
     except Exception as error:
-        raise UserError(f"{name}: {what} is no safetensors file that can be read ({first_line(error)})") from error
+        said = f"no safetensors file that can be read ({first_line(error)})"
+        raise UserError(f"{name}: {said}; copy or export it again") from error
     transform = unpack_preprocessing(stored_text(metadata, PREPROCESSING, name), name)
-    with loading(name, pretrained=False):
-        arguments: Any = json.loads(stored_text(metadata, ENCODER, name))
-        module = Encoder(**{**arguments, "pretrained": False})
+    text = stored_text(metadata, ENCODER, name)
+    try:
+        arguments: Any = json.loads(text)
+        arguments |= {"pretrained": False, "params": without_file(arguments.get("params") or {})}
+        module = Encoder(**arguments)
         module.load_state_dict(weights)
+    # Any JSON may stand there, and any network may be named.
+    except Exception as error:
+        said = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{name}: its weights do not fit what it says of its network ({said}); export it again"
+        ) from error
     description = describe_adapter(torch, what, {}, f"{arguments} {transform!r}")
     return ImageModel(name, module, transform, description, channels=transform.pipeline.channels)
 
@@ -64,7 +74,8 @@ def torchexport_model(name: str, what: str, options: Options, allow_code: bool) 
     try:
         program = torch.export.load(what).module()
     except Exception as error:
-        raise UserError(f"{name}: {what} is no program of torch.export: {first_line(error)}") from error
+        said = f"no program of torch.export that can be read ({first_line(error)})"
+        raise UserError(f"{name}: {said}; copy or export it again") from error
     description = describe_adapter(torch, what, {}, transform)
     return ImageModel(name, _Program(program, digest), transform, description, channels=transform.pipeline.channels)
 

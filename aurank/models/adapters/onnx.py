@@ -1,9 +1,11 @@
 """ONNX graphs, run by onnxruntime on the CPU."""
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
@@ -40,8 +42,16 @@ class _Onnx(nn.Module):
             found = graph.run([graph.get_outputs()[0].name], {graph.get_inputs()[0].name: images.cpu().numpy()})
         except Exception as error:
             what = f"the graph fails on images {list(images.shape)}"
-            raise UserError(f"{self.name}: {what}: {first_line(error)}") from error
+            raise UserError(f"{self.name}: {what} ({_said(error)})") from error
+        if np.ndim(found[0]) < 2 or len(found[0]) != len(images):
+            came = f"the graph gives {list(np.shape(found[0]))} for {len(images)} images"
+            raise UserError(f"{self.name}: {came}, expected an embedding of each, [batch, dim], as its first output")
         return torch.from_numpy(found[0]).flatten(1)
+
+
+def _said(error: Exception) -> str:
+    """Return what onnxruntime says, without its codes and the place in its own source."""
+    return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (/\S+:\d+ .*?\) )?", "", first_line(error))[:300]
 
 
 def onnx_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
@@ -55,7 +65,8 @@ def onnx_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
     try:
         session = library.InferenceSession(content, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise UserError(f"{name}: {what} is no ONNX model that can be run: {first_line(error)}") from error
+        remedy = "copy or export it again, or upgrade onnxruntime where it is of a newer version"
+        raise UserError(f"{name}: no ONNX model that can be run ({_said(error)}); {remedy}") from error
     shape = session.get_inputs()[0].shape
     if len(session.get_inputs()) != 1 or len(shape) != 4:
         raise UserError(f"{name}: expected one input [batch, channel, height, width], got {shape}")
@@ -82,7 +93,8 @@ def _transform(name: str, session: Any, shape: Any, options: Options) -> tuple[T
             raise UserError(f"{name}: {came}; export the model again")
         return stored, channels
     if "float" not in (kind := session.get_inputs()[0].type):
-        raise UserError(f"{name}: the graph takes {kind}, and no preprocessing is stored inside; export it for floats")
+        what = f"the graph takes {kind}, and no preprocessing is stored inside"
+        raise UserError(f"{name}: {what}; export it by aurank export, or for floats")
     if fixed and options.get("size", fixed[0]) != fixed[0]:
         raise UserError(
             f"{name}: the graph takes images of {fixed[0]} × {fixed[0]} alone: leave out size={options['size']}, or "

@@ -91,13 +91,17 @@ def unpack_preprocessing(text: str, source: str) -> StoredTransform:
     """
     try:
         content: Any = json.loads(text)
-        if content["format"] != FORMAT:
-            raise ValueError(f"it is of format {content['format']!r}, this aurank reads {FORMAT}: upgrade aurank")
+        if (number := content["format"]) != FORMAT:
+            newer = isinstance(number, int) and number > FORMAT
+            said = f"its stored preprocessing is of format {number!r}, and this aurank reads {FORMAT}"
+            raise UserError(f"{source}: {said}; {'upgrade aurank' if newer else 'export the model again'}")
         given = dict(content["transform"])
         pipeline = TRANSFORMS[given.pop("name")](**given)
         if pipeline.image_size > 8192 or pipeline.channels > 256:
             raise ValueError(f"images of {pipeline.channels} × {pipeline.image_size} × {pipeline.image_size}")
         return StoredTransform(pipeline, is_inside=content["input"]["normalised_inside"] is True)
+    except UserError:
+        raise
     # Any JSON may stand there: another type, another key, a number where a list is meant.
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         said = f"{error} is missing or unknown" if isinstance(error, KeyError) else first_line(error)[:200]
@@ -109,7 +113,8 @@ def unpack_preprocessing(text: str, source: str) -> StoredTransform:
 def stored_text(metadata: Mapping[str, str], name: str, source: str) -> str:
     """Return one entry of a file's metadata; raise UserError where the file has none, as others write them."""
     if name not in metadata:
-        raise UserError(f"{source} holds no {name}, so it was not written by aurank export; name another file")
+        what = f"the file holds no {name}, so it was not written by aurank export"
+        raise UserError(f"{source}: {what}; name another file")
     return metadata[name]
 
 

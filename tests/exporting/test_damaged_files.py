@@ -1,0 +1,125 @@
+"""Exported files that are cut short, of another version or of something else: one line each, with the remedy."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from aurank.config import ModelConfig
+from aurank.data import TRANSFORMS
+from aurank.errors import UserError
+from aurank.exporting.portable import write_weights
+from aurank.models import Encoder
+from aurank.models.adapters.by_name import load_model
+from aurank.models.adapters.stored import ENCODER, PREPROCESSING, pack_preprocessing
+
+PIPELINE = TRANSFORMS["resize"](4, 3)
+
+
+def refusal(name: str) -> str:
+    """Return what is said of a model's file, without the name that it begins with."""
+    with pytest.raises(UserError) as caught:
+        load_model(name)
+    said = str(caught.value)
+    assert said.startswith(f"{name}: ")
+    assert said.count(name) == 1
+    assert "\n" not in said
+    return said.removeprefix(f"{name}: ")
+
+
+def graph(path: Path, *, dtype: str = "UINT8", stored: str | None = None, opset: int = 17) -> str:
+    """Write a graph whose embedding is the sum of the pixels by channel, and return its name."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    kinds, make = onnx.TensorProto, onnx.helper
+    pixels = make.make_tensor_value_info("pixels", getattr(kinds, dtype), ["batch", 3, 4, 4])
+    embedding = make.make_tensor_value_info("embedding", kinds.FLOAT, ["batch", 3])
+    nodes = [
+        make.make_node("Cast", ["pixels"], ["values"], to=kinds.FLOAT),
+        make.make_node("ReduceMean", ["values"], ["embedding"], axes=[2, 3], keepdims=0),
+    ]
+    model = make.make_model(
+        make.make_graph(nodes, "sums", [pixels], [embedding]),
+        opset_imports=[make.make_opsetid("", opset)],
+        ir_version=8,
+    )
+    if stored is not None:
+        model.metadata_props.add(key=PREPROCESSING, value=stored)
+    path.write_bytes(model.SerializeToString())
+    return f"onnx:{path}"
+
+
+def test_a_graph_is_read_with_what_is_stored_inside(tmp_path: Path) -> None:
+    stored = pack_preprocessing(PIPELINE, dim=3, is_inside=True)
+    model = load_model(graph(tmp_path / "model.onnx", stored=stored))
+    assert model.module(torch.full((2, 3, 4, 4), 7, dtype=torch.uint8)).tolist() == [[7.0] * 3] * 2
+
+
+def test_graphs_that_cannot_be_used(tmp_path: Path) -> None:
+    stored = pack_preprocessing(PIPELINE, dim=3, is_inside=True)
+    path = tmp_path / "model.onnx"
+    said = refusal(graph(path))
+    assert said.startswith("the graph takes tensor(uint8), and no preprocessing is stored inside; export it by aurank")
+    newer = stored.replace('"format": 1', '"format": 2')
+    assert refusal(graph(path, stored=newer)) == (
+        "its stored preprocessing is of format 2, and this aurank reads 1; upgrade aurank"
+    )
+    assert "it again, or upgrade onnxruntime" in refusal(graph(path, opset=99))
+    name = graph(path, stored=stored)
+    path.write_bytes(path.read_bytes()[:-100])
+    said = refusal(name)
+    assert said.startswith("no ONNX model that can be run (")
+    assert "ONNXRuntimeError" not in said
+
+
+def test_a_graph_without_an_embedding_for_each_image(tmp_path: Path) -> None:
+    model = load_model(graph(tmp_path / "model.onnx", dtype="FLOAT"))
+    session: Any = model.module.session
+    model.module.session = SimpleNamespace(  # type: ignore[assignment]
+        get_inputs=session.get_inputs, get_outputs=session.get_outputs, run=lambda *_: [np.zeros(2)]
+    )
+    with pytest.raises(UserError, match=r"the graph gives \[2\] for 2 images, expected an embedding of each"):
+        model.module(torch.zeros(2, 3, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda about: {**about, "dim": 9}, "size mismatch for head.weight"),
+        (lambda about: {**about, "width": 9}, "unexpected keyword argument 'width'"),
+        (lambda about: {**about, "backbone": "resnet0"}, "timm has no model 'resnet0'"),
+        (lambda about: [1], "no attribute 'get'"),
+    ],
+)
+def test_weights_that_do_not_fit_their_network(change: Callable[[Any], Any], message: str, tmp_path: Path) -> None:
+    config, path = ModelConfig(backbone="test_resnet", pretrained=False, dim=8), tmp_path / "model.safetensors"
+    write_weights(Encoder("test_resnet", dim=8, pretrained=False), config, PIPELINE, path, dim=8)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    save_file(load_file(path), path, {**metadata, ENCODER: json.dumps(change(json.loads(metadata[ENCODER])))})
+    said = refusal(f"safetensors:{path}")
+    assert said.startswith("its weights do not fit what it says of its network (")
+    assert said.endswith("); export it again")
+    assert message in said
+
+
+def test_weights_that_name_a_file_read_none(tmp_path: Path) -> None:
+    config, path = ModelConfig(backbone="test_resnet", pretrained=False, dim=8), tmp_path / "model.safetensors"
+    write_weights(Encoder("test_resnet", dim=8, pretrained=False), config, PIPELINE, path, dim=8)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    about = {**json.loads(metadata[ENCODER]), "params": {"file": str(tmp_path / "elsewhere.pt")}}
+    save_file(load_file(path), path, {**metadata, ENCODER: json.dumps(about)})
+    assert load_model(f"safetensors:{path}").channels == 3
+    del metadata[ENCODER]
+    save_file(load_file(path), path, metadata)
+    assert refusal(f"safetensors:{path}") == (
+        "the file holds no aurank.encoder, so it was not written by aurank export; name another file"
+    )
