@@ -3,8 +3,9 @@
 The exact score of a query with each of its positives is a *threshold*. A tile of products decides every score that is
 farther from each threshold than the product's error bound. A score that is *near* is taken again, exactly, and there is
 above the threshold, below it, or **a tie** (`TileCounter._decide_near`). Where too many are near (a collapsed model),
-the tile goes to the next tier: float64 products, then exact scores throughout. Hence a count never depends on how it
-was found. Positives, and pairs that are left out, are set to minus infinity, which nothing counts.
+the tile goes to the next tier: float64 products, then exact scores throughout, where it begins if products of the rows
+are exact (`ExactScores.product_type`). Hence a count never depends on how it was found. Positives, and pairs that are
+left out, are set to minus infinity, which nothing counts.
 """
 
 import math
@@ -144,7 +145,8 @@ class TileCounter:
     def count(self, tile: Tile) -> None:
         """Add to the counts what a tile says, by products or, where these decide too little, by exact scores."""
         transposed = [False, True] if self.problem.symmetric and tile.queries != tile.gallery else [False]
-        for dtype in (torch.float32, torch.float64, None):
+        tiers = (torch.float32, torch.float64) if self.exact.product_type is None else ()
+        for dtype in (*tiers, None):
             if dtype is None or math.isfinite(self.counts.error(dtype)):
                 transposed = self._count_tier(tile, transposed, dtype)
             if not transposed:
@@ -169,7 +171,8 @@ class TileCounter:
             if counted is None:
                 undecided.append(side)
             elif dtype is None:  # of exact scores the near ones tie
-                self.counts.add(tile.sides(side)[0], counted.above, counted.near, len(tile.left) * len(tile.right))
+                again = 0 if self.exact.product_type is not None else len(tile.left) * len(tile.right)
+                self.counts.add(tile.sides(side)[0], counted.above, counted.near, again)
             else:
                 self._decide_near(*tile.sides(side), each, counted)
         return undecided

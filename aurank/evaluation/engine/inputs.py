@@ -232,6 +232,18 @@ def row_lengths(embeddings: Embeddings, *, side: str, distance: str, compiled: b
     raise UserError(f"row {row} of the {side} embeddings {what}")
 
 
+def greatest_whole(embeddings: Embeddings) -> float | None:
+    """Return the greatest absolute value of embeddings of whole numbers, None for other ones."""
+    greatest = 0.0
+    index = torch.arange(len(embeddings), device=device_of(embeddings))
+    for piece in torch.split(index, max(1, ELEMENTS // embeddings.shape[1])):
+        rows = read(embeddings, piece)
+        if bool((rows != rows.round()).any()):
+            return None
+        greatest = max(greatest, float(rows.abs().max()))
+    return greatest
+
+
 class Vectors:
     """Rows of one side after sorting, given out in pieces: as they came, or as features for products."""
 

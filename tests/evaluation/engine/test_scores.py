@@ -42,6 +42,41 @@ def pairs(first: Tensor, second: Tensor, name: str = "cosine", *, compiled: bool
     return torch.from_numpy(ExactScores(queries, gallery, compiled=compiled).pairs(every, every))
 
 
+@pytest.mark.parametrize(("scale", "kind"), [(2.0, torch.float32), (2.0**20, torch.float64), (2.0**25, None)])
+@pytest.mark.parametrize("name", DISTANCES)
+def test_tiles_of_whole_numbers_are_products_with_the_digits_of_single_pairs(
+    name: str, scale: float, kind: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (rows(9, 7) * scale).round(), (rows(13, 7, seed=1) * scale).round()
+    queries, gallery, _ = sides(first, second, name)
+    assert ExactScores(queries, gallery, compiled=False).product_type == kind
+    row, column = torch.meshgrid(torch.arange(9), torch.arange(13), indexing="ij")
+    single = pairs(first[row.flatten()], second[column.flatten()], name).view(9, 13)
+    if kind is not None:
+        monkeypatch.setattr(ExactScores, "pairs", None)
+    assert torch.equal(block(first, second, name), single)
+
+
+def test_one_number_that_is_not_whole_is_enough() -> None:
+    whole = torch.ones(4, 2, dtype=torch.float64)
+    other = whole.clone()
+    other[3, 1] = 0.5
+    for first, second in ((whole, other), (other, whole)):
+        queries, gallery, _ = sides(first, second, "dot")
+        assert ExactScores(queries, gallery, compiled=False).product_type is None
+
+
+def test_codes_of_one_bit_rank_as_by_single_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes, labels = torch.sign(rows(300, 16)), np.arange(300) // 3
+    found = positive_ranks(codes, labels)
+    assert found.num_rechecked == 0
+    monkeypatch.setattr(ExactScores, "product_type", None)
+    single = positive_ranks(codes, labels)
+    assert single.num_rechecked > 0
+    for field in ("higher", "tied", "at_least", "positive"):
+        assert np.array_equal(getattr(found, field), getattr(single, field))
+
+
 @pytest.mark.parametrize("dim", [1, 2, 3, 5, 7, 64, 100, 129])
 @pytest.mark.parametrize("name", DISTANCES)
 def test_tiles_and_single_pairs_have_the_same_digits_compiled_or_not(dim: int, name: str) -> None:
