@@ -39,12 +39,14 @@ def openapi(version: str) -> dict[str, Any]:
     form = schemas["$defs"]["PhotoSearch"]
     form |= {"properties": {"photo": photo, **form["properties"]}, "required": ["photo"]}
     by_row, by_photo = ({"schema": {"$ref": _REF + name}} for name in ("RowSearch", "PhotoSearch"))
-    search = _operation("Search with an image of the gallery or a photo", "SearchAnswer", "400 403 404 408 413 415")
+    search = _operation(
+        "Search with an image of the gallery or a photo", "SearchAnswer", "400 403 404 408 413 415 422 503"
+    )
     search["requestBody"] = {
         "required": True,
         "content": {"application/json": by_row, "multipart/form-data": by_photo},
     }
-    listing = _operation("List the gallery", "ImagesAnswer", "404")
+    listing = _operation("List the gallery", "ImagesAnswer", "404 422")
     listing["parameters"] = _query_parameters(schema.Window)
     thumbnail = _operation("A small picture of an image of the gallery", None, "404 503")
     thumbnail["parameters"] = [row]
@@ -69,9 +71,8 @@ def _operation(summary: str, answer: str | None, errors: str) -> dict[str, Any]:
     picture: dict[str, Any] = {"image/jpeg": {}, "image/png": {}}
     content = picture if answer is None else {"application/json": {"schema": {"$ref": _REF + answer}}}
     refusal = {"application/json": {"schema": {"$ref": _REF + "ErrorAnswer"}}}
-    codes = sorted({*errors.split(), *(("422", "503") if errors else ())})
     answers: dict[str, Any] = {"200": {"description": "as asked for", "content": content}}
-    answers |= {code: {"description": _ERRORS[code], "content": refusal} for code in codes}
+    answers |= {code: {"description": _ERRORS[code], "content": refusal} for code in errors.split()}
     return {"summary": summary, "responses": answers}
 
 

@@ -14,6 +14,9 @@ from aurank.data.decode import quiet_decoding
 from aurank.errors import UserError
 
 if TYPE_CHECKING:
+    import uvicorn
+    from starlette.types import ASGIApp
+
     from aurank.serving.uploads import Limits
 
 _PACKAGES = {"starlette": "starlette", "uvicorn": "uvicorn", "python_multipart": "python-multipart"}
@@ -73,8 +76,6 @@ def serve(
     require_server()
     listening = listen(host, port)  # before the model is loaded
     with listening:
-        import uvicorn
-
         from aurank.commands import ImageIndex
         from aurank.serving.app import make_app
         from aurank.serving.uploads import Limits
@@ -85,23 +86,33 @@ def serve(
         limits = limits or Limits(threads=2 if device in (None, "cpu") else 1)
         is_local = _is_local(listening)
         app = make_app(index, limits=limits, hosts=_names(host) if is_local else None)
-        config = uvicorn.Config(
-            app,
-            lifespan="off",
-            ws="none",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            limit_concurrency=_CONNECTIONS,
-            timeout_graceful_shutdown=5,
-        )
-        server = uvicorn.Server(config)
+        server = make_server(app)
         shown = f"[{host}]" if ":" in host else host
         if started is not None:
             started(Served(f"http://{shown}:{listening.getsockname()[1]}/", len(index), is_local))
         with quiet_decoding():  # around the threads that decode
             server.run(sockets=[listening])
+
+
+def make_server(app: "ASGIApp") -> "uvicorn.Server":
+    """Return the server of an application, which bounds connections and how long they may say nothing."""
+    import uvicorn
+
+    from aurank.serving.connections import PromptProtocol
+
+    config = uvicorn.Config(
+        app,
+        http=PromptProtocol,
+        lifespan="off",
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=_CONNECTIONS,
+        timeout_graceful_shutdown=5,
+    )
+    return uvicorn.Server(config)
 
 
 def require_server() -> None:

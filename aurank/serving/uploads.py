@@ -43,7 +43,7 @@ class Limits:
     Args:
         upload_bytes: of a photo.
         upload_seconds: until a body has arrived.
-        pixels: of a photo, whose decoding takes about 3 to 4 bytes each.
+        pixels: of a photo; decoding takes 6 to 12 bytes for each.
         threads: searches at once; pictures of the gallery are made in as many beside.
         waiting: searches that may wait; more are told to come again.
         thumbnail_bytes: of the pictures kept in memory.

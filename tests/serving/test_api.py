@@ -199,6 +199,7 @@ def test_the_openapi_text_has_every_path_and_resolves(client: TestClient) -> Non
     schemas = text["components"]["schemas"]
     references = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(text)))
     assert references == set(schemas)
+    assert set(text["paths"]["/api/images"]["get"]["responses"]) == {"200", "404", "422"}
     for path, methods in text["paths"].items():
         for method, operation in methods.items():
             answer = client.request(method, path.replace("{row}", "3"), json={"row": 3} if method == "post" else None)

@@ -14,6 +14,8 @@ from aurank.commands import ImageIndex
 from aurank.serving.app import make_app
 from aurank.serving.uploads import Limits
 
+JSON = "application/json"
+
 
 def refused(answer: Any, status: int) -> str:
     assert answer.status_code == status, answer.text
@@ -21,6 +23,10 @@ def refused(answer: Any, status: int) -> str:
     assert answer.json() == {"error": said}
     assert "\n" not in said
     return str(said)
+
+
+def sent(client: TestClient, content: bytes, kind: str) -> Any:
+    return client.post("/api/search", content=content, headers={"content-type": kind})
 
 
 def upload(client: TestClient, content: bytes, **fields: Any) -> Any:
@@ -37,41 +43,24 @@ def png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
 
 
-def small(limits: Limits, index: ImageIndex) -> TestClient:
-    return TestClient(make_app(index, limits=limits))
-
-
 def test_an_upload_that_is_too_large(index: ImageIndex) -> None:
-    client = small(Limits(upload_bytes=5000), index)
+    client = TestClient(make_app(index, limits=Limits(upload_bytes=5000)))
     assert refused(upload(client, bytes(6000)), 413) == "a photo may have 4.9 KiB at most; reduce it"
     assert refused(upload(client, bytes(90_000)), 413) == "an upload may have 68.9 KiB at most; reduce it"
 
 
 def test_json_that_is_too_large(client: TestClient) -> None:
-    answer = client.post("/api/search", content=b" " * 70_000, headers={"content-type": "application/json"})
-    assert refused(answer, 413) == "JSON may have 64.0 KiB at most; reduce it"
+    assert refused(sent(client, b" " * 70_000, JSON), 413) == "JSON may have 64.0 KiB at most; reduce it"
 
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"",
-        b"no photo",
-        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
-        b"%!PS-Adobe-3.0 EPSF-3.0\n",
-        b"GIF89a",
-        b"PK\x03",
-    ],
-)
+    [b"", b"no photo", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%!PS-Adobe-3.0 EPSF-3.0\n", b"GIF89a", b"PK\x03",
+     b"\x93NUMPY\x01\x00v\x00{'descr': '|u1', 'fortran_order': False, 'shape': (8, 8, 3), }\n"],
+)  # fmt: skip
 def test_what_is_no_image(client: TestClient, content: bytes) -> None:
     said = refused(upload(client, content), 415)
     assert said == "the photo is in none of the formats JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM"
-
-
-def test_arrays_of_numpy_are_no_photos(client: TestClient) -> None:
-    file = io.BytesIO()
-    np.save(file, np.zeros((8, 8, 3), np.uint8))
-    refused(upload(client, file.getvalue()), 415)
 
 
 @pytest.mark.parametrize(("width", "height"), [(9000, 9000), (20_000, 20_000), (2**31 - 1, 2**31 - 1)])
@@ -114,8 +103,7 @@ def test_a_broken_photo(client: TestClient) -> None:
     ],
 )  # fmt: skip
 def test_json_that_asks_for_what_is_not_possible(client: TestClient, body: bytes, status: int, said: str) -> None:
-    answer = client.post("/api/search", content=body, headers={"content-type": "application/json"})
-    assert refused(answer, status).startswith(said)
+    assert refused(sent(client, body, JSON), status).startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -129,9 +117,8 @@ def test_paths_lead_nowhere_but_to_rows(client: TestClient, path: str) -> None:
 
 
 def test_forms_that_cannot_be_used(client: TestClient) -> None:
-    form = {"content-type": "multipart/form-data; boundary=x"}
-    assert "boundary" in refused(client.post("/api/search", headers={"content-type": "multipart/form-data"}), 400)
-    refused(client.post("/api/search", content=b"nonsense", headers=form), 400)
+    assert "boundary" in refused(sent(client, b"", "multipart/form-data"), 400)
+    refused(sent(client, b"nonsense", "multipart/form-data; boundary=x"), 400)
     without = client.post("/api/search", files={"other": b"1"})
     assert refused(without, 422) == 'the form has no file in the field "photo"'
     assert refused(client.post("/api/search", data={"photo": "1"}), 415)
@@ -139,8 +126,7 @@ def test_forms_that_cannot_be_used(client: TestClient) -> None:
     assert "Too many files" in refused(client.post("/api/search", files=many), 400)
     assert refused(upload(client, b"1", limit="many"), 422).startswith("limit: Input should be a valid integer")
     for kind in ("text/plain", "image/png", ""):
-        answer = client.post("/api/search", content=b"1", headers={"content-type": kind})
-        assert refused(answer, 415).startswith("send a photo as multipart/form-data")
+        assert refused(sent(client, b"1", kind), 415).startswith("send a photo as multipart/form-data")
 
 
 def test_queries_of_the_gallery_that_cannot_be_met(client: TestClient) -> None:

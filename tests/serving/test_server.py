@@ -4,6 +4,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from aurank import cli
 from aurank.commands import ImageIndex
 from aurank.errors import UserError
 from aurank.serving import Served, server
+from aurank.serving.connections import PromptProtocol
 from aurank.serving.server import listen, require_server, serve
 from aurank.serving.uploads import Limits
 
@@ -166,3 +168,25 @@ def test_over_a_wire_a_body_that_is_too_large_slow_or_broken_off(index: ImageInd
         with socket.create_connection(("127.0.0.1", port)) as wire:
             wire.sendall(begun)
         assert asked(port, "GET", "/api/info")[0] == 200
+
+
+@pytest.mark.slow
+def test_a_connection_that_never_asks_is_closed_and_a_slow_answer_is_not(
+    index: ImageIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PromptProtocol, "patience", 0.2)
+    search = index.search_rows
+    monkeypatch.setattr(index, "search_rows", lambda *given, **options: time.sleep(1) or search(*given, **options))
+    with running_server(index) as port:
+        for begun in (b"", b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nx-never: "):
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:
+                wire.sendall(begun)
+                assert wire.recv(100) == b""
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:  # after an answer, too
+            wire.sendall(b"GET /api/classes HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\nGET /slowly")
+            said = wire.recv(10_000)
+            while more := wire.recv(10_000):
+                said += more
+            assert said.count(b"HTTP/1.1 200") == 1
+        answer = asked(port, "POST", "/api/search", b'{"row": 3}', {"content-type": "application/json"})
+        assert answer[0] == 200

@@ -5,11 +5,9 @@ import threading
 import time
 from collections.abc import Iterator
 
-import uvicorn
-
 from aurank.commands import ImageIndex
 from aurank.serving.app import make_app
-from aurank.serving.server import listen
+from aurank.serving.server import listen, make_server
 from aurank.serving.uploads import Limits
 
 
@@ -18,7 +16,7 @@ def running_server(index: ImageIndex, limits: Limits | None = None) -> Iterator[
     """Serve an index while the context lasts; gives the port."""
     with listen("127.0.0.1", 0) as listening:
         app = make_app(index, limits=limits, hosts=["127.0.0.1"])
-        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", ws="none", log_level="warning"))
+        server = make_server(app)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         while not server.started:
