@@ -52,6 +52,7 @@ HOMES = {
     "matplotlib": ("aurank.reporting",),
     "cycler": ("aurank.reporting",),
     "jinja2": ("aurank.reporting",),
+    "umap": ("aurank.reporting.maps",),  # optional, and takes seconds to import
     "starlette": ("aurank.serving",),
     "uvicorn": ("aurank.serving",),
     "typer": ("aurank.cli",),

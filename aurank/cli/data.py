@@ -73,7 +73,7 @@ def doctor(
         raise UserError(f"--labels {labels} goes with --embeddings: the labels of {data} come with the images")
     else:
         with drawn() as running:
-            report = examine_data(data, overrides, model=model, running=running)
+            report = examine_data(data, overrides, model=model, table=fix, running=running)
     console.say(report)
     if html is not None:
         command = shlex.join(["aurank", *sys.argv[1:]])

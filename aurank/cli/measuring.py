@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,9 +14,9 @@ from aurank.cli.options import BaselinesOption, Drawn, ModelOption, measuring, w
 from aurank.errors import UserError
 
 if TYPE_CHECKING:
+    from aurank.commands.report import Measurement
     from aurank.embedding import ImageSelection
     from aurank.evaluation import Codes, ProbeResult, Report
-    from aurank.reporting.report_page import PageImages
 
 _SIDES = ("data", "split", "protocol", "root", "query", "gallery")
 
@@ -93,7 +94,7 @@ def evaluate(
             beside_report[name] = result
             return
         made = result.made_by(command)
-        page, refused = _page(made, model, beside_report.get("images"), show_class) if report else (None, None)
+        page, refused = _page(made, beside_report["measured"], show_class or ()) if report else (None, None)
         write_results(made, out, overwrite=overwrite, page=page)
         if (steps := beside_report.get("postprocessing")) is not None:
             steps.save(out / STEPS)
@@ -110,14 +111,12 @@ def evaluate(
     console.say(f"written to {out / 'report.json'}" + (f", to look at: {out / 'report.html'}" if report else ""))
 
 
-def _page(
-    report: "Report", model: str, images: "PageImages | None", classes: list[str] | None
-) -> tuple[str | None, UserError | None]:
+def _page(report: "Report", measured: "Measurement", classes: Sequence[str]) -> tuple[str | None, UserError | None]:
     """Return the page of a report, or why there is none: for a class that is not there no numbers are given up."""
-    from aurank.reporting.report_page import report_page
+    from aurank.commands import evaluation_page
 
     try:
-        return report_page(report, images=images, classes=classes or (), title=model), None
+        return evaluation_page(report, measured, classes=classes), None
     except UserError as error:
         return None, error
 

@@ -13,6 +13,7 @@ from aurank.commands.export import Exported, export_model
 from aurank.commands.pairs import PairsResult, evaluate_pairs
 from aurank.commands.postprocess import read_postprocessing
 from aurank.commands.probe import probe_model
+from aurank.commands.report import evaluation_page
 from aurank.commands.run_options import RunOptions
 from aurank.commands.search import Hit, ImageIndex, PhotoHits, search_photos
 
@@ -31,6 +32,7 @@ __all__ = [
     "embed_model",
     "evaluate_model",
     "evaluate_pairs",
+    "evaluation_page",
     "examine_data",
     "examine_embeddings",
     "export_model",

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from aurank.commands.embedding_findings import EmbeddingExamination
 from aurank.commands.run_options import RunOptions, prepare_model, split_name
 from aurank.config import DataConfig
 from aurank.data import Manifest
+from aurank.data.checks.cleaned import require_table
 from aurank.data.checks.findings import DoctorReport
 from aurank.embedding.embed import Embedded
+from aurank.embedding.findings import EmbeddingExamination
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.manifest_from_config import asks_about_classes, read_manifest
 from aurank.embedding.select_images import ImageSelection, read_data
@@ -18,7 +19,12 @@ from aurank.errors import UserError
 
 
 def examine_data(
-    data: str, overrides: Sequence[str] = (), *, model: str | None = None, running: RunOptions | None = None
+    data: str,
+    overrides: Sequence[str] = (),
+    *,
+    model: str | None = None,
+    table: Path | None = None,
+    running: RunOptions | None = None,
 ) -> DoctorReport:
     """Return what is wrong with data: missing, broken, repeated or poor images, lone classes, leaks between splits.
 
@@ -26,7 +32,8 @@ def examine_data(
         data: READER:PATH, a YAML file, or the name of a shipped configuration.
         overrides: dotted changes of the data section and the seed of its splits, or of the configuration.
         model: whose embeddings are examined too, for wrong labels and more; needs READER:PATH.
-        running: how it is run.
+        table: that the rows kept will be written to; data of which there can be none are refused at once.
+        running: how the model is run.
 
     Example:
         >>> report = examine_data("digits:", ["data.validation_fraction=0.3", "seed=1"])
@@ -43,6 +50,8 @@ def examine_data(
             raise UserError(f"--model goes with data named as READER:PATH, such as folder:photos; got {data}")
         running.torch_device  # noqa: B018  # refused before anything is read
     manifest = read_manifest(section, seed=seed)
+    if table is not None:
+        require_table(manifest, table)
     train_labels = section.train_labels == "class"
     if model is not None and running is not None:
         embedded = _embedded(model, data, manifest, overrides, running)

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from aurank.commands.postprocess import fitted_on_training, read_postprocessing
+from aurank.commands.report import Measurement
 from aurank.commands.run_options import RunOptions, prepare_model, split_name
-from aurank.data.sources import ImageSource
+from aurank.data import Manifest
 from aurank.embedding.embed import Embedded
 from aurank.embedding.evaluation_options import TRIAL, noted
 from aurank.embedding.manifest_from_config import require_distinct, require_likely_classes, require_room_for
@@ -20,7 +21,6 @@ from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.report import Report
 from aurank.evaluation.trec import evaluate_run, read_qrels, read_run, run_names, write_run
 from aurank.files import require_writable
-from aurank.reporting.report_page import PageImages
 
 _KEEP = "data.repeated=keep"
 
@@ -79,11 +79,11 @@ def evaluate_model(
         if postprocess is not None:
             options["postprocess"].require_fitted()
         _check_options(options, protocol)
-        source, (embedded, notes) = None, saved_embeddings(model, Path(what), labels, images, protocol)
+        chosen, (embedded, notes) = None, saved_embeddings(model, Path(what), labels, images, protocol)
     elif labels is not None:
         raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
     else:
-        options, embedded, notes, source = embed_chosen(model, images, protocol, running, options)
+        options, embedded, notes, chosen = embed_chosen(model, images, protocol, running, options)
     options.setdefault("progress", running.stage("ranking"))
     names = (embedded.paths if all(embedded.paths.tolist()) else embedded.ids).tolist()
     if trec_run is not None:
@@ -92,7 +92,7 @@ def evaluate_model(
     report = noted(report, *notes)
     if "postprocess" in options:
         running.finish("postprocessing", options["postprocess"])
-    running.finish("images", PageImages(source, embedded.embeddings[embedded.is_query]))
+    running.finish("measured", Measurement(model, embedded, chosen))
     running.finish("report", report)
     if trec_run is not None:
         roles = {name: getattr(embedded, name) for name in ("is_query", "is_gallery", "groups")}
@@ -192,8 +192,8 @@ def saved_embeddings(
 
 def embed_chosen(
     model: str, images: ImageSelection, protocol: Protocol | None, running: RunOptions, options: dict[str, Any]
-) -> tuple[dict[str, Any], Embedded, list[str], ImageSource]:
-    """Return the options with those of the model, its embeddings of the images chosen, notes, and their source."""
+) -> tuple[dict[str, Any], Embedded, list[str], Manifest]:
+    """Return the options with those of the model, its embeddings of the images chosen, notes, and the images."""
     prepared = prepare_model(model, images, running)
     manifest = prepared.dataset.manifest
     require_comparable(manifest)
@@ -208,7 +208,7 @@ def embed_chosen(
     if (steps := options.get("postprocess")) is not None:
         options["postprocess"] = fitted_on_training(steps, prepared)
     embedded, notes = prepared.embed()
-    return options, embedded, [notes[0], *prepared.remarks, *notes[1:]], manifest.source
+    return options, embedded, [notes[0], *prepared.remarks, *notes[1:]], manifest
 
 
 def _evaluate_run(model: str, qrels: Path | None, given: list[str], options: dict[str, Any]) -> Report:

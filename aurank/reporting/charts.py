@@ -84,7 +84,8 @@ def recall_chart(reports: Mapping[str, Report]) -> str:
             first = np.sort(report.per_query["first_rank"])
             k = np.unique(np.geomspace(1, max(2, report.num_gallery), 200).astype(np.int64))
             axes.plot(k, np.searchsorted(first, k, side="right") / len(first), label=_plain(name), clip_on=False)
-        axes.set(xscale="log", ylim=(0, 1.005), xlabel="k", ylabel="queries with a positive among the first k")
+        axes.set(xscale="log", ylim=(0, 1.005), xlabel="k", ylabel="recall@k")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
         _legend(axes, reports)
 
     return svg(draw, described="Recall at k, over k")

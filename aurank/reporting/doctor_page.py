@@ -1,5 +1,6 @@
 """doctor.html: what the doctor found, each with pictures, its consequence and a remedy, in one file."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aurank.data.checks.findings import DoctorReport, Finding
@@ -26,9 +27,13 @@ def doctor_page(report: DoctorReport, *, command: str = "", budget: int = 10 * 2
     """
     manifest = report.manifest
     pictures = Pictures(None if manifest is None else manifest.source, budget)
-    findings = [
-        _shown(finding, report, pictures) for finding in sorted(report.findings, key=lambda one: not one.is_error)
-    ]
+
+    def image(row: int) -> tuple[str, str]:
+        assert manifest is not None
+        path, label, split = manifest.paths[row], manifest.classes[manifest.labels[row]], str(manifest.splits[row])
+        return path, split if label == path else f"{split} · {label}"
+
+    findings = shown_findings(report.findings, pictures, None if manifest is None else image)
     return render(
         "doctor.html",
         title=f"Doctor: {report.name}",
@@ -41,25 +46,38 @@ def doctor_page(report: DoctorReport, *, command: str = "", budget: int = 10 * 2
     )
 
 
-def _shown(finding: Finding, report: DoctorReport, pictures: Pictures) -> dict[str, Any]:
-    """Return a finding as the page shows it."""
-    manifest, groups = report.manifest, []
-    for rows in finding.rows[:MOST_SHOWN] if manifest is not None else ():
-        assert manifest is not None
-        items = []
-        for row in rows[:MOST_OF_ONE]:
-            path = manifest.paths[row]
-            label = manifest.classes[manifest.labels[row]]
-            beside = str(manifest.splits[row]) if label == path else f"{manifest.splits[row]} · {label}"
-            items.append({"path": path, "beside": beside, "picture": pictures.of(path)})
-        groups.append({"items": items, "more": len(rows) - len(items)})
-    return {
-        "check": finding.check,
-        "kind": "error" if finding.is_error else "warning",
-        "count": f"{finding.count:,}",
-        "examples": finding.examples,
-        "consequence": finding.consequence,
-        "remedy": finding.remedy,
-        "groups": groups,
-        "more": len(finding.rows) - len(groups) if groups else 0,
-    }
+def shown_findings(
+    findings: Sequence[Finding], pictures: Pictures, image: Callable[[int], tuple[str, str]] | None
+) -> list[dict[str, Any]]:
+    """Return findings as templates/findings.html shows them, errors first.
+
+    Args:
+        image: returns the path of a row, and what stands beside it; None shows no rows.
+
+    Example:
+        >>> found = Finding("hubs", 1, ("a.png: in 90 lists",), is_error=False, rows=((0,),))
+        >>> shown_findings([found], Pictures(None), lambda row: ("a.png", "cats"))[0]["groups"][0]["items"][0]["beside"]
+        'cats'
+    """
+    shown = []
+    for finding in sorted(findings, key=lambda one: not one.is_error):
+        groups = []
+        for rows in finding.rows[:MOST_SHOWN] if image is not None else ():
+            assert image is not None
+            named = [image(row) for row in rows[:MOST_OF_ONE]]
+            items = [{"path": path, "beside": beside, "picture": pictures.of(path)} for path, beside in named]
+            groups.append({"items": items, "more": len(rows) - len(items)})
+        shown.append(
+            {
+                "check": finding.check,
+                "kind": "error" if finding.is_error else "warning",
+                "count": f"{finding.count:,}",
+                "examples": finding.examples,
+                "unnamed": finding.count - len(finding.examples) if finding.examples else 0,
+                "consequence": finding.consequence,
+                "remedy": finding.remedy,
+                "groups": groups,
+                "more": len(finding.rows) - len(groups) if groups else 0,
+            }
+        )
+    return shown

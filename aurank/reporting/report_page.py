@@ -10,16 +10,16 @@ from aurank.data.checks.findings import Finding
 from aurank.data.sources import ImageSource
 from aurank.evaluation.failures import confusions, hubs
 from aurank.evaluation.report import Report
-from aurank.reporting.charts import ap_histogram, embedding_map, frequency_chart, precision_recall_chart, recall_chart
+from aurank.reporting.charts import ap_histogram, frequency_chart, precision_recall_chart, recall_chart
 from aurank.reporting.code_plot import codes_chart
+from aurank.reporting.doctor_page import shown_findings
 from aurank.reporting.grids import gallery_names, make_grids, query_names
+from aurank.reporting.maps import draw_maps
 from aurank.reporting.page import render, trusted
 from aurank.reporting.pictures import Pictures
 
 MOST_CLASSES = 500  # in the table; per_class.csv has all
 MOST_NAMES = 100  # of a list of images
-MAP_POINTS = 4000
-MOST_COLOURS = 10
 CARDS = ("mauprc", "recall@1", "recall@10", "map@r", "mrr", "auroc")
 
 
@@ -31,13 +31,30 @@ class PageImages:
     embeddings: np.ndarray | None = None  # [query, dim] of all queries, for the map
 
 
+@dataclass(frozen=True, eq=False)
+class Examined:
+    """What the doctor found in what was measured.
+
+    Args:
+        findings: whose rows are counted through queries and gallery.
+        paths, classes: of these rows.
+        left_out: sentences on what was not looked at.
+    """
+
+    findings: Sequence[Finding]
+    paths: np.ndarray
+    classes: np.ndarray
+    left_out: Sequence[str] = ()
+
+
 def report_page(
     report: Report,
     *,
     images: PageImages | None = None,
     budget: int = 10 * 2**20,
     classes: Sequence[str] = (),
-    findings: Sequence[Finding] = (),
+    examined: Examined | None = None,
+    facts: Sequence[tuple[str, str]] = (),
     title: str = "Retrieval report",
 ) -> str:
     """Return the page of a report as HTML text: numbers, curves, grids, classes, confusions, hubs and a map.
@@ -47,7 +64,8 @@ def report_page(
         images: pictures, and embeddings for a map.
         budget: bytes that all pictures may take; the page says how many did not fit.
         classes: names of classes that get a grid of their own.
-        findings: of the doctor.
+        examined: what the doctor found.
+        facts: names and values that say what was measured, above those that the report holds.
 
     Raises:
         UserError: no query of a class asked for.
@@ -62,12 +80,13 @@ def report_page(
     pictures = Pictures(images.source, budget)
     lists = report.neighbours is not None
     grids = make_grids(report, pictures, classes=classes) if lists else []
-    charts = _charts(report) + ([] if images.embeddings is None else [_map(report, images.embeddings)])
+    charts = _charts(report, images.embeddings)
     shown_hubs = _hubs(report, pictures) if lists else None
     table, columns, note = _class_rows(report)
     confused = _confused(report) if lists and table else None
+    findings = [] if examined is None else _found(examined, pictures)
     sections = {
-        "findings": findings, "grids": grids, "classes": table, "confusions": confused, "hubs": shown_hubs,
+        "findings": examined, "grids": grids, "classes": table, "confusions": confused, "hubs": shown_hubs,
     }  # fmt: skip
     left_out = _left_out(report, pictures)
     contents = [("numbers", "Numbers"), ("curves", "Curves")]
@@ -78,7 +97,7 @@ def report_page(
         counted=_counted(report),
         contents=contents,
         cards=_cards(report),
-        notes=report.notes,
+        notes=[note for note in report.notes if not (facts and note.startswith("model "))],  # the facts say it
         metrics=[
             {"name": name, "value": f"{value:.4f}", "interval": _interval(report, name), "plain": _plain(report, name)}
             for name, value in report.metrics.items()
@@ -86,8 +105,9 @@ def report_page(
         is_processed=report.postprocessing is not None,
         codes=report.codes or [],
         has_intervals=report.intervals is not None,
-        facts=_facts(report),
+        facts=[*facts, *_facts(report)],
         charts=charts,
+        examined=examined,
         findings=findings,
         grids=grids,
         classes=table,
@@ -99,8 +119,8 @@ def report_page(
     )
 
 
-def _charts(report: Report) -> list[dict[str, Any]]:
-    """Return the curves of a report."""
+def _charts(report: Report, embeddings: np.ndarray | None) -> list[dict[str, Any]]:
+    """Return the curves of a report, and maps of the embeddings."""
     shown = {
         "Precision over recall, mean over queries.": precision_recall_chart({"": report}),
         "Recall@k: queries with a positive among the first k.": recall_chart({"": report}),
@@ -110,6 +130,8 @@ def _charts(report: Report) -> list[dict[str, Any]]:
         shown["mAUPRC by the number of positives of a query."] = frequency_chart(report)
     if report.codes:
         shown["Shorter and coarser embeddings: quality by bytes an image."] = codes_chart(report.codes)
+    if embeddings is not None:
+        shown |= draw_maps(report, embeddings)
     return [{"svg": trusted(chart), "caption": caption} for caption, chart in shown.items()]
 
 
@@ -163,30 +185,6 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         "versions": ", ".join(f"{name} {version}" for name, version in report.versions.items()),
     }
     return [(name, str(value)) for name, value in facts.items() if value]
-
-
-def _map(report: Report, embeddings: np.ndarray) -> dict[str, Any]:
-    """Return the map of the queries on the first two principal components."""
-    rows = report.per_query["query"]
-    some = np.sort(np.random.default_rng(0).permutation(len(rows))[:MAP_POINTS])
-    points = np.asarray(embeddings[rows[some]], np.float64)
-    if report.distance == "cosine":
-        points = points / np.linalg.norm(points, axis=1, keepdims=True)
-    points = points - points.mean(axis=0)
-    values, axes = np.linalg.eigh(points.T @ points)
-    part = values[::-1][:2] / max(values.sum(), np.finfo(float).tiny)
-    names = query_names(report)[some]
-    by_class = 1 < len(set(names.tolist())) <= MOST_COLOURS
-    chart = embedding_map(
-        points @ axes[:, ::-1][:, :2],
-        report.per_query["ap"][some],
-        classes=names if by_class else None,
-        axis_names=[f"component {place} ({share:.0%} of the variance)" for place, share in enumerate(part, 1)],
-        described="Map of the query embeddings",
-    )
-    of = f"{len(some):,} of {len(rows):,} queries" if len(some) < len(rows) else f"{len(rows):,} queries"
-    coloured = "classes" if by_class else "average precision"
-    return {"svg": trusted(chart), "caption": f"{of} on their first two principal components, {coloured} by colour."}
 
 
 def _class_rows(report: Report) -> tuple[list[list[dict[str, Any]]], list[str], str]:
@@ -248,6 +246,15 @@ def _hubs(report: Report, pictures: Pictures) -> dict[str, Any] | None:
         return None
     numbers = {"expected": f"{found.expected:.1f}", "skewness": f"{found.skewness:.1f}", "never": f"{found.never:,}"}
     return {**numbers, "shown": items}
+
+
+def _found(examined: Examined, pictures: Pictures) -> list[dict[str, Any]]:
+    """Return the findings as the page shows them; of rows without a path there is nothing to show but their number."""
+
+    def image(row: int) -> tuple[str, str]:
+        return str(examined.paths[row]) or f"row {row}", str(examined.classes[row])
+
+    return shown_findings(examined.findings, pictures, image if (examined.paths != "").any() else None)
 
 
 def _left_out(report: Report, pictures: Pictures) -> list[dict[str, Any]]:

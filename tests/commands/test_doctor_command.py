@@ -6,6 +6,7 @@ from PIL import Image
 from testing.data_trees import pixels
 
 from aurank.commands import examine_data, examine_embeddings
+from aurank.data import Manifest
 from aurank.errors import UserError
 from aurank.reporting.doctor_page import doctor_page
 
@@ -71,6 +72,12 @@ def test_a_model_is_examined_on_all_readable_images(photos: Path) -> None:
     assert [error.split(":")[0] for error in report.errors] == ["unreadable images", "collapsed embeddings"]
     assert report.manifest is not None
     assert not any("broken" in path for path in report.kept().paths)
+
+
+def test_data_that_no_table_can_name_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Manifest, "doctor", lambda *_, **__: pytest.fail("examined"))
+    with pytest.raises(UserError, match="the images of digits are in memory"):
+        examine_data("digits:", table=Path("clean.csv"))
 
 
 @pytest.mark.parametrize(("data", "message"), [("digits/soprc", "named as READER:PATH")])

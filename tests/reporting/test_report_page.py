@@ -1,6 +1,7 @@
 """report.html: what it shows agrees with the numbers, and no text from outside becomes markup."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from aurank.evaluation.failures import confusions, hubs
 from aurank.evaluation.report import Report
 from aurank.reporting.grids import make_grids
 from aurank.reporting.pictures import Pictures
-from aurank.reporting.report_page import PageImages, report_page
+from aurank.reporting.report_page import Examined, PageImages, report_page
 
 EVIL = (
     "<img src=x onerror=alert(1)>.jpg",
@@ -59,11 +60,25 @@ def test_no_text_from_outside_becomes_markup() -> None:
     report = measured(rows=12)
     evil = np.array([EVIL[row % 4] for row in range(12)])
     evil = report.named(evil, evil).made_by(f"aurank evaluate {EVIL[0]}")
-    page = report_page(evil, title=EVIL[3], findings=[Finding(EVIL[0], 1, (EVIL[3],), is_error=True)])
+    finding = Finding(EVIL[0], 1, (EVIL[3],), True, EVIL[0], EVIL[3], rows=((0, 1),))
+    examined = Examined([finding], np.array(EVIL), np.array(EVIL), EVIL)
+    page = report_page(evil, title=EVIL[3], examined=examined, facts=[(EVIL[0], EVIL[3])])
     elements = Elements(page)
     assert not any("onerror" in attributes for _, attributes in elements.tags)
     assert [tag for tag, _ in elements.tags].count("script") == 1
     assert EVIL[0] in elements.text
+
+
+def test_findings_are_shown_with_what_was_not_looked_at() -> None:
+    clean = Examined([], np.array(["a.png"]), np.array(["cat"]), ["Pixels were not looked at."])
+    page = Elements(report_page(measured(), examined=clean))
+    assert "Nothing wrong was found. Pixels were not looked at." in page.text
+    assert "Findings" not in Elements(report_page(measured())).text
+    hub = Finding("hubs", 1, ("a.png: in 90 lists",), False, "They take places.", "Whiten.", rows=((0,),))
+    page = Elements(report_page(measured(), examined=replace(clean, findings=[hub])))
+    for text in ("warning: hubs (1)", "a.png: in 90 lists", "They take places.", "Whiten."):
+        assert text in page.text
+    assert "Nothing wrong" not in page.text
 
 
 @pytest.mark.slow

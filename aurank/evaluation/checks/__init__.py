@@ -1,6 +1,6 @@
 """What is wrong with embeddings, or shown by them: pure functions of arrays that `aurank doctor` calls."""
 
-from aurank.evaluation.checks.closeness import close_rows, crowded, near_rows
+from aurank.evaluation.checks.closeness import close_rows, crowded, near_rows, with_cosines
 from aurank.evaluation.checks.labels import DoubtfulLabels, doubtful_labels
 from aurank.evaluation.checks.numbers import FaultyRows, Spread, faulty_rows, spread
 
@@ -14,4 +14,5 @@ __all__ = [
     "faulty_rows",
     "near_rows",
     "spread",
+    "with_cosines",
 ]

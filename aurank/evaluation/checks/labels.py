@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float64, Int64, Shaped
+from jaxtyping import Float, Float32, Float64, Int64, Shaped
 
 MARGIN = 0.3  # by which another class must be predicted above the own; chosen with RIDGE, see docs/doctor.md
 LEAST_RIGHT = 0.5  # part of the rows that are predicted right, below which the embeddings cannot judge labels
 RIDGE = 0.1  # times the mean eigenvalue of rows.T @ rows
-_BLOCK = 2**24  # predictions in memory at a time
+_BLOCK, _ROWS = 2**24, 8192  # predictions, and rows in float64, in memory at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ def doubtful_labels(
     """Return the rows that a linear classifier fitted on all other rows puts into another class, by a clear margin.
 
     The classifier is a ridge regression onto the classes, of which the prediction of each row left out has a closed
-    form: one factorisation serves all rows. Rows are brought to length 1 and centred. Rows that are the only one of
+    form: one inverse serves all rows. Rows are brought to length 1 and centred. Rows that are the only one of
     their class are never doubtful: nothing else says what their class looks like. Where fewer than half of all rows are
     predicted right, none is doubtful: the embeddings do not know the classes.
 
@@ -57,30 +57,42 @@ def doubtful_labels(
     nothing = DoubtfulLabels(np.zeros(0, np.int64), labels[:0], np.zeros(0))
     if len(classes) < 2:
         return nothing
-    rows = np.asarray(embeddings, np.float64)
-    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    rows -= rows.mean(axis=0)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
-    values, vectors = np.linalg.eigh(rows.T @ rows)
-    rows = rows @ vectors
-    inverse = 1 / (values.clip(0) + RIDGE * float(values.clip(0).mean()) + 1e-12)
-    leverage = (np.square(rows) * inverse).sum(axis=1)
-    weights = np.zeros((len(classes), rows.shape[1]))
-    np.add.at(weights, own, rows)
-    weights = (weights * inverse).T
+    rows = _centred(embeddings)
+    inverse = _inverse(rows)
+    sums = np.add.reduceat(rows[np.argsort(own, kind="stable")], np.cumsum(count) - count, axis=0, dtype=np.float64)
+    weights = np.asarray(inverse @ sums.T, np.float32)
     other, ahead = np.zeros(len(rows), np.int64), np.zeros(len(rows))
     step = max(1, _BLOCK // len(classes))
     for start in range(0, len(rows), step):
         part = slice(start, min(start + step, len(rows)))
-        predicted = rows[part] @ weights
-        at = np.arange(len(predicted)), own[part]
-        predicted[at] -= leverage[part]  # what the row itself added to its own class
-        mine = predicted[at].copy()
-        predicted[at] = -np.inf
+        exact = rows[part].astype(np.float64)
+        leverage = np.einsum("ij,ij->i", exact @ inverse, exact)  # what a row itself added to its own class
+        predicted, each = rows[part] @ weights, np.arange(len(exact))
+        mine = predicted[each, own[part]] - leverage
+        predicted[each, own[part]] = -np.inf
         other[part] = predicted.argmax(axis=1)
-        ahead[part] = (predicted.max(axis=1) - mine) / (1 - leverage[part]).clip(1e-9)
+        ahead[part] = (predicted[each, other[part]] - mine) / (1 - leverage).clip(1e-9)
     if (ahead < 0).mean() < LEAST_RIGHT:
         return nothing
     doubtful = np.flatnonzero((ahead > margin) & (count[own] > 1))
     doubtful = doubtful[np.argsort(-ahead[doubtful], kind="stable")]
     return DoubtfulLabels(doubtful, classes[other[doubtful]], ahead[doubtful])
+
+
+def _centred(embeddings: Float[np.ndarray, "row dim"]) -> Float32[np.ndarray, "row dim"]:
+    """Return rows of length 1, of which the mean was taken off."""
+    rows = np.array(embeddings, np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    rows -= rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
+    return rows
+
+
+def _inverse(rows: Float32[np.ndarray, "row dim"]) -> Float64[np.ndarray, "dim dim"]:
+    """Return the inverse of rows.T @ rows and the ridge."""
+    gram = np.zeros((rows.shape[1], rows.shape[1]))
+    for start in range(0, len(rows), _ROWS):
+        exact = rows[start : start + _ROWS].astype(np.float64)
+        gram += exact.T @ exact
+    np.fill_diagonal(gram, gram.diagonal() + RIDGE * float(gram.trace()) / len(gram) + 1e-12)
+    return np.linalg.inv(gram)

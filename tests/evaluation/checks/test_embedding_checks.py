@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from aurank.evaluation.checks import close_rows, crowded, doubtful_labels, faulty_rows, near_rows, spread
+from aurank.evaluation.checks import close_rows, crowded, doubtful_labels, faulty_rows, near_rows, spread, with_cosines
 from aurank.evaluation.checks.labels import RIDGE
+from aurank.evaluation.engine.nearest import NearestRows
 
 
 def clusters(classes: int = 6, each: int = 20, dim: int = 16) -> tuple[np.ndarray, np.ndarray]:
@@ -31,7 +34,7 @@ def test_predictions_are_those_of_a_fit_without_the_row():
     for row in (0, 3, 50, 77, 119):
         predicted = held_out(rows, labels, row)
         other = np.delete(predicted, labels[row]).max()
-        assert margins[row] == pytest.approx(other - predicted[labels[row]], abs=1e-8)
+        assert margins[row] == pytest.approx(other - predicted[labels[row]], abs=1e-5)
 
 
 def test_planted_wrong_labels_are_found_and_what_they_were():
@@ -84,11 +87,37 @@ def test_embeddings_on_a_line_or_around_one_direction_have_collapsed():
     assert spread(rows + 100).is_collapsed
 
 
-def test_close_rows_and_hubs():
+def test_close_rows_are_found_whatever_their_length():
     rows, _ = clusters()
     rows[9] = rows[8] * 3
+    assert close_rows(near_rows(rows), at_least=0.9999).tolist() == [[8, 9]]
+
+
+def test_hubs_are_counted_among_the_rows_that_lists_can_hold():
+    nothing = np.zeros((60, 1))
+    lists = NearestRows(np.arange(60), np.full((60, 1), 3), nothing, nothing.astype(bool))
+    assert crowded(lists, np.arange(60)).row.tolist() == [3]
+    # Of six rows one holds all lists: ten are usual, and it is in sixty. Of twelve, five are usual.
+    assert not len(crowded(lists, np.arange(3, 9)).row)
+    assert crowded(lists, np.arange(3, 15)).expected == 5
+    spread_out = replace(lists, row=np.arange(60)[:, None])
+    assert not len(crowded(spread_out, np.arange(60)).row)
+
+
+def test_lists_ranked_otherwise_get_their_cosines():
+    rows, _ = clusters()
+    rows *= np.random.default_rng(2).uniform(0.1, 9, (len(rows), 1)).astype(np.float32)
     near = near_rows(rows)
-    assert close_rows(*near, at_least=0.9999).tolist() == [[8, 9]]
-    lists = np.zeros((60, 1), np.int64)
-    assert crowded(lists).row.tolist() == [0]
-    assert not len(crowded(np.arange(60)[:, None]).row)
+    ended = replace(near, row=np.where(np.arange(10) < 7, near.row, -1), score=np.zeros_like(near.score))
+    again = with_cosines(ended, rows)
+    assert again.score[:, :7] == pytest.approx(near.score[:, :7], abs=1e-6)
+    assert (again.score[:, 7:] == -1).all()
+
+
+def test_the_nearest_of_some_rows_are_named_as_among_all():
+    rows, _ = clusters()
+    some = np.array([2, 3, 50, 119])
+    near = near_rows(rows, some, k=2)
+    assert near.query.tolist() == some.tolist()
+    assert set(near.row.ravel().tolist()) <= set(some.tolist())
+    assert near_rows(rows, some[:1]).row.shape == (1, 0)

@@ -1,7 +1,7 @@
 """What embeddings show that is wrong with them, or with the labels and images they are of."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -18,13 +18,15 @@ from aurank.evaluation.checks import (
     faulty_rows,
     near_rows,
     spread,
+    with_cosines,
 )
+from aurank.evaluation.engine.nearest import NearestRows
 
 CANDIDATES = 0.9  # cosine from which images are compared by their pixels
-NEARLY_EQUAL, EQUAL = 0.98, 1 - 1e-6  # cosines of embeddings that are taken for one, where there are no images
+NEARLY_EQUAL = 0.98  # cosine of embeddings that are taken for one, where pixels are not compared
 _BROKEN = Advice(
     "They have no similarity to anything: measuring refuses them.",
-    "Look at what the model does with these images; --fix leaves them out.",
+    "Look at what the model does with these images; aurank doctor --fix leaves them out.",
 )
 _LENGTH = Advice(
     "By the dot product or the Euclidean distance they are compared by their length; the cosine does not mind.",
@@ -41,11 +43,11 @@ _HUBS = Advice(
 )
 _LABELS = Advice(
     "Right results count as wrong, and training pulls the image to strangers.",
-    "Look at them and correct the label; --fix leaves them out.",
+    "Look at them and correct the label; aurank doctor --fix leaves them out.",
 )
 _CLOSE = Advice(
     "They find each other first, so scores are too high, above all between query and gallery.",
-    "Look at the images; with --model and --data they are compared by their pixels.",
+    "Look at the images; aurank doctor DATA --model … compares them by their pixels.",
 )
 
 
@@ -57,11 +59,13 @@ class EmbeddingExamination:
         embedded: with at least one row.
         rows: of the data set, by embedding; None of embeddings without one.
         labelled: which embeddings have a label.
+        lists: of an evaluation of `embedded`, its queries and gallery counted each by itself; None searches new ones.
     """
 
     embedded: Embedded
     rows: Int64[np.ndarray, " row"] | None
     labelled: Bool[np.ndarray, " row"]
+    lists: NearestRows | None = None
 
     @cached_property
     def faulty(self) -> FaultyRows:
@@ -74,15 +78,24 @@ class EmbeddingExamination:
         return np.setdiff1d(np.arange(len(self.embedded.embeddings)), broken)
 
     @cached_property
-    def _near(self) -> tuple[np.ndarray, np.ndarray]:
-        if len(self._sound) < 2:
-            return np.zeros((len(self._sound), 0), np.int64), np.zeros((len(self._sound), 0), np.float32)
-        return near_rows(self.embedded.embeddings[self._sound])
+    def _searched(self) -> Int64[np.ndarray, " searched"]:
+        """The embeddings that lists could hold."""
+        return self._sound if self.lists is None else np.flatnonzero(self.embedded.is_gallery)
+
+    @cached_property
+    def _near(self) -> NearestRows:
+        """The lists with their cosines, of rows of `embedded`."""
+        lists, embeddings = self.lists, self.embedded.embeddings
+        if lists is None:
+            return near_rows(embeddings, self._sound)
+        query = np.flatnonzero(self.embedded.is_query)[lists.query]
+        row = np.where(lists.row >= 0, self._searched[lists.row], -1)
+        return with_cosines(replace(lists, query=query, row=row), embeddings)
 
     def candidates(self) -> Int64[np.ndarray, "pair 2"]:
         """Return pairs of rows of the data set that may show one image."""
         assert self.rows is not None
-        return np.asarray(self.rows[self._sound[close_rows(*self._near, at_least=CANDIDATES)]])
+        return np.asarray(self.rows[close_rows(self._near, at_least=CANDIDATES)])
 
     def findings(self) -> list[Finding]:
         """Return what is wrong, by embeddings alone."""
@@ -94,9 +107,9 @@ class EmbeddingExamination:
         ]
         if len(sound) > 1:
             found += self._of_the_whole()
-            hubs = crowded(self._near[0])
+            hubs = crowded(self._near, self._searched)
             words = [f": in {lists:,} lists, usual {hubs.expected:.0f}" for lists in hubs.lists.tolist()]
-            found.append(self._of("hubs", sound[hubs.row], _HUBS, words))
+            found.append(self._of("hubs", hubs.row, _HUBS, words))
         known = sound[self.labelled[sound]]
         if len(known) > 1:
             found.append(self._doubtful(known))
@@ -123,16 +136,12 @@ class EmbeddingExamination:
 
     def _close(self) -> list[Finding]:
         query, gallery = self.embedded.is_query, self.embedded.is_gallery
-        pairs = self._sound[close_rows(*self._near, at_least=NEARLY_EQUAL)].reshape(-1, 2)
-        one, other = pairs.T
-        across = (query & ~gallery)[one] & (gallery & ~query)[other] | (query & ~gallery)[other] & (gallery & ~query)[
-            one
-        ]
-        names = [" = ".join(self._name(row) for row in pair) for pair in pairs.tolist()]
+        pairs = close_rows(self._near, at_least=NEARLY_EQUAL)
+        asks, answers = query & ~gallery, gallery & ~query
+        across = (asks[pairs] & answers[pairs[:, ::-1]]).any(axis=1)
+        names = np.array([" = ".join(map(self._name, pair)) for pair in pairs.tolist()], np.object_)
         return [
-            finding_of(
-                check, [names[at] for at in np.flatnonzero(chosen).tolist()], _CLOSE, rows=pairs[chosen].tolist()
-            )
+            finding_of(check, names[chosen].tolist(), _CLOSE, rows=pairs[chosen].tolist())
             for check, chosen in (
                 ("nearly equal embeddings in query and gallery", across),
                 ("nearly equal embeddings", ~across),

@@ -1,0 +1,103 @@
+"""report.html of an evaluation: the report, with what else was at hand and what the doctor finds in it."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aurank.data import Manifest
+from aurank.data.checks.findings import Advice, finding_of
+from aurank.embedding.embed import Embedded
+from aurank.embedding.findings import EmbeddingExamination
+from aurank.evaluation.checks import near_rows
+from aurank.evaluation.report import Report
+from aurank.reporting.report_page import Examined, PageImages, report_page
+
+MOST_WORK = 2**39  # rows times classes times dimensions up to which labels are judged: about 15 s on one core
+_UNREADABLE = Advice("No number counts them.", "Replace them.")
+_ELSEWHERE = "Not looked at here: images by their pixels, and other splits. aurank doctor DATA does that."
+_NO_LISTS = "Without lists of neighbours no hubs and no copies are found."
+_NO_LABELS = "There are too many rows and classes to doubt labels here: aurank doctor --embeddings FILE takes the time."
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """What an evaluation had at hand.
+
+    Args:
+        model: its name.
+        embedded: what was ranked, without post-processing.
+        images: that were chosen, those that could not be read among them; None of saved embeddings.
+    """
+
+    model: str
+    embedded: Embedded
+    images: Manifest | None = None
+
+    @property
+    def data(self) -> str:
+        """What was measured, with a hash that tells it from other data."""
+        classes = f"{len(set(self.embedded.labels.tolist())):,} classes"
+        if (images := self.images) is not None:
+            return f"{images.name}: {len(images):,} images of {classes}, manifest {images.sha256[:16]}"
+        digest = hashlib.sha256(repr(self.embedded.embeddings.shape).encode())
+        for start in range(0, len(self.embedded.embeddings), 8192):
+            digest.update(np.ascontiguousarray(self.embedded.embeddings[start : start + 8192]).tobytes())
+        digest.update(repr(self.embedded.labels.tolist()).encode())
+        return f"{len(self.embedded.labels):,} embeddings of {classes}, SHA-256 {digest.hexdigest()[:16]}"
+
+
+def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[str] = ()) -> str:
+    """Return the page of an evaluation as HTML text, with what `examine_measured` finds.
+
+    Args:
+        classes: names of classes that get a grid of their own.
+
+    Raises:
+        UserError: no query of a class asked for.
+
+    Example:
+        >>> rows = np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1], [0.0, 1.0]])
+        >>> flags = {"is_query": np.ones(4, bool), "is_gallery": np.ones(4, bool), "groups": np.full(4, -1)}
+        >>> embedded = Embedded(rows, np.array([0, 0, 1, 1]), np.arange(4), np.array(["a", "b", "c", "d"]), **flags)
+        >>> page = evaluation_page(embedded.evaluate(neighbours=2), Measurement("mine", embedded))
+        >>> "4 embeddings of 2 classes" in page
+        True
+    """
+    embedded, images = measured.embedded, measured.images
+    shown = PageImages(None if images is None else images.source, embedded.embeddings[embedded.is_query])
+    facts = [("model", measured.model), ("data", measured.data)]
+    examined = examine_measured(report, measured)
+    title = measured.model.split(",")[0]  # without options, which the facts have
+    return report_page(report, images=shown, classes=classes, examined=examined, facts=facts, title=title)
+
+
+def examine_measured(report: Report, measured: Measurement) -> Examined:
+    """Return what the doctor finds in the embeddings and labels of an evaluation, by the lists that it made.
+
+    Nothing is searched anew, and labels are judged where that is quick, so it takes seconds beside the evaluation.
+
+    Example:
+        >>> rows = np.array([[1.0, 0.0], [1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
+        >>> flags = {"is_query": np.ones(4, bool), "is_gallery": np.ones(4, bool), "groups": np.full(4, -1)}
+        >>> embedded = Embedded(rows, np.array([0, 0, 1, 1]), np.arange(4), np.array(["a", "b", "c", "d"]), **flags)
+        >>> report = embedded.evaluate(neighbours=2)
+        >>> [str(finding) for finding in examine_measured(report, Measurement("mine", embedded)).findings]
+        ['nearly equal embeddings: 1 (a = b)']
+    """
+    embedded, images, lists = measured.embedded, measured.images, report.neighbours
+    rows, dim = embedded.embeddings.shape
+    classes = len(np.unique(embedded.labels))
+    is_quick = rows * classes * dim <= MOST_WORK
+    left_out = [_ELSEWHERE, *([] if lists is not None else [_NO_LISTS]), *([] if is_quick else [_NO_LABELS])]
+    if lists is None:
+        lists = near_rows(embedded.embeddings, np.arange(0))
+    labelled = np.full(rows, is_quick and classes < rows)
+    skipped = (
+        [] if images is None else [images.paths[row] for row in np.setdiff1d(np.arange(len(images)), embedded.ids)]
+    )
+    findings = [finding_of("unreadable images", skipped, _UNREADABLE, is_error=True)]
+    findings += EmbeddingExamination(embedded, None, labelled, lists).findings()
+    names = embedded.labels if embedded.classes is None else embedded.classes[embedded.labels]
+    return Examined([one for one in findings if one.count], embedded.paths, names, left_out)

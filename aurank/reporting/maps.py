@@ -1,0 +1,104 @@
+"""A map of embeddings: their first two principal components, and what UMAP makes of them where it is installed."""
+
+import warnings
+
+import numpy as np
+from jaxtyping import Float, Float64
+
+from aurank.evaluation.report import Report
+from aurank.reporting.charts import embedding_map
+from aurank.reporting.grids import query_names
+
+POINTS, UMAP_POINTS = 4000, 2000  # drawn at most; UMAP takes a quarter of a minute for 2,000 rows on one core
+EPOCHS = 200  # of UMAP, as it takes for large data itself
+MOST_COLOURS = 10  # classes beyond which average precision is coloured
+SEED = 0
+Points = Float64[np.ndarray, "point 2"]
+
+
+def draw_maps(report: Report, embeddings: Float[np.ndarray, "query dim"]) -> dict[str, str]:
+    """Return the maps of the queries as SVG text, by the sentences that say what they are.
+
+    Args:
+        embeddings: of all queries.
+
+    Example:
+        >>> import aurank
+        >>> rows = np.eye(2)[[0, 0, 1, 1]]
+        >>> [caption.partition(",")[0] for caption in draw_maps(aurank.evaluate(rows, [5, 5, 6, 6]), rows)][0]
+        '4 queries on their first two principal components (PCA)'
+    """
+    some = _sample(report, POINTS)
+    points, part = principal(_rows(report, embeddings, some))
+    axes = [f"component {place} ({share:.0%} of the variance)" for place, share in enumerate(part.tolist(), 1)]
+    maps = dict([_drawn(report, some, points, "on their first two principal components (PCA)", axes)])
+    few = _sample(report, UMAP_POINTS)
+    placed_by_umap = umap_points(_rows(report, embeddings, few)) if len(few) > 3 else None
+    if placed_by_umap is not None:
+        placed = f"placed by UMAP with seed {SEED}: near dots are similar, distances between groups mean little"
+        maps |= dict([_drawn(report, few, placed_by_umap, placed, ("", ""))])
+    return maps
+
+
+def principal(rows: Float64[np.ndarray, "point dim"]) -> tuple[Points, Float64[np.ndarray, " 2"]]:
+    """Return rows on their first two principal components, and what part of the variance each has.
+
+    Example:
+        >>> points, part = principal(np.array([[0.0, 0.0], [3.0, 0.0], [6.0, 0.0]]))
+        >>> np.abs(points[:, 0]).tolist(), part.tolist()
+        ([3.0, 0.0, 3.0], [1.0, 0.0])
+    """
+    rows = rows - rows.mean(axis=0)
+    values, axes = np.linalg.eigh(rows.T @ rows)
+    part = values[::-1][:2].clip(0) / max(values.sum(), np.finfo(float).tiny)
+    points = rows @ axes[:, ::-1][:, :2]
+    if points.shape[1] < 2:  # embeddings of one number
+        points, part = np.pad(points, ((0, 0), (0, 1))), np.pad(part, (0, 1))
+    return points, part
+
+
+def umap_points(rows: Float64[np.ndarray, "point dim"]) -> Points | None:
+    """Return rows as UMAP places them by Euclidean distance, always in the same places; None where it is not installed.
+
+    Source: McInnes, Healy, Melville, "UMAP", 2018 (https://arxiv.org/abs/1802.03426).
+
+    Example:
+        >>> (points := umap_points(np.eye(8))) is None or points.shape == (8, 2)
+        True
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of parts of it that are not used here
+        try:
+            import umap
+        except ImportError:
+            return None
+        near = min(15, len(rows) - 1)
+        fitted = umap.UMAP(n_neighbors=near, n_epochs=EPOCHS, random_state=SEED, n_jobs=1, init="pca")
+        return np.asarray(fitted.fit_transform(np.asarray(rows, np.float32)), np.float64)
+
+
+def _sample(report: Report, most: int) -> np.ndarray:
+    return np.sort(np.random.default_rng(SEED).permutation(len(report.per_query["query"]))[:most])
+
+
+def _rows(report: Report, embeddings: np.ndarray, some: np.ndarray) -> Float64[np.ndarray, "point dim"]:
+    """Return some queries' rows, by the cosine those of length 1."""
+    rows = np.asarray(embeddings[report.per_query["query"][some]], np.float64)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True) if report.distance == "cosine" else rows
+
+
+def _drawn(
+    report: Report, some: np.ndarray, points: Points, placed: str, axes: list[str] | tuple[str, str]
+) -> tuple[str, str]:
+    """Return what a map is, and the map."""
+    names, count = query_names(report)[some], len(report.per_query["query"])
+    by_class = 1 < len(set(names.tolist())) <= MOST_COLOURS
+    chart = embedding_map(
+        points,
+        report.per_query["ap"][some],
+        classes=names if by_class else None,
+        axis_names=axes,
+        described=f"Map of the queries {placed}",
+    )
+    of = f"{len(some):,} of {count:,}" if len(some) < count else f"{count:,}"
+    return f"{of} queries {placed}, {'classes' if by_class else 'average precision'} by colour.", chart
