@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aurank.commands.doctor import EmbeddingExamination
 from aurank.data import Manifest
 from aurank.data.checks.findings import Advice, finding_of
 from aurank.embedding.embed import Embedded
-from aurank.embedding.findings import EmbeddingExamination
 from aurank.evaluation.checks import near_rows
 from aurank.evaluation.report import Report
 from aurank.reporting.report_page import Examined, PageImages, report_page

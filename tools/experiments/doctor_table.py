@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFilter
 
+from aurank.commands.doctor import EmbeddingExamination
 from aurank.data import READERS, ArraySource, ImageSource, Manifest, build_manifest
 from aurank.data.checks.findings import Finding
 from aurank.data.decode import decode
 from aurank.embedding.embed import Embedded, ModelImages, embed
-from aurank.embedding.findings import EmbeddingExamination
 from aurank.embedding.manifest_from_config import data_folder
 from aurank.models.adapters.by_name import load_model
 

@@ -7,6 +7,7 @@ from scipy.ndimage import gaussian_filter
 
 from aurank.data import FolderSource, Manifest, build_manifest
 from aurank.data.checks.cleaned import write_table
+from aurank.data.checks.findings import DoctorReport
 from aurank.data.checks.looks import look_at
 from aurank.data.checks.same_picture import close_hashes, likeness, square
 from aurank.data.readers import READERS
@@ -43,8 +44,8 @@ def place(root, images: dict[str, Image.Image], **columns) -> Manifest:
     return build_manifest("photos", FolderSource(root), paths=list(images), **given)
 
 
-def rows_of(manifest: Manifest, check: str) -> list[list[int]]:
-    return [list(rows) for found in manifest.doctor().findings if found.check == check for rows in found.rows]
+def rows_of(report: DoctorReport, check: str) -> list[list[int]]:
+    return [list(rows) for found in report.findings if found.check == check for rows in found.rows]
 
 
 @pytest.mark.parametrize("copy", COPIES)
@@ -73,20 +74,25 @@ def test_near_duplicates_are_found_where_they_stand(tmp_path):
     labels = ["a", "a", "b", "b", "c", "c", "d", "d", "a", "a", "c"]
     splits = ["test"] * 8 + ["train", "test", "test"]
     manifest = place(tmp_path, images, labels=labels, splits=splits)
-    assert rows_of(manifest, "nearly the same image in train and test") == [[0, 8]]
-    assert rows_of(manifest, "nearly the same image more than once in a split") == [[1, 9], [2, 10]]
-    assert rows_of(manifest, "nearly the same image under two classes") == [[2, 10]]
-    kept = manifest.doctor().kept()
-    assert set(manifest.paths) - set(kept.paths) == {"copy of 0.png", "copy of 1.png", "2.png", "copy of 2.png"}
+    report = manifest.doctor()
+    assert rows_of(report, "nearly the same image in train and test") == [[0, 8]]
+    assert rows_of(report, "nearly the same image more than once in a split") == [[1, 9], [2, 10]]
+    assert rows_of(report, "nearly the same image under two classes") == [[2, 10]]
+    assert set(manifest.paths) - set(report.kept().paths) == {
+        "copy of 0.png",
+        "copy of 1.png",
+        "2.png",
+        "copy of 2.png",
+    }
 
 
 def test_a_copy_between_query_and_gallery_is_no_duplicate_within_a_split(tmp_path):
     images = {f"{seed}.png": photo(seed) for seed in range(4)} | {"again.png": COPIES["cropped"](photo(0))}
     sides = {"is_query": [True, True, False, False, False], "is_gallery": [False, False, True, True, True]}
-    manifest = place(tmp_path, images, **sides)
-    assert rows_of(manifest, "nearly the same image in query and gallery") == [[0, 4]]
-    assert rows_of(manifest, "nearly the same image more than once in a split") == []
-    assert manifest.doctor().kept().paths == ("0.png", "1.png", "2.png", "3.png")
+    report = place(tmp_path, images, **sides).doctor()
+    assert rows_of(report, "nearly the same image in query and gallery") == [[0, 4]]
+    assert rows_of(report, "nearly the same image more than once in a split") == []
+    assert report.kept().paths == ("0.png", "1.png", "2.png", "3.png")
 
 
 def test_poor_images_are_found_beside_good_ones(tmp_path):
@@ -98,13 +104,14 @@ def test_poor_images_are_found_beside_good_ones(tmp_path):
         "long.png": photo(9).crop((0, 0, 128, 30)),
     }
     manifest = place(tmp_path, images)
+    report = manifest.doctor()
     checks = ("blurred images", "dark images", "tiny images", "images of an odd shape")
-    found = {check: [manifest.paths[row] for (row,) in rows_of(manifest, check)] for check in checks}
+    found = {check: [manifest.paths[row] for (row,) in rows_of(report, check)] for check in checks}
     assert found["dark images"] == ["dark.png"]
     assert found["tiny images"] == ["tiny.png", "long.png"]
     assert found["images of an odd shape"] == ["long.png"]
     assert found["blurred images"] == ["blurred.png"]
-    assert all(finding.consequence and finding.remedy for finding in manifest.doctor().findings)
+    assert all(finding.consequence and finding.remedy for finding in report.findings)
 
 
 def test_a_data_set_small_and_dark_throughout_is_left_alone(tmp_path):
