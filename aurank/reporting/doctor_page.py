@@ -33,7 +33,7 @@ def doctor_page(report: DoctorReport, *, command: str = "", budget: int = 10 * 2
         path, label, split = manifest.paths[row], manifest.classes[manifest.labels[row]], str(manifest.splits[row])
         return path, split if label == path else f"{split} · {label}"
 
-    findings = shown_findings(report.findings, pictures, None if manifest is None else image)
+    findings = shown_findings(report.findings, pictures, image)
     return render(
         "doctor.html",
         title=f"Doctor: {report.name}",
@@ -47,26 +47,28 @@ def doctor_page(report: DoctorReport, *, command: str = "", budget: int = 10 * 2
 
 
 def shown_findings(
-    findings: Sequence[Finding], pictures: Pictures, image: Callable[[int], tuple[str, str]] | None
+    findings: Sequence[Finding], pictures: Pictures, image: Callable[[int], tuple[str, str]]
 ) -> list[dict[str, Any]]:
     """Return findings as templates/findings.html shows them, errors first.
 
     Args:
-        image: returns the path of a row, and what stands beside it; None shows no rows.
+        pictures: without a source none are shown, and none of a finding of which no image can be.
+        image: returns the path of a row, and what stands beside it.
 
     Example:
         >>> found = Finding("hubs", 1, ("a.png: in 90 lists",), is_error=False, rows=((0,),))
-        >>> shown_findings([found], Pictures(None), lambda row: ("a.png", "cats"))[0]["groups"][0]["items"][0]["beside"]
-        'cats'
+        >>> shown_findings([found], Pictures(None), lambda row: ("a.png", "cats"))[0]["groups"]
+        []
     """
     shown = []
     for finding in sorted(findings, key=lambda one: not one.is_error):
-        groups = []
-        for rows in finding.rows[:MOST_SHOWN] if image is not None else ():
-            assert image is not None
+        groups: list[dict[str, Any]] = []
+        for rows in finding.rows[:MOST_SHOWN] if pictures.source is not None else ():
             named = [image(row) for row in rows[:MOST_OF_ONE]]
             items = [{"path": path, "beside": beside, "picture": pictures.of(path)} for path, beside in named]
             groups.append({"items": items, "more": len(rows) - len(items)})
+        if not any(item["picture"] for group in groups for item in group["items"]):
+            groups = []
         shown.append(
             {
                 "check": finding.check,

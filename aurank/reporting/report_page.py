@@ -249,12 +249,12 @@ def _hubs(report: Report, pictures: Pictures) -> dict[str, Any] | None:
 
 
 def _found(examined: Examined, pictures: Pictures) -> list[dict[str, Any]]:
-    """Return the findings as the page shows them; of rows without a path there is nothing to show but their number."""
+    """Return the findings as the page shows them."""
 
     def image(row: int) -> tuple[str, str]:
-        return str(examined.paths[row]) or f"row {row}", str(examined.classes[row])
+        return str(examined.paths[row]), str(examined.classes[row])
 
-    return shown_findings(examined.findings, pictures, image if (examined.paths != "").any() else None)
+    return shown_findings(examined.findings, pictures, image)
 
 
 def _left_out(report: Report, pictures: Pictures) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from aurank.data.sources import ArraySource
 from aurank.errors import UserError
 from aurank.evaluation.failures import confusions, hubs
 from aurank.evaluation.report import Report
+from aurank.reporting.doctor_page import shown_findings
 from aurank.reporting.grids import make_grids
 from aurank.reporting.pictures import Pictures
 from aurank.reporting.report_page import Examined, PageImages, report_page
@@ -79,6 +80,14 @@ def test_findings_are_shown_with_what_was_not_looked_at() -> None:
     for text in ("warning: hubs (1)", "a.png: in 90 lists", "They take places.", "Whiten."):
         assert text in page.text
     assert "Nothing wrong" not in page.text
+    assert "Pictures" not in page.text
+
+
+def test_a_finding_shows_its_images_and_none_where_none_can_be_read() -> None:
+    source = ArraySource({"a.png": np.zeros((80, 80, 3), np.uint8)})
+    found = [Finding(name, 1, (), False, rows=((row,),)) for row, name in enumerate(["readable", "broken"])]
+    shown = shown_findings(found, Pictures(source), lambda row: (("a.png", "b.png")[row], "cat"))
+    assert [[item["path"] for group in one["groups"] for item in group["items"]] for one in shown] == [["a.png"], []]
 
 
 @pytest.mark.slow
