@@ -10,7 +10,7 @@ import typer
 
 from aurank.cli.app import app
 from aurank.cli.drawing import console, keep_baselines
-from aurank.cli.options import BaselinesOption, Drawn, ModelOption, measuring, whole_numbers
+from aurank.cli.options import MODELS, BaselinesOption, Drawn, ModelOption, measuring, whole_numbers
 from aurank.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,39 +30,67 @@ def evaluate(
         Path,
         typer.Option(help="Folder for report.html, report.json, per_query.parquet, per_class.csv and pr_curve.png."),
     ],
-    labels: Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings; qrels of a run.")] = None,
-    metrics: Annotated[str | None, typer.Option(help="In place of the usual ones, such as mauprc,mrr@10.")] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings; qrels of --model trec:RUN.")
+    ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Metrics in place of the usual ones, such as mauprc,mrr@10.")
+    ] = None,
     recall_at: Annotated[str | None, typer.Option(help="The k of Recall@k and precision@k, such as 1,10,100.")] = None,
-    distance: Annotated[str | None, typer.Option(help="cosine, dot or euclidean.")] = None,
-    ties: Annotated[str | None, typer.Option(help="threshold, optimistic or pessimistic.")] = None,
+    distance: Annotated[str | None, typer.Option(help="cosine (the default), dot or euclidean.")] = None,
+    ties: Annotated[
+        str | None, typer.Option(help="How equal scores count: threshold (the default), optimistic or pessimistic.")
+    ] = None,
     index: Annotated[str | None, typer.Option(help="Measure a faiss index too, such as IVF1024,Flat.")] = None,
-    backend: Annotated[str | None, typer.Option(help="Which engine counts; auto chooses.")] = None,
-    intervals: Annotated[int | None, typer.Option(help="Bootstrap resamples for intervals, such as 1000.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="What counts: auto (the default), numba, torch or triton; to the same digits.")
+    ] = None,
+    intervals: Annotated[
+        int | None, typer.Option(help="Add 95% intervals, by so many bootstrap resamples, such as 1000.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
-    max_memory: Annotated[str | None, typer.Option(help="Bound on the engine's memory, such as 1GiB.")] = None,
-    trec_run: Annotated[Path | None, typer.Option(help="Write a .run for trec_eval, and .qrels beside it.")] = None,
+    max_memory: Annotated[str | None, typer.Option(help="Bound on the working memory, such as 1GiB.")] = None,
+    trec_run: Annotated[
+        Path | None, typer.Option(help="A .run file to write for trec_eval, with .qrels beside it.")
+    ] = None,
     postprocess: Annotated[
         str | None, typer.Option(help='Steps such as "whiten:dim=128, query_expansion:k=5", or a .safetensors of them.')
     ] = None,
-    fit_on: Annotated[Path | None, typer.Option(help="Embeddings to fit them on; default: the split train.")] = None,
-    dims: Annotated[str | None, typer.Option(help="Measure shorter embeddings too, such as 64,128.")] = None,
-    precision: Annotated[str | None, typer.Option(help="And coarser ones: float32,float16,int8,binary.")] = None,
-    rescore: Annotated[int | None, typer.Option(help="Length of the lists that those score again in float32.")] = None,
-    report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html, a page to look at.")] = True,
+    fit_on: Annotated[
+        Path | None, typer.Option(help="Embeddings (.npz) to fit the steps on; default: the split train.")
+    ] = None,
+    dims: Annotated[
+        str | None, typer.Option(help="Measure the first numbers of embeddings too, such as 64,128.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Measure coarser numbers too: float16, int8, binary, with commas.")
+    ] = None,
+    rescore: Annotated[
+        int | None, typer.Option(help="Score the best so many of those again in float32, such as 100.")
+    ] = None,
+    report: Annotated[
+        bool, typer.Option("--report/--no-report", help="Whether to write report.html, a page to look at.")
+    ] = True,
     neighbours: Annotated[
-        int | None, typer.Option(help="Nearest rows kept of each query; default 10, 0 with --no-report.")
+        int | None, typer.Option(help="Nearest images kept of each query; default: 10, with --no-report 0.")
     ] = None,
     show_class: Annotated[
         list[str] | None, typer.Option(help="A class whose queries the page shows; may be given repeatedly.")
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what another command has left in --out.")
+        bool, typer.Option("--overwrite", help="Replace the result of another command in --out.")
     ] = False,
     baselines: BaselinesOption = False,
     images: "ImageSelection",
     drawn: Drawn,
 ) -> None:
-    """Measure any model on any images, or saved embeddings, exactly."""
+    """Measure any model, or saved embeddings, exactly.
+
+    \b
+    aurank evaluate --model aurank:runs/mine/best --out measured
+    aurank evaluate --model timm:resnet18 --data folder:photos --out measured
+    aurank evaluate --model embeddings:rows.npz --out measured
+    """
     from aurank.commands import evaluate_model, measure_baselines
     from aurank.commands.baselines import require_images
     from aurank.commands.evaluate import require_free_run
@@ -146,12 +174,17 @@ def _codes(dims: str | None, precision: str | None, rescore: int | None) -> "Cod
 @measuring(*_SIDES)
 def embed(
     *,
-    model: ModelOption,
+    model: Annotated[str, typer.Option("--model", help=f"{MODELS}.")],
     out: Annotated[Path, typer.Option(help="The .npz file to write: embeddings, labels, ids, paths.")],
     images: "ImageSelection",
     drawn: Drawn,
 ) -> None:
-    """Write the embeddings of a data set's split, with ids, paths and labels."""
+    """Write the embeddings of images, with ids, paths and labels.
+
+    \b
+    aurank embed --model aurank:runs/mine/best --out test.npz
+    aurank embed --model timm:resnet18 --data folder:photos --out photos.npz
+    """
     from aurank.commands import embed_model
     from aurank.files import require_writable
 
@@ -170,14 +203,17 @@ def pairs(
     model: Annotated[str, typer.Option("--model", help="aurank:DIR/best of a run with model.text.")],
     out: Annotated[Path, typer.Option(help="Folder for two_way/GROUP and zero_shot.json.")],
     prompt: Annotated[
-        list[str] | None, typer.Option(help="Sentence with {} for a class, for zero-shot; may be given repeatedly.")
+        list[str] | None, typer.Option(help="A sentence with {} for the class; may be given repeatedly.")
     ] = None,
     images: "ImageSelection",
     drawn: Drawn,
 ) -> None:
-    """Measure a model of images and texts: each found by the other, and images classified by the names of classes.
+    """Measure a model of images and texts, each found by the other.
 
-    --data is table:FILE with a column text.
+    Images are classified by the names of their classes too. --data is table:FILE with a column text.
+
+    \b
+    aurank pairs --model aurank:runs/mine/best --prompt "a {}" --out measured
     """
     from aurank.commands import evaluate_pairs
     from aurank.files import require_writable
@@ -196,14 +232,19 @@ def probe(
     *,
     model: ModelOption,
     out: Annotated[Path, typer.Option(help="Folder for knn.json and linear_probe.json.")],
-    protocol: Annotated[list[str] | None, typer.Option(help="knn or linear_probe; give it twice for both.")] = None,
+    protocol: Annotated[list[str] | None, typer.Option(help="knn or linear_probe; default: both.")] = None,
     labels: Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings.")] = None,
-    k: Annotated[int | None, typer.Option("--k", help="Neighbours that vote; default 200, or all there are.")] = None,
+    k: Annotated[int | None, typer.Option("--k", help="Neighbours that vote; default: 200, or all there are.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds of the draws, such as 0,1,2.")] = None,
     images: "ImageSelection",
     drawn: Drawn,
 ) -> None:
-    """Classify by frozen embeddings: nearest neighbours and a linear classifier (by default both)."""
+    """Classify by frozen embeddings: neighbours, a linear layer.
+
+    \b
+    aurank probe --model aurank:runs/mine/best --out probed
+    aurank probe --model timm:resnet18 --data folder:photos --out probed
+    """
     from aurank.commands import probe_model
     from aurank.evaluation.probes import PROBES
     from aurank.files import require_writable

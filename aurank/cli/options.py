@@ -14,16 +14,15 @@ from aurank.errors import UserError
 
 ConfigFile = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped one (aurank ls).")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Dotted overrides, such as optim.lr=1e-4.")]
-ModelOption = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        help="aurank:DIR/best, timm:NAME[,pretrained=false], open_clip:, transformers:, onnx:FILE, "
-        "python:package.module:function, or embeddings:FILE (.npz, or .npy with --labels).",
-    ),
-]
+MODELS = (
+    "aurank:DIR/best, timm:NAME[,pretrained=false], open_clip:NAME, transformers:NAME, onnx:FILE, safetensors:FILE, "
+    "torchexport:FILE, python:MODULE:FUNCTION"
+)
+SAVED = "embeddings:FILE (.npz, or .npy with --labels)"
+ModelOption = Annotated[str, typer.Option("--model", help=f"{MODELS}, or {SAVED}.")]
 BaselinesOption = Annotated[
-    bool, typer.Option("--baselines", help="Measure chance, raw pixels and the untrained network too: baselines.json.")
+    bool,
+    typer.Option("--baselines", help="Measure chance, raw pixels and the untrained network too, into baselines.json."),
 ]
 CacheOption = Annotated[
     Path | None,
@@ -40,25 +39,27 @@ def _option(kind: Any, text: str, *names: str, **limits: Any) -> Any:
 _IMAGES = {
     "data": _option(
         str | None,
-        "READER:PATH such as folder:photos, or a configuration for its images; default: the data it was trained on.",
+        "READER:PATH such as folder:photos, or a configuration; default: what an aurank: model was trained on.",
         "--data",
     ),
-    "split": _option(str | None, "Which split: train, val, test or all; default: test, of an index all."),
-    "protocol": _option(str | None, "A named protocol, such as sop; --root says where its data is."),
-    "root": _option(Path | None, "Folder of a protocol's data, or that table paths start from."),
+    "split": _option(str | None, "train, val, test or all; default: test, for an index all."),
+    "protocol": _option(str | None, "A named protocol, such as sop; its data is in --root."),
+    "root": _option(Path | None, "Folder of the protocol's data, or the one that paths of tables start from."),
     "query": _option(Path | None, "Table (csv, parquet) of the queries; needs --gallery."),
     "gallery": _option(Path | None, "Table (csv, parquet) of the gallery."),
     "seeds": _option(str | None, "Seeds of a protocol's draws, such as 0,1,2."),
 }
 # How a model is run.
 _RUN = {
-    "batch": _option(int | None, "Images embedded at once.", min=1),
-    "device": _option(str | None, "Such as cuda:1 or cpu; default: CUDA where there is one."),
+    "batch": _option(int | None, "Images embedded at once; default: the configuration's, else 256.", min=1),
+    "device": _option(str | None, "Such as cuda:1 or cpu; default: cuda where there is one."),
     "cache": CacheOption,
-    "no_cache": _option(bool, "Neither read nor keep embeddings.", "--no-cache"),
-    "allow_code": _option(bool, "Let --model run code: python:…, or options that may.", "--allow-code"),
+    "no_cache": _option(bool, "Read no embeddings from the cache, and keep none.", "--no-cache"),
+    "allow_code": _option(
+        bool, "Trust --model: python: and torchexport: run code, and so may options.", "--allow-code"
+    ),
 }
-_OVERRIDES = Annotated[list[str] | None, typer.Argument(help="Changes of the data section: data.workers=4.")]
+_OVERRIDES = Annotated[list[str] | None, typer.Argument(help="Changes of the data section, such as data.workers=4.")]
 
 Drawn = Callable[..., AbstractContextManager[Any]]
 """Draws how a model is run, and gives its `RunOptions`; takes what is to be called with each result."""

@@ -9,7 +9,7 @@ import typer
 
 from aurank.cli.app import app, index_app
 from aurank.cli.drawing import console, draw_bar, one_name, stderr_console
-from aurank.cli.options import Drawn, measuring
+from aurank.cli.options import MODELS, Drawn, measuring
 from aurank.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def build(
         str,
         typer.Option(
             "--model",
-            help="aurank:DIR/best, timm:NAME[,pretrained=false], open_clip:, transformers:, onnx:FILE or python:.",
+            help=f"{MODELS}.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
@@ -43,13 +43,21 @@ def build(
     postprocess: Annotated[
         str | None, typer.Option(help='Steps such as "whiten:dim=128, query_expansion:k=5", or a .safetensors of them.')
     ] = None,
-    fit_on: Annotated[Path | None, typer.Option(help="Embeddings to fit them on.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the index's training, and of the images it is measured with.")] = 0,
+    fit_on: Annotated[
+        Path | None, typer.Option(help="Embeddings (.npz) to fit the steps on; default: the split train.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the index's training, and of the images it is measured with.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an index that is there.")] = False,
     images: "ImageSelection",
     drawn: Drawn,
 ) -> None:
-    """Embed images and write an index of them, which keeps the model: by default those of all splits."""
+    """Embed images and write an index of them.
+
+    The index keeps the model. By default the images of all splits are in it.
+
+    \b
+    aurank index build --model timm:resnet18 --data folder:photos --out index
+    """
     from aurank.commands import build_index
 
     with drawn() as running:
@@ -78,7 +86,11 @@ def add(
     images: "ImageSelection",
     drawn: Drawn,
 ) -> None:
-    """Add images, and take those anew whose files have changed; what is there is not embedded again."""
+    """Add images, and embed again those whose files have changed.
+
+    \b
+    aurank index add index --data folder:photos
+    """
     from aurank.commands import ImageIndex, add_images
 
     with drawn() as running:
@@ -91,13 +103,20 @@ def add(
 def remove(
     folder: Folder,
     paths: Annotated[
-        list[str] | None, typer.Argument(metavar="[PATH]...", help="As search shows them; - reads them from stdin.")
+        list[str] | None, typer.Argument(metavar="PATH", help="As search shows them; - reads them from stdin.")
     ] = None,
-    classes: Annotated[list[str] | None, typer.Option("--class", help="All of a class; may be given again.")] = None,
-    missing: Annotated[bool, typer.Option("--missing", help="Those whose files are gone.")] = False,
+    classes: Annotated[
+        list[str] | None, typer.Option("--class", help="All images of a class; may be given repeatedly.")
+    ] = None,
+    missing: Annotated[bool, typer.Option("--missing", help="Images whose files are gone.")] = False,
     roots: Roots = None,
 ) -> None:
-    """Remove images, by path, by class or where their files are gone."""
+    """Remove images, by path, by class or because they are gone.
+
+    \b
+    aurank index remove index chair/12.jpg
+    aurank index remove index --class chair --missing
+    """
     from aurank.commands import ImageIndex, remove_images
 
     if not (paths or classes or missing):
@@ -111,22 +130,33 @@ def remove(
 def search(
     folder: Folder,
     photos: Annotated[
-        list[str], typer.Argument(metavar="PHOTO...", help="Images, folders, zips; - reads a list of them from stdin.")
+        list[str], typer.Argument(metavar="PHOTO", help="Images, folders, zips; - reads a list of them from stdin.")
     ],
     k: Annotated[int, typer.Option("--k", help="How many images to find for each photo.")] = 10,
-    threshold: Annotated[float | None, typer.Option(help="Leave out what scores less.")] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Leave out what scores less, as aurank calibrate finds it.")
+    ] = None,
     classes: Annotated[
-        list[str] | None, typer.Option("--class", help="Find images of this class; may be given again.")
+        list[str] | None, typer.Option("--class", help="Find images of this class alone; may be given repeatedly.")
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Search exactly although the index is approximate.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page with pictures to this .html file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
+    html: Annotated[Path | None, typer.Option(help="A page (.html) to write, with pictures.")] = None,
     roots: Roots = None,
     batch: Annotated[int, typer.Option(min=1, help="Photos embedded at once.")] = 64,
-    device: Annotated[str | None, typer.Option(help="Such as cuda:1; default: CUDA where there is one.")] = None,
-    allow_code: Annotated[bool, typer.Option("--allow-code", help="Let the index's python: model run.")] = False,
+    device: Annotated[str | None, typer.Option(help="Such as cuda:1 or cpu; default: cuda where there is one.")] = None,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Trust the model of the index: let its code run.")
+    ] = False,
 ) -> None:
-    """Find the images of an index that are nearest to photos; exit code 2 where a photo cannot be read."""
+    """Find the images of an index that are nearest to photos.
+
+    The exit code is 2 where a photo cannot be read.
+
+    \b
+    aurank search index photo.jpg more.zip --class chair --k 5
+    aurank search index photos --threshold 0.8 --html found.html
+    """
     from aurank.commands import ImageIndex, RunOptions, search_photos
     from aurank.commands.search import results_json, results_page
     from aurank.files import require_writable, write_text

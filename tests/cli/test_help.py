@@ -1,0 +1,39 @@
+"""`--help` of every command: short enough for a terminal, with examples that the command takes."""
+
+import re
+import shlex
+
+import pytest
+from testing.shell import Shell
+
+GROUPS = [(), ("index",), ("data",), ("cache",)]
+COMMANDS = ["train", "demo", "evaluate", "embed", "pairs", "probe", "export", "compare", "calibrate", "search", "serve"]
+COMMANDS += ["doctor", "config", "ls", "cp", "index build", "index add", "index remove", "data check", "cache prune"]
+
+
+@pytest.fixture
+def screen(aurank: Shell, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.setenv("COLUMNS", "80")
+    return aurank
+
+
+def test_every_command_is_named_with_a_whole_sentence(screen: Shell) -> None:
+    found = []
+    for group in GROUPS:
+        _, text, _ = screen(*group, "--help")
+        listed = text.split("Commands:\n")[1].splitlines()
+        assert all(line.endswith(".") and not line.endswith("..") for line in listed)
+        found += [" ".join((*group, line.split()[0])) for line in listed]
+    assert set(found) - {"index", "data", "cache"} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_are_commands_and_lines_fit_a_terminal(command: str, screen: Shell) -> None:
+    code, text, _ = screen(*command.split(), "--help")
+    assert code == 0
+    assert max(map(len, text.splitlines())) <= 80
+    examples = re.findall(rf"^  (aurank {command}( .*)?)$", text, flags=re.MULTILINE)
+    assert examples
+    for example, _ in examples:
+        options = {word for word in shlex.split(example) if word.startswith("--")}
+        assert options <= set(re.findall(r"^  (--[\w-]+)", text, flags=re.MULTILINE))
