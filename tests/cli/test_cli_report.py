@@ -26,6 +26,7 @@ def test_saved_embeddings_get_a_page_without_pictures(rows: Path, aurank: Shell)
     assert "to look at: measured/report.html" in out
     page = (rows / "measured" / "report.html").read_text()
     assert "Worst queries" in page
+    assert "Not looked at here: images by their pixels" in page
     assert "<img" not in page
     report = Report.load(rows / "measured" / "report.json")
     assert report.neighbours is not None
