@@ -20,23 +20,36 @@ CROPS = {"local_size": 96, "global_views": 2}
 
 
 def lookup(tree: Any, keys: Sequence[str | int]) -> Any:
-    """Return the value below these keys of nested mappings, or None."""
+    """Return the value below these keys of nested mappings and lists, or None."""
     for key in keys:
-        tree = tree.get(key) if isinstance(tree, dict) else None
+        if isinstance(key, int):
+            tree = tree[key] if isinstance(tree, (list, tuple)) and key < len(tree) else None
+        else:
+            tree = tree.get(key) if isinstance(tree, dict) else None
     return tree
+
+
+def terms_of(loss: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Return the path and the mapping of each loss of what stands under ``loss``: a mapping, or a list of them."""
+    if isinstance(loss, dict):
+        return [("loss", loss)]
+    listed = loss if isinstance(loss, (list, tuple)) else []
+    return [(f"loss[{place}]", term) for place, term in enumerate(listed) if isinstance(term, dict)]
 
 
 def contradictions(look: Look) -> Found:
     """Yield keys that are right alone but not together, each with a message."""
-    for check in (_steps, _batch, _images, _texts):
+    for check in (_steps, _batch, _images, _losses, _texts):
         yield from check(look)
 
 
-def one_way_loss(name: Any, two_way: Mapping[str, bool]) -> Found:
-    """Yield the name of a loss that cannot take texts beside images; ``two_way`` says of each loss whether it can."""
-    if not two_way.get(name, True):
-        others = ", ".join(other for other in two_way if two_way[other])
-        yield "loss.name", f"got {name!r}, which compares images alone; with model.text take one of {others}"
+def one_way_loss(loss: Any, two_way: Mapping[str, bool]) -> Found:
+    """Yield each loss that cannot take texts beside images; ``two_way`` says of each name whether it can."""
+    for path, term in terms_of(loss):
+        if not two_way.get(str(name := term.get("name")), True):
+            others = ", ".join(other for other in two_way if two_way[other])
+            text = f"got {name!r}, which compares images alone; with model.text take one of {others}"
+            yield f"{path}.name", text
 
 
 def _steps(look: Look) -> Found:
@@ -101,11 +114,27 @@ def _images(look: Look) -> Found:
         yield f"{path}.local_size", f"got {local_size}, expected {expected}; {remedy}"
 
 
+def _losses(look: Look) -> Found:
+    """Yield losses of one name, and widths that the embeddings do not have."""
+    terms, dim = terms_of(look("loss")), look("model.dim")
+    names = [term.get("name") for _, term in terms]
+    for place, (path, term) in enumerate(terms):
+        if names[place] in names[:place]:
+            yield f"{path}.name", f"got {names[place]!r} once more; list a loss once, with the weight of all"
+        widths, weights = term.get("matryoshka"), term.get("matryoshka_weights")
+        if widths and dim is not None and widths[-1] > dim:
+            yield f"{path}.matryoshka", f"got {widths[-1]}, expected at most model.dim = {dim}"
+        if weights and len(weights) != len(widths or ()):
+            yield f"{path}.matryoshka_weights", f"got {len(weights)} weights, expected one for each width of matryoshka"
+
+
 def _texts(look: Look) -> Found:
     """Yield what does not fit a training of images and texts, or one of images alone."""
+    ways = [(f"{path}.params.two_way", lookup(term, ("params", "two_way"))) for path, term in terms_of(look("loss"))]
     if look("model.text") is None:
-        if look("loss.params.two_way") is True:
-            yield "loss.params.two_way", "got true, expected false: the other side is of texts, which need model.text"
+        for path, two_way in ways:
+            if two_way is True:
+                yield path, "got true, expected false: the other side is of texts, which need model.text"
         return
     reason = "with model.text, images and texts are compared"
     if (views := look("data.views")) is not None and views > 1:
@@ -116,8 +145,9 @@ def _texts(look: Look) -> Found:
         yield "memory", f"expected null: {reason}, and a memory holds one kind"
     if look("model.discard_head") is True:
         yield "model.discard_head", f"got true, expected false: {reason} by their projections"
-    if look("loss.params.two_way") is False:
-        yield "loss.params.two_way", f"got false, expected true: {reason} both ways; leave it out"
+    for path, two_way in ways:
+        if two_way is False:
+            yield path, f"got false, expected true: {reason} both ways; leave it out"
     name, width, heads = look("model.text.name"), look("model.text.width"), look("model.text.heads")
     if name not in (None, "transformer"):
         for key, default in TEXT_SIZES.items():

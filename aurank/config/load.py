@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from aurank.config.components import Choices, check_component, expectation
 from aurank.config.cross_checks import Look, contradictions, lookup, one_way_loss
 from aurank.config.messages import HIGH, ConfigError, KeyPath, Problems, dotted, one_of, show, unknown_key, wrong_value
 from aurank.config.reading import Tree, parse_yaml, plain_tree, read_file, write_yaml
-from aurank.config.schema import DEFAULT_NAMES, Config, DataConfig, DataSection, Sections, known_keys
+from aurank.config.schema import DEFAULT_NAMES, LIST, ONE, Config, DataConfig, DataSection, Sections, known_keys
 from aurank.errors import AurankWarning, UserError
 
 _SECTIONS = ("data", "sampler", "model", "loss", "optim", "train", "evaluate")
@@ -104,22 +104,26 @@ def _load(
         add(contradictions(look))
     if "loss" in choices and look("model.text") is not None:
         losses = choices["loss"]
-        add(one_way_loss(look("loss.name"), {one: "two_way" in losses.arguments(one) for one in losses.table}))
+        add(one_way_loss(look("loss"), {one: "two_way" in losses.arguments(one) for one in losses.table}))
     add(complaints(look))
     checked = {}
-    for path, table in choices.items():
-        section = tuple(path.split("."))
-        if isinstance(node := lookup(tree, section), dict):
-            checked[section] = check_component(section, node, table, problems, known=known)
+    for section, table in _chosen(tree, choices):
+        checked[section] = check_component(section, lookup(tree, section), table, problems, known=known)
     if config is None or problems:
         raise ConfigError(problems.lines(), name, count=len(problems))
     for line in dropped:
         warnings.warn(line, AurankWarning, stacklevel=3)
     for section, values in checked.items():
-        component: Any = reduce(getattr, section, config)
+        component: Any = reduce(
+            lambda part, key: part[key] if isinstance(key, int) else getattr(part, key), section, config
+        )
         # The config is new and nobody else's yet; after this its params are what constructors want.
         component.params.update(values)
     return config
+
+
+def _part(whole: Any, key: str | int) -> Any:
+    return whole[key] if isinstance(key, int) else getattr(whole, key)
 
 
 def _parse_overrides(overrides: Sequence[str], problems: Problems) -> list[tuple[tuple[str, ...], Any]]:
@@ -189,12 +193,25 @@ def _fill(tree: Tree, schema: type[Sections]) -> None:
 def _known(tree: Tree, choices: Mapping[str, Choices]) -> list[KeyPath]:
     """Return every key that there is, with the arguments of the components that are chosen."""
     known: list[KeyPath] = list(known_keys())
-    for path, table in choices.items():
-        section = tuple(path.split("."))
+    for section, table in _chosen(tree, choices):
         name = lookup(tree, (*section, "name"))
         if isinstance(name, str) and name in table.table:
             known += [(*section, "params", argument) for argument in table.arguments(name)]
     return known
+
+
+def _chosen(tree: Tree, choices: Mapping[str, Choices]) -> Iterator[tuple[KeyPath, Choices]]:
+    """Yield the path of every component that ``tree`` holds, with its table; of a list, of each item."""
+    for path, table in choices.items():
+        sections: list[KeyPath] = [()]
+        for key in path.split("."):
+            sections = [place for section in sections for place in _items(tree, (*section, key))]
+        yield from ((section, table) for section in sections if isinstance(lookup(tree, section), dict))
+
+
+def _items(tree: Tree, section: KeyPath) -> list[KeyPath]:
+    found = lookup(tree, section)
+    return [(*section, place) for place in range(len(found))] if isinstance(found, list) else [section]
 
 
 def _validate(
@@ -205,6 +222,7 @@ def _validate(
         return schema.model_validate_json(json.dumps(tree))
     except ValidationError as error:
         for item in error.errors(include_url=False):
+            item["loc"] = tuple(key for key in item["loc"] if key not in (ONE, LIST))
             if item["loc"]:
                 problems.add(item["loc"], partial(_explain, item, choices, known))
     return None

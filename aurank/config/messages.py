@@ -144,7 +144,8 @@ def one_of(options: Iterable[str]) -> str:
 def unknown_key(path: KeyPath, value: Any, known: Sequence[KeyPath]) -> str:
     """Return the message on a key that nothing reads, with those meant: the same word elsewhere, or a like word."""
     word = str(path[-1])
-    siblings = {str(other[-1]): other for other in known if other[:-1] == path[:-1]}
+    holders = {path[:-1], tuple(part for part in path[:-1] if isinstance(part, str))}  # known keys are of any item
+    siblings = {str(other[-1]): other for other in known if other[:-1] in holders}
     others = {str(other[-1]): other for other in known if other[-1] not in ("name", "params")}
     elsewhere = [dotted(other) for other in known if other[-1] == word]
     if 0 < len(elsewhere) <= 3:

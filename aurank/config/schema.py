@@ -1,12 +1,13 @@
 """What a configuration holds: every key with its type, range, default and one line of description."""
 
 import inspect
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Predicate
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic.fields import FieldInfo
 
 from aurank.config.cross_checks import TEXT_SIZES, contradictions, lookup
@@ -61,6 +62,13 @@ TextModel = Annotated[
     _expected("transformer, open_clip:NAME or transformers:NAME"),
 ]
 Count = Annotated[int, Field(ge=1, le=10**9)]
+Widths = Annotated[
+    tuple[Annotated[int, Field(ge=1)], ...],
+    Predicate(lambda widths: list(widths) == sorted(set(widths))),
+    Field(min_length=1),
+    _expected("a list of rising whole numbers >= 1, such as [64, 128]"),
+]
+Weights = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)]
 Params = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
 
 
@@ -85,6 +93,24 @@ class Component(Strict):
 
     name: str = Field(description="Which one: a name from its table.")
     params: Params = key({}, "Its arguments, by the constructor's names.")
+
+
+class LossTerm(Component):
+    """One loss of the sum that training makes smaller, and how it learns what it has of its own.
+
+    Example:
+        >>> LossTerm(name="proxy_anchor", weight=0.5, lr_multiplier=100.0).matryoshka is None
+        True
+    """
+
+    weight: float = key(1.0, "What it is multiplied by in the sum.", gt=0, le=1e9)
+    miner: Component | None = key(None, "Which pairs of a batch count for it; null: as the key miner says.")
+    matryoshka: Widths | None = key(None, "Numbers of an embedding, of whose losses it is the sum; null: all alone.")
+    matryoshka_weights: Weights | None = key(None, "What these are multiplied by; null: 1 each.")
+    lr_multiplier: float | None = key(
+        None, "Its own parameters learn at the rate times this; null: at optim.temperature_lr.", gt=0, le=1e6
+    )
+    weight_decay: float = key(0.0, "Decay of its own vectors, such as proxies.", ge=0, le=1000)
 
 
 def _component(path: str, description: str) -> Any:
@@ -221,6 +247,13 @@ class EvaluateConfig(Strict):
     batch: int = key(256, "Images embedded at once.", ge=1, le=10**6)
 
 
+ONE, LIST = "a mapping", "a list"
+OneOrMore = Annotated[
+    Annotated[LossTerm, Tag(ONE)] | Annotated[tuple[LossTerm, ...], Tag(LIST), Field(min_length=1)],
+    Discriminator(lambda value: LIST if isinstance(value, (list, tuple)) else ONE),
+]
+
+
 class Sections(Strict):
     """Sections whose keys must agree with each other."""
 
@@ -252,12 +285,20 @@ class Config(Sections):
     data: DataConfig = Field(description="Which images, and what is done to them.")
     sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="Which images make a batch.")
     model: ModelConfig = Field(default_factory=ModelConfig, description="The encoder.")
-    loss: Component = Field(description="The loss.")
+    loss: OneOrMore = Field(
+        description="The loss, or a list of losses whose weighted sum it is.",
+        json_schema_extra={"expected": "a mapping with the keys name and params, or a list of such"},
+    )
     memory: MemoryConfig | None = key(None, "References kept from earlier batches (XBM); null: none.")
     miner: Component | None = key(None, "Which pairs of a batch count; null: all.")
     optim: OptimConfig = Field(description="How a gradient moves the weights.")
     train: TrainConfig = Field(description="How long, how precise, what is written when.")
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="How embeddings are measured.")
+
+    @property
+    def terms(self) -> tuple[LossTerm, ...]:
+        """The losses whose weighted sum is trained, one or more."""
+        return self.loss if isinstance(self.loss, tuple) else (self.loss,)
 
 
 @cache
@@ -273,9 +314,16 @@ def known_keys() -> dict[KeyPath, FieldInfo]:
     def visit(section: type[BaseModel], path: KeyPath) -> None:
         for name, field in section.model_fields.items():
             found[(*path, name)] = field
-            for part in (field.annotation, *get_args(field.annotation)):
+            for part in _parts(field.annotation):
                 if inspect.isclass(part) and issubclass(part, BaseModel):
                     visit(part, (*path, name))
 
     visit(Config, ())
     return found
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """Yield an annotation and all that it is made of."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _parts(part)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aurank.config import Config
+from aurank.config.schema import LossTerm
 from aurank.data import Pipeline
 from aurank.exporting.usage import usage
 from aurank.models.adapters.stored import describe_steps
@@ -59,7 +60,7 @@ def write_card(config: Config, pipeline: Pipeline, facts: Facts) -> str:
         _head(config, facts),
         f"# {_plain(f'Image embeddings by {_network(config)}')}\n",
         f"The model makes {facts.width} numbers of an image, its embedding. Images are alike where the cosine of their "
-        f"embeddings is large. It was trained with the loss {_code(config.loss.name)} by aurank.\n",
+        f"embeddings is large. It was trained with {_losses(config)} by aurank.\n",
         "## Use\n",
         usage(facts.target, pipeline, facts.width, facts.interpolation),
         "## Images\n",
@@ -161,6 +162,16 @@ def _begun(config: Config) -> str:
     return "pretrained weights" if model.pretrained else "random weights"
 
 
+def _describe_term(term: LossTerm) -> str:
+    weight = "" if term.weight == 1 else f"{term.weight:g} * "
+    return f"loss: {weight}{term.name} {json.dumps(term.params, default=str)}"
+
+
+def _losses(config: Config) -> str:
+    named = [_code(term.name) for term in config.terms]
+    return f"the loss {named[0]}" if len(named) == 1 else f"the losses {' + '.join(named)}"
+
+
 def describe_training(config: Config, state: dict[str, Any]) -> list[str]:
     """Return what the card says of the run."""
     model, data = config.model, config.data
@@ -169,7 +180,7 @@ def describe_training(config: Config, state: dict[str, Any]) -> list[str]:
     return [
         f"network: {_network(config)}, {model.pooling} pooling, {head}, from {_begun(config)}",
         f"data: read as {data.name}, images at {data.image_size} pixels, manifest {str(state['manifest'])[:16]}",
-        f"loss: {config.loss.name} {json.dumps(config.loss.params, default=str)}",
+        *map(_describe_term, config.terms),
         f"sampler: {config.sampler.name}, batches of {config.sampler.batch}",
         f"optimiser: {config.optim.name}, lr {config.optim.lr:g}, weight decay {config.optim.weight_decay:g}",
         f"weights of step {step} of {config.train.steps}, seed {config.seed}",

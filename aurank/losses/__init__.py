@@ -39,16 +39,29 @@ if TYPE_CHECKING:
     from aurank.losses.wrappers.cross_batch import CrossBatchMemory
     from aurank.losses.wrappers.lightly import LightlyLoss, barlow_twins, from_lightly, vicreg
     from aurank.losses.wrappers.multiple import MultipleLosses
-    from aurank.losses.wrappers.pml import PMLLoss, contrastive, multi_similarity, triplet
+    from aurank.losses.wrappers.pml import PMLLoss, circle, contrastive, multi_similarity, triplet
+    from aurank.losses.wrappers.proxies import (
+        ProxyLoss,
+        arcface,
+        cosface,
+        normalized_softmax,
+        proxy_anchor,
+        proxy_nca,
+        soft_triple,
+        subcenter_arcface,
+    )
 
 LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
     "aurank.losses",
     {
+        "arcface": "wrappers.proxies:arcface",
         "auroc": "ranking.auroc:AUROCLoss",
         "barlow_twins": "wrappers.lightly:barlow_twins",
         "blackbox_ap": "ranking.blackbox_ap:BlackBoxAPLoss",
+        "circle": "wrappers.pml:circle",
         "clip": "contrastive.clip:CLIPLoss",
         "contrastive": "wrappers.pml:contrastive",
+        "cosface": "wrappers.proxies:cosface",
         "cyclip": "contrastive.cyclip:CyCLIPLoss",
         "dcl": "contrastive.decoupled:DCLLoss",
         "emc2": "global_contrastive.emc2:EMC2Loss",
@@ -62,15 +75,20 @@ LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
         "multi_similarity": "wrappers.pml:multi_similarity",
         "negative_cache": "global_contrastive.negative_cache:NegativeCacheLoss",
         "neuclip": "global_contrastive.neuclip:NeuCLIPLoss",
+        "normalized_softmax": "wrappers.proxies:normalized_softmax",
+        "proxy_anchor": "wrappers.proxies:proxy_anchor",
+        "proxy_nca": "wrappers.proxies:proxy_nca",
         "recall_at_k": "ranking.recall_at_k:RecallAtKLoss",
         "semi_variance": "ranking.semi_variance:SemiVarianceLoss",
         "siglip": "contrastive.clip:SigLIPLoss",
         "simco": "contrastive.simco:SimCoLoss",
         "simo": "contrastive.decoupled:SiMoLoss",
         "smooth_ap": "ranking.smooth_ap:SmoothAPLoss",
+        "soft_triple": "wrappers.proxies:soft_triple",
         "sogclr": "global_contrastive.sogclr:SogCLRLoss",
         "soprc": "ranking.soprc:SOPRCLoss",
         "spectral": "contrastive.spectral:SpectralContrastiveLoss",
+        "subcenter_arcface": "wrappers.proxies:subcenter_arcface",
         "sup_con": "contrastive.info_nce:SupConLoss",
         "triplet": "wrappers.pml:triplet",
         "vicreg": "wrappers.lightly:vicreg",
@@ -108,6 +126,7 @@ if not TYPE_CHECKING:
         "wrappers.lightly:LightlyLoss",
         "wrappers.multiple:MultipleLosses",
         "wrappers.pml:PMLLoss",
+        "wrappers.proxies:ProxyLoss",
     ]
     _HOMES = {home.partition(":")[2]: home for home in (*LOSSES.homes.values(), MINERS.homes["emc2"], *_FURTHER)}
     __getattr__, __dir__ = lazy_attributes("aurank.losses", _HOMES)
@@ -137,6 +156,7 @@ __all__ = [
     "PairLoss",
     "Pairs",
     "Positives",
+    "ProxyLoss",
     "RecallAtKLoss",
     "RowTable",
     "SOPRCLoss",
@@ -148,11 +168,19 @@ __all__ = [
     "SogCLRLoss",
     "SpectralContrastiveLoss",
     "SupConLoss",
+    "arcface",
     "barlow_twins",
+    "circle",
     "contrastive",
+    "cosface",
     "from_lightly",
     "make_pairs",
     "multi_similarity",
+    "normalized_softmax",
+    "proxy_anchor",
+    "proxy_nca",
+    "soft_triple",
+    "subcenter_arcface",
     "triplet",
     "vicreg",
 ]

@@ -1,6 +1,6 @@
 """From a configuration to the objects of a run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from aurank.config import Component, Config, DataConfig
 from aurank.config.components import signature
+from aurank.config.schema import LossTerm
 from aurank.data import SAMPLERS, Manifest, Sampler
 from aurank.data.dataset import with_own_labels
 from aurank.embedding.from_config import build_transform
@@ -24,10 +25,11 @@ from aurank.embedding.manifest_from_config import (
     split_of,
 )
 from aurank.errors import UserError, first_line
-from aurank.losses import LOSSES, MINERS, CrossBatchMemory
+from aurank.losses import LOSSES, MINERS, CrossBatchMemory, MultipleLosses
+from aurank.losses.core.distributed import Distributed
 from aurank.models import Encoder
 from aurank.models.encoder import parameter_groups
-from aurank.training.optim import BATCH_RULES, OPTIMISERS, SCHEDULES, Schedule, loss_group
+from aurank.training.optim import BATCH_RULES, OPTIMISERS, SCHEDULES, Schedule, loss_groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,18 +117,51 @@ def check_image_size(encoder: Encoder, config: Config, device: torch.device) -> 
 def build_loss(config: Config, train: Manifest) -> nn.Module:
     """The loss over all processes, its sizes filled in from the data and the encoder, with its memory if it has one.
 
-    With texts it is of both directions.
+    With texts it is of both directions. Several losses, or one of several widths, are a `MultipleLosses`.
     """
-    dim, memory = config.model.dim, config.memory
-    sizes = {"class_counts": train.class_counts, "num_samples": len(train), "embedding_dim": dim}
-    # Who sees the whole batch gathers it: the memory, where there is one. A configuration's own two_way is no other.
-    offered = {**sizes, "distributed": "auto" if memory is None else None, "two_way": config.model.text is not None}
-    given = {name: value for name, value in config.loss.params.items() if name != "two_way"}
-    loss: nn.Module = _call(LOSSES[config.loss.name], offered, given)
+    memory = config.memory
+    # Who sees the whole batch gathers it: the memory, where there is one.
+    gathers: Distributed = "auto" if memory is None else None
+    if not is_sum(config):
+        loss = _build_term(config, config.terms[0], train, dim=config.model.dim, gathers=gathers)
+    else:
+        losses, weights, widths, miners = {}, {}, {}, {}
+        for name, term, width, weight in _parts(config):
+            losses[name] = _build_term(config, term, train, dim=width or config.model.dim, gathers=None)
+            weights[name], widths[name] = weight, width
+            miners[name] = build_miner(term.miner or config.miner, train)
+        loss = MultipleLosses(losses, miners, weights, widths, distributed=gathers)
     if memory is None:
         return loss
     start_at = memory.start_at * config.train.accumulate  # counted in batches there
-    return CrossBatchMemory(loss, dim, memory.size, start_at=start_at, distributed="auto")
+    return CrossBatchMemory(loss, config.model.dim, memory.size, start_at=start_at, distributed="auto")
+
+
+def is_sum(config: Config) -> bool:
+    """Whether the loss is a sum, of several losses or of one over several widths, and asks miners by itself."""
+    first = config.terms[0]
+    return len(config.terms) > 1 or first.matryoshka is not None or first.miner is not None or first.weight != 1
+
+
+def _parts(config: Config) -> Iterator[tuple[str, LossTerm, int | None, float]]:
+    """Each loss of a sum by its name, with the width of the embeddings that it sees, None for all, and its weight."""
+    for term in config.terms:
+        if term.matryoshka is None:
+            yield term.name, term, None, term.weight
+            continue
+        weights = term.matryoshka_weights or (1.0,) * len(term.matryoshka)
+        for width, weight in zip(term.matryoshka, weights, strict=True):
+            yield f"{term.name}@{width}", term, width, term.weight * weight
+
+
+def _build_term(config: Config, term: LossTerm, train: Manifest, *, dim: int, gathers: Distributed) -> nn.Module:
+    sizes = {"class_counts": train.class_counts, "num_classes": len(train.class_counts)}
+    sizes |= {"num_samples": len(train), "embedding_dim": dim}
+    # A configuration's own two_way is no other.
+    offered = {**sizes, "distributed": gathers, "two_way": config.model.text is not None}
+    given = {name: value for name, value in term.params.items() if name != "two_way"}
+    loss: nn.Module = _call(LOSSES[term.name], offered, given)
+    return loss
 
 
 def build_miner(component: Component | None, train: Manifest) -> nn.Module | None:
@@ -146,7 +181,13 @@ def build_optimiser(config: Config, model: nn.Module, loss: nn.Module) -> Optimi
     """The optimiser of the model's weights and of the loss's own parameters."""
     optim, rate = config.optim, learning_rate(config)
     groups = parameter_groups(model, weight_decay=optim.weight_decay, head_lr_multiplier=optim.head_lr_multiplier)
-    groups += loss_group(loss, lr_multiplier=(optim.temperature_lr or optim.lr) / rate)
+    usual = (optim.temperature_lr or optim.lr) / rate
+    whole = loss.loss if isinstance(loss, CrossBatchMemory) else loss
+    if not isinstance(whole, MultipleLosses) or not is_sum(config):
+        groups += loss_groups("loss", loss, config.terms[0], usual=usual)
+    else:
+        for name, term, _, _ in _parts(config):
+            groups += loss_groups(f"loss {name}", whole.losses[name], term, usual=usual)
     return OPTIMISERS[optim.name](groups, lr=rate, **optim.params)
 
 

@@ -13,6 +13,7 @@ from aurank.embedding.choices import DATA_CHOICES, wrong_names
 from aurank.losses import LOSSES, MINERS
 from aurank.training.optim import OPTIMISERS, SCHEDULES
 
+_MINERS = Choices(MINERS, filled=frozenset({"num_samples"}), trial={"num_samples": 8})
 CHOICES = {
     **DATA_CHOICES,
     "sampler": Choices(
@@ -20,10 +21,11 @@ CHOICES = {
     ),
     "loss": Choices(
         LOSSES,
-        filled=frozenset({"class_counts", "num_samples", "embedding_dim", "distributed"}),
-        trial={"class_counts": np.array([4, 4]), "num_samples": 8, "embedding_dim": 8},
+        filled=frozenset({"class_counts", "num_classes", "num_samples", "embedding_dim", "distributed"}),
+        trial={"class_counts": np.array([4, 4]), "num_classes": 2, "num_samples": 8, "embedding_dim": 8},
     ),
-    "miner": Choices(MINERS, filled=frozenset({"num_samples"}), trial={"num_samples": 8}),
+    "loss.miner": _MINERS,
+    "miner": _MINERS,
     "optim": Choices(
         OPTIMISERS,
         filled=frozenset({"params", "lr", "weight_decay"}),

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from aurank.errors import AurankError
+from aurank.losses import MultipleLosses
 from aurank.losses.core.training_protocols import LearnsTemperature
 from aurank.reporting.snapshots import Pixels
 
@@ -83,6 +84,12 @@ def learned_temperature(loss: nn.Module) -> dict[str, float]:
     held = [part.learned_temperature for part in loss.modules() if isinstance(part, LearnsTemperature)]
     found = [float(value) for value in held if value is not None]
     return {"temperature": found[0]} if found else {}
+
+
+def loss_terms(loss: nn.Module) -> dict[str, float]:
+    """Return the weighted losses of the last batch, where the loss is a sum of several; empty where it is one."""
+    sums = (part.last_terms for part in loss.modules() if isinstance(part, MultipleLosses))
+    return {name: float(value) for name, value in next(sums, {}).items()}
 
 
 @torch.no_grad()

@@ -15,7 +15,14 @@ from aurank.embedding.checkpoint import fingerprint, save_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.files import write_text
 from aurank.training.build import learning_rate
-from aurank.training.logs import NEIGHBOURS, MetricsFile, collapse_signs, learned_temperature, log_pictures
+from aurank.training.logs import (
+    NEIGHBOURS,
+    MetricsFile,
+    collapse_signs,
+    learned_temperature,
+    log_pictures,
+    loss_terms,
+)
 from aurank.training.optim import set_learning_rate, update_average
 from aurank.training.processes import StopRequest
 from aurank.training.resume import older_checkpoints
@@ -139,6 +146,8 @@ class Loop:
                 trainer.optimiser.zero_grad()
             progress.loss_sum += float(loss.detach())
             progress.loss_count += 1
+            for name, value in loss_terms(trainer.loss).items():
+                progress.term_sums[name] = progress.term_sums.get(name, 0.0) + value
             progress.epoch, progress.batch = epoch, index + 1
             images += len(batch.id)
         if trainer.average is not None and self.settings.ema is not None:
@@ -150,8 +159,9 @@ class Loop:
         self.listen("step", {**told, "images_per_second": per_second})
         if self._due(self.settings.log_every):
             signs = {**learned_temperature(trainer.loss), **collapse_signs(embeddings.detach())}
-            record = {"step": progress.step, "epoch": progress.epoch, "loss": mean, "lr": rate, **signs}
-            progress.loss_sum, progress.loss_count = 0.0, 0
+            terms = {f"loss {name}": total / progress.loss_count for name, total in progress.term_sums.items()}
+            record = {"step": progress.step, "epoch": progress.epoch, "loss": mean, **terms, "lr": rate, **signs}
+            progress.loss_sum, progress.loss_count, progress.term_sums = 0.0, 0, {}
             self._record(record, split="train")
         self._after_step()
 

@@ -10,6 +10,8 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.optimizer import ParamsT
 
+from aurank.config.schema import LossTerm
+
 Schedule = Callable[[int], float]
 
 
@@ -100,14 +102,24 @@ OPTIMISERS = _Optimisers(
 )
 
 
-def loss_group(loss: nn.Module, *, lr_multiplier: float) -> list[dict[str, Any]]:
-    """Return the optimiser group of a loss's own parameters, such as temperatures; none where it has none.
+def loss_groups(name: str, loss: nn.Module, term: LossTerm, *, usual: float) -> list[dict[str, Any]]:
+    """Return the optimiser groups of a loss's own parameters, such as temperatures and proxies; none where it has none.
 
-    Never decayed, and without LARS's trust ratio: both would draw a temperature to zero, or tie its step to its size.
+    Without LARS's trust ratio, which would tie a temperature's step to its size. Only vectors are decayed, and only
+    where `weight_decay` of the loss asks for it: a temperature would be drawn to zero.
+
+    Args:
+        usual: `lr_multiplier` where the configuration gives none.
     """
     own = [parameter for parameter in loss.parameters() if parameter.requires_grad]
-    group = {"name": "loss", "params": own, "weight_decay": 0.0, "lr_multiplier": lr_multiplier, "always_adapt": False}
-    return [group] if own else []
+    multiplier = usual if term.lr_multiplier is None else term.lr_multiplier
+    common = {"lr_multiplier": multiplier, "always_adapt": False}
+    kinds = [(own, 0.0, name)]
+    if term.weight_decay:
+        vectors = [parameter for parameter in own if parameter.ndim > 1]
+        others = [parameter for parameter in own if parameter.ndim <= 1]
+        kinds = [(vectors, term.weight_decay, f"{name} decayed"), (others, 0.0, name)]
+    return [{"name": group, "params": of, "weight_decay": decay, **common} for of, decay, group in kinds if of]
 
 
 def set_learning_rate(optimiser: Optimizer, rate: float) -> None:

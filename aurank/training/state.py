@@ -12,6 +12,7 @@ import torch
 class Progress:
     """How far a run is. ``epoch`` and ``batch`` name the next batch to consume; all of it is in the checkpoint.
 
+    ``term_sums``: of a loss that is a sum, each loss in it, over the same batches as ``loss_sum``.
     ``metrics_sha256`` is of the first ``metrics_bytes`` of metrics.jsonl, ``best_sha256`` the fingerprint of best.pt,
     empty before there is one; None in checkpoints from before these were recorded. ``validation_owed``: one is due at
     this step, and was not done when the checkpoint was written.
@@ -22,6 +23,7 @@ class Progress:
     batch: int = 0
     loss_sum: float = 0.0
     loss_count: int = 0
+    term_sums: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
     without_improvement: int = 0
     metrics_bytes: int = 0

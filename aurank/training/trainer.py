@@ -26,6 +26,7 @@ from aurank.training.build import (
     build_sampler,
     build_schedule,
     check_image_size,
+    is_sum,
 )
 from aurank.training.gradient_cache import GradientCache
 from aurank.training.mining import Reencode, nearest_images, offer_reencoding
@@ -60,7 +61,7 @@ class Trainer:
         self.notices: list[str] = []
         self.task = task = _task(config, splits, state, self.notices.append)
         self.loss = build_loss(config, splits.train).to(accelerator.device)
-        miner = build_miner(config.miner, splits.train)
+        miner = None if is_sum(config) else build_miner(config.miner, splits.train)  # a sum asks its own
         self.miner = None if miner is None else miner.to(accelerator.device)
         optimiser = build_optimiser(config, task.model, self.loss)
         self.schedule = build_schedule(config)
@@ -211,8 +212,8 @@ def _without_effect(trainer: Trainer, splits: Splits) -> list[str]:
         )
     if config.optim.temperature_lr is not None and not any(one.requires_grad for one in trainer.loss.parameters()):
         found.append(
-            f"optim.temperature_lr={config.optim.temperature_lr:g} has no effect: the loss {config.loss.name} has no "
-            "parameters of its own"
+            f"optim.temperature_lr={config.optim.temperature_lr:g} has no effect: the loss "
+            f"{', '.join(term.name for term in config.terms)} has no parameters of its own"
         )
     if splits.test is None:
         best = "best is the newest checkpoint" if splits.val is None else "best is that of the validation split"

@@ -117,8 +117,8 @@ def check_labels_in_range(labels: Tensor, num_classes: int) -> None:
     outside = labels[(labels < 0) | (labels >= num_classes)]
     if len(outside):
         raise UserError(
-            f"label {int(outside[0])} is outside class_counts, which has {num_classes} classes "
-            f"(0..{num_classes - 1}): map the labels to 0..C-1 and pass one count per class of the training set"
+            f"label {int(outside[0])} is none of the loss's {num_classes} classes (0..{num_classes - 1}): map the "
+            "labels to 0..C-1, C being the classes of the training set that the loss was made for"
         )
 
 

@@ -1,5 +1,6 @@
 """Cross-batch memory (XBM; Wang et al., CVPR 2020): embeddings of earlier batches as further references."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from aurank.losses.core.keyed_loss import KeyedLoss
 from aurank.losses.core.loss_inputs import Inputs, Mined, TakesInputs, read_inputs
 from aurank.losses.core.pairs import check_mined
 from aurank.losses.core.row_table import FullPrecision, check_device, writes
+from aurank.losses.wrappers.multiple import MultipleLosses, takes_references
 from aurank.losses.wrappers.pml import all_pairs, call_loss
 
 UNKNOWN = -1  # the id of a row that came without one
@@ -282,7 +284,10 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
 
 def refuse_unfit(loss: nn.Module, *, gathers: bool) -> None:
     """Raise UserError for a loss that no memory can wrap; `gathers`: the memory brings all processes together."""
-    for part in loss.modules():
+    parts = loss.modules()
+    if isinstance(loss, MultipleLosses) and (ranking := [one for one in loss.losses.values() if takes_references(one)]):
+        parts = itertools.chain(*(one.modules() for one in ranking))  # the others see the batch alone
+    for part in parts:
         name = type(part).__name__
         if type(part).__module__.startswith(pml_losses.__name__) and name not in TAKEN_BY_PML:
             raise UserError(f"{name} of pytorch-metric-learning takes no references, so no memory")

@@ -1,13 +1,14 @@
-"""Several losses as one: a weighted sum that passes data-set ids on, which PML's own wrapper drops."""
+"""Several losses as one: a weighted sum, of whole embeddings or of their first numbers (Matryoshka)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import require_loss
+from aurank.losses.core.checks import require_loss, require_whole
 from aurank.losses.core.distributed import Distributed, Gather
 from aurank.losses.core.loss_inputs import Inputs, TakesInputs
 from aurank.losses.wrappers.pml import call_loss
@@ -16,11 +17,23 @@ from aurank.losses.wrappers.pml import call_loss
 class MultipleLosses(TakesInputs, nn.Module):
     """Σ weight · loss over a list or a dict of losses, PML's and aurank's mixed.
 
+    Data-set ids reach every loss; PML's own wrapper drops them. In a memory of earlier batches, losses that take no
+    references, such as those with proxies, see the batch alone.
+
     Args:
         losses: a list or a dict.
         miners: one for each loss, in a list (None: no miner) or a dict for some of the keys; the call then has none.
         weights: one for each loss, in a list or a dict; None: 1.
+        widths: a loss with a width sees the first so many numbers of each embedding, at unit length again; one for each
+            loss, in a list (None: all numbers) or a dict for some of the keys.
         distributed: as in `PairLoss`, for all of them at once.
+
+    Attributes:
+        last_terms: weight · loss of each in the last call, without a gradient.
+
+    Source:
+        Kusupati et al., Matryoshka Representation Learning, NeurIPS 2022, Eq. 1, for `widths`.
+        https://arxiv.org/abs/2205.13147
 
     Example:
         >>> import torch
@@ -28,13 +41,16 @@ class MultipleLosses(TakesInputs, nn.Module):
         >>> loss = MultipleLosses({"ap": SmoothAPLoss(), "pairs": contrastive()}, weights={"ap": 1, "pairs": 0.1})
         >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).shape
         torch.Size([])
+        >>> list(loss.last_terms)
+        ['ap', 'pairs']
     """
 
     def __init__(
         self,
         losses: Sequence[nn.Module] | Mapping[str, nn.Module],
-        miners: Sequence[nn.Module | None] | Mapping[str, nn.Module] | None = None,
+        miners: Sequence[nn.Module | None] | Mapping[str, nn.Module | None] | None = None,
         weights: Sequence[float | int] | Mapping[str, float | int] | None = None,
+        widths: Sequence[int | None] | Mapping[str, int | None] | None = None,
         *,
         distributed: Distributed = None,
     ) -> None:
@@ -51,21 +67,55 @@ class MultipleLosses(TakesInputs, nn.Module):
         self.weights = dict.fromkeys(named, 1.0) if weights is None else by_name("weights", weights, losses)
         if set(self.weights) != set(named):
             raise UserError(f"weights must be one per loss, {', '.join(named)}, got {', '.join(self.weights)}")
-        given = {} if miners is None else by_name("miners", miners, losses)
-        if not set(given) <= set(named):
-            raise UserError(f"miners must be for losses among {', '.join(named)}, got {', '.join(given)}")
-        self.miners = nn.ModuleDict({name: miner for name, miner in given.items() if miner is not None})
+        self.miners = nn.ModuleDict(for_some("miners", miners, losses))
+        self.widths: dict[str, int] = for_some("widths", widths, losses)
+        for name, width in self.widths.items():
+            require_whole(f"widths[{name!r}]", width)
+        self.last_terms: dict[str, Tensor] = {}
 
     def compute(self, inputs: Inputs) -> Tensor:
         """Return the weighted sum, a scalar, of arguments that were read before."""
         if inputs.indices_tuple is not None and len(self.miners):
             raise UserError("indices_tuple was given, but MultipleLosses has its own miners: leave one of them out")
-        total: Any = 0
-        inputs = self.gather.batch(inputs)
+        inputs, terms = self.gather.batch(inputs), {}
         for name, loss in self.losses.items():
             own = replace(inputs, indices_tuple=self.miners[name]) if name in self.miners else inputs
-            total = total + self.weights[name] * call_loss(loss, self.gather.ask_miner(own))
+            if inputs.batch_leads and not takes_references(loss):
+                own = replace(own, ref_emb=None, ref_labels=None, ref_ids=None, batch_leads=False)
+            if name in self.widths:
+                own = narrowed(own, self.widths[name])
+            terms[name] = self.weights[name] * call_loss(loss, self.gather.ask_miner(own))
+        self.last_terms = {name: term.detach() for name, term in terms.items()}
+        total: Any = sum(terms.values())
         return total  # type: ignore[no-any-return]
+
+
+def takes_references(loss: nn.Module) -> bool:
+    """Return whether a loss takes references, so that a memory can be around it; of PML's own, each is asked itself."""
+    return not isinstance(loss, TakesInputs) or loss.takes_references
+
+
+def narrowed(inputs: Inputs, width: int) -> Inputs:
+    """Return the inputs with the first `width` numbers of every embedding, at unit length.
+
+    Raises:
+        UserError: the embeddings have fewer.
+    """
+    if width > inputs.embeddings.shape[1]:
+        raise UserError(f"embeddings must be at least as wide as widths, {width}, got {inputs.embeddings.shape[1]}")
+    embeddings = normalize(inputs.embeddings[:, :width], dim=1)
+    if inputs.is_self_set:
+        return replace(inputs, embeddings=embeddings, ref_emb=None if inputs.ref_emb is None else embeddings)
+    return replace(inputs, embeddings=embeddings, ref_emb=normalize(inputs.references[:, :width], dim=1))
+
+
+def for_some(argument: str, values: Any, losses: Any) -> dict[str, Any]:
+    """Return the values that are not None by the names of losses; UserError for a name of none."""
+    given = {} if values is None else by_name(argument, values, losses)
+    named = by_name("losses", losses, losses)
+    if not set(given) <= set(named):
+        raise UserError(f"{argument} must be for losses among {', '.join(named)}, got {', '.join(given)}")
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def by_name(argument: str, values: Any, losses: Any) -> dict[str, Any]:

@@ -221,6 +221,33 @@ def multi_similarity(
     return _wrap(name, pml_losses.MultiSimilarityLoss, given, alpha=alpha, beta=beta, base=base)
 
 
+def circle(
+    m: Number = 0.4,
+    gamma: Number = 80.0,
+    *,
+    distance: BaseDistance | None = None,
+    reducer: BaseReducer | None = None,
+    embedding_regularizer: BaseRegularizer | None = None,
+    embedding_reg_weight: Number = 1.0,
+    distributed: Distributed = None,
+) -> PMLLoss:
+    """Return PML's CircleLoss: pairs weigh the more, the farther they are from where they should be.
+
+    Args:
+        m: relaxation; positives should be above 1 − m, negatives below m.
+        gamma: scale of the cosines; 80, as PML has it for fine-grained retrieval.
+
+    Source:
+        Sun et al., Circle Loss, CVPR 2020, Eq. 6. https://arxiv.org/abs/2002.10857
+
+    Example:
+        >>> circle()(torch.eye(2), torch.tensor([0, 0])).item()  # no negative
+        0.0
+    """
+    require_positive("circle: gamma", gamma)
+    return _wrap("circle", pml_losses.CircleLoss, {"reduction": "pml", **locals()}, m=m, gamma=gamma)
+
+
 def _wrap(name: str, loss: type[nn.Module], given: dict[str, Any], **own: Number) -> PMLLoss:
     """Return the PML loss with its options; UserError for what PML would take and fail with in the first batch."""
     require_choice(f"{name}: reduction", given["reduction"], get_args(Reduction))

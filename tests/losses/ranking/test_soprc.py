@@ -283,7 +283,7 @@ def test_the_choices_named_in_the_signature_are_those_there_are() -> None:
 
 @pytest.mark.parametrize("label", [-1, 2, 2**40])
 def test_a_label_outside_class_counts_is_named_with_the_remedy(label: int) -> None:
-    message = rf"label {label} is outside class_counts, which has 2 classes \(0..1\): map the labels"
+    message = rf"label {label} is none of the loss's 2 classes \(0..1\): map the"
     with pytest.raises(UserError, match=message):
         SOPRCLoss([2, 2])(torch.randn(4, 3), torch.tensor([0, 0, label, 1]))
 

@@ -1,0 +1,273 @@
+"""PML's losses that learn a vector or several of each class: proxies, centres, weights of a classifier."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aurank.errors import UserError
+from aurank.losses.core.checks import Number, check_labels_in_range, require_finite, require_positive, require_whole
+from aurank.losses.core.distributed import Distributed
+from aurank.losses.core.from_pml import CosineSimilarity, pml_losses
+from aurank.losses.core.loss_inputs import Inputs
+from aurank.losses.wrappers.pml import PMLLoss
+
+
+class ProxyLoss(PMLLoss):
+    """A PML loss of embeddings against learnt vectors of the classes, called as aurank's losses are.
+
+    The vectors are parameters of the loss: give them to the optimiser, as a configuration does
+    (`loss.lr_multiplier`). There are no references to rank, so neither a memory nor texts can be beside it.
+
+    Args:
+        loss: of PML.
+        num_classes: labels are 0 … num_classes − 1.
+        distributed: as in `PairLoss`.
+
+    Raises:
+        UserError: in a call with references, or with a label that is none of 0 … num_classes − 1.
+
+    Example:
+        >>> from pytorch_metric_learning.losses import CosFaceLoss
+        >>> loss = ProxyLoss(CosFaceLoss(num_classes=3, embedding_size=2), num_classes=3)
+        >>> [tuple(parameter.shape) for parameter in loss.parameters()]
+        [(2, 3)]
+    """
+
+    def __init__(self, loss: nn.Module, num_classes: int, *, distributed: Distributed = None) -> None:
+        super().__init__(loss, distributed=distributed)
+        self.num_classes = require_whole("num_classes", num_classes)
+
+    @property
+    def takes_references(self) -> bool:
+        """False: embeddings are compared with the vectors of the classes alone."""
+        return False
+
+    def compute(self, inputs: Inputs) -> Any:
+        """Return the loss of arguments that were read before; ids are not needed."""
+        if not inputs.is_self_set:
+            raise UserError(f"{type(self.loss).__name__} compares embeddings with its proxies: leave out ref_emb")
+        if inputs.labels.device.type == "cpu":  # elsewhere the host would wait for the device
+            check_labels_in_range(inputs.labels, self.num_classes)
+        return super().compute(inputs)
+
+
+class SafeArcFaceLoss(pml_losses.ArcFaceLoss):  # type: ignore[misc]  # PML ships no types
+    """PML's ArcFace whose gradient stays finite where an embedding lies on its class's vector.
+
+    There PML's is infinite, the slope of arccos at ±1, and the first step of an optimiser makes every weight NaN.
+    """
+
+    def get_angles(self, cosine_of_target_classes: Tensor) -> Tensor:
+        """Return the angles in radians, away from 0 and π by 1e-3, within which the slope is at most 1,000."""
+        return torch.acos(cosine_of_target_classes.clamp(-_NEARLY_ONE, _NEARLY_ONE))
+
+
+class SafeSubCenterArcFaceLoss(pml_losses.SubCenterArcFaceLoss):  # type: ignore[misc]
+    """PML's sub-center ArcFace, its angles those of `SafeArcFaceLoss`."""
+
+    get_angles = SafeArcFaceLoss.get_angles
+
+
+_NEARLY_ONE = 1 - 5e-7  # cos 1e-3
+
+
+def arcface(
+    num_classes: int,
+    embedding_dim: int,
+    margin: Number = 28.6,
+    scale: Number = 64.0,
+    *,
+    distributed: Distributed = None,
+) -> ProxyLoss:
+    """Return ArcFace: a softmax over s · cos θ of the classes, with s · cos(θ + m) for the right one.
+
+    Args:
+        num_classes: labels are 0 … num_classes − 1.
+        embedding_dim: numbers of an embedding.
+        margin: m, in degrees.
+        scale: s.
+
+    Source:
+        Deng et al., ArcFace, CVPR 2019, Eq. 3. https://arxiv.org/abs/1801.07698
+
+    Example:
+        >>> arcface(3, 2)(torch.eye(2), torch.tensor([0, 2])).isfinite().item()
+        True
+    """
+    return _with_proxies("arcface", SafeArcFaceLoss, locals(), margin=margin, scale=scale)
+
+
+def subcenter_arcface(
+    num_classes: int,
+    embedding_dim: int,
+    margin: Number = 28.6,
+    scale: Number = 64.0,
+    sub_centers: int = 3,
+    *,
+    distributed: Distributed = None,
+) -> ProxyLoss:
+    """Return sub-center ArcFace: `arcface` with several vectors of each class, of which the nearest counts.
+
+    Args:
+        num_classes: labels are 0 … num_classes − 1.
+        embedding_dim: numbers of an embedding.
+        margin: in degrees.
+        scale: of the cosines.
+        sub_centers: vectors of each class.
+
+    Source:
+        Deng et al., Sub-center ArcFace, ECCV 2020, Sec. 3.2.
+
+    Example:
+        >>> subcenter_arcface(4, 2).loss.W.shape
+        torch.Size([2, 12])
+    """
+    require_whole("subcenter_arcface: sub_centers", sub_centers)
+    own = {"margin": margin, "scale": scale}
+    return _with_proxies("subcenter_arcface", SafeSubCenterArcFaceLoss, locals(), **own, sub_centers=sub_centers)
+
+
+def cosface(
+    num_classes: int,
+    embedding_dim: int,
+    margin: Number = 0.35,
+    scale: Number = 64.0,
+    *,
+    distributed: Distributed = None,
+) -> ProxyLoss:
+    """Return CosFace: a softmax over s · cos θ of the classes, with s · (cos θ − m) for the right one.
+
+    Args:
+        num_classes: labels are 0 … num_classes − 1.
+        embedding_dim: numbers of an embedding.
+        margin: m.
+        scale: s.
+
+    Source:
+        Wang et al., CosFace, CVPR 2018, Eq. 4. https://arxiv.org/abs/1801.09414
+
+    Example:
+        >>> cosface(3, 2).num_classes
+        3
+    """
+    return _with_proxies("cosface", pml_losses.CosFaceLoss, locals(), margin=margin, scale=scale)
+
+
+def normalized_softmax(
+    num_classes: int, embedding_dim: int, temperature: Number = 0.05, *, distributed: Distributed = None
+) -> ProxyLoss:
+    """Return the softmax over cos θ / τ of the classes.
+
+    Args:
+        num_classes: labels are 0 … num_classes − 1.
+        embedding_dim: numbers of an embedding.
+        temperature: τ.
+
+    Source:
+        Zhai and Wu, Classification is a Strong Baseline for Deep Metric Learning, BMVC 2019.
+        https://arxiv.org/abs/1811.12649
+
+    Example:
+        >>> normalized_softmax(3, 2).loss.temperature
+        0.05
+    """
+    require_positive("normalized_softmax: temperature", temperature)
+    loss = pml_losses.NormalizedSoftmaxLoss
+    own = {"temperature": temperature, "distance": CosineSimilarity()}
+    return _with_proxies("normalized_softmax", loss, locals(), **own)
+
+
+def proxy_anchor(
+    num_classes: int,
+    embedding_dim: int,
+    margin: Number = 0.1,
+    alpha: Number = 32.0,
+    *,
+    distributed: Distributed = None,
+) -> ProxyLoss:
+    """Return Proxy-Anchor: a class's vector draws its embeddings near and pushes the others away, the hard ones most.
+
+    Args:
+        num_classes: labels are 0 … num_classes − 1.
+        embedding_dim: numbers of an embedding.
+        margin: δ, added to and taken off the cosines.
+        alpha: sharpness.
+
+    Source:
+        Kim et al., Proxy Anchor Loss for Deep Metric Learning, CVPR 2020, Eq. 4. https://arxiv.org/abs/2003.13911
+        Its repository trains the proxies at 100 times the rate of the network.
+
+    Example:
+        >>> proxy_anchor(3, 2).loss.proxies.shape
+        torch.Size([3, 2])
+    """
+    require_positive("proxy_anchor: alpha", alpha)
+    return _with_proxies("proxy_anchor", pml_losses.ProxyAnchorLoss, locals(), margin=margin, alpha=alpha)
+
+
+def proxy_nca(
+    num_classes: int, embedding_dim: int, softmax_scale: Number = 9.0, *, distributed: Distributed = None
+) -> ProxyLoss:
+    """Return ProxyNCA++: a softmax over −s · ‖x − p‖² of the classes' vectors p, all at unit length.
+
+    Args:
+        num_classes: labels are 0 … num_classes − 1.
+        embedding_dim: numbers of an embedding.
+        softmax_scale: s, the paper's 1 / T with T = 1/9; PML's default is 1.
+
+    Source:
+        Teh et al., ProxyNCA++, ECCV 2020, Eq. 8. https://arxiv.org/abs/2004.01113
+
+    Example:
+        >>> proxy_nca(3, 2).loss.softmax_scale
+        9.0
+    """
+    require_positive("proxy_nca: softmax_scale", softmax_scale)
+    return _with_proxies("proxy_nca", pml_losses.ProxyNCALoss, locals(), softmax_scale=softmax_scale)
+
+
+def soft_triple(
+    num_classes: int,
+    embedding_dim: int,
+    centers_per_class: int = 10,
+    la: Number = 20.0,
+    gamma: Number = 0.1,
+    margin: Number = 0.01,
+    *,
+    distributed: Distributed = None,
+) -> ProxyLoss:
+    """Return SoftTriple: a softmax over the classes, each the soft maximum of the cosines with its centres.
+
+    Args:
+        num_classes: labels are 0 … num_classes − 1.
+        embedding_dim: numbers of an embedding.
+        centers_per_class: K.
+        la: λ, which the cosines are multiplied by.
+        gamma: γ, the temperature of the soft maximum.
+        margin: δ, taken off the right class.
+
+    Source:
+        Qian et al., SoftTriple Loss, ICCV 2019, Eq. 7 and 8, without its regulariser of the centres.
+        https://arxiv.org/abs/1909.05235
+
+    Example:
+        >>> soft_triple(3, 2).loss.fc.shape
+        torch.Size([2, 30])
+    """
+    require_whole("soft_triple: centers_per_class", centers_per_class)
+    require_positive("soft_triple: gamma", gamma)
+    own = {"la": la, "gamma": gamma, "margin": margin}
+    return _with_proxies("soft_triple", pml_losses.SoftTripleLoss, locals(), **own, centers_per_class=centers_per_class)
+
+
+def _with_proxies(name: str, loss: type[nn.Module], given: dict[str, Any], **own: Any) -> ProxyLoss:
+    """Return the PML loss with its options; UserError for what PML would take and fail with in the first batch."""
+    classes, dim = (require_whole(f"{name}: {key}", given[key]) for key in ("num_classes", "embedding_dim"))
+    for option, value in own.items():
+        if option != "distance":
+            require_finite(f"{name}: {option}", value)
+    if "scale" in own:
+        require_positive(f"{name}: scale", own["scale"])
+    made = loss(num_classes=classes, embedding_size=dim, **own)
+    return ProxyLoss(made, classes, distributed=given["distributed"])
