@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -114,16 +114,12 @@ def _load(
     for line in dropped:
         warnings.warn(line, AurankWarning, stacklevel=3)
     for section, values in checked.items():
-        component: Any = reduce(
-            lambda part, key: part[key] if isinstance(key, int) else getattr(part, key), section, config
-        )
+        component: Any = config
+        for key in section:
+            component = component[key] if isinstance(key, int) else getattr(component, key)
         # The config is new and nobody else's yet; after this its params are what constructors want.
         component.params.update(values)
     return config
-
-
-def _part(whole: Any, key: str | int) -> Any:
-    return whole[key] if isinstance(key, int) else getattr(whole, key)
 
 
 def _parse_overrides(overrides: Sequence[str], problems: Problems) -> list[tuple[tuple[str, ...], Any]]:

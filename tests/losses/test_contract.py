@@ -11,6 +11,8 @@ import torch
 from pytorch_metric_learning import distances, reducers, regularizers
 from pytorch_metric_learning import losses as pml_losses
 from testing.cases import COUNTS, FURTHER, MADE_MINERS, OF_LIGHTLY, TABLE, Case
+from testing.stateful import EVERY as MAKERS
+from testing.stateful import PROXIES
 from testing.states import same_state
 from torch import Tensor
 
@@ -58,7 +60,7 @@ def check_equal(loss: Tensor, expected: Tensor, *leaves: Tensor) -> None:
 
 
 def test_every_loss_is_in_the_table() -> None:
-    of_pml = {"contrastive", "triplet", "multi_similarity"}  # test_pml_losses.py
+    of_pml = {"circle", "contrastive", "triplet", "multi_similarity", *PROXIES}  # test_pml_losses.py, test_proxies.py
     assert set(LOSSES) == {name.split()[0] for name in TABLE} | of_pml | OF_LIGHTLY  # test_lightly_losses.py
 
 
@@ -299,7 +301,7 @@ def one_of_each(labels: Tensor) -> list[int]:
 @pytest.mark.parametrize("name", sorted(LOSSES.keys() - OF_LIGHTLY))
 def test_embeddings_that_are_not_a_number_give_a_loss_that_is_not(name: str) -> None:
     # training stops at such a loss; a finite one would let the gradient spoil the weights
-    make = TABLE[name].make if name in TABLE else LOSSES[name]
+    make = MAKERS[name]
     embeddings, labels = batch()
     for row in (*one_of_each(labels), slice(None)):  # each as query, positive, negative
         spoilt = embeddings.detach().clone()

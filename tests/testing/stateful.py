@@ -1,6 +1,7 @@
 """Losses, memories and miners that keep something from batch to batch, beside those in cases.py."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from testing.cases import COUNTS, FURTHER, SAMPLES, TABLE
@@ -26,6 +27,7 @@ from aurank.losses import (
 )
 
 WIDTH = 6
+PROXIES = ["arcface", "cosface", "normalized_softmax", "proxy_anchor", "proxy_nca", "soft_triple", "subcenter_arcface"]
 KEYED = {"views": SAMPLES}
 LABELS = torch.tensor([0] * 5 + [1] * 2 + [2] * 6 + [4] * 3 + [5] * 2)
 
@@ -80,6 +82,7 @@ FURTHER_STATEFUL: dict[str, Callable[[], nn.Module]] = {
     "blackbox_ap batch_memory": lambda: BlackBoxAPLoss(official=True, batch_memory=3),
     "blackbox_ap margin": BlackBoxAPLoss,
     "clip two_way": lambda: against_another_modality(CLIPLoss()),
+    "circle": LOSSES["circle"],
     "contrastive": LOSSES["contrastive"],
     "cross_batch_memory": lambda: CrossBatchMemory(contrastive(), embedding_size=WIDTH, memory_size=40),
     "emc2 miner": Mined,
@@ -98,6 +101,7 @@ FURTHER_STATEFUL: dict[str, Callable[[], nn.Module]] = {
 }
 EVERY: dict[str, Callable[[], nn.Module]] = {name: case.make for name, case in (TABLE | FURTHER).items()}
 EVERY |= FURTHER_STATEFUL
+EVERY |= {name: partial(LOSSES[name], num_classes=6, embedding_dim=WIDTH) for name in PROXIES}
 STATEFUL = {name: make for name, make in EVERY.items() if make().state_dict()}
 
 

@@ -55,7 +55,8 @@ class ProxyLoss(PMLLoss):
 class SafeArcFaceLoss(pml_losses.ArcFaceLoss):  # type: ignore[misc]  # PML ships no types
     """PML's ArcFace whose gradient stays finite where an embedding lies on its class's vector.
 
-    There PML's is infinite, the slope of arccos at ±1, and the first step of an optimiser makes every weight NaN.
+    There the slope of arccos is infinite. PML clamps the cosine at ±1 itself, so that it depends on torch's version
+    whether that slope reaches the weights.
     """
 
     def get_angles(self, cosine_of_target_classes: Tensor) -> Tensor:

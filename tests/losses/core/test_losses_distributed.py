@@ -10,6 +10,7 @@ from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from testing import two_way_batches
 from testing.cases import OF_LIGHTLY
 from testing.processes import run_ranks
+from testing.stateful import PROXIES
 from testing.states import same_state
 from torch import Tensor, distributed, nn
 
@@ -66,6 +67,8 @@ def part(values: Tensor, rank: int, world: int) -> Tensor:
 def make(name: str, **given: object) -> nn.Module:
     wanted, _ = signature(LOSSES[name])
     arguments = {"class_counts": COUNTS, "num_samples": 100, "embedding_dim": 5, "two_way": False}
+    arguments["num_classes"] = len(COUNTS)
+    torch.manual_seed(0)  # of the proxies
     # its defaults are for batches of 700, and a training that tells where it stands
     quick = {"rho": 0.3, "gamma_schedule": "constant"} if name == "fastclip" else {}
     return LOSSES[name](**{key: value for key, value in arguments.items() if key in wanted}, **quick, **given)
@@ -102,9 +105,11 @@ FEW = ["soprc", "emc2", "neuclip"]  # for ways in which losses do not differ
 def cases(world: int) -> dict[str, tuple[nn.Module, str]]:
     """Every loss with references and a memory for two processes, a few without and with a miner, and for three."""
     names = NAMES if world == 2 else FEW
-    ways = [(name, "references") for name in names] + [(name, way) for name in FEW for way in ("plain", "miner")]
+    ways = [(name, "plain" if name in PROXIES else "references") for name in names] + [
+        (name, way) for name in FEW for way in ("plain", "miner")
+    ]
     found = {f"{name} {way}": (make(name, distributed="auto"), way) for name, way in ways}
-    for name in names if world == 2 else FEW[:1]:
+    for name in [name for name in names if name not in PROXIES] if world == 2 else FEW[:1]:
         memory = CrossBatchMemory(make(name), embedding_size=5, memory_size=50, start_at=1, distributed="auto")
         found[f"{name} memory"] = (memory, "plain")
     inner = MultipleLosses([SmoothAPLoss()], miners=[MINERS["distance_weighted"](cutoff=0.1, nonzero_loss_cutoff=3.0)])

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from aurank.errors import UserError
 from aurank.losses import LOSSES, MINERS, MultipleLosses, PMLLoss, contrastive, multi_similarity, triplet
 
-NAMES = ["contrastive", "triplet", "multi_similarity"]
+NAMES = ["circle", "contrastive", "triplet", "multi_similarity"]
 PLAIN = {
+    "circle": pml.CircleLoss,
     "contrastive": lambda: pml.ContrastiveLoss(1, 0.5, distance=CosineSimilarity(), reducer=reducers.SumReducer()),
     "triplet": lambda: pml.TripletMarginLoss(0.1, distance=CosineSimilarity(), reducer=reducers.SumReducer()),
     "multi_similarity": lambda: pml.MultiSimilarityLoss(2, 40, 0.5),
