@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from testing.processes import Running, run_aurank
 from testing.runs import assert_same_run
-from testing.tiny import STEPS, tiny_config
+from testing.tiny import STEPS, SUM, tiny_config
 
 import aurank
 from aurank.embedding.checkpoint import load_checkpoint, save_checkpoint
@@ -42,15 +42,17 @@ LARGE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("loss", "sections", "before", "after"), [("soprc", {}, 2, 0), ("blackbox_ap", LARGE, 0, 2)], ids=["plain", "large"]
+    ("loss", "sections", "before", "after"),
+    [("soprc", {}, 2, 0), ("blackbox_ap", LARGE, 0, 2), (SUM, {"train": {"log_every": 2}}, 0, 0)],
+    ids=["plain", "large", "sum"],
 )
 def test_a_killed_run_resumes_bit_for_bit_with_any_number_of_workers(
-    tmp_path: Path, loss: str, sections: dict[str, dict[str, Any]], before: int, after: int
+    tmp_path: Path, loss: Any, sections: dict[str, dict[str, Any]], before: int, after: int
 ) -> None:
     config, out = tmp_path / "config.yaml", tmp_path / "killed"
     config.write_text(json.dumps(tiny_config(loss, **sections)), encoding="utf-8")
     overrides = ["train.ema=0.9", f"data.workers={before}"]
-    lines = random.randint(1, STEPS - 1)
+    lines = random.randint(1, STEPS // sections.get("train", {}).get("log_every", 1) - 1)
     print("killed after", lines, "lines")
     kill_after(run_aurank("train", config, *overrides, "--out", out), out / "metrics.jsonl", lines)
     overrides[1] = f"data.workers={after}"

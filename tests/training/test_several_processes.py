@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from testing.processes import ended, start, steps_done
-from testing.tiny import tiny_config
+from testing.tiny import SUM, tiny_config
 
 import aurank
 from aurank.embedding.checkpoint import load_checkpoint
@@ -119,22 +119,25 @@ LARGE = {
     # Larger than all batches together: which rows stay in a smaller one depends on their order within a batch.
     "memory": {"size": 100, "start_at": 1},
     "miner": {"name": "multi_similarity"},
-    "loss": {"name": "soprc", "params": {}},
+    "loss": SUM,
     "train": {"micro_batch": 3, "accumulate": 2},
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sections", [{}, LARGE], ids=["plain", "all at once"])
-def test_two_processes_train_the_weights_of_one(tmp_path: Path, sections: dict[str, dict[str, Any]]) -> None:
-    exact = {
+def test_two_processes_train_the_weights_of_one(tmp_path: Path, sections: dict[str, Any]) -> None:
+    exact: dict[str, Any] = {
         "loss": {"name": "smooth_ap", "params": {"temperature": 0.1}},
         "model": {"params": {}, "freeze_batch_norm": True},
         "optim": {"name": "sgd", "lr": 0.05, "clip_norm": 0.5, "warmup_steps": 0},
         **sections,
         "train": {"steps": 3, "validate_every": 100, **sections.get("train", {})},
     }
-    content = {name: {**tiny_config().get(name, {}), **values} for name, values in exact.items()}
+    content = {
+        name: values if isinstance(values, list) else {**tiny_config().get(name, {}), **values}
+        for name, values in exact.items()
+    }
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps({**tiny_config(), **content}), encoding="utf-8")
     aurank.train(config, tmp_path / "1")
@@ -151,5 +154,5 @@ def test_two_processes_train_the_weights_of_one(tmp_path: Path, sections: dict[s
         for name in ("label_memory", "id_memory"):  # the rows of a batch stand in the order of the processes
             assert two[name].sort().values.equal(one[name].sort().values)
         for name, value in states[0]["loss"].items():
-            if name.startswith("loss."):  # what the loss keeps of each class
+            if name.startswith("loss."):  # what the losses keep of each class, proxies among it
                 torch.testing.assert_close(states[1]["loss"][name], value, rtol=1e-4, atol=1e-5, msg=name)

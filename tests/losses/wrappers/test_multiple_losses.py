@@ -3,6 +3,7 @@ import torch
 from pytorch_metric_learning import losses as pml_losses
 from pytorch_metric_learning.miners import MultiSimilarityMiner
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from aurank.errors import UserError
 from aurank.losses import MultipleLosses, SmoothAPLoss, SOPRCLoss
@@ -47,6 +48,24 @@ def test_each_loss_gets_its_own_miner_s_tuple() -> None:
         torch.testing.assert_close(MultipleLosses(losses, miners)(EMBEDDINGS, LABELS), expected)
 
 
+def test_a_width_is_of_the_first_numbers_at_unit_length() -> None:
+    random = torch.Generator().manual_seed(1)
+    references, labels = torch.randn(6, 4, generator=random), torch.tensor([0, 1, 2, 2, 1, 0])
+    both = MultipleLosses({"a": SmoothAPLoss(), "b": SmoothAPLoss()}, weights={"a": 2, "b": 0.5}, widths={"a": 2})
+    for given in ((), (None, references, labels)):
+        rows = EMBEDDINGS.clone().requires_grad_()
+        short = [given[0], normalize(given[1][:, :2], dim=1), given[2]] if given else []
+        first = 2 * SmoothAPLoss()(normalize(rows[:, :2], dim=1), LABELS, *short)
+        second = 0.5 * SmoothAPLoss()(rows, LABELS, *given)
+        value = both(rows, LABELS, *given)
+        torch.testing.assert_close(value, first + second)
+        found, wanted = (torch.autograd.grad(one, rows)[0] for one in (value, first + second))
+        torch.testing.assert_close(found, wanted)
+        assert both.last_terms == {"a": first.detach(), "b": second.detach()}
+    with pytest.raises(UserError, match="embeddings must be at least as wide as widths, 8, got 4"):
+        MultipleLosses([SmoothAPLoss()], widths=[8])(EMBEDDINGS, LABELS)
+
+
 @pytest.mark.parametrize(
     ("losses", "more", "message"),
     [
@@ -55,6 +74,8 @@ def test_each_loss_gets_its_own_miner_s_tuple() -> None:
         ([SmoothAPLoss()], {"weights": [1, 2]}, "weights must be one per loss, 1, got 2"),
         ([SmoothAPLoss()], {"weights": {"a": 1}}, "weights must be a list, as losses is"),
         ({"a": SmoothAPLoss()}, {"weights": {"b": 1}}, "weights must be one per loss, a, got b"),
+        ([SmoothAPLoss()], {"widths": [0]}, r"widths\['0'\] must be a whole number >= 1, got 0"),
+        ({"a": SmoothAPLoss()}, {"widths": {"b": 2}}, "widths must be for losses among a, got b"),
         ({"a": SmoothAPLoss()}, {"miners": {"b": MultiSimilarityMiner()}}, "miners must be for losses among a, got b"),
     ],
 )
