@@ -52,14 +52,15 @@ def test_a_killed_run_resumes_bit_for_bit_with_any_number_of_workers(
     config, out = tmp_path / "config.yaml", tmp_path / "killed"
     config.write_text(json.dumps(tiny_config(loss, **sections)), encoding="utf-8")
     overrides = ["train.ema=0.9", f"data.workers={before}"]
-    lines = random.randint(1, STEPS // sections.get("train", {}).get("log_every", 1) - 1)
+    log_every = sections.get("train", {}).get("log_every", 1)
+    lines = random.randint(1, STEPS // log_every - 1)
     print("killed after", lines, "lines")
     kill_after(run_aurank("train", config, *overrides, "--out", out), out / "metrics.jsonl", lines)
     overrides[1] = f"data.workers={after}"
     aurank.train(config, tmp_path / "whole", overrides=overrides)
     aurank.train(config, out, resume=True, overrides=overrides)
     # Checking types in this process draws from Python's own generator; nothing of the training does.
-    assert_same_run(tmp_path / "whole", out, ignore=("python", "workers"))
+    assert_same_run(tmp_path / "whole", out, ignore=("python", "workers"), log_every=log_every)
 
 
 @pytest.mark.slow
