@@ -6,7 +6,7 @@ OmegaConf is not used: a configuration from anywhere must never resolve interpol
 from aurank.config.components import Choices
 from aurank.config.load import config_difference, dump_config, load_config, load_data_config, shipped_configs
 from aurank.config.messages import ConfigError
-from aurank.config.schema import Component, Config, DataConfig, ModelConfig, known_keys
+from aurank.config.schema import Component, Config, DataConfig, LossTerm, ModelConfig, known_keys
 
 __all__ = [
     "Choices",
@@ -14,6 +14,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "DataConfig",
+    "LossTerm",
     "ModelConfig",
     "config_difference",
     "dump_config",

@@ -277,7 +277,7 @@ class Config(Sections):
     Example:
         >>> from aurank.config.schema import DataConfig, OptimConfig, TrainConfig
         >>> parts = {"data": DataConfig(name="digits"), "optim": OptimConfig(lr=0.1), "train": TrainConfig(steps=5)}
-        >>> Config(loss=Component(name="soprc"), **parts).sampler.batch
+        >>> Config(loss=LossTerm(name="soprc"), **parts).sampler.batch
         112
     """
 

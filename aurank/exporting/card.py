@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aurank.config import Config
-from aurank.config.schema import LossTerm
+from aurank.config import Config, LossTerm
 from aurank.data import Pipeline
 from aurank.exporting.usage import usage
 from aurank.models.adapters.stored import describe_steps

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from aurank.config import Component, Config, DataConfig
+from aurank.config import Component, Config, DataConfig, LossTerm
 from aurank.config.components import signature
-from aurank.config.schema import LossTerm
 from aurank.data import SAMPLERS, Manifest, Sampler
 from aurank.data.dataset import with_own_labels
 from aurank.embedding.from_config import build_transform

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.optimizer import ParamsT
 
-from aurank.config.schema import LossTerm
+from aurank.config import LossTerm
 
 Schedule = Callable[[int], float]
 

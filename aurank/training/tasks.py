@@ -15,6 +15,7 @@ from aurank.embedding.evaluation_options import evaluation_options, two_way_opti
 from aurank.embedding.from_config import Towers
 from aurank.embedding.image_text_pairs import EmbeddedPairs, embed_pairs, reports_by_group, texts_of
 from aurank.errors import UserError
+from aurank.evaluation import Codes
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import DIRECTIONS, TwoWayReport
 from aurank.models import Encoder, TwoTower
@@ -54,18 +55,23 @@ class Task:
         self.encoder = encoder
         self.model = encoder if model is None else model
 
-    def measure(self, model: nn.Module, data: ImageDataset, *, neighbours: int = 0) -> Report:
+    def measure(
+        self, model: nn.Module, data: ImageDataset, *, neighbours: int = 0, codes: Codes | None = None
+    ) -> Report:
         """Return the exact report of a model of this kind, with as many neighbours of each query as are wanted."""
         embedded = embed(model, data, batch=self.config.evaluate.batch, workers=self.config.data.workers)
-        return embedded.evaluate(neighbours=neighbours, **evaluation_options(self.config))
+        return embedded.evaluate(neighbours=neighbours, codes=codes, **evaluation_options(self.config))
 
     def pictures(self, report: Report, data: ImageDataset) -> dict[str, Pixels]:
         """Return pictures of a report that has neighbours, by names for a tracker."""
         return {"grid": grid_snapshot(report, data.manifest.source), **_curves({"precision_recall": report})}
 
     def test(self, data: ImageDataset, train: Manifest) -> TestResult:
-        """Return all that is measured of a test split."""
-        return TestResult(self.measure(self.model, data))
+        """Return all that is measured of a test split: of a matryoshka loss, each of its widths too."""
+        config = self.config
+        widths = {width for term in config.terms for width in term.matryoshka or () if width < config.model.dim}
+        learnt = widths and not config.model.discard_head
+        return TestResult(self.measure(self.model, data, codes=Codes(dims=tuple(sorted(widths))) if learnt else None))
 
     def sample(self, data: ImageDataset, name: str, most: int) -> Sequence[int]:
         """Return a few rows of a split that can be measured; raise UserError where the whole split cannot be."""

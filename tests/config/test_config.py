@@ -17,6 +17,7 @@ from aurank.config import (
     Component,
     Config,
     ConfigError,
+    LossTerm,
     config_difference,
     dump_config,
     known_keys,
@@ -155,7 +156,7 @@ def test_whole_numbers_are_floats_and_bare_numbers_are_sizes() -> None:
 
 
 def test_a_config_is_frozen_and_checks_its_keys_together_in_python_too() -> None:
-    parts: dict[str, Any] = {"data": DataConfig(name="digits"), "loss": Component(name="smooth")}
+    parts: dict[str, Any] = {"data": DataConfig(name="digits"), "loss": LossTerm(name="smooth")}
     config = Config(**parts, optim=OptimConfig(lr=0.1), train=TrainConfig(steps=5))
     with pytest.raises(ValidationError, match="frozen"):
         config.seed = 3  # type: ignore[misc]

@@ -256,7 +256,8 @@ def test_missing_keys_say_what_was_expected() -> None:
 
 def test_a_component_given_as_text_shows_how_to_write_it() -> None:
     assert errors_of("loss: smooth") == [
-        "loss: got 'smooth', expected a mapping with the keys name, params; write loss.name=smooth"
+        "loss: got 'smooth', expected a mapping with the keys name and params, or a list of such; "
+        "write loss.name=smooth"
     ]
 
 

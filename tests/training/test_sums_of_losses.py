@@ -55,7 +55,8 @@ def test_each_loss_has_groups_of_its_own_in_the_optimiser() -> None:
 
 @pytest.mark.slow
 def test_the_logged_losses_add_up(tmp_path: Path) -> None:
-    aurank.train(tiny_config(SUM, train={"steps": 3, "log_every": 3}), tmp_path / "run")
+    result = aurank.train(tiny_config(SUM, train={"steps": 3, "log_every": 3}), tmp_path / "run")
+    assert [code["dim"] for code in result.report.codes] == [4]  # beside all 8 numbers
     line = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
     terms = {name: value for name, value in line.items() if name.startswith("loss ")}
     assert list(terms) == ["loss soprc@4", "loss soprc@8", "loss proxy_anchor", "loss multi_similarity"]
