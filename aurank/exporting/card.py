@@ -96,7 +96,7 @@ def _head(config: Config, facts: Facts) -> str:
             "metrics": [{"type": key, "name": key, "value": round(value, 6)} for key, value in facts.metrics.items()],
         }
     ]
-    name = f"{_network(config)} trained with {config.loss.name}"
+    name = f"{_network(config)} trained with {' + '.join(term.name for term in config.terms)}"
     lines = [
         f"license: {json.dumps(facts.licence or 'unknown')}",
         f"library_name: {json.dumps(library)}",
