@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from aurank.config import Config
@@ -14,7 +15,7 @@ from aurank.embedding.embed import embed
 from aurank.embedding.evaluation_options import evaluation_options, two_way_options
 from aurank.embedding.from_config import Towers
 from aurank.embedding.image_text_pairs import EmbeddedPairs, embed_pairs, reports_by_group, texts_of
-from aurank.errors import UserError
+from aurank.errors import AurankError, UserError
 from aurank.evaluation import Codes
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import DIRECTIONS, TwoWayReport
@@ -60,6 +61,7 @@ class Task:
     ) -> Report:
         """Return the exact report of a model of this kind, with as many neighbours of each query as are wanted."""
         embedded = embed(model, data, batch=self.config.evaluate.batch, workers=self.config.data.workers)
+        require_alive(embedded.embeddings)
         return embedded.evaluate(neighbours=neighbours, codes=codes, **evaluation_options(self.config))
 
     def pictures(self, report: Report, data: ImageDataset) -> dict[str, Pixels]:
@@ -97,6 +99,16 @@ class Task:
     def state_dict(self) -> dict[str, Any] | None:
         """Return what a checkpoint keeps beside the weights, as its "tokeniser"; None for that of another library."""
         return None
+
+
+def require_alive(embeddings: Float[np.ndarray, "image dim"]) -> None:
+    """Raise AurankError where embeddings cannot be compared, since the network gives zeros or no numbers for them."""
+    dead = ~np.isfinite(embeddings).all(axis=1) | ~embeddings.any(axis=1)
+    if dead.any():
+        raise AurankError(
+            f"the network has collapsed: of {len(dead):,} embeddings {int(dead.sum()):,} are all zeros or not finite; "
+            "try a lower optim.lr, a longer optim.warmup_steps or optim.clip_norm=1"
+        )
 
 
 class PairTask(Task):
@@ -155,7 +167,10 @@ class PairTask(Task):
     def _embed(self, model: nn.Module, data: ImageDataset) -> EmbeddedPairs:
         assert isinstance(model, TwoTower)
         batch, workers = self.config.evaluate.batch, self.config.data.workers
-        return embed_pairs(model, self.towers.tokenise, data, batch=batch, workers=workers)
+        pairs = embed_pairs(model, self.towers.tokenise, data, batch=batch, workers=workers)
+        require_alive(pairs.images)
+        require_alive(pairs.texts)
+        return pairs
 
 
 def _curves(reports: dict[str, Report]) -> dict[str, Pixels]:
