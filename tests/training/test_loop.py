@@ -180,9 +180,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_names_the_images_and_keeps_the_
 @pytest.mark.slow
 @pytest.mark.slow
 def test_a_network_that_collapses_is_told_as_such(tmp_path: Path) -> None:
-    with pytest.raises(
-        AurankError, match=r"the network has collapsed: of 180 embeddings \d+ are all zeros .* lower optim.lr"
-    ):
+    with pytest.raises(AurankError, match=r"has collapsed: of \d+ embeddings \d+ are all zeros .* lower optim.lr"):
         aurank.train(tiny_config(optim={"lr": 1e3, "warmup_steps": 0}, train={"validate_every": 2}), tmp_path / "run")
 
 
