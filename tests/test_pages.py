@@ -151,7 +151,7 @@ def test_a_training_starts(place: str, words: list[str], monkeypatch: pytest.Mon
     words = with_stand_ins(words[words.index("aurank") + 1 :])
     small = ["sampler.batch=16", "data.workers=0"] if "micro_batch" not in " ".join(words) else []
     words = [word for word in words if word not in ("--resume", "--dry-run")]
-    if not any("model.params.file" in word for word in words):
+    if not any("model.weights" in word for word in words):
         small.append("model.pretrained=false")  # nothing is fetched
     elif not any("model.backbone" in word for word in words):
         small.append("model.backbone=test_efficientnet")  # whose weights the file holds

@@ -109,7 +109,7 @@ class PreparedModel:
     data: DataConfig
     config: Config | None  # of a model that was trained here
     dataset_of: Callable[[Manifest], ImageDataset]  # other images for the same model
-    remarks: list[str]  # what the split means
+    remarks: list[str]  # what the split means, and what was taken of a file of weights
     run: RunOptions
 
     @property
@@ -149,13 +149,14 @@ def prepare_model(model: str, images: ImageSelection, running: RunOptions) -> Pr
     if checkpoint is None:
         check_model(model, allow_code=running.allow_code)
     selected = select(images, checkpoint)
-    data, config = selected.data, None
+    data, config, remarks = selected.data, None, describe_split(images, selected)
     dataset_of: Callable[[Manifest], ImageDataset]
     manifest = each_image_once(selected.images)  # of pairs with texts
     if checkpoint is None:
         refuse_preprocessing(images, model)
         loaded = load_model(model, allow_code=running.allow_code)
         module, description = loaded.module, loaded.description
+        remarks += loaded.notes
         dataset_of = partial(ModelImages, model=loaded, on_error=data.on_error, max_pixels=data.max_pixels)
     else:
         saved = read_trained(checkpoint["config"])
@@ -163,7 +164,6 @@ def prepare_model(model: str, images: ImageSelection, running: RunOptions) -> Pr
         module = encoder_of(checkpoint, config, what)
         description = describe_model(config)
         dataset_of = partial(build_dataset, config.data, train=False)
-    remarks = describe_split(images, selected)
     return PreparedModel(model, module, dataset_of(manifest), description, data, config, dataset_of, remarks, running)
 
 

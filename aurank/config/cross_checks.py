@@ -39,7 +39,7 @@ def terms_of(loss: Any) -> list[tuple[str, dict[str, Any]]]:
 
 def contradictions(look: Look) -> Found:
     """Yield keys that are right alone but not together, each with a message."""
-    for check in (_steps, _batch, _images, _losses, _texts):
+    for check in (_steps, _batch, _images, _network, _losses, _texts):
         yield from check(look)
 
 
@@ -126,6 +126,12 @@ def _losses(look: Look) -> Found:
             yield f"{path}.matryoshka", f"got {widths[-1]}, expected at most model.dim = {dim}"
         if weights and len(weights) != len(widths or ()):
             yield f"{path}.matryoshka_weights", f"got {len(weights)} weights, expected one for each width of matryoshka"
+
+
+def _network(look: Look) -> Found:
+    """Yield what contradicts where the first weights come from."""
+    if look("model.weights") is not None and look("model.init_from") is not None:
+        yield "model.weights", f"got {look('model.weights')!r}, but model.init_from brings all weights; set one of them"
 
 
 def _texts(look: Look) -> Found:

@@ -17,6 +17,7 @@ from aurank.embedding._checksums import DamageError, check_archive, checksums, f
 from aurank.embedding.choices import read_trained
 from aurank.errors import AurankError, UserError, first_line
 from aurank.files import replacing
+from aurank.models.adapters.timm import split_file
 
 FORMAT = 2
 _LONGEST = 200  # characters of another library's words
@@ -84,6 +85,7 @@ def as_trained(content: dict[str, Any], *, resumed: bool = False) -> dict[str, A
     transforms said otherwise; images were resized by area. Raises UserError where training goes on (`resumed`) that
     saw images otherwise than they were measured with.
     """
+    content = {**content, "model": _with_weights(content.get("model"))} if "model" in content else content
     data = content.get("data")
     if not isinstance(data, dict) or data.get("normalise") is not None:
         return content
@@ -108,6 +110,14 @@ def as_trained(content: dict[str, Any], *, resumed: bool = False) -> dict[str, A
         data["normalise"] = {**usual, **given}
         data["interpolation"] = AREA
     return {**content, "data": data}
+
+
+def _with_weights(model: Any) -> Any:
+    """The model section with a local file of weights under `weights`: it once stood among the `params`."""
+    if not isinstance(model, dict) or not isinstance(model.get("params"), dict):
+        return model
+    file, params = split_file(model["params"])
+    return model if file is None else {**model, "weights": file, "params": params}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from aurank.embedding.image_text_pairs import Tokenise
 from aurank.errors import UserError
 from aurank.models import Encoder, TextTower, TwoTower
 from aurank.models.adapters.by_name import load_text_model
-from aurank.models.adapters.timm import preprocessing, without_file
+from aurank.models.adapters.timm import preprocessing
 from aurank.models.text_encoder import ProjectedText
 
 OWN_TEXTS = "transformer"  # the text model that is trained from random weights, with a tokeniser of its own
@@ -60,7 +60,9 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
         normalise, interpolation = saved.data.normalise, saved.data.interpolation
     else:
         try:
-            own = preprocessing(model.backbone, model.params, channels=data.channels, pretrained=model.pretrained)
+            same: dict[str, Any] = {"channels": data.channels}
+            same |= {"pretrained": model.pretrained, "weights": model.weights}
+            own = preprocessing(model.backbone, model.params, **same)
             normalise = data.normalise or NormaliseConfig(mean=own.mean, std=own.std)
             interpolation = data.interpolation or own.interpolation
             if interpolation not in INTERPOLATIONS:
@@ -91,8 +93,12 @@ def build_encoder(config: ModelConfig, *, channels: int, load: bool = True, say:
     """
     from_timm = load and config.init_from is None
     same = {name: value for name, value in vars(config).items() if name not in ("init_from", "text")}
-    params = config.params if from_timm else without_file(config.params)
-    encoder = Encoder(**{**same, "pretrained": config.pretrained and from_timm, "params": params}, channels=channels)
+    if not from_timm:
+        same |= {"pretrained": False, "weights": None}
+    encoder = Encoder(**same, channels=channels)
+    if say is not None:
+        for text in encoder.notes:
+            say(text)
     if load and config.init_from is not None:
         _initialise(encoder, config.init_from, say)
     return encoder

@@ -10,7 +10,6 @@ from aurank.config import Config, LossTerm
 from aurank.data import Pipeline
 from aurank.exporting.usage import usage
 from aurank.models.adapters.stored import describe_steps
-from aurank.models.adapters.timm import weights_file
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,9 @@ def _one_line(text: str) -> str:
 def _network(config: Config) -> str:
     """Return the name of the backbone; of one in a folder of this machine, that it is."""
     backbone = config.model.backbone
-    return "a network of a local folder" if backbone.startswith("local-dir:") else backbone
+    kind, _, what = backbone.partition(":")
+    is_local = kind == "local-dir" or (kind == "transformers" and Path(what.split(",")[0]).is_dir())
+    return "a network of a local folder" if is_local else backbone
 
 
 def _begun(config: Config) -> str:
@@ -156,7 +157,7 @@ def _begun(config: Config) -> str:
     model = config.model
     if model.init_from is not None:
         return "the weights of another run"
-    if weights_file(model.params) is not None:
+    if model.weights is not None:
         return "weights of a file"
     return "pretrained weights" if model.pretrained else "random weights"
 

@@ -18,7 +18,6 @@ from aurank.files import replacing, write_text
 from aurank.models import Encoder
 from aurank.models.adapters.exported import PROGRAM_PREPROCESSING
 from aurank.models.adapters.stored import ENCODER, PREPROCESSING, pack_preprocessing
-from aurank.models.adapters.timm import without_file
 
 
 class Portable(nn.Module):
@@ -86,12 +85,12 @@ def encoder_arguments(config: ModelConfig, *, channels: int) -> dict[str, Any]:
     """Return the arguments of `Encoder` that build the network of a configuration, without places on this machine.
 
     Example:
-        >>> encoder_arguments(ModelConfig(backbone="resnet18", params={"file": "here.pt"}), channels=1)["params"]
-        {}
+        >>> "weights" in encoder_arguments(ModelConfig(backbone="resnet18", weights="here.pt"), channels=1)
+        False
     """
-    left_out = ("init_from", "text", "pretrained", "params")
+    left_out = ("init_from", "text", "pretrained", "weights")
     same = {name: value for name, value in vars(config).items() if name not in left_out}
-    return {**same, "channels": channels, "params": without_file(config.params)}
+    return {**same, "channels": channels}
 
 
 @contextmanager

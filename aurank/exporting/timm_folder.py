@@ -18,7 +18,6 @@ from aurank.files import replacing
 from aurank.models import Encoder
 from aurank.models.adapters.loading import ImageModel
 from aurank.models.adapters.stored import StoredTransform
-from aurank.models.adapters.timm import without_file
 
 WEIGHTS, SETTINGS = "model.safetensors", "config.json"
 _REMEDY = "export it as onnx, torchexport or safetensors"
@@ -49,7 +48,7 @@ def as_timm(encoder: Encoder, config: ModelConfig, *, channels: int) -> tuple[nn
         UserError: a backbone whose classifier is not one linear layer on the pooled features.
     """
     timm: Any = importlib.import_module("timm")
-    given = without_file(config.params)
+    given = dict(config.params)
     given.pop("pretrained_cfg_overlay", None)
     pool = given.pop("global_pool", config.pooling)
     arguments = {**given, "in_chans": channels, "global_pool": pool}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from aurank.errors import UserError, first_line
-from aurank.models.adapters.timm import create, unknown_backbone, unknown_options
+from aurank.models.adapters.timm import create, load_file, unknown_backbone, unknown_options
 
 Pooling = Literal["avg", "max", "gem"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -48,6 +48,8 @@ class Encoder(nn.Module):
         dim: width of the embedding.
         channels: image channels; timm adapts pretrained weights of the first layer to any number.
         pretrained: load timm's published weights (needs the network or timm's cache).
+        weights: a local file or folder of weights of the backbone, in place of ``pretrained``: safetensors, or torch's
+            read as data alone, with the names of timm, open_clip or transformers; ``notes`` says what was taken.
         pooling: ``"avg"``, ``"max"`` or ``"gem"``; ``"gem"`` needs a backbone with a feature map.
         head_layers: layers of the projection: 1 is linear; between more there are batch norm and ReLU, as in SimCLR
             (Chen et al., ICML 2020), which has 2.
@@ -80,6 +82,7 @@ class Encoder(nn.Module):
         discard_head: bool = False,
         channels: int = 3,
         pretrained: bool = True,
+        weights: str | None = None,
         pooling: Pooling = "avg",
         freeze_batch_norm: bool = False,
         channels_last: bool = False,
@@ -89,7 +92,10 @@ class Encoder(nn.Module):
         self.dim = dim
         self.discard_head = discard_head
         self.freeze_batch_norm = freeze_batch_norm
-        self.backbone = _create_backbone(backbone, pretrained, channels, pooling, params or {})
+        self.notes: list[str] = []
+        self.backbone = _create_backbone(backbone, pretrained and weights is None, channels, pooling, params or {})
+        if weights is not None:
+            self.notes.append(_load(self.backbone, weights, backbone))
         self.pool: nn.Module = GeneralisedMean() if pooling == "gem" else nn.Identity()
         # Some timm models have a layer between feature map and vector.
         width = getattr(self.backbone, "head_hidden_size", None) or self.backbone.num_features
@@ -113,8 +119,7 @@ class Encoder(nn.Module):
     @property
     def image_size(self) -> int | None:
         """Height and width of the images that the backbone was made for, where timm knows them."""
-        model = self.backbone.model if isinstance(self.backbone, _FeatureMap) else self.backbone
-        size = getattr(model, "pretrained_cfg", {}).get("input_size")
+        size = getattr(_network(self.backbone), "pretrained_cfg", {}).get("input_size")
         return None if size is None else int(size[-1])
 
     def train(self, mode: bool = True) -> "Encoder":
@@ -184,8 +189,6 @@ def _create_backbone(name: str, pretrained: bool, channels: int, pooling: Poolin
         if twice := sorted(fixed.keys() & given.keys()):
             raise TypeError(f"multiple values for {twice[0]}")
         model = create(name, {**fixed, **given}, pretrained=pretrained)
-    except UserError as error:
-        raise UserError(f"model.params: {error}") from error
     except Exception as error:
         # A name on a hub is looked up there, whatever becomes of its weights.
         if (pretrained or ":" in name) and not isinstance(error, _OF_ARGUMENTS):
@@ -199,6 +202,18 @@ def _create_backbone(name: str, pretrained: bool, channels: int, pooling: Poolin
             "where it refuses the pooling, model.params.global_pool=avg or token names one that it has"
         ) from error
     return _FeatureMap(name, model) if pooling == "gem" else model
+
+
+def _load(backbone: nn.Module, weights: str, name: str) -> str:
+    try:
+        return "model.weights: " + load_file(_network(backbone), weights, name=name)
+    except UserError as error:
+        raise UserError(f"model.weights: {error}") from error
+
+
+def _network(backbone: nn.Module) -> nn.Module:
+    """The library's own network."""
+    return backbone.model if isinstance(backbone, _FeatureMap) else backbone
 
 
 def parameter_groups(

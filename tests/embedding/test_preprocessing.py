@@ -49,8 +49,13 @@ def test_of_other_channels_pretrained_weights_take_the_mean_of_the_colours(tmp_p
     learnt = filled({"backbone": "resnet18", "pretrained": True}, channels=1)
     assert learnt == ((sum(own.mean) / 3,), (sum(own.std) / 3,), "bicubic")
     assert filled({"backbone": "resnet18"}, channels=4) == ((0.5,) * 4, (0.5,) * 4, "area")
-    for params in ({"file": weights}, {"checkpoint_path": weights}, {"pretrained_cfg_overlay": {"file": weights}}):
-        assert filled({"backbone": BACKBONE, "params": params}) == (*HALF, "bilinear")
+    assert filled({"backbone": BACKBONE, "weights": weights}) == (*HALF, "bilinear")
+    (tmp_path / "config.json").write_text('{"pretrained_cfg": {"mean": [0.1, 0, 0], "std": [1, 1, 1]}}')
+    assert filled({"backbone": BACKBONE, "weights": str(tmp_path)}) == ((0.1, 0.0, 0.0), (1.0,) * 3, "bilinear")
+    (tmp_path / "config.json").unlink()
+    own = '{"image_mean": [0.2, 0, 0], "image_std": [1, 1, 1], "resample": 3}'
+    (tmp_path / "preprocessor_config.json").write_text(own)
+    assert filled({"backbone": BACKBONE, "weights": str(tmp_path)}) == ((0.2, 0.0, 0.0), (1.0,) * 3, "bicubic")
 
 
 def test_the_configuration_overrides_the_backbone() -> None:
@@ -93,7 +98,7 @@ def test_what_no_checkpoint_could_hold_is_refused_before_training(overlay: dict[
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """A configuration whose weights are gone, and its run, to be copied before it is changed."""
     folder = tmp_path_factory.mktemp("trained")
-    model = {"backbone": BACKBONE, "params": {"file": weights_of(folder)}}
+    model = {"backbone": BACKBONE, "weights": weights_of(folder)}
     train, optim = {"steps": 2, "validate_every": 2}, {"warmup_steps": 0}
     config = tiny_config(model=model, data={"channels": 3}, train=train, optim=optim)
     aurank.train(config, folder / "run")

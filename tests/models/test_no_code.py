@@ -7,9 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import timm
 import torch
-from safetensors.torch import save_file
 
 from aurank.commands import RunOptions, evaluate_model
 from aurank.config import ConfigError
@@ -141,8 +139,11 @@ def test_timms_builders_are_given_arguments_of_the_model_alone(option: str) -> N
     ):
         with pytest.raises(UserError, match=f"resnet10t takes no option '{option}'"):
             call()
-    with pytest.raises(UserError, match="got url, expected a mapping with keys among file, mean"):
+    with pytest.raises(UserError, match="got url, expected a mapping with keys among mean"):
         Encoder("resnet10t", pretrained=False, params={"pretrained_cfg_overlay": {"url": "http://x"}})
+    for params in ({"file": "x"}, {"checkpoint_path": "x"}, {"pretrained_cfg_overlay": {"file": "x"}}):
+        with pytest.raises(ConfigError, match=r"weights of a file are model\.weights=x; leave it out here"):
+            read_config({**CONFIG, "model": {"backbone": "resnet10t", "params": params}})
 
 
 @pytest.mark.parametrize("key", ["file", "checkpoint_path"])
@@ -151,12 +152,11 @@ def test_a_file_of_weights_is_read_as_data_alone(key: str, tmp_path: Path, monke
     content = {"conv1.weight": Loaded(ran)}
     torch.save(content, tmp_path / "pickled.pth")
     (tmp_path / "pickle.bin").write_bytes(pickle.dumps(content))
-    # A library that asks for everything gets data alone, whatever the surroundings say.
+    # Whatever the surroundings say.
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-    monkeypatch.setattr(timm.models, "load_state_dict", lambda file: torch.load(file, weights_only=False))
     for file in ("pickled.pth", "pickle.bin"):
         with pytest.raises(UserError, match=f"{file} is no file of weights alone"):
-            Encoder("resnet10t", pretrained=False, params={key: str(tmp_path / file)})
+            Encoder("resnet10t", weights=str(tmp_path / file))
         with pytest.raises(UserError, match=f"{file} is no file of weights alone"):
             load_model(f"timm:resnet10t,{key}={tmp_path / file}")
     assert not ran.exists()
@@ -170,25 +170,3 @@ def test_a_checkpoint_with_such_a_name_runs_nothing(tmp_path: Path, asked: list[
     with pytest.raises(UserError, match="unknown option 'trust_remote_code'"):
         evaluate_model(f"aurank:{tmp_path}", ImageSelection(f"folder:{tmp_path}"), running=RunOptions(allow_code=True))
     assert asked == []
-
-
-@pytest.mark.slow
-def test_weights_of_a_local_file_are_those_of_the_model(tmp_path: Path) -> None:
-    whole = timm.create_model("resnet10t", pretrained=False)
-    save_file(whole.state_dict(), tmp_path / "weights.safetensors")
-    torch.save(whole.state_dict(), tmp_path / "weights.pth")
-    for file in ("weights.safetensors", "weights.pth"):
-        module = load_model(f"timm:resnet10t,file={tmp_path / file}").module
-        params = {"pretrained_cfg_overlay": {"file": str(tmp_path / file)}}
-        encoder = Encoder("resnet10t", pretrained=False, params=params)
-        for found in (module.state_dict(), encoder.backbone.state_dict()):
-            assert all(torch.equal(value, whole.state_dict()[name]) for name, value in found.items())
-        assert "state_dict" not in encoder.backbone.pretrained_cfg
-    with pytest.raises(UserError, match=r"weights.pth do not fit resnet14t: .*size mismatch for layer1"):
-        Encoder("resnet14t", pretrained=False, params={"file": str(tmp_path / "weights.pth")})
-    part = {name: value for name, value in whole.state_dict().items() if not name.startswith("layer4")}
-    torch.save(part, tmp_path / "part.pth")
-    with pytest.raises(UserError, match=r"part.pth do not fit resnet10t: \d+ tensors are missing, the first layer4"):
-        Encoder("resnet10t", pretrained=False, params={"file": str(tmp_path / "part.pth")})
-    with pytest.raises(UserError, match=r"model\.params: no file of weights at none\.pth"):
-        Encoder("resnet10t", params={"checkpoint_path": "none.pth"})

@@ -25,7 +25,7 @@ def test_frozen_features_of_a_configuration_are_those_of_the_adapter() -> None:
     if not (WEIGHTS.is_file() and (DATA / "grocery_128.zip").is_file()):
         pytest.skip(f"{WEIGHTS} and grocery_128.zip are not there")
     overrides = ["data.image_size=128", f"data.root={DATA}", "model.backbone=tf_efficientnet_lite0"]
-    overrides += [f"model.params.file={WEIGHTS}", "model.discard_head=true"]
+    overrides += [f"model.weights={WEIGHTS}", "model.discard_head=true"]
     config = fill_preprocessing(read_config("grocery/soprc", overrides))
     test = read_manifest(config.data, seed=0).split("test")
     rows = [np.flatnonzero(test.labels == label)[:6] for label in range(CLASSES)]

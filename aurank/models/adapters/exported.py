@@ -14,7 +14,7 @@ from aurank.errors import UserError, first_line
 from aurank.files import require_ordinary
 from aurank.models.adapters.loading import ImageModel, Options, describe_adapter
 from aurank.models.adapters.stored import ENCODER, PREPROCESSING, stored_text, unpack_preprocessing
-from aurank.models.adapters.timm import without_file
+from aurank.models.adapters.timm import split_file
 from aurank.models.encoder import Encoder
 
 PROGRAM_PREPROCESSING = "preprocessing.json"
@@ -49,7 +49,9 @@ def safetensors_model(name: str, what: str, options: Options, allow_code: bool) 
     text = stored_text(metadata, ENCODER, name)
     try:
         arguments: Any = json.loads(text)
-        arguments |= {"pretrained": False, "params": without_file(arguments.get("params") or {})}
+        # Not even another file's: what an older export names beside its own weights is left out.
+        params = split_file(arguments.get("params") or {})[1]
+        arguments |= {"pretrained": False, "weights": None, "params": params}
         module = Encoder(**arguments)
         module.load_state_dict(weights)
     # Any JSON may stand there, and any network may be named.

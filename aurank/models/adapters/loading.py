@@ -34,7 +34,7 @@ class ImageModel:
 
     `module` maps a stack of what `transform` returns to embeddings [batch, dim]; `transform` takes an upright 8-bit
     image of `channels` channels. `description` holds all that decides an embedding beside the weights: what the model
-    is called, its options, the version of its library, the transform.
+    is called, its options, the version of its library, the transform. `notes` say what was taken of a file of weights.
     """
 
     name: str
@@ -42,6 +42,7 @@ class ImageModel:
     transform: Transform
     description: str
     channels: int = 3
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +124,7 @@ def loading(name: str, *, pretrained: bool) -> Iterator[None]:
             raise UserError(f"{name}: {type(error).__name__}: {first_line(error)}") from error
         raise UserError(
             f"{name}: the pretrained weights could not be had ({type(error).__name__}: {first_line(error)}); connect "
-            "to the network once, name a local file of timm's weights (file=FILE, model.params.file), or take random "
+            "to the network once, name a local file of weights (file=FILE, model.weights), or take random "
             "weights with pretrained=false"
         ) from error
 

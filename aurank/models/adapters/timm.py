@@ -1,17 +1,21 @@
 """Models of timm: plain options, weights of a local file, images of a known mean and deviation."""
 
+import contextlib
 import importlib
 import inspect
-from collections.abc import Collection, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from aurank.errors import UserError, first_line
+from aurank.errors import UserError
+from aurank.models.adapters.fit_weights import converted, load_weights_file
+from aurank.models.adapters.layouts import from_transformers
 from aurank.models.adapters.loading import (
     ImageModel,
     Options,
@@ -21,6 +25,7 @@ from aurank.models.adapters.loading import (
     require_size,
     weights_only,
 )
+from aurank.models.adapters.weight_files import Tensors, read_look
 from aurank.names import meant, nearest
 
 HUBS = ("hf-hub:", "hf_hub:", "local-dir:")
@@ -28,7 +33,9 @@ FILE_OPTIONS = ("file", "checkpoint_path")
 """Options that name a local file of weights; the second is timm's name for it."""
 
 _OVERLAY = "pretrained_cfg_overlay"
-_OVERLAID = ("file", "mean", "std", "interpolation")  # what may be in it
+_OVERLAID = ("mean", "std", "interpolation")  # what may be in it
+_FILTERS = ("checkpoint_filter_fn", "_filter_fn", "_filter_torchvision_pretrained")
+"""What timm's modules call the function that converts names of older or other libraries."""
 # EfficientNets take these apart from their constructor.
 _OF_BUILDERS = frozenset({"bn_eps", "bn_momentum", "bn_tf"})
 
@@ -63,19 +70,23 @@ def unknown_backbone(name: str) -> str | None:
 def unknown_options(name: str, options: Mapping[str, Any], *, filled: Collection[str] = ()) -> dict[str, str]:
     """What to say of each option that this model does not take, or that the program fills in itself.
 
-    The rest are arguments of the model's own constructor, which builds layers from plain values, or say where local
-    weights are. Nothing else is passed on: timm's builders take functions, and places to fetch from and to write to.
+    The rest are arguments of the model's own constructor, which builds layers from plain values. Nothing else is passed
+    on: timm's builders take functions, and places to fetch from and to write to.
     """
     if not options:
         return {}
-    taken = [*_constructor_arguments(name), *sorted(_OF_BUILDERS), *FILE_OPTIONS]
+    taken = [*_constructor_arguments(name), *sorted(_OF_BUILDERS)]
     known = [option for option in taken if option not in filled]
     found = {}
     for option, value in options.items():
         if option == _OVERLAY:
             odd = sorted(set(value) - set(_OVERLAID)) if isinstance(value, Mapping) else [repr(value)]
-            if odd:
+            if odd == ["file"]:
+                found[option] = f"weights of a file are model.weights={value['file']}; leave it out here"
+            elif odd:
                 found[option] = f"got {odd[0]}, expected a mapping with keys among {', '.join(_OVERLAID)}"
+        elif option in FILE_OPTIONS:
+            found[option] = f"weights of a file are model.weights={value}; leave it out here"
         elif option not in known:
             found[option] = (
                 f"{name} takes no option {option!r}{meant(nearest(option, known))}; it takes {', '.join(known)}"
@@ -83,33 +94,35 @@ def unknown_options(name: str, options: Mapping[str, Any], *, filled: Collection
     return found
 
 
-def weights_file(options: Mapping[str, Any]) -> str | None:
-    """The local file of weights that options name, or None."""
-    overlay = options.get(_OVERLAY)
-    named = [options.get(option) for option in FILE_OPTIONS]
-    named.append(overlay.get("file") if isinstance(overlay, Mapping) else None)
-    return next((str(file) for file in named if file is not None), None)
+def split_file(options: Mapping[str, Any]) -> tuple[str | None, Options]:
+    """Return the local file of weights that options name, or None, and the options without it.
 
-
-def without_file(options: Mapping[str, Any]) -> Options:
-    """The options without a local file of weights."""
+    Example:
+        >>> split_file({"file": "net.pth", "drop_rate": 0.1})
+        ('net.pth', {'drop_rate': 0.1})
+    """
     rest = {name: value for name, value in options.items() if name not in FILE_OPTIONS}
+    named = [options.get(option) for option in FILE_OPTIONS]
     if isinstance(overlay := rest.get(_OVERLAY), Mapping):
         rest[_OVERLAY] = {name: value for name, value in overlay.items() if name != "file"}
-    return rest
+        named.append(overlay.get("file"))
+    return next((str(file) for file in named if file is not None), None), rest
 
 
 def timm_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
     """Return timm's model, with the evaluation transform of its settings."""
-    own = {option: value for option, value in options.items() if option not in ("pretrained", "input_size")}
+    file, own = split_file(
+        {option: value for option, value in options.items() if option not in ("pretrained", "input_size")}
+    )
     if not allow_code:
         for complaint in unknown_options(what, own).values():
             raise UserError(f"{name}: {complaint}")
-    pretrained = bool(options.get("pretrained", True))
+    pretrained = bool(options.get("pretrained", True)) and file is None
     with loading(name, pretrained=pretrained):
         module: Any = create(what, {"num_classes": 0, **own}, pretrained=pretrained, allow_code=allow_code)
+    notes = () if file is None else (load_file(module, file, name=what),)
     timm: Any = importlib.import_module("timm")
-    settings = timm.data.resolve_data_config({}, model=module)
+    settings = timm.data.resolve_data_config({} if file is None else read_look(file), model=module)
     channels, height, width = settings["input_size"]
     for option in ("img_size", "input_size"):
         if (size := options.get(option)) is not None:
@@ -120,53 +133,82 @@ def timm_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
         settings |= {key: (sum(settings[key]) / len(settings[key]),) * given for key in ("mean", "std")}
     settings["input_size"] = (channels, height, width)
     transform = timm.data.create_transform(**settings)
-    arguments = {**options, "pretrained": pretrained}
-    return ImageModel(name, module, transform, describe_adapter(timm, what, arguments, transform), channels=channels)
+    description = describe_adapter(timm, what, {**options, "pretrained": pretrained or file is not None}, transform)
+    return ImageModel(name, module, transform, description, channels=channels, notes=notes)
 
 
 def create(name: str, options: Mapping[str, Any], *, pretrained: bool, allow_code: bool = False) -> nn.Module:
-    """timm's model of that name, the weights of a local file read as data alone.
+    """timm's model of that name, with published weights or at random.
 
     Raises:
-        UserError: the file is missing, no file of weights, or one of another model's.
         Exception: whatever timm raises of options or of weights that cannot be fetched.
     """
     timm: Any = importlib.import_module("timm")
-    file, given = weights_file(options), without_file(options)
-    with weights_only(allow_code):
-        if file is None:
-            with quick_when_offline(needed=pretrained or ":" in name):
-                model: nn.Module = timm.create_model(name, pretrained=pretrained, **given)
-            return model
-        weights = _read(file)
-        overlay = {**given.pop(_OVERLAY, {}), "state_dict": weights, "source": None}
-        try:
-            model = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **given)
-        except RuntimeError as error:
-            raise UserError(
-                f"the weights of {file} do not fit {name}: {' '.join(str(error).split())[:200]}; use its own"
-            ) from error
-    settings: Any = model.pretrained_cfg
-    settings.pop("state_dict", None)
-    # timm leaves what a file lacks at random. Norms and biases begin at ones and zeros; some have other names there.
-    lacking = [key for key, value in model.state_dict().items() if value.ndim > 1 and key not in weights]
-    if lacking:
-        raise UserError(
-            f"the weights of {file} do not fit {name}: {len(lacking)} tensors are missing, the first {lacking[0]}; "
-            "use a file with the names of timm's parameters"
-        )
+    with weights_only(allow_code), quick_when_offline(needed=pretrained or ":" in name):
+        model: nn.Module = timm.create_model(name, pretrained=pretrained, **options)
     return model
 
 
-def preprocessing(name: str, options: Mapping[str, Any], *, channels: int, pretrained: bool) -> Preprocessing:
+def load_file(model: nn.Module, path: Path | str, *, name: str) -> str:
+    """Load a file or folder of weights into a model of timm; return what was taken, in words.
+
+    Names of timm, of open_clip and of transformers are known, and those that timm itself converts. As in timm, position
+    embeddings are resized, and the first layer is adapted to the channels of its images.
+
+    Raises:
+        UserError: no file, none of weights, or weights that do not fill the model.
+    """
+    classifier = model.pretrained_cfg.get("classifier") or ()  # type: ignore[union-attr, operator]
+    classifier = (classifier,) if isinstance(classifier, str) else tuple(classifier)
+    try:
+        return load_weights_file(model, path, name=name, classifier=classifier, variants=partial(_variants, model))
+    except UserError as error:
+        if "fc_norm.weight" not in str(error):
+            raise
+        remedy = "they were trained to be pooled otherwise: set model.params.global_pool=token, or fc_norm=false"
+        raise UserError(f"{str(error).rpartition(';')[0]}; {remedy}") from error
+
+
+def _variants(model: nn.Module, weights: Tensors) -> Iterator[Tensors]:
+    """The tensors of a file, and what timm and transformers' names make of them, with the model's channels."""
+    timm: Any = importlib.import_module("timm")
+    module, settings = sys.modules[type(model).__module__], cast("dict[str, Any]", model.pretrained_cfg)
+    own = model.state_dict()
+    filters = [getattr(module, each) for each in _FILTERS if hasattr(module, each)]
+
+    def by_timm(found: Tensors) -> Tensors:
+        return dict(filters[0](found, model))
+
+    def by_transformers(found: Tensors) -> Tensors | None:
+        renamed = from_transformers(found)
+        return by_timm(renamed) if renamed is not None and filters else renamed
+
+    first = settings.get("first_conv") or ()
+    stems = [f"{one}.weight" for one in ((first,) if isinstance(first, str) else first)]
+    for found in converted(weights, [*([by_timm] if filters else []), by_transformers]):
+        for stem in stems:
+            value, expected = found.get(stem), own.get(stem)
+            if value is None or expected is None or value.ndim != 4 or value.shape[1] == expected.shape[1]:
+                continue
+            with contextlib.suppress(NotImplementedError):
+                found = {**found, stem: timm.models.adapt_input_conv(expected.shape[1], value)}
+        yield found
+
+
+def preprocessing(
+    name: str, options: Mapping[str, Any], *, channels: int, pretrained: bool, weights: str | None = None
+) -> Preprocessing:
     """How images are shown to a backbone: as it was trained, as far as that is known.
+
+    weights: a file or folder that it is filled from; a folder may say more than timm knows.
 
     Of another number of channels than it was trained with, pretrained weights get the colours' mean for each, and
     random ones 0.5. Random weights know no interpolation: "area". Raises UserError for what is not lists of numbers.
     """
     overlay = options.get(_OVERLAY) or {}
-    settings = {**_pretrained_settings(name), **{key: overlay[key] for key in _OVERLAID[1:] if key in overlay}}
-    learnt = pretrained or weights_file(options) is not None
+    said = {} if weights is None else read_look(weights)
+    settings = {**_pretrained_settings(name), **said, **{key: overlay[key] for key in _OVERLAID if key in overlay}}
+    learnt = pretrained or weights is not None
     try:
         mean, std = (tuple(float(value) for value in settings[key]) for key in ("mean", "std"))
     except (TypeError, ValueError):
@@ -211,20 +253,3 @@ def _skeleton(name: str) -> nn.Module:
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         model: nn.Module = timm.create_model(name, pretrained=False, num_classes=0)
     return model
-
-
-def _read(file: str) -> dict[str, torch.Tensor]:
-    """The tensors of a file, safetensors or torch's; nothing in it is run."""
-    timm: Any = importlib.import_module("timm")
-    if not Path(file).is_file():
-        raise UserError(f"no file of weights at {file}; correct the path")
-    try:
-        tensors: dict[str, torch.Tensor] = timm.models.load_state_dict(file)
-    # Damaged files fail in any way; others would run code if they were loaded.
-    except Exception as error:
-        raise UserError(
-            f"{file} is no file of weights alone, safetensors or torch's ({first_line(error)}); use another one"
-        ) from error
-    if not all(isinstance(value, torch.Tensor) for value in tensors.values()):
-        raise UserError(f"{file} holds more than tensors by name; save the model's state_dict alone")
-    return tensors

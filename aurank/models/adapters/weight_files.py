@@ -1,0 +1,143 @@
+"""Files and folders of weights, read as data alone: safetensors, or torch's without running code."""
+
+import argparse
+import json
+import pickle
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from aurank.errors import UserError, first_line
+from aurank.files import require_ordinary
+
+Tensors = dict[str, Tensor]
+
+_USUAL = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
+_AVERAGES = ("state_dict_ema", "model_ema", "ema_state_dict", "ema", "teacher")
+_DEEPEST = 3
+_SETTINGS = ("config.json", "preprocessor_config.json", "open_clip_config.json")
+_PILLOWS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers
+_REMEDY = "name a file that holds a model's state_dict, safetensors or torch's"
+
+
+def read_weights(path: Path | str) -> dict[str, Tensors]:
+    """Return the tensors of a file or folder, by what they stand below in it: "" is the file itself.
+
+    Moving averages come first. Nothing in the file is run. Folders are those that timm, open_clip and transformers
+    write, in one file or in several with an index.
+
+    Raises:
+        UserError: no such file, none of weights, or one that would run code.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     torch.save({"epoch": 3, "state_dict": {"fc.bias": torch.zeros(2)}}, f"{folder}/net.pth")
+        ...     read_weights(folder)
+        {'state_dict': {'fc.bias': tensor([0., 0.])}}
+    """
+    path = Path(path)
+    if not path.exists():
+        raise UserError(f"no file or folder of weights at {path}; correct the path")
+    content = _read_folder(path) if path.is_dir() else _read_file(path)
+    if isinstance(content.get("encoder"), Mapping) and "format" in content and "config" in content:
+        raise UserError(f"{path} is a checkpoint of aurank; start from it by model.init_from, or load aurank:{path}")
+    found = dict(_containers(content, "", 0))
+    if not found:
+        raise UserError(f"{path} holds no tensors by name; {_REMEDY}")
+    order = [*(name for name in found if name.split(".")[-1] in _AVERAGES), *found]
+    return {name: found[name] for name in dict.fromkeys(order)}
+
+
+def read_look(path: Path | str) -> dict[str, Any]:
+    """Return mean, deviation and interpolation of images where a folder of weights says them, else nothing.
+
+    The words are those of timm's settings. Files of other libraries beside the weights are read, and damaged ones are
+    as if they were not there: the weights are what counts.
+    """
+    for name in _SETTINGS:
+        try:
+            settings = json.loads((Path(path) / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(settings, dict):
+            settings = settings.get("pretrained_cfg", settings.get("preprocess_cfg", settings))
+        if not isinstance(settings, dict):
+            continue
+        found = {key: settings.get(key, settings.get(f"image_{key}")) for key in ("mean", "std")}
+        resample = settings.get("resample")
+        found["interpolation"] = settings.get("interpolation") or (
+            _PILLOWS[resample] if isinstance(resample, int) and 0 <= resample < len(_PILLOWS) else None
+        )
+        if found["mean"] is not None and found["std"] is not None:
+            return {key: value for key, value in found.items() if value is not None}
+    return {}
+
+
+def _read_folder(folder: Path) -> dict[str, Any]:
+    for name in _USUAL:
+        if (folder / name).is_file():
+            return _read_file(folder / name)
+    for name in _INDEXES:
+        if (folder / name).is_file():
+            return _read_parts(folder, folder / name)
+    files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file())
+    if len(files) != 1:
+        names = ", ".join(path.name for path in files[:3])
+        what = f"several files of weights ({names}); name one" if files else f"no file of weights; {_REMEDY}"
+        raise UserError(f"{folder} holds {what}")
+    return _read_file(files[0])
+
+
+def _read_parts(folder: Path, index: Path) -> dict[str, Any]:
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{index} is no index of files of weights ({first_line(error)}); fetch it again") from error
+    if wrong := next((name for name in names if not isinstance(name, str) or Path(name).name != name), None):
+        raise UserError(f"{index} names {wrong!r}, which is no file beside it; fetch it again")
+    content: dict[str, Any] = {}
+    for name in names:
+        if not (folder / name).is_file():
+            raise UserError(f"{index} names {name}, which is not there; fetch it too")
+        content |= _read_file(folder / name)
+    return content
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    require_ordinary(path)
+    try:
+        if path.suffix == ".safetensors":
+            return dict(load_file(path))
+        # timm's training writes its arguments into its checkpoints: a namespace, which runs nothing.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    # Damaged files fail in any way; others would run code if they were loaded.
+    except Exception as error:
+        raise UserError(f"{path} is no file of weights alone ({_said(error)}); {_REMEDY}") from error
+    if not isinstance(content, Mapping):
+        raise UserError(f"{path} holds a {type(content).__name__}, not tensors by name; {_REMEDY}")
+    return dict(content)
+
+
+def _said(error: Exception) -> str:
+    named = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+    return first_line(error) if named is None else f"to load it would run {named[1]}"
+
+
+def _containers(content: Mapping[Any, Any], name: str, depth: int) -> Iterator[tuple[str, Tensors]]:
+    """Yield each mapping inside that holds tensors by name, under the keys that lead to it."""
+    tensors = {key: value for key, value in content.items() if isinstance(key, str) and isinstance(value, Tensor)}
+    if tensors:
+        yield name, tensors
+    if depth < _DEEPEST:
+        for key, value in content.items():
+            if isinstance(key, str) and isinstance(value, Mapping):
+                yield from _containers(value, f"{name}.{key}" if name else key, depth + 1)

@@ -1,0 +1,220 @@
+"""Weights of local files: every layout fills the same network, and what does not fit is told in one line."""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from testing.tiny import tiny_config
+from torch import Tensor, nn
+
+from aurank.config import ConfigError
+from aurank.embedding.checkpoint import as_trained
+from aurank.errors import UserError
+from aurank.models import Encoder
+from aurank.models.adapters.by_name import load_model
+from aurank.models.adapters.layouts import from_transformers
+from aurank.models.adapters.timm import load_file
+from aurank.models.adapters.weight_files import read_weights
+from aurank.training.components import read_config
+
+NAME = "test_resnet"
+
+
+def network(name: str = NAME, seed: int = 1, **options: Any) -> nn.Module:
+    torch.manual_seed(seed)
+    model: nn.Module = timm.create_model(name, pretrained=False, **options)
+    for value in model.parameters():
+        nn.init.normal_(value)
+    return model
+
+
+WHOLE = network().state_dict()
+OTHER = network(seed=2).state_dict()
+BODY = {key: value for key, value in WHOLE.items() if not key.startswith("fc.")}
+
+
+def prefixed(prefix: str) -> dict[str, Tensor]:
+    return {prefix + key: value for key, value in WHOLE.items()}
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "plain": WHOLE,
+    "without classifier": BODY,
+    "parallel": prefixed("module."),
+    "compiled in parallel": {"model": prefixed("module._orig_mod.")},
+    "lightning": {"state_dict": prefixed("model."), "epoch": 3, "optimizer_states": [{"state": {0: {"x": BODY}}}]},
+    "timm's training": {
+        "state_dict": network(seed=2).state_dict(),
+        "state_dict_ema": WHOLE,
+        "args": argparse.Namespace(),
+    },
+    "a backbone with a head": {
+        **{f"backbone.{key}": value for key, value in BODY.items()},
+        "head.weight": torch.ones(2),
+    },
+    "distilled": {"student": prefixed("module.backbone."), "teacher": prefixed("backbone."), "epoch": 3},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_weights_behind_any_wrapper_fill_the_backbone(layout: str, tmp_path: Path) -> None:
+    torch.save(LAYOUTS[layout], tmp_path / "net.pth")
+    encoder = Encoder(NAME, weights=str(tmp_path / "net.pth"))
+    for key, value in encoder.backbone.state_dict().items():
+        assert torch.equal(value, BODY[key]), key
+    (said,) = encoder.notes
+    assert said.startswith(f"model.weights: {len(BODY)} tensors of {tmp_path}/net.pth")
+    assert ("left over" in said) == (layout != "without classifier")
+
+
+def test_a_moving_average_is_taken_and_the_other_is_named(tmp_path: Path) -> None:
+    torch.save(LAYOUTS["timm's training"], tmp_path / "net.pth")
+    said = Encoder(NAME, weights=str(tmp_path / "net.pth")).notes[0]
+    expected = "below 'state_dict_ema' fill test_resnet; 'state_dict' would fit too; left over: 2 (fc.weight, fc.bias)"
+    assert said.endswith(expected)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin", "mine.ckpt", "parts"])
+def test_a_folder_is_read_as_libraries_write_it(file: str, tmp_path: Path) -> None:
+    if file == "parts":
+        keys = sorted(WHOLE)
+        parts = {"a.safetensors": keys[:9], "b.safetensors": keys[9:]}
+        for name, held in parts.items():
+            save_file({key: WHOLE[key] for key in held}, tmp_path / name)
+        index = {"weight_map": {key: name for name, held in parts.items() for key in held}}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    elif file.endswith(".safetensors"):
+        save_file(WHOLE, tmp_path / file)
+    else:
+        torch.save(WHOLE, tmp_path / file)
+    module = load_model(f"timm:{NAME},file={tmp_path}")
+    assert all(torch.equal(value, BODY[key]) for key, value in module.module.state_dict().items())
+    assert "fc.weight" in module.notes[0]
+
+
+def test_a_classifier_that_is_wanted_begins_at_random_where_it_is_another(tmp_path: Path) -> None:
+    torch.save(WHOLE, tmp_path / "net.pth")
+    model = load_model(f"timm:{NAME},file={tmp_path / 'net.pth'},num_classes=7")
+    assert model.notes[0].endswith("at random: 2 (fc.weight, fc.bias)")
+
+
+def test_the_first_layer_is_adapted_to_other_channels(tmp_path: Path) -> None:
+    torch.save(WHOLE, tmp_path / "net.pth")
+    encoder = Encoder(NAME, weights=str(tmp_path / "net.pth"), channels=1)
+    grey = torch.rand(2, 1, 32, 32)
+    with torch.inference_mode():
+        colour = Encoder(NAME, weights=str(tmp_path / "net.pth")).eval().backbone(grey.expand(-1, 3, -1, -1))
+        torch.testing.assert_close(encoder.eval().backbone(grey), colour, rtol=1e-3, atol=1e-3)
+
+
+SMALL = {key: torch.ones(1) for key in ("a", "b")}
+WRONG: dict[str, tuple[str, Callable[[], Any], str]] = {
+    "another architecture": ("resnet18", lambda: WHOLE, r"\d+ of 120 tensors are missing \(conv1.weight, .*\)"),
+    "half of the keys": (NAME, lambda: dict(list(WHOLE.items())[::2]), r"\d+ of \d+ tensors are missing \(.*\); use"),
+    "a larger one": ("resnet10t", lambda: network("resnet14t").state_dict(), r"\d+ unexpected \(layer"),
+    "a wider one": (
+        "resnet10t",
+        lambda: network("resnet10t", base_width=8).state_dict(),
+        r"\d+ of another shape \(layer",
+    ),
+    "no name in common": (NAME, lambda: SMALL, r"tensors are missing"),
+    "no tensors": (NAME, lambda: {"lr": 0.1}, r"holds no tensors by name; name a file that holds"),
+    "a tensor": (NAME, lambda: torch.ones(3), r"holds a Tensor, not tensors by name"),
+    "a run": (NAME, lambda: {"format": 2, "config": {}, "encoder": {}}, r"is a checkpoint of aurank; .*init_from"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_fit_is_told_in_one_line(case: str, tmp_path: Path) -> None:
+    name, content, message = WRONG[case]
+    torch.save(content(), tmp_path / "net.pth")
+    with pytest.raises(UserError, match=message) as caught:
+        Encoder(name, weights=str(tmp_path / "net.pth"))
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("model.weights: ")
+    with pytest.raises(UserError, match=message):
+        load_model(f"timm:{name},file={tmp_path / 'net.pth'}")
+
+
+def test_files_that_are_no_weights_are_told_in_one_line(tmp_path: Path) -> None:
+    for name, content in (("a.pth", b"x" * 100), ("b.safetensors", b"\xff" * 100), ("c.pth", b"")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=r"is no file of weights alone \(.*\); name a file") as caught:
+            read_weights(tmp_path / name)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="holds several files of weights"):
+        read_weights(tmp_path)
+    with pytest.raises(UserError, match=r"no file or folder of weights at .*none"):
+        read_weights(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="holds no file of weights"):
+        read_weights(tmp_path / "empty")
+    for content, message in (("{", "no index"), ('{"weight_map": {"a": "../a.pth"}}', "no file beside it")):
+        (tmp_path / "empty/model.safetensors.index.json").write_text(content)
+        with pytest.raises(UserError, match=message):
+            read_weights(tmp_path / "empty")
+
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 16}
+TIMM = {"embed_dim": 16, "depth": 2, "num_heads": 2, "img_size": 32, "patch_size": 16, "num_classes": 0}
+OF_TRANSFORMERS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "ViTModel": ("ViTConfig", {"intermediate_size": 64}, "vit_tiny_patch16_224"),
+    "Dinov2Model": ("Dinov2Config", {}, "vit_small_patch14_dinov2"),
+    "CLIPVisionModel": ("CLIPVisionConfig", {"intermediate_size": 64}, "vit_base_patch16_clip_quickgelu_224"),
+    "SiglipVisionModel": (
+        "SiglipVisionConfig",
+        {"intermediate_size": 64, "hidden_act": "gelu"},
+        "vit_base_patch16_siglip_224",
+        {},
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OF_TRANSFORMERS)
+def test_files_of_transformers_give_timms_networks_the_same_features(kind: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config, more, name = OF_TRANSFORMERS[kind]
+    torch.manual_seed(0)
+    theirs = getattr(transformers, kind)(getattr(transformers, config)(**SIZES, **more)).eval()
+    for value in theirs.parameters():
+        nn.init.normal_(value, std=0.3)
+    theirs.save_pretrained(tmp_path)
+    model = timm.create_model(name, **TIMM).eval()
+    said = load_file(model, tmp_path, name=name)
+    assert f"{len(model.state_dict())} tensors of" in said
+    images = torch.rand(2, 3, 32, 32)
+    with torch.inference_mode():
+        found = theirs(images)
+        expected = found.last_hidden_state[:, 0] if kind == "ViTModel" else found.pooler_output
+        torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_position_embeddings_are_resized_and_a_pooling_of_another_kind_is_named(tmp_path: Path) -> None:
+    torch.save(network("test_vit").state_dict(), tmp_path / "net.pth")
+    token = {"global_pool": "token", "img_size": 64}
+    said = Encoder("test_vit", weights=str(tmp_path / "net.pth"), params=token).notes[0]
+    assert "head.weight" in said
+    own = network("test_vit", global_pool="token").state_dict()
+    torch.save(own, tmp_path / "net.pth")
+    with pytest.raises(UserError, match=r"fc_norm.*; they were trained to be pooled otherwise: set model\.params"):
+        Encoder("test_vit", weights=str(tmp_path / "net.pth"), params={"fc_norm": True})
+
+
+def test_names_of_no_vision_transformer_are_left_alone() -> None:
+    assert from_transformers(WHOLE) is None
+
+
+def test_checkpoints_of_before_keep_their_file_and_two_sources_are_refused() -> None:
+    for params in ({"file": "a.pth"}, {"checkpoint_path": "a.pth"}, {"pretrained_cfg_overlay": {"file": "a.pth"}}):
+        model = as_trained(tiny_config(model={"params": {**params, "drop_rate": 0.2}}))["model"]
+        assert model["weights"] == "a.pth"
+        assert read_config(tiny_config(model=model)).model.weights == "a.pth"
+    with pytest.raises(ConfigError, match=r"model.weights: got 'a.pth', but model.init_from brings all weights"):
+        read_config(tiny_config(model={"weights": "a.pth", "init_from": "b"}))
