@@ -15,6 +15,9 @@ PER_CLASS = 4
 # Of the transformer that encodes texts, where ``model.text`` leaves them out.
 TEXT_SIZES = {"layers": 4, "width": 256, "heads": 4, "length": 32, "vocabulary": 8192}
 
+# The libraries whose image towers are named with a colon, beside timm's models.
+TOWERS = ("open_clip", "transformers")
+
 # Of the transform "multi_crop", where ``data.train_transform.params`` leaves them out.
 CROPS = {"local_size": 96, "global_views": 2}
 
@@ -132,6 +135,14 @@ def _network(look: Look) -> Found:
     """Yield what contradicts where the first weights come from."""
     if look("model.weights") is not None and look("model.init_from") is not None:
         yield "model.weights", f"got {look('model.weights')!r}, but model.init_from brings all weights; set one of them"
+    name = look("model.backbone")
+    if not isinstance(name, str) or name.partition(":")[0] not in TOWERS:
+        return
+    reason = f"{name} has pooling, channels and options of its own"
+    for path, expected in (("model.pooling", "avg"), ("data.channels", 3), ("model.params", {})):
+        if (value := look(path)) not in (None, expected):
+            remedy = "options follow its name after commas" if path == "model.params" else "leave it out"
+            yield path, f"got {value!r}, expected {expected!r}: {reason}; {remedy}"
 
 
 def _texts(look: Look) -> Found:

@@ -184,8 +184,8 @@ class ModelConfig(Strict):
         512
     """
 
-    backbone: str = key("resnet18", "Name of a timm model.", min_length=1)
-    pretrained: bool = key(True, "Start from timm's weights (fetched once) or at random.")
+    backbone: str = key("resnet18", "Name of a timm model, open_clip:NAME or transformers:NAME.", min_length=1)
+    pretrained: bool = key(True, "Start from published weights (fetched once) or at random.")
     weights: str | None = key(None, "File or folder of weights of the backbone, in place of pretrained.", min_length=1)
     dim: int = key(512, "Length of an embedding, as the loss sees it.", ge=1, le=65536)
     head_layers: int = key(1, "Layers of the projection; 1 is linear.", ge=1, le=4)

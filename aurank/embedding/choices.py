@@ -9,6 +9,7 @@ from aurank.errors import UserError
 from aurank.evaluation.metrics import check_names
 from aurank.models.adapters.by_name import check_text_model
 from aurank.models.adapters.timm import HUBS, unknown_backbone, unknown_options
+from aurank.models.adapters.towers import check_tower, is_tower
 from aurank.models.encoder import FILLED
 
 # Names that timm is known to have: importing timm takes seconds, so it is asked about all others only.
@@ -46,13 +47,15 @@ def wrong_names(look: Callable[[str], Any]) -> list[tuple[str, str]]:
     found = []
     backbone, params = look("model.backbone"), look("model.params")
     text, names = look("model.text.name"), look("evaluate.metrics")
-    if isinstance(backbone, str) and (backbone not in KNOWN_BACKBONES or params):
+    checks: list[tuple[str, Callable[[Any], object], Any]] = []
+    if isinstance(backbone, str) and is_tower(backbone):
+        checks.append(("model.backbone", check_tower, backbone))
+    elif isinstance(backbone, str) and (backbone not in KNOWN_BACKBONES or params):
         if (complaint := unknown_backbone(backbone)) is not None:
             found.append(("model.backbone", complaint))
         elif isinstance(params, dict) and not backbone.startswith(HUBS):
             odd = unknown_options(backbone, params, filled=FILLED)
             found += [(f"model.params.{option}", text) for option, text in odd.items()]
-    checks: list[tuple[str, Callable[[Any], object], Any]] = []
     if isinstance(text, str) and ":" in text:
         checks.append(("model.text.name", check_text_model, text))
     if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
-from torch import Tensor, nn
 
 from aurank.config import Config, DataConfig, ModelConfig
 from aurank.config.messages import one_line, show
@@ -20,6 +19,7 @@ from aurank.errors import UserError
 from aurank.models import Encoder, TextTower, TwoTower
 from aurank.models.adapters.by_name import load_text_model
 from aurank.models.adapters.timm import preprocessing
+from aurank.models.adapters.towers import freeze_unused, is_tower, tower_preprocessing
 from aurank.models.text_encoder import ProjectedText
 
 OWN_TEXTS = "transformer"  # the text model that is trained from random weights, with a tokeniser of its own
@@ -60,9 +60,11 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
         normalise, interpolation = saved.data.normalise, saved.data.interpolation
     else:
         try:
-            same: dict[str, Any] = {"channels": data.channels}
-            same |= {"pretrained": model.pretrained, "weights": model.weights}
-            own = preprocessing(model.backbone, model.params, **same)
+            same: dict[str, Any] = {"pretrained": model.pretrained, "weights": model.weights}
+            if is_tower(model.backbone):
+                own = tower_preprocessing(model.backbone, **same)
+            else:
+                own = preprocessing(model.backbone, model.params, channels=data.channels, **same)
             normalise = data.normalise or NormaliseConfig(mean=own.mean, std=own.std)
             interpolation = data.interpolation or own.interpolation
             if interpolation not in INTERPOLATIONS:
@@ -72,9 +74,10 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
             if isinstance(error, ValidationError):
                 wrong = error.errors()[0]
                 said = f"{'.'.join(map(str, wrong['loc']))} is {show(wrong['input'])}: {wrong['msg']}"
+            remedy = "" if is_tower(model.backbone) else "correct model.params.pretrained_cfg_overlay, or "
             raise UserError(
                 f"model.backbone={model.backbone}: how it was shown images cannot be taken over ({one_line(said)}); "
-                "correct model.params.pretrained_cfg_overlay, or set data.normalise and data.interpolation"
+                f"{remedy}set data.normalise and data.interpolation"
             ) from error
     found = {"normalise": data.normalise or normalise, "interpolation": data.interpolation or interpolation}
     return config.model_copy(update={"data": data.model_copy(update=found)})
@@ -174,15 +177,3 @@ def build_towers(
     sizes = {name: getattr(settings, name) for name in ("length", "layers", "width", "heads")}
     tower = TextTower(tokeniser.vocabulary, dim=dim, **sizes)
     return Towers(TwoTower(image, tower), tokeniser.encode, tokeniser)
-
-
-def freeze_unused(module: nn.Module, tokens: Tensor) -> None:
-    """Freeze the parameters that no embedding of texts depends on: a temperature, or the tower of images.
-
-    Processes that train together would wait for their gradients, and the dry run would count them.
-    """
-    module(tokens).sum().backward()
-    for parameter in module.parameters():
-        if parameter.grad is None:
-            parameter.requires_grad_(False)
-        parameter.grad = None

@@ -18,6 +18,7 @@ from aurank.files import replacing
 from aurank.models import Encoder
 from aurank.models.adapters.loading import ImageModel
 from aurank.models.adapters.stored import StoredTransform
+from aurank.models.adapters.towers import is_tower
 
 WEIGHTS, SETTINGS = "model.safetensors", "config.json"
 _REMEDY = "export it as onnx, torchexport or safetensors"
@@ -39,6 +40,8 @@ def require_expressible(config: ModelConfig) -> None:
     if config.head_layers > 1 and not config.discard_head:
         what = f"timm has one linear layer behind a backbone, this model {config.head_layers} (model.head_layers)"
         raise UserError(f"--to hf: {what}; {_REMEDY}")
+    if is_tower(config.backbone):
+        raise UserError(f"--to hf: timm has no {config.backbone}; {_REMEDY}")
 
 
 def as_timm(encoder: Encoder, config: ModelConfig, *, channels: int) -> tuple[nn.Module, dict[str, Any]]:

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from aurank.errors import UserError, first_line
 from aurank.models.adapters.timm import create, load_file, unknown_backbone, unknown_options
+from aurank.models.adapters.towers import ImageTower, is_tower, load_tower
 
 Pooling = Literal["avg", "max", "gem"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -44,7 +45,9 @@ class Encoder(nn.Module):
     """Unit-length embeddings of images.
 
     Args:
-        backbone: any timm model name: ``"resnet18"``, ``"vit_small_patch16_224"``, ``"hf-hub:timm/resnet18.a1_in1k"``.
+        backbone: any timm model name: ``"resnet18"``, ``"vit_small_patch16_224"``, ``"hf-hub:timm/resnet18.a1_in1k"``;
+            or the image tower of another library, as ``"transformers:facebook/dinov2-small"`` or
+            ``"open_clip:ViT-B-32,pretrained=laion2b_s34b_b79k"``, which has pooling and channels of its own.
         dim: width of the embedding.
         channels: image channels; timm adapts pretrained weights of the first layer to any number.
         pretrained: load timm's published weights (needs the network or timm's cache).
@@ -92,10 +95,7 @@ class Encoder(nn.Module):
         self.dim = dim
         self.discard_head = discard_head
         self.freeze_batch_norm = freeze_batch_norm
-        self.notes: list[str] = []
-        self.backbone = _create_backbone(backbone, pretrained and weights is None, channels, pooling, params or {})
-        if weights is not None:
-            self.notes.append(_load(self.backbone, weights, backbone))
+        self.backbone, self.notes = _backbone(backbone, pretrained, weights, channels, pooling, params or {})
         self.pool: nn.Module = GeneralisedMean() if pooling == "gem" else nn.Identity()
         # Some timm models have a layer between feature map and vector.
         width = getattr(self.backbone, "head_hidden_size", None) or self.backbone.num_features
@@ -118,7 +118,9 @@ class Encoder(nn.Module):
 
     @property
     def image_size(self) -> int | None:
-        """Height and width of the images that the backbone was made for, where timm knows them."""
+        """Height and width of the images that the backbone was made for, where its library knows them."""
+        if isinstance(self.backbone, ImageTower):
+            return self.backbone.image_size
         size = getattr(_network(self.backbone), "pretrained_cfg", {}).get("input_size")
         return None if size is None else int(size[-1])
 
@@ -204,9 +206,24 @@ def _create_backbone(name: str, pretrained: bool, channels: int, pooling: Poolin
     return _FeatureMap(name, model) if pooling == "gem" else model
 
 
-def _load(backbone: nn.Module, weights: str, name: str) -> str:
+def _backbone(
+    name: str, pretrained: bool, weights: str | None, channels: int, pooling: Pooling, params: dict[str, Any]
+) -> tuple[Any, list[str]]:
+    """The backbone with its first weights, and what was taken of a file."""
+    if is_tower(name):
+        if (pooling, channels, params) != ("avg", 3, {}):
+            what = f"pooling={pooling!r}, channels={channels}, params={params}"
+            raise UserError(f"{name} has pooling, channels and options of its own, got {what}; leave them out")
+        try:
+            tower = load_tower(name, pretrained=pretrained, weights=weights)
+        except UserError as error:
+            raise UserError(f"model.backbone: {error}") from error
+        return tower, [f"model.weights: {text}" for text in tower.notes]
+    backbone = _create_backbone(name, pretrained and weights is None, channels, pooling, params)
+    if weights is None:
+        return backbone, []
     try:
-        return "model.weights: " + load_file(_network(backbone), weights, name=name)
+        return backbone, ["model.weights: " + load_file(_network(backbone), weights, name=name)]
     except UserError as error:
         raise UserError(f"model.weights: {error}") from error
 

@@ -27,6 +27,7 @@ from aurank.errors import UserError, first_line
 from aurank.losses import LOSSES, MINERS, CrossBatchMemory, MultipleLosses
 from aurank.losses.core.distributed import Distributed
 from aurank.models import Encoder
+from aurank.models.adapters.towers import is_tower
 from aurank.models.encoder import parameter_groups
 from aurank.training.optim import BATCH_RULES, OPTIMISERS, SCHEDULES, Schedule, loss_groups
 
@@ -102,12 +103,14 @@ def check_image_size(encoder: Encoder, config: Config, device: torch.device) -> 
         key = "data.image_size" if size == config.data.image_size else "data.train_transform.params.local_size"
         own = encoder.image_size
         fitting = f"a larger {key}" if own is None else f"{key}={own}, which it was made for"
-        given = f"img_size={size} to a transformer"
+        given = f", or give model.params.img_size={size} to a transformer"
         if len(sizes) > 1:
-            given = "dynamic_img_size=true to a transformer, for several sizes"
+            given = ", or give model.params.dynamic_img_size=true to a transformer, for several sizes"
+        name = config.model.backbone
+        if is_tower(name):
+            given = f", or name it {name},force_image_size={size}" if name.startswith("open_clip:") else ""
         raise UserError(
-            f"model.backbone={config.model.backbone} fails on an image of {key}={size} ({first_line(error)}); "
-            f"use {fitting}, or give model.params.{given}"
+            f"model.backbone={name} fails on an image of {key}={size} ({first_line(error)}); use {fitting}{given}"
         ) from error
     finally:
         encoder.train(training)

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from aurank.errors import UserError
+from aurank.models.adapters.fit_weights import load_weights_file
 from aurank.models.adapters.loading import (
     ImageModel,
     Options,
@@ -51,6 +52,30 @@ def open_clip_text_model(name: str, what: str, options: Options) -> TextParts:
     if hasattr(model, "visual"):
         del model.visual  # the image tower would only take memory
     return _Tower(model, "encode_text"), lambda texts: tokeniser(list(texts))
+
+
+def open_clip_tower(
+    name: str, what: str, options: Options, weights: str | None
+) -> tuple[nn.Module, int | None, str | None]:
+    """Return the image tower alone, the size of its images, and what was taken of a file of weights."""
+    with _building(name, what, options, oldest=_OLDEST) as (library, arguments):
+        visual: Any = library.create_model(what, **arguments).visual
+    said = None if weights is None else load_weights_file(visual, weights, name=name)
+    size = getattr(visual, "image_size", None)
+    return visual, (size[0] if isinstance(size, list | tuple) else size), said
+
+
+def open_clip_look(name: str, what: str, options: Options) -> dict[str, Any]:
+    """Return mean, deviation and interpolation of the images that the weights were trained on."""
+    with _building(name, what, options, oldest=_OLDEST) as (library, arguments):
+        tags = [tag for model, tag in library.list_pretrained() if model == what]
+        tag = arguments["pretrained"] or next(iter(tags), None)
+        found = library.get_pretrained_cfg(what, tag) if tag in tags else None
+        if found is None:
+            model = library.create_model(what, **{**arguments, "pretrained": None}, load_weights=False)
+            found = library.get_model_preprocess_cfg(model)
+    look: dict[str, Any] = {"interpolation": "bicubic", **found}
+    return {"mean": library.OPENAI_DATASET_MEAN, "std": library.OPENAI_DATASET_STD, **look}
 
 
 @contextlib.contextmanager

@@ -1,7 +1,9 @@
 """Image and text models of transformers, with its processors and tokenisers."""
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from aurank.errors import UserError
+from aurank.models.adapters.fit_weights import converted, load_weights_file, some
 from aurank.models.adapters.loading import (
     ImageModel,
     Options,
@@ -22,19 +25,28 @@ from aurank.models.adapters.loading import (
     quick_when_offline,
     require_size,
 )
+from aurank.models.adapters.weight_files import Tensors, interpolation_of
 
 _LONGEST = 77  # tokens of a text where the model would take more: CLIP's length
 
 
 class _Images(nn.Module):
-    """The image features of a model: projected, else pooled, else the first token."""
+    """The image features of a model: projected, else pooled, else the first token.
 
-    def __init__(self, model: Any) -> None:
+    image_size: that it was made for; positions are interpolated for others, where the model can. None: never.
+    """
+
+    def __init__(self, model: Any, image_size: int | None = None) -> None:
         super().__init__()
         self.model = model
+        self.image_size = image_size
+        method = getattr(model, "get_image_features", model.forward)
+        self.interpolates = "interpolate_pos_encoding" in inspect.signature(method).parameters
 
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
-        found = getattr(self.model, "get_image_features", self.model)(pixel_values=images)
+        is_other = self.interpolates and self.image_size is not None and images.shape[-1] != self.image_size
+        options = {"interpolate_pos_encoding": True} if is_other else {}
+        found = getattr(self.model, "get_image_features", self.model)(pixel_values=images, **options)
         if not isinstance(found, Tensor):
             pooled = getattr(found, "pooler_output", None)
             found = found.last_hidden_state[:, 0] if pooled is None else pooled
@@ -84,6 +96,60 @@ def transformers_model(name: str, what: str, options: Options, allow_code: bool)
 
     description = describe_adapter(library, what, {**arguments, "pretrained": pretrained}, processor)
     return ImageModel(name, _Images(model), transform, description)
+
+
+def transformers_tower(
+    name: str, what: str, options: Options, weights: str | None
+) -> tuple[nn.Module, int | None, str | None]:
+    """Return the image features alone, the size of their images, and what was taken of a file of weights."""
+    with _building(name, what, options) as (library, arguments, pretrained), _silent(library):
+        if pretrained:
+            model, found = library.AutoModel.from_pretrained(what, output_loading_info=True, **arguments)
+            if missing := sorted(found["missing_keys"]):
+                hint = "; add ,add_pooling_layer=false to the name" if missing[0].startswith("pooler.") else ""
+                raise UserError(f"{name}: its weights lack {some(missing)}{hint or '; use another one'}")
+        else:
+            model = _model(library, what, arguments, False)
+    for part in ("text_model", "text_projection"):
+        if hasattr(model, part):
+            delattr(model, part)  # the text tower would only take memory
+    said = None
+    if weights is not None:
+
+        def by_library(tensors: Tensors) -> Tensors:
+            """The tensors under the names that the library gives them when it loads them."""
+            with _silent(library):
+                loading_options = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+                loaded, found = type(model).from_pretrained(
+                    None, config=model.config, state_dict=tensors, **loading_options
+                )
+            wrong = {*found["missing_keys"], *(one[0] for one in found["mismatched_keys"])}
+            rest = {key: tensors[key] for key in found["unexpected_keys"] if key in tensors}
+            return {key: value for key, value in loaded.state_dict().items() if key not in wrong} | rest
+
+        said = load_weights_file(model, weights, name=name, variants=partial(converted, conversions=[by_library]))
+    size = getattr(getattr(model.config, "vision_config", model.config), "image_size", None)
+    size = size[0] if isinstance(size, list | tuple) else size
+    return _Images(model, size), size, said
+
+
+def transformers_look(name: str, what: str, options: Options) -> dict[str, Any]:
+    """Return mean, deviation and interpolation of the images that the weights were trained on."""
+    with _building(name, what, options) as (library, arguments, _):
+        processor = library.AutoImageProcessor.from_pretrained(what, **_located(arguments))
+    own = {"mean": processor.image_mean, "std": processor.image_std}
+    return {**own, "interpolation": interpolation_of(getattr(processor, "resample", None)) or "bicubic"}
+
+
+@contextlib.contextmanager
+def _silent(library: Any) -> Iterator[None]:
+    """A context without the library's own tables of what it loaded."""
+    before = library.utils.logging.get_verbosity()
+    library.utils.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        library.utils.logging.set_verbosity(before)
 
 
 def transformers_text_model(name: str, what: str, options: Options) -> TextParts:

@@ -72,13 +72,20 @@ def read_look(path: Path | str) -> dict[str, Any]:
         if not isinstance(settings, dict):
             continue
         found = {key: settings.get(key, settings.get(f"image_{key}")) for key in ("mean", "std")}
-        resample = settings.get("resample")
-        found["interpolation"] = settings.get("interpolation") or (
-            _PILLOWS[resample] if isinstance(resample, int) and 0 <= resample < len(_PILLOWS) else None
-        )
+        found["interpolation"] = settings.get("interpolation") or interpolation_of(settings.get("resample"))
         if found["mean"] is not None and found["std"] is not None:
             return {key: value for key, value in found.items() if value is not None}
     return {}
+
+
+def interpolation_of(number: object) -> str | None:
+    """Return the word for one of Pillow's ways to resize, None where it is none.
+
+    Example:
+        >>> interpolation_of(3)
+        'bicubic'
+    """
+    return _PILLOWS[number] if isinstance(number, int) and 0 <= number < len(_PILLOWS) else None
 
 
 def _read_folder(folder: Path) -> dict[str, Any]:

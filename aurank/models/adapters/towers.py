@@ -1,0 +1,117 @@
+"""Image towers of open_clip and transformers, to be trained as timm's backbones are."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from aurank.errors import UserError
+from aurank.models.adapters.loading import IMAGE_OPTIONS, Options, parse_options, require_known, weights_only
+from aurank.models.adapters.open_clip import open_clip_look, open_clip_tower
+from aurank.models.adapters.timm import Preprocessing
+from aurank.models.adapters.transformers import transformers_look, transformers_tower
+from aurank.models.adapters.weight_files import read_look
+
+_TOWERS: Mapping[str, Callable[[str, str, Options, str | None], tuple[nn.Module, int | None, str | None]]] = {
+    "open_clip": open_clip_tower,
+    "transformers": transformers_tower,
+}
+_LOOKS: Mapping[str, Callable[[str, str, Options], dict[str, Any]]] = {
+    "open_clip": open_clip_look,
+    "transformers": transformers_look,
+}
+_SIZE = 224  # of images where a tower does not say its own
+
+
+class ImageTower(nn.Module):
+    """The image tower of another library, pooled and projected as that does it.
+
+    Args:
+        model: maps images to features.
+        image_size: that it was made for, None where it takes any.
+        notes: what was taken of a file of weights.
+
+    Example:
+        >>> ImageTower(nn.Flatten(), image_size=2).num_features
+        12
+    """
+
+    def __init__(self, model: nn.Module, image_size: int | None = None, notes: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.model = model
+        self.image_size = image_size
+        self.notes = notes
+        size = image_size or _SIZE
+        self.num_features = freeze_unused(model.eval(), torch.zeros(1, 3, size, size)).shape[1]
+
+    def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch feature"]:
+        features: Tensor = self.model(images)
+        return features
+
+
+def is_tower(name: str) -> bool:
+    """Whether a backbone is named as one of open_clip or transformers.
+
+    Example:
+        >>> is_tower("transformers:facebook/dinov2-small"), is_tower("hf-hub:timm/resnet18.a1_in1k")
+        (True, False)
+    """
+    return name.partition(":")[0] in _TOWERS
+
+
+def check_tower(name: str) -> tuple[str, str, Options]:
+    """Return the kind of a tower's name, what it names and the options; raise UserError for unknown ones."""
+    kind, _, rest = name.partition(":")
+    what, options = parse_options(name, rest)
+    require_known(name, options, IMAGE_OPTIONS[kind], flag=False)
+    if not what:
+        raise UserError(f"{name!r} names no model; expected open_clip:NAME or transformers:NAME")
+    return kind, what, options
+
+
+def load_tower(name: str, *, pretrained: bool, weights: str | None = None) -> ImageTower:
+    """Return the tower that `name` asks for: with its published weights, with those of a file, or at random.
+
+    Its weights are float32. Without `pretrained` none are fetched, though its configuration may be.
+
+    Raises:
+        UserError: an unknown name, a package that is not installed, weights that cannot be had or do not fit.
+    """
+    kind, what, options = _options(name, pretrained and weights is None)
+    with weights_only():
+        model, size, said = _TOWERS[kind](name, what, options, weights)
+    return ImageTower(model.float(), size, () if said is None else (said,))
+
+
+def tower_preprocessing(name: str, *, pretrained: bool, weights: str | None = None) -> Preprocessing:
+    """How images are shown to a tower: as its library says, or the folder of its weights; "area" of random weights."""
+    kind, what, options = _options(name, pretrained and weights is None)
+    look = ({} if weights is None else read_look(weights)) or _LOOKS[kind](name, what, options)
+    learnt = pretrained or weights is not None
+    mean, std = (tuple(float(value) for value in look[key]) for key in ("mean", "std"))
+    return Preprocessing(mean, std, str(look["interpolation"]) if learnt else "area")
+
+
+def freeze_unused(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Freeze the parameters that no output depends on, as a temperature or another tower; return the output.
+
+    Processes that train together would wait for their gradients, and the dry run would count them.
+    """
+    found: Tensor = module(inputs)
+    if not isinstance(found, Tensor) or found.ndim != 2:
+        raise UserError("the model gives something else than one vector for each image; use another one")
+    found.sum().backward()  # type: ignore[no-untyped-call]
+    for parameter in module.parameters():
+        if parameter.grad is None:
+            parameter.requires_grad_(False)
+        parameter.grad = None
+    return found.detach()
+
+
+def _options(name: str, pretrained: bool) -> tuple[str, str, Options]:
+    kind, what, options = check_tower(name)
+    if not pretrained:
+        options = {**options, "pretrained": False, **({"pretrained_hf": False} if kind == "open_clip" else {})}
+    return kind, what, options

@@ -1,0 +1,143 @@
+"""Image towers of transformers and open_clip as backbones: the library's features, trained, saved and loaded again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from testing.tiny import tiny_config
+from torch import nn
+
+import aurank
+from aurank.config import ConfigError
+from aurank.embedding.from_config import build_encoder, fill_preprocessing
+from aurank.errors import UserError
+from aurank.models import Encoder
+from aurank.models.adapters.by_name import load_model
+from aurank.training.components import read_config
+
+pytestmark = pytest.mark.slow
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 16}
+LOOK = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.2, 0.2], "resample": 3, "size": {"height": 32, "width": 32}}
+
+
+def folder_of(folder: Path, kind: str = "dinov2") -> str:
+    """A folder as transformers writes it, of random weights."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    if kind == "clip":
+        text = {key: value for key, value in SIZES.items() if key not in ("image_size", "patch_size")}
+        both = {"intermediate_size": 32}
+        config = transformers.CLIPConfig(
+            text_config={**text, **both, "vocab_size": 9}, vision_config={**SIZES, **both}, projection_dim=12
+        )
+        model = transformers.CLIPModel(config)
+    else:
+        model = transformers.Dinov2Model(transformers.Dinov2Config(**SIZES))
+    for value in model.parameters():
+        if value.ndim > 1:
+            nn.init.normal_(value, std=0.2)
+    model.save_pretrained(folder)
+    processor = {"clip": "CLIPImageProcessor", "dinov2": "BitImageProcessor"}[kind]
+    look = {**LOOK, "image_processor_type": processor, "crop_size": LOOK["size"]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(look))
+    return str(folder)
+
+
+@pytest.mark.parametrize(("kind", "width"), [("dinov2", 16), ("clip", 12)])
+def test_a_tower_of_transformers_has_the_features_of_its_adapter(kind: str, width: int, tmp_path: Path) -> None:
+    name = f"transformers:{folder_of(tmp_path, kind)}"
+    encoder = Encoder(name, dim=8, discard_head=True).eval()
+    images = torch.rand(2, 3, 32, 32)
+    with torch.inference_mode():
+        expected = nn.functional.normalize(load_model(name).module.eval()(images), dim=1)
+        torch.testing.assert_close(encoder(images), expected)
+        assert encoder(torch.rand(2, 3, 48, 48)).shape == (2, width)  # positions are interpolated
+    assert (encoder.head.in_features, encoder.image_size) == (width, 32)
+    assert not any("text" in key for key in encoder.state_dict())
+    unused = [key for key, value in encoder.named_parameters() if not value.requires_grad]
+    assert [key.split(".")[-1] for key in unused] == (["mask_token"] if kind == "dinov2" else ["logit_scale"])
+
+
+def test_a_run_of_a_tower_is_loaded_without_its_weights(tmp_path: Path) -> None:
+    name = f"transformers:{folder_of(tmp_path / 'net')}"
+    config = tiny_config(
+        model={"backbone": name, "pretrained": True, "params": {}},
+        data={"channels": 3, "image_size": 32, "train_transform": {"name": "crop_flip"}},
+        train={"steps": 2, "validate_every": 2},
+        optim={"warmup_steps": 0},
+    )
+    aurank.train(config, tmp_path / "run")
+    (tmp_path / "net" / "model.safetensors").unlink()
+    (tmp_path / "net" / "preprocessor_config.json").unlink()
+    model, transform = aurank.load(tmp_path / "run")
+    assert (transform.mean, transform.std, transform.interpolation) == ((0.4, 0.5, 0.6), (0.2,) * 3, "bicubic")
+    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 8)
+    with pytest.raises(UserError, match=r"model.backbone: transformers:.*could not be had|cannot be built"):
+        Encoder(name)
+
+
+def test_weights_of_a_file_fill_a_tower(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    whole = Encoder(f"transformers:{folder}", dim=8)
+    file = str(tmp_path / "model.safetensors")
+    config = read_config(
+        tiny_config(model={"backbone": f"transformers:{folder}", "weights": file, "params": {}}, data={"channels": 3})
+    )
+    filled = fill_preprocessing(config)
+    assert filled.data.interpolation == "bicubic"
+    said: list[str] = []
+    encoder = build_encoder(config.model, channels=3, say=said.append)
+    for key, value in whole.backbone.state_dict().items():
+        assert torch.equal(encoder.backbone.state_dict()[key], value), key
+    assert said[0].startswith(f"model.weights: {len(whole.backbone.state_dict())} tensors of {file} fill transformers:")
+    torch.save({"a": torch.ones(1)}, tmp_path / "other.pth")
+    with pytest.raises(UserError, match=r"do not fit transformers:.*tensors are missing"):
+        Encoder(f"transformers:{folder}", weights=str(tmp_path / "other.pth"))
+
+
+def test_weights_that_lack_a_layer_are_refused(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.ViTModel(transformers.ViTConfig(**SIZES, intermediate_size=32), add_pooling_layer=False)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"its weights lack 2 \(pooler.*; add ,add_pooling_layer=false to the name"):
+        Encoder(f"transformers:{tmp_path}")
+    assert Encoder(f"transformers:{tmp_path},add_pooling_layer=false", dim=8).dim == 8
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            {"backbone": "transformers:x", "pooling": "gem"},
+            "model.pooling: got 'gem', expected 'avg': transf",
+        ),
+        ({"backbone": "transformers:x"}, "data.channels: got 1, expected 3"),
+        ({"backbone": "open_clip:x", "params": {"a": 1}}, "model.params: got {'a': 1}, expected {}.*after commas"),
+        ({"backbone": "open_clip:x,a=1"}, "model.backbone: open_clip:x,a=1: unknown option 'a'"),
+        ({"backbone": "transformers:,revision=1"}, "names no model"),
+    ],
+)
+def test_what_a_tower_has_no_use_for_is_refused(model: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_config(tiny_config(model={"params": {}, **model}))
+
+
+def test_a_tower_of_open_clip_has_the_features_of_its_adapter(tmp_path: Path) -> None:
+    open_clip = pytest.importorskip("open_clip")
+    name = "open_clip:ViT-S-32-alt"
+    torch.save(open_clip.create_model("ViT-S-32-alt").state_dict(), tmp_path / "net.pt")
+    encoder = Encoder(name, dim=8, discard_head=True, weights=str(tmp_path / "net.pt")).eval()
+    images = torch.rand(2, 3, 224, 224)
+    with torch.inference_mode():
+        expected = load_model(f"{name},pretrained={tmp_path / 'net.pt'}").module(images)
+        torch.testing.assert_close(encoder(images), nn.functional.normalize(expected, dim=1))
+    assert "left over" in encoder.notes[0]
+    assert not any("token_embedding" in key for key in encoder.state_dict())
+    assert encoder.image_size == 224
+    config = read_config(tiny_config(model={"backbone": name, "params": {}, "pretrained": False}, data={"channels": 3}))
+    filled = fill_preprocessing(config).data
+    assert filled.normalise is not None
+    assert filled.normalise.mean == open_clip.OPENAI_DATASET_MEAN
+    assert filled.interpolation == "area"
