@@ -42,6 +42,7 @@ BLIND = {
 HOMES = {
     "pytorch_metric_learning": ("aurank.losses.core.from_pml", "aurank.evaluation.accuracy_calculator"),
     "timm": ("aurank.models", "aurank.training.optim", "aurank.exporting"),
+    "peft": ("aurank.models.tuning",),
     "onnx": ("aurank.exporting",),
     "onnxruntime": ("aurank.exporting",),  # graphs are run by aurank.models.adapters.onnx
     "albumentations": ("aurank.data.transforms",),

@@ -84,7 +84,8 @@ def _untrained(model: str, prepared: PreparedModel) -> nn.Module | None:
     config = prepared.config
     torch.manual_seed(0 if config is None else config.seed)
     if config is not None:
-        return build_encoder(config.model, channels=config.data.channels, load=False)
+        plain = config.model.model_copy(update={"lora": None})  # adapters begin as nothing
+        return build_encoder(plain, channels=config.data.channels, load=False)
     if kind == "timm":
         given = ("pretrained=", "file=", "checkpoint_path=")
         options = ",".join(part for part in what.split(",") if not part.startswith(given))

@@ -135,6 +135,7 @@ def _network(look: Look) -> Found:
     """Yield what contradicts where the first weights come from."""
     if look("model.weights") is not None and look("model.init_from") is not None:
         yield "model.weights", f"got {look('model.weights')!r}, but model.init_from brings all weights; set one of them"
+    yield from _trained_parts(look)
     name = look("model.backbone")
     if not isinstance(name, str) or name.partition(":")[0] not in TOWERS:
         return
@@ -143,6 +144,17 @@ def _network(look: Look) -> Found:
         if (value := look(path)) not in (None, expected):
             remedy = "options follow its name after commas" if path == "model.params" else "leave it out"
             yield path, f"got {value!r}, expected {expected!r}: {reason}; {remedy}"
+
+
+def _trained_parts(look: Look) -> Found:
+    """Yield what would train, or save memory for, a part that is frozen."""
+    frozen, lora = look("model.freeze"), look("model.lora")
+    if frozen is not None and lora is not None:
+        yield "model.freeze", f"got {frozen!r}, expected null: with model.lora all but the adapters is frozen already"
+    if frozen is not None and "backbone" in (frozen, *frozen):
+        for path, unused in (("model.gradient_checkpointing", False), ("optim.layer_decay", None)):
+            if look(path) not in (None, unused):
+                yield path, f"got {look(path)!r}, but model.freeze=backbone leaves it nothing to act on; leave it out"
 
 
 def _texts(look: Look) -> Found:

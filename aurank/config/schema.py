@@ -61,6 +61,14 @@ TextModel = Annotated[
     Field(pattern=r"^(transformer|(open_clip|transformers):.+)$"),
     _expected("transformer, open_clip:NAME or transformers:NAME"),
 ]
+Freeze = Annotated[
+    Names,
+    BeforeValidator(
+        lambda value: ("backbone",) if value == "backbone" else tuple(value) if isinstance(value, list) else value
+    ),
+    Field(min_length=1),
+    _expected("backbone, or a list of beginnings of names"),
+]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Widths = Annotated[
     tuple[Annotated[int, Field(ge=1)], ...],
@@ -176,6 +184,14 @@ class TextConfig(Strict):
     vocabulary: int = key(TEXT_SIZES["vocabulary"], "Tokens learnt from the texts, at most.", ge=259, le=10**6)
 
 
+class LoraConfig(Strict):
+    """Adapters of low rank beside layers of the backbone, which alone are trained with the projection (peft)."""
+
+    rank: int = key(8, "Rank of an adapter.", ge=1, le=4096)
+    alpha: float = key(16.0, "Adapters are multiplied by alpha / rank.", gt=0, le=1e6)
+    targets: Names | None = key(None, "Ends of the names of layers; null: linear ones into attention.", min_length=1)
+
+
 class ModelConfig(Strict):
     """The encoder: backbone, pooling, projection.
 
@@ -192,6 +208,9 @@ class ModelConfig(Strict):
     head_width: int | None = key(None, "Width between the projection's layers; null: the backbone's.", ge=1, le=65536)
     discard_head: bool = key(False, "Evaluate what the backbone gives, the projection being for the loss alone.")
     pooling: Literal["avg", "max", "gem"] = key("avg", "How a feature map becomes a vector.")
+    freeze: Freeze | None = key(None, "Not trained: backbone, or names of its parameters; null: nothing.")
+    lora: LoraConfig | None = key(None, "Train adapters in place of the backbone; null: none.")
+    gradient_checkpointing: bool = key(False, "Compute activations again in the backward pass, to save memory.")
     freeze_batch_norm: bool = key(False, "Keep batch-norm statistics and weights as they are.")
     channels_last: bool = key(False, "Memory format that is faster for convolutions on a GPU.")
     init_from: str | None = key(None, "Checkpoint to take the first weights from.", min_length=1)
@@ -208,6 +227,7 @@ class OptimConfig(Strict):
     batch_rule: Literal["none", "linear", "sqrt"] = key("none", "Rate: lr, lr * images / 256 or lr * sqrt(images).")
     temperature_lr: float | None = key(None, "Learning rate of the loss's own parameters; null: lr.", gt=0, le=1000)
     head_lr_multiplier: float = key(1.0, "The projection learns at lr times this.", gt=0, le=1e6)
+    layer_decay: float | None = key(None, "Rate of a layer over that of the next; null: one rate for all.", gt=0, le=1)
     params: Params = key({}, "Further arguments of the optimiser.")
     schedule: Component = _component("optim.schedule", "The learning rate's course over the steps.")
     warmup_steps: int = key(0, "Steps over which the learning rate rises to lr.", ge=0, le=10**9)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
+from torch import Tensor
 
 from aurank.config import Config, DataConfig, ModelConfig
 from aurank.config.messages import one_line, show
@@ -12,7 +13,13 @@ from aurank.config.schema import NormaliseConfig
 from aurank.data import TRANSFORMS, ImageDataset, Manifest, Pipeline, Tokeniser
 from aurank.data.transforms.base import INTERPOLATIONS
 from aurank.embedding.cache import Say
-from aurank.embedding.checkpoint import describe_value, image_weights, load_checkpoint, resolve_checkpoint
+from aurank.embedding.checkpoint import (
+    describe_value,
+    image_weights,
+    load_checkpoint,
+    load_weights,
+    resolve_checkpoint,
+)
 from aurank.embedding.choices import read_trained
 from aurank.embedding.image_text_pairs import Tokenise
 from aurank.errors import UserError
@@ -21,6 +28,7 @@ from aurank.models.adapters.by_name import load_text_model
 from aurank.models.adapters.timm import preprocessing
 from aurank.models.adapters.towers import freeze_unused, is_tower, tower_preprocessing
 from aurank.models.text_encoder import ProjectedText
+from aurank.models.tuning import add_lora, checkpoint_gradients, freeze, merge_lora
 
 OWN_TEXTS = "transformer"  # the text model that is trained from random weights, with a tokeniser of its own
 
@@ -90,12 +98,12 @@ def build_dataset(config: DataConfig, manifest: Manifest, *, train: bool, seed: 
 
 
 def build_encoder(config: ModelConfig, *, channels: int, load: bool = True, say: Say | None = None) -> Encoder:
-    """The encoder; with ``load``, its pretrained weights or those of ``model.init_from``.
+    """The encoder to train; with ``load``, its pretrained weights or those of ``model.init_from``.
 
     ``say`` is given a line where a checkpoint holds more than it takes.
     """
     from_timm = load and config.init_from is None
-    same = {name: value for name, value in vars(config).items() if name not in ("init_from", "text")}
+    same = encoder_arguments(config)
     if not from_timm:
         same |= {"pretrained": False, "weights": None}
     encoder = Encoder(**same, channels=channels)
@@ -104,6 +112,33 @@ def build_encoder(config: ModelConfig, *, channels: int, load: bool = True, say:
             say(text)
     if load and config.init_from is not None:
         _initialise(encoder, config.init_from, say)
+    if config.freeze is not None:
+        freeze(encoder, config.freeze)
+    if config.lora is not None:
+        add_lora(encoder, **vars(config.lora))
+    if config.gradient_checkpointing:
+        checkpoint_gradients(encoder, config.backbone)
+    return encoder
+
+
+def encoder_arguments(config: ModelConfig) -> dict[str, Any]:
+    """Return the arguments of `Encoder` among the keys of a configuration, but for the channels of its images.
+
+    Example:
+        >>> encoder_arguments(ModelConfig(backbone="resnet50", init_from="a.pt"))["backbone"]
+        'resnet50'
+    """
+    others = ("init_from", "text", "freeze", "lora", "gradient_checkpointing")
+    return {name: value for name, value in vars(config).items() if name not in others}
+
+
+def trained_encoder(config: ModelConfig, weights: dict[str, Tensor], name: str, *, channels: int) -> Encoder:
+    """The encoder with weights of a run, adapters merged into the layers that they stand beside."""
+    as_it_is = config.model_copy(update={"freeze": None, "gradient_checkpointing": False})
+    encoder = build_encoder(as_it_is, channels=channels, load=False)
+    load_weights(encoder, weights, name)
+    if config.lora is not None:
+        merge_lora(encoder)
     return encoder
 
 
@@ -112,7 +147,9 @@ def _initialise(encoder: Encoder, source: str, say: Say | None) -> None:
     checkpoint = load_checkpoint(resolve_checkpoint(source))
     if say is not None and checkpoint["config"].get("model", {}).get("text") is not None:
         say(f"model.init_from: {source} is of images and texts; its image encoder is taken, its text encoder is not")
-    saved = image_weights(checkpoint)
+    saved, trained = image_weights(checkpoint), read_trained(checkpoint["config"])
+    if trained.model.lora is not None:
+        saved = trained_encoder(trained.model, saved, source, channels=trained.data.channels).state_dict()
     own = encoder.state_dict()
     fits = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
     lacking = [name for name in own if name not in fits and not name.startswith("head.")]

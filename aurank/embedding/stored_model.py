@@ -158,8 +158,8 @@ def load_stored(folder: Path, record: dict[str, Any], *, allow_code: bool = Fals
 
 
 def _save_encoder(file: Path, encoder: nn.Module, config: Config) -> None:
-    """Write a checkpoint of an encoder of images alone, without what training goes on with."""
-    own = config.model_copy(update={"model": config.model.model_copy(update={"text": None})})
+    """Write a checkpoint of an encoder of images alone, without what training goes on with; adapters are merged."""
+    own = config.model_copy(update={"model": config.model.model_copy(update={"text": None, "lora": None})})
     content = {"config": own.model_dump(mode="json"), "manifest": "", "data": None, "progress": {}, "tokeniser": None}
     save_checkpoint(file, {**content, "encoder": encoder.state_dict(), "average": None})
 

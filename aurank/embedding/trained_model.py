@@ -9,10 +9,11 @@ from aurank.config import Config
 from aurank.data import Pipeline
 from aurank.embedding.checkpoint import image_weights, load_checkpoint, load_weights, model_weights, resolve_checkpoint
 from aurank.embedding.choices import read_trained
-from aurank.embedding.from_config import OWN_TEXTS, Towers, build_encoder, build_towers, build_transform
+from aurank.embedding.from_config import OWN_TEXTS, Towers, build_towers, build_transform, trained_encoder
 from aurank.embedding.image_text_pairs import Tokenise
 from aurank.errors import UserError
 from aurank.models import Encoder, TwoTower
+from aurank.models.tuning import merge_lora
 
 
 def load(path: Path | str) -> tuple[nn.Module, Pipeline]:
@@ -79,9 +80,7 @@ def load_pairs(path: Path | str) -> tuple[TwoTower, Tokenise, Pipeline]:
 
 def encoder_of(checkpoint: dict[str, Any], config: Config, name: str) -> Encoder:
     """The encoder of images of a checkpoint that was read, with the weights to evaluate."""
-    encoder = build_encoder(config.model, channels=config.data.channels, load=False)
-    load_weights(encoder, image_weights(checkpoint), name)
-    return encoder
+    return trained_encoder(config.model, image_weights(checkpoint), name, channels=config.data.channels)
 
 
 def require_texts(config: Config, name: str) -> None:
@@ -99,4 +98,6 @@ def towers_of(checkpoint: dict[str, Any], config: Config, name: str) -> Towers:
         raise UserError(f"{name} lacks the tokeniser of its texts; use last.pt or best.pt of a run")
     towers = build_towers(config, saved=checkpoint["tokeniser"], load=False)
     load_weights(towers.module, model_weights(checkpoint), name)
+    if config.model.lora is not None:
+        merge_lora(towers.module)
     return towers

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from aurank.config import ModelConfig
 from aurank.data import Pipeline
+from aurank.embedding.from_config import encoder_arguments
 from aurank.files import replacing, write_text
 from aurank.models import Encoder
 from aurank.models.adapters.exported import PROGRAM_PREPROCESSING
@@ -75,21 +76,20 @@ def write_weights(encoder: Encoder, config: ModelConfig, pipeline: Pipeline, pat
     metadata = {
         "format": "pt",
         PREPROCESSING: pack_preprocessing(pipeline, dim=dim, is_inside=False),
-        ENCODER: json.dumps(encoder_arguments(config, channels=pipeline.channels)),
+        ENCODER: json.dumps(portable_arguments(config, channels=pipeline.channels)),
     }
     with replacing(path) as file:
         file.write(save(state, metadata=metadata))
 
 
-def encoder_arguments(config: ModelConfig, *, channels: int) -> dict[str, Any]:
+def portable_arguments(config: ModelConfig, *, channels: int) -> dict[str, Any]:
     """Return the arguments of `Encoder` that build the network of a configuration, without places on this machine.
 
     Example:
-        >>> "weights" in encoder_arguments(ModelConfig(backbone="resnet18", weights="here.pt"), channels=1)
+        >>> "weights" in portable_arguments(ModelConfig(backbone="resnet18", weights="here.pt"), channels=1)
         False
     """
-    left_out = ("init_from", "text", "pretrained", "weights")
-    same = {name: value for name, value in vars(config).items() if name not in left_out}
+    same = {name: value for name, value in encoder_arguments(config).items() if name not in ("pretrained", "weights")}
     return {**same, "channels": channels}
 
 

@@ -1,5 +1,6 @@
 """The embedding model: a timm backbone, pooling, a projection and L2 normalisation."""
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -17,6 +18,9 @@ POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 FILLED = ("in_chans", "num_classes")
 """Arguments of a backbone that an encoder gives itself."""
+
+HEADS = ("head.", "image.head.", "text.head.")
+"""How names of a projection's parameters begin, of one tower or of two."""
 
 _OF_ARGUMENTS = (TypeError, AssertionError, ValueError, AttributeError)  # what timm raises of values that do not fit
 
@@ -95,6 +99,7 @@ class Encoder(nn.Module):
         self.dim = dim
         self.discard_head = discard_head
         self.freeze_batch_norm = freeze_batch_norm
+        self.held: list[nn.Module] = []  # batch norms of frozen parts, which keep their statistics
         self.backbone, self.notes = _backbone(backbone, pretrained, weights, channels, pooling, params or {})
         self.pool: nn.Module = GeneralisedMean() if pooling == "gem" else nn.Identity()
         # Some timm models have a layer between feature map and vector.
@@ -121,14 +126,13 @@ class Encoder(nn.Module):
         """Height and width of the images that the backbone was made for, where its library knows them."""
         if isinstance(self.backbone, ImageTower):
             return self.backbone.image_size
-        size = getattr(_network(self.backbone), "pretrained_cfg", {}).get("input_size")
+        size = getattr(network_of(self.backbone), "pretrained_cfg", {}).get("input_size")
         return None if size is None else int(size[-1])
 
     def train(self, mode: bool = True) -> "Encoder":
         super().train(mode)
-        if self.freeze_batch_norm:
-            for module in self._batch_norms():
-                module.eval()
+        for module in self._batch_norms() if self.freeze_batch_norm else self.held:
+            module.eval()
         return self
 
     def _batch_norms(self) -> list[nn.Module]:
@@ -223,33 +227,48 @@ def _backbone(
     if weights is None:
         return backbone, []
     try:
-        return backbone, ["model.weights: " + load_file(_network(backbone), weights, name=name)]
+        return backbone, ["model.weights: " + load_file(network_of(backbone), weights, name=name)]
     except UserError as error:
         raise UserError(f"model.weights: {error}") from error
 
 
-def _network(backbone: nn.Module) -> nn.Module:
-    """The library's own network."""
-    return backbone.model if isinstance(backbone, _FeatureMap) else backbone
+def network_of(backbone: nn.Module) -> nn.Module:
+    """Return the library's own network inside a backbone.
+
+    Example:
+        >>> type(network_of(Encoder("test_resnet", pretrained=False, pooling="gem").backbone)).__name__
+        'ResNet'
+    """
+    network = backbone.model if isinstance(backbone, _FeatureMap | ImageTower) else backbone
+    # transformers' models stand in a wrapper that chooses among their outputs.
+    inner = getattr(network, "model", None) if isinstance(backbone, ImageTower) else None
+    found: nn.Module = inner if isinstance(inner, nn.Module) else network
+    return found
 
 
 def parameter_groups(
-    encoder: nn.Module, *, weight_decay: float, head_lr_multiplier: float = 1.0
+    encoder: nn.Module,
+    *,
+    weight_decay: float,
+    head_lr_multiplier: float = 1.0,
+    scales: Mapping[nn.Parameter, float] | None = None,
 ) -> list[dict[str, Any]]:
     """Optimiser groups: {backbone, head} × {decayed, not decayed}; empty ones are left out.
 
     Of two towers both have a head, and the rest of both is the backbone.
 
     Norms, biases and other one-dimensional parameters are not decayed. Each group carries its ``name`` and an
-    ``lr_multiplier`` (1 for the backbone, ``head_lr_multiplier`` for the projection) for the learning rate.
+    ``lr_multiplier`` (1 for the backbone, ``head_lr_multiplier`` for the projection) for the learning rate. Parameters
+    with ``scales`` of their own, which their rate is multiplied by too, have a group for each.
     """
     groups: dict[str, dict[str, Any]] = {}
+    scales = scales or {}
     for name, parameter in encoder.named_parameters():
         if not parameter.requires_grad:
             continue
-        head = name.startswith(("head.", "image.head.", "text.head."))
+        head, scale = name.startswith(HEADS), scales.get(parameter, 1.0)
         decay = parameter.ndim > 1
-        key = f"{'head' if head else 'backbone'}{'' if decay else '_no_decay'}"
-        rates = {"weight_decay": weight_decay * decay, "lr_multiplier": head_lr_multiplier if head else 1.0}
+        key = f"{'head' if head else 'backbone'}{'' if decay else '_no_decay'}{'' if scale == 1 else f'_{scale:.3g}'}"
+        rates = {"weight_decay": weight_decay * decay, "lr_multiplier": head_lr_multiplier if head else scale}
         groups.setdefault(key, {"name": key, "params": [], **rates})["params"].append(parameter)
     return list(groups.values())

@@ -29,6 +29,7 @@ from aurank.losses.core.distributed import Distributed
 from aurank.models import Encoder
 from aurank.models.adapters.towers import is_tower
 from aurank.models.encoder import parameter_groups
+from aurank.models.tuning import layer_scales
 from aurank.training.optim import BATCH_RULES, OPTIMISERS, SCHEDULES, Schedule, loss_groups
 
 
@@ -182,7 +183,13 @@ def learning_rate(config: Config) -> float:
 def build_optimiser(config: Config, model: nn.Module, loss: nn.Module) -> Optimizer:
     """The optimiser of the model's weights and of the loss's own parameters."""
     optim, rate = config.optim, learning_rate(config)
-    groups = parameter_groups(model, weight_decay=optim.weight_decay, head_lr_multiplier=optim.head_lr_multiplier)
+    scales = None
+    if optim.layer_decay is not None:
+        image: Any = getattr(model, "image", model)  # of two towers
+        scales = layer_scales(image, optim.layer_decay, config.model.backbone)
+    groups = parameter_groups(
+        model, weight_decay=optim.weight_decay, head_lr_multiplier=optim.head_lr_multiplier, scales=scales
+    )
     usual = (optim.temperature_lr or optim.lr) / rate
     whole = loss.loss if isinstance(loss, CrossBatchMemory) else loss
     if not isinstance(whole, MultipleLosses) or not is_sum(config):

@@ -28,6 +28,7 @@ MEASURED = 8  # rows of each split that are embedded and measured
 class Rehearsal:
     """Sizes, counts and an estimate of memory (bytes) and time (seconds a step, data included); notices to read.
 
+    ``parts``: of backbone, projection, texts and loss, how many parameters there are and how many of them are trained.
     ``batch`` counts the images drawn, each of which the encoder sees in ``views`` views. ``unit``: what is counted as
     images, which with texts are pairs.
     """
@@ -37,6 +38,7 @@ class Rehearsal:
     classes: dict[str, int]
     parameters: int
     trained_parameters: int
+    parts: dict[str, tuple[int, int]]
     batch: int
     views: int
     batches_per_epoch: int
@@ -54,6 +56,7 @@ class Rehearsal:
                 for name, count in self.images.items()
             ),
             f"parameters  {self.parameters:>9} ({self.trained_parameters} trained)",
+            *(f"  {name:<10}{count:>9} ({trained} trained)" for name, (count, trained) in self.parts.items()),
             f"batch       {self.batch:>9} {self.unit}{views}, {self.batches_per_epoch} batches an epoch",
             f"step        {self.seconds_per_step:>9.3f} s on this machine (second of {BATCHES} batches)",
             f"memory      {sum(self.memory.values()) / GIB:>9.2f} GiB a process, estimated: {memory}",
@@ -103,6 +106,7 @@ def _rehearse(splits: Splits, trainer: Trainer) -> Rehearsal:
         classes={name: len(images.manifest.classes) for name, images in data.items()},
         parameters=sum(parameter.numel() for parameter in parameters),
         trained_parameters=sum(parameter.numel() for parameter in trained),
+        parts=_parts(trainer),
         batch=batch,
         views=trainer.views,
         batches_per_epoch=len(trainer.sampler.epoch(0)),
@@ -119,6 +123,18 @@ def _rehearse(splits: Splits, trainer: Trainer) -> Rehearsal:
         loss=loss,
         notices=trainer.notices,
     )
+
+
+def _parts(trainer: Trainer) -> dict[str, tuple[int, int]]:
+    """How many parameters each part has that has any, and how many of them are trained."""
+    found: dict[str, tuple[int, int]] = {}
+    loss = ((f"loss.{name}", parameter) for name, parameter in trainer.loss.named_parameters())
+    for name, parameter in itertools.chain(trainer.model.named_parameters(), loss):
+        own = name.removeprefix("image.")
+        part = own.split(".")[0] if own.startswith(("head.", "text.", "loss.")) else "backbone"
+        count, trained = found.get(part, (0, 0))
+        found[part] = (count + parameter.numel(), trained + parameter.numel() * parameter.requires_grad)
+    return {part: found[part] for part in ("backbone", "head", "text", "loss") if part in found}
 
 
 def _steps(trainer: Trainer, saved: "_SavedBytes") -> tuple[float, float, int]:

@@ -1,0 +1,138 @@
+"""What is trained of a backbone, and how: frozen parts, adapters of low rank, activations made anew, rates by layer."""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from aurank.errors import UserError, first_line
+from aurank.models.adapters.loading import import_library
+from aurank.models.encoder import Encoder, network_of
+from aurank.names import meant, nearest
+
+WHOLE = "backbone"
+"""What `freeze` says for all but the projection."""
+
+_ATTENTION = ("qkv", "q_proj", "k_proj", "v_proj", "query", "key", "value")
+"""Linear layers that adapters stand beside, where no others are named: what goes into attention."""
+
+# Of towers that do not say it themselves, as timm's do: embeddings, then the layers by number, then what follows.
+_LAYERS = {
+    "stem": r"^(?:.*\.)?(?:\w*embed\w*|conv1|ln_pre|norm_pre|pre_layrnorm|cls_token|register_tokens)(?:\.|$)",
+    "blocks": [(r"^(?:.*\.)?(?:layers?|blocks|resblocks|stages)\.(\d+)\.", None), (r".*", (99999,))],
+}
+
+
+def freeze(encoder: Encoder, parts: Sequence[str]) -> None:
+    """Freeze the backbone, or those of its parameters whose names begin so; their batch norms keep their statistics.
+
+    Args:
+        parts: ("backbone",), or beginnings of its library's own names, as ("conv1", "bn1", "layer1").
+
+    Raises:
+        UserError: a name that no parameter has.
+
+    Example:
+        >>> encoder = Encoder("test_resnet", dim=8, pretrained=False)
+        >>> freeze(encoder, ["conv1", "bn1", "layer1", "layer2", "layer3"])
+        >>> sorted({name.split(".")[1] for name, value in encoder.named_parameters() if value.requires_grad})
+        ['bias', 'layer4', 'weight']
+    """
+    network = network_of(encoder.backbone)
+    names = [name for name, _ in network.named_parameters()]
+    beginnings = [""] if WHOLE in parts else list(parts)
+    for one in beginnings:
+        if not any(_begins(name, one) for name in names):
+            known = list(dict.fromkeys(name.split(".")[0] for name in names))
+            hint = meant(nearest(one, known)) or f"; they begin with {', '.join(known[:9])}"
+            raise UserError(f"model.freeze: no parameter begins with {one!r}{hint}")
+    for name, parameter in network.named_parameters():
+        if any(_begins(name, one) for one in beginnings):
+            parameter.requires_grad_(False)
+    encoder.held = [
+        module
+        for name, module in network.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and any(_begins(name, one) for one in beginnings)
+    ]
+    encoder.train(encoder.training)
+
+
+def checkpoint_gradients(encoder: Encoder, name: str) -> None:
+    """Have the backbone compute its activations again in the backward pass; raise UserError where it cannot."""
+    network: Any = network_of(encoder.backbone)
+    try:
+        if hasattr(network, "gradient_checkpointing_enable"):
+            network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        else:
+            network.set_grad_checkpointing(True)
+    except (AttributeError, AssertionError, ValueError) as error:
+        what = f"{name} cannot compute its activations again"
+        raise UserError(f"model.gradient_checkpointing: {what}; leave it out, or use train.micro_batch") from error
+
+
+def add_lora(encoder: Encoder, *, rank: int, alpha: float, targets: Sequence[str] | None = None) -> None:
+    """Add adapters of low rank to layers of the backbone, the rest of which is frozen.
+
+    Args:
+        targets: names, or their ends, of those layers; None: the linear layers that go into attention.
+
+    Source: Hu et al., LoRA: low-rank adaptation of large language models (ICLR 2022), https://arxiv.org/abs/2106.09685;
+    peft's implementation.
+
+    Raises:
+        UserError: peft is not installed, or there are no such layers.
+    """
+    peft: Any = import_library("peft", "model.lora", package="'aurank[lora]'")
+    network = network_of(encoder.backbone)
+    layers = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    chosen = list(targets) if targets is not None else [one for one in _ATTENTION if _ends(layers, one)]
+    if not chosen:
+        ends = list(dict.fromkeys(name.split(".")[-1] for name in layers)) or ["no linear layer"]
+        raise UserError(f"model.lora.targets: name the layers to adapt; this backbone has {', '.join(ends[:9])}")
+    try:
+        config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen)
+        peft.inject_adapter_in_model(config, network)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise UserError(f"model.lora.targets: {', '.join(chosen)}: {first_line(error)}") from error
+
+
+def merge_lora(encoder: nn.Module) -> None:
+    """Add the adapters to the weights that they stand beside; what is left is the network without them."""
+    tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
+    for name, module in list(encoder.named_modules()):
+        if isinstance(module, tuners.BaseTunerLayer):
+            module.merge()
+            parent, _, own = name.rpartition(".")
+            setattr(encoder.get_submodule(parent), own, module.get_base_layer())
+
+
+def layer_scales(encoder: Encoder, decay: float, name: str) -> dict[nn.Parameter, float]:
+    """Return what the learning rate of each parameter of the backbone is multiplied by: 1 for the last layer.
+
+    One layer earlier is `decay` times that. Layers are those of timm's models (`group_matcher`), else numbered blocks.
+
+    Raises:
+        UserError: the backbone has no layers that are known.
+
+    Example:
+        >>> encoder = Encoder("test_vit", dim=8, pretrained=False, params={"global_pool": "token"})
+        >>> sorted({round(scale, 2) for scale in layer_scales(encoder, 0.5, "test_vit").values()})[-3:]
+        [0.25, 0.5, 1.0]
+    """
+    helpers: Any = importlib.import_module("timm.models")
+    network: Any = network_of(encoder.backbone)
+    matcher = network.group_matcher(coarse=False) if hasattr(network, "group_matcher") else _LAYERS
+    layers: dict[str, int] = helpers.group_parameters(network, matcher, reverse=True)
+    last = max(layers.values(), default=0)
+    if last == 0:
+        raise UserError(f"optim.layer_decay: {name} has no layers that are known; leave it out")
+    return {parameter: decay ** (last - layers.get(key, last)) for key, parameter in network.named_parameters()}
+
+
+def _begins(name: str, beginning: str) -> bool:
+    return not beginning or name == beginning or name.startswith(beginning.rstrip(".") + ".")
+
+
+def _ends(names: Sequence[str], end: str) -> bool:
+    return any(name.split(".")[-1] == end for name in names)

@@ -1,0 +1,258 @@
+"""What is trained of a backbone: frozen parts stay as they are, gradients are the same, rates fall by layer."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from testing.tiny import tiny_config
+from torch import Tensor, nn
+
+import aurank
+from aurank.config import ConfigError
+from aurank.embedding.checkpoint import load_checkpoint
+from aurank.embedding.from_config import build_encoder
+from aurank.errors import UserError
+from aurank.models import Encoder
+from aurank.models.encoder import parameter_groups
+from aurank.models.tuning import add_lora, checkpoint_gradients, freeze, layer_scales, merge_lora
+from aurank.training.components import read_config
+from aurank.training.dry_run import rehearse
+
+VIT: dict[str, Any] = {"backbone": "test_vit", "params": {"img_size": 32, "global_pool": "token"}}
+
+
+def vit(**params: Any) -> Encoder:
+    torch.manual_seed(0)
+    return Encoder("test_vit", dim=8, pretrained=False, params={**VIT["params"], **params})
+
+
+def state(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def step(encoder: nn.Module) -> None:
+    optimiser = torch.optim.SGD([one for one in encoder.parameters() if one.requires_grad], lr=0.1)
+    encoder.train()
+    encoder(torch.rand(4, 3, 32, 32))[:, 0].sum().backward()
+    optimiser.step()
+
+
+@pytest.mark.parametrize("parts", [["backbone"], ["conv1", "bn1", "layer1", "layer2."]])
+def test_frozen_parts_and_their_batch_norms_stay_as_they_are(parts: Any) -> None:
+    encoder = Encoder("test_resnet", dim=8, pretrained=False)
+    freeze(encoder, parts)
+    frozen = ("backbone.",) if parts == ["backbone"] else tuple(f"backbone.{part.rstrip('.')}." for part in parts)
+    for network in (encoder, copy.deepcopy(encoder)):  # as a moving average is
+        before = state(network)
+        step(network)
+        changed = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
+        assert not any(name.startswith(frozen) for name in changed)
+        assert any(name.startswith("head.") for name in changed)
+        assert any(name.endswith("running_mean") for name in changed) == (parts != ["backbone"])
+
+
+def test_a_name_begins_by_whole_words_and_an_unknown_one_is_told() -> None:
+    encoder = vit()
+    freeze(encoder, ["blocks.1"])
+    assert {name for name, one in encoder.named_parameters() if not one.requires_grad} == {
+        name for name, _ in encoder.named_parameters() if name.startswith("backbone.blocks.1.")
+    }
+    with pytest.raises(UserError, match=r"model.freeze: no parameter begins with 'block'.* did you mean 'blocks'"):
+        freeze(encoder, ["block"])
+    with pytest.raises(UserError, match=r"begins with 'blocks.99'"):
+        freeze(encoder, ["blocks.99"])
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
+def test_activations_that_are_made_anew_give_the_same_gradient(name: str) -> None:
+    torch.manual_seed(0)
+    plain = Encoder(name, dim=8, pretrained=False, params={"drop_rate": 0.1}).double()
+    other = copy.deepcopy(plain)
+    checkpoint_gradients(other, name)
+    images = torch.rand(4, 3, 160, 160, dtype=torch.float64)
+    for network in (plain, other):
+        torch.manual_seed(1)
+        network(images)[:, 0].sum().backward()
+    for first, second in zip(plain.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(first.grad, second.grad)
+
+
+def test_a_backbone_that_cannot_make_activations_anew_is_told() -> None:
+    encoder = Encoder("vgg11", dim=8, pretrained=False)
+    with pytest.raises(UserError, match=r"model.gradient_checkpointing: vgg11 cannot compute its activations again"):
+        checkpoint_gradients(encoder, "vgg11")
+
+
+@pytest.mark.parametrize("name", ["test_vit", "test_resnet", "test_efficientnet"])
+def test_rates_fall_by_layer_from_the_last(name: str) -> None:
+    encoder = Encoder(name, dim=8, pretrained=False)
+    scales = layer_scales(encoder, 0.5, name)
+    groups = parameter_groups(encoder, weight_decay=0.1, head_lr_multiplier=3.0, scales=scales)
+    assert sum(len(group["params"]) for group in groups) == len(list(encoder.parameters()))
+    rate = {id(one): group["lr_multiplier"] for group in groups for one in group["params"]}
+    of = {key: rate[id(value)] for key, value in encoder.named_parameters()}
+    assert of["head.weight"] == of["head.bias"] == 3.0
+    first = next(iter(of))
+    assert of[first] == min(of.values()) < 0.5
+    assert max(value for key, value in of.items() if key.startswith("backbone.")) == 1.0
+    if name == "test_vit":
+        blocks = [of[f"backbone.blocks.{block}.mlp.fc1.weight"] for block in range(len(encoder.backbone.blocks))]
+        assert blocks == [0.5 ** (len(blocks) - block) for block in range(len(blocks))]
+    assert all(group["weight_decay"] == 0.1 * (group["params"][0].ndim > 1) for group in groups)
+
+
+def test_without_decay_by_layer_the_groups_are_two_of_each() -> None:
+    groups = parameter_groups(vit(), weight_decay=0.1)
+    assert [group["name"] for group in groups] == ["backbone", "backbone_no_decay", "head", "head_no_decay"]
+
+
+def test_layers_of_another_library_are_its_numbered_blocks() -> None:
+    transformers = pytest.importorskip("transformers")
+    encoder = vit()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 16}
+    encoder.backbone = transformers.Dinov2Model(transformers.Dinov2Config(**sizes))
+    of = {id(value): scale for value, scale in layer_scales(encoder, 0.5, "x").items()}
+    scales = {name: of[id(value)] for name, value in encoder.backbone.named_parameters()}
+    assert scales["embeddings.cls_token"] == scales["embeddings.patch_embeddings.projection.weight"] == 0.25
+    assert [scales[f"encoder.layer.{layer}.norm1.weight"] for layer in range(2)] == [0.5, 1]
+    assert scales["layernorm.weight"] == 1
+    encoder.backbone = nn.Linear(2, 2)
+    with pytest.raises(UserError, match=r"optim.layer_decay: x has no layers that are known"):
+        layer_scales(encoder, 0.5, "x")
+
+
+def test_drop_path_leaves_out_layers_in_training_alone() -> None:
+    model = {"backbone": "test_vit", "params": {**VIT["params"], "drop_path_rate": 0.5}}
+    encoder = build_encoder(read_config(tiny_config(model=model, data={"channels": 3})).model, channels=3)
+    images = torch.rand(2, 3, 32, 32)
+    assert not torch.equal(encoder(images), encoder(images))
+    assert torch.equal(encoder.eval()(images), encoder(images))
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"model": {"freeze": "backbone", "lora": {}}}, "model.freeze: got 'backbone', expected null: with model.lora"),
+        ({"model": {"freeze": ["conv1"], "lora": {}}}, "model.freeze: got .*conv1.*, expected null: with model.lora"),
+        (
+            {"model": {"freeze": "backbone", "gradient_checkpointing": True}},
+            "model.gradient_checkpointing: got True, but",
+        ),
+        (
+            {"model": {"freeze": "backbone"}, "optim": {"layer_decay": 0.7}},
+            "optim.layer_decay: got 0.7, but model.freeze",
+        ),
+        ({"model": {"freeze": []}}, "model.freeze: got .., expected backbone, or a list"),
+        ({"model": {"freeze": "layer1"}}, "model.freeze: got 'layer1', expected"),
+        ({"model": {"lora": {"rank": 0}}}, "model.lora.rank: got 0, expected"),
+        ({"optim": {"layer_decay": 1.5}}, "optim.layer_decay: got 1.5, expected"),
+    ],
+)
+def test_what_would_act_on_a_frozen_part_is_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_config(tiny_config(**sections))
+
+
+@pytest.mark.slow
+def test_a_frozen_backbone_under_bf16_and_a_moving_average_is_trained_measured_and_loaded(tmp_path: Path) -> None:
+    train = {"steps": 4, "validate_every": 2, "ema": 0.9, "mixed_precision": "bf16"}
+    optim = {"warmup_steps": 0, "name": "nadamw"}
+    config = tiny_config(model={"freeze": "backbone"}, train=train, optim=optim)
+    torch.manual_seed(3)
+    aurank.train(config, tmp_path / "frozen")
+    content = load_checkpoint(tmp_path / "frozen/last.pt")
+    first, average = content["encoder"], content["average"]["values"]
+    for name in first:
+        if name.startswith("backbone."):
+            assert torch.equal(first[name], average[name]), name
+    assert not torch.equal(first["head.weight"], average["head.weight"])
+    model, _ = aurank.load(tmp_path / "frozen")
+    assert torch.equal(
+        model.state_dict()["head.weight"],
+        load_checkpoint(tmp_path / "frozen/best.pt")["average"]["values"]["head.weight"],
+    )
+
+
+@pytest.mark.slow
+def test_a_run_with_decay_by_layer_and_activations_made_anew_resumes(tmp_path: Path) -> None:
+    model = {**VIT, "gradient_checkpointing": True, "freeze": ["patch_embed"]}
+    config = tiny_config(model=model, data={"channels": 3, "image_size": 32}, optim={"layer_decay": 0.6})
+    constant = ["optim.schedule.name=constant", "train.validate_every=100"]
+    aurank.train(config, tmp_path / "parts", overrides=[*constant, "train.steps=4"])
+    aurank.train(config, tmp_path / "straight", overrides=constant)
+    aurank.train(config, tmp_path / "parts", resume=True, overrides=constant)
+    first, second = (load_checkpoint(tmp_path / name / "last.pt")["encoder"] for name in ("straight", "parts"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.slow
+def test_a_dry_run_counts_the_parameters_of_each_part() -> None:
+    whole = rehearse(read_config(tiny_config("sogclr", model={"freeze": "backbone"})))
+    assert whole.parts["backbone"][1] == 0
+    head, trained = whole.parts["head"]
+    assert (head, trained) == (whole.trained_parameters, whole.trained_parameters)
+    assert sum(count for part, (count, _) in whole.parts.items() if part != "loss") == whole.parameters
+    assert f"  head      {head:>9} ({head} trained)" in str(whole)
+
+
+# peft is an optional extra.
+
+
+def adapted() -> Encoder:
+    pytest.importorskip("peft")
+    encoder = vit()
+    add_lora(encoder, rank=2, alpha=4.0)
+    return encoder
+
+
+def test_adapters_alone_are_trained_and_begin_as_nothing() -> None:
+    encoder = adapted()
+    plain = vit()
+    images = torch.rand(2, 3, 32, 32)
+    assert torch.equal(encoder.eval()(images), plain.eval()(images))
+    trained = {name for name, value in encoder.named_parameters() if value.requires_grad}
+    assert all("lora_" in name or name.startswith("head.") for name in trained)
+    before = state(encoder)
+    step(encoder)
+    changed = {name for name, value in encoder.state_dict().items() if not torch.equal(value, before[name])}
+    assert {name.split(".")[-3] for name in changed if "lora_" in name} == {"lora_B"}
+    assert changed <= trained
+
+
+def test_merged_adapters_give_the_same_embeddings_and_the_plain_network() -> None:
+    encoder = adapted()
+    step(encoder)
+    images = torch.rand(2, 3, 32, 32)
+    expected = encoder.eval()(images)
+    merge_lora(encoder)
+    torch.testing.assert_close(encoder(images), expected, rtol=1e-5, atol=1e-5)
+    assert encoder.state_dict().keys() == vit().state_dict().keys()
+
+
+def test_layers_for_adapters_must_be_there() -> None:
+    pytest.importorskip("peft")
+    with pytest.raises(UserError, match=r"model.lora.targets: nothing: "):
+        add_lora(vit(), rank=2, alpha=4.0, targets=["nothing"])
+    with pytest.raises(
+        UserError, match=r"model.lora.targets: name the layers to adapt; this backbone has no linear layer"
+    ):
+        add_lora(Encoder("test_resnet", dim=8, pretrained=False), rank=2, alpha=4.0)
+
+
+@pytest.mark.slow
+def test_a_run_of_adapters_resumes_is_loaded_merged_and_is_a_start(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    model = {**VIT, "lora": {"rank": 2, "targets": ["qkv", "fc1"]}}
+    size = {"channels": 3, "image_size": 32}
+    config = tiny_config(model=model, data=size, train={"ema": 0.9}, optim={"layer_decay": 0.8})
+    aurank.train(config, tmp_path / "run")
+    aurank.train(config, tmp_path / "run", resume=True)
+    loaded, transform = aurank.load(tmp_path / "run")
+    assert loaded.state_dict().keys() == vit().state_dict().keys()
+    start = tiny_config(model={**VIT, "init_from": str(tmp_path / "run")}, data=size)
+    first = build_encoder(read_config(start).model, channels=3)
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(first.state_dict()[name], value), name
+    assert transform.image_size == 32
