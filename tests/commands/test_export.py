@@ -135,7 +135,7 @@ def test_weights_of_a_file_are_not_called_random_and_no_place_of_the_machine_is_
     begun = {
         "random weights": {"pretrained": False},
         "pretrained weights": {"pretrained": True},
-        "weights of a file": {"pretrained": False, "params": {"file": "/home/me/weights.safetensors"}},
+        "weights of a file": {"pretrained": False, "weights": "/home/me/weights.safetensors"},
         "the weights of another run": {"init_from": "/home/me/run/best"},
     }
     parts = {name: value for name, value in tiny_config().items() if name != "evaluate"}

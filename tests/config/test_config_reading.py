@@ -106,7 +106,7 @@ def test_every_mistake_is_told_with_the_place_that_it_came_from(tmp_path: Path) 
         "2:1: seed",
         "18:1: optim.lr: missing, expected a number > 0 and <= 1000",  # at the section that lacks it
         "20:3: optim.lrr: unknown key (got 0.01), expected one of name, lr, weight_decay, batch_rule, temperature_lr, "
-        "head_lr_multiplier, params, schedule, warmup_steps, clip_norm; did you mean 'optim.lr'?",
+        "head_lr_multiplier, layer_decay, params, schedule, warmup_steps, clip_norm; did you mean 'optim.lr'?",
         "22:41: optim.schedule.params.milestones",
         "override 'train.ema=2': train.ema",
         "override 'data={name: table, params: {file: 3}}': data.params.file",

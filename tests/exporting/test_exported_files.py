@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from aurank.config import ModelConfig
 from aurank.data import TRANSFORMS, Pipeline
+from aurank.embedding.from_config import encoder_arguments
 from aurank.errors import UserError
 from aurank.exporting.graphs import quantise, write_graph
 from aurank.exporting.portable import write_program, write_weights
@@ -28,8 +29,7 @@ SIZE = 32
 def make(pooling: str = "avg", *, channels: int = 3, backbone: str = "test_resnet", **given: Any) -> tuple[Any, ...]:
     config = ModelConfig(backbone=backbone, pretrained=False, dim=8, pooling=pooling, **given)  # type: ignore[arg-type]
     torch.manual_seed(0)
-    same = {name: value for name, value in vars(config).items() if name not in ("init_from", "text")}
-    encoder = Encoder(**same, channels=channels)
+    encoder = Encoder(**encoder_arguments(config), channels=channels)
     for module in encoder.modules():  # statistics that a batch of training would leave
         if isinstance(module, torch.nn.BatchNorm2d):
             module.running_mean = 0.1 * torch.randn(module.num_features)

@@ -167,7 +167,6 @@ OF_TRANSFORMERS: dict[str, tuple[str, dict[str, Any], str]] = {
         "SiglipVisionConfig",
         {"intermediate_size": 64, "hidden_act": "gelu"},
         "vit_base_patch16_siglip_224",
-        {},
     ),
 }
 
