@@ -115,7 +115,8 @@ def test_weights_that_name_a_file_read_none(tmp_path: Path) -> None:
     write_weights(Encoder("test_resnet", dim=8, pretrained=False), config, PIPELINE, path, dim=8)
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
-    about = {**json.loads(metadata[ENCODER]), "params": {"file": str(tmp_path / "elsewhere.pt")}}
+    place = str(tmp_path / "elsewhere.pt")
+    about = {**json.loads(metadata[ENCODER]), "weights": place, "params": {"file": place}}
     save_file(load_file(path), path, {**metadata, ENCODER: json.dumps(about)})
     assert load_model(f"safetensors:{path}").channels == 3
     del metadata[ENCODER]
