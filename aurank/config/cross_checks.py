@@ -152,6 +152,11 @@ def _trained_parts(look: Look) -> Found:
     if frozen is not None and lora is not None:
         yield "model.freeze", f"got {frozen!r}, expected null: with model.lora all but the adapters is frozen already"
     if frozen is not None and "backbone" in (frozen, *frozen):
+        if look("model.discard_head") is True:
+            yield (
+                "model.discard_head",
+                "got true, but model.freeze=backbone trains nothing else than the head; set false",
+            )
         for path, unused in (("model.gradient_checkpointing", False), ("optim.layer_decay", None)):
             if look(path) not in (None, unused):
                 yield path, f"got {look(path)!r}, but model.freeze=backbone leaves it nothing to act on; leave it out"

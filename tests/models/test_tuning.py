@@ -144,6 +144,10 @@ def test_drop_path_leaves_out_layers_in_training_alone() -> None:
             {"model": {"freeze": "backbone"}, "optim": {"layer_decay": 0.7}},
             "optim.layer_decay: got 0.7, but model.freeze",
         ),
+        (
+            {"model": {"freeze": "backbone", "discard_head": True}},
+            "model.discard_head: got true, but model.freeze=backb",
+        ),
         ({"model": {"freeze": []}}, "model.freeze: got .., expected backbone, or a list"),
         ({"model": {"freeze": "layer1"}}, "model.freeze: got 'layer1', expected"),
         ({"model": {"lora": {"rank": 0}}}, "model.lora.rank: got 0, expected"),
