@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from aurank.losses.contrastive.clip import CLIPLoss, SigLIPLoss
+    from aurank.losses.contrastive.coding_rate import CodingRateLoss
     from aurank.losses.contrastive.cyclip import CyCLIPLoss
     from aurank.losses.contrastive.decoupled import DCLLoss, FlatNCELoss, SiMoLoss
     from aurank.losses.contrastive.info_nce import InfoNCELoss, SupConLoss
@@ -31,11 +32,15 @@ if TYPE_CHECKING:
     from aurank.losses.ranking.auroc import AUROCLoss
     from aurank.losses.ranking.blackbox_ap import BlackBoxAPLoss
     from aurank.losses.ranking.fast_ap import FastAPLoss
+    from aurank.losses.ranking.hierarchical_ap import HierarchicalAPLoss
     from aurank.losses.ranking.listwise_ap import ListwiseAPLoss
+    from aurank.losses.ranking.pnp import PNPLoss
     from aurank.losses.ranking.recall_at_k import RecallAtKLoss
     from aurank.losses.ranking.semi_variance import SemiVarianceLoss
     from aurank.losses.ranking.smooth_ap import SmoothAPLoss
     from aurank.losses.ranking.soprc import SOPRCLoss
+    from aurank.losses.ranking.sup_ap import SupAPLoss
+    from aurank.losses.ranking.sup_recall import SupRecallLoss
     from aurank.losses.wrappers.cross_batch import CrossBatchMemory
     from aurank.losses.wrappers.lightly import LightlyLoss, barlow_twins, from_lightly, vicreg
     from aurank.losses.wrappers.multiple import MultipleLosses
@@ -60,6 +65,7 @@ LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
         "blackbox_ap": "ranking.blackbox_ap:BlackBoxAPLoss",
         "circle": "wrappers.pml:circle",
         "clip": "contrastive.clip:CLIPLoss",
+        "coding_rate": "contrastive.coding_rate:CodingRateLoss",
         "contrastive": "wrappers.pml:contrastive",
         "cosface": "wrappers.proxies:cosface",
         "cyclip": "contrastive.cyclip:CyCLIPLoss",
@@ -68,6 +74,7 @@ LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
         "fast_ap": "ranking.fast_ap:FastAPLoss",
         "fastclip": "global_contrastive.fastclip:FastCLIPLoss",
         "flat_nce": "contrastive.decoupled:FlatNCELoss",
+        "hierarchical_ap": "ranking.hierarchical_ap:HierarchicalAPLoss",
         "info_nce": "contrastive.info_nce:InfoNCELoss",
         "isogclr": "global_contrastive.isogclr:ISogCLRLoss",
         "lightly": "wrappers.lightly:from_lightly",
@@ -76,6 +83,7 @@ LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
         "negative_cache": "global_contrastive.negative_cache:NegativeCacheLoss",
         "neuclip": "global_contrastive.neuclip:NeuCLIPLoss",
         "normalized_softmax": "wrappers.proxies:normalized_softmax",
+        "pnp": "ranking.pnp:PNPLoss",
         "proxy_anchor": "wrappers.proxies:proxy_anchor",
         "proxy_nca": "wrappers.proxies:proxy_nca",
         "recall_at_k": "ranking.recall_at_k:RecallAtKLoss",
@@ -89,7 +97,9 @@ LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
         "soprc": "ranking.soprc:SOPRCLoss",
         "spectral": "contrastive.spectral:SpectralContrastiveLoss",
         "subcenter_arcface": "wrappers.proxies:subcenter_arcface",
+        "sup_ap": "ranking.sup_ap:SupAPLoss",
         "sup_con": "contrastive.info_nce:SupConLoss",
+        "sup_recall": "ranking.sup_recall:SupRecallLoss",
         "triplet": "wrappers.pml:triplet",
         "vicreg": "wrappers.lightly:vicreg",
     },
@@ -137,6 +147,7 @@ __all__ = [
     "AUROCLoss",
     "BlackBoxAPLoss",
     "CLIPLoss",
+    "CodingRateLoss",
     "CrossBatchMemory",
     "CyCLIPLoss",
     "DCLLoss",
@@ -145,6 +156,7 @@ __all__ = [
     "FastAPLoss",
     "FastCLIPLoss",
     "FlatNCELoss",
+    "HierarchicalAPLoss",
     "ISogCLRLoss",
     "InfoNCELoss",
     "LightlyLoss",
@@ -153,6 +165,7 @@ __all__ = [
     "NegativeCacheLoss",
     "NeuCLIPLoss",
     "PMLLoss",
+    "PNPLoss",
     "PairLoss",
     "Pairs",
     "Positives",
@@ -167,7 +180,9 @@ __all__ = [
     "SmoothAPLoss",
     "SogCLRLoss",
     "SpectralContrastiveLoss",
+    "SupAPLoss",
     "SupConLoss",
+    "SupRecallLoss",
     "arcface",
     "barlow_twins",
     "circle",

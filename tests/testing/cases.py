@@ -10,7 +10,7 @@ from typing import NamedTuple
 import oracles
 import oracles_binned
 import torch
-from testing import oracles_chains, oracles_contrastive, oracles_neuclip, oracles_temperatures
+from testing import oracles_chains, oracles_contrastive, oracles_neuclip, oracles_sup, oracles_temperatures
 from torch import Tensor, nn
 
 from aurank.losses import (
@@ -25,12 +25,14 @@ from aurank.losses import (
     FastAPLoss,
     FastCLIPLoss,
     FlatNCELoss,
+    HierarchicalAPLoss,
     InfoNCELoss,
     ISogCLRLoss,
     ListwiseAPLoss,
     NegativeCacheLoss,
     NeuCLIPLoss,
     PairLoss,
+    PNPLoss,
     RecallAtKLoss,
     SemiVarianceLoss,
     SigLIPLoss,
@@ -40,7 +42,9 @@ from aurank.losses import (
     SogCLRLoss,
     SOPRCLoss,
     SpectralContrastiveLoss,
+    SupAPLoss,
     SupConLoss,
+    SupRecallLoss,
 )
 
 COUNTS = [9, 4, 20, 1, 6, 3]
@@ -68,6 +72,24 @@ def recall_at_k(official: bool) -> Case:
     return Case(
         lambda **given: RecallAtKLoss(official=official, **given),
         lambda s, p, n, y, **itself: {"loss": oracles.recall_at_k(s, p, n, **cuts, **itself)},
+        ranks_itself=official,
+    )
+
+
+def calibrated(make: Callable[..., PairLoss], oracle: Callable[..., oracles.PerQuery], *, official: bool) -> Case:
+    def terms(
+        s: Tensor, p: oracles.Mask, n: oracles.Mask, y: object, **itself: bool
+    ) -> dict[str, oracles.PerQuery | Tensor]:
+        beside = oracles_sup.pooled_calibration if official else oracles_sup.calibration
+        return {"loss": oracle(s, p, n, official=official, **itself), "calibration": beside(s, p, n)}
+
+    return Case(lambda **given: make(official=official, **given), terms, ranks_itself=official)
+
+
+def pnp(variant: str, official: bool = False) -> Case:
+    return Case(
+        lambda **given: PNPLoss(variant, official=official, **given),
+        lambda s, p, n, y, **itself: {"loss": oracles_sup.pnp(s, p, n, variant=variant, official=official, **itself)},
         ranks_itself=official,
     )
 
@@ -183,6 +205,8 @@ TABLE = {
     "fastclip v1": fastclip("v1", 0.07, rho=0),
     "fastclip v2": fastclip("v2", float(torch.tensor(0.03)), rho=0.3),
     "flat_nce": in_batch(FlatNCELoss, oracles_contrastive.flat_nce, temperature=0.1),
+    # with super-labels its value needs the references' labels too: test_hierarchical_ap.py
+    "hierarchical_ap": Case(HierarchicalAPLoss, lambda s, p, n, y: {"loss": oracles_sup.sup_ap(s, p, n, share=1.0)}),
     "info_nce": in_batch(InfoNCELoss, oracles_contrastive.info_nce, temperature=0.1),
     "isogclr": isogclr(),
     "isogclr global": isogclr(individual=False),
@@ -200,6 +224,12 @@ TABLE = {
     "negative_cache": negative_cache(weighted=True),
     "negative_cache unweighted": negative_cache(weighted=False),
     "neuclip": neuclip(),
+    "pnp": pnp("D_q"),
+    "pnp O": pnp("O"),
+    "pnp I_u": pnp("I_u"),
+    "pnp I_b": pnp("I_b"),
+    "pnp D_s": pnp("D_s"),
+    "pnp official": pnp("I_u", official=True),
     "recall_at_k": recall_at_k(official=False),
     "recall_at_k official": recall_at_k(official=True),
     "semi_variance": Case(
@@ -233,7 +263,11 @@ TABLE = {
         lambda s, p, n, y: oracles.official_soprc_first_batch(s, p, n, y, class_counts=COUNTS),
     ),
     "spectral": in_batch(SpectralContrastiveLoss, oracles_contrastive.spectral, mu=2.0),
+    "sup_ap": calibrated(SupAPLoss, oracles_sup.sup_ap, official=False),
+    "sup_ap official": calibrated(SupAPLoss, oracles_sup.sup_ap, official=True),
     "sup_con": in_batch(SupConLoss, oracles_contrastive.sup_con, temperature=0.1),
+    "sup_recall": calibrated(SupRecallLoss, oracles_sup.sup_recall, official=False),
+    "sup_recall official": calibrated(SupRecallLoss, oracles_sup.sup_recall, official=True),
 }
 
 
@@ -251,6 +285,7 @@ FURTHER = {
         "fastclip official": lambda **given: FastCLIPLoss(
             SAMPLES, two_way=False, views=SAMPLES, gamma_schedule="constant", rho=0.3, official=True, **given
         ),
+        "hierarchical_ap levels": lambda **given: HierarchicalAPLoss([0, 0, 1, 1, 0, -1], **given),
         "isogclr adam": lambda **given: ISogCLRLoss(SAMPLES, views=SAMPLES, temperature_update="adam", **given),
         "neuclip steps": lambda **given: NeuCLIPLoss(6, two_way=False, num_prototypes=16, **given),
         "sogclr shared": lambda **given: SogCLRLoss(SAMPLES, views=SAMPLES, normalizer="shared", **given),

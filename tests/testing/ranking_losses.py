@@ -12,6 +12,8 @@ def soft_step(x: Tensor) -> Tensor:
     return 1 / (1 + (-x).exp())
 
 
+SOFT_STEP_OF_5 = 1 / (1 + math.exp(-5))
+
 # value and slope, from the formulas of the papers; a branch that is not taken may overflow
 DEFINITIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "sigmoid": (soft_step, lambda x: soft_step(x) * soft_step(-x)),
@@ -26,6 +28,10 @@ DEFINITIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tens
     "tanh": (
         lambda x: torch.where(x <= 0, 0, torch.tanh(x / 2)),
         lambda x: torch.where(x <= 0, 0, 2 * soft_step(x) * soft_step(-x)),
+    ),
+    "bound": (  # of its default constants
+        lambda x: torch.where(x < 0, soft_step(x), torch.where(x <= 5, soft_step(x) + 0.5, x - 4.5 + SOFT_STEP_OF_5)),
+        lambda x: torch.where(x <= 5, soft_step(x) * soft_step(-x), 1),
     ),
 }
 

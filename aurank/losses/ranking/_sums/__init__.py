@@ -9,6 +9,7 @@ tensor of query · width · reference entries.
 """
 
 import warnings
+from collections.abc import Sequence
 from functools import cache, partial
 from types import ModuleType
 from typing import Any, Literal, get_args
@@ -19,7 +20,7 @@ from torch import Tensor
 from aurank.errors import AurankWarning, UserError
 from aurank.losses.core.checks import require_choice
 from aurank.losses.ranking._sums import intervals, plain
-from aurank.losses.ranking._sums.plain import Others, Scores
+from aurank.losses.ranking._sums.plain import Bound, Others, Scores
 
 Surrogate = Literal["sigmoid", "huber", "logistic"]
 Backend = Literal["auto", "triton"]
@@ -30,9 +31,10 @@ def ranking_sums(
     scores: Scores,
     others: Others,
     *,
-    surrogate: Surrogate | Literal["tanh"],
+    surrogate: Surrogate | Literal["tanh", "bound"],
     temperature: float,
     backend: Backend = "auto",
+    bound: Bound | None = None,
 ) -> Scores:
     """Return for each score Σ_j ℓ(x) over the query's others, x = (other_j − score) / temperature; −∞ adds 0.
 
@@ -42,10 +44,11 @@ def ranking_sums(
 
     Args:
         surrogate: "sigmoid" 1/(1+e^{−x}); "huber" 0 up to x = −1, (1+x)² up to 0, then 1 + 2x; "logistic" log2(1+e^x);
-            "tanh" 0 up to x = 0, then tanh(x/2).
+            "tanh" 0 up to x = 0, then tanh(x/2); "bound" at least the step that is 1 from x = 0 on.
         backend: "auto" computes in torch; "triton", for CUDA devices, in triton: its speed is not measured.
+        bound: the constants of "bound", which is always computed in torch.
     """
-    sums: Tensor = sum_operator(scores, others, surrogate, temperature, backend)
+    sums: Tensor = sum_operator(scores, others, surrogate, temperature, backend, bound and list(bound))
     return sums
 
 
@@ -57,7 +60,7 @@ def require_backend(backend: Backend) -> Backend:
 
 def choose_kernel(scores: Tensor, others: Tensor, surrogate: str, backend: str) -> ModuleType:
     """Return the kernel to use; UserError where triton is asked for and cannot run."""
-    if backend == "triton":
+    if backend == "triton" and surrogate != "bound":
         return _triton_kernel(scores.device, scores.dtype, surrogate)
     # On a GPU the sums of `intervals` would be atomic additions, in an order that changes from run to run.
     if surrogate == "huber" and scores.device.type == "cpu" and scores.shape[1] >= intervals.LEAST_WIDTH:
@@ -99,22 +102,40 @@ def _triton_kernel(device: torch.device, dtype: torch.dtype, surrogate: str) -> 
 
 
 @torch.library.custom_op("aurank::ranking_sums", mutates_args=())
-def sum_operator(scores: Tensor, others: Tensor, surrogate: str, temperature: float, backend: str) -> Tensor:
+def sum_operator(
+    scores: Tensor,
+    others: Tensor,
+    surrogate: str,
+    temperature: float,
+    backend: str,
+    constants: Sequence[float] | None = None,
+) -> Tensor:
     """Return the sums."""
     kernel = choose_kernel(scores, others, surrogate, backend)
-    found: Tensor = kernel.sums(scores, others, surrogate=surrogate, temperature=temperature)
+    found: Tensor = kernel.sums(scores, others, **_options(surrogate, temperature, constants))
     return found
 
 
 @torch.library.custom_op("aurank::ranking_sums_backward", mutates_args=())
 def gradient_operator(
-    gradient: Tensor, scores: Tensor, others: Tensor, surrogate: str, temperature: float, backend: str
+    gradient: Tensor,
+    scores: Tensor,
+    others: Tensor,
+    surrogate: str,
+    temperature: float,
+    backend: str,
+    constants: Sequence[float] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of scores and others, given that of the sums."""
     kernel = choose_kernel(scores, others, surrogate, backend)
-    options = {"surrogate": surrogate, "temperature": temperature}
+    options = _options(surrogate, temperature, constants)
     found: tuple[Tensor, Tensor] = kernel.gradients(gradient, scores, others, **options)
     return found
+
+
+def _options(surrogate: str, temperature: float, constants: Sequence[float] | None) -> dict[str, Any]:
+    given = {"surrogate": surrogate, "temperature": temperature}
+    return {**given, "constants": constants} if constants else given
 
 
 @sum_operator.register_fake
@@ -135,10 +156,10 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     scores, others = ctx.saved_tensors
     if torch.is_grad_enabled():  # under create_graph
-        surrogate, temperature, _ = ctx.options
-        definition = partial(plain.definition, surrogate=surrogate, temperature=temperature)
-        return *torch.func.vjp(definition, scores, others)[1](gradient), None, None, None
-    return *gradient_operator(gradient, scores, others, *ctx.options), None, None, None
+        surrogate, temperature, _, *constants = ctx.options
+        definition = partial(plain.definition, **_options(surrogate, temperature, constants[0] if constants else None))
+        return *torch.func.vjp(definition, scores, others)[1](gradient), *[None] * len(ctx.options)
+    return *gradient_operator(gradient, scores, others, *ctx.options), *[None] * len(ctx.options)
 
 
 sum_operator.register_autograd(_backward, setup_context=_remember)

@@ -4,8 +4,8 @@ The backward computes each block anew, which is faster than to read it from memo
 """
 
 import math
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -17,28 +17,38 @@ Others: TypeAlias = Float[Tensor, "query reference"]
 BLOCK = 2**22  # bytes, of which up to three blocks live at a time; of 1 to 16 MiB, 4 was the fastest on two cores
 
 
-def sums(scores: Scores, others: Others, *, surrogate: str, temperature: float) -> Scores:
-    """Return Σ_j ℓ((other_j − score) / temperature) for each score."""
+def sums(
+    scores: Scores, others: Others, *, surrogate: str, temperature: float, constants: Sequence[float] = ()
+) -> Scores:
+    """Return Σ_j ℓ((other_j − score) / temperature) for each score; `constants` are those of "bound"."""
     found = scores.new_empty(scores.shape)
     for queries, columns in _blocks(scores, others):
         part = scores[queries, columns], others[queries]
-        found[queries, columns] = definition(*part, surrogate=surrogate, temperature=temperature)
+        found[queries, columns] = definition(*part, surrogate=surrogate, temperature=temperature, constants=constants)
     return found
 
 
-def definition(scores: Scores, others: Others, *, surrogate: str, temperature: float) -> Scores:
+def definition(
+    scores: Scores, others: Others, *, surrogate: str, temperature: float, constants: Sequence[float] = ()
+) -> Scores:
     """Return the sums of one block, in operations that torch can differentiate any number of times."""
-    return VALUES[surrogate](_differences(scores, others, temperature)).sum(dim=2)
+    return VALUES[surrogate](_differences(scores, others, temperature), *constants).sum(dim=2)
 
 
 def gradients(
-    gradient: Scores, scores: Scores, others: Others, *, surrogate: str, temperature: float
+    gradient: Scores,
+    scores: Scores,
+    others: Others,
+    *,
+    surrogate: str,
+    temperature: float,
+    constants: Sequence[float] = (),
 ) -> tuple[Scores, Others]:
     """Return the gradients of scores and others, given that of the sums."""
     of_scores, of_others = scores.new_zeros(scores.shape), others.new_zeros(others.shape)
     scaled = gradient / temperature
     for queries, columns in _blocks(scores, others):
-        slope = SLOPES[surrogate](_differences(scores[queries, columns], others[queries], temperature))
+        slope = SLOPES[surrogate](_differences(scores[queries, columns], others[queries], temperature), *constants)
         of_scores[queries, columns] = slope.sum(dim=2)
         of_others[queries].unsqueeze(1).baddbmm_(scaled[queries, None, columns], slope)
     return of_scores.mul_(-scaled), of_others
@@ -81,15 +91,44 @@ def _tanh_slope(x: Tensor) -> Tensor:
     return value.mul_(value).neg_().add_(1).mul_(0.5).mul_(above)
 
 
-VALUES: dict[str, Callable[[Tensor], Tensor]] = {
+class Bound(NamedTuple):
+    """What "bound" is made of: σ(x) up to `knee`, then a line; `jump` more from x = 0 on, so that it bounds a step.
+
+    `drop` is taken off beyond the knee. `strict` (1): the jump comes above 0 only, and σ(0) = ½ stands there.
+    """
+
+    jump: float = 0.5
+    knee: float = 5.0
+    slope: float = 1.0
+    drop: float = 0.0
+    strict: float = 0.0
+
+
+def _bound(x: Tensor, *constants: float) -> Tensor:
+    jump, knee, slope, drop, strict = Bound(*constants)
+    ahead = (x > 0 if strict else x >= 0).to(x.dtype) * jump  # a truth value times a number would be float32
+    if drop:
+        ahead = ahead - (x > knee).to(x.dtype) * drop
+    return x.clamp(max=knee).sigmoid() + (x - knee).relu() * slope + ahead
+
+
+def _bound_slope(x: Tensor, *constants: float) -> Tensor:
+    _, knee, slope, *_ = Bound(*constants)
+    beyond = (x > knee).to(x.dtype) * slope
+    return _sigmoid_slope(x.masked_fill_(x > knee, -torch.inf)).add_(beyond)
+
+
+VALUES: dict[str, Callable[..., Tensor]] = {
     "sigmoid": torch.sigmoid_,
     "huber": _huber,
     "logistic": lambda x: softplus(x, threshold=40).mul_(1 / math.log(2)),
     "tanh": lambda x: (x.relu_() / 2).tanh_(),
+    "bound": _bound,
 }
-SLOPES: dict[str, Callable[[Tensor], Tensor]] = {
+SLOPES: dict[str, Callable[..., Tensor]] = {
     "sigmoid": _sigmoid_slope,
     "huber": lambda x: x.add_(1).clamp_(0, 1).mul_(2),
     "logistic": lambda x: x.sigmoid_().mul_(1 / math.log(2)),
     "tanh": _tanh_slope,
+    "bound": _bound_slope,
 }

@@ -1,0 +1,89 @@
+"""Anti-collapse by the coding rate (Jiang et al., 2024): embeddings are to fill as many dimensions as they can."""
+
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from aurank.losses.core.checks import Number, require_choice, require_positive
+from aurank.losses.core.distributed import Distributed, Gather
+from aurank.losses.core.dtypes import in_common_precision, to_device_of, without_autocast
+from aurank.losses.core.loss_inputs import Inputs, TakesInputs
+
+Of = Literal["samples", "classes"]
+
+
+def coding_rate(rows: Float[Tensor, "row dim"], *, variance: float) -> Float[Tensor, ""]:
+    """Return ½ log det(I + dim/(rows · variance) · ZᵀZ), in nats, over the smaller of both Gram matrices.
+
+    Source: Eq. 1 of Yu et al., Maximal Coding Rate Reduction, NeurIPS 2020, https://arxiv.org/abs/2006.08558.
+
+    Example:
+        >>> round(coding_rate(torch.eye(2), variance=1.0).item(), 4)  # two dimensions of log 2 / 2
+        0.6931
+    """
+    number, dim = rows.shape
+    gram = rows @ rows.T if number < dim else rows.T @ rows
+    identity = torch.eye(len(gram), dtype=rows.dtype, device=rows.device)
+    return torch.logdet(identity + dim / (number * variance) * gram) / 2
+
+
+class CodingRateLoss(TakesInputs, nn.Module):
+    """−R, the negative coding rate of a batch: an addend that keeps embeddings from collapsing to few dimensions.
+
+    R = ½ log det(I + dim/(n·epsilon²) · ZᵀZ) of the n rows of unit length is 0 for none, grows with each direction that
+    they take, and is greatest where all are orthogonal: up to ½ min(n, dim) · log(1 + …), 100 for a batch of 112 in 128
+    dimensions, so that weights of some 0.001 to 0.1 suit a loss between 0 and 1. By itself it knows no labels: put it
+    beside another loss, `MultipleLosses([SmoothAPLoss(), CodingRateLoss()], weights=[1, 0.01])`. References and a miner
+    do not matter to it.
+
+    Args:
+        epsilon: the distortion at which rows are told apart; the greater, the less small directions count.
+        of: "samples": of all rows. "classes": of the mean row of each label, which leaves the images of a class
+            together; they stand for the paper's class proxies.
+        official: True does as the authors' code: e^−R in place of −R, and epsilon in place of epsilon². (For proxies
+            their code exchanges n and dim in the factor too; not here.)
+        distributed: as in `PairLoss`.
+
+    Source: Jiang et al., Anti-Collapse Loss for Deep Metric Learning Based on Coding Rate Metric, 2024,
+        https://arxiv.org/abs/2407.03106.
+
+    Example:
+        >>> labels, spread = torch.tensor([0, 0, 1, 1]), torch.eye(4)
+        >>> bool(CodingRateLoss()(spread, labels) < CodingRateLoss()(torch.ones(4, 4), labels))
+        True
+    """
+
+    def __init__(
+        self,
+        epsilon: Number = 0.5,
+        *,
+        of: Of = "samples",
+        official: bool = False,
+        distributed: Distributed = None,
+    ) -> None:
+        super().__init__()
+        self.epsilon = require_positive("epsilon", epsilon)
+        self.of = require_choice("of", of, get_args(Of))
+        self.official = official
+        self.gather = Gather(distributed)
+
+    def compute(self, inputs: Inputs) -> Any:
+        """Return −R of the batches of all processes together; without rows of two directions it is a constant."""
+        inputs = self.gather.batch(inputs)
+        rows, _ = in_common_precision(inputs.embeddings, inputs.embeddings)
+        with without_autocast(rows.device):
+            rows = normalize(rows, dim=1)
+            if self.of == "classes":
+                rows = normalize(class_means(rows, inputs.labels.detach().cpu().long()), dim=1)
+            rate = coding_rate(rows, variance=self.epsilon if self.official else self.epsilon**2)
+            return (-rate).exp() if self.official else -rate
+
+
+def class_means(rows: Float[Tensor, "row dim"], labels: Int64[Tensor, " row"]) -> Float[Tensor, "class dim"]:
+    """Return the mean row of each label, which are on the host, in their order."""
+    values, place, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+    place, counts = (to_device_of(rows, each) for each in (place, counts))
+    return rows.new_zeros(len(values), rows.shape[1]).index_add(0, place, rows) / counts[:, None]

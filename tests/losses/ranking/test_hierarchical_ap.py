@@ -1,0 +1,143 @@
+"""Hierarchical AP with super-categories: the definition, its limits, its clustering term, what it refuses."""
+
+import math
+from typing import Any
+
+import oracles
+import pytest
+import torch
+from testing import oracles_sup
+from torch.nn.functional import normalize
+
+from aurank.errors import UserError
+from aurank.losses import CrossBatchMemory, HierarchicalAPLoss, SupAPLoss
+
+SHUFFLED = [0] * 5 + [1] * 2 + [2] * 6 + [3] + [4] * 3 + [5]
+ONE = [[0], [0], [1], [1], [0], [-1]]
+TWO = [[0, 7], [0, 7], [1, 7], [1, 7], [2, 8], [-1, -1]]
+
+
+def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=random)
+    embeddings = torch.randn(len(labels), 6, generator=random, dtype=torch.float64)
+    return embeddings.requires_grad_(), torch.tensor(labels)[order]
+
+
+def check_equal(loss: torch.Tensor, expected: torch.Tensor, *leaves: torch.Tensor) -> None:
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
+    for found, wanted in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("given", [{}, {"relevance": "mean_ap"}, {"official": True}], ids=str)
+@pytest.mark.parametrize("table", [ONE, TWO], ids=["one", "two"])
+def test_value_and_gradient_equal_the_definition(table: list[list[int]], given: dict[str, Any]) -> None:
+    embeddings, labels = batch()
+    sides = oracles.masks(labels.tolist())
+    expected = oracles_sup.hierarchical_ap(oracles.cosine(embeddings), *sides, labels.tolist(), table=table, **given)
+    check_equal(HierarchicalAPLoss(table, **given)(embeddings, labels), oracles.mean(expected), embeddings)
+
+
+def test_references_and_mined_pairs_equal_the_definition() -> None:
+    (embeddings, labels), (references, ref_labels) = batch(), batch(seed=1)
+    loss = HierarchicalAPLoss(ONE)
+    sides = oracles.masks(labels.tolist(), ref_labels.tolist())
+    given = {"table": ONE, "ref_labels": ref_labels.tolist()}
+    expected = oracles_sup.hierarchical_ap(oracles.cosine(embeddings, references), *sides, labels.tolist(), **given)
+    found = loss(embeddings, labels, ref_emb=references, ref_labels=ref_labels)
+    check_equal(found, oracles.mean(expected), embeddings, references)
+
+    positive, negative = (torch.tensor(side) for side in oracles.masks(labels.tolist()))
+    mined = (*positive.nonzero()[::2].T, *negative.nonzero()[::3].T)
+    sides = oracles.masks(labels.tolist(), mined=mined)
+    expected = oracles_sup.hierarchical_ap(oracles.cosine(embeddings), *sides, labels.tolist(), table=ONE)
+    check_equal(loss(embeddings, labels, mined), oracles.mean(expected), embeddings)
+
+
+def test_one_level_is_average_precision() -> None:
+    embeddings, labels = batch()
+    wanted = SupAPLoss(calibration=0)(embeddings, labels)
+    for table in (None, [-1] * 6, range(6)):
+        made = HierarchicalAPLoss(None if table is None else list(table))
+        torch.testing.assert_close(made(embeddings, labels), wanted, rtol=0, atol=1e-12)
+
+
+def test_with_the_relevance_of_mean_ap_it_tends_to_the_mean_of_the_average_precisions_of_all_levels() -> None:
+    embeddings, labels = batch()
+    thin = {"temperature": 1e-9, "delta": 4e-8, "slope": 1e-9, "jump": 0.0}
+    loss = HierarchicalAPLoss([0, 0, 1, 1, 0, 1], relevance="mean_ap", **thin)(embeddings, labels)
+    similarity, codes, losses = oracles.cosine(embeddings.detach()), torch.tensor([0, 0, 1, 1, 0, 1])[labels], []
+    for row in range(len(labels)):
+        order = [j for j in similarity[row].argsort(descending=True).tolist() if j != row]
+        precisions = []
+        for names in (labels, codes):
+            hits = [place for place, j in enumerate(order, start=1) if names[j] == names[row]]
+            precisions.append(sum(number / place for number, place in enumerate(hits, start=1)) / max(1, len(hits)))
+        if (labels == labels[row]).sum() > 1:
+            losses.append(1 - sum(precisions) / 2)
+    assert loss.item() == pytest.approx(sum(losses) / len(losses), abs=1e-10)
+
+
+def test_a_neighbour_of_the_super_category_costs_less_than_another() -> None:
+    angle = torch.tensor([0.0, 0.5, 0.3, 1.5])  # the third is ahead of the query's own class
+    rows = torch.stack([angle.cos(), angle.sin()], dim=1)
+    loss = HierarchicalAPLoss([0, 0, 1])
+    assert loss(rows, torch.tensor([0, 0, 1, 2])) < loss(rows, torch.tensor([0, 0, 2, 1]))
+
+
+def test_a_memory_holds_relevant_references() -> None:
+    memory = CrossBatchMemory(HierarchicalAPLoss(ONE), embedding_size=6, memory_size=40).double()
+    for seed in range(2):
+        embeddings, labels = batch(seed=seed)
+        value = memory(embeddings, labels)
+    others, ref_labels = batch(seed=0)
+    both = torch.cat([normalize(others.detach(), dim=1), embeddings.detach()])
+    ids = torch.arange(len(both))
+    wanted = HierarchicalAPLoss(ONE)(
+        embeddings,
+        labels,
+        ref_emb=both,
+        ref_labels=torch.cat([ref_labels, labels]),
+        ids=ids[len(others) :],
+        ref_ids=ids,
+    )
+    torch.testing.assert_close(value, wanted, rtol=0, atol=1e-12)
+
+
+def test_the_clustering_term_is_the_cross_entropy_of_cosines_with_proxies() -> None:
+    embeddings, labels = batch()
+    loss = HierarchicalAPLoss(ONE, clustering=0.1, embedding_dim=6).double()
+    assert loss.proxies is not None
+    expected = 0.9 * HierarchicalAPLoss(ONE)(embeddings, labels)
+    terms = []
+    for row, label in zip(embeddings, labels.tolist(), strict=True):
+        if (labels == label).sum() > 1:
+            cosines = [(row @ proxy / row.norm() / proxy.norm()) / 0.05 for proxy in loss.proxies]
+            terms.append(torch.stack(cosines).logsumexp(0) - cosines[label])
+    check_equal(loss(embeddings, labels), expected + 0.1 * torch.stack(terms).mean(), embeddings, loss.proxies)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: HierarchicalAPLoss([0.5, 1.0]), r"super_labels must be the super-category of each class"),
+        (lambda: HierarchicalAPLoss([]), r"super_labels must be the super-category of each class"),
+        (lambda: HierarchicalAPLoss([[0, 1], [0, 2]]), "super_labels: 0 of level 0 lies in several of level 1"),
+        (lambda: HierarchicalAPLoss(ONE, clustering=0.1), "clustering=0.1 needs super_labels and embedding_dim"),
+        (lambda: HierarchicalAPLoss(ONE, alpha=0), "alpha must be > 0, got 0"),
+        (lambda: HierarchicalAPLoss([0, 0])(*batch()), r"label \d is outside super_labels, which has 2 classes"),
+    ],
+)
+def test_what_is_no_hierarchy_is_refused(made: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        made()
+
+
+def test_the_levels_weigh_as_the_paper_says() -> None:
+    counts = torch.tensor([[2], [4], [5]])  # of the class, the super-category, and what is around it
+    weights = HierarchicalAPLoss(TWO, alpha=2.0)._relevances(counts, torch.zeros(1, 1, dtype=torch.float64))
+    assert weights[:, 0].tolist() == pytest.approx([1 / 2, (2 / 3) ** 2 / 4, (1 / 3) ** 2 / 5])
+    weights = HierarchicalAPLoss(TWO, relevance="mean_ap")._relevances(counts, torch.zeros(1, 1, dtype=torch.float64))
+    assert weights[:, 0].tolist() == pytest.approx([1 / 2 + 1 / 6 + 1 / 11, 1 / 6 + 1 / 11, 1 / 11])
+    assert not math.isnan(float(weights.sum()))
