@@ -9,7 +9,7 @@ Look = Callable[[str], Any]
 Found = Iterator[tuple[str, str]]
 """Dotted paths, each with the message on it."""
 
-# Images of a class in a batch of the samplers "pk" and "hard_negative" where ``sampler.params`` leaves it out.
+# Images of a class in a batch of the samplers that draw classes where ``sampler.params`` leaves it out.
 PER_CLASS = 4
 
 # Of the transformer that encodes texts, where ``model.text`` leaves them out.
@@ -73,7 +73,7 @@ def _steps(look: Look) -> Found:
 def _batch(look: Look) -> Found:
     """Yield a batch that does not hold whole classes, and what does not fit the images that the encoder sees."""
     batch, params, sampler = look("sampler.batch"), look("sampler.params"), look("sampler.name")
-    draws_classes = sampler in ("pk", "hard_negative")
+    draws_classes = sampler in ("pk", "hard_negative", "hierarchical")
     per_class = None if params is None else params.get("per_class", PER_CLASS if draws_classes else None)
     if batch is not None and _is_whole(per_class) and per_class > 0:
         below = batch - batch % per_class

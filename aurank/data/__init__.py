@@ -7,7 +7,7 @@ from aurank.data.dataset import Batch, ImageDataset, view_keys
 from aurank.data.loader import BatchLoader
 from aurank.data.manifest import SPLITS, Manifest, build_manifest
 from aurank.data.readers import BENCHMARKS, READERS
-from aurank.data.samplers import SAMPLERS, HardNegativeSampler, PKSampler, Sampler, ShuffledSampler
+from aurank.data.samplers import SAMPLERS, HardNegativeSampler, HierarchicalSampler, PKSampler, Sampler, ShuffledSampler
 from aurank.data.sources import ArraySource, FolderSource, ImageSource, ZipSource, open_source
 from aurank.data.transforms import TRANSFORMS, MultiCrop, Pipeline
 
@@ -25,6 +25,7 @@ __all__ = [
     "Finding",
     "FolderSource",
     "HardNegativeSampler",
+    "HierarchicalSampler",
     "ImageDataset",
     "ImageSource",
     "Manifest",

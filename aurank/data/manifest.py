@@ -89,6 +89,26 @@ class Manifest:
         return np.bincount(self.labels, minlength=len(self.classes)).astype(np.int64)
 
     @functools.cached_property
+    def class_super_labels(self) -> Int64[np.ndarray, " class"] | None:
+        """Super-category of each class, at its label; None where the data set has none.
+
+        Raises:
+            UserError: where images of one class have several.
+        """
+        if self.super_labels is None:
+            return None
+        of_class = np.empty(len(self.classes), np.int64)
+        of_class[self.labels] = self.super_labels
+        if len(others := np.flatnonzero(of_class[self.labels] != self.super_labels)):
+            label = int(self.labels[others[0]])
+            found = sorted(set(self.super_labels[self.labels == label].tolist()))
+            raise UserError(
+                f"{self.name}: images of class {self.classes[label]!r} have the super-categories {found[0]} and "
+                f"{found[1]}; where a loss or a sampler asks for them, a class lies within one"
+            )
+        return of_class
+
+    @functools.cached_property
     def sha256(self) -> str:
         """Hexadecimal digest of the content: paths, labels and names, splits, flags, groups, super-labels, texts."""
         digest = hashlib.sha256()

@@ -1,5 +1,6 @@
 """From a configuration to the objects of a run."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from aurank.embedding.manifest_from_config import (
     require_room_for,
     split_of,
 )
-from aurank.errors import UserError, first_line
+from aurank.errors import AurankWarning, UserError, first_line
 from aurank.losses import LOSSES, MINERS, CrossBatchMemory, MultipleLosses
 from aurank.losses.core.distributed import Distributed
 from aurank.models import Encoder
@@ -80,6 +81,7 @@ def build_sampler(
     component = config.sampler
     offered = {"labels": train.labels, "batch": component.batch, "seed": config.seed}
     offered |= {"rank": rank, "world_size": world_size, "neighbours": neighbours}
+    offered["super_labels"] = train.super_labels
     sampler: Sampler = _call(SAMPLERS[component.name], offered, component.params)
     return sampler
 
@@ -158,8 +160,13 @@ def _parts(config: Config) -> Iterator[tuple[str, LossTerm, int | None, float]]:
 
 
 def _build_term(config: Config, term: LossTerm, train: Manifest, *, dim: int, gathers: Distributed) -> nn.Module:
-    sizes = {"class_counts": train.class_counts, "num_classes": len(train.class_counts)}
+    sizes: dict[str, Any] = {"class_counts": train.class_counts, "num_classes": len(train.class_counts)}
     sizes |= {"num_samples": len(train), "embedding_dim": dim}
+    if "super_labels" in signature(LOSSES[term.name])[0]:
+        sizes["super_labels"] = train.class_super_labels
+        if sizes["super_labels"] is None:
+            text = f"loss {term.name}: {train.name} has no super-categories, so classes alone are ranked"
+            warnings.warn(text, AurankWarning, stacklevel=2)
     # A configuration's own two_way is no other.
     offered = {**sizes, "distributed": gathers, "two_way": config.model.text is not None}
     given = {name: value for name, value in term.params.items() if name != "two_way"}

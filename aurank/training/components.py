@@ -17,12 +17,19 @@ _MINERS = Choices(MINERS, filled=frozenset({"num_samples"}), trial={"num_samples
 CHOICES = {
     **DATA_CHOICES,
     "sampler": Choices(
-        SAMPLERS, filled=frozenset({"labels", "batch", "seed", "rank", "world_size", "neighbours"}), trial=None
+        SAMPLERS,
+        filled=frozenset({"labels", "super_labels", "batch", "seed", "rank", "world_size", "neighbours"}),
+        trial=None,
     ),
     "loss": Choices(
         LOSSES,
-        filled=frozenset({"class_counts", "num_classes", "num_samples", "embedding_dim", "distributed"}),
-        trial={"class_counts": np.array([4, 4]), "num_classes": 2, "num_samples": 8, "embedding_dim": 8},
+        filled=frozenset(
+            {"class_counts", "num_classes", "num_samples", "embedding_dim", "super_labels", "distributed"}
+        ),
+        trial={
+            **{"class_counts": np.array([4, 4]), "num_classes": 2, "num_samples": 8, "embedding_dim": 8},
+            "super_labels": np.array([0, 0]),
+        },
     ),
     "loss.miner": _MINERS,
     "miner": _MINERS,

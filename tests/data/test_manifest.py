@@ -195,3 +195,15 @@ def test_an_empty_data_set_is_refused():
 def test_a_manifest_can_be_pickled():
     manifest = _manifest(super_labels=[0, 1, 0, 2, 1, 2])
     assert pickle.loads(pickle.dumps(manifest)).sha256 == manifest.sha256
+
+
+def test_a_class_has_the_super_category_of_its_images():
+    assert _manifest().class_super_labels is None
+    labels = _manifest().labels
+    assert _manifest(super_labels=(labels * 2).tolist()).class_super_labels.tolist() == [
+        2 * label for label in range(labels.max() + 1)
+    ]
+    mixed = (labels * 2).tolist()
+    mixed[-1] = 9
+    with pytest.raises(UserError, match=r"have the super-categories . and 9; .* a class lies within one"):
+        _ = _manifest(super_labels=mixed).class_super_labels

@@ -73,28 +73,40 @@ class PKSampler(Sampler):
         """Return the batches of one epoch, in random order, each as its chunks."""
         generator = self.generator(epoch)
         chunks = [cut(generator.permutation(rows), self.per_class) for rows in self.classes]
-        number = self.least_batches(chunks)
-        while True:
-            batches = _pack([pieces[:number] for pieces in chunks], number, generator)
-            if max(sum(map(len, pieces)) for pieces in batches) <= self.batch:
-                break
-            # Chunks of several sizes do not always fill a batch to its last row.
-            number = max(number + 1, round(number * 1.01))
+        batches = spread(chunks, self.batch, self.per_class, generator)
         least = max(2, self.world_size)
         batches = [pieces for pieces in batches if len(pieces) >= least]
         return [batches[index] for index in generator.permutation(len(batches))]
 
     def least_batches(self, chunks: Sequence[Chunks]) -> int:
         """Return the least number of batches that could hold all chunks, or fewer, to keep each half full."""
-        full = sum(len(rows) // self.per_class for rows in self.classes)
-        number = max(-(-len(self.labels) // self.largest_batch), -(-full // (self.batch // self.per_class)))
-        counts = np.array([len(pieces) for pieces in chunks])
-        half = max(2, min(self.batch // self.per_class, len(self.classes)) // 2)
-        low, high = 1, number  # chunks per batch fall as batches grow in number, so a bisection finds the most
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if np.minimum(counts, middle).sum() >= half * middle else (low, middle - 1)
-        return low
+        return least_number(chunks, self.batch, self.per_class)
+
+
+def least_number(chunks: Sequence[Chunks], batch: int, per_class: int) -> int:
+    """Return the least number of batches that could hold each class's chunks, or fewer, to keep each half full."""
+    sizes = [sum(map(len, pieces)) for pieces in chunks]
+    largest = min(batch, sum(min(size, per_class) for size in sizes))
+    full = sum(size // per_class for size in sizes)
+    number = max(-(-sum(sizes) // largest), -(-full // (batch // per_class)))
+    counts = np.array([len(pieces) for pieces in chunks])
+    half = max(2, min(batch // per_class, len(sizes)) // 2)
+    low, high = 1, number  # chunks per batch fall as batches grow in number, so a bisection finds the most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if np.minimum(counts, middle).sum() >= half * middle else (low, middle - 1)
+    return low
+
+
+def spread(chunks: Sequence[Chunks], batch: int, per_class: int, generator: np.random.Generator) -> list[Chunks]:
+    """Return batches of at most so many rows, each class's chunks in different ones, no more than there is room for."""
+    number = least_number(chunks, batch, per_class)
+    while True:
+        batches = _pack([pieces[:number] for pieces in chunks], number, generator)
+        if max(sum(map(len, pieces)) for pieces in batches) <= batch:
+            return batches
+        # Chunks of several sizes do not always fill a batch to its last row.
+        number = max(number + 1, round(number * 1.01))
 
 
 def cut(rows: Rows, size: int) -> Chunks:

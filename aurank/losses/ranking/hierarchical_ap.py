@@ -63,9 +63,9 @@ class HierarchicalAPLoss(PairLoss):
 
     Example:
         >>> loss = HierarchicalAPLoss(super_labels=[0, 0, 1])  # classes 0 and 1 are of one super-category
-        >>> near, far = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]), torch.tensor([0, 0, 1, 2])
-        >>> round(loss(near, far).item(), 4), round(HierarchicalAPLoss()(near, far).item(), 4)
-        (0.0, 0.0)
+        >>> rows = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+        >>> [round(loss(rows, torch.tensor([0, 0, *others])).item(), 2) for others in ([1, 2], [2, 1])]
+        [0.0, 0.33]
     """
 
     def __init__(

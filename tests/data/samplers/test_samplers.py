@@ -17,6 +17,8 @@ from aurank.errors import UserError
 def _make(name: str, labels: np.ndarray, batch: int, **options):
     if name == "hard_negative":  # before its first refresh, which a test of its own covers
         options["neighbours"] = lambda count: np.zeros((0, count), dtype=np.int64)
+    if name == "hierarchical":
+        options["super_labels"] = labels % 2
     return SAMPLERS[name](labels, batch, **options)
 
 
@@ -144,6 +146,7 @@ def test_an_epochs_batches_are_the_same_in_every_version(name):
     expected = {
         "pk": "21 1 2 7 11 4 8 20 0 13 3 14; 18 9 19 5 12 15 17 10 6 16",
         "hard_negative": "10 6 16 18 9 19 5 21 1 2 7; 11 4 8 20 3 14 0 13 12 15 17",
+        "hierarchical": "19 9 5 18 2 15 1 12 10 6; 11 4 8 20 0 13 7 17 21 14 16 3",
         "shuffled": "18 7 14 6 12 21 4 20 2 16 17; 9 19 1 0 15 3 5 8 11 10 13",
     }
     assert "; ".join(" ".join(map(str, batch)) for batch in rows) == expected[name]
