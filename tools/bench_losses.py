@@ -14,7 +14,7 @@ rows, as those of a memory, and the products are E @ R.T. `xbm` has a full memor
 
 The contrastive losses get two views of each image in place of `--per-class` images of a class, so that a batch of 512
 is one of 256 images; two-way ones as many texts as images, and E @ R.T as product. State per sample is that of
-100,000 samples. `/ sogclr`: the multiple of the product, divided by SogCLR's.
+100,000 samples; 10 classes make a super-category. `/ sogclr`: the multiple of the product, divided by SogCLR's.
 
 Peers: the losses of pytorch-metric-learning (PML), and SmoothAP on the tensor of all [batch, batch, batch] differences.
 """
@@ -81,8 +81,9 @@ VARIANTS: dict[str, Callable[[], Loss]] = {
 ASKED_FOR = "lightly"  # takes the name of a loss: barlow_twins and vicreg are its own
 NAMES = [PRODUCT, *(name for name in LOSSES if name != ASKED_FOR), *VARIANTS, XBM, *PEERS]
 OF_CLASSES = {
-    *("auroc", "blackbox_ap", "contrastive", "fast_ap", "listwise_ap", "multi_similarity", "recall_at_k"),
-    *("semi_variance", "smooth_ap", "soprc", "triplet", PRODUCT, *VARIANTS, XBM, *PEERS),
+    *("auroc", "blackbox_ap", "coding_rate", "contrastive", "fast_ap", "hierarchical_ap", "listwise_ap"),
+    *("multi_similarity", "pnp", "recall_at_k", "semi_variance", "smooth_ap", "soprc", "sup_ap", "sup_recall"),
+    *("triplet", PRODUCT, *VARIANTS, XBM, *PEERS),
 } - {"PML NTXent", "PML SupCon"}  # all others are contrastive
 SAMPLES = 100_000
 BASELINE = "sogclr"
@@ -101,6 +102,7 @@ def make(name: str, classes: int, dim: int, memory: tuple[Tensor, Tensor] | None
         return (VARIANTS | PEERS)[name]()
     wanted, _ = signature(LOSSES[name])
     sizes = {"class_counts": torch.full((classes,), 6), "num_samples": SAMPLES, "embedding_dim": dim}
+    sizes["super_labels"] = torch.arange(classes) // 10
     loss: Loss = LOSSES[name](**{size: value for size, value in sizes.items() if size in wanted})
     return loss
 

@@ -10,7 +10,7 @@ from aurank.commands.report import Measurement
 from aurank.commands.run_options import RunOptions, prepare_model, split_name
 from aurank.data import Manifest
 from aurank.embedding.embed import Embedded
-from aurank.embedding.evaluation_options import TRIAL, noted
+from aurank.embedding.evaluation_options import TRIAL, noted, trial_of
 from aurank.embedding.manifest_from_config import require_distinct, require_likely_classes, require_room_for
 from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import ImageSelection, require_comparable, select
@@ -200,7 +200,7 @@ def embed_chosen(
     if protocol is None or not protocol.seeds:
         require_room_for(manifest)
     options = prepared.evaluation_options(protocol, options)
-    _check_options(options, protocol)
+    _check_options(options, protocol, trial_of(manifest))
     if images.data is not None or images.query is not None:  # a folder too high can have been named
         sides = f"{int(manifest.is_query.sum()):,} queries, {int(manifest.is_gallery.sum()):,} gallery rows"
         require_likely_classes(manifest, prepared.data, counts=sides)
@@ -232,7 +232,7 @@ def require_free_run(run: Path, *, is_replaced: bool) -> None:
             raise UserError(f"--trec-run {run}: {path} is there already; name another, or add --overwrite")
 
 
-def _check_options(options: dict[str, Any], protocol: Protocol | None) -> None:
+def _check_options(options: dict[str, Any], protocol: Protocol | None, trial: Embedded = TRIAL) -> None:
     """Raise UserError for options that cannot be met, by evaluating four rows: hours before they would be needed."""
     byte_count(options.get("max_memory", "1GiB"))
     if isinstance(index := options.get("index"), str):
@@ -245,4 +245,4 @@ def _check_options(options: dict[str, Any], protocol: Protocol | None) -> None:
     # What is learnt, and widths, do not fit four rows of two numbers.
     untried = ("index", "max_memory", "progress", "postprocess", "codes")
     tried = {name: value for name, value in options.items() if name not in untried}
-    _ = TRIAL.evaluate(**tried) if protocol is None else protocol.evaluate(TRIAL, **tried)
+    _ = trial.evaluate(**tried) if protocol is None else protocol.evaluate(trial, **tried)

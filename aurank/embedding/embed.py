@@ -31,7 +31,7 @@ class Embedded:
     """Embeddings float32 [row, dim] with each row's label, id (row of the manifest), path, protocol flags and group.
 
     Of a query's own label and group (a camera, −1 for none), nothing counts, neither as positive nor as negative.
-    `classes[label]` is the name of a class, where names are known.
+    `classes[label]` is the name of a class, where names are known; `super_labels` are super-categories, −1 for none.
     """
 
     embeddings: np.ndarray
@@ -42,10 +42,13 @@ class Embedded:
     is_gallery: np.ndarray
     groups: np.ndarray
     classes: np.ndarray | None = None
+    super_labels: np.ndarray | None = None
 
     def evaluate(self, **options: Any) -> Report:
         """The exact ``Report`` under the manifest's query and gallery flags; ``options`` go to ``aurank.evaluate``."""
+        above = self.super_labels
         if self.is_query.all() and self.is_gallery.all():
+            options |= {} if above is None else {"super_labels": above}
             return self.named(evaluate(self.embeddings, self.labels, groups=self.groups, **options))
         query, gallery = self.is_query, self.is_gallery
         for side, rows in (("query", query), ("gallery", gallery)):
@@ -53,6 +56,7 @@ class Embedded:
                 raise UserError(f"none of the {len(rows)} images is a {side}: mark some as such")
         options |= {"ids": self.ids[query], "gallery_ids": self.ids[gallery]}
         options |= {"groups": self.groups[query], "gallery_groups": self.groups[gallery]}
+        options |= {} if above is None else {"super_labels": above[query], "gallery_super_labels": above[gallery]}
         sides = (self.embeddings[query], self.labels[query], self.embeddings[gallery], self.labels[gallery])
         return self.named(evaluate(*sides, **options), query, gallery)
 
@@ -109,7 +113,7 @@ class Embedded:
         usual = {"ids": np.arange(count), "paths": np.array([""] * count), "groups": np.full(count, -1)}
         usual |= {name: np.ones(count, dtype=bool) for name in ("is_query", "is_gallery")}
         classes, content = content.pop("classes", None), usual | content
-        fields = {name: content[name] for name in known if name != "classes"}
+        fields = {name: content[name] for name in known if name in content}
         for name, values in fields.items():
             if values.ndim != (2 if name == "embeddings" else 1) or len(values) != count:
                 expected = "a matrix, one row an item" if name == "embeddings" else f"{count} values, one an embedding"
@@ -282,4 +286,5 @@ def described(manifest: Manifest, rows: np.ndarray, embeddings: np.ndarray) -> E
     labels, paths, classes = manifest.labels[rows], np.array(manifest.paths)[rows], np.array(manifest.classes)
     groups = np.full(len(rows), -1) if manifest.groups is None else manifest.groups[rows]
     roles = {"is_query": manifest.is_query[rows], "is_gallery": manifest.is_gallery[rows]}
-    return Embedded(embeddings, labels, rows, paths, **roles, groups=groups, classes=classes)
+    above = None if manifest.super_labels is None else manifest.super_labels[rows]
+    return Embedded(embeddings, labels, rows, paths, **roles, groups=groups, classes=classes, super_labels=above)

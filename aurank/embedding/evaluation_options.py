@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from aurank.config import Config
+from aurank.data import Manifest
 from aurank.embedding.embed import Embedded
 from aurank.evaluation.probes.result import ProbeResult
 from aurank.evaluation.report import Report
@@ -14,7 +15,9 @@ from aurank.evaluation.two_way import TwoWayReport
 Result = TypeVar("Result", Report, TwoWayReport, ProbeResult)
 _ALL, _LABELS, _PATHS = np.ones(4, dtype=np.bool_), np.array([0, 0, 1, 1]), np.array(["a", "b", "c", "d"])
 _ROWS = np.array([[1, 0], [1, 0.5], [0, 1], [0.5, 1]], dtype=np.float32)
-TRIAL = Embedded(_ROWS, _LABELS, np.arange(4), _PATHS, is_query=_ALL, is_gallery=_ALL, groups=np.full(4, -1))
+TRIAL = Embedded(
+    *(_ROWS, _LABELS, np.arange(4), _PATHS, _ALL, _ALL), groups=np.full(4, -1), super_labels=np.zeros(4, np.int64)
+)
 """Rows that options are tried on, before hours of embedding or training."""
 
 
@@ -32,9 +35,14 @@ def two_way_options(config: Config) -> dict[str, Any]:
     return {name: value for name, value in evaluation_options(config).items() if name not in ("recall_at", "metrics")}
 
 
-def try_evaluation(config: Config) -> None:
+def trial_of(manifest: Manifest) -> Embedded:
+    """Return the rows of a trial, with super-categories only where the data set has some."""
+    return TRIAL if manifest.super_labels is not None else replace(TRIAL, super_labels=None)
+
+
+def try_evaluation(config: Config, manifest: Manifest) -> None:
     """Measure four rows, so that errors come and code is compiled before the first step."""
-    TRIAL.evaluate(**evaluation_options(config))
+    trial_of(manifest).evaluate(**evaluation_options(config))
 
 
 def noted(result: Result, *notes: str) -> Result:

@@ -88,13 +88,16 @@ class Protocol:
         paths, embeddings, labels = self._paths(embedded), embedded.embeddings, np.asarray(embedded.labels)
         information: dict[str, Any] = {"name": self.name, "checksum": self.checksum(paths, labels)}
         information |= {"params": dict(self.params)} if self.params else {}
+        above = embedded.super_labels
         if not self.seeds:
+            options |= {} if above is None else {"super_labels": above}
             return replace(embedded.named(evaluate(embeddings, labels, **options)), protocol=information)
         ordered, classes = _canonical(paths, labels)
         reports = []
         for seed in self.seeds:
             drawn = draw_gallery(classes, seed)
             gallery, query = np.sort(ordered[drawn]), np.sort(ordered[~drawn])
+            options |= {} if above is None else {"super_labels": above[query], "gallery_super_labels": above[gallery]}
             report = evaluate(embeddings[query], labels[query], embeddings[gallery], labels[gallery], **options)
             rows = query[report.per_query["query"]]
             reports.append(replace(report, per_query={**report.per_query, "query": rows}))

@@ -8,26 +8,27 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float64, Shaped
-from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.evaluation.aggregate import MACRO, Classes, average, mean
 from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.calibration.true_positives import pooled_metrics
 from aurank.evaluation.curves import precision_recall_curve
+from aurank.evaluation.engine.grades import check_grades, grades_of, with_grades
 from aurank.evaluation.engine.inputs import (
     Devices,
     Embeddings,
     Integers,
     ProgressCallback,
+    as_array,
     choose_devices,
     numbered,
-    refuse_masked,
 )
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.process_group import ProcessGroup, require_equal
 from aurank.evaluation.engine.ranks import Ranks, rank_positives
+from aurank.evaluation.hierarchy import SuperCategories
 from aurank.evaluation.index.approximate import approximate_report
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.metrics import (
@@ -36,6 +37,7 @@ from aurank.evaluation.metrics import (
     check_names,
     default_metrics,
     first_rank,
+    hierarchical_names,
     last_rank,
     pooled_names,
     query_values,
@@ -57,6 +59,8 @@ def evaluate(
     gallery_ids: Integers | None = None,
     groups: Integers | None = None,
     gallery_groups: Integers | None = None,
+    super_labels: Integers | None = None,
+    gallery_super_labels: Integers | None = None,
     positives: Integers | None = None,
     relevance: Integers | None = None,
     ignore: Integers | None = None,
@@ -85,6 +89,8 @@ def evaluate(
 
     Args:
         embeddings: queries [query, dim]: tensors or NumPy arrays of any real type, memory-mapped too.
+        super_labels: the super-category of each row, −1 for none, for metrics such as h_ap and super:mauprc.
+        gallery_super_labels: of the gallery's rows.
         relevance: for each pair in `positives` a number above 0, its gain in nDCG; other metrics count pairs alike.
         distance: "cosine", "dot" or "euclidean".
         recall_at: every k for recall@k and precision@k; those beyond the gallery are left out, and a note says so.
@@ -118,21 +124,29 @@ def evaluate(
     names = None if metrics is None else check_names(metrics)
     if labels is None and any(name.startswith(MACRO) for name in names or ()):
         raise UserError(f"a metric with {MACRO} is a mean over classes: give the queries' labels")
-    grades = None if relevance is None else _grades(positives, relevance)
+    if (hierarchical := hierarchical_names(names)) and super_labels is None:
+        lacking = "of which there are none: give super_labels, one for each row"
+        raise UserError(f"metric {hierarchical[0]!r} is of super-categories, {lacking}")
+    grades = None if relevance is None else check_grades(positives, relevance)
     group = ProcessGroup(distributed)
     require_equal(group, relevance=relevance)
     steps = PostProcessing.parse(postprocess, distance=distance) if isinstance(postprocess, str) else postprocess
     reordered = (steps is not None and steps.orders_lists) or (codes is not None and codes.rescore is not None)
-    if reordered and (pooled := pooled_names(names)):
-        raise UserError(f"{pooled[0]} has no use where lists are ordered by other scores than all pairs have: drop one")
+    if reordered and (odd := [*pooled_names(names), *hierarchical]):
+        raise UserError(f"{odd[0]} has no use where lists are ordered by other scores than all pairs have: drop one")
+    if hierarchical and group.size > 1:
+        raise UserError(f"{hierarchical[0]} is measured in one process: call evaluate on one rank, distributed=False")
     _check_extras(group, steps, index=index, neighbours=neighbours, codes=codes, distance=distance)
     labels, gallery_labels, classes = numbered(labels, gallery_labels, name="label", gather=group.all_gather)
+    above, gallery_above, _ = numbered(super_labels, gallery_super_labels, name="super_label", gather=group.all_gather)
+    categories = None if above is None else SuperCategories(above, gallery_above)
     ids, gallery_ids, _ = numbered(ids, gallery_ids, name="id", gather=group.all_gather)
     problem = RetrievalProblem(
         embeddings, labels, gallery, gallery_labels, ids, gallery_ids, groups, gallery_groups, positives, ignore, junk
     )
     place = choose_devices(device, embeddings)
-    asked = _Asked(cuts, names, ties, distance, classes, grades, place, backend, max_memory, distributed, progress)
+    how = (place, backend, max_memory, distributed, progress)
+    asked = _Asked(cuts, names, ties, distance, classes, grades, categories, *how)
     ranks, processed = asked.ranks(problem), None
     report = asked.report(problem, ranks, None if steps else resampling)
     if steps is not None:
@@ -162,6 +176,7 @@ class _Asked:
     distance: str
     classes: Shaped[np.ndarray, " name"] | None
     grades: Float64[np.ndarray, " pair"] | None
+    categories: SuperCategories | None
     devices: list[torch.device]
     backend: str
     max_memory: int | str
@@ -185,7 +200,7 @@ class _Asked:
         )
         if self.grades is None or problem.positives is None:
             return ranks
-        return _with_relevance(ranks, problem.positives, self.grades)
+        return with_grades(ranks, grades_of(ranks, problem.positives, self.grades))
 
     def report(self, problem: RetrievalProblem, ranks: Ranks, resampling: Resampling | None = None) -> Report:
         """Return the report of ranks, with notes on what a reader must know."""
@@ -195,12 +210,13 @@ class _Asked:
             beyond = ", ".join(str(k) for k in self.cuts if k not in fitting)
             notes.append(f"recall and precision at {beyond} are left out: no gallery is that large")
         labels = None if problem.labels is None else ranks.labels
-        how: dict[str, Any] = {
-            "distance": self.distance,
-            "max_memory": self.max_memory,
-            "distributed": self.distributed,
-        }
-        pooled, few = pooled_metrics(problem, self.names, device=self.devices[0], **how)
+        how: dict[str, Any] = {"distance": self.distance, "max_memory": self.max_memory}
+        given: dict[str, Any] = {"distributed": self.distributed, "device": self.devices[0]}
+        pooled, few = pooled_metrics(problem, self.names, **given, **how)
+        columns: dict[str, np.ndarray] = {}
+        if self.categories is not None:
+            how |= {"backend": self.backend, "device": self.devices, "progress": self.progress, "ties": self.ties}
+            columns = self.categories.values(problem, ranks.query, self.names or (), **how)
         return build_report(
             ranks,
             recall_at=self.cuts,
@@ -209,6 +225,7 @@ class _Asked:
             labels=labels if labels is None or self.classes is None else self.classes[labels],
             metrics=self.names,
             pooled=pooled,
+            columns=columns,
             notes=[*notes, *few],
             resampling=resampling,
         )
@@ -276,7 +293,7 @@ def _check_extras(
 def _gallery_columns(labels: Integers | None, classes: Shaped[np.ndarray, " name"] | None) -> dict[str, np.ndarray]:
     if labels is None:
         return {}
-    numbers = _array(labels)
+    numbers = as_array(labels)
     return {"label": numbers if classes is None else classes[numbers]}
 
 
@@ -304,6 +321,7 @@ def build_report(
     labels: Shaped[np.ndarray, " query"] | None = None,
     metrics: Iterable[str] | None = None,
     pooled: Mapping[str, float] | None = None,
+    columns: Mapping[str, Float64[np.ndarray, " query"]] | None = None,
     protocol: dict[str, Any] | None = None,
     notes: Iterable[str] = (),
     resampling: Resampling | None = None,
@@ -314,6 +332,7 @@ def build_report(
         labels: of the queries with a positive, in the order of the ranks; without them nothing is averaged by class.
         metrics: names of docs/metrics.md; by default those of `default_metrics` up to the length of the gallery.
         pooled: values of those that ranks do not tell, such as tpr@fpr=1e-3.
+        columns: values per query of those that these ranks do not tell, such as h_ap.
         distance: by which the ranks were made.
         resampling: asks for intervals; where they cannot be had, a note says why.
     """
@@ -323,7 +342,8 @@ def build_report(
     bounds = [mean(average_precision(ranks, ties=rule)) for rule in ("pessimistic", "optimistic")]
     whole = dict(pooled or {})
     held = dict.fromkeys(["mauprc", *(name.removeprefix(MACRO) for name in names if name not in whole)])
-    values = {name: query_values(ranks, name, ties=ties) for name in held}
+    given = columns or {}
+    values = {name: given[name] if name in given else query_values(ranks, name, ties=ties) for name in held}
     classes = None if labels is None else Classes.of(labels)
     return Report(
         metrics={
@@ -350,36 +370,3 @@ def build_report(
         notes=list(notes),
         curve=precision_recall_curve(ranks, ties=ties),
     ).resampled(resampling)
-
-
-def _grades(positives: Integers | None, relevance: Integers) -> Float64[np.ndarray, " pair"]:
-    """Return the grade of each pair in `positives`; UserError unless there is one number above 0 for each, once."""
-    refuse_masked(relevance, "relevance")
-    if positives is None:
-        raise UserError("relevance holds the grade of each pair in positives: give positives too")
-    pairs, grade = _array(positives), _array(relevance)
-    if pairs.ndim == 0 or grade.shape != (len(pairs),) or grade.dtype.kind not in "iuf":
-        raise UserError(f"relevance has shape {grade.shape}, {grade.dtype}: give a number for each pair in positives")
-    wrong = np.flatnonzero(~((grade > 0) & np.isfinite(grade)))
-    if len(wrong):
-        raise UserError(
-            f"relevance of pair {wrong[0]} is {grade[wrong[0]]}: grades are above 0; leave out what is not relevant"
-        )
-    if len(np.unique(pairs, axis=0)) < len(pairs):
-        raise UserError("positives names a pair twice, so that its relevance is not clear: give each pair once")
-    return grade.astype(np.float64)
-
-
-def _with_relevance(ranks: Ranks, positives: Integers, grade: Float64[np.ndarray, " pair"]) -> Ranks:
-    """Return the ranks of these pairs with their grades; of positives that tie, the one worth least comes first."""
-    pairs = _array(positives).astype(np.int64)
-    keys = pairs[:, 0] * ranks.num_gallery + pairs[:, 1]
-    order = np.argsort(keys)
-    query = np.repeat(np.arange(len(ranks.query)), ranks.num_positives)
-    found = order[np.searchsorted(keys[order], ranks.query[query] * ranks.num_gallery + ranks.positive)]
-    worst_first = np.lexsort((grade[found], ranks.at_least, query))
-    return replace(ranks, positive=ranks.positive[worst_first], relevance=grade[found][worst_first])
-
-
-def _array(values: Integers) -> np.ndarray:
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)

@@ -164,6 +164,8 @@ AT_K: dict[str, Callable[[Ranks, int], np.ndarray]] = {
     "mrr@{k}": reciprocal_rank_at,
 }
 NAMES = ("mauprc", *AT_K, *WHOLE)
+HIERARCHICAL = ("h_ap", "h_ndcg")  # of super-categories: aurank.evaluation.hierarchy
+SUPER = "super:"  # before the name of any metric above: the rows of a query's super-category are its positives
 POOLED = "tpr@fpr={rate}"  # of the pairs of all queries; it has no value per query, and is not told by ranks
 RATE = re.compile(r"tpr@fpr=((?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:e-?[0-9]{1,2})?)")
 CUT = re.compile(r"([a-z_]+@)([1-9][0-9]{0,99})(\([a-z]+\))?")
@@ -183,6 +185,12 @@ def split_cut(name: str) -> tuple[str, int]:
     """Return ("recall@{k}", 10) for "recall@10"; ("", 0) for a name that is cut at no k."""
     parts = CUT.fullmatch(name)
     return (f"{parts[1]}{{k}}{parts[3] or ''}", int(parts[2])) if parts else ("", 0)
+
+
+def hierarchical_names(names: Iterable[str] | None) -> list[str]:
+    """Return those that need super-categories, each once, without "macro:"."""
+    bases = dict.fromkeys(name.removeprefix(MACRO) for name in names or ())
+    return [name for name in bases if name in HIERARCHICAL or name.startswith(SUPER)]
 
 
 def pooled_rate(name: str) -> Fraction | None:
@@ -214,17 +222,23 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
         raise UserError("metrics is empty: name at least one, such as mauprc")
     for name in listed:
         base = name.removeprefix(MACRO)
+        if base in HIERARCHICAL:
+            continue
+        base = base.removeprefix(SUPER)
         if name.startswith("tpr@fpr"):
             if pooled_rate(name) is None:
                 raise UserError(f"metric {name!r}: expected a rate between 0 and 1, such as tpr@fpr=1e-3")
         elif base.startswith("tpr@fpr"):
-            raise UserError(f"metric {name!r}: it is of the pairs of all queries, and has no mean over classes")
+            raise UserError(
+                f"metric {name!r}: it is of the pairs of all queries, and has no mean over classes or super-categories"
+            )
         elif base != "mauprc" and base not in WHOLE and split_cut(base)[0] not in AT_K:
             number = re.search(r"[1-9][0-9]{0,99}", base)
-            known = [metric.format(k=number[0] if number else 1) for metric in NAMES]
+            known = [metric.format(k=number[0] if number else 1) for metric in (*NAMES, *HIERARCHICAL)]
             every = ", ".join(NAMES)
             raise UserError(
-                f"unknown metric {name!r}, expected one of {every}, each also as {MACRO}NAME, or {POOLED}"
+                f"unknown metric {name!r}, expected one of {every}, each also as {MACRO}NAME and {SUPER}NAME, "
+                f"{', '.join(HIERARCHICAL)}, or {POOLED}"
                 f"{meant(nearest(base, known, most=3))}"
             )
     return listed

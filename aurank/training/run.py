@@ -142,7 +142,7 @@ def _prepare_loop(config: Config, out: Path, resumed: Resumed | None, listener: 
     if trainer.accelerator.is_main_process:
         if resumed is not None:
             resumed.settle(out, config.train.keep_last)
-        try_evaluation(config)
+        try_evaluation(config, splits.whole)
         write_text(out / "config.yaml", dump_config(trainer.config))
     if config.train.trackers:
         trainer.accelerator.init_trackers("aurank")

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from aurank.data.samplers._base import Chunks, Rows
-from aurank.data.samplers.pk import PKSampler, cut, spread
+from aurank.data.samplers.pk import PKSampler, cut, spread_chunks
 from aurank.errors import UserError
 
 
@@ -69,7 +69,7 @@ class HierarchicalSampler(PKSampler):
         blocks: list[list[Chunks]] = []
         for classes in self._members:
             chunks = [cut(generator.permutation(rows), self.per_class) for rows in classes]
-            packed = spread(chunks, self.batch // self.categories, self.per_class, generator)
+            packed = spread_chunks(chunks, self.batch // self.categories, self.per_class, generator)
             blocks.append([packed[index] for index in generator.permutation(len(packed))])
         batches: list[Chunks] = []
         left = np.array([len(each) for each in blocks])

@@ -73,7 +73,7 @@ class PKSampler(Sampler):
         """Return the batches of one epoch, in random order, each as its chunks."""
         generator = self.generator(epoch)
         chunks = [cut(generator.permutation(rows), self.per_class) for rows in self.classes]
-        batches = spread(chunks, self.batch, self.per_class, generator)
+        batches = spread_chunks(chunks, self.batch, self.per_class, generator)
         least = max(2, self.world_size)
         batches = [pieces for pieces in batches if len(pieces) >= least]
         return [batches[index] for index in generator.permutation(len(batches))]
@@ -98,7 +98,7 @@ def least_number(chunks: Sequence[Chunks], batch: int, per_class: int) -> int:
     return low
 
 
-def spread(chunks: Sequence[Chunks], batch: int, per_class: int, generator: np.random.Generator) -> list[Chunks]:
+def spread_chunks(chunks: Sequence[Chunks], batch: int, per_class: int, generator: np.random.Generator) -> list[Chunks]:
     """Return batches of at most so many rows, each class's chunks in different ones, no more than there is room for."""
     number = least_number(chunks, batch, per_class)
     while True:

@@ -110,6 +110,11 @@ def numbered(
     return left, right, names
 
 
+def as_array(values: Integers) -> np.ndarray:
+    """Return a tensor or a list of numbers as an array."""
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
 def _as_text(values: Integers | None, name: str) -> Shaped[np.ndarray, "..."] | None:
     """Return an array of text, or None where the values are something else."""
     if values is None or isinstance(values, Tensor) or (isinstance(values, np.ndarray) and values.ndim != 1):

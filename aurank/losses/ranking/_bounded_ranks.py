@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from aurank.losses.core.checks import Number, as_number, require_finite, require_number, require_positive
-from aurank.losses.core.pairs import Pairs
+from aurank.losses.core.pairs import Pairs, Positives
 from aurank.losses.ranking._sums import ranking_sums
 from aurank.losses.ranking._sums.plain import Bound
 from aurank.losses.ranking.blackbox_ap import at_least
@@ -62,12 +62,16 @@ def require_not_negative(name: str, value: object) -> float:
     return require_number(name, value, 0 <= as_number(value) < torch.inf, ">= 0")
 
 
+def ascending(positives: Positives) -> Float[Tensor, "query width"]:
+    """Return each query's positive scores in order, behind as many minus infinities as there are paddings."""
+    return positives.similarity.detach().masked_fill(~positives.mask, -torch.inf).sort(dim=1).values
+
+
 def count_ahead(
-    scores: Float[Tensor, "query width"], others: Float[Tensor, "query other"], mask: Bool[Tensor, "query other"]
+    scores: Float[Tensor, "query width"], others: Float[Tensor, "query other"]
 ) -> Float[Tensor, "query width"]:
-    """Return for each score how many of the others in the mask are at least as high; there is no gradient."""
-    ascending = others.detach().masked_fill(~mask, -torch.inf).sort(dim=1).values
-    return at_least(scores.detach(), ascending).to(scores.dtype)
+    """Return for each score how many of the others, which ascend, are at least as high; there is no gradient."""
+    return at_least(scores.detach(), others).to(scores.dtype)
 
 
 @dataclass(frozen=True)

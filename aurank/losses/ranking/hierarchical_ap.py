@@ -21,7 +21,7 @@ from aurank.losses.core.checks import (
 from aurank.losses.core.dtypes import to_device_of
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs, Positives, same_label_index
-from aurank.losses.ranking._bounded_ranks import BoundedRanks, count_ahead
+from aurank.losses.ranking._bounded_ranks import BoundedRanks, ascending, count_ahead
 
 Relevance = Literal["level", "mean_ap"]
 
@@ -114,9 +114,9 @@ class HierarchicalAPLoss(PairLoss):
             query, reference = (to_device_of(pairs.similarity, each) for each in (query, reference))
             less_relevant.append(less_relevant[-1] & (query[:, None] != reference))
         relevances = self._relevances(torch.stack([level.count for level in levels]), pairs.similarity)
-        found = torch.zeros_like(pairs.similarity[:, 0])
+        ordered, found = [ascending(level) for level in levels], torch.zeros_like(pairs.similarity[:, 0])
         for place, (level, less) in enumerate(zip(levels, less_relevant, strict=True)):
-            ahead = [count_ahead(level.similarity, other.similarity, other.mask) for other in levels]
+            ahead = [count_ahead(level.similarity, others) for others in ordered]
             weighed = [
                 torch.minimum(relevances[place], relevance)[:, None] * count
                 for relevance, count in zip(relevances, ahead, strict=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 from aurank.losses.core.checks import Number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.ranking._bounded_ranks import BoundedRanks, Calibration, count_ahead
+from aurank.losses.ranking._bounded_ranks import BoundedRanks, Calibration, ascending, count_ahead
 
 
 class SupAPLoss(PairLoss):
@@ -68,7 +68,7 @@ class SupAPLoss(PairLoss):
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """Return the bound of 1 − AP, with its weight."""
         positives = pairs.positives_and_self if self.official else pairs.positives
-        among = count_ahead(positives.similarity, positives.similarity, positives.mask)
+        among = count_ahead(positives.similarity, ascending(positives))
         rank = among + self.ranks.behind(positives.similarity, pairs.negative_similarity)
         # at least 1 but for padding
         return (1 - self.calibration.weight) * (1 - positives.mean(among / rank.clamp(min=1)))

@@ -10,7 +10,7 @@ from torch import Tensor
 from aurank.losses.core.checks import Number, require_positive
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.ranking._bounded_ranks import BoundedRanks, Calibration, count_ahead
+from aurank.losses.ranking._bounded_ranks import BoundedRanks, Calibration, ascending, count_ahead
 from aurank.losses.ranking.recall_at_k import check_cuts
 
 
@@ -64,7 +64,7 @@ class SupRecallLoss(PairLoss):
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """Return 1 − the mean of recall@k, with its weight."""
         positives = pairs.positives_and_self if self.official else pairs.positives
-        rank = count_ahead(positives.similarity, positives.similarity, positives.mask)
+        rank = count_ahead(positives.similarity, ascending(positives))
         rank = rank + self.ranks.behind(positives.similarity, pairs.negative_similarity)
         count, recall = positives.count.clamp(min=1), torch.zeros_like(rank[:, 0])
         for cut in self.k:

@@ -1,0 +1,46 @@
+"""Graded relevance: how much each positive is worth in nDCG."""
+
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Float64
+
+from aurank.errors import UserError
+from aurank.evaluation.engine.inputs import Integers, as_array, refuse_masked
+from aurank.evaluation.engine.ranks import Ranks
+
+
+def check_grades(positives: Integers | None, relevance: Integers) -> Float64[np.ndarray, " pair"]:
+    """Return the grade of each pair in `positives`; UserError unless there is one number above 0 for each, once."""
+    refuse_masked(relevance, "relevance")
+    if positives is None:
+        raise UserError("relevance holds the grade of each pair in positives: give positives too")
+    pairs, grade = as_array(positives), as_array(relevance)
+    if pairs.ndim == 0 or grade.shape != (len(pairs),) or grade.dtype.kind not in "iuf":
+        raise UserError(f"relevance has shape {grade.shape}, {grade.dtype}: give a number for each pair in positives")
+    wrong = np.flatnonzero(~((grade > 0) & np.isfinite(grade)))
+    if len(wrong):
+        raise UserError(
+            f"relevance of pair {wrong[0]} is {grade[wrong[0]]}: grades are above 0; leave out what is not relevant"
+        )
+    if len(np.unique(pairs, axis=0)) < len(pairs):
+        raise UserError("positives names a pair twice, so that its relevance is not clear: give each pair once")
+    return grade.astype(np.float64)
+
+
+def grades_of(
+    ranks: Ranks, positives: Integers, grade: Float64[np.ndarray, " pair"]
+) -> Float64[np.ndarray, " positive"]:
+    """Return the grade of each positive of the ranks, given those of the pairs that were listed."""
+    pairs = as_array(positives).astype(np.int64)
+    keys = pairs[:, 0] * ranks.num_gallery + pairs[:, 1]
+    order = np.argsort(keys)
+    query = np.repeat(ranks.query, ranks.num_positives)
+    return np.asarray(grade[order[np.searchsorted(keys[order], query * ranks.num_gallery + ranks.positive)]])
+
+
+def with_grades(ranks: Ranks, grades: Float64[np.ndarray, " positive"]) -> Ranks:
+    """Return the ranks with the grade of each positive; of positives that tie, the one worth least comes first."""
+    query = np.repeat(np.arange(len(ranks.query)), ranks.num_positives)
+    worst_first = np.lexsort((grades, ranks.at_least, query))
+    return replace(ranks, positive=ranks.positive[worst_first], relevance=grades[worst_first])
