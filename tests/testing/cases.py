@@ -285,6 +285,9 @@ FURTHER = {
         "fastclip official": lambda **given: FastCLIPLoss(
             SAMPLES, two_way=False, views=SAMPLES, gamma_schedule="constant", rho=0.3, official=True, **given
         ),
+        "hierarchical_ap clustering": lambda **given: HierarchicalAPLoss(
+            [0, 0, 1, 1, 0, -1], clustering=0.1, embedding_dim=6, **given
+        ),
         "hierarchical_ap levels": lambda **given: HierarchicalAPLoss([0, 0, 1, 1, 0, -1], **given),
         "isogclr adam": lambda **given: ISogCLRLoss(SAMPLES, views=SAMPLES, temperature_update="adam", **given),
         "neuclip steps": lambda **given: NeuCLIPLoss(6, two_way=False, num_prototypes=16, **given),

@@ -99,7 +99,8 @@ class HierarchicalAPLoss(PairLoss):
             if self.super_labels is None or embedding_dim is None:
                 raise UserError(f"clustering={clustering!r} needs super_labels and embedding_dim, the proxies' sizes")
             size = len(self.super_labels), require_whole("embedding_dim", embedding_dim)
-            self.proxies = nn.Parameter(normalize(torch.randn(size), dim=1))
+            own = torch.Generator().manual_seed(0)  # so that all processes start alike
+            self.proxies = nn.Parameter(normalize(torch.randn(size, generator=own), dim=1))
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """Return the bound of 1 − H-AP, with its weight."""

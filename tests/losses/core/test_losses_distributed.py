@@ -67,7 +67,7 @@ def part(values: Tensor, rank: int, world: int) -> Tensor:
 def make(name: str, **given: object) -> nn.Module:
     wanted, _ = signature(LOSSES[name])
     arguments = {"class_counts": COUNTS, "num_samples": 100, "embedding_dim": 5, "two_way": False}
-    arguments["num_classes"] = len(COUNTS)
+    arguments |= {"num_classes": len(COUNTS), "super_labels": [0, 0, 1, 1, -1]}
     torch.manual_seed(0)  # of the proxies
     # its defaults are for batches of 700, and a training that tells where it stands
     quick = {"rho": 0.3, "gamma_schedule": "constant"} if name == "fastclip" else {}
@@ -99,15 +99,15 @@ def run(loss: nn.Module, way: str, rank: int, world: int) -> list[Tensor]:
     return results
 
 
+WITHOUT_REFERENCES = [*PROXIES, "coding_rate"]
 FEW = ["soprc", "emc2", "neuclip"]  # for ways in which losses do not differ
 
 
 def cases(world: int) -> dict[str, tuple[nn.Module, str]]:
     """Every loss with references and a memory for two processes, a few without and with a miner, and for three."""
     names = NAMES if world == 2 else FEW
-    ways = [(name, "plain" if name in PROXIES else "references") for name in names] + [
-        (name, way) for name in FEW for way in ("plain", "miner")
-    ]
+    ways = [(name, "plain" if name in WITHOUT_REFERENCES else "references") for name in names]
+    ways += [(name, way) for name in FEW for way in ("plain", "miner")]
     found = {f"{name} {way}": (make(name, distributed="auto"), way) for name, way in ways}
     for name in [name for name in names if name not in PROXIES] if world == 2 else FEW[:1]:
         memory = CrossBatchMemory(make(name), embedding_size=5, memory_size=50, start_at=1, distributed="auto")
