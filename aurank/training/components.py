@@ -27,7 +27,10 @@ CHOICES = {
             {"class_counts", "num_classes", "num_samples", "embedding_dim", "super_labels", "distributed"}
         ),
         trial={
-            **{"class_counts": np.array([4, 4]), "num_classes": 2, "num_samples": 8, "embedding_dim": 8},
+            "class_counts": np.array([4, 4]),
+            "num_classes": 2,
+            "num_samples": 8,
+            "embedding_dim": 8,
             "super_labels": np.array([0, 0]),
         },
     ),
