@@ -73,7 +73,7 @@ def write_world(folder: Path) -> aurank.TrainResult:
     small_index(folder / "photos", folder / "index")
     write_table(folder)
     (photos,) = [
-        block.code for block in blocks("yaml") if "root: photos" in block.code and "name: folder" in block.code
+        block.code for block in blocks("yaml") if re.search("name: folder.*root: photos.*optim:", block.code, re.DOTALL)
     ]
     (folder / "mine.yaml").write_text(photos, encoding="utf-8")
     weights = timm.create_model("test_efficientnet", pretrained=False).state_dict()
