@@ -62,7 +62,10 @@ def checkpoint_gradients(encoder: Encoder, name: str) -> None:
     """Have the backbone compute its activations again in the backward pass; raise UserError where it cannot."""
     network: Any = network_of(encoder.backbone)
     try:
-        if hasattr(network, "gradient_checkpointing_enable"):
+        # transformers calls it activation checkpointing since version 5, and warns of the other name.
+        if hasattr(network, "activation_checkpointing_enable"):
+            network.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        elif hasattr(network, "gradient_checkpointing_enable"):
             network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         else:
             network.set_grad_checkpointing(True)

@@ -15,6 +15,7 @@ from aurank.embedding.from_config import build_encoder, fill_preprocessing
 from aurank.errors import UserError
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
+from aurank.models.tuning import add_lora, checkpoint_gradients, freeze, layer_scales, merge_lora
 from aurank.training.components import read_config
 
 pytestmark = pytest.mark.slow
@@ -141,3 +142,58 @@ def test_a_tower_of_open_clip_has_the_features_of_its_adapter(tmp_path: Path) ->
     assert filled.normalise is not None
     assert filled.normalise.mean == open_clip.OPENAI_DATASET_MEAN
     assert filled.interpolation == "area"
+
+
+@pytest.mark.parametrize("kind", ["dinov2", "clip"])
+def test_a_tower_is_tuned_as_timms_backbones_are(kind: str, tmp_path: Path) -> None:
+    name = f"transformers:{folder_of(tmp_path, kind)}"
+    plain, other = Encoder(name, dim=8), Encoder(name, dim=8)
+    other.load_state_dict(plain.state_dict())
+    checkpoint_gradients(other, name)
+    images = torch.rand(2, 3, 32, 32)
+    for encoder in (plain, other):
+        encoder.train()(images)[:, 0].sum().backward()
+    for first, second in zip(plain.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(first.grad, second.grad)
+    assert len({round(scale, 4) for scale in layer_scales(plain, 0.5, name).values()}) == 3
+    layer = (
+        next(key for key, _ in plain.named_parameters() if ".0." in key)
+        .split(".0.")[0]
+        .split("backbone.model.model.")[1]
+    )
+    freeze(plain, [f"{layer}.0"])
+    assert not any(value.requires_grad for key, value in plain.named_parameters() if f"{layer}.0." in key)
+
+
+def test_a_tower_takes_adapters(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    encoder = Encoder(f"transformers:{folder_of(tmp_path)}", dim=8).eval()
+    names, images = encoder.state_dict().keys(), torch.rand(2, 3, 32, 32)
+    expected = encoder(images)
+    add_lora(encoder, rank=2, alpha=4.0)
+    assert sum("lora_A" in key for key in encoder.state_dict()) == 6  # query, key and value of two layers
+    torch.testing.assert_close(encoder(images), expected)
+    merge_lora(encoder)
+    assert encoder.state_dict().keys() == names
+
+
+def test_a_file_of_open_clip_gives_timms_network_the_same_features(tmp_path: Path) -> None:
+    open_clip = pytest.importorskip("open_clip")
+    model = open_clip.create_model("ViT-S-32-alt").eval()
+    torch.save({"state_dict": {f"module.{key}": value for key, value in model.state_dict().items()}}, tmp_path / "e.pt")
+    model.visual.proj = None
+    sizes = {"embed_dim": 384, "num_heads": 6, "global_pool": "token"}
+    encoder = Encoder("vit_base_patch32_clip_224", weights=str(tmp_path / "e.pt"), params=sizes).eval()
+    images = torch.rand(2, 3, 224, 224)
+    with torch.inference_mode():
+        torch.testing.assert_close(encoder.backbone(images), model.visual(images), rtol=1e-4, atol=1e-4)
+
+
+def test_a_tower_of_open_clip_is_tuned_too() -> None:
+    pytest.importorskip("open_clip")
+    encoder = Encoder("open_clip:ViT-S-32-alt", dim=8, pretrained=False)
+    checkpoint_gradients(encoder, "open_clip")
+    assert min(layer_scales(encoder, 0.5, "open_clip").values()) == 0.5**12
+    freeze(encoder, ["conv1", "transformer.resblocks.0"])
+    encoder(torch.rand(2, 3, 224, 224))[:, 0].sum().backward()
+    assert {key.split(".")[2] for key, value in encoder.named_parameters() if not value.requires_grad} >= {"conv1"}

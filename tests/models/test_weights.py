@@ -144,6 +144,8 @@ def test_files_that_are_no_weights_are_told_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"is no file of weights alone \(.*\); name a file") as caught:
             read_weights(tmp_path / name)
         assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"a.pth is no file of weights alone \(torch cannot read it\)"):
+        read_weights(tmp_path / "a.pth")
     with pytest.raises(UserError, match="holds several files of weights"):
         read_weights(tmp_path)
     with pytest.raises(UserError, match=r"no file or folder of weights at .*none"):

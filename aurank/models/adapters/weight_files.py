@@ -135,8 +135,11 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _said(error: Exception) -> str:
-    named = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
-    return first_line(error) if named is None else f"to load it would run {named[1]}"
+    if not isinstance(error, pickle.UnpicklingError):
+        return first_line(error)
+    # torch's own words advise to load it with all that it would run.
+    named = re.search(r"GLOBAL (\S+)", str(error))
+    return "torch cannot read it" if named is None else f"to load it would run {named[1]}"
 
 
 def _containers(content: Mapping[Any, Any], name: str, depth: int) -> Iterator[tuple[str, Tensors]]:
