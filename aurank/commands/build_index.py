@@ -14,7 +14,7 @@ from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.commands.search import ImageIndex
 from aurank.config import DataConfig
 from aurank.data import ImageSource, Manifest
-from aurank.embedding.embed import Embedded, ModelImages
+from aurank.embedding.embed import Embedded
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.index_folder import ABOUT, describe_source, write_index_folder, writing
 from aurank.embedding.index_rows import EXACT, IndexedRows, Table, change_rows, index_rows, measured_recall
@@ -85,7 +85,7 @@ def build_index(
         steps = fitted_on_training(steps, prepared)
     embedded, notes = prepared.embed()
     running.tell(*prepared.remarks, *notes[1:])
-    stored = stored_of(prepared)
+    stored = prepared.stored()
     with writing(out):
         _require_free(out, overwrite=overwrite)
         source = prepared.dataset.manifest.source
@@ -259,12 +259,6 @@ def _numbered_source(sources: list[dict[str, str]], source: ImageSource) -> tupl
 
 def _write(folder: Path, about: dict[str, Any], rows: IndexedRows, model: StoredModel | None = None) -> dict[str, Any]:
     return write_index_folder(folder, {**about, "recall": measured_recall(rows, seed=about["seed"])}, rows, model)
-
-
-def stored_of(prepared: PreparedModel) -> StoredModel:
-    """Return a prepared model as it is stored."""
-    loaded = prepared.dataset.model if isinstance(prepared.dataset, ModelImages) else None
-    return StoredModel(prepared.name, prepared.module, prepared.config, loaded)
 
 
 def _digest(source: ImageSource, path: str) -> str:

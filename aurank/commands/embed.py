@@ -1,13 +1,18 @@
 """Embeddings of images: what ``aurank embed`` calls."""
 
+from dataclasses import replace
+
+import numpy as np
+
 from aurank.commands.run_options import RunOptions, prepare_model, split_name
 from aurank.embedding.embed import Embedded
 from aurank.embedding.select_images import ImageSelection
+from aurank.embedding.trained_model import made_by
 from aurank.errors import UserError
 
 
 def embed_model(model: str, images: ImageSelection | None = None, *, running: RunOptions | None = None) -> Embedded:
-    """Return the embeddings of the images chosen, under the model's own preprocessing.
+    """Return the embeddings of the images chosen, under the model's own preprocessing; they remember what made them.
 
     Args:
         model, images, running: as for `evaluate_model`.
@@ -31,4 +36,6 @@ def embed_model(model: str, images: ImageSelection | None = None, *, running: Ru
     prepared = prepare_model(model, images, running)
     embedded, notes = prepared.embed()
     running.tell(*prepared.remarks, *notes[1:])
-    return embedded
+    stored = prepared.stored()
+    source = made_by(model, stored.module, stored.preprocessing)
+    return replace(embedded, made_by=np.array(source.text))

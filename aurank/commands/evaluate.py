@@ -9,11 +9,12 @@ from aurank.commands.postprocess import fitted_on_training, read_postprocessing
 from aurank.commands.report import Measurement
 from aurank.commands.run_options import RunOptions, prepare_model, split_name
 from aurank.data import Manifest
+from aurank.data.saved_embeddings import EmbeddingSource
 from aurank.embedding.embed import Embedded
 from aurank.embedding.evaluation_options import TRIAL, noted, trial_of
 from aurank.embedding.manifest_from_config import require_distinct, require_likely_classes, require_room_for
 from aurank.embedding.protocols import Protocol
-from aurank.embedding.select_images import ImageSelection, require_comparable, select
+from aurank.embedding.select_images import ALL, ImageSelection, require_comparable, select
 from aurank.errors import UserError
 from aurank.evaluation.calibration.calibrate import Aim, Calibration, calibrate
 from aurank.evaluation.engine.inputs import byte_count
@@ -41,7 +42,8 @@ def evaluate_model(
     Args:
         model: ``aurank:DIR/best``, a name as for ``aurank.models.adapters.by_name.load_model``, ``embeddings:FILE``, or
             ``trec:RUN``, a file of ranked lists.
-        images: with ``embeddings:FILE`` at most a protocol, whose data, read too, must be what was embedded.
+        images: with ``embeddings:FILE`` at most a protocol, whose data, read too, must be what was embedded, or a split
+            that the file knows of; of several it is the test split.
         labels: for ``embeddings:FILE.npy``: the file of their labels; for ``trec:RUN`` the qrels.
         trec_run: a file to write the nearest 1000 images of each query to, with the qrels beside it, for trec_eval: by
             the images' paths, or by their ids where no paths are known.
@@ -178,22 +180,35 @@ def saved_embeddings(
     model: str, path: Path, labels: Path | None, images: ImageSelection, protocol: Protocol | None
 ) -> tuple[Embedded, list[str]]:
     """Return the embeddings of a file, with notes on them; raise UserError for options that choose images."""
-    given = [option for option in images.given if option != _KEEP]
+    split_option = f"--split {images.split}"
+    given = [option for option in images.given if option not in (_KEEP, split_option)]
     if given and protocol is None:
         raise UserError(f"{given[0]} has no use with --model {model}: saved embeddings bring their own labels")
     embedded = Embedded.load(path, labels)
+    several = embedded.splits is not None and len(set(embedded.splits.tolist())) > 1
+    if images.split is not None and embedded.splits is None:
+        raise UserError(f"{split_option} has no use with --model {model}: {path} holds no array 'splits'")
+    notes = []
+    split = images.split or ("test" if several and protocol is None else ALL)
+    if split != ALL and embedded.splits is not None:
+        rows = embedded.splits == split
+        if not rows.any():
+            held = ", ".join(dict.fromkeys(embedded.splits.tolist()))
+            raise UserError(f"{path} has no embeddings of split {split!r}, only of {held}; choose one with --split")
+        notes.append(f"split {split}: {int(rows.sum()):,} of {len(rows):,} rows")
+        embedded = embedded.select(rows)
     again = [name for name, count in Counter(embedded.paths.tolist()).items() if name and count > 1]
     if again and _KEEP not in images.overrides:
         raise UserError(f"{path} holds image {again[0]!r} twice; embed each image once, or add {_KEEP}")
     if protocol is not None:
         protocol.require_same(embedded, select(images, None).images)
-    return embedded, [f"model {model}; {len(set(embedded.labels.tolist())):,} classes"]
+    return embedded, [f"model {model}; {len(set(embedded.labels.tolist())):,} classes", *notes]
 
 
 def embed_chosen(
     model: str, images: ImageSelection, protocol: Protocol | None, running: RunOptions, options: dict[str, Any]
-) -> tuple[dict[str, Any], Embedded, list[str], Manifest]:
-    """Return the options with those of the model, its embeddings of the images chosen, notes, and the images."""
+) -> tuple[dict[str, Any], Embedded, list[str], Manifest | None]:
+    """Return the options with those of the model, its embeddings of what was chosen, notes, and the images, if any."""
     prepared = prepare_model(model, images, running)
     manifest = prepared.dataset.manifest
     require_comparable(manifest)
@@ -208,7 +223,8 @@ def embed_chosen(
     if (steps := options.get("postprocess")) is not None:
         options["postprocess"] = fitted_on_training(steps, prepared)
     embedded, notes = prepared.embed()
-    return options, embedded, [notes[0], *prepared.remarks, *notes[1:]], manifest
+    measured = None if isinstance(manifest.source, EmbeddingSource) else manifest
+    return options, embedded, [notes[0], *prepared.remarks, *notes[1:]], measured
 
 
 def _evaluate_run(model: str, qrels: Path | None, given: list[str], options: dict[str, Any]) -> Report:

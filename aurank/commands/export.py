@@ -14,6 +14,7 @@ from torch import nn
 from aurank.commands.postprocess import training_images
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.config import Config
+from aurank.config.cross_checks import NO_BACKBONE
 from aurank.data import Manifest, Pipeline
 from aurank.embedding.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.embedding.choices import read_trained
@@ -21,6 +22,7 @@ from aurank.embedding.embed import Embedded, ModelImages, embed
 from aurank.embedding.from_config import build_transform
 from aurank.embedding.manifest_from_config import read_manifest, require_distinct, require_room_for
 from aurank.embedding.select_images import ImageSelection
+from aurank.embedding.trained_model import is_head
 from aurank.errors import AurankError, UserError, first_line
 from aurank.exporting.card import Facts, describe_begun_licence, describe_training, write_card
 from aurank.exporting.check import TOLERANCE, Check, Measured, all_metrics, describe_change
@@ -121,9 +123,12 @@ def export_model(
     running = dataclasses.replace(running, device=running.device or "cpu", cache=None)
     running.torch_device  # noqa: B018  # refused before anything is read
     checkpoint, images = checkpoint.removeprefix("aurank:"), images or ImageSelection()
-    prepared = prepare_model(f"aurank:{checkpoint}", images, running)
     state = load_checkpoint(resolve_checkpoint(checkpoint))
+    if is_head(state) and not images.takes_images:
+        said = "it was trained on embeddings, and takes images behind the backbone that made them"
+        raise UserError(f"{checkpoint}: {said}; name images to check the export with, --data READER:PATH")
     trained = read_trained(state["config"])
+    prepared = prepare_model(f"aurank:{checkpoint}", images, running)
     config, encoder = prepared.config, prepared.module
     assert config is not None
     assert isinstance(encoder, Encoder)
@@ -292,7 +297,9 @@ def _calibration(prepared: PreparedModel, trained: Config, *, is_own: bool) -> l
 
 
 def _trained_on(config: Config) -> Manifest | None:
-    """Return the training images of a run's own data, None where they are gone."""
+    """Return the training images of a run's own data, None where they are gone, or were none."""
+    if config.model.backbone == NO_BACKBONE:
+        return None
     try:
         whole = read_manifest(config.data, seed=config.seed)
     except UserError:

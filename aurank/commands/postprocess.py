@@ -21,7 +21,7 @@ def read_postprocessing(text: str, *, distance: str = "cosine", fit_on: Path | N
     Args:
         text: such as "center, query_expansion:k=5", or the name of a .safetensors file that was written before.
         distance: of the evaluation.
-        fit_on: a file of embeddings (.npz or .npy) of training images.
+        fit_on: a file of embeddings (.npz or .npy) of training images, or of several splits, which it names.
 
     Raises:
         UserError: for steps that are none, a file that is none, or `fit_on` without a step that learns.
@@ -40,6 +40,10 @@ def read_postprocessing(text: str, *, distance: str = "cosine", fit_on: Path | N
     rows = content.get("embeddings", content.get(""))
     if rows is None:
         raise UserError(f"--fit-on {fit_on} holds no array 'embeddings', only {', '.join(content) or 'nothing'}")
+    if (splits := content.get("splits")) is not None and splits.shape == rows.shape[:1]:
+        rows = rows[splits == "train"]
+        if not len(rows):
+            raise UserError(f"--fit-on {fit_on} holds no rows of the split train; name a file that does")
     return steps.fit(rows)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from aurank.config import Config, DataConfig
+from aurank.config.cross_checks import NO_BACKBONE
 from aurank.config.schema import EvaluateConfig
 from aurank.data import ImageDataset, Manifest
 from aurank.embedding.cache import EmbeddingCache, Say, data_sha256, weights_sha256
@@ -17,11 +18,12 @@ from aurank.embedding.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import Embedded, ModelImages, embed
 from aurank.embedding.evaluation_options import evaluation_options
-from aurank.embedding.from_config import build_dataset, build_transform, with_preprocessing
+from aurank.embedding.from_config import build_dataset, build_transform, with_features, with_preprocessing
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import ImageSelection, describe_split, select
-from aurank.embedding.trained_model import encoder_of
+from aurank.embedding.stored_model import StoredModel
+from aurank.embedding.trained_model import encoder_of, is_head, with_backbone
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import ProgressCallback
 from aurank.models.adapters.by_name import ADAPTERS, check_model, load_model
@@ -125,6 +127,11 @@ class PreparedModel:
             own.pop("recall_at", None)
         return {**own, **given}
 
+    def stored(self) -> StoredModel:
+        """Return the model as it is stored, or remembered."""
+        loaded = self.dataset.model if isinstance(self.dataset, ModelImages) else None
+        return StoredModel(self.name, self.module, self.config, loaded)
+
     def embed(self, manifest: Manifest | None = None) -> tuple[Embedded, list[str]]:
         """Return the embeddings of the images chosen, or of others, and notes on them; what is cached is read."""
         dataset = self.dataset if manifest is None else self.dataset_of(manifest)
@@ -148,6 +155,13 @@ def prepare_model(model: str, images: ImageSelection, running: RunOptions) -> Pr
     checkpoint = load_checkpoint(resolve_checkpoint(what)) if kind == "aurank" else None
     if checkpoint is None:
         check_model(model, allow_code=running.allow_code)
+    elif images.takes_images:
+        checkpoint = with_backbone(checkpoint, what)
+    if images.takes_embeddings and (checkpoint is None or not is_head(checkpoint)):
+        raise UserError(
+            f"--data {images.data} holds embeddings, which {model} does not take: measure them with --model "
+            f"embeddings:FILE, or name images"
+        )
     selected = select(images, checkpoint)
     data, config, remarks = selected.data, None, describe_split(images, selected)
     dataset_of: Callable[[Manifest], ImageDataset]
@@ -161,6 +175,7 @@ def prepare_model(model: str, images: ImageSelection, running: RunOptions) -> Pr
     else:
         saved = read_trained(checkpoint["config"])
         config = with_preprocessing(saved.model_copy(update={"data": data}), saved)  # where it was set to null
+        config = with_features(config, manifest)
         module = encoder_of(checkpoint, config, what)
         description = describe_model(config)
         dataset_of = partial(build_dataset, config.data, train=False)
@@ -176,6 +191,8 @@ def refuse_preprocessing(images: ImageSelection, model: str) -> None:
 
 def describe_model(config: Config) -> str:
     """Return all that decides an embedding of a model that was trained here, beside its weights and the images."""
+    if config.model.backbone == NO_BACKBONE:
+        return repr(config.model)
     return f"{config.model!r} {build_transform(config.data, train=False)!r}"
 
 

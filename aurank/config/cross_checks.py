@@ -21,6 +21,33 @@ TOWERS = ("open_clip", "transformers")
 # Of the transform "multi_crop", where ``data.train_transform.params`` leaves them out.
 CROPS = {"local_size": 96, "global_views": 2}
 
+# The reader of saved embeddings, and what stands for the backbone that made them.
+EMBEDDINGS, NO_BACKBONE = "embeddings", "none"
+
+# Keys that saved embeddings have no use for, with the values that say nothing.
+OF_IMAGES: dict[str, Any] = {
+    "data.views": 1,
+    "data.normalise": None,
+    "data.interpolation": None,
+    "data.train_transform.name": "crop_flip",
+    "data.train_transform.params": {},
+    "data.test_transform.name": "center",
+    "data.test_transform.params": {},
+    "data.image_size": 224,
+    "data.channels": 3,
+    "model.pooling": "avg",
+    "model.params": {},
+    "model.freeze_batch_norm": False,
+    "model.channels_last": False,
+    "model.discard_head": False,
+    "model.text": None,
+    "model.weights": None,
+    "model.freeze": None,
+    "model.lora": None,
+    "model.gradient_checkpointing": False,
+    "optim.layer_decay": None,
+}
+
 
 def lookup(tree: Any, keys: Sequence[str | int]) -> Any:
     """Return the value below these keys of nested mappings and lists, or None."""
@@ -42,7 +69,7 @@ def terms_of(loss: Any) -> list[tuple[str, dict[str, Any]]]:
 
 def contradictions(look: Look) -> Found:
     """Yield keys that are right alone but not together, each with a message."""
-    for check in (_steps, _batch, _images, _network, _losses, _texts):
+    for check in (_steps, _batch, _images, _network, _losses, _texts, _saved_embeddings):
         yield from check(look)
 
 
@@ -190,6 +217,28 @@ def _texts(look: Look) -> Found:
                 yield f"model.text.{key}", text
     elif width is not None and heads is not None and width % heads:
         yield "model.text.width", f"got {width}, expected a multiple of model.text.heads = {heads}"
+
+
+def _saved_embeddings(look: Look) -> Found:
+    """Yield what saved embeddings have no use for: they are not decoded, and their backbone is done."""
+    backbone = look("model.backbone")
+    if look("data.name") != EMBEDDINGS:
+        if backbone == NO_BACKBONE and look("data.name") is not None:
+            yield "model.backbone", f"got '{NO_BACKBONE}', which is for data.name={EMBEDDINGS}; name a backbone"
+        return
+    reason = f"data.name={EMBEDDINGS} holds what a backbone gave"
+    if backbone not in (None, NO_BACKBONE):
+        yield "model.backbone", f"got {backbone!r}, expected {NO_BACKBONE}: {reason}; leave it out"
+    if look("data.train_labels") == "image":
+        yield "data.train_labels", f"got 'image', expected 'class': {reason}, and it has no views; leave it out"
+    for path, usual in OF_IMAGES.items():
+        if (value := look(path)) is not None and value != usual:
+            yield path, f"got {_short(value)}, which has no use: {reason} of images; leave it out"
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else shown[:60] + "…"
 
 
 def _is_whole(value: Any) -> TypeGuard[int]:

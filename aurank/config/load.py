@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from aurank.config.components import Choices, check_component, expectation
-from aurank.config.cross_checks import Look, contradictions, lookup, one_way_loss
+from aurank.config.cross_checks import EMBEDDINGS, NO_BACKBONE, Look, contradictions, lookup, one_way_loss
 from aurank.config.messages import HIGH, ConfigError, KeyPath, Problems, dotted, one_of, show, unknown_key, wrong_value
 from aurank.config.reading import Tree, parse_yaml, plain_tree, read_file, write_yaml
 from aurank.config.schema import DEFAULT_NAMES, LIST, ONE, Config, DataConfig, DataSection, Sections, known_keys
@@ -184,6 +184,8 @@ def _fill(tree: Tree, schema: type[Sections]) -> None:
                 holder[last] = {}
             if isinstance(holder[last], dict) and path in DEFAULT_NAMES:
                 holder[last].setdefault("name", DEFAULT_NAMES[path])
+    if lookup(tree, ("data", "name")) == EMBEDDINGS and isinstance(model := tree.get("model"), dict):
+        model.setdefault("backbone", NO_BACKBONE)
 
 
 def _known(tree: Tree, choices: Mapping[str, Choices]) -> list[KeyPath]:

@@ -192,6 +192,15 @@ class LoraConfig(Strict):
     targets: Names | None = key(None, "Ends of the names of layers; null: linear ones into attention.", min_length=1)
 
 
+class SavedFeatures(Strict):
+    """What a head was trained on in place of a backbone: taken from the file of embeddings, to be found again."""
+
+    width: Count = Field(description="Numbers of a row.")
+    model: str | None = key(None, "The model that made them, as --model takes it; null: nobody knows.")
+    weights_sha256: str | None = key(None, "Digest of its weights.")
+    preprocessing: str | None = key(None, "How images were shown to it, in words.")
+
+
 class ModelConfig(Strict):
     """The encoder: backbone, pooling, projection.
 
@@ -200,7 +209,9 @@ class ModelConfig(Strict):
         512
     """
 
-    backbone: str = key("resnet18", "Name of a timm model, open_clip:NAME or transformers:NAME.", min_length=1)
+    backbone: str = key(
+        "resnet18", "Name of a timm model, open_clip:NAME or transformers:NAME; none: a head alone.", min_length=1
+    )
     pretrained: bool = key(True, "Start from published weights (fetched once) or at random.")
     weights: str | None = key(None, "File or folder of weights of the backbone, in place of pretrained.", min_length=1)
     dim: int = key(512, "Length of an embedding, as the loss sees it.", ge=1, le=65536)
@@ -216,6 +227,7 @@ class ModelConfig(Strict):
     init_from: str | None = key(None, "Checkpoint to take the first weights from.", min_length=1)
     params: Params = key({}, "Further arguments of timm.create_model.")
     text: TextConfig | None = key(None, "Encoder of texts, trained too; null: images alone.")
+    features: SavedFeatures | None = key(None, "Of saved embeddings, filled in (data.name=embeddings).")
 
 
 class OptimConfig(Strict):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from aurank.config import Config
+from aurank.config.cross_checks import EMBEDDINGS
 from aurank.config.messages import one_line
 from aurank.data.transforms.base import AREA, usual_look
 from aurank.embedding._checksums import DamageError, check_archive, checksums, first_difference, require_small
@@ -87,7 +88,7 @@ def as_trained(content: dict[str, Any], *, resumed: bool = False) -> dict[str, A
     """
     content = {**content, "model": _with_weights(content.get("model"))} if "model" in content else content
     data = content.get("data")
-    if not isinstance(data, dict) or data.get("normalise") is not None:
+    if not isinstance(data, dict) or data.get("normalise") is not None or data.get("name") == EMBEDDINGS:
         return content
     data, channels, given = dict(data), data.get("channels", 3), {}
     looks = []

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aurank.config import Choices, Config, DataConfig, known_keys, load_config, load_data_config
+from aurank.config.cross_checks import NO_BACKBONE
 from aurank.data import READERS, TRANSFORMS
 from aurank.errors import UserError
 from aurank.evaluation.metrics import check_names
@@ -13,7 +14,8 @@ from aurank.models.adapters.towers import check_tower, is_tower
 from aurank.models.encoder import FILLED
 
 # Names that timm is known to have: importing timm takes seconds, so it is asked about all others only.
-KNOWN_BACKBONES = {known_keys()["model", "backbone"].default, "resnet10t", "resnet18", "resnet50", "resnet50.tv_in1k"}
+_COMMON = ("resnet10t", "resnet18", "resnet50", "resnet50.tv_in1k")
+KNOWN_BACKBONES = {known_keys()["model", "backbone"].default, NO_BACKBONE, *_COMMON}
 _TRANSFORMS = Choices(
     TRANSFORMS,
     filled=frozenset({"image_size", "channels", "mean", "std", "interpolation"}),
@@ -50,7 +52,7 @@ def wrong_names(look: Callable[[str], Any]) -> list[tuple[str, str]]:
     checks: list[tuple[str, Callable[[Any], object], Any]] = []
     if isinstance(backbone, str) and is_tower(backbone):
         checks.append(("model.backbone", check_tower, backbone))
-    elif isinstance(backbone, str) and (backbone not in KNOWN_BACKBONES or params):
+    elif isinstance(backbone, str) and (backbone not in KNOWN_BACKBONES or (params and backbone != NO_BACKBONE)):
         if (complaint := unknown_backbone(backbone)) is not None:
             found.append(("model.backbone", complaint))
         elif isinstance(params, dict) and not backbone.startswith(HUBS):

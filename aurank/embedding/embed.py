@@ -11,10 +11,10 @@ from jaxtyping import Int64
 from PIL import Image
 from torch import nn
 
-from aurank.arrays import load_arrays
 from aurank.data import Batch, BatchLoader, ImageDataset, Manifest, Pipeline
 from aurank.data.dataset import Key
 from aurank.data.decode import MAX_PIXELS, quiet_decoding
+from aurank.data.saved_embeddings import read_arrays
 from aurank.embedding.cache import EmbeddingCache, Piece
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import ProgressCallback
@@ -23,7 +23,6 @@ from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.report import Report
 from aurank.files import replacing
 from aurank.models.adapters.loading import ImageModel
-from aurank.names import meant, nearest
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +31,7 @@ class Embedded:
 
     Of a query's own label and group (a camera, −1 for none), nothing counts, neither as positive nor as negative.
     `classes[label]` is the name of a class, where names are known; `super_labels` are super-categories, −1 for none.
+    `splits` and `made_by`, the text of a ``MadeBy``, may be known too.
     """
 
     embeddings: np.ndarray
@@ -43,6 +43,8 @@ class Embedded:
     groups: np.ndarray
     classes: np.ndarray | None = None
     super_labels: np.ndarray | None = None
+    splits: np.ndarray | None = None
+    made_by: np.ndarray | None = None
 
     def evaluate(self, **options: Any) -> Report:
         """The exact ``Report`` under the manifest's query and gallery flags; ``options`` go to ``aurank.evaluate``."""
@@ -59,6 +61,12 @@ class Embedded:
         options |= {} if above is None else {"super_labels": above[query], "gallery_super_labels": above[gallery]}
         sides = (self.embeddings[query], self.labels[query], self.embeddings[gallery], self.labels[gallery])
         return self.named(evaluate(*sides, **options), query, gallery)
+
+    def select(self, rows: np.ndarray) -> "Embedded":
+        """Return some rows, by a mask or by places."""
+        whole = ("classes", "made_by")
+        held = {name: values for name, values in vars(self).items() if values is not None and name not in whole}
+        return replace(self, **{name: values[rows] for name, values in held.items()})
 
     def problem(self) -> RetrievalProblem:
         """Return the same question as `evaluate` answers, for what needs no report."""
@@ -93,64 +101,9 @@ class Embedded:
     def load(path: Path, labels: Path | None = None) -> "Embedded":
         """Embeddings from an ``.npz`` (``embeddings``, ``labels``, if wanted the rest), or an ``.npy`` with ``labels``.
 
-        An ``.npy`` of embeddings is mapped, not read. Without ``ids``, rows are counted; without flags, every row is
-        query and gallery; without ``groups`` there are none. Raises UserError for anything else.
+        What may be left out, and what is refused, is that of ``read_arrays``.
         """
-        known = list(Embedded.__dataclass_fields__)
-        content = {name or "embeddings": values for name, values in load_arrays(path).items()}  # "" that of an .npy
-        for name in content:
-            if name not in known:
-                what = f"which means nothing here{meant(nearest(name, known))}; known are {', '.join(known)}"
-                raise UserError(f"{path} holds an array {name!r}, {what}")
-        if labels is not None:
-            if "labels" in content:
-                raise UserError(f"{path} holds labels of its own: leave out --labels {labels}, or the array")
-            content["labels"] = _read_labels(labels)
-        for name, remedy in (("embeddings", ""), ("labels", "; give them with --labels FILE.npy")):
-            if name not in content:
-                raise UserError(f"{path} holds no array {name!r}, only {', '.join(content) or 'nothing'}{remedy}")
-        count = len(np.atleast_1d(content["embeddings"]))
-        usual = {"ids": np.arange(count), "paths": np.array([""] * count), "groups": np.full(count, -1)}
-        usual |= {name: np.ones(count, dtype=bool) for name in ("is_query", "is_gallery")}
-        classes, content = content.pop("classes", None), usual | content
-        fields = {name: content[name] for name in known if name in content}
-        for name, values in fields.items():
-            if values.ndim != (2 if name == "embeddings" else 1) or len(values) != count:
-                expected = "a matrix, one row an item" if name == "embeddings" else f"{count} values, one an embedding"
-                raise UserError(f"{path}: {name} has shape {values.shape}, expected {expected}; they must agree")
-        if (kind := fields["paths"].dtype).kind != "U":
-            raise UserError(f"{path}: paths are {kind}; save them as text, numpy.array([...], dtype=str)")
-        ids, places = np.unique(fields["ids"], return_index=True)
-        if len(ids) < count:
-            again = fields["ids"][np.setdiff1d(np.arange(count), places)[0]]
-            raise UserError(f"{path}: ids name an item twice, {again!r}; give each item its own id")
-        for name in ("is_query", "is_gallery"):
-            fields[name] = _flags(fields[name], f"{path}: {name}")
-        if classes is not None and not _are_names(classes, fields["labels"]):
-            raise UserError(f"{path}: classes must be the names of the labels 0, 1, …, in their order; leave them out")
-        return Embedded(**fields, classes=classes)
-
-
-def _read_labels(path: Path) -> np.ndarray:
-    """The one array of a file, or the one that is named labels."""
-    content = load_arrays(path)
-    if "labels" not in content and len(content) != 1:
-        raise UserError(f"--labels {path} holds {', '.join(content) or 'nothing'}; expected one array, or 'labels'")
-    return content.get("labels", next(iter(content.values())))
-
-
-def _are_names(classes: np.ndarray, labels: np.ndarray) -> bool:
-    """Whether each label is the place of its name in `classes`."""
-    texts = classes.ndim == 1 and classes.dtype.kind == "U"
-    return texts and labels.dtype.kind in "iu" and bool(((labels >= 0) & (labels < len(classes))).all())
-
-
-def _flags(values: np.ndarray, name: str) -> np.ndarray:
-    """The values as booleans; UserError unless they are, or are all 0 and 1."""
-    wrong = values if values.dtype.kind not in "biu" else values[~np.isin(values, (0, 1))]
-    if wrong.size:
-        raise UserError(f"{name} must hold True or False, or 1 or 0, in each row; got {wrong.flat[0]!r}")
-    return values.astype(bool)
+        return Embedded(**read_arrays(path, labels))
 
 
 class _AsDecoded(Pipeline):
@@ -287,4 +240,5 @@ def described(manifest: Manifest, rows: np.ndarray, embeddings: np.ndarray) -> E
     groups = np.full(len(rows), -1) if manifest.groups is None else manifest.groups[rows]
     roles = {"is_query": manifest.is_query[rows], "is_gallery": manifest.is_gallery[rows]}
     above = None if manifest.super_labels is None else manifest.super_labels[rows]
-    return Embedded(embeddings, labels, rows, paths, **roles, groups=groups, classes=classes, super_labels=above)
+    further = {"super_labels": above, "splits": manifest.splits[rows]}
+    return Embedded(embeddings, labels, rows, paths, **roles, groups=groups, classes=classes, **further)

@@ -8,9 +8,11 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from aurank.config import Config, DataConfig, ModelConfig
+from aurank.config.cross_checks import NO_BACKBONE
 from aurank.config.messages import one_line, show
-from aurank.config.schema import NormaliseConfig
+from aurank.config.schema import NormaliseConfig, SavedFeatures
 from aurank.data import TRANSFORMS, ImageDataset, Manifest, Pipeline, Tokeniser
+from aurank.data.saved_embeddings import EmbeddingDataset, EmbeddingSource
 from aurank.data.transforms.base import INTERPOLATIONS
 from aurank.embedding.cache import Say
 from aurank.embedding.checkpoint import (
@@ -60,6 +62,9 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
     for one's that no configuration may hold, as its checkpoints could not be read.
     """
     data, model = config.data, config.model
+    if model.backbone == NO_BACKBONE:
+        known = model.features if saved is None else saved.model.features
+        return config.model_copy(update={"model": model.model_copy(update={"features": known})})
     if data.normalise is not None and data.interpolation is not None:
         return config
     normalise: NormaliseConfig | None
@@ -91,8 +96,38 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
     return config.model_copy(update={"data": data.model_copy(update=found)})
 
 
+def with_features(config: Config, manifest: Manifest) -> Config:
+    """The configuration with what saved embeddings are, which a checkpoint then keeps; of images unchanged.
+
+    Raises:
+        UserError: the configuration was written for embeddings of another width, or by another model.
+    """
+    source = manifest.source
+    if config.model.backbone != NO_BACKBONE or not isinstance(source, EmbeddingSource):
+        return config
+    found = SavedFeatures(width=source.rows.shape[1], **({} if source.made_by is None else vars(source.made_by)))
+    require_same_features(config.model.features, found, source.where)
+    return config.model_copy(update={"model": config.model.model_copy(update={"features": found})})
+
+
+def require_same_features(known: SavedFeatures | None, found: SavedFeatures, where: str) -> None:
+    """Raise UserError where embeddings are not what a head takes: of another width, or by another model."""
+    if known is None:
+        return
+    if known.width != found.width:
+        raise UserError(f"{where} holds embeddings of {found.width} numbers, the head takes {known.width}; name others")
+    both = known.weights_sha256 and found.weights_sha256
+    if both and (known.weights_sha256, known.preprocessing) != (found.weights_sha256, found.preprocessing):
+        raise UserError(
+            f"{where} was made by {found.model}, and the head was trained on embeddings by {known.model}, of other "
+            "weights or preprocessing; embed the images by that one"
+        )
+
+
 def build_dataset(config: DataConfig, manifest: Manifest, *, train: bool, seed: int = 0) -> ImageDataset:
-    """The images of a manifest under the training or the evaluation pipeline."""
+    """The images of a manifest under the training or the evaluation pipeline; saved embeddings as they are."""
+    if isinstance(manifest.source, EmbeddingSource):
+        return EmbeddingDataset(manifest)
     same = {name: getattr(config, name) for name in ("channels", "on_error", "cache_bytes", "max_pixels")}
     return ImageDataset(manifest, build_transform(config, train=train), seed=seed, **same)
 
@@ -128,8 +163,9 @@ def encoder_arguments(config: ModelConfig) -> dict[str, Any]:
         >>> encoder_arguments(ModelConfig(backbone="resnet50", init_from="a.pt"))["backbone"]
         'resnet50'
     """
-    others = ("init_from", "text", "freeze", "lora", "gradient_checkpointing")
-    return {name: value for name, value in vars(config).items() if name not in others}
+    others = ("init_from", "text", "freeze", "lora", "gradient_checkpointing", "features")
+    same = {name: value for name, value in vars(config).items() if name not in others}
+    return {**same, "width": None if config.features is None else config.features.width}
 
 
 def trained_encoder(config: ModelConfig, weights: dict[str, Tensor], name: str, *, channels: int) -> Encoder:

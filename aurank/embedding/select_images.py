@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aurank.config import DataConfig, load_config, shipped_configs
+from aurank.config.cross_checks import EMBEDDINGS
 from aurank.data import READERS, Manifest
 from aurank.data.readers.table import read_two_tables
 from aurank.embedding.choices import DATA_CHOICES, read_data_config, read_trained
@@ -56,6 +57,17 @@ class ImageSelection:
         named = {name: getattr(self, name) for name in ("data", "split", "protocol", "root", "query", "gallery")}
         drawn = [] if self.seeds is None else [f"--seeds {','.join(map(str, self.seeds))}"]
         return [f"--{name} {value}" for name, value in named.items() if value is not None] + drawn + [*self.overrides]
+
+    @property
+    def takes_embeddings(self) -> bool:
+        """Whether the rows of a file of embeddings are named."""
+        return self.data is not None and self.data.partition(":")[0] == EMBEDDINGS
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether images are named, none of which a head on saved embeddings was trained on."""
+        named = (self.data, self.protocol, self.query, self.gallery)
+        return any(one is not None for one in named) and not self.takes_embeddings
 
     def check(self) -> None:
         """Raise UserError where the options do not go together."""
@@ -199,5 +211,9 @@ def _located(data: str) -> dict[str, Any]:
         raise UserError(f"--data {data}: there is no {target}{start}; correct the path")
     if not target.is_file():
         return {"name": name, "params": {}, "root": str(target)}
-    # A file is named by its folder and its own name: `file` for a table, `path` for an archive of images.
-    return {"name": name, "params": {"file" if name == "table" else "path": target.name}, "root": str(target.parent)}
+    # A file is named by its folder and its own name: `file` for a table or embeddings, `path` for an archive.
+    return {
+        "name": name,
+        "params": {"file" if name in ("table", EMBEDDINGS) else "path": target.name},
+        "root": str(target.parent),
+    }

@@ -1,6 +1,5 @@
 """A model kept in a folder, to be loaded again years later: the same weights, shown images in the same way."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,9 +71,7 @@ class StoredModel:
         if self.config is not None:
             return repr(build_transform(self.config.data, train=False))
         assert self.loaded is not None
-        if self.name.partition(":")[0] in _SAVED:
-            return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.loaded.transform))
-        return " ".join([*self.description.split(" ")[:1], *self.description.split(" ")[2:]])  # without the version
+        return self.loaded.preprocessing
 
     def dataset(
         self, manifest: Manifest, *, on_error: str = "raise", max_pixels: int = MAX_PIXELS, cache_bytes: int = 0

@@ -89,7 +89,8 @@ def portable_arguments(config: ModelConfig, *, channels: int) -> dict[str, Any]:
         >>> "weights" in portable_arguments(ModelConfig(backbone="resnet18", weights="here.pt"), channels=1)
         False
     """
-    same = {name: value for name, value in encoder_arguments(config).items() if name not in ("pretrained", "weights")}
+    left_out = ("pretrained", "weights", "width")
+    same = {name: value for name, value in encoder_arguments(config).items() if name not in left_out}
     return {**same, "channels": channels}
 
 

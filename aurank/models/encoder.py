@@ -22,6 +22,7 @@ FILLED = ("in_chans", "num_classes")
 HEADS = ("head.", "image.head.", "text.head.")
 """How names of a projection's parameters begin, of one tower or of two."""
 
+_NONE = "none"  # the backbone of a head alone, whose inputs are saved embeddings
 _OF_ARGUMENTS = (TypeError, AssertionError, ValueError, AttributeError)  # what timm raises of values that do not fit
 
 
@@ -66,6 +67,7 @@ class Encoder(nn.Module):
         freeze_batch_norm: the backbone's batch-norm layers keep their running statistics and are not trained, as in all
             experiments of the SOPRC paper with pretrained backbones.
         channels_last: memory format of the convolutions; faster on recent GPUs.
+        width: with the backbone ``"none"``, whose inputs [batch, width] are saved embeddings: how wide these are.
         params: further arguments of ``timm.create_model``; ``global_pool`` among them takes the place of ``pooling``.
 
     Under autocast the backbone runs in half precision; pooling, projection and length are computed in the weights' own.
@@ -93,6 +95,7 @@ class Encoder(nn.Module):
         pooling: Pooling = "avg",
         freeze_batch_norm: bool = False,
         channels_last: bool = False,
+        width: int | None = None,
         params: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -100,11 +103,17 @@ class Encoder(nn.Module):
         self.discard_head = discard_head
         self.freeze_batch_norm = freeze_batch_norm
         self.held: list[nn.Module] = []  # batch norms of frozen parts, which keep their statistics
-        self.backbone, self.notes = _backbone(backbone, pretrained, weights, channels, pooling, params or {})
+        self.backbone: Any = nn.Identity()
+        self.notes: list[str] = []
+        if backbone == _NONE:
+            if width is None:
+                raise UserError(f"model.backbone={_NONE} is for saved embeddings (data.name=embeddings)")
+        else:
+            self.backbone, self.notes = _backbone(backbone, pretrained, weights, channels, pooling, params or {})
+            # Some timm models have a layer between feature map and vector.
+            width = int(getattr(self.backbone, "head_hidden_size", None) or self.backbone.num_features)
         self.pool: nn.Module = GeneralisedMean() if pooling == "gem" else nn.Identity()
-        # Some timm models have a layer between feature map and vector.
-        width = getattr(self.backbone, "head_hidden_size", None) or self.backbone.num_features
-        self.head = projection(int(width), dim, layers=head_layers, hidden=head_width)
+        self.head = projection(width, dim, layers=head_layers, hidden=head_width)
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
         if channels_last:
             self.to(memory_format=torch.channels_last)
@@ -113,7 +122,7 @@ class Encoder(nn.Module):
                 module.requires_grad_(False)
         self.train()
 
-    def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
+    def forward(self, images: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch dim"]:
         features = self.backbone(images.contiguous(memory_format=self._memory_format))
         # Half precision has two or three digits: similarities would be rounded far above the differences that rank.
         with torch.autocast(images.device.type, enabled=False):

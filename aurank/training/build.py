@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from aurank.config import Component, Config, DataConfig, LossTerm
 from aurank.config.components import signature
+from aurank.config.cross_checks import NO_BACKBONE
 from aurank.data import SAMPLERS, Manifest, Sampler
 from aurank.data.dataset import with_own_labels
 from aurank.embedding.from_config import build_transform
@@ -87,10 +88,12 @@ def build_sampler(
 
 
 def check_image_size(encoder: Encoder, config: Config, device: torch.device) -> None:
-    """Raise UserError where the encoder cannot take images of every size that is trained on or measured.
+    """Raise UserError where the encoder, unless it is a head alone, cannot take images of every size that is used.
 
     One image of each goes through it, of zeros and in evaluation mode: neither it nor a random generator changes.
     """
+    if config.model.backbone == NO_BACKBONE:
+        return
     augmented = build_transform(config.data, train=True)
     sizes = {augmented.of_view(view).image_size for view in range(config.data.views)} | {config.data.image_size}
     training = encoder.training

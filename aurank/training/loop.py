@@ -142,8 +142,7 @@ class Loop:
                 trainer.backward(loss)
                 if trainer.config.optim.clip_norm is not None and trainer.accelerator.sync_gradients:
                     trainer.accelerator.clip_grad_norm_(trainer.encoder.parameters(), trainer.config.optim.clip_norm)
-                trainer.optimiser.step()
-                trainer.optimiser.zero_grad()
+                trainer.update()
             progress.loss_sum += float(loss.detach())
             progress.loss_count += 1
             for name, value in loss_terms(trainer.loss).items():

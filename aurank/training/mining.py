@@ -48,7 +48,7 @@ class Reencode:
             lost = next(row for row in ids.tolist() if row not in batch.id)
             raise UserError(f"image {self.data.manifest.paths[lost]!r} was read before and cannot be read any more")
         assert isinstance(batch.image, Tensor)  # only augmentation makes several sizes
-        images = batch.image if len(ids) > 1 else batch.image.repeat(2, 1, 1, 1)
+        images = batch.image if len(ids) > 1 else torch.cat([batch.image, batch.image])
         random = random_state()
         try:
             chunks = split_into_chunks(images, self.at_most)

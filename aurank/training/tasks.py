@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from aurank.config import Config
 from aurank.data import ImageDataset, Manifest
 from aurank.data.captions import PADDING
+from aurank.data.saved_embeddings import EmbeddingDataset
 from aurank.embedding.embed import embed
 from aurank.embedding.evaluation_options import evaluation_options, two_way_options
 from aurank.embedding.from_config import Towers
@@ -66,7 +67,10 @@ class Task:
 
     def pictures(self, report: Report, data: ImageDataset) -> dict[str, Pixels]:
         """Return pictures of a report that has neighbours, by names for a tracker."""
-        return {"grid": grid_snapshot(report, data.manifest.source), **_curves({"precision_recall": report})}
+        curves = _curves({"precision_recall": report})
+        if isinstance(data, EmbeddingDataset):
+            return curves
+        return {"grid": grid_snapshot(report, data.manifest.source), **curves}
 
     def test(self, data: ImageDataset, train: Manifest) -> TestResult:
         """Return all that is measured of a test split: of a matryoshka loss, each of its widths too."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from aurank.config import Config
 from aurank.data import Batch, MultiCrop, Sampler
-from aurank.embedding.from_config import build_dataset, build_encoder, build_towers, fill_preprocessing
+from aurank.embedding.from_config import build_dataset, build_encoder, build_towers, fill_preprocessing, with_features
 from aurank.embedding.image_text_pairs import require_pairs, texts_of
 from aurank.errors import UserError
 from aurank.losses.core.training_protocols import FollowsProgress, Reencodes
@@ -56,7 +56,7 @@ class Trainer:
                 f"train.early_stopping={config.train.early_stopping} needs a validation split and {splits.whole.name} "
                 "has none; set data.validation_fraction above 0, or train.early_stopping=null"
             )
-        self.config = config = fill_preprocessing(config, state)
+        self.config = config = with_features(fill_preprocessing(config, state), splits.whole)
         self.accelerator = accelerator = _accelerator(config, out)
         self.notices: list[str] = []
         self.task = task = _task(config, splits, state, self.notices.append)
@@ -122,11 +122,14 @@ class Trainer:
         """Every module of the loss and of the miner."""
         return [*self.loss.modules(), *([] if self.miner is None else self.miner.modules())]
 
+    @cached_property
+    def _followers(self) -> list[FollowsProgress]:
+        return [module for module in self.stateful_modules if isinstance(module, FollowsProgress)]
+
     def set_progress(self, step: int, epoch: int) -> None:
         """Tell every module that follows the progress, before a step, how far training is."""
-        for module in self.stateful_modules:
-            if isinstance(module, FollowsProgress):
-                module.set_progress(step=step, steps=self.config.train.steps, epoch=epoch, epochs=self.epochs)
+        for module in self._followers:
+            module.set_progress(step=step, steps=self.config.train.steps, epoch=epoch, epochs=self.epochs)
 
     def forward(self, batch: Batch) -> tuple[Float[Tensor, "image dim"], Tensor]:
         """Return the embeddings of a batch's images, and the loss of the batch."""
@@ -164,6 +167,17 @@ class Trainer:
         for term in terms:
             self.accelerator.backward(term)
         self.cache.backward(self.accelerator.backward)
+
+    def update(self) -> None:
+        """Let the optimiser step, unless further batches add to its gradient."""
+        if self.accelerator.scaler is not None:
+            self.optimiser.step()
+            self.optimiser.zero_grad()
+        elif self.accelerator.sync_gradients:
+            # Its own: Accelerate's, which does the same, looks through the installed packages in every step.
+            own = self.optimiser.optimizer
+            own.step()
+            own.zero_grad()
 
 
 def _task(config: Config, splits: Splits, state: dict[str, Any] | None, say: Callable[[str], None]) -> Task:

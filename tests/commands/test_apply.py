@@ -361,3 +361,23 @@ def test_a_device_is_tried_before_it_is_needed() -> None:
         with pytest.raises(UserError, match=f"--device '{name}' cannot be used here .*cpu always can") as caught:
             _ = RunOptions(device=name).torch_device
         assert "\n" not in str(caught.value)
+
+
+def test_of_saved_embeddings_of_several_splits_the_test_rows_are_measured(tmp_path: Path) -> None:
+    rows, labels = np.random.default_rng(0).normal(size=(12, 3)), np.arange(12) % 3
+    splits = np.array(["train"] * 6 + ["test"] * 6)
+    np.savez(tmp_path / "all.npz", embeddings=rows, labels=labels, splits=splits)
+    np.savez(tmp_path / "test.npz", embeddings=rows[6:], labels=labels[6:])
+    model = f"embeddings:{tmp_path}/all.npz"
+    report = evaluate_model(model)
+    assert report.metrics == evaluate_model(f"embeddings:{tmp_path}/test.npz").metrics
+    assert any("split test: 6 of 12 rows" in note for note in report.notes)
+    assert evaluate_model(model, ImageSelection(split="all")).num_queries == 12
+    assert evaluate_model(model, ImageSelection(split="train")).num_queries == 6
+    with pytest.raises(UserError, match="has no embeddings of split 'val', only of train, test"):
+        evaluate_model(model, ImageSelection(split="val"))
+    with pytest.raises(UserError, match=r"--split test has no use with .* holds no array 'splits'"):
+        evaluate_model(f"embeddings:{tmp_path}/test.npz", ImageSelection(split="test"))
+    centred = evaluate_model(model, postprocess="center", fit_on=tmp_path / "all.npz")
+    np.save(tmp_path / "train.npy", rows[:6])
+    assert centred.metrics == evaluate_model(model, postprocess="center", fit_on=tmp_path / "train.npy").metrics

@@ -16,7 +16,7 @@ from testing.tiny import tiny_config
 from testing.two_towers import pairs_config, write_table
 
 import aurank
-from aurank.commands import export_model
+from aurank.commands import embed_model, export_model
 from aurank.embedding import ImageSelection
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +94,11 @@ def write_world(folder: Path) -> aurank.TrainResult:
     export_model(str(folder / "runs/soprc/best"), "safetensors", folder / "exported/weights", images=few)
     for name, run in {"mine": "soprc", "finetuned": "soprc", "pairs": "text_sogclr"}.items():
         (folder / "runs" / name).symlink_to(folder / "runs" / run)
+    images = ImageSelection(f"folder:{folder / 'photos'}", split="all", overrides=["data.params.test_fraction=0.5"])
+    embed_model("timm:test_resnet,pretrained=false,input_size=32", images).save(folder / "features.npz")
+    (head,) = [block.code for block in blocks("yaml") if "name: embeddings" in block.code]
+    (folder / "head.yaml").write_text(head.replace("root: .", f"root: {folder}"), encoding="utf-8")
+    aurank.train(folder / "head.yaml", folder / "runs/head", overrides=["train.steps=2", "train.validate_every=2"])
     kinds = dict.fromkeys(("Apple", "Pear", "Plum", "Kiwi", "Lemon", "Melon"), ("Fruit", 5))
     omniglot_zip(folder / "omniglot_full.zip")
     grocery_zip(folder / "grocery_128.zip", kinds, images=6, content=png(0))

@@ -13,16 +13,13 @@ any time; only not twice at once on one DIR. DIR is docs/miniatures_global unles
 """
 
 import argparse
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from global_miniatures import convergence, normalizers, temperatures, training
+from global_miniatures.queue import carry_out_all
 from global_miniatures.store import Line, Run, Store
-from miniatures.surroundings import surroundings
-
-from aurank.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 Experiment = tuple[Callable[[int], Iterator[Run]], Callable[[Run, Path], Line | None]]
@@ -38,28 +35,12 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 def run_all(given: argparse.Namespace) -> None:
     """Nothing; carries out what has no line yet, and stops where the next run might end after the limit."""
-    store, started, longest = Store(given.out / "runs.jsonl"), time.monotonic(), 0.0
+    store, started = Store(given.out / "runs.jsonl"), time.monotonic()
     for name in given.experiments or EXPERIMENTS:
         runs, carry_out = EXPERIMENTS[name]
-        for run in runs(given.seeds):
-            if store.find(run) is not None:
-                continue
-            if time.monotonic() - started + longest > given.limit_minutes * 60:
-                print(f"stopped before {run}: {given.limit_minutes:g} minutes", flush=True)
-                return
-            load, begun = os.getloadavg()[0], time.perf_counter()
-            try:
-                found = carry_out(run, given.out / "running")
-            except UserError as error:
-                print(f"{run} left out: {error}", flush=True)
-                continue
-            if found is None:
-                raise SystemExit("interrupted; the run starts anew next time")
-            seconds = round(time.perf_counter() - begun, 1)
-            store.append(run, {**found, "seconds": seconds, "load": round(load, 2), **surroundings()})
-            longest = max(longest, seconds)
-            said = {key: value for key, value in found.items() if isinstance(value, float | str)}
-            print(f"{run}  {said}  {seconds:.0f} s", flush=True)
+        limit = {"started": started, "limit_minutes": given.limit_minutes}
+        if not carry_out_all(store, runs(given.seeds), carry_out, **limit):
+            return
     print("every run is there", flush=True)
 
 

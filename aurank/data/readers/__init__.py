@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from aurank.data.manifest import Manifest
 from aurank.data.readers.digits import read_digits
+from aurank.data.readers.embeddings import read_embeddings
 from aurank.data.readers.folder import read_folder, read_unlabelled
 from aurank.data.readers.inaturalist import INATURALIST, read_inaturalist
 from aurank.data.readers.lists import read_lists
@@ -23,6 +24,7 @@ READERS: Mapping[str, Callable[..., Manifest]] = {
     "table": read_table,
     "lists": read_lists,
     "digits": read_digits,
+    "embeddings": read_embeddings,
     "sop": read_sop,
     "inaturalist2018": read_inaturalist,
     "vehicleid": read_vehicleid,

@@ -1,7 +1,7 @@
 """What is done to images before a model sees them; TRANSFORMS names all transforms."""
 
 from aurank.data.transforms.base import Pipeline
-from aurank.data.transforms.standard import Affine, Center, CropFlip, RandomCrop, Resize
+from aurank.data.transforms.standard import Affine, Center, CropFlip, RandomCrop, Resize, TorchvisionCenter
 from aurank.data.transforms.views import MultiCrop, SimCLR
 
 TRANSFORMS: dict[str, type[Pipeline]] = {
@@ -11,6 +11,7 @@ TRANSFORMS: dict[str, type[Pipeline]] = {
     "simclr": SimCLR,
     "multi_crop": MultiCrop,
     "center": Center,
+    "torchvision_center": TorchvisionCenter,
     "resize": Resize,
 }
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cv2
+import numpy as np
 
 from aurank.data.transforms.base import Number, Pipeline, Pixels, Prepared, RandomPipeline, Square, centre_crop
 from aurank.errors import UserError
@@ -39,6 +40,24 @@ class Center(Pipeline):
 
     def prepare(self, image: Pixels) -> Prepared:
         return centre_crop(self.resize_shorter(image, self.margin), self.image_size)
+
+
+class TorchvisionCenter(Center):
+    """Evaluation as torchvision, and so timm, does it: as `center`, but sides and edges are rounded as it rounds them.
+
+    The longer side is cut down to whole pixels, and what lies beside the square is halved to even: up to a pixel's
+    difference, for networks that saw the pixels of torchvision.
+
+    Args:
+        margin: the shorter side before the crop, by image_size; timm's is 1 / crop_pct.
+    """
+
+    def prepare(self, image: Pixels) -> Prepared:
+        height, width = image.shape[:2]
+        side, shorter = round(self.margin * self.image_size), min(height, width)
+        image = self.resize(image, int(side * height / shorter), int(side * width / shorter))
+        top, left = (round((length - self.image_size) / 2) for length in image.shape[:2])
+        return np.ascontiguousarray(image[top : top + self.image_size, left : left + self.image_size])
 
 
 @dataclass(repr=False, eq=False, kw_only=True)

@@ -122,7 +122,17 @@ def timm_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
         module: Any = create(what, {"num_classes": 0, **own}, pretrained=pretrained, allow_code=allow_code)
     notes = () if file is None else (load_file(module, file, name=what),)
     timm: Any = importlib.import_module("timm")
-    settings = timm.data.resolve_data_config({} if file is None else read_look(file), model=module)
+    settings = evaluation_settings(name, module, options)
+    transform = timm.data.create_transform(**settings)
+    description = describe_adapter(timm, what, {**options, "pretrained": pretrained or file is not None}, transform)
+    return ImageModel(name, module, transform, description, channels=settings["input_size"][0], notes=notes)
+
+
+def evaluation_settings(name: str, module: nn.Module, options: Options) -> dict[str, Any]:
+    """Return the settings of timm's evaluation transform for a model of that name with these options."""
+    timm: Any = importlib.import_module("timm")
+    file, _ = split_file(options)
+    settings: dict[str, Any] = timm.data.resolve_data_config({} if file is None else read_look(file), model=module)
     channels, height, width = settings["input_size"]
     for option in ("img_size", "input_size"):
         if (size := options.get(option)) is not None:
@@ -132,9 +142,7 @@ def timm_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
         # timm adds or repeats the first layer's weights; the colours' mean stands for each channel.
         settings |= {key: (sum(settings[key]) / len(settings[key]),) * given for key in ("mean", "std")}
     settings["input_size"] = (channels, height, width)
-    transform = timm.data.create_transform(**settings)
-    description = describe_adapter(timm, what, {**options, "pretrained": pretrained or file is not None}, transform)
-    return ImageModel(name, module, transform, description, channels=channels, notes=notes)
+    return settings
 
 
 def create(name: str, options: Mapping[str, Any], *, pretrained: bool, allow_code: bool = False) -> nn.Module:

@@ -1,0 +1,99 @@
+"""Saved embeddings, as ``aurank embed`` writes them: a head is trained on them as on images."""
+
+from pathlib import Path
+
+import numpy as np
+
+from aurank.arrays import load_arrays
+from aurank.data.manifest import SPLITS, Manifest, build_manifest
+from aurank.data.saved_embeddings import EmbeddingSource, MadeBy, read_arrays
+from aurank.errors import UserError
+
+_BLOCK = 4096  # rows that are looked at at once
+
+
+def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits: str | None = None) -> Manifest:
+    """Return the rows of a file of embeddings.
+
+    Args:
+        file: what ``aurank embed --split all`` writes, or an ``.npz`` or ``.npy`` of other programs, in `root`.
+        labels: a file of their labels, in `root`, where `file` holds none.
+        splits: a file of one text a row, train, val or test, likewise.
+
+    Raises:
+        UserError: arrays that lack, or do not fit; rows with NaN or infinity, named.
+    """
+    path = root / file
+    content = read_arrays(path, None if labels is None else root / labels)
+    found = _splits(content, path, None if splits is None else root / splits)
+    count = len(content["labels"])
+    paths = content["paths"].tolist()
+    if not any(paths):
+        paths = [f"row {row}" for row in range(count)]
+    _require_once(paths, path)
+    rows = _finite_rows(content["embeddings"], paths, path)
+    names = content.get("classes")
+    label = content["labels"].tolist()
+    made_by = MadeBy.parse(str(content["made_by"]), str(path)) if "made_by" in content else None
+    super_labels = content.get("super_labels")
+    groups = content["groups"]
+    return build_manifest(
+        path.stem,
+        EmbeddingSource(rows, paths, where=str(path), made_by=made_by),
+        paths=paths,
+        labels=[str(one) for one in label] if names is None else [str(names[one]) for one in label],
+        splits=found,
+        is_query=content["is_query"].tolist(),
+        is_gallery=content["is_gallery"].tolist(),
+        groups=groups.tolist() if (groups != -1).any() else None,
+        super_labels=None if super_labels is None else super_labels.tolist(),
+    )
+
+
+def _splits(content: dict[str, np.ndarray], path: Path, file: Path | None) -> list[str]:
+    """Return the split of each row; raise UserError where they lack, or are others than there are."""
+    count = len(content["labels"])
+    if file is not None:
+        if "splits" in content:
+            raise UserError(f"{path} holds splits of its own: leave out data.params.splits, or the array")
+        held = load_arrays(file)
+        content["splits"] = held.get("splits", next(iter(held.values()), np.empty(0)))
+        path = file
+    if "splits" not in content:
+        raise UserError(
+            f"{path} holds no array 'splits', which says what each row is for; write it with aurank embed --split all, "
+            "or name a file of train, val and test in data.params.splits"
+        )
+    splits = content["splits"]
+    if splits.shape != (count,) or splits.dtype.kind != "U":
+        raise UserError(f"{path}: splits are {splits.dtype} of shape {splits.shape}, expected {count} texts, one a row")
+    if odd := sorted(set(np.unique(splits).tolist()) - set(SPLITS)):
+        raise UserError(f"{path}: split {odd[0]!r} is not known; expected one of {', '.join(SPLITS)}")
+    found: list[str] = splits.tolist()
+    return found
+
+
+def _require_once(paths: list[str], path: Path) -> None:
+    seen: set[str] = set()
+    for name in paths:
+        if name in seen:
+            raise UserError(f"{path} holds image {name!r} twice; embed each image once")
+        seen.add(name)
+
+
+def _finite_rows(embeddings: np.ndarray, paths: list[str], path: Path) -> np.ndarray:
+    """Return the rows as float32; raise UserError naming the first with NaN or infinity."""
+    if embeddings.dtype.kind not in "fiu" or not embeddings.shape[1]:
+        what = f"{embeddings.dtype} of shape {embeddings.shape}"
+        raise UserError(f"{path}: embeddings are {what}; expected numbers, one row an image")
+    with np.errstate(over="ignore"):
+        rows = embeddings if embeddings.dtype == np.float32 else embeddings.astype(np.float32)
+    for start in range(0, len(rows), _BLOCK):
+        wrong = np.flatnonzero(~np.isfinite(rows[start : start + _BLOCK]).all(axis=1))
+        if len(wrong):
+            row = start + int(wrong[0])
+            raise UserError(
+                f"{path}: row {row} ({paths[row]!r}) holds NaN or infinity; look at it with aurank doctor --embeddings "
+                f"{path}, and embed it again or leave it out"
+            )
+    return rows

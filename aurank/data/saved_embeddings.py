@@ -1,0 +1,229 @@
+"""Saved embeddings: the arrays of a file, checked, as the rows of a data set that trains a head without any image."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+
+from aurank.arrays import load_arrays
+from aurank.data.dataset import Batch, ImageDataset, Key
+from aurank.data.manifest import Manifest
+from aurank.data.transforms import Pipeline
+from aurank.errors import UserError, first_line
+from aurank.names import meant, nearest
+
+ARRAYS = ("embeddings", "labels", "ids", "paths", "is_query", "is_gallery", "groups", "classes")
+FURTHER = ("splits", "super_labels", "made_by")
+"""Arrays of a file of saved embeddings; what FURTHER names, files of other programs and of before lack."""
+
+
+@dataclass(frozen=True)
+class MadeBy:
+    """The model that made saved embeddings, as a file of them remembers it.
+
+    Attributes:
+        model: its name, as ``--model`` takes it, with whole paths.
+        weights_sha256: digest of its weights.
+        preprocessing: how images were shown to it, in words.
+
+    Example:
+        >>> MadeBy.parse(MadeBy("timm:resnet18", "00ff", "Resize(224)").text, "rows.npz").model
+        'timm:resnet18'
+    """
+
+    model: str
+    weights_sha256: str
+    preprocessing: str
+
+    @property
+    def text(self) -> str:
+        """All of it as JSON."""
+        return json.dumps({"format": 1, **vars(self)})
+
+    @staticmethod
+    def parse(text: str, source: str) -> "MadeBy":
+        """Return what `text` says; raise UserError, naming `source`, where it says nothing that is known."""
+        try:
+            content: Any = json.loads(text)
+            if content.pop("format") != 1 or not all(isinstance(value, str) for value in content.values()):
+                raise ValueError("another format")
+            return MadeBy(**content)
+        # Any JSON may stand there: another type, another key.
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            said = f"{source}: made_by is not what aurank embed writes ({first_line(error)[:100]})"
+            raise UserError(f"{said}; leave it out, or embed the images again") from error
+
+
+def read_arrays(path: Path, labels: Path | None = None) -> dict[str, np.ndarray]:
+    """Return the arrays of a file of embeddings by name, all of one length and of the right kinds.
+
+    Args:
+        path: an ``.npz`` of ARRAYS and FURTHER, of which all but ``embeddings`` and ``labels`` may be missing, or an
+            ``.npy`` of embeddings, which is mapped, not read.
+        labels: the file of their labels, where `path` holds none.
+
+    Without ``ids``, rows are counted; without flags, every row is query and gallery; without ``groups`` there are none,
+    and of ``classes`` and FURTHER what the file lacks is missing here too.
+
+    Raises:
+        UserError: a file, an array or a value that is not one of these.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.savez(f"{folder}/rows.npz", embeddings=np.eye(2), labels=[5, 6])
+        ...     read_arrays(Path(folder, "rows.npz"))["ids"].tolist()
+        [0, 1]
+    """
+    known = [*ARRAYS, *FURTHER]
+    content = {name or "embeddings": values for name, values in load_arrays(path).items()}  # "" that of an .npy
+    for name in content:
+        if name not in known:
+            what = f"which means nothing here{meant(nearest(name, known))}; known are {', '.join(known)}"
+            raise UserError(f"{path} holds an array {name!r}, {what}")
+    if labels is not None:
+        if "labels" in content:
+            raise UserError(f"{path} holds labels of its own: leave out --labels {labels}, or the array")
+        content["labels"] = _read_labels(labels)
+    for name, remedy in (("embeddings", ""), ("labels", "; give them with --labels FILE.npy")):
+        if name not in content:
+            raise UserError(f"{path} holds no array {name!r}, only {', '.join(content) or 'nothing'}{remedy}")
+    count = len(np.atleast_1d(content["embeddings"]))
+    usual = {"ids": np.arange(count), "paths": np.array([""] * count), "groups": np.full(count, -1)}
+    usual |= {name: np.ones(count, dtype=bool) for name in ("is_query", "is_gallery")}
+    content = usual | content
+    for name, values in content.items():
+        _require_shape(name, values, count, path)
+    ids, places = np.unique(content["ids"], return_index=True)
+    if len(ids) < count:
+        again = content["ids"][np.setdiff1d(np.arange(count), places)[0]]
+        raise UserError(f"{path}: ids name an item twice, {again!r}; give each item its own id")
+    for name in ("is_query", "is_gallery"):
+        content[name] = _flags(content[name], f"{path}: {name}")
+    if "classes" in content and not _are_names(content["classes"], content["labels"]):
+        raise UserError(f"{path}: classes must be the names of the labels 0, 1, …, in their order; leave them out")
+    return content
+
+
+def _require_shape(name: str, values: np.ndarray, count: int, path: Path) -> None:
+    if name == "classes":
+        return
+    if name == "made_by":
+        if values.ndim or values.dtype.kind != "U":
+            raise UserError(f"{path}: made_by is no text; leave it out, or embed the images again")
+        return
+    if values.ndim != (2 if name == "embeddings" else 1) or len(values) != count:
+        expected = "a matrix, one row an item" if name == "embeddings" else f"{count} values, one an embedding"
+        raise UserError(f"{path}: {name} has shape {values.shape}, expected {expected}; they must agree")
+    if name in ("paths", "splits") and values.dtype.kind != "U":
+        raise UserError(f"{path}: {name} are {values.dtype}; save them as text, numpy.array([...], dtype=str)")
+
+
+def _read_labels(path: Path) -> np.ndarray:
+    """The one array of a file, or the one that is named labels."""
+    content = load_arrays(path)
+    if "labels" not in content and len(content) != 1:
+        raise UserError(f"--labels {path} holds {', '.join(content) or 'nothing'}; expected one array, or 'labels'")
+    return content.get("labels", next(iter(content.values())))
+
+
+def _are_names(classes: np.ndarray, labels: np.ndarray) -> bool:
+    """Whether each label is the place of its name in `classes`."""
+    texts = classes.ndim == 1 and classes.dtype.kind == "U"
+    return texts and labels.dtype.kind in "iu" and bool(((labels >= 0) & (labels < len(classes))).all())
+
+
+def _flags(values: np.ndarray, name: str) -> np.ndarray:
+    """The values as booleans; UserError unless they are, or are all 0 and 1."""
+    wrong = values if values.dtype.kind not in "biu" else values[~np.isin(values, (0, 1))]
+    if wrong.size:
+        raise UserError(f"{name} must hold True or False, or 1 or 0, in each row; got {wrong.flat[0]!r}")
+    return values.astype(bool)
+
+
+class EmbeddingSource:
+    """The rows of a matrix in the place of images, each by its path.
+
+    Args:
+        made_by: the model that made them, None where nobody knows.
+
+    Example:
+        >>> source = EmbeddingSource(np.eye(2, dtype=np.float32), ["a.png", "b.png"], where="rows.npz")
+        >>> np.frombuffer(source.read_bytes("b.png"), dtype=np.float32).tolist()
+        [0.0, 1.0]
+    """
+
+    def __init__(
+        self, rows: Float32[np.ndarray, "row dim"], paths: Sequence[str], *, where: str, made_by: MadeBy | None = None
+    ) -> None:
+        self.rows = rows
+        self.where = where
+        self.made_by = made_by
+        self.place = {path: row for row, path in enumerate(paths)}
+
+    def read_bytes(self, path: str) -> bytes:
+        if path not in self.place:
+            raise UserError(f"image {path!r} is not in {self.where}")
+        held: bytes = self.rows[self.place[path]].tobytes()
+        return held
+
+    def exists(self, path: str) -> bool:
+        return path in self.place
+
+    def names(self) -> list[str]:
+        return sorted(self.place)
+
+
+class _AsSaved(Pipeline):
+    """Nothing is done to a row."""
+
+    def prepare(self, image: np.ndarray) -> np.ndarray:
+        return image
+
+
+class EmbeddingDataset(ImageDataset):
+    """The rows of a manifest of saved embeddings: a Batch has them, [batch, dim], where others have images.
+
+    Every view of a row is the row itself.
+
+    Example:
+        >>> from aurank.data import build_manifest
+        >>> source = EmbeddingSource(np.eye(3, dtype=np.float32), ["a", "b", "c"], where="rows.npz")
+        >>> rows = build_manifest("rows", source, paths=["c", "a"], labels=["x", "y"], splits=["train"] * 2)
+        >>> EmbeddingDataset(rows).__getitems__([0]).image.tolist()
+        [[0.0, 0.0, 1.0]]
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        super().__init__(manifest, _AsSaved(1, 1), channels=1, cache_bytes=0)
+        source = manifest.source
+        assert isinstance(source, EmbeddingSource)
+        self._place = np.array([source.place[path] for path in manifest.paths], dtype=np.int64)
+        self._rows = source.rows
+        self._labels = torch.from_numpy(manifest.labels.copy())
+
+    @property
+    def dim(self) -> int:
+        """Width of a row."""
+        return int(self._rows.shape[1])
+
+    @property
+    def cached_bytes(self) -> int:
+        """Memory that its rows take."""
+        return 0 if isinstance(self._rows, np.memmap) else len(self) * self.dim * self._rows.itemsize
+
+    @property
+    def skipped(self) -> list[str]:
+        """None: every row has been read."""
+        return []
+
+    def __getitems__(self, keys: Sequence[Key]) -> Batch:
+        """Return the rows of those keys, in their order."""
+        rows = np.array([key[0] if isinstance(key, tuple) else key for key in keys], dtype=np.int64)
+        ids = torch.from_numpy(rows)
+        return Batch(torch.from_numpy(self._rows[self._place[rows]]), self._labels[ids], ids)

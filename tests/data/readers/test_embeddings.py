@@ -1,0 +1,102 @@
+"""Saved embeddings as a data set."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from testing.saved_rows import rows, write_rows
+
+from aurank.data import READERS
+from aurank.data.checks.contents import contents
+from aurank.data.saved_embeddings import EmbeddingDataset, EmbeddingSource
+from aurank.errors import UserError
+
+
+def read(path: Path, **params: Any) -> Any:
+    return READERS["embeddings"](path.parent, file=path.name, **params)
+
+
+def test_rows_labels_paths_and_splits_are_those_of_the_file(tmp_path: Path) -> None:
+    held = rows(classes=np.array([f"kind {label}" for label in range(12)]), super_labels=np.repeat([0, 1], 36))
+    np.savez(tmp_path / "rows.npz", **held)
+    manifest = read(tmp_path / "rows.npz")
+    assert manifest.split_sizes == {"train": 48, "test": 24}
+    assert list(manifest.paths) == held["paths"].tolist()
+    assert [manifest.classes[label] for label in manifest.labels] == [f"kind {one}" for one in held["labels"]]
+    assert manifest.super_labels.tolist() == [0] * 36 + [1] * 36
+    test = EmbeddingDataset(manifest.split("test"))
+    batch = test.__getitems__([3, (0, 5, 1)])
+    np.testing.assert_array_equal(batch.image.numpy(), held["embeddings"][[51, 48]])
+    assert batch.id.tolist() == [3, 0]
+    assert test.skipped == []
+    assert test.cached_bytes == 24 * 16 * 4
+
+
+def test_an_npy_with_files_of_labels_and_splits_is_the_same_data(tmp_path: Path) -> None:
+    held = rows()
+    for name in ("embeddings", "labels", "splits"):
+        np.save(tmp_path / f"{name}.npy", held[name])
+    manifest = read(tmp_path / "embeddings.npy", labels="labels.npy", splits="splits.npy")
+    assert manifest.split_sizes == {"train": 48, "test": 24}
+    assert manifest.paths[:2] == ("row 0", "row 1")
+    source = manifest.source
+    assert isinstance(source, EmbeddingSource)
+    assert isinstance(source.rows, np.memmap)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float64])
+def test_rows_of_another_precision_become_float32(tmp_path: Path, kind: type) -> None:
+    write_rows(tmp_path / "rows.npz", embeddings=rows()["embeddings"].astype(kind))
+    assert EmbeddingDataset(read(tmp_path / "rows.npz")).__getitems__([0]).image.dtype.itemsize == 4
+
+
+def test_a_changed_number_changes_the_contents_that_a_resumed_run_is_compared_by(tmp_path: Path) -> None:
+    embeddings = rows()["embeddings"]
+    before = contents(read(write_rows(tmp_path / "rows.npz")))
+    embeddings[70, 3] += 1e-6
+    assert contents(read(write_rows(tmp_path / "rows.npz", embeddings=embeddings)))["sums"] != before["sums"]
+
+
+def spoiled(row: int, value: float) -> np.ndarray:
+    embeddings = rows()["embeddings"]
+    embeddings[row, 2] = value
+    return embeddings
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"splits": None}, r"holds no array 'splits', .* aurank embed --split all, or name .* data.params.splits"),
+        ({"splits": np.array(["training"] * 72)}, "split 'training' is not known; expected one of train, val, test"),
+        ({"splits": np.arange(72)}, "splits are int64; save them as text"),
+        ({"labels": None}, "holds no array 'labels'"),
+        ({"labels": np.arange(71)}, r"labels has shape \(71,\), expected 72 values"),
+        ({"embeddings": spoiled(50, np.nan)}, r"row 50 \('8/50.png'\) holds NaN or infinity; .*aurank doctor"),
+        ({"embeddings": spoiled(0, -np.inf)}, "row 0 .* holds NaN or infinity"),
+        ({"embeddings": rows()["embeddings"].astype(np.float64) * 1e200}, "holds NaN or infinity"),
+        ({"embeddings": rows()["embeddings"][:, 0]}, r"embeddings has shape \(72,\), expected a matrix"),
+        ({"embeddings": np.zeros((72, 0))}, "expected numbers, one row an image"),
+        ({"embeddings": np.array([["a"]] * 72)}, "embeddings are <U1 .* expected numbers"),
+        ({"paths": np.array(["same"] * 72)}, "holds image 'same' twice"),
+        ({"made_by": np.array("{}")}, "made_by is not what aurank embed writes"),
+        ({"made_by": np.array(3)}, "made_by is no text"),
+    ],
+)
+def test_files_that_cannot_be_trained_on_are_refused_in_one_line(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    path = write_rows(tmp_path / "rows.npz", **changes)
+    with pytest.raises(UserError, match=message) as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_splits_are_not_given_twice_and_fit(tmp_path: Path) -> None:
+    np.save(tmp_path / "splits.npy", rows()["splits"])
+    with pytest.raises(UserError, match="holds splits of its own"):
+        read(write_rows(tmp_path / "rows.npz"), splits="splits.npy")
+    np.save(tmp_path / "splits.npy", rows()["splits"][:5])
+    with pytest.raises(UserError, match=r"splits.npy: splits are <U5 of shape \(5,\), expected 72 texts"):
+        read(write_rows(tmp_path / "rows.npz", splits=None), splits="splits.npy")

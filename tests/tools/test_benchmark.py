@@ -1,0 +1,133 @@
+"""The benchmark of losses on saved features: which runs come when, what is chosen, and what is said of them."""
+
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from evidence.methods import DATA, METHODS, head_run
+from evidence.report import cost, picture, rows, table, write_tables
+from evidence.runs import FROZEN, Plan, carry_out, frozen
+from global_miniatures.queue import carry_out_all
+from global_miniatures.store import Line, Run, Store
+from miniatures.plots import save
+from testing.saved_rows import rows as rows_of_classes
+from testing.saved_rows import write_rows
+
+from aurank.errors import UserError
+from aurank.training import read_config
+
+PLAN = Plan("grocery", ("soprc", "smooth_ap", "triplet"), rates=(1e-4, 1e-3), seeds=4, choosing=2)
+GAINS = {"soprc": 0.02, "smooth_ap": 0.05, "triplet": 0.0}
+
+
+def made_up(run: Run, work: Path) -> Line:
+    """A line of a run: validation prefers 1e-3, test has 1e-4 ahead, and triplet diverges at 1e-3."""
+    if run.name in FROZEN:
+        return {"mauprc": 0.4, "recall@1": 0.9, "recall@10": 0.99}
+    is_high = run.settings["lr"] == 1e-3
+    if run.name == "triplet" and is_high:
+        return {"error": "the loss is nan"}
+    value = 0.4 + GAINS[run.name] + 0.001 * np.sin(7 * run.seed + len(run.name)) - 0.1 * is_high
+    return {"val_mauprc": value + 0.2 * is_high, "mauprc": value, "recall@1": value, "recall@10": value}
+
+
+def finished(path: Path, plan: Plan = PLAN, **limits: Any) -> Store:
+    store = Store(path)
+    given: dict[str, Any] = {"started": 0.0, "limit_minutes": float("inf"), **limits}
+    carry_out_all(store, plan.runs(store), made_up, **given)
+    return store
+
+
+def test_rates_are_chosen_on_validation_and_the_other_seeds_run_at_these(tmp_path: Path) -> None:
+    store = finished(tmp_path / "grocery.jsonl")
+    assert [line["name"] for line in store.lines[:3]] == list(FROZEN)
+    assert len(store.lines) == 3 + 3 * 2 * 2 + 3 * 2
+    assert [PLAN.chosen_rate(store, name) for name in PLAN.methods] == [1e-3, 1e-3, 1e-4]
+    assert {(line["name"], line["settings"]["lr"]) for line in store.lines[-6:]} == {
+        *(("soprc", 1e-3), ("smooth_ap", 1e-3), ("triplet", 1e-4))
+    }
+    assert sorted(PLAN.chosen(store, "soprc")) == [0, 1, 2, 3]
+
+
+def test_a_benchmark_stopped_anywhere_goes_on_with_what_is_missing(tmp_path: Path) -> None:
+    whole, path = finished(tmp_path / "whole.jsonl"), tmp_path / "parts.jsonl"
+    text = whole.path.read_text(encoding="utf-8").splitlines(keepends=True)
+    for count in (0, 1, 9, 20):
+        path.write_text("".join(text[:count]), encoding="utf-8")
+        again = finished(path)
+        assert [line["settings"] for line in again.lines] == [line["settings"] for line in whole.lines]
+    path.unlink()
+    assert finished(path, limit_minutes=0.0, started=-1.0).lines == []
+
+
+def test_gains_are_paired_by_seed_beside_the_best_validated(tmp_path: Path) -> None:
+    found = {row.name: row for row in rows(PLAN, finished(tmp_path / "grocery.jsonl"))}
+    best, other = found["smooth_ap"], found["soprc"]
+    assert best.gain is None
+    assert other.gain is not None
+    differences = [other.runs[seed]["mauprc"] - best.runs[seed]["mauprc"] for seed in range(4)]
+    assert other.gain.value == pytest.approx(np.mean(differences))
+    assert other.gain.count == 4
+    assert other.p_value is not None
+    assert other.p_value < 0.01
+    assert [row.name for row in rows(PLAN, Store(tmp_path / "grocery.jsonl"))] == ["triplet", "smooth_ap", "soprc"]
+
+
+def test_the_table_marks_rates_at_the_ends_and_is_written_between_markers(tmp_path: Path) -> None:
+    store, page = finished(tmp_path / "grocery.jsonl"), tmp_path / "page.md"
+    text = table(PLAN, store)
+    assert "| SmoothAP | ranking | 0.349" in text
+    assert "| 0.001* | 4 | reference |" in text
+    assert "| the features | no training | 0.4000 | 0.9000 | 0.9900 |" in text
+    assert "runs of 0.0 s" in cost(PLAN, store)
+    names = [f"benchmark: grocery {name}" for name in ("table", "cost")]
+    marks = [f"<!-- {name} -->\nold\n<!-- /{name} -->" for name in names]
+    page.write_text("\n".join(marks), encoding="utf-8")
+    write_tables(PLAN, store, page)
+    assert text in page.read_text(encoding="utf-8")
+    assert "old" not in page.read_text(encoding="utf-8")
+    assert save(picture(PLAN, store), tmp_path / "grocery.png").stat().st_size > 5_000
+    assert table(PLAN, Store(tmp_path / "none.jsonl")) == "*not run yet*"
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_every_method_is_a_configuration(data: str) -> None:
+    found = set()
+    for name in METHODS:
+        run = head_run(data, name, 1e-3, 0)
+        found.add(read_config(run.settings["config"], run.settings["overrides"]).model_dump_json())
+    assert len(found) == len(METHODS) >= 17
+
+
+def test_a_run_trains_a_head_on_the_features_of_a_folder(tmp_path: Path) -> None:
+    write_rows(tmp_path / DATA["grocery"].file)
+    run = head_run("grocery", "smooth_ap", 1e-3, 1)
+    short = ["train.steps=2", "train.validate_every=2", "optim.warmup_steps=0", "sampler.batch=8"]
+    run = Run("grocery", run.name, {**run.settings, "overrides": [*run.settings["overrides"], *short]}, seed=1)
+    line = carry_out(run, tmp_path / "work", features=tmp_path)
+    assert line is not None
+    assert set(line) == {"mauprc", "recall@1", "recall@10", "val_mauprc"}
+    assert not (tmp_path / "work").exists()
+
+
+def test_the_features_alone_are_measured_on_test_rows_behind_steps_of_training_rows(tmp_path: Path) -> None:
+    noise = 4 * np.random.default_rng(1).normal(size=(72, 16))
+    file = write_rows(tmp_path / "rows.npz", embeddings=rows_of_classes()["embeddings"] + noise + 2)
+    plain, centred = frozen(file, ""), frozen(file, "center")
+    assert plain.keys() == centred.keys() == {"mauprc", "recall@1", "recall@10"}
+    assert plain != centred
+    with pytest.raises(UserError, match="holds no array 'splits'"):
+        frozen(write_rows(file, splits=None), "")
+
+
+def test_the_command_prints_what_there_is(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    finished(tmp_path / "grocery.jsonl")
+    script = Path(__file__).parents[2] / "tools" / "benchmark.py"
+    words = ["table", "grocery", "--out", str(tmp_path), "--seeds", "4", "--rates", "1e-4", "1e-3"]
+    monkeypatch.setattr(sys, "argv", [str(script), *words, "--methods", *PLAN.methods])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    runpy.run_path(str(script), run_name="__main__")
+    assert "| SmoothAP | ranking |" in capsys.readouterr().out

@@ -1,0 +1,182 @@
+"""Heads on saved embeddings: trained by the same loop, measured alone and behind the backbone that made them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from testing.saved_rows import head_config, rows, write_photos, write_rows
+from torch.nn.functional import normalize
+
+import aurank
+from aurank.commands import embed_model, evaluate_model, export_model
+from aurank.config import ConfigError
+from aurank.data import READERS
+from aurank.data.decode import decode
+from aurank.embedding import ImageSelection
+from aurank.embedding.checkpoint import load_checkpoint
+from aurank.errors import UserError
+from aurank.training import read_config, rehearse
+
+BASE = "timm:test_vit,pretrained=false"
+
+
+def test_a_head_of_two_layers_trains_with_memory_miner_and_average(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "rows.npz")
+    changes = {"model": {"head_layers": 2, "head_width": 12}, "memory": {"size": 16}, "train": {"ema": 0.9}}
+    config = head_config(file, **changes, loss={"name": "contrastive"}, miner={"name": "multi_similarity"})
+    result = aurank.train(config, tmp_path / "run")
+    assert result.steps == 4
+    assert result.report is not None
+    assert result.report.num_queries == 24
+    weights = load_checkpoint(tmp_path / "run" / "best.pt")["encoder"]
+    assert weights["head.0.weight"].shape == (12, 16)
+    assert all(name.startswith("head.") for name in weights)
+
+
+def test_a_linear_head_is_the_matrix_of_its_checkpoint(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "rows.npz")
+    result = aurank.train(head_config(file), tmp_path / "run")
+    head = load_checkpoint(tmp_path / "run" / "best.pt")["encoder"]
+    held = rows()
+    embedded = torch.from_numpy(held["embeddings"]) @ head["head.weight"].T + head["head.bias"]
+    test = held["splits"] == "test"
+    expected = aurank.evaluate(normalize(embedded).numpy()[test], held["labels"][test])
+    assert result.report is not None
+    assert result.report.mauprc == pytest.approx(expected.mauprc, abs=1e-7)
+    again = evaluate_model(f"aurank:{tmp_path}/run/best")
+    assert again.mauprc == result.report.mauprc
+    other = evaluate_model(f"aurank:{tmp_path}/run/best", ImageSelection(f"embeddings:{file}", split="train"))
+    assert other.num_queries == 48
+
+
+def test_the_loop_learns(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "rows.npz")
+    aurank.train(head_config(file, train={"steps": 40, "log_every": 1}, optim={"lr": 3e-2}), tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["split"] == "train"]
+    assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "rows.npz")
+    config = head_config(file, loss={"name": "soprc"})
+    aurank.train(config, tmp_path / "whole", overrides=["train.steps=6"])
+    aurank.train(config, tmp_path / "parts", overrides=["train.steps=4"])
+    aurank.train(config, tmp_path / "parts", resume=True, overrides=["train.steps=6"])
+    whole, parts = (load_checkpoint(tmp_path / name / "last.pt")["encoder"] for name in ("whole", "parts"))
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_a_file_that_changed_is_not_trained_on_further(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "rows.npz")
+    aurank.train(head_config(file), tmp_path / "run")
+    write_rows(file, embeddings=rows()["embeddings"] * 1.01)
+    with pytest.raises(UserError, match=r"was trained on other images of rows: what .* hold changed"):
+        aurank.train(head_config(file), tmp_path / "run", resume=True)
+
+
+def test_a_rehearsal_counts_the_head_alone(tmp_path: Path) -> None:
+    rehearsal = rehearse(read_config(head_config(write_rows(tmp_path / "rows.npz"))))
+    assert rehearsal.parameters == rehearsal.trained_parameters == 16 * 4 + 4
+    assert rehearsal.images == {"train": 36, "validation": 12, "test": 24}
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"model": {"backbone": "resnet18"}}, "model.backbone: got 'resnet18', expected none"),
+        (
+            {"data": {"views": 2}},
+            "data.views: got 2, which has no use: data.name=embeddings holds what",
+        ),
+        (
+            {"data": {"train_transform": {"name": "simclr"}}},
+            "data.train_transform.name: got 'simclr', which has",
+        ),
+        ({"data": {"image_size": 64}}, "data.image_size: got 64, which has no use"),
+        ({"data": {"normalise": {"mean": [0.5] * 3, "std": [0.5] * 3}}}, "data.normalise: got .*, which has no use"),
+        ({"data": {"train_labels": "image"}}, "data.train_labels: got 'image', expected 'class'"),
+        ({"model": {"pooling": "gem"}}, "model.pooling: got 'gem', which has no use"),
+        ({"model": {"discard_head": True}}, "model.discard_head: got True, which has no use"),
+        (
+            {"data": {"name": "digits", "params": {}}, "model": {"backbone": "none"}},
+            "got 'none', which is for",
+        ),
+    ],
+)
+def test_keys_of_images_are_refused_in_one_line(tmp_path: Path, sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_config(head_config(tmp_path / "rows.npz", **sections))
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photos, their embeddings beside them, and a run of a head on these."""
+    folder = tmp_path_factory.mktemp("heads")
+    images = ImageSelection(f"folder:{write_photos(folder / 'photos')}", split="all")
+    embed_model(BASE, images).save(folder / "rows.npz")
+    sections = {"sampler": {"batch": 4}, "data": {"validation_fraction": 0.0}}
+    aurank.train(head_config(folder / "rows.npz", **sections), folder / "run")
+    return folder
+
+
+def test_backbone_and_head_on_images_give_the_head_on_embeddings(photos: Path) -> None:
+    model, transform = aurank.load(photos / "run" / "best")
+    manifest = READERS["folder"](photos / "photos")
+    with np.load(photos / "rows.npz") as held:
+        places = {path: row for row, path in enumerate(held["paths"].tolist())}
+        embeddings = held["embeddings"][[places[path] for path in manifest.paths]]
+    head = load_checkpoint(photos / "run" / "best.pt")["encoder"]
+    images = torch.stack([transform(decode(manifest.source, path, 3)) for path in manifest.paths])
+    with torch.inference_mode():
+        found = model(images)
+    expected = normalize(torch.from_numpy(embeddings) @ head["head.weight"].T + head["head.bias"])
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["torchexport", "safetensors", "hf"])
+def test_images_are_measured_and_exported_as_by_one_model(photos: Path, tmp_path: Path, to: Any) -> None:
+    model, images = f"aurank:{photos}/run/best", ImageSelection(f"folder:{photos}/photos")
+    saved, shown = evaluate_model(model), evaluate_model(model, images)
+    assert shown.metrics == pytest.approx(saved.metrics, abs=1e-6)
+    exported = export_model(model, to, tmp_path / "out", images=images)
+    assert exported.check.is_same
+    assert exported.check.after == pytest.approx(saved.mauprc, abs=1e-6)
+
+
+def test_what_cannot_be_joined_is_told_in_one_line(photos: Path, tmp_path: Path) -> None:
+    run, images = photos / "run" / "best", ImageSelection(f"folder:{photos}/photos")
+    with pytest.raises(UserError, match=r"was trained on embeddings, .* name images to check the export with"):
+        export_model(f"{run}", "safetensors", tmp_path / "out")
+    with pytest.raises(UserError, match=r"holds embeddings, which timm:test_vit.* does not take"):
+        evaluate_model(BASE, ImageSelection(f"embeddings:{photos}/rows.npz"))
+    file = write_rows(tmp_path / "wide.npz")
+    with pytest.raises(UserError, match=r"wide.npz holds embeddings of 16 numbers, the head takes 64"):
+        evaluate_model(f"aurank:{run}", ImageSelection(f"embeddings:{file}"))
+    aurank.train(head_config(file), tmp_path / "own")
+    with pytest.raises(UserError, match="a head on embeddings that do not say what made them, so it takes no images"):
+        evaluate_model(f"aurank:{tmp_path}/own/best", images)
+
+
+def test_another_model_than_made_the_embeddings_is_refused(photos: Path, tmp_path: Path) -> None:
+    with np.load(photos / "rows.npz") as content:
+        held = dict(content)
+    record = json.loads(str(held["made_by"]))
+    for change, message in (
+        ({"weights_sha256": "0" * 64}, "has other weights than when .* digest"),
+        ({"preprocessing": "Resize(7)"}, "is shown images otherwise than when"),
+        ({"model": "aurank:gone/best"}, "a head on embeddings by aurank:gone/best; only a model of timm"),
+    ):
+        np.savez(tmp_path / "rows.npz", **{**held, "made_by": np.array(json.dumps({**record, **change}))})
+        sections = {"sampler": {"batch": 4}, "data": {"validation_fraction": 0.0}, "train": {"steps": 1}}
+        out = tmp_path / f"run{len(change)}{next(iter(change))}"
+        aurank.train(head_config(tmp_path / "rows.npz", **sections), out)
+        with pytest.raises(UserError, match=message):
+            aurank.load(out / "best")
+        if "model" not in change:
+            with pytest.raises(UserError, match=r"was made by .* and the head was trained on embeddings by"):
+                evaluate_model(f"aurank:{out}/best", ImageSelection(f"embeddings:{photos}/rows.npz"))

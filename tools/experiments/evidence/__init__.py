@@ -1,0 +1,1 @@
+"""The benchmark of all losses on saved features; the command is tools/benchmark.py."""

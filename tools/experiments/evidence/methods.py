@@ -1,0 +1,104 @@
+"""What is compared: a row each, as changes of a shipped configuration, and the learning rates to choose of."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from global_miniatures.store import Run
+
+from aurank.losses import LOSSES
+
+RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+SEEDS, CHOOSING = 10, 2  # how many there are, and how many of them choose the learning rate
+
+
+@dataclass(frozen=True)
+class Method:
+    """A loss by its family, and what a configuration changes for it."""
+
+    title: str
+    family: str
+    changes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A shipped configuration of a head, the model that its features come from, and which images."""
+
+    config: str
+    file: str
+    size: int
+    images: tuple[str, ...]
+
+
+DATA = {
+    "grocery": DataSet(
+        "grocery/head",
+        "grocery_lite0_128.npz",
+        128,
+        (
+            "lists:grocery_128.zip",
+            "data.params.train=grocery/derived_disjoint_train.txt",
+            "data.params.test=grocery/derived_disjoint_test.txt",
+            "data.params.images=grocery/images",
+        ),
+    ),
+    "omniglot": DataSet(
+        "omniglot/head", "omniglot_lite0_64.npz", 64, ("omniglot:", "data.params.path=omniglot_full.zip")
+    ),
+}
+
+
+def _loss(title: str, family: str, name: str, *changes: str) -> Method:
+    return Method(title, family, (f"loss.name={name}", *(f"loss.params.{change}" for change in changes)))
+
+
+_NEUCLIP = ("num_prototypes=1024", "restart_every=50", "inner_lr=0.01", "two_way=false", "learn_temperature=false")
+_ALL = {
+    "soprc": _loss("SOPRC", "ranking", "soprc"),
+    "smooth_ap": _loss("SmoothAP", "ranking", "smooth_ap"),
+    "sup_ap": _loss("SupAP", "ranking", "sup_ap"),
+    "listwise_ap": _loss("list-wise AP", "ranking", "listwise_ap"),
+    "fast_ap": _loss("FastAP", "ranking", "fast_ap"),
+    "blackbox_ap": _loss("BlackBox AP", "ranking", "blackbox_ap"),
+    "recall_at_k": _loss("Recall@k surrogate", "ranking", "recall_at_k"),
+    "sup_recall": _loss("SupRecall", "ranking", "sup_recall"),
+    "auroc": _loss("AUROC", "ranking", "auroc"),
+    "pnp": _loss("PNP", "ranking", "pnp"),
+    "contrastive": _loss("Contrastive", "pair", "contrastive"),
+    "triplet": _loss("Triplet", "pair", "triplet"),
+    "multi_similarity": _loss("Multi-Similarity", "pair", "multi_similarity"),
+    "circle": _loss("Circle", "pair", "circle"),
+    "xbm": Method(
+        "Contrastive, XBM",
+        "pair",
+        ("loss.name=contrastive", "loss.params.reduction=batch", "memory.size=2048", "memory.start_at=75"),
+    ),
+    "sup_con": _loss("SupCon", "pair", "sup_con", "temperature=0.1"),
+    "dcl": _loss("DCL", "pair", "dcl", "temperature=0.1"),
+    "proxy_anchor": _loss("ProxyAnchor", "proxy", "proxy_anchor"),
+    "proxy_nca": _loss("ProxyNCA++", "proxy", "proxy_nca"),
+    "soft_triple": _loss("SoftTriple", "proxy", "soft_triple"),
+    "normalized_softmax": _loss("NormalizedSoftmax", "proxy", "normalized_softmax"),
+    "arcface": _loss("ArcFace", "margin", "arcface"),
+    "subcenter_arcface": _loss("sub-center ArcFace", "margin", "subcenter_arcface"),
+    "cosface": _loss("CosFace", "margin", "cosface"),
+    "sogclr": _loss("SogCLR", "global", "sogclr", "temperature=0.1", "gamma=0.9"),
+    "isogclr": _loss("iSogCLR", "global", "isogclr", "temperature=0.1", "rho=2.0", "gamma=0.9"),
+    "emc2": _loss("EMC²", "global", "emc2", "temperature=0.1"),
+    "neuclip": _loss("NeuCLIP", "global", "neuclip", "temperature=0.1", *_NEUCLIP),
+}
+METHODS = {name: one for name, one in _ALL.items() if one.changes[0].removeprefix("loss.name=") in LOSSES}
+"""Those whose loss there is."""
+
+
+def head_run(data: str, name: str, rate: float, seed: int) -> Run:
+    """A head by a method at a learning rate."""
+    settings = {"config": DATA[data].config, "overrides": [*METHODS[name].changes, f"optim.lr={rate:g}"], "lr": rate}
+    return Run(data, name, settings, seed)
+
+
+def grid(data: str, name: str, *, rates: Sequence[float], choosing: int) -> Iterator[Run]:
+    """The runs that choose the learning rate, on validation classes."""
+    for seed in range(choosing):
+        for rate in rates:
+            yield head_run(data, name, rate, seed)

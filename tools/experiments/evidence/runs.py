@@ -1,0 +1,81 @@
+"""Which runs there are, in their order, and one of them carried out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from global_miniatures import training
+from global_miniatures.store import Line, Run, Store
+
+import aurank
+from aurank.embedding.embed import Embedded
+from aurank.errors import UserError
+from aurank.evaluation import PostProcessing
+from evidence.methods import DATA, grid, head_run
+
+FROZEN = {"frozen": "", "frozen_centred": "center", "frozen_whitened": "whiten:dim=128"}
+"""The features themselves, and behind steps that are fitted on the training classes."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is run: of one data set, which methods at which rates, so many seeds, of which some choose the rate."""
+
+    data: str
+    methods: Sequence[str]
+    rates: Sequence[float]
+    seeds: int
+    choosing: int
+
+    def runs(self, store: Store) -> Iterator[Run]:
+        """The features alone; then seed by seed what chooses the rates; then the other seeds at these."""
+        for name, steps in FROZEN.items():
+            yield Run(self.data, name, {"config": DATA[self.data].config, "steps": steps})
+        for seed in range(self.choosing):
+            for name in self.methods:
+                for run in grid(self.data, name, rates=self.rates, choosing=self.choosing):
+                    if run.seed == seed:
+                        yield run
+        for seed in range(self.choosing, self.seeds):
+            for name in self.methods:
+                if (rate := self.chosen_rate(store, name)) is not None:
+                    yield head_run(self.data, name, rate, seed)
+
+    def chosen_rate(self, store: Store, name: str) -> float | None:
+        """The rate with the highest mean validation mAUPRC; None before the grid is complete, or where all diverged."""
+        scores: dict[float, list[float]] = {rate: [] for rate in self.rates}
+        for run in grid(self.data, name, rates=self.rates, choosing=self.choosing):
+            if (line := store.find(run)) is None:
+                return None
+            scores[run.settings["lr"]].append(line.get("val_mauprc", -np.inf))
+        best = max(scores, key=lambda rate: fmean(scores[rate]))
+        return best if np.isfinite(fmean(scores[best])) else None
+
+    def chosen(self, store: Store, name: str) -> dict[int, Line]:
+        """The finished runs of a method at its rate, by seed."""
+        rate = self.chosen_rate(store, name)
+        if rate is None:
+            return {}
+        found = {seed: store.find(head_run(self.data, name, rate, seed)) for seed in range(self.seeds)}
+        return {seed: line for seed, line in found.items() if line is not None and "error" not in line}
+
+
+def carry_out(run: Run, work: Path, *, features: Path) -> Line | None:
+    """What one run came to; `features`: the folder of the files of embeddings, which is no part of what a run is."""
+    if run.name in FROZEN:
+        return frozen(features / DATA[run.experiment].file, run.settings["steps"])
+    overrides = [*run.settings["overrides"], f"data.root={features}"]
+    return training.carry_out(replace(run, settings={**run.settings, "overrides": overrides}), work)
+
+
+def frozen(file: Path, steps: str) -> Line:
+    """The metrics of the test rows of a file, behind steps fitted on its training rows."""
+    held = Embedded.load(file)
+    if held.splits is None:
+        raise UserError(f"{file} holds no array 'splits'; write it with aurank embed --split all")
+    train, test = (held.splits == split for split in ("train", "test"))
+    given = {"postprocess": PostProcessing.parse(steps).fit(held.embeddings[train])} if steps else {}
+    report = aurank.evaluate(held.embeddings[test], held.labels[test], recall_at=(1, 10), **given)
+    return {name: report.metrics[name] for name in ("mauprc", "recall@1", "recall@10")}
