@@ -8,13 +8,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from aurank.config import ConfigError
+from aurank.config.schema import LossTerm
 from aurank.training import read_config
 from aurank.training.optim import (
     BATCH_RULES,
     OPTIMISERS,
     constant,
     cosine,
-    loss_group,
+    loss_groups,
     multi_step,
     set_learning_rate,
     update_average,
@@ -78,11 +79,11 @@ def test_lars_steps_in_proportion_to_the_weights_but_for_norms_and_biases(weight
 
 
 def test_a_losss_own_parameters_are_neither_decayed_nor_adapted() -> None:
-    loss = nn.Module()
-    assert loss_group(loss, lr_multiplier=2.0) == []
+    loss, term = nn.Module(), LossTerm(name="sogclr")
+    assert loss_groups("loss", loss, term, usual=2.0) == []
     loss.temperature = nn.Parameter(torch.full((2, 2), 0.5))
     loss.fixed = nn.Parameter(torch.ones(2), requires_grad=False)
-    optimiser = OPTIMISERS["lars"](loss_group(loss, lr_multiplier=2.0), lr=1.0)
+    optimiser = OPTIMISERS["lars"](loss_groups("loss", loss, term, usual=2.0), lr=1.0)
     set_learning_rate(optimiser, 0.1)
     loss.temperature.grad = torch.ones(2, 2)
     optimiser.step()
