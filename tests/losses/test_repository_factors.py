@@ -32,7 +32,7 @@ def two_way(loss: torch.nn.Module, sides: tuple[Tensor, Tensor], samples: list[i
 
 
 def test_sogclr_s_gradient_is_half_of_its_repository_s() -> None:
-    loss, average = SogCLRLoss(SAMPLES, temperature=0.5, gamma=0.3).double(), Average(0.3)
+    loss, average = SogCLRLoss(SAMPLES, temperature=0.5, gamma=0.3, official=True).double(), Average(0.3)
     for step, samples in enumerate(STEPS):
         sides = batch(step)
         theirs = oracles_repositories.sogclr(*sides, samples, average, temperature=0.5)
@@ -58,7 +58,7 @@ def test_libauc_s_two_modalities_are_fastclip_v1_with_its_pull_times_half_the_ne
 
 
 def test_sogclr_of_two_modalities_has_libauc_s_direction_on_a_first_batch_only() -> None:
-    loss, average = SogCLRLoss(SAMPLES, temperature=0.5, gamma=0.3, two_way=True).double(), Average(0.3)
+    loss, average = SogCLRLoss(SAMPLES, temperature=0.5, gamma=0.3, official=True, two_way=True).double(), Average(0.3)
     for step, samples in enumerate(STEPS[:2]):
         sides = batch(step)
         theirs = oracles_repositories.libauc_two_modalities(sides[0] @ sides[1].T, samples, average, temperature=0.5)

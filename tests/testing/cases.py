@@ -58,6 +58,8 @@ class Case(NamedTuple):
     ranks_itself: bool = False
     # its state names references, so that without ids of theirs it is another loss from the second batch on
     names_references: bool = False
+    # from the second batch on, a query's value depends on the other queries
+    joins_queries: bool = False
 
 
 def auroc(surrogate: str) -> Case:
@@ -101,12 +103,13 @@ SAMPLES = 40  # rows of the data set; classes may stand in for them, so a label 
 MADE_MINERS: dict[str, Callable[[], nn.Module]] = {**MINERS, "emc2": lambda: EMC2Miner(SAMPLES, views=SAMPLES)}
 
 
-def sogclr(positives: bool = False, **own: object) -> Case:
+def sogclr(positives: bool = False, official: bool = False, **own: object) -> Case:
     """On its first batch, when a sample's normaliser is the batch's own."""
-    denominator = {"temperature": 0.1, "positive_in_denominator": positives}
+    denominator, own = {"temperature": 0.1, "positive_in_denominator": positives}, {**own, "official": official}
     return Case(
         lambda **given: SogCLRLoss(SAMPLES, views=SAMPLES, positive_in_denominator=positives, **own, **given),
         lambda s, p, n, y: {"loss": oracles_contrastive.decoupled(s, p, n, **denominator)},
+        joins_queries=not official,
     )
 
 
@@ -131,11 +134,13 @@ def negative_cache(weighted: bool) -> Case:
 LEARNT = float(torch.tensor(0.07).log().double().exp())  # a learnable temperature as its parameter holds it, in float32
 
 
-def isogclr(**own: object) -> Case:
+def isogclr(official: bool = False, **own: object) -> Case:
     """On its first batch, when a sample's normaliser is the batch's own."""
+    own = {**own, "official": official}
     return Case(
         lambda **given: ISogCLRLoss(SAMPLES, views=SAMPLES, temperature=0.5, **own, **given),
         lambda s, p, n, y: {"loss": oracles_temperatures.robust(s, p, n, temperature=0.5, rho=0.3)},
+        joins_queries=not official,
     )
 
 
@@ -210,6 +215,7 @@ TABLE = {
     "info_nce": in_batch(InfoNCELoss, oracles_contrastive.info_nce, temperature=0.1),
     "isogclr": isogclr(),
     "isogclr global": isogclr(individual=False),
+    "isogclr official": isogclr(official=True),
     "isogclr weighted_pull": isogclr(weighted_pull=True),
     "listwise_ap": Case(ListwiseAPLoss, lambda s, p, n, y: {"loss": oracles_binned.binned_ap(s, p, n, number=20)}),
     "listwise_ap official": Case(
@@ -252,6 +258,7 @@ TABLE = {
         ranks_itself=True,
     ),
     "sogclr": sogclr(),
+    "sogclr official": sogclr(official=True),
     "sogclr previous": sogclr(previous_normalizer=True),
     "sogclr with positive": sogclr(positives=True),
     "soprc": Case(

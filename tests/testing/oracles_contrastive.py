@@ -122,6 +122,17 @@ def simco(
     return per_positive(similarity, positive, negative, value)
 
 
+LEVEL = -1  # no id
+
+
+def log_normalizers(table: dict[int, float], number: int) -> Tensor:
+    """log u of so many samples as `sogclr` left them, at the level of the last batch; 0 for one not seen."""
+    found = torch.zeros(number, dtype=torch.float64)
+    for row in table.keys() - {LEVEL}:
+        found[row] = math.log(table[row] * table[LEVEL])
+    return found
+
+
 def sogclr(
     similarity: Tensor,
     positive: Mask,
@@ -133,10 +144,13 @@ def sogclr(
     gamma: float,
     shared: bool = False,
     previous: bool = False,
+    official: bool = False,
 ) -> PerQuery:
     """−s⁺ + τ·log u with the gradient −∇s⁺ + (τ/u)·∇ḡ of each query; the table, u by id, moves on.
 
-    u is the blend of the table with the query's own ḡ or, shared, with the mean over all queries of the id.
+    u is the blend of the table with the query's own ḡ or, shared, with the mean over all queries of the id. Unless
+    official, the table has u over the level, the geometric mean of ḡ over the batch's queries, which is its entry
+    LEVEL, and u is multiplied by what makes the mean weight ḡ/u 1.
     """
     both = sides(positive, negative)
     own = {query: mean_exp(similarity[query], below, temperature=temperature) for query, (_, below) in both.items()}
@@ -146,17 +160,29 @@ def sogclr(
         for one in {ids[query] for query in own}
     }
 
-    def blend(one: int, new: float) -> float:
-        return (1 - gamma) * table[one] + gamma * new if one in table else new
+    level = 1.0
+    if not official:
+        for value in own.values():
+            level *= float(value.detach()) ** (1 / len(own))
 
+    def blend(one: int, new: float) -> float:
+        return (1 - gamma) * level * table[one] + gamma * new if one in table else new
+
+    normalizers = {}
+    for query in own:
+        one = ids[query]
+        normalizers[query] = blend(one, means[one] if shared else float(own[query].detach()))
+        if previous and one in table:
+            normalizers[query] = level * table[one]
+    balance = 1.0
+    if not official:
+        balance = sum(float(own[query].detach()) / normalizers[query] for query in own) / len(own)
     found = {}
     for query, (above, _) in both.items():
-        one = ids[query]
-        normalizer = blend(one, means[one] if shared else float(own[query].detach()))
-        if previous and one in table:
-            normalizer = table[one]
+        normalizer = normalizers[query] * balance
         pull = sum(similarity[query, reference] for reference in above) / len(above)
         slope = temperature / normalizer * (own[query] - own[query].detach())
         found[query] = temperature * math.log(normalizer) + slope - pull
-    table.update({one: blend(one, new) for one, new in means.items()})
+    table.update({one: blend(one, new) / level for one, new in means.items()})
+    table[LEVEL] = level
     return found

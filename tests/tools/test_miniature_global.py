@@ -32,6 +32,8 @@ def found(run: Run) -> dict[str, Any]:
             "probe_top5": 0.5,
             "homogeneity": {"counts": [3, 1], "edges": [0.0, 0.1, 0.2]},
         }
+    if run.experiment == "steady":
+        return {"scale": 1.0, "noise": 7.0, "one batch": 0.1, "400 batches": 0.9, "cosine": 0.99}
     if run.experiment == "normalizers":
         return {"course": [{"samples": part, "error": 0.1, "alone": 0.2} for part in range(1, 6)]}
     if run.experiment == "temperatures":
@@ -72,7 +74,7 @@ def test_the_page_and_the_pictures_hold_every_run_and_say_what_is_missing(tmp_pa
     page.write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
     empty = Store(tmp_path / "none.jsonl")
     write_tables(empty, page)
-    assert page.read_text(encoding="utf-8").count(TO_RUN) == 8
+    assert page.read_text(encoding="utf-8").count(TO_RUN) == 10
     assert list(draw_all(empty, tmp_path)) == []
     store = Store(tmp_path / "runs.jsonl")
     for run in all_runs():

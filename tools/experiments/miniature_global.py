@@ -5,8 +5,8 @@
     python tools/experiments/miniature_global.py tables     # the marked blocks of docs/miniatures_global.md
 
 Experiments: convergence (EMC², Fig. 7), representations (SogCLR, Table 2 and its ablations), temperatures (iSogCLR,
-Fig. 5), normalizers (NeuCLIP, Fig. 2c), supervised (global losses beside SOPRC). They read Omniglot and Grocery below
-$AURANK_DATA.
+Fig. 5), normalizers (NeuCLIP, Fig. 2c), supervised (global losses beside SOPRC), start (the first epochs of the
+normaliser) and steady (its estimators at fixed weights). They read Omniglot and Grocery below $AURANK_DATA.
 
 `run` carries out what DIR/runs.jsonl has no line of, one run after the other, and may be stopped and started again at
 any time; only not twice at once on one DIR. DIR is docs/miniatures_global unless --out names another.
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from global_miniatures import convergence, normalizers, temperatures, training
+from global_miniatures import convergence, normalizers, start, steady, temperatures, training
 from global_miniatures.queue import carry_out_all
 from global_miniatures.store import Line, Run, Store
 
@@ -30,6 +30,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     "temperatures": (temperatures.runs, temperatures.carry_out),
     "normalizers": (normalizers.runs, lambda run, work: normalizers.carry_out(run)),
     "supervised": (training.supervised, training.carry_out),
+    "start": (start.runs, lambda run, work: start.carry_out(run)),
+    "steady": (steady.runs, lambda run, work: steady.carry_out(run)),
 }
 
 
@@ -39,7 +41,8 @@ def run_all(given: argparse.Namespace) -> None:
     for name in given.experiments or EXPERIMENTS:
         runs, carry_out = EXPERIMENTS[name]
         limit = {"started": started, "limit_minutes": given.limit_minutes}
-        if not carry_out_all(store, runs(given.seeds), carry_out, **limit):
+        wanted = (run for run in runs(given.seeds) if name != "start" or start.is_wanted(run, store))
+        if not carry_out_all(store, wanted, carry_out, **limit):
             return
     print("every run is there", flush=True)
 

@@ -3,11 +3,15 @@
 A global contrastive loss minimises −s⁺ + τ·log g, where g is the mean of exp(s⁻/τ) over all negatives of the data set.
 A batch shows a few of them. Their mean ḡ gives the direction of the gradient, and the normaliser u, an estimate of g
 from earlier batches, its length: the gradient is (τ/u)·∇ḡ.
+
+While a network starts to learn, similarities fall, and g with them by orders of magnitude, for all samples together. An
+average of ḡ remembers the first values for epochs. So what is averaged here is ḡ over the level of its batch, which
+that fall leaves as it is. docs/miniatures_global.md has what both come to.
 """
 
 import math
 import warnings
-from typing import Literal, Unpack, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Float, Float64
@@ -18,7 +22,14 @@ from aurank.losses.core.checks import Number, refuse_unused, require_choice, req
 from aurank.losses.core.keyed_loss import KeyedLoss, KeyedLossOptions, query_ids
 from aurank.losses.core.log_mean_exp import AnyTemperature
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.core.row_table import RowTable, writes
+from aurank.losses.core.row_table import (
+    EntryIndex,
+    EntryValues,
+    RowTable,
+    log_mean_by_row,
+    mean_by_row,
+    writes,
+)
 
 Schedule = Literal["constant", "cosine"]
 Every = Literal["epoch", "step"]
@@ -109,6 +120,22 @@ class Gamma(nn.Module):
             self.value = float(state)
 
 
+class Levels(nn.Module):
+    """The mean log ḡ of the last batch, for each direction, where that batch was; saved from the host."""
+
+    def __init__(self, directions: int) -> None:
+        super().__init__()
+        self.values = [torch.zeros(()) for _ in range(directions)]
+
+    def get_extra_state(self) -> Float64[Tensor, " direction"]:
+        """Return the levels, for `state_dict`."""
+        return torch.stack([value.detach().cpu().double() for value in self.values])
+
+    def set_extra_state(self, state: Float64[Tensor, " direction"]) -> None:
+        """Take over saved levels."""
+        self.values = list(state.to(torch.float64).unbind())
+
+
 class NormalizedLossOptions(KeyedLossOptions, total=False):
     """What every loss with such a normaliser takes beside its own arguments, and passes on to `NormalizedLoss`."""
 
@@ -118,13 +145,21 @@ class NormalizedLossOptions(KeyedLossOptions, total=False):
 
 
 class NormalizedLoss(KeyedLoss):
-    """A loss that keeps log u of each sample, one for each direction; `SogCLRLoss` describes the arguments."""
+    """A loss that keeps log u of each sample, one for each direction; `SogCLRLoss` describes the arguments.
+
+    Args:
+        relative: False averages ḡ itself, as the papers do. True averages ḡ / M, where log M, the batch's level, is the
+            mean of log ḡ over its valid queries; u is that average times the present M, and balanced: times what makes
+            the mean of the weights ḡ / u 1.
+    """
 
     def __init__(
         self,
         num_samples: int,
         gamma: Number,
         gamma_schedule: Schedule,
+        relative: bool,
+        /,
         *,
         two_way: bool,
         gamma_every: Every = "epoch",
@@ -136,14 +171,19 @@ class NormalizedLoss(KeyedLoss):
         self.two_way = require_flag("two_way", two_way)
         self.gamma = Gamma(gamma, gamma_schedule, gamma_every=gamma_every, gamma_decay=gamma_decay)
         on_host = require_choice("state_on", state_on, get_args(Residence)) == "host"
+        self.levels = Levels(1 + two_way) if relative else None
         self.tables = nn.ModuleList(
             RowTable(num_samples, 1, logarithms=True, on_host=on_host) for _ in range(1 + self.two_way)
         )
 
     @property
     def log_u(self) -> Float[Tensor, "direction sample"]:
-        """log u of each sample; 0 for one not seen yet."""
-        return first_column(self.tables)
+        """log u of each sample, at the level of the last batch; 0 for one not seen yet."""
+        found = first_column(self.tables)
+        if self.levels is None:
+            return found
+        seen = torch.stack([table.get_buffer("seen") for table in self.tables])
+        return torch.where(seen, found + torch.stack([level.to(found) for level in self.levels.values])[:, None], 0)
 
     def log_normalizer(
         self, pairs: Pairs, log_mean: Float[Tensor, " query"], *, shared: bool = False, previous: bool = False
@@ -151,23 +191,66 @@ class NormalizedLoss(KeyedLoss):
         """Return log u of each query's sample after this batch, and keep it where the call may write.
 
         The first ḡ is copied. What is kept is u of the valid queries' samples, blended with the mean of ḡ over views.
+        Where each process has a loss of its own batch, level and balance are of all batches, but in evaluation mode.
 
         Args:
             log_mean: log ḡ of each query.
             shared: True blends u with the mean of ḡ over all views of the sample, False with the query's own.
             previous: True returns u as it was before, where the sample was seen.
         """
-        gamma, table, index, rows = self.gamma(), table_of(self.tables, pairs), query_ids(pairs), pairs.valid_rows
-        values = own = log_mean.detach()[:, None].to(table.rows.dtype)
-        if shared and len(rows):
-            own = values.index_copy(0, rows, table.mean(index[rows], values[rows])[0])
-        normalizer = table.blended(index, own, rate=gamma)
-        if previous:
+        gamma, table, index = self.gamma(), table_of(self.tables, pairs), query_ids(pairs)
+        values = log_mean.detach()[:, None].to(table.rows.dtype)
+        own = values.masked_fill(~pairs.valid[:, None], torch.nan)  # which means and tables leave out
+
+        def blended(index: EntryIndex, own: EntryValues) -> EntryValues:
+            found = table.blended(index, table.mean(index, own)[0] if shared else own, rate=gamma)
+            if not previous:
+                return found
             before, seen = table.read(index)
-            normalizer = torch.where(seen[:, None], before, normalizer)
+            return torch.where(seen[:, None], before, found)
+
+        ids, everyone = index, own
         if writes(self):
-            table.update(index[rows], values[rows], rate=gamma, is_shared=pairs.is_shared)
-        return normalizer[:, 0].to(log_mean.dtype)
+            ids, everyone = table.gathered(index, own, is_shared=pairs.is_shared)
+        if self.levels is None:
+            normalizer = blended(index, own)
+        else:
+            level = mean_of_all(everyone)
+            everyone = everyone - level
+            found = blended(ids, everyone)
+            normalizer = found if ids is index else blended(index, own - level)
+            normalizer = normalizer + level + mean_of_all(everyone - found, logarithms=True)
+        if writes(self):
+            table.update(ids, everyone, rate=gamma, is_shared=True)
+            if self.levels is not None:
+                self.levels.values[pairs.side] = level
+        return torch.where(pairs.valid[:, None], normalizer, values)[:, 0].to(log_mean.dtype)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """Take over what `official=True` or an earlier version kept, log u itself, less its mean."""
+        saved = f"{prefix}levels._extra_state"
+        if self.levels is None and saved in state_dict:
+            raise UserError(
+                f"the saved state {prefix}tables is of {self.owner} without official=True: make the loss without it"
+            )
+        if self.levels is not None and saved not in state_dict and f"{prefix}tables.0.rows" in state_dict:
+            levels = []
+            for number in range(len(self.tables)):
+                name = f"{prefix}tables.{number}"
+                rows, seen = state_dict[f"{name}.rows"], state_dict[f"{name}.seen"]
+                levels.append(mean_of_all(rows[seen]))
+                state_dict[f"{name}.rows"] = torch.where(seen[:, None], rows - levels[-1], rows)
+            state_dict[saved] = torch.stack(levels).double()
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+def mean_of_all(values: EntryValues, *, logarithms: bool = False) -> Float[Tensor, ""]:
+    """Return the mean of the finite entries, or the log mean of exp; the same bits in any order, and 0 without any."""
+    if len(values) == 0:
+        return values.new_zeros(())
+    index = torch.zeros(len(values), dtype=torch.int64, device=values.device)
+    mean, found = (log_mean_by_row if logarithms else mean_by_row)(index, values)
+    return torch.where(found[0], mean[0, 0], 0)
 
 
 def table_of(tables: nn.ModuleList, pairs: Pairs) -> RowTable:

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, require_positive
+from aurank.losses.core.checks import Number, require_flag, require_positive
 from aurank.losses.core.from_pml import CosineSimilarity
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import Temperature, require_bounds
@@ -21,10 +21,10 @@ class ISogCLRLoss(RobustLoss):
 
     It is the dual of RGCL (Eq. 6-7), the greatest mean of h = s⁻ − s⁺ under weights of the negatives whose divergence
     KL from uniform is at most ρ: where τ_i comes to rest within its bounds, the divergence is ρ. u_i is the moving
-    average of ḡ = mean exp(h/τ_i), kept as a logarithm; the first ḡ is copied. In training mode the loss of τ_i is
-    computed first, then τ_i moves down G = log u + ρ − (ḡ/u)·E_w[h]/τ and is projected onto its bounds (Alg. 1-2);
-    views of a sample share τ_i, and their gradients are averaged. In evaluation mode nothing is written, and the value
-    is the one that training mode would give. s⁺ is the mean similarity to the positives.
+    average of ḡ = mean exp(h/τ_i), taken as in `SogCLRLoss`; with `official`, as in the paper. In training mode the
+    loss of τ_i is computed first, then τ_i moves down G = log u + ρ − (ḡ/u)·E_w[h]/τ and is projected onto its bounds
+    (Alg. 1-2); views of a sample share τ_i, and their gradients are averaged. In evaluation mode nothing is written,
+    and the value is the one that training mode would give. s⁺ is the mean similarity to the positives.
 
     Deviations: Eq. 13-14 are printed with u before this batch; here it is the new one, as in the authors' code. Their
     code for one modality averages exp(s/τ), clips G to [−3, 3], and has γ = 1 in the first epoch. Their code for two
@@ -48,7 +48,7 @@ class ISogCLRLoss(RobustLoss):
         individual: False has one τ for all samples, a parameter of the loss that the training's optimiser moves; the
             arguments of the step are then refused.
         gamma: γ, the share of the new ḡ in u, β0 of Eq. 12.
-        gamma_schedule, gamma_every, gamma_decay, state_on: as in `SogCLRLoss`.
+        gamma_schedule, official, gamma_every, gamma_decay, state_on: as in `SogCLRLoss`.
         weighted_pull: False pulls the positive with weight 1, as the objective's gradient does. True with ḡ/u, as
             Eq. 14 estimates that weight: at small τ no gradient is left in a batch that is easier than earlier ones.
         two_way: both directions between two modalities (App. B), each with u and τ of its own.
@@ -78,11 +78,13 @@ class ISogCLRLoss(RobustLoss):
         individual: bool = True,
         gamma: Number = 0.9,
         gamma_schedule: Schedule = "constant",
+        official: bool = False,
         weighted_pull: bool = False,
         two_way: bool = False,
         **options: Unpack[NormalizedLossOptions],
     ) -> None:
-        super().__init__(num_samples, gamma, gamma_schedule, two_way=two_way, **options)
+        require_flag("official", official)
+        super().__init__(num_samples, gamma, gamma_schedule, not official, two_way=two_way, **options)
         self.rho = require_positive("rho", rho)
         self.weighted_pull = weighted_pull
         low, high = require_bounds("temperature_bounds", temperature_bounds)

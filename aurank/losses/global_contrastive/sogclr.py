@@ -5,10 +5,15 @@ from typing import Literal, Unpack, get_args
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, require_choice, require_positive
+from aurank.losses.core.checks import Number, require_choice, require_flag, require_positive
 from aurank.losses.core.log_mean_exp import attraction, log_mean_exp
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.global_contrastive._normalizer import NormalizedLoss, NormalizedLossOptions, Schedule, surrogate_loss
+from aurank.losses.global_contrastive._normalizer import (
+    NormalizedLoss,
+    NormalizedLossOptions,
+    Schedule,
+    surrogate_loss,
+)
 
 Normalizer = Literal["view", "shared"]
 
@@ -16,10 +21,15 @@ Normalizer = Literal["view", "shared"]
 class SogCLRLoss(NormalizedLoss):
     """−s⁺ + τ·log u of each query: the contrastive loss whose normaliser u is a moving average over earlier batches.
 
-    u ← (1 − γ)·u + γ·ḡ, where ḡ is the mean of exp(s⁻/τ) over the negatives of a batch; the first ḡ is copied. u is
-    kept as a logarithm, so that no temperature overflows. The gradient is −∇s⁺ + (τ/u)·∇ḡ (Alg. 1); the value is
+    ḡ is the mean of exp(s⁻/τ) over the negatives of a batch. The gradient is −∇s⁺ + (τ/u)·∇ḡ (Alg. 1); the value is
     comparable between batch sizes. In evaluation mode nothing is written, and the value is the one that training mode
     would give.
+
+    The paper averages ḡ: u ← (1 − γ)·u + γ·ḡ, the first one copied (`official=True`). As ḡ falls by orders of magnitude
+    while a network starts to learn, that u is too large for epochs. Here, our own, r ← (1 − γ)·r + γ·ḡ/M, the first one
+    copied, where M is the geometric mean of ḡ over the batch: what all samples have in common is taken from the present
+    batch, and only how a sample differs is remembered. u = c·M·r, with c such that the weights ḡ/u of the batch are 1
+    in the mean, as the pull's are. docs/miniatures_global.md has both measured.
 
     State: `log_u`; `tables` in `state_dict`. docs/losses.md has the factors to the gradients of other repositories.
 
@@ -33,6 +43,7 @@ class SogCLRLoss(NormalizedLoss):
         previous_normalizer: True divides by u before this batch, as Eq. 10 is printed; False by the new one, as the
             paper's table and code do.
         gamma_schedule: "cosine" lets γ fall from 1 to `gamma`; the loop then calls `gamma.set_progress`.
+        official: True averages ḡ, as the paper and the authors' code.
         two_way: both directions between two modalities (§4), each with a u of its own.
         gamma_every: "epoch" or "step", what the schedule counts.
         gamma_decay: share of the training over which γ falls.
@@ -58,10 +69,12 @@ class SogCLRLoss(NormalizedLoss):
         positive_in_denominator: bool = False,
         previous_normalizer: bool = False,
         gamma_schedule: Schedule = "constant",
+        official: bool = False,
         two_way: bool = False,
         **options: Unpack[NormalizedLossOptions],
     ) -> None:
-        super().__init__(num_samples, gamma, gamma_schedule, two_way=two_way, **options)
+        require_flag("official", official)
+        super().__init__(num_samples, gamma, gamma_schedule, not official, two_way=two_way, **options)
         self.temperature = require_positive("temperature", temperature)
         self.normalizer = require_choice("normalizer", normalizer, get_args(Normalizer))
         self.positive_in_denominator = positive_in_denominator

@@ -148,7 +148,8 @@ def test_the_gradient_of_one_global_temperature_is_its_finite_difference() -> No
 
 def test_past_batches_enter_through_the_normaliser() -> None:
     # on a second batch: G = log u + rho - (g / u) E_w[h] / tau, and a gradient tau / u times that of g
-    loss = make(gamma=0.4, temperature_beta=1, temperature_lr=0.01, temperature=0.25, weighted_pull=True)
+    given = {"temperature_beta": 1, "temperature_lr": 0.01, "temperature": 0.25, "weighted_pull": True}
+    loss = make(gamma=0.4, official=True, **given)
     loss(views(0), LABELS)
     first, log_u = loss.temperatures.clone(), loss.log_u[0].clone()
     second = views(1)
@@ -187,7 +188,7 @@ def test_with_a_temperature_that_hardly_moves_it_is_sogclr_plus_the_price_of_the
 
 def test_the_pull_has_weight_1_in_later_batches_too_unless_it_is_weighted() -> None:
     # the gradients differ by (g / u - 1) times that of the positives' similarity, and in nothing else
-    given = {"gamma": 0.4, "temperature": 0.25, "temperature_lr": 1e-12}
+    given = {"gamma": 0.4, "temperature": 0.25, "temperature_lr": 1e-12, "official": True}
     plain, weighted = make(**given), make(weighted_pull=True, **given)
     for loss in (plain, weighted):
         loss(views(0), LABELS)

@@ -12,7 +12,9 @@ from testing import two_way_batches as two_way
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses import CrossBatchMemory, MultipleLosses, SogCLRLoss
+from aurank.losses import CrossBatchMemory, MultipleLosses, SogCLRLoss, make_pairs
+from aurank.losses.core.log_mean_exp import log_mean_exp
+from aurank.losses.core.loss_inputs import read_inputs
 from aurank.losses.global_contrastive._normalizer import Gamma
 
 NUMBER = 6  # samples, of two views each
@@ -69,11 +71,12 @@ def test_shared_is_one_logarithm_of_the_mean_over_views() -> None:
     assert (by_view - one).norm() > 1e-3 * one.norm()
 
 
+@pytest.mark.parametrize("official", [False, True])
 @pytest.mark.parametrize("previous", [False, True])
 @pytest.mark.parametrize("normalizer", ["view", "shared"])
 @pytest.mark.parametrize("state_on", ["device", "host"])
-def test_a_sequence_of_batches_equals_the_loop(normalizer: str, previous: bool, state_on: str) -> None:
-    given = {"normalizer": normalizer, "previous_normalizer": previous, "state_on": state_on}
+def test_a_sequence_of_batches_equals_the_loop(normalizer: str, previous: bool, official: bool, state_on: str) -> None:
+    given = {"normalizer": normalizer, "previous_normalizer": previous, "official": official, "state_on": state_on}
     loss = SogCLRLoss(30, temperature=0.2, gamma=0.7, **given).double()
     table: dict[int, float] = {}
     for step in range(5):
@@ -81,18 +84,17 @@ def test_a_sequence_of_batches_equals_the_loop(normalizer: str, previous: bool, 
         embeddings = torch.randn(16, 4, generator=random, dtype=torch.float64, requires_grad=True)
         labels, ids = (torch.randint(size, (16,), generator=random) for size in (5, 30))  # ids twice, and anew
         settings = {"temperature": 0.2, "gamma": 0.7, "shared": normalizer == "shared", "previous": previous}
+        settings["official"] = official
         masks = oracles.masks(labels.tolist())
         found = oracles_contrastive.sogclr(oracles.cosine(embeddings), *masks, ids.tolist(), table, **settings)
         loss.eval()
         value = loss(embeddings, labels, ids=ids)
         assert value == loss.train()(embeddings, labels, ids=ids)  # evaluation gives what training would, and no more
         check_equal(value, oracles.mean(found), embeddings)
-        expected = torch.zeros(1, 30, dtype=torch.float64)
-        for row, normal in table.items():
-            expected[0, row] = math.log(normal)
+        expected = oracles_contrastive.log_normalizers(table, 30)[None]
         assert (loss.tables[0]._staging is not None) == (state_on == "host")  # its rows are where the batch is
         torch.testing.assert_close(loss.log_u, expected, rtol=0, atol=1e-10)
-    assert 0 < len(table) < 30
+    assert 1 < len(table) < 30
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9, 0.5])
@@ -112,9 +114,9 @@ def test_fixed_embeddings_lead_from_a_wrong_normaliser_to_the_exact_gradient_for
 def test_with_the_exact_normaliser_the_gradients_of_small_batches_average_to_the_exact_one(gamma: float) -> None:
     # all batches of two samples: each pair of samples comes in exactly one of them
     embeddings = data()
-    whole = make(normalizer="shared")
+    whole = make(normalizer="shared", official=True)
     whole(embeddings, VIEWS)
-    loss = make(gamma=gamma, normalizer="shared", previous_normalizer=True).eval()
+    loss = make(gamma=gamma, normalizer="shared", previous_normalizer=True, official=True).eval()
     loss.load_state_dict(whole.state_dict())
     gradients = []
     for pair in combinations(range(NUMBER), 2):
@@ -130,7 +132,7 @@ def test_batches_that_partition_the_data_bring_the_normaliser_to_the_exact_one_t
     whole(embeddings, VIEWS)
     errors = []
     for gamma in (0.5, 0.05):
-        random, loss, found = torch.Generator().manual_seed(0), make(gamma=gamma), []
+        random, loss, found = torch.Generator().manual_seed(0), make(gamma=gamma, official=True), []
         for epoch in range(90):
             for part in torch.randperm(NUMBER, generator=random).split(2):
                 rows = torch.cat([part, part + NUMBER])
@@ -142,14 +144,46 @@ def test_batches_that_partition_the_data_bring_the_normaliser_to_the_exact_one_t
 
 
 def test_the_moving_average_has_its_closed_form() -> None:
-    loss, gamma = make(gamma=0.3), 0.3
-    first, second = make(), make()
-    loss(data(1), VIEWS), first(data(1), VIEWS), second(data(2), VIEWS)
-    for _ in range(7):
-        loss(data(2), VIEWS)
-    kept = (1 - gamma) ** 7
-    expected = (kept * first.log_u.exp() + (1 - kept) * second.log_u.exp()).log()
-    torch.testing.assert_close(loss.log_u, expected, rtol=0, atol=1e-12)
+    for official in (True, False):
+        loss, gamma = make(gamma=0.3, official=official), 0.3
+        first, second = make(), make()
+        loss(data(1), VIEWS), first(data(1), VIEWS), second(data(2), VIEWS)
+        for _ in range(7):
+            loss(data(2), VIEWS)
+        kept = (1 - gamma) ** 7
+        moved = 0 if official else second.levels.values[0] - first.levels.values[0]
+        expected = (kept * (first.log_u + moved).exp() + (1 - kept) * second.log_u.exp()).log()
+        torch.testing.assert_close(loss.log_u, expected, rtol=0, atol=1e-12)
+
+
+def normalizers(loss: SogCLRLoss, embeddings: Tensor, *, shift: float) -> Tensor:
+    """log u of each query, where log ḡ of all is greater by so much."""
+    pairs = make_pairs(loss.prepared(read_inputs(embeddings, VIEWS)), distance=loss.distance, two_way=False)
+    return loss.log_normalizer(pairs, log_mean_exp(pairs, 0.3) + shift)
+
+
+def test_what_all_samples_have_in_common_is_not_remembered_but_by_the_paper_s_average() -> None:
+    found = {}
+    for official in (False, True):
+        found[official] = []
+        for start in (0.0, 8.0):
+            loss = make(official=official, gamma=0.9)
+            normalizers(loss, data(0), shift=start)
+            found[official].append(normalizers(loss, data(1), shift=0.0).detach())
+    torch.testing.assert_close(*found[False], rtol=0, atol=1e-12)
+    assert (found[True][1] - found[True][0] > 2).all()  # a tenth of e^8 times as much
+
+
+def test_a_state_of_the_paper_s_average_goes_on_at_its_level_and_not_the_other_way_round() -> None:
+    old, new = make(official=True), make()
+    seen = VIEWS < 4
+    old(data()[seen], VIEWS[seen])
+    new.load_state_dict(old.state_dict())
+    torch.testing.assert_close(new.log_u, old.log_u, rtol=0, atol=1e-12)
+    torch.testing.assert_close(new.tables[0].rows[:4].mean(), torch.zeros(()).double(), rtol=0, atol=1e-12)
+    assert (new.tables[0].rows[4:] == 0).all()
+    with pytest.raises(UserError, match="tables is of SogCLRLoss without official=True: make the loss without it"):
+        old.load_state_dict(new.state_dict())
 
 
 def test_a_first_visit_is_a_copy_in_a_batch_of_samples_seen_before_too() -> None:
@@ -176,7 +210,7 @@ def test_what_is_stored_is_the_mean_over_all_views_which_are_mutual_positives() 
         oracles.cosine(embeddings), *masks, labels.tolist(), table, temperature=0.3, gamma=0.9
     )
     check_equal(value, oracles.mean(found), embeddings)
-    expected = torch.tensor([[math.log(table[row]) for row in range(NUMBER)]], dtype=torch.float64)
+    expected = oracles_contrastive.log_normalizers(table, NUMBER)[None]
     torch.testing.assert_close(loss.log_u, expected, rtol=0, atol=1e-12)
 
 
@@ -219,8 +253,7 @@ def test_two_way_equals_the_loop_with_a_table_for_each_direction() -> None:
             )
         two_way.check_equal(loss(**given), expected, given)
     for row, table in zip(loss.log_u, tables, strict=True):
-        found = {place: value for place, value in enumerate(row.exp().tolist()) if value != 1}
-        assert found == pytest.approx(table)
+        torch.testing.assert_close(row, oracles_contrastive.log_normalizers(table, 20), rtol=0, atol=1e-10)
 
 
 def test_a_wrong_call_is_refused_with_what_to_do() -> None:

@@ -8,14 +8,17 @@ from miniatures.results import Mean
 from miniatures.tables import TO_RUN, markdown, replaced
 
 from aurank.files import write_text
-from global_miniatures import convergence, normalizers, training
+from global_miniatures import convergence, normalizers, start, steady, training
 from global_miniatures.store import Line, Store
 
 TITLES = {
     "simclr": "SimCLR (InfoNCE)",
     "dcl": "decoupled (DCL)",
     "sogclr": "SogCLR",
+    "sogclr official": "SogCLR, official",
     "isogclr": "iSogCLR",
+    "isogclr official": "iSogCLR, official",
+    "exact": "SogCLR with the exact normaliser",
     "emc2": "EMC²",
     "neuclip": "NeuCLIP",
     "soprc": "SOPRC",
@@ -34,6 +37,8 @@ def write_tables(store: Store, page: Path) -> None:
         "extremes": extremes_table(store),
         "normalizers": normalizers_table(store),
         "supervised": supervised_table(store),
+        "start": start_table(store),
+        "steady": steady_table(store),
         "hardware": hardware_list(store),
     }
     text = page.read_text(encoding="utf-8")
@@ -156,6 +161,45 @@ def supervised_table(store: Store) -> str:
             cells = (mean(lines, key) for key in ("mauprc", "recall@1", "recall@10"))
             rows.append((TITLES[name], *cells, f"{rate:g}", f"{len(lines)}"))
     return table(("", "mAUPRC", "Recall@1", "Recall@10", "learning rate", "seeds"), rows)
+
+
+def at_chosen_rate(store: Store, name: str, batch: int) -> dict[int, Line]:
+    """By seed, the runs at the rate that validation chose."""
+    rate = start.chosen_rate(store, name, batch)
+    wanted = {"batch": batch, "lr": rate}
+    return {line["seed"]: line for line in store.of("start", name) if line["settings"] == wanted}
+
+
+def start_table(store: Store) -> str:
+    """Test metrics at the chosen rate, and the difference to the better of SimCLR and DCL, paired by seed."""
+    rows = []
+    for batch in start.BATCHES:
+        found = {name: at_chosen_rate(store, name, batch) for name in start.METHODS}
+        batch_losses = [name for name in ("simclr", "dcl") if found[name]]
+        for name, lines in found.items():
+            if not lines or not batch_losses:
+                continue
+            best = max(batch_losses, key=lambda each: Mean.of(line["mauprc"] for line in found[each].values()).value)
+            both = sorted(lines.keys() & found[best].keys())
+            gained = Mean.of(lines[seed]["mauprc"] - found[best][seed]["mauprc"] for seed in both)
+            cells = (mean(list(lines.values()), key) for key in ("mauprc", "recall@1"))
+            rate = f"{next(iter(lines.values()))['settings']['lr']:g}"
+            difference = "" if name == best else gained.text(4)
+            rows.append((f"{batch}", TITLES[name], *cells, difference, rate, f"{len(lines)}"))
+    header = ("batch", "", "mAUPRC", "Recall@1", "less the better of SimCLR and DCL", "learning rate", "seeds")
+    return table(header, rows)
+
+
+def steady_table(store: Store) -> str:
+    """Bias and noise of the gradient; the cosine with the exact one after an epoch of batches, and after all."""
+    rows = []
+    for batch in steady.BATCHES:
+        for name in steady.NAMES:
+            lines = [line for line in store.of("steady", name) if line["settings"]["batch"] == batch]
+            if lines:
+                cells = (Mean.of(line[key] for line in lines).text(digits) for key, digits in steady.SHOWN.items())
+                rows.append((f"{batch}", TITLES[name], *cells, f"{len(lines)}"))
+    return table(("batch", "", "noise", "cosine, one batch", "400 batches", "without noise", "seeds"), rows)
 
 
 def hardware_list(store: Store) -> str:

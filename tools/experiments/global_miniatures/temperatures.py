@@ -23,7 +23,7 @@ from aurank.training import read_config
 from aurank.training.build import build_loss
 from global_miniatures.store import Line, Run
 from global_miniatures.subsets import write_table
-from global_miniatures.training import budget
+from global_miniatures.training import OFFICIAL, budget
 
 RATIO, STEPS = 100, 240
 BASE = "grocery_unlabelled/isogclr"
@@ -32,15 +32,14 @@ EXTREMES = 8  # images named at either end
 
 
 def runs(seeds: int) -> Iterator[Run]:
-    """The defaults, then another first temperature, then another ρ."""
+    """The defaults, then another first temperature, then another ρ; then all with the paper's average of ḡ."""
+    others = [(0.3, start) for start in STARTS if start != 0.7] + [(rho, 0.7) for rho in RHOS if rho != 0.3]
     for seed in range(seeds):
-        yield make("rho 0.3, start 0.7", seed)
-        for start in STARTS:
-            if start != 0.7:
-                yield make(f"rho 0.3, start {start:g}", seed, f"loss.params.temperature={start:g}")
-        for rho in RHOS:
-            if rho != 0.3:
-                yield make(f"rho {rho:g}, start 0.7", seed, f"loss.params.rho={rho:g}")
+        for title, official in (("", []), (", official", [f"loss.{OFFICIAL}"])):
+            yield make(f"rho 0.3, start 0.7{title}", seed, *official)
+            for rho, start in others:
+                change = f"loss.params.rho={rho:g}" if rho != 0.3 else f"loss.params.temperature={start:g}"
+                yield make(f"rho {rho:g}, start {start:g}{title}", seed, change, *official)
 
 
 def make(name: str, seed: int, *overrides: str) -> Run:
