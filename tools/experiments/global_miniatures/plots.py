@@ -68,7 +68,7 @@ def batches(store: Store) -> Figure:
     for each, (key, title) in zip(
         axes, {"mauprc": "test mAUPRC", "probe_top1": "linear probe, top-1"}.items(), strict=True
     ):
-        for name, colour in zip(training.UNLABELLED, COLOURS, strict=True):
+        for name, colour in zip(training.UNLABELLED, (*COLOURS, MUTED, INK), strict=False):
             lines = sorted(store.of("representations", name), key=lambda line: line["settings"]["batch"])
             each.plot(
                 [line["settings"]["batch"] for line in lines],
@@ -88,7 +88,7 @@ def batches(store: Store) -> Figure:
 def homogeneity(store: Store) -> Figure:
     """How much two views of an image differ in their similarity to the others (000, Fig. 2), at batch 64."""
     figure, (axes,) = canvas(1, height=3.2)
-    for name, colour in zip(training.UNLABELLED, COLOURS, strict=True):
+    for name, colour in zip(training.UNLABELLED, (*COLOURS, MUTED, INK), strict=False):
         for line in store.of("representations", name):
             if line["settings"]["batch"] == 64 and line["seed"] == 0:
                 counts, edges = (np.asarray(line["homogeneity"][part]) for part in ("counts", "edges"))
