@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,21 @@ def test_flags_choose_queries_and_gallery_as_booleans_or_as_0_and_1(tmp_path: Pa
     report = Embedded.load(tmp_path / "rows.npz").evaluate()
     assert (report.num_queries, report.num_gallery) == (4, 4)
     assert report.per_query["num_positives"].tolist() == [2] * 4
+
+
+def test_super_categories_are_saved_and_measured(tmp_path: Path) -> None:
+    rows, labels = np.random.default_rng(0).normal(size=(12, 3)), np.arange(12) // 2
+    np.savez(tmp_path / "rows.npz", embeddings=rows, labels=labels, super_labels=labels // 3)
+    embedded = Embedded.load(tmp_path / "rows.npz")
+    whole = embedded.evaluate(metrics=["h_ap", "super:mauprc"]).metrics
+    assert 0 < whole["super:mauprc"] < 1
+    embedded.save(tmp_path / "again.npz")
+    assert Embedded.load(tmp_path / "again.npz").evaluate(metrics=["h_ap", "super:mauprc"]).metrics == whole
+    query = np.arange(12) % 2 == 0
+    halves = dataclasses.replace(embedded, is_query=query, is_gallery=~query)
+    assert halves.evaluate(metrics=["h_ap"]).num_queries == 6
+    with pytest.raises(UserError, match="metric 'h_ap' is of super-categories, of which there are none"):
+        dataclasses.replace(embedded, super_labels=None).evaluate(metrics=["h_ap"])
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:

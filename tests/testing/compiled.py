@@ -6,7 +6,7 @@ import json
 import torch
 from pytorch_metric_learning.distances import CosineSimilarity
 
-from aurank.losses import AUROCLoss, Pairs, RecallAtKLoss, SmoothAPLoss, SOPRCLoss, make_pairs
+from aurank.losses import AUROCLoss, Pairs, PNPLoss, RecallAtKLoss, SmoothAPLoss, SOPRCLoss, SupAPLoss, make_pairs
 from aurank.losses.core.loss_inputs import read_inputs
 
 LABELS = torch.tensor([0] * 5 + [1] * 2 + [2] * 6 + [3] + [4] * 3 + [5])
@@ -19,7 +19,7 @@ def batch(seed: int) -> tuple[torch.Tensor, Pairs]:
 
 def main() -> None:
     names = []
-    for loss in (SmoothAPLoss(), SOPRCLoss([6] * 6).double(), AUROCLoss(), RecallAtKLoss()):
+    for loss in (SmoothAPLoss(), SOPRCLoss([6] * 6).double(), AUROCLoss(), RecallAtKLoss(), PNPLoss(), SupAPLoss()):
         eager = copy.deepcopy(loss)
         compiled = torch.compile(loss.per_query, fullgraph=True, backend="aot_eager")
         for seed in range(2):
