@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aurank.commands.run_options import RunOptions, describe_model, split_name
+from aurank.commands.run_options import RunOptions, split_name
 from aurank.data import Manifest
 from aurank.data.captions import text_key
 from aurank.embedding.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.embedding.choices import read_trained
 from aurank.embedding.evaluation_options import noted, two_way_options
-from aurank.embedding.from_config import build_dataset, with_preprocessing
+from aurank.embedding.from_config import build_dataset, describe_model, with_preprocessing
 from aurank.embedding.image_text_pairs import (
     describe_groups,
     distinct_images,

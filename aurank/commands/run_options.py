@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from aurank.config import Config, DataConfig
-from aurank.config.cross_checks import NO_BACKBONE
 from aurank.config.schema import EvaluateConfig
 from aurank.data import ImageDataset, Manifest
 from aurank.embedding.cache import EmbeddingCache, Say, data_sha256, weights_sha256
@@ -18,7 +17,7 @@ from aurank.embedding.checkpoint import load_checkpoint, resolve_checkpoint
 from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import Embedded, ModelImages, embed
 from aurank.embedding.evaluation_options import evaluation_options
-from aurank.embedding.from_config import build_dataset, build_transform, with_features, with_preprocessing
+from aurank.embedding.from_config import build_dataset, describe_model, with_features, with_preprocessing
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import ImageSelection, describe_split, select
@@ -187,13 +186,6 @@ def refuse_preprocessing(images: ImageSelection, model: str) -> None:
     for override in images.overrides:
         if override.startswith(tuple(f"data.{key}" for key in _BROUGHT)):
             raise UserError(f"{override} has no use with --model {model}, which brings its own preprocessing")
-
-
-def describe_model(config: Config) -> str:
-    """Return all that decides an embedding of a model that was trained here, beside its weights and the images."""
-    if config.model.backbone == NO_BACKBONE:
-        return repr(config.model)
-    return f"{config.model!r} {build_transform(config.data, train=False)!r}"
 
 
 def split_name(model: str) -> tuple[str, str]:

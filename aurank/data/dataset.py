@@ -60,7 +60,7 @@ def view_keys(rows: Iterable[int] | np.ndarray, epoch: int, views: int = 1) -> l
 
 def with_own_labels(manifest: Manifest) -> Manifest:
     """Return the manifest with a label for each image, which is its row: only views of one image share a label."""
-    return dataclasses.replace(manifest, labels=np.arange(len(manifest)), classes=manifest.paths)
+    return dataclasses.replace(manifest, labels=np.arange(len(manifest)), classes=manifest.paths, class_ids=None)
 
 
 class ImageDataset(Dataset[Sample]):

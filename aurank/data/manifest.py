@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ class Manifest:
     Attributes:
         source: where the bytes come from; no part of the content: a moved data set keeps its `sha256`.
         labels: contiguous, 0 … C − 1; `classes[label]` is the class's original name.
+        class_ids: what the lists of the data set call the classes, where that is not their name: `sha256` is of these.
         groups: a camera, −1 for none; None where the data set has none, as for `super_labels` and `texts`.
         texts: a caption of each row; one image may then stand in several rows, each with a caption of its own.
 
@@ -53,6 +54,7 @@ class Manifest:
     groups: Int64[np.ndarray, " image"] | None = None
     super_labels: Int64[np.ndarray, " image"] | None = None
     texts: tuple[str, ...] | None = None
+    class_ids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -112,7 +114,7 @@ class Manifest:
     def sha256(self) -> str:
         """Hexadecimal digest of the content: paths, labels and names, splits, flags, groups, super-labels, texts."""
         digest = hashlib.sha256()
-        for words in (self.paths, self.classes, self.splits.tolist()):
+        for words in (self.paths, self.class_ids or self.classes, self.splits.tolist()):
             digest.update(json.dumps(words).encode() + b"\n")
         for column in (self.labels, self.is_query, self.is_gallery, self.groups, self.super_labels):
             digest.update(b"none\n" if column is None else column.astype("<i8").tobytes() + b"\n")
@@ -131,8 +133,10 @@ class Manifest:
         for name, column in columns.items():
             is_text = isinstance(column, tuple)
             columns[name] = tuple(column[row] for row in indices.tolist()) if is_text else column[indices]
-        classes = tuple(self.classes[label] for label in kept.tolist())
-        return dataclasses.replace(self, labels=labels.astype(np.int64).reshape(-1), classes=classes, **columns)
+        for name in ("classes", "class_ids"):
+            if (names := getattr(self, name)) is not None:
+                columns[name] = tuple(names[label] for label in kept.tolist())
+        return dataclasses.replace(self, labels=labels.astype(np.int64).reshape(-1), **columns)
 
     def split(self, name: str) -> "Manifest":
         """Return the rows of one split; UserError names the splits that have images when it has none."""
@@ -205,10 +209,12 @@ def build_manifest(
     groups: Sequence[int] | None = None,
     super_labels: Sequence[int] | None = None,
     texts: Sequence[str] | None = None,
+    class_names: Mapping[str, str] | None = None,
 ) -> Manifest:
     """Return a manifest whose labels count the class names `labels` in the order they are first met.
 
-    Every image is both query and gallery unless `is_query` or `is_gallery` say otherwise.
+    Every image is both query and gallery unless `is_query` or `is_gallery` say otherwise. Where `labels` are ids,
+    `class_names` gives the name of each.
 
     Raises:
         UserError: when there is no image, or a name is too long or has a line break.
@@ -236,7 +242,8 @@ def build_manifest(
         source=source,
         paths=tuple(paths),
         labels=np.array([numbers[label] for label in labels], dtype=np.int64),
-        classes=tuple(numbers),
+        classes=tuple(numbers if class_names is None else map(class_names.__getitem__, numbers)),
+        class_ids=None if class_names is None else tuple(numbers),
         splits=np.array(splits, dtype=np.str_),
         is_query=np.array(everything if is_query is None else is_query, dtype=np.bool_),
         is_gallery=np.array(everything if is_gallery is None else is_gallery, dtype=np.bool_),

@@ -32,6 +32,11 @@ from aurank.models.adapters.towers import freeze_unused, is_tower, tower_preproc
 from aurank.models.text_encoder import ProjectedText
 from aurank.models.tuning import add_lora, checkpoint_gradients, freeze, merge_lora
 
+# Keys of a model that decide its weights, and nothing of what is done with them.
+_OF_TRAINING = (
+    *("pretrained", "weights", "init_from", "text", "lora"),
+    *("freeze", "freeze_batch_norm", "gradient_checkpointing"),
+)
 OWN_TEXTS = "transformer"  # the text model that is trained from random weights, with a tokeniser of its own
 
 
@@ -166,6 +171,28 @@ def encoder_arguments(config: ModelConfig) -> dict[str, Any]:
     others = ("init_from", "text", "freeze", "lora", "gradient_checkpointing", "features")
     same = {name: value for name, value in vars(config).items() if name not in others}
     return {**same, "width": None if config.features is None else config.features.width}
+
+
+def describe_model(config: Config) -> str:
+    """Return all that decides an embedding of a model that was trained here, beside its weights and the images.
+
+    Only keys that differ from their defaults are named: a key that a later version adds changes no description.
+
+    Example:
+        >>> given = {"data": {"name": "digits"}, "model": {"backbone": "test_resnet", "pretrained": False}}
+        >>> config = Config(**given, loss={"name": "soprc"}, optim={"lr": 1}, train={"steps": 1})
+        >>> describe_model(with_preprocessing(config)).partition("} ")[0]
+        "{'backbone': 'test_resnet'"
+    """
+    keys = type(config.model).model_fields
+    own = {
+        name: value
+        for name, value in sorted(dict(config.model).items())
+        if name not in _OF_TRAINING and value != keys[name].get_default(call_default_factory=True)
+    }
+    if config.model.backbone == NO_BACKBONE:
+        return repr(own)
+    return f"{own!r} {build_transform(config.data, train=False)!r}"
 
 
 def trained_encoder(config: ModelConfig, weights: dict[str, Tensor], name: str, *, channels: int) -> Encoder:

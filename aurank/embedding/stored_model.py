@@ -21,7 +21,7 @@ from aurank.embedding.cache import weights_sha256
 from aurank.embedding.checkpoint import load_checkpoint, save_checkpoint
 from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import ModelImages, embed
-from aurank.embedding.from_config import build_dataset, build_transform
+from aurank.embedding.from_config import build_dataset, build_transform, describe_model
 from aurank.embedding.trained_model import encoder_of
 from aurank.errors import UserError, first_line
 from aurank.files import replacing
@@ -61,7 +61,7 @@ class StoredModel:
     def description(self) -> str:
         """All that decides an embedding beside the weights and the image."""
         if self.config is not None:
-            return f"{self.config.model!r} {build_transform(self.config.data, train=False)!r}"
+            return describe_model(self.config)
         assert self.loaded is not None
         return self.loaded.description
 

@@ -29,6 +29,11 @@ def groceries() -> Manifest:
     )
 
 
+def test_groceries_are_named_by_their_folders_and_recognised_as_ever(groceries):
+    assert {"Golden-Delicious", "Avocado", "Kiwi"} < set(groceries.classes)
+    assert groceries.sha256 == "1f6d4fa5d7492200a816489df4ca4d4ed2f620d459b9be1d0627ea75db2d09df"
+
+
 @pytest.mark.slow
 def test_omniglot_has_its_published_sizes(drawings):
     assert drawings.split_sizes == {"train": 19280, "test": 13180}

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from aurank.config import Config, ModelConfig
 from aurank.data import READERS, ArraySource, Manifest, build_manifest
 from aurank.embedding.cache import (
     CachedSet,
@@ -25,6 +26,7 @@ from aurank.embedding.cache import (
     prune,
     weights_sha256,
 )
+from aurank.embedding.from_config import describe_model, with_preprocessing
 from aurank.errors import AurankError, UserError
 
 COUNT, DIM = 10, 3
@@ -195,6 +197,31 @@ def folder_manifest(root: Path) -> Manifest:
             if not path.exists():
                 Image.new("L", (2, 2), number).save(path)
     return READERS["folder"](root, path="photos")
+
+
+def _config(**model: object) -> Config:
+    model = {"backbone": "test_resnet", "pretrained": False, **model}
+    config = Config(data={"name": "digits"}, model=model, loss={"name": "soprc"}, optim={"lr": 1}, train={"steps": 1})
+    return with_preprocessing(config)
+
+
+def test_a_model_is_described_by_what_decides_an_embedding_alone() -> None:
+    plain = _config()
+    for key in ({"init_from": "a.pt"}, {"freeze": "backbone"}, {"freeze_batch_norm": True}, {"dim": 512}):
+        assert describe_model(_config(**key)) == describe_model(plain)
+    for changed in ({"pooling": "gem"}, {"discard_head": True}, {"params": {"bn_eps": 0.1}}):
+        assert describe_model(_config(**changed)) != describe_model(plain)
+
+
+def test_a_key_that_a_later_version_adds_empties_no_cache() -> None:
+    class Later(ModelConfig):
+        shiny: bool = False
+
+    plain = _config()
+    later, used = (
+        plain.model_copy(update={"model": Later(**dict(plain.model), **more)}) for more in ({}, {"shiny": True})
+    )
+    assert describe_model(later) == describe_model(plain) != describe_model(used)
 
 
 def test_images_are_told_apart_by_their_files(tmp_path: Path) -> None:

@@ -163,6 +163,15 @@ def test_the_queries_that_changed_are_named_by_path_and_class() -> None:
     assert "(label 1)" in str(compare(a, b, resamples=100, most=1))
 
 
+def test_classes_that_were_named_otherwise_are_compared_as_ever() -> None:
+    rows = np.random.default_rng(0).normal(size=(6, 3))
+    paths, ids = np.array(list("abcdef")), np.array([7, 7, 7, 8, 8, 8])
+    before, now = (
+        evaluate(rows, ids).named(paths, np.array(names)[ids - 7]) for names in (("7", "8"), ("Kiwi", "Pear"))
+    )
+    assert compare(before, now).difference == 0
+
+
 def test_reports_over_other_images_with_the_same_labels_are_refused() -> None:
     paths = np.array([f"a/{row}.png" for row in range(6)])
     one, other = report().named(paths), report().named(np.char.replace(paths, "5", "9"))

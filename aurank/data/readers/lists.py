@@ -1,6 +1,6 @@
 """Lists in the column format of Stanford Online Products."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from aurank.data.manifest import Manifest
@@ -14,7 +14,7 @@ _HEADER = "image_id class_id super_class_id path"
 def read_lists(
     root: Path, *, train: str, test: str, images: str, val: str | None = None, path: str = ".", outside: bool = False
 ) -> Manifest:
-    """Return the images of list files; the class name is its id as written.
+    """Return the images of list files; a class is named by its folder where each has one of its own, else by its id.
 
     Args:
         train, test, val: the list files in `path`. The first line is the header
@@ -30,7 +30,21 @@ def read_lists(
     files = {split: file for split, file in (("train", train), ("val", val), ("test", test)) if file is not None}
     rows = [row for split, file in files.items() for row in list_rows(archive, split, file)]
     name = PurePosixPath(path if path != "." else images).stem or "lists"
-    return build_listed(name, open_source(root / path, prefix=images), rows, outside=outside)
+    named = class_folders(rows)
+    return build_listed(name, open_source(root / path, prefix=images), rows, outside=outside, class_names=named)
+
+
+def class_folders(rows: Iterable[Row]) -> dict[str, str] | None:
+    """Return the folder that holds all images of a class, by its id; None unless each has one that no other has.
+
+    Only the last name of a folder counts: a class may lie in both train/shoes and test/shoes.
+    """
+    found: dict[str, str] = {}
+    for row in rows:
+        folder = PurePosixPath(row.path).parent.name.strip()
+        if folder in ("", "..") or found.setdefault(row.label, folder) != folder:
+            return None
+    return found if len(set(found.values())) == len(found) else None
 
 
 def list_rows(source: ImageSource, split: str, file: str) -> Iterator[Row]:

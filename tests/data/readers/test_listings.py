@@ -1,10 +1,13 @@
+import dataclasses
+
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 from testing.data_trees import write_tree, zip_tree
 
-from aurank.data.readers.lists import read_lists
+from aurank.data.readers._rows import Row
+from aurank.data.readers.lists import class_folders, read_lists
 from aurank.data.readers.table import read_table
 from aurank.errors import UserError
 
@@ -191,7 +194,7 @@ def test_lists_of_stanford_online_products_are_read_with_their_ids(tmp_path):
     manifest = read_lists(tmp_path, path="products", train="Ebay_train.txt", test="Ebay_test.txt", images="")
     assert manifest.name == "products"
     assert manifest.paths == tuple(IMAGES)
-    assert _names(manifest) == ["7", "7", "12", "12"]
+    assert manifest.class_ids == ("7", "12")
     assert manifest.splits.tolist() == ["train", "train", "test", "test"]
     assert manifest.super_labels is not None
     assert manifest.super_labels.tolist() == [2, 2, 5, 5]
@@ -203,12 +206,44 @@ def test_lists_of_stanford_online_products_are_read_with_their_ids(tmp_path):
     assert zipped.sha256 == manifest.sha256
 
 
+def test_a_class_with_a_folder_of_its_own_is_named_by_it_and_the_digest_stays_that_of_the_ids(tmp_path):
+    images = ["train/Apple/1.png", "train/Apple/2.png", "test/Pear/3.png", "more/Pear/4.png"]
+    tree = write_tree(tmp_path, images)
+    ids = ["7", "7", "12", "12"]
+    lines = [f"{row} {ids[row]} 2 {path}\n" for row, path in enumerate(images)]
+    (tree / "train.txt").write_text(HEADER + "".join(lines[:2]))
+    (tree / "test.txt").write_text(HEADER + "".join(lines[2:]))
+    manifest = read_lists(tree, train="train.txt", test="test.txt", images="")
+    assert _names(manifest) == ["Apple", "Apple", "Pear", "Pear"]
+    assert (manifest.classes, manifest.class_ids) == (("Apple", "Pear"), ("7", "12"))
+    by_ids = dataclasses.replace(manifest, classes=("7", "12"), class_ids=None)
+    assert manifest.sha256 == by_ids.sha256
+    test = manifest.split("test")
+    assert (test.classes, test.class_ids) == (("Pear",), ("12",))
+    assert test.sha256 == by_ids.split("test").sha256
+
+
+@pytest.mark.parametrize(
+    ("paths", "named"),
+    [
+        ("x/1 x/2 y/3", {"a": "x", "b": "y"}),
+        ("x/1 x/2 x/3", None),  # as Stanford Online Products itself
+        ("x/1 y/2 z/3", None),
+        ("1 2 y/3", None),
+        ("../1 ../2 y/3", None),
+    ],
+)
+def test_a_class_keeps_its_id_where_folders_hold_several_or_share_one(paths, named):
+    rows = [Row("", path, label, "test") for path, label in zip(paths.split(), "aab", strict=True)]
+    assert class_folders(rows) == named
+
+
 def test_a_validation_list_makes_the_validation_split(tree):
     (tree / "train.txt").write_text(TRAIN)
     (tree / "test.txt").write_text(TEST)
     manifest = read_lists(tree, train="train.txt", val="test.txt", test="train.txt", images="")
     assert manifest.split_sizes == {"train": 2, "val": 2, "test": 2}
-    assert "classes in both train and test: 1 (7)" in manifest.doctor().warnings
+    assert "classes in both train and test: 1 (a)" in manifest.doctor().warnings
     assert "duplicate paths: 2 (a/1.png; a/2.png)" in manifest.doctor().errors
 
 
