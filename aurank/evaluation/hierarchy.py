@@ -154,7 +154,7 @@ def hierarchical_average_precision(
     Args:
         is_class: which positives are of the query's class; the others are of its super-category.
 
-    Source: Eq. 2-4 of Ramzi et al., ECCV 2022, https://arxiv.org/abs/2207.04873, with α = 1.
+    Source: Ramzi et al., ECCV 2022, https://arxiv.org/abs/2207.04873, with α = 1.
     """
     start, number = np.repeat(ranks.offset[:-1], ranks.num_positives), ranks.num_positives
     before = np.concatenate([[0], np.cumsum(is_class)])

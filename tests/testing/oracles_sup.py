@@ -15,7 +15,7 @@ OFFICIAL = 1.44
 
 
 def step_bound(t: Tensor, *, temperature: float, slope: float, delta: float, jump: float, official: bool) -> Tensor:
-    """H⁻ of one difference of scores: Eq. 4 of ROADMAP; `official`, SupRank's step_rank."""
+    """H⁻ of one difference of scores of ROADMAP; `official`, SupRank's step_rank."""
     sigmoid = 1 / (1 + torch.exp(-t / temperature))
     if t < 0 or (official and t == 0):
         return sigmoid

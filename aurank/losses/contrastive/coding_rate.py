@@ -18,7 +18,7 @@ Of = Literal["samples", "classes"]
 def coding_rate(rows: Float[Tensor, "row dim"], *, variance: float) -> Float[Tensor, ""]:
     """Return ½ log det(I + dim/(rows · variance) · ZᵀZ), in nats, over the smaller of both Gram matrices.
 
-    Source: Eq. 1 of Yu et al., Maximal Coding Rate Reduction, NeurIPS 2020, https://arxiv.org/abs/2006.08558.
+    Source: Yu et al., Maximal Coding Rate Reduction, NeurIPS 2020, https://arxiv.org/abs/2006.08558.
 
     Example:
         >>> round(coding_rate(torch.eye(2), variance=1.0).item(), 4)  # two dimensions of log 2 / 2

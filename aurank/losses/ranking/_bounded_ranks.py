@@ -24,7 +24,7 @@ class BoundedRanks:
     With t = s_j − s_i, a reference counts H⁻(t) = σ(t/temperature) for t < 0, jump more from 0 to delta, and
     slope · (t − delta) + σ(delta/temperature) + jump beyond: at least the step that is 1 from t = 0 on, if jump ≥ ½.
 
-    Source: Eq. 4 of Ramzi et al., https://arxiv.org/abs/2110.01445.
+    Source: Ramzi et al., NeurIPS 2021, https://arxiv.org/abs/2110.01445.
     """
 
     temperature: float
@@ -81,7 +81,7 @@ class Calibration:
     Per query mean_{positives} [high − s]₊ + mean_{negatives} [s − low]₊, times `weight`; the ranking loss beside it
     counts 1 − weight.
 
-    Source: Eq. 6-7 of Ramzi et al., https://arxiv.org/abs/2110.01445.
+    Source: Ramzi et al., NeurIPS 2021, https://arxiv.org/abs/2110.01445.
     """
 
     weight: float

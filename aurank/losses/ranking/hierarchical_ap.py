@@ -34,7 +34,7 @@ class HierarchicalAPLoss(PairLoss):
 
         H-AP = Σ_k (Σ_{j: s_j ≥ s_k} min(rel_j, rel_k)) / rank_k / Σ_k rel_k,
 
-    over the relevant references k, j among them k itself (Eq. 2-3). Numerator and what is at least as relevant as k are
+    over the relevant references k, j among them k itself. Numerator and what is at least as relevant as k are
     counted exactly and without a gradient; each less relevant reference adds H⁻(s_j − s_k) of `SupAPLoss` to rank_k.
     So the loss is at least 1 − H-AP. Without super-labels, or where no two classes share one, H-AP is AP, and the loss
     `SupAPLoss` without its calibration. Time is O(queries · relevant · references), memory that of the similarity.
@@ -46,7 +46,7 @@ class HierarchicalAPLoss(PairLoss):
         super_labels: the super-category of each class 0 … C − 1, [class], or several levels [class, level], from the
             nearest to the widest, each within the next; −1: none, shared with no class. A configuration fills it in
             from the data set. None: one level.
-        relevance: "level": (l/L)^alpha / |Ω_l| for each of the references Ω_l of exactly level l (Eq. 4): a level
+        relevance: "level": (l/L)^alpha / |Ω_l| for each of the references Ω_l of exactly level l, as the paper: a level
             counts alike however many it has, but where there are few of a wide one, each of these may outweigh one of
             the query's class. "mean_ap": Σ_{p≤l} 1/|Ω_p ∪ … ∪ Ω_L|, with which H-AP is the mean of the average
             precisions of all levels, and a finer level is always more relevant.

@@ -32,12 +32,12 @@ class PNPLoss(PairLoss):
     | D_q | 1 − (1 + R)^−alpha | alpha / (1 + R)^(alpha + 1), falls quickly |
 
     Those with a falling derivative leave alone a positive behind many negatives, which may be of another cluster of its
-    class; the paper finds D_q the best. Time and memory are those of SmoothAP.
+    class; the authors' command for their best result has D_q. Time and memory are those of SmoothAP.
 
     Args:
         variant: which f; of the paper's names PNP-O, PNP-I_u … what follows the dash.
         temperature: how far apart two similarities count as ordered.
-        alpha: of D_q; 4, the authors' command for SOP.
+        alpha: of D_q; 4 in that command, for SOP.
         b: of I_b.
         official: True does as the authors' code: the query is a positive of its own, and I_u lacks its − R, so that its
             derivative is 1 + log(1 + R) and does not vanish where no negative is ahead.

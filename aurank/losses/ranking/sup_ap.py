@@ -35,7 +35,7 @@ class SupAPLoss(PairLoss):
             contrastive loss over the batch: means over the pairs whose loss is not 0. The weights stay: SupRank has
             0.9 and 0.1 as here, ROADMAP's configurations 1 and 1.
 
-    Source: Eq. 3-8 of Ramzi et al., Robust and Decomposable Average Precision for Image Retrieval, NeurIPS 2021,
+    Source: Ramzi et al., Robust and Decomposable Average Precision for Image Retrieval, NeurIPS 2021,
         https://arxiv.org/abs/2110.01445.
 
     Example:
