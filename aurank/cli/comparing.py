@@ -22,7 +22,9 @@ def compare(
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     most: Annotated[int, typer.Option(min=0, help="How many queries to list, those that changed most.")] = 10,
     force: Annotated[bool, typer.Option("--force", help="Compare although protocols or distances differ.")] = False,
-    data: Annotated[str | None, typer.Option(help="READER:PATH of the images, for pictures on the page.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="READER:PATH of the images, or a configuration; for pictures.")
+    ] = None,
     split: Annotated[str | None, typer.Option(help="The split that was measured: train, val, test or all.")] = None,
     protocol: Annotated[str | None, typer.Option(help="In place of --data: the protocol that was followed.")] = None,
     root: Annotated[

@@ -207,12 +207,17 @@ def _with_stdin(given: Sequence[str]) -> list[str]:
 def _print_lists(found: "Sequence[PhotoHits]") -> None:
     names = [one_name(hit.class_name) for one in found for hit in one.hits]
     width = min(WIDEST, max(map(len, names), default=0))
+    width = max(width, len("class")) if width else 0
+    scores = max([len("score"), *(len(f"{hit.score:.4f}") for one in found for hit in one.hits)])
     for one in found:
         console.say(one_name(one.photo.path))
         if one.error:
             console.say(f"  cannot be read: {one_name(one.error)}")
         elif not one.hits:
             console.say("  nothing is close enough")
+        else:
+            heading = f"{'class':<{width}}  " if width else ""
+            console.say(f"rank  {'score':<{scores}}  {heading}path")
         for rank, hit in enumerate(one.hits, start=1):
             label = f"{one_name(hit.class_name):<{width}}  " if width else ""
-            console.say(f"{rank:>4}  {hit.score:.4f}  {label}{one_name(hit.path)}")
+            console.say(f"{rank:>4}  {f'{hit.score:.4f}':>{scores}}  {label}{one_name(hit.path)}")

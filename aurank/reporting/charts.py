@@ -13,6 +13,7 @@ from cycler import cycler
 from jaxtyping import Float64, Shaped
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from aurank.evaluation.report import Report
@@ -20,6 +21,8 @@ from aurank.evaluation.report import Report
 _INK = "#0a0b0c"  # no other colour of a chart is this one: replaced by the page's text colour
 # Of Okabe and Ito, told apart by the colour-blind; readable on white and on black.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
+# From low to high: all seen on white and on black, so not viridis, whose low end is as dark as a dark page.
+SCALE = LinearSegmentedColormap.from_list("scale", ("#d55e00", "#cc79a7", "#0072b2"))
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -174,7 +177,9 @@ def embedding_map(
                 axes.scatter(some[:, 0], some[:, 1], color=mpl.colormaps["tab10"](index), label=str(name), **style)
             axes.legend(frameon=False, fontsize=9, markerscale=2, loc="center left", bbox_to_anchor=(1, 0.5))
         else:
-            dots = axes.scatter(points[:, 0], points[:, 1], c=values, cmap="viridis", vmin=0, vmax=1, **style)
+            dots = axes.scatter(
+                points[:, 0], points[:, 1], c=values, cmap=SCALE, vmin=0, vmax=1, **style | {"alpha": 0.9}
+            )
             axes.figure.colorbar(dots, ax=axes, label="average precision")
         axes.set(xlabel=axis_names[0], ylabel=axis_names[1])
 

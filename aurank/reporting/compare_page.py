@@ -11,7 +11,7 @@ from aurank.reporting.charts import ap_histogram, ap_scatter, precision_recall_c
 from aurank.reporting.grids import grid_rows, query_names
 from aurank.reporting.page import render, trusted
 from aurank.reporting.pictures import Pictures
-from aurank.reporting.tables import common_metrics
+from aurank.reporting.tables import common_metrics, describe_ties
 
 QUERIES = 8  # won, and as many lost, of each model; fewer where there are many models
 MOST_CLASSES = 500
@@ -61,10 +61,10 @@ def compare_page(
         title=title,
         first=first,
         metric=metric,
+        metric_of_query="AP" if metric.removeprefix("macro:") == "mauprc" else metric.removeprefix("macro:"),
         counted=_counted(reports[first]),
         tested=_tested(reports, comparisons),
         is_corrected=len(comparisons) > 1,
-        has_intervals=any(report.interval(metric) for report in reports.values()),
         how=next(iter(comparisons.values())).how,
         names=list(reports),
         metrics=_metrics(reports),
@@ -192,7 +192,7 @@ def _classes(reports: Mapping[str, Report], metric: str) -> dict[str, Any] | Non
 def _facts(report: Report) -> list[tuple[str, str]]:
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     low, high = report.tie_bounds or (0, 0)
-    bounds = f"{report.ties}, {low:.4f} to {high:.4f}" if low != high else report.ties
+    bounds = describe_ties(report.ties) + (f", which allows {low:.4f} to {high:.4f}" if low != high else "")
     facts = {"command": report.command, "date": report.date, "distance": report.distance}
-    facts |= {"equal scores": bounds, "versions": versions}
+    facts |= {"equal scores count": bounds, "versions": versions}
     return [(name, str(value)) for name, value in facts.items() if value]

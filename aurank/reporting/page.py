@@ -1,11 +1,12 @@
 """Pages from templates: one file each, every text from outside escaped."""
 
+import re
 from functools import cache
 from importlib.metadata import version
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 
 @cache
@@ -18,12 +19,23 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals["version"] = version("aurank")
+    environment.filters["breakable"] = breakable
     return environment
 
 
 def render(template: str, **content: Any) -> str:
     """Return the page of a template in `templates/`, with its content; plain text is escaped, `trusted` text is not."""
     return _environment().get_template(template).render(**content)
+
+
+def breakable(name: str) -> Markup:
+    """Return a name, escaped, whose lines may end after a slash, an underscore or a hyphen before anywhere else.
+
+    Example:
+        >>> print(breakable("a/b_1.jpg"))
+        a/<wbr>b_<wbr>1.jpg
+    """
+    return Markup(re.sub(r"([/_-])", r"\1<wbr>", str(escape(name))))
 
 
 def trusted(text: str) -> Markup:

@@ -17,6 +17,7 @@ from aurank.reporting.grids import gallery_names, make_grids, query_names
 from aurank.reporting.maps import draw_maps
 from aurank.reporting.page import render, trusted
 from aurank.reporting.pictures import Pictures
+from aurank.reporting.tables import describe_ties
 
 MOST_CLASSES = 500  # in the table; per_class.csv has all
 MOST_NAMES = 100  # of a list of images
@@ -104,7 +105,7 @@ def report_page(
         ],
         is_processed=report.postprocessing is not None,
         codes=report.codes or [],
-        has_intervals=report.intervals is not None,
+        level=_level(report),
         facts=[*facts, *_facts(report)],
         charts=charts,
         examined=examined,
@@ -148,26 +149,31 @@ def _interval(report: Report, name: str) -> str:
     return f"{low:.4f} to {high:.4f}"
 
 
+def _level(report: Report) -> str:
+    """Return the level of the intervals, such as "95 %"."""
+    return "" if report.intervals is None else f"{100 * report.intervals.resampling.level:.4g} %"
+
+
 def _plain(report: Report, name: str) -> str:
     """Return a metric without post-processing, where there was one."""
     value = (report.postprocessing or {}).get("plain", {}).get(name)
     return "" if value is None else f"{value:.4f}"
 
 
-def _cards(report: Report) -> list[dict[str, str]]:
+def _cards(report: Report) -> list[dict[str, Any]]:
     cards = []
     for name in CARDS:
         if name == "mauprc" or name in report.metrics:
             value = report.mauprc if name == "mauprc" else report.metrics[name]
-            beside = _interval(report, name)
+            beside = [between] if (between := _interval(report, name)) else []
             low, high = report.tie_bounds or (0.0, 0.0)
             if name == "mauprc" and low != high:
-                beside = f"{beside} equal scores allow {low:.4f} to {high:.4f}".strip()
+                beside.append(f"equal scores allow {low:.4f} to {high:.4f}")
             if plain := _plain(report, name):
-                beside = f"{beside} plain {plain}".strip()
+                beside.append(f"plain {plain}")
             cards.append({"name": name, "value": f"{value:.4f}", "beside": beside})
     if "num_negatives" in report.per_query:
-        cards.append({"name": "a random order", "value": f"{report.random_order:.4f}", "beside": "mauprc"})
+        cards.append({"name": "a random order", "value": f"{report.random_order:.4f}", "beside": ["mauprc"]})
     return cards
 
 
@@ -179,7 +185,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         "protocol": protocol.get("name"),
         "checksum of the protocol's data": protocol.get("checksum"),
         "distance": report.distance,
-        "equal scores": report.ties,
+        "equal scores count": describe_ties(report.ties),
         "post-processing": (report.postprocessing or {}).get("steps"),
         "intervals": None if report.intervals is None else str(report.intervals),
         "versions": ", ".join(f"{name} {version}" for name, version in report.versions.items()),
@@ -228,7 +234,7 @@ def _confused(report: Report) -> dict[str, Any] | None:
         }
         for name, line in zip(found.query_class.tolist(), part.tolist(), strict=True)
     ]
-    return {"columns": found.gallery_class.tolist(), "rows": rows}
+    return {"columns": found.gallery_class.tolist(), "rows": rows, "kept": report.neighbours.row.shape[1]}
 
 
 def _hubs(report: Report, pictures: Pictures) -> dict[str, Any] | None:
@@ -245,7 +251,7 @@ def _hubs(report: Report, pictures: Pictures) -> dict[str, Any] | None:
     if not items:
         return None
     numbers = {"expected": f"{found.expected:.1f}", "skewness": f"{found.skewness:.1f}", "never": f"{found.never:,}"}
-    return {**numbers, "shown": items}
+    return {**numbers, "kept": report.neighbours.row.shape[1], "shown": items}
 
 
 def _found(examined: Examined, pictures: Pictures) -> list[dict[str, Any]]:

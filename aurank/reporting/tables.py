@@ -123,6 +123,21 @@ def common_metrics(reports: Mapping[str, Report]) -> list[str]:
     return [name for name in first.metrics if all(name in one.metrics for one in reports.values())]
 
 
+def describe_ties(ties: str) -> str:
+    """Return in words how equal scores were counted.
+
+    Example:
+        >>> describe_ties("optimistic")
+        'the right ones first (ties: optimistic)'
+    """
+    words = {
+        "threshold": "all at the place of the last of them",
+        "optimistic": "the right ones first",
+        "pessimistic": "the wrong ones first",
+    }
+    return f"{words[ties]} (ties: {ties})"
+
+
 def _with_interval(report: Report, name: str) -> str:
     between = report.interval(name)
     return f"{report.metrics[name]:.4f}{f' {between}' if between else ''}"

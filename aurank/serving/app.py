@@ -16,7 +16,7 @@ from aurank.commands import ImageIndex
 from aurank.reporting.page import render
 from aurank.serving.gallery import Gallery
 from aurank.serving.openapi import openapi
-from aurank.serving.schema import ClassesAnswer, InfoAnswer, Window
+from aurank.serving.schema import DEEPEST, ClassesAnswer, InfoAnswer, Window
 from aurank.serving.shield import Shield, page_policy
 from aurank.serving.uploads import FORMATS, Limits, Refused, parsed, read_search
 from aurank.serving.workers import Workers
@@ -69,12 +69,13 @@ class _Site:
     async def info(self, request: Request) -> Response:
         limits = self.limits
         counts = {"images": len(self.gallery), "classes": len(self.gallery.classes)}
-        about = {
+        about: dict[str, str | int] = {
             "score": self.gallery.score,
             "model": self.gallery.model,
             "index": self.gallery.about,
             "version": version("aurank"),
         }
+        about["most_neighbours"] = DEEPEST
         most = {"max_upload_bytes": limits.upload_bytes, "max_pixels": limits.pixels, "formats": FORMATS}
         return _answer(InfoAnswer.model_validate(counts | about | most))
 

@@ -83,6 +83,7 @@ class InfoAnswer(BaseModel):
     model: str = Field(description="The model that embeds, without its folder.")
     index: str = Field(description="A line on what is searched, with what an approximate index was measured to find.")
     version: str = Field(description="The version of aurank.")
+    most_neighbours: int = Field(description="How many neighbours of one image can be paged through.")
     max_upload_bytes: int
     max_pixels: int
     formats: list[str] = Field(description="Formats of photos that can be searched with.")

@@ -31,7 +31,8 @@ def test_both_numbers_are_printed_and_the_steps_are_kept(place: Path, aurank: Sh
     report = Report.load(place / "out/report.json")
     assert code == 0
     assert report.postprocessing is not None
-    assert f"{report.mauprc:.4f}  (plain {report.postprocessing['plain']['mauprc']:.4f})" in said
+    between = report.interval("mauprc")
+    assert f"{report.mauprc:.4f}  {between}  (plain {report.postprocessing['plain']['mauprc']:.4f})" in said
     assert "k_reciprocal is transductive" in said
     kept = PostProcessing.load(place / "out/postprocessing.safetensors")
     assert (str(kept), kept.fitted_rows) == (steps, 30)

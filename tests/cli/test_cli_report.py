@@ -64,3 +64,18 @@ def test_images_are_shown_and_one_that_went_missing_is_named(rows: Path, aurank:
     page = (rows / "measured" / "report.html").read_text()
     assert page.count("<img") >= 6
     assert "Class a" in page
+
+
+def test_a_page_has_intervals_unless_they_are_switched_off(rows: Path, aurank: Shell) -> None:
+    measure = ("evaluate", "--model", "embeddings:rows.npz", "--out")
+    for name, words, resamples in (("page", (), 1000), ("off", ("--intervals", 0), 0), ("bare", ("--no-report",), 0)):
+        code, output, _ = aurank(*measure, name, *words)
+        intervals = Report.load(rows / name / "report.json").intervals
+        assert code == 0
+        assert (0 if intervals is None else intervals.resampling.resamples) == resamples
+        assert ("95 % interval" in output) == bool(resamples)
+    page = (rows / "page" / "report.html").read_text(encoding="utf-8")
+    between = Report.load(rows / "page" / "report.json").interval("recall@1")[1:-1].replace(", ", " to ")
+    assert f"<small>{between}</small>" in page  # in the box, and in all numbers
+    assert f"<td>{between}</td>" in page
+    assert "95 %" not in (rows / "off" / "report.html").read_text(encoding="utf-8")

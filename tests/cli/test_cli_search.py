@@ -30,8 +30,9 @@ def test_a_photo_finds_itself_first(aurank: Shell) -> None:
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == "photos/c1/2.png"
-    assert lines[1] == "   1  1.0000  c1  c1/2.png"
-    assert lines[4] == f"searched 6 images, {MODEL}, cosine, index Flat"
+    assert lines[1] == "rank  score   class  path"
+    assert lines[2] == "   1  1.0000  c1     c1/2.png"
+    assert lines[5] == f"searched 6 images, {MODEL}, cosine, index Flat"
 
 
 def test_a_list_is_read_from_stdin_and_printed_as_json(

@@ -1,5 +1,6 @@
 """compare.html: its numbers are those of the reports, both lists are shown, and no text from outside becomes markup."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -38,6 +39,19 @@ def test_the_numbers_are_those_of_the_reports(metric: str) -> None:
             assert f"{name}: won {found[name].num_better:,} queries against small" in page.text
             assert f"{name}: lost {found[name].num_worse:,} queries against small" in page.text
     assert "corrected for the 2 comparisons" in page.text
+
+
+@pytest.mark.slow
+def test_the_answer_is_narrow_and_the_value_of_a_query_is_called_ap() -> None:
+    reports = {"small": measured(2).with_intervals(resamples=100), "large": measured(6)}
+    page = compare_page(reports, compare_all(reports, resamples=100))
+    head = page[page.index('class="answer"') :].split("</thead>")[0]
+    assert re.findall("<th>(.*?)</th>", head) == ["model", "mauprc", "difference", "queries"]  # fits a phone
+    assert f"<small>{reports['small'].interval('mauprc')}</small>" in page
+    assert "<p><small>AP <b>" in page
+    assert "mAUPRC is mean average precision" in page
+    other = compare_page(reports, compare_all(reports, resamples=100, metric="macro:recall@1"))
+    assert "<p><small>recall@1 <b>" in other
 
 
 def test_both_lists_of_a_query_are_shown_as_the_reports_have_them() -> None:

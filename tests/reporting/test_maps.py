@@ -10,6 +10,7 @@ import pytest
 
 import aurank
 from aurank.reporting import maps
+from aurank.reporting.charts import SCALE
 from aurank.reporting.maps import draw_maps, principal, umap_points
 
 
@@ -41,6 +42,17 @@ def test_the_page_says_which_map_is_shown(monkeypatch: pytest.MonkeyPatch) -> No
     assert "PCA" in pca
     assert by_umap.startswith("30 of 40 queries placed by UMAP with seed 0")
     assert np.linalg.norm(given[0], axis=1) == pytest.approx(np.ones(30))
+
+
+def test_every_colour_of_the_scale_is_seen_on_light_and_dark_pages() -> None:
+    def light(rgb: np.ndarray) -> float:  # relative luminance of WCAG 2
+        return float(np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722])
+
+    pages = [light(np.array(page) / 255) for page in ((255, 255, 255), (0x14, 0x17, 0x1A))]
+    for colour in SCALE(np.linspace(0, 1, 21)):
+        for page in pages:
+            low, high = sorted((light(colour[:3]), page))
+            assert (high + 0.05) / (low + 0.05) > 3
 
 
 def test_umap_gets_a_seed_and_no_more_neighbours_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,6 +185,7 @@ def test_what_is_refused_is_said_on_the_page(browser: webdriver.Chrome, index: I
         page.until("Nearest images", "")
         assert said.text.startswith("the photo is in none of the formats JPEG")
         assert said.get_attribute("class") == "failed"
+        WebDriverWait(browser, 5).until(lambda _: not page.one("#preview").is_displayed())  # no broken picture
     browser.get_log("browser")  # a browser notes every refusal of a server
 
     page.one("#clear").click()
@@ -216,3 +217,26 @@ def test_the_page_fits_and_can_be_read(browser: webdriver.Chrome, index: ImageIn
 
 def brightness(colour: str) -> int:
     return sum(int(part) for part in colour.strip("rgb()").split(",")[:3])
+
+
+@pytest.mark.slow
+def test_equal_names_show_the_folders_that_differ_and_a_cut_list_says_so(
+    browser: webdriver.Chrome, index: ImageIndex
+) -> None:
+    page = Page(browser)
+    with running_server(index) as port:
+        browser.get(f"http://127.0.0.1:{port}/#row=3")
+        page.until("Nearest images", "1–24 of 29")
+        names = [
+            "train/pear/anjou/1.jpg",
+            "test/pear/anjou/1.jpg",
+            "a/b/2.jpg",
+            "a/c/2.jpg",
+            "3.jpg",
+            "x/3.jpg",
+            "y/4.jpg",
+        ]
+        shown = browser.execute_script("return shortNames(arguments[0])", names)
+        assert shown == ["train/…/1.jpg", "test/…/1.jpg", "b/2.jpg", "c/2.jpg", "3.jpg", "x/3.jpg", "4.jpg"]
+        browser.execute_script("limits.most_neighbours = 29; load()")
+        page.until("Nearest images", "1–24 of the nearest 29")

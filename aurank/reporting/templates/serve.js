@@ -52,9 +52,11 @@ function show(wanted, answer) {
   showQuery(wanted, answer.query ?? null, isSearch);
   element("heading").textContent = isSearch ? "Nearest images" : "Gallery";
   element("class").value = wanted.class;
-  element("list").replaceChildren(...found.map(one => tile(one, answer.query?.class ?? null)));
+  const names = shortNames(found.map(one => one.name));
+  element("list").replaceChildren(...found.map((one, place) => tile(one, names[place], answer.query?.class ?? null)));
   const last = answer.offset + found.length, total = answer.total.toLocaleString("en");
-  const range = found.length ? `${(answer.offset + 1).toLocaleString("en")}–${last.toLocaleString("en")} of ${total}` : "";
+  const cut = isSearch && answer.total === limits?.most_neighbours ? "the nearest " : "";
+  const range = found.length ? `${(answer.offset + 1).toLocaleString("en")}–${last.toLocaleString("en")} of ${cut}${total}` : "";
   document.querySelectorAll(".range").forEach(one => { one.textContent = range; });
   steps.forEach(one => { one.disabled = one.dataset.step < 0 ? wanted.offset === 0 : last >= answer.total; });
   element("below").hidden = found.length < PAGE;
@@ -68,15 +70,26 @@ function showQuery(wanted, image, isSearch) {
   element("invitation").textContent = isSearch ? "Drop or paste another photo, or click an image below." : "Drop a photo here, paste one, or click an image below.";
   if (!isSearch) return;
   const photo = uploads.get(wanted.upload);
+  element("preview").parentNode.hidden = false;
   element("preview").src = photo ? photo.url : thumbnail(wanted.row);
   element("caption").textContent = photo ? photo.file.name : image ? [image.class, lastName(image.name)].filter(Boolean).join(" · ") : "";
   element("preview").alt = `Searched with ${element("caption").textContent}`;
 }
 
 const lastName = name => name.split("/").pop();
+// The last names; where some are equal, with the folders by which they differ.
+const shortNames = names => names.map(name => {
+  const folders = name.split("/"), last = folders.pop();
+  const others = names.filter(other => other !== name && lastName(other) === last).map(other => other.split("/").slice(0, -1));
+  if (!others.length) return last;
+  let start = 0, end = folders.length;
+  while (end > 0 && others.every(other => other.at(end - folders.length - 1) === folders[end - 1])) end -= 1;
+  while (start < end - 1 && others.every(other => other[start] === folders[start])) start += 1;
+  return [...folders.slice(start, end), ...(end && end < folders.length ? ["…"] : []), last].join("/");
+});
 const thumbnail = row => `api/images/${encodeURIComponent(row)}/thumbnail`;
 
-function tile(one, wantedClass) {
+function tile(one, shortName, wantedClass) {
   const item = document.createElement("li"), link = document.createElement("a"), picture = document.createElement("span"), image = new Image();
   item.className = "item";
   link.href = address({ row: String(one.row) });
@@ -96,7 +109,7 @@ function tile(one, wantedClass) {
     }
   }
   if (one.class) link.append(text("name class", one.class));
-  link.append(text("name", lastName(one.name)));
+  link.append(text("name", shortName));
   item.append(link);
   return item;
 }
@@ -123,6 +136,7 @@ function searchWith(file) {
 }
 
 const go = changes => { location.hash = address({ ...asked(), ...changes }); };
+element("preview").addEventListener("error", () => { element("preview").parentNode.hidden = true; });  // no photo, or none that this browser shows
 element("file").addEventListener("change", event => { if (event.target.files.length) searchWith(event.target.files[0]); event.target.value = ""; });
 element("class").addEventListener("change", event => go({ class: event.target.value, offset: 0 }));
 steps.forEach(one => one.addEventListener("click", () => go({ offset: Math.max(0, asked().offset + one.dataset.step * PAGE) })));
