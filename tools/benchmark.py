@@ -37,7 +37,7 @@ def features(given: argparse.Namespace) -> None:
     about = DATA[given.data]
     reader, _, archive = about.images[0].partition(":")
     root = Path(os.environ.get("AURANK_DATA", "data"))
-    model = f"{MODEL},file={given.weights},input_size={about.size}"
+    model = f"{MODEL},weights={given.weights},input_size={about.size}"
     out = given.features / about.file
     command = ["embed", "--model", model, "--data", f"{reader}:{root / archive}", "--split", "all", "--out", str(out)]
     subprocess.run([sys.executable, "-m", "aurank", *command, *about.images[1:]], check=True)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -87,18 +88,34 @@ def draw_bar(total: int | None, text: str) -> Iterator[tuple[Progress, Any]]:
         yield progress, progress.add_task(text, total=total, note="")
 
 
-def _lines(progress: Progress, *, at_once: bool) -> Callable[[str, str], None]:
+@contextmanager
+def announced(text: str, after: float = 5.0) -> Iterator[Callable[[], None]]:
+    """Print a line where no terminal shows a bar and the context takes longer than `after` seconds.
+
+    It gives what is to be called when the thing is done earlier than the context.
+    """
+    timer = threading.Timer(after, stderr_console.say, [text])
+    if not stderr_console.is_terminal:
+        timer.start()
+    try:
+        yield timer.cancel
+    finally:
+        timer.cancel()
+
+
+def _lines(progress: Progress, *, at_once: bool) -> Callable[..., None]:
     """What prints lines of progress where there is no terminal: the first at once, or after 30 s, and one each 30 s.
 
-    It is given each line with its stage, at whose start one is due too, but not in a command's first 30 s.
+    It is given each line with its stage, at whose start one is due too, but not in a command's first 30 s; `due_now`
+    prints one whatever the time.
     """
     quiet_until = -math.inf if at_once else time.monotonic() + QUIET
     due, last = quiet_until, ""
 
-    def tell(text: str, stage: str) -> None:
+    def tell(text: str, stage: str, *, due_now: bool = False) -> None:
         nonlocal due, last
         now, begins, last = time.monotonic(), stage != last, stage
-        if progress.disable and now >= (quiet_until if begins else due):
+        if progress.disable and (due_now or now >= (quiet_until if begins else due)):
             due = now + QUIET
             stderr_console.say(text)
 
@@ -116,7 +133,8 @@ def draw_training() -> Iterator[Callable[[str, dict[str, Any]], None]]:
                 loss = "" if values["loss"] is None else f"loss {values['loss']:.4f}  "
                 note = f"{loss}lr {values['lr']:.1e}  {values['images_per_second']:.0f} images/s"
                 progress.update(task, completed=values["step"], total=values["steps"], note=note)
-                tell(f"step {values['step']} of {values['steps']}: {note}", "")
+                is_last = values["step"] == values["steps"]
+                tell(f"step {values['step']} of {values['steps']}: {note}", "", due_now=is_last)
             elif kind == "validation":
                 mark = " (best)" if values["improved"] else ""
                 shown = ", ".join(f"{label} {values[name]:.4f}" for name, label in SHOWN.items() if name in values)
@@ -124,7 +142,12 @@ def draw_training() -> Iterator[Callable[[str, dict[str, Any]], None]]:
             elif kind == "notice":
                 stderr_console.say(values["text"])
             elif kind == "testing":
-                progress.update(task, description=f"testing on {values['images']} images", note="")
+                text = f"measuring {values['images']:,} test images"
+                progress.update(task, description=text, note="")
+                tell(text, "", due_now=True)
+            elif kind == "measuring":
+                progress.update(task, description=values["stage"], completed=values["done"], total=values["total"])
+                tell(f"{values['stage']}: {values['done']:,} of {values['total']:,}", "")
 
         yield listen
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aurank.cli.app import app, index_app
-from aurank.cli.drawing import console, draw_bar, one_name, stderr_console
+from aurank.cli.drawing import announced, console, draw_bar, one_name, stderr_console
 from aurank.cli.options import MODELS, Drawn, measuring
 from aurank.errors import UserError
 
@@ -60,7 +60,7 @@ def build(
     """
     from aurank.commands import build_index
 
-    with drawn() as running:
+    with drawn() as running, announced("loading the model and the images"):
         made = build_index(
             model,
             images,
@@ -166,10 +166,14 @@ def search(
     chosen = str(RunOptions(device=device).torch_device)
     wanted = _with_stdin(photos)
     index = ImageIndex.open(folder, roots=roots or [], device=chosen, allow_code=allow_code)
-    with draw_bar(None, "searching") as (progress, task):
+    with (
+        draw_bar(None, "loading the model") as (progress, task),
+        announced("loading the model and the photos") as loaded,
+    ):
 
         def draw(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
+            loaded()
+            progress.update(task, description="searching", completed=done, total=total)
 
         among = classes or None
         found = search_photos(

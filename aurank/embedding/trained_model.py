@@ -136,7 +136,8 @@ def _whole_paths(name: str) -> str:
     elif kind == "aurank":
         what = str(Path(what).absolute())
     options = [pair.partition("=") for pair in pairs]
-    whole = [f"{key}={Path(value).resolve() if key in FILE_OPTIONS else value}" for key, _, value in options]
+    files = {value for key, _, value in options if key in FILE_OPTIONS and (kind == "timm" or Path(value).exists())}
+    whole = [f"{key}={Path(value).resolve() if value in files else value}" for key, _, value in options]
     return f"{kind}:{','.join([what, *whole])}"
 
 

@@ -186,8 +186,8 @@ def public_model(name: str) -> str:
     """Return the name of a model without folders of this machine.
 
     Example:
-        >>> public_model("timm:resnet18,file=/home/me/w.pt"), public_model("aurank:/home/me/runs/best")
-        ('timm:resnet18,file=w.pt', 'aurank:best')
+        >>> public_model("timm:resnet18,weights=/home/me/w.pt"), public_model("aurank:/home/me/runs/best")
+        ('timm:resnet18,weights=w.pt', 'aurank:best')
     """
     kind, _, rest = name.partition(":")
     what, *options = [rest] if kind == "aurank" else rest.split(",")  # a run has no options

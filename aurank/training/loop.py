@@ -30,7 +30,8 @@ from aurank.training.state import Progress, random_state
 from aurank.training.trainer import Trainer
 
 Listener = Callable[[str, dict[str, Any]], None]
-"""Called in the main process with ("step", …), ("validation", …), ("saved", …), ("testing", …) and ("tested", …).
+"""Called in the main process with ("step", …), ("validation", …), ("saved", …), ("testing", …), ("measuring", …),
+("tested", …).
 
 ("notice", {"text": …}) is to be shown. ``skipped`` in a step, a validation or a test counts the unreadable images left
 out so far (data.on_error=skip).

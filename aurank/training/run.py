@@ -192,7 +192,11 @@ def _test(loop: Loop, test: Manifest, train: Manifest) -> tuple[TestResult, int]
     best = load_checkpoint(out / "best.pt")
     load_weights(trainer.model, model_weights(best), out / "best.pt")
     data = build_dataset(trainer.config.data, test, train=False)
-    tested = trainer.task.test(data, train)
+
+    def progress(stage: str, done: int, total: int) -> None:
+        loop.listen("measuring", {"stage": stage, "done": done, "total": total})
+
+    tested = trainer.task.test(data, train, progress)
     # Nothing of this process's own course, such as what training skipped: a resumed run writes the same report.
     tested.add_note(
         f"best weights, of step {read_progress(best, out / 'best.pt').step}; {len(data):,} {trainer.task.unit} of "

@@ -1,7 +1,8 @@
 """What a run trains and measures: images that are compared with each other, or pairs of an image and a text."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +23,9 @@ from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import DIRECTIONS, TwoWayReport
 from aurank.models import Encoder, TwoTower
 from aurank.reporting.snapshots import Pixels, curve_snapshot, grid_snapshot
+
+StageProgress = Callable[[str, int, int], None]
+"""Called with a stage, such as "embedding" or "ranking", how much of it is done and how much there is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +62,21 @@ class Task:
         self.model = encoder if model is None else model
 
     def measure(
-        self, model: nn.Module, data: ImageDataset, *, neighbours: int = 0, codes: Codes | None = None
+        self,
+        model: nn.Module,
+        data: ImageDataset,
+        *,
+        neighbours: int = 0,
+        codes: Codes | None = None,
+        progress: StageProgress | None = None,
     ) -> Report:
         """Return the exact report of a model of this kind, with as many neighbours of each query as are wanted."""
-        embedded = embed(model, data, batch=self.config.evaluate.batch, workers=self.config.data.workers)
+        stage = partial(partial, progress) if progress is not None else lambda name: None
+        batch, workers = self.config.evaluate.batch, self.config.data.workers
+        embedded = embed(model, data, batch=batch, workers=workers, progress=stage("embedding"))
         require_alive(embedded.embeddings)
-        return embedded.evaluate(neighbours=neighbours, codes=codes, **evaluation_options(self.config))
+        options = {**evaluation_options(self.config), "progress": stage("ranking")}
+        return embedded.evaluate(neighbours=neighbours, codes=codes, **options)
 
     def pictures(self, report: Report, data: ImageDataset) -> dict[str, Pixels]:
         """Return pictures of a report that has neighbours, by names for a tracker."""
@@ -72,12 +85,13 @@ class Task:
             return curves
         return {"grid": grid_snapshot(report, data.manifest.source), **curves}
 
-    def test(self, data: ImageDataset, train: Manifest) -> TestResult:
+    def test(self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None) -> TestResult:
         """Return all that is measured of a test split: of a matryoshka loss, each of its widths too."""
         config = self.config
         widths = {width for term in config.terms for width in term.matryoshka or () if width < config.model.dim}
         learnt = widths and not config.model.discard_head
-        return TestResult(self.measure(self.model, data, codes=Codes(dims=tuple(sorted(widths))) if learnt else None))
+        codes = Codes(dims=tuple(sorted(widths))) if learnt else None
+        return TestResult(self.measure(self.model, data, codes=codes, progress=progress))
 
     def sample(self, data: ImageDataset, name: str, most: int) -> Sequence[int]:
         """Return a few rows of a split that can be measured; raise UserError where the whole split cannot be."""
@@ -141,7 +155,7 @@ class PairTask(Task):
         """Return the curves of both directions; what they find are texts, or images by texts."""
         return _curves({f"{name}/precision_recall": getattr(report, name) for name in DIRECTIONS})
 
-    def test(self, data: ImageDataset, train: Manifest) -> TestResult:
+    def test(self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None) -> TestResult:
         """Measure both ways all pairs and each group; and the images with each other where their labels allow it."""
         embedded = self._embed(self.model, data)
         images = embedded.images_alone(data.manifest)

@@ -14,12 +14,13 @@ from testing.tiny import tiny_config
 from torch import Tensor, nn
 
 from aurank.config import ConfigError
+from aurank.embedding.cache import weights_sha256
 from aurank.embedding.checkpoint import as_trained
 from aurank.errors import UserError
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
 from aurank.models.adapters.layouts import from_transformers
-from aurank.models.adapters.timm import load_file
+from aurank.models.adapters.timm import FILE_OPTIONS, load_file
 from aurank.models.adapters.weight_files import read_weights
 from aurank.training.components import read_config
 
@@ -93,9 +94,16 @@ def test_a_folder_is_read_as_libraries_write_it(file: str, tmp_path: Path) -> No
         save_file(WHOLE, tmp_path / file)
     else:
         torch.save(WHOLE, tmp_path / file)
-    module = load_model(f"timm:{NAME},file={tmp_path}")
+    module = load_model(f"timm:{NAME},weights={tmp_path}")
     assert all(torch.equal(value, BODY[key]) for key, value in module.module.state_dict().items())
     assert "fc.weight" in module.notes[0]
+
+
+def test_earlier_spellings_of_a_file_mean_the_same(tmp_path: Path) -> None:
+    torch.save(WHOLE, tmp_path / "net.pth")
+    models = [load_model(f"timm:{NAME},{option}={tmp_path / 'net.pth'}") for option in FILE_OPTIONS]
+    assert len({weights_sha256(model.module) for model in models}) == 1
+    assert len({model.description for model in models}) == 1  # so that what one has cached serves the others
 
 
 def test_a_classifier_that_is_wanted_begins_at_random_where_it_is_another(tmp_path: Path) -> None:
@@ -135,7 +143,7 @@ def test_what_does_not_fit_is_told_in_one_line(case: str, tmp_path: Path) -> Non
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("model.weights: ")
     with pytest.raises(UserError, match=message):
-        load_model(f"timm:{name},file={tmp_path / 'net.pth'}")
+        load_model(f"timm:{name},weights={tmp_path / 'net.pth'}")
 
 
 def test_files_that_are_no_weights_are_told_in_one_line(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,45 @@ def test_without_a_terminal_a_line_of_progress_comes_now_and_then(
             now[0] = float(step)
             listen("step", {"step": step, "steps": 100, "loss": 0.5, "lr": 1e-3, "images_per_second": 8.0})
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[0] for line in lines] == [f"step {step} of 100" for step in (1, 31, 61, 91)]
+    assert [line.split(":")[0] for line in lines] == [f"step {step} of 100" for step in (1, 31, 61, 91, 100)]
     assert lines[0] == "step 1 of 100: loss 0.5000  lr 1.0e-03  8 images/s"
+
+
+def test_without_a_terminal_measuring_the_test_images_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(drawing.time, "monotonic", lambda: now[0])
+    with drawing.draw_training() as listen:
+        listen("testing", {"images": 2943})
+        for now[0] in (10.0, 29.0, 31.0, 60.0, 62.0):
+            listen("measuring", {"stage": "embedding", "done": int(now[0]) * 40, "total": 2943})
+    expected = ["measuring 2,943 test images", "embedding: 1,240 of 2,943", "embedding: 2,480 of 2,943"]
+    assert capsys.readouterr().err.splitlines() == expected
+
+
+def test_measuring_the_test_images_reports_how_far_it_is(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+
+    def listen(kind: str, values: dict[str, Any]) -> None:
+        if kind == "measuring":
+            told.append((values["stage"], values["done"], values["total"]))
+
+    aurank.train(tiny_config(train={"steps": 3}), tmp_path / "run", listener=listen)
+    assert list(dict.fromkeys(stage for stage, _, _ in told)) == ["embedding", "ranking"]
+    assert all(done <= total for _, done, total in told)
+    assert {stage for stage, done, total in told if done == total} == {"embedding", "ranking"}
+
+
+def test_what_takes_long_is_announced_once_and_what_is_quick_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    with drawing.announced("loading", after=0.01):
+        time.sleep(0.2)
+    with drawing.announced("quick", after=60.0):
+        pass
+    with drawing.announced("done early", after=0.1) as done:
+        done()
+        time.sleep(0.2)
+    assert capsys.readouterr().err == "loading\n"
 
 
 def lines_of_running(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -30,7 +30,7 @@ def test_frozen_features_of_a_configuration_are_those_of_the_adapter() -> None:
     test = read_manifest(config.data, seed=0).split("test")
     rows = [np.flatnonzero(test.labels == label)[:6] for label in range(CLASSES)]
     photos = test.select(np.concatenate(rows))
-    model = load_model(f"timm:tf_efficientnet_lite0,file={WEIGHTS},input_size=128")
+    model = load_model(f"timm:tf_efficientnet_lite0,weights={WEIGHTS},input_size=128")
     own = embed(build_encoder(config.model, channels=3), build_dataset(config.data, photos, train=False))
     adapters = embed(model.module, ModelImages(photos, model))
     first, second = (torch.nn.functional.normalize(torch.from_numpy(one.embeddings), dim=1) for one in (own, adapters))

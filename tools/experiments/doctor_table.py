@@ -235,7 +235,7 @@ def main() -> None:
     drawings = READERS["omniglot"](root).split("test")
     chosen = np.random.default_rng(given.seed).choice(len(drawings.classes), CLASSES, replace=False)
     sets = {"grocery": groceries, "omniglot": drawings.select(np.isin(drawings.labels, chosen))}
-    model = load_model(f"timm:tf_efficientnet_lite0,file={given.weights},input_size={SIZE}")
+    model = load_model(f"timm:tf_efficientnet_lite0,weights={given.weights},input_size={SIZE}")
     for name, manifest in sets.items():
         if given.only not in (None, name):
             continue

@@ -54,7 +54,7 @@ def embedded(name: str, split: str, given: argparse.Namespace) -> Embedded:
     """Return the embeddings of a split, made once and kept in --out."""
     path = given.out / f"{name}_{split}.npz"
     if not path.is_file():
-        model = f"timm:tf_efficientnet_lite0,file={given.weights},input_size={PIXELS[name]}"
+        model = f"timm:tf_efficientnet_lite0,weights={given.weights},input_size={PIXELS[name]}"
         running = RunOptions(cache=given.out / "cache", device="cpu")
         embed_model(model, selection(name, given.data, split), running=running).save(path)
     return Embedded.load(path)

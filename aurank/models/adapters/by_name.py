@@ -47,7 +47,7 @@ def load_model(name: str, *, allow_code: bool = False, file: Path | None = None)
     that can run no code, and weights are read as data. Weights that are not loaded are drawn from a fixed seed, so one
     name means one model.
 
-    - `timm:resnet18[,pretrained=false]`: options of the model's own constructor; `file=FILE`: weights of a local file
+    - `timm:resnet18[,pretrained=false]`: options of the model's own constructor; `weights=FILE`: those of a local file
       (safetensors, or torch's); `input_size=128`: another size of images. The transform is `timm.data`'s for the model.
     - `open_clip:ViT-B-32[,pretrained=laion2b_s34b_b79k]`: the image tower.
     - `transformers:facebook/dinov2-small`: a name of the hub, or a folder; `pretrained=false`: its architecture.

@@ -131,7 +131,7 @@ def loading(name: str, *, pretrained: bool) -> Iterator[None]:
             raise UserError(f"{name}: {type(error).__name__}: {first_line(error)}") from error
         raise UserError(
             f"{name}: the pretrained weights could not be had ({type(error).__name__}: {first_line(error)}); connect "
-            "to the network once, name a local file of weights (file=FILE, model.weights), or take random "
+            "to the network once, name a local file of weights (weights=FILE, model.weights=FILE), or take random "
             "weights with pretrained=false"
         ) from error
 

@@ -29,8 +29,8 @@ from aurank.models.adapters.weight_files import Tensors, read_look
 from aurank.names import meant, nearest
 
 HUBS = ("hf-hub:", "hf_hub:", "local-dir:")
-FILE_OPTIONS = ("file", "checkpoint_path")
-"""Options that name a local file of weights; the second is timm's name for it."""
+FILE_OPTIONS = ("weights", "file", "checkpoint_path")
+"""Options that name a local file of weights; the second is that of earlier versions, the third timm's name for it."""
 
 _OVERLAY = "pretrained_cfg_overlay"
 _OVERLAID = ("mean", "std", "interpolation")  # what may be in it
@@ -98,7 +98,7 @@ def split_file(options: Mapping[str, Any]) -> tuple[str | None, Options]:
     """Return the local file of weights that options name, or None, and the options without it.
 
     Example:
-        >>> split_file({"file": "net.pth", "drop_rate": 0.1})
+        >>> split_file({"weights": "net.pth", "drop_rate": 0.1})
         ('net.pth', {'drop_rate': 0.1})
     """
     rest = {name: value for name, value in options.items() if name not in FILE_OPTIONS}
@@ -124,7 +124,10 @@ def timm_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
     timm: Any = importlib.import_module("timm")
     settings = evaluation_settings(name, module, options)
     transform = timm.data.create_transform(**settings)
-    description = describe_adapter(timm, what, {**options, "pretrained": pretrained or file is not None}, transform)
+    told = {
+        option: value for option, value in options.items() if option not in FILE_OPTIONS
+    }  # the weights have a digest
+    description = describe_adapter(timm, what, {**told, "pretrained": pretrained or file is not None}, transform)
     return ImageModel(name, module, transform, description, channels=settings["input_size"][0], notes=notes)
 
 
