@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from selenium import webdriver
@@ -20,7 +21,9 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from testing.indexes import COLOURS, EVIL, MODEL
 from testing.served import running_server
 
+import aurank
 from aurank.commands import ImageIndex
+from aurank.reporting.report_page import report_page
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 # A script cannot take a file of the machine, so the page makes one and drops it, as a person would.
@@ -240,3 +243,19 @@ def test_equal_names_show_the_folders_that_differ_and_a_cut_list_says_so(
         assert shown == ["train/…/1.jpg", "test/…/1.jpg", "b/2.jpg", "c/2.jpg", "3.jpg", "x/3.jpg", "4.jpg"]
         browser.execute_script("limits.most_neighbours = 29; load()")
         page.until("Nearest images", "1–24 of the nearest 29")
+
+
+@pytest.mark.slow
+def test_a_table_that_scrolls_ends_with_a_whole_row_and_says_so(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(120, 4))
+    (tmp_path / "report.html").write_text(report_page(aurank.evaluate(rows, np.arange(120) % 40)), encoding="utf-8")
+    browser.get((tmp_path / "report.html").as_uri())
+    said = Page(browser).one("#classes .more").text
+    seen = browser.execute_script(
+        "const box = document.querySelector('#classes .scroll'), end = box.getBoundingClientRect().bottom;"
+        "return [...box.querySelectorAll('tbody tr')].map(row => row.getBoundingClientRect())"
+        ".filter(row => row.top < end - 2).map(row => row.bottom <= end)"
+    )
+    assert all(seen)
+    assert 10 < len(seen) < 40
+    assert said == f"↓ {40 - len(seen)} more rows: scroll in the table"
