@@ -203,7 +203,6 @@ def test_shipped_configs_are_listed_and_copied(aurank: Shell, tmp_path: Path, mo
         (["evaluate", "--model", "embeddings:none.npz", "--out", "x"], "no file none.npz"),
         (["evaluate", "--model", "embeddings:none.npz", "--out", "x", "optim.lr=1"], "optim.lr=1 has no use"),
         (["evaluate", "--model", "embeddings:none.npz", "--out", "x", "--data", "folder:a"], "folder:a has no use"),
-        (["evaluate", "--model", "embeddings:none.npz", "--out", "x", "--split", "val"], "--split val has no use"),
         (["evaluate", "--model", "aurank:none/best", "--out", "x", "--labels", "a.npy"], "--labels a.npy has no use"),
         (["evaluate", "--model", "embeddings:none.npz", "--out", "x", "--recall-at", "one"], "whole numbers"),
         (["train", "omniglot/soprc", "data.root=nowhere", "--dry-run"], "omniglot"),

@@ -93,7 +93,7 @@ def test_a_graph_without_an_embedding_for_each_image(tmp_path: Path) -> None:
     ("change", "message"),
     [
         (lambda about: {**about, "dim": 9}, "size mismatch for head.weight"),
-        (lambda about: {**about, "width": 9}, "unexpected keyword argument 'width'"),
+        (lambda about: {**about, "breadth": 9}, "unexpected keyword argument 'breadth'"),
         (lambda about: {**about, "backbone": "resnet0"}, "timm has no model 'resnet0'"),
         (lambda about: [1], "no attribute 'get'"),
     ],

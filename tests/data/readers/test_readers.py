@@ -150,7 +150,7 @@ def test_digits_are_scikit_learns_pixels_on_the_whole_range():
 
 def test_readers_are_known_by_name():
     benchmarks = {"sop", "inaturalist2018", "vehicleid"}
-    assert set(READERS) == {"omniglot", "folder", "unlabelled", "table", "lists", "digits", *benchmarks}
+    assert set(READERS) == {"omniglot", "folder", "unlabelled", "table", "lists", "digits", "embeddings", *benchmarks}
 
 
 def test_unlabelled_images_of_any_depth_each_have_a_label_and_are_for_training(tmp_path):
