@@ -53,6 +53,7 @@ def _loss(title: str, family: str, name: str, *changes: str) -> Method:
 
 
 _NEUCLIP = ("num_prototypes=1024", "restart_every=50", "inner_lr=0.01", "two_way=false", "learn_temperature=false")
+_FASTER = "loss.lr_multiplier=100"  # of the proxies, as their papers' repositories have it
 _ALL = {
     "soprc": _loss("SOPRC", "ranking", "soprc"),
     "smooth_ap": _loss("SmoothAP", "ranking", "smooth_ap"),
@@ -75,9 +76,9 @@ _ALL = {
     ),
     "sup_con": _loss("SupCon", "pair", "sup_con", "temperature=0.1"),
     "dcl": _loss("DCL", "pair", "dcl", "temperature=0.1"),
-    "proxy_anchor": _loss("ProxyAnchor", "proxy", "proxy_anchor"),
-    "proxy_nca": _loss("ProxyNCA++", "proxy", "proxy_nca"),
-    "soft_triple": _loss("SoftTriple", "proxy", "soft_triple"),
+    "proxy_anchor": Method("ProxyAnchor", "proxy", ("loss.name=proxy_anchor", _FASTER)),
+    "proxy_nca": Method("ProxyNCA++", "proxy", ("loss.name=proxy_nca", _FASTER)),
+    "soft_triple": Method("SoftTriple", "proxy", ("loss.name=soft_triple", _FASTER)),
     "normalized_softmax": _loss("NormalizedSoftmax", "proxy", "normalized_softmax"),
     "arcface": _loss("ArcFace", "margin", "arcface"),
     "subcenter_arcface": _loss("sub-center ArcFace", "margin", "subcenter_arcface"),
