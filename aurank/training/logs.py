@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +86,9 @@ def learned_temperature(loss: nn.Module) -> dict[str, float]:
     return {"temperature": found[0]} if found else {}
 
 
-def loss_terms(loss: nn.Module) -> dict[str, float]:
-    """Return the weighted losses of the last batch, where the loss is a sum of several; empty where it is one."""
-    sums = (part.last_terms for part in loss.modules() if isinstance(part, MultipleLosses))
+def loss_terms(modules: Iterable[nn.Module]) -> dict[str, float]:
+    """Return the weighted losses of the last batch, where one of the loss's modules is a sum of several; else none."""
+    sums = (part.last_terms for part in modules if isinstance(part, MultipleLosses))
     return {name: float(value) for name, value in next(sums, {}).items()}
 
 

@@ -146,7 +146,7 @@ class Loop:
                 trainer.update()
             progress.loss_sum += float(loss.detach())
             progress.loss_count += 1
-            for name, value in loss_terms(trainer.loss).items():
+            for name, value in loss_terms(trainer.stateful_modules).items():
                 progress.term_sums[name] = progress.term_sums.get(name, 0.0) + value
             progress.epoch, progress.batch = epoch, index + 1
             images += len(batch.id)
