@@ -115,7 +115,11 @@ def test_a_classifier_that_is_wanted_begins_at_random_where_it_is_another(tmp_pa
 def test_the_first_layer_is_adapted_to_other_channels(tmp_path: Path) -> None:
     torch.save(WHOLE, tmp_path / "net.pth")
     encoder = Encoder(NAME, weights=str(tmp_path / "net.pth"), channels=1)
-    grey = torch.rand(2, 1, 32, 32, dtype=torch.float64)
+    name = next(iter(WHOLE))
+    adapted = encoder.backbone.state_dict()[name]
+    torch.testing.assert_close(adapted, WHOLE[name].sum(dim=1, keepdim=True))
+    # Drawn anew each time, one number in many would be a small difference of large ones.
+    grey = torch.rand(2, 1, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         whole = Encoder(NAME, weights=str(tmp_path / "net.pth")).double().eval()
         colour = whole.backbone(grey.expand(-1, 3, -1, -1))
