@@ -60,6 +60,8 @@ class SuperCategories:
         """
         sides = self._sides(problem)
         found: dict[str, list[np.ndarray]] = {name: [] for name in hierarchical_names(names)}
+        if not found:
+            return {}
         for rows in _parts(queries, *sides[1], room=byte_count(max_memory) // POSITIVE_BYTES):
             ranks = rank_positives(_part(problem, rows, *sides[1]), max_memory=max_memory, distributed=False, **options)
             is_class = np.repeat(sides[0][0][rows[ranks.query]], ranks.num_positives) == sides[0][1][ranks.positive]

@@ -142,6 +142,12 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], message: str) -> No
         evaluate(rows(), LABELS, metrics=["h_ap"], **{"super_labels": ABOVE, **given})
 
 
+def test_nothing_is_ranked_again_where_no_hierarchical_metric_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aurank.evaluation.hierarchy.rank_positives", None)
+    report = evaluate(np.eye(4), [0, 0, 1, 1], super_labels=[0, 0, 0, 0])
+    assert not any(name.startswith("super:") for name in report.metrics)
+
+
 def test_names() -> None:
     assert check_names(["h_ap", "macro:h_ndcg", "super:map@r", "macro:super:ndcg@5"])
     for name in ("super:h_ap", "super:tpr@fpr=0.1", "super:super:mauprc", "super:", "h_map"):
