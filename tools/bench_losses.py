@@ -81,9 +81,10 @@ VARIANTS: dict[str, Callable[[], Loss]] = {
 ASKED_FOR = "lightly"  # takes the name of a loss: barlow_twins and vicreg are its own
 NAMES = [PRODUCT, *(name for name in LOSSES if name != ASKED_FOR), *VARIANTS, XBM, *PEERS]
 OF_CLASSES = {
-    *("auroc", "blackbox_ap", "coding_rate", "contrastive", "fast_ap", "hierarchical_ap", "listwise_ap"),
-    *("multi_similarity", "pnp", "recall_at_k", "semi_variance", "smooth_ap", "soprc", "sup_ap", "sup_recall"),
-    *("triplet", PRODUCT, *VARIANTS, XBM, *PEERS),
+    *("arcface", "auroc", "blackbox_ap", "circle", "coding_rate", "contrastive", "cosface", "fast_ap"),
+    *("hierarchical_ap", "listwise_ap", "multi_similarity", "normalized_softmax", "pnp", "proxy_anchor", "proxy_nca"),
+    *("recall_at_k", "semi_variance", "smooth_ap", "soft_triple", "soprc", "subcenter_arcface", "sup_ap"),
+    *("sup_recall", "triplet", PRODUCT, *VARIANTS, XBM, *PEERS),
 } - {"PML NTXent", "PML SupCon"}  # all others are contrastive
 SAMPLES = 100_000
 BASELINE = "sogclr"

@@ -239,9 +239,12 @@ def _explain(item: ErrorDetails, choices: Mapping[str, Choices], known: Sequence
         return f"missing, expected {expected}"
     if kind == "less_than_equal" and item["ctx"]["le"] >= HIGH:
         expected = f"at most {item['ctx']['le']:g}"
+    if is_item := keys == ("loss",) and len(path) > 1:
+        expected = expected.partition(", or a list")[0]
     text = wrong_value(value, expected, options)
     if isinstance(value, str) and ".".join(keys) in choices:
-        text += f"; write {'.'.join(keys)}.name={show(value)[1:-1]}"
+        name = show(value)[1:-1]
+        text += f"; write {{name: {name}}}" if is_item else f"; write {'.'.join(keys)}.name={name}"
     return text
 
 

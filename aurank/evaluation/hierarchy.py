@@ -93,8 +93,9 @@ class SuperCategories:
         of_class = np.empty(labels.max() + 1, np.int64)
         of_class[labels] = codes
         if len(other := np.flatnonzero(of_class[labels] != codes)):
-            label = columns[0][other[0]]
-            raise UserError(f"rows of label {label} have several super_labels: a class lies within one")
+            row = int(other[0])
+            which = f"query {row}" if own or row < query else f"gallery row {row - query}"
+            raise UserError(f"super_labels of {which} and of others of its label differ: a class lies within one")
         return (labels[:query], labels[query:]), (codes[:query], codes[query:])
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -162,12 +163,23 @@ def _parts(config: Config) -> Iterator[tuple[str, LossTerm, int | None, float]]:
             yield f"{term.name}@{width}", term, width, term.weight * weight
 
 
+def losses_of_terms(config: Config, loss: nn.Module) -> Iterator[tuple[str, LossTerm, nn.Module]]:
+    """Yield what `build_loss` built for each term, of several widths each, with its name and the term."""
+    whole = loss.loss if isinstance(loss, CrossBatchMemory) else loss
+    if not isinstance(whole, MultipleLosses):
+        yield "loss", config.terms[0], loss
+        return
+    for name, term, _, _ in _parts(config):
+        yield f"loss {name}", term, whole.losses[name]
+
+
 def _build_term(config: Config, term: LossTerm, train: Manifest, *, dim: int, gathers: Distributed) -> nn.Module:
     sizes: dict[str, Any] = {"class_counts": train.class_counts, "num_classes": len(train.class_counts)}
     sizes |= {"num_samples": len(train), "embedding_dim": dim}
     if "super_labels" in signature(LOSSES[term.name])[0]:
         sizes["super_labels"] = train.class_super_labels
         if sizes["super_labels"] is None:
+            sizes["super_labels"] = np.full(len(train.class_counts), -1)
             text = f"loss {term.name}: {train.name} has no super-categories, so classes alone are ranked"
             warnings.warn(text, AurankWarning, stacklevel=2)
     # A configuration's own two_way is no other.
@@ -201,12 +213,8 @@ def build_optimiser(config: Config, model: nn.Module, loss: nn.Module) -> Optimi
         model, weight_decay=optim.weight_decay, head_lr_multiplier=optim.head_lr_multiplier, scales=scales
     )
     usual = (optim.temperature_lr or optim.lr) / rate
-    whole = loss.loss if isinstance(loss, CrossBatchMemory) else loss
-    if not isinstance(whole, MultipleLosses) or not is_sum(config):
-        groups += loss_groups("loss", loss, config.terms[0], usual=usual)
-    else:
-        for name, term, _, _ in _parts(config):
-            groups += loss_groups(f"loss {name}", whole.losses[name], term, usual=usual)
+    for name, term, own in losses_of_terms(config, loss):
+        groups += loss_groups(name, own, term, usual=usual)
     return OPTIMISERS[optim.name](groups, lr=rate, **optim.params)
 
 

@@ -27,6 +27,7 @@ from aurank.training.build import (
     build_schedule,
     check_image_size,
     is_sum,
+    losses_of_terms,
 )
 from aurank.training.gradient_cache import GradientCache
 from aurank.training.mining import Reencode, nearest_images, offer_reencoding
@@ -229,10 +230,16 @@ def _without_effect(trainer: Trainer, splits: Splits) -> list[str]:
             f"optim.temperature_lr={config.optim.temperature_lr:g} has no effect: the loss "
             f"{', '.join(term.name for term in config.terms)} has no parameters of its own"
         )
+    for _, term, own in losses_of_terms(config, trainer.loss):
+        learnt = [one for one in own.parameters() if one.requires_grad]
+        if term.lr_multiplier is not None and not learnt:
+            found.append(f"lr_multiplier={term.lr_multiplier:g} of {term.name} has no effect: it learns nothing itself")
+        if term.weight_decay and not any(one.ndim > 1 for one in learnt):
+            found.append(f"weight_decay={term.weight_decay:g} of {term.name} has no effect: it learns no vectors")
     if splits.test is None:
         best = "best is the newest checkpoint" if splits.val is None else "best is that of the validation split"
         found.append(f"{splits.whole.name} has no test split: nothing is measured at the end, {best}")
-    return found
+    return list(dict.fromkeys(found))  # what is so at several widths is said once
 
 
 def _accelerator(config: Config, out: Path | None) -> Accelerator:

@@ -13,6 +13,7 @@ from aurank.config import ConfigError, dump_config
 from aurank.losses import LOSSES, MultipleLosses
 from aurank.training import read_config
 from aurank.training.build import build_loss, build_optimiser, build_splits
+from aurank.training.trainer import Trainer
 
 
 def listed(*terms: dict[str, Any], **sections: dict[str, Any]) -> dict[str, Any]:
@@ -53,6 +54,18 @@ def test_each_loss_has_groups_of_its_own_in_the_optimiser() -> None:
     assert sum(len(group["params"]) for group in groups.values()) == len(list(loss.parameters()))
 
 
+def test_what_a_loss_has_no_use_for_is_told_once() -> None:
+    unused = {"lr_multiplier": 10.0, "weight_decay": 0.5}
+    terms = [{"name": "soprc", "matryoshka": [4, 8], **unused}, {"name": "clip", **unused}, {**SUM[1], **unused}]
+    config = read_config(tiny_config(terms))
+    notices = Trainer(config, build_splits(config.data, seed=3)).notices
+    assert [notice for notice in notices if "no effect" in notice] == [
+        "lr_multiplier=10 of soprc has no effect: it learns nothing itself",
+        "weight_decay=0.5 of soprc has no effect: it learns no vectors",
+        "weight_decay=0.5 of clip has no effect: it learns no vectors",
+    ]
+
+
 @pytest.mark.slow
 def test_the_logged_losses_add_up(tmp_path: Path) -> None:
     result = aurank.train(tiny_config(SUM, train={"steps": 3, "log_every": 3}), tmp_path / "run")
@@ -76,6 +89,7 @@ def test_the_logged_losses_add_up(tmp_path: Path) -> None:
         ([{"name": "cosface", "params": {"num_classes": 3}}], r"loss\[0\].params.num_classes: .* filled in from"),
         ([{"name": "soprc", "miner": {"name": "hardest"}}], r"loss\[0\].miner.name: got 'hardest', expected one of"),
         ([], r"loss: got \[\], expected a mapping with the keys name and params, or a list of such"),
+        (["soprc"], r"loss\[0\]: got 'soprc', expected a mapping with the keys name and params; write {name: soprc}"),
         ("soprc", r"loss: got 'soprc', expected a mapping .*; write loss.name=soprc"),
         (
             [{"name": "soprc", "matryoshka": [8, 4]}],

@@ -4,7 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 from testing.tiny import tiny_config
+from torch.nn.functional import cross_entropy, normalize
 
 from aurank.data import HierarchicalSampler
 from aurank.errors import AurankWarning
@@ -37,3 +39,19 @@ def test_a_data_set_without_them_is_said_to_be_of_one_level() -> None:
     with pytest.warns(AurankWarning, match="loss hierarchical_ap: digits has no super-categories, so classes alone"):
         loss = build_loss(config, build_splits(config.data, seed=0).train)
     assert isinstance(loss, CrossBatchMemory)
+
+
+def test_the_clustering_term_needs_none() -> None:
+    given = tiny_config("hierarchical_ap")
+    given["loss"]["params"] = {"clustering": 0.1}
+    config = read_config(given)
+    train = build_splits(config.data, seed=0).train
+    with pytest.warns(AurankWarning, match="digits has no super-categories"):
+        loss = build_loss(config, train)
+    assert isinstance(loss, HierarchicalAPLoss)
+    assert loss.proxies is not None
+    assert loss.proxies.shape == (len(train.classes), 8)
+    rows, labels = torch.randn(8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(8) // 2
+    cosines = normalize(rows, dim=1) @ normalize(loss.proxies, dim=1).T
+    clustering = cross_entropy(cosines / 0.05, labels)
+    torch.testing.assert_close(loss(rows, labels), 0.9 * HierarchicalAPLoss()(rows, labels) + 0.1 * clustering)

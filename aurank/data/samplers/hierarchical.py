@@ -63,6 +63,13 @@ class HierarchicalSampler(PKSampler):
         for rows, category in zip(self.classes, place.tolist(), strict=True):
             self._members[category].append(rows)
 
+    @property
+    def largest_batch(self) -> int:
+        """The most rows that a batch can have: a block of each of `categories` super-categories."""
+        room = self.batch // self.categories
+        blocks = [min(room, sum(min(len(rows), self.per_class) for rows in classes)) for classes in self._members]
+        return sum(sorted(blocks)[-self.categories :])
+
     def global_batches(self, epoch: int) -> list[Chunks]:
         """Return the batches of one epoch, in random order, each as its chunks."""
         generator = self.generator(epoch)

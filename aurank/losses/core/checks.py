@@ -74,6 +74,12 @@ def require_loss(name: str, value: object) -> None:
         raise UserError(f"{name} must be a loss, as SmoothAPLoss(), got {value!r}")
 
 
+def require_miner(name: str, value: object) -> None:
+    """Raise UserError unless the value is a miner, not its class or its name."""
+    if not isinstance(value, nn.Module):
+        raise UserError(f"{name} must be a miner, as MultiSimilarityMiner(), got {value!r}")
+
+
 def refuse_unused(constructor: Callable[..., object], choice: str, **given: object) -> None:
     """Raise UserError where an option that has no effect beside the choice differs from the constructor's default."""
     defaults = inspect.signature(constructor).parameters
@@ -95,6 +101,12 @@ def check_embeddings(name: str, embeddings: Tensor, labels_name: str, labels: Te
     if len(embeddings) == 0:
         raise UserError(f"{name} are empty, {got}: skip the batch")
     check_integers(labels_name, labels, name, len(embeddings))
+
+
+def check_width(embeddings: Tensor, name: str, width: int) -> None:
+    """Raise UserError unless the embeddings are as wide as the loss's argument of that name says."""
+    if embeddings.shape[1] != width:
+        raise UserError(f"embeddings must be as wide as {name}={width}, got {embeddings.shape[1]}")
 
 
 def check_integers(name: str, values: Tensor, per: str, length: int) -> None:

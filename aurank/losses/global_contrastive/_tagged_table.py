@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from aurank.errors import UserError
+from aurank.losses.core.checks import check_width
 from aurank.losses.core.distributed import world_size
 from aurank.losses.core.row_table import RowTable, group_entries
 
@@ -59,9 +59,8 @@ class TaggedTable(RowTable):
 
     def check_width(self, embeddings: Float[Tensor, "batch dim"]) -> None:
         """Raise UserError unless rows are as wide as these embeddings, or not known to have a width yet."""
-        width = self.rows.shape[1]
-        if width not in (0, embeddings.shape[1]):
-            raise UserError(f"embeddings must be as wide as embedding_dim={width}, got {embeddings.shape[1]}")
+        if width := self.rows.shape[1]:
+            check_width(embeddings, "embedding_dim", width)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved = state_dict.get(f"{prefix}rows")

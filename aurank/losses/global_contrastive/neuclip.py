@@ -7,8 +7,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from aurank.errors import UserError
-from aurank.losses.core.checks import Number, as_number, refuse_unused, require_number, require_positive, require_whole
+from aurank.losses.core.checks import (
+    Number,
+    as_number,
+    check_width,
+    refuse_unused,
+    require_number,
+    require_positive,
+    require_whole,
+)
 from aurank.losses.core.log_mean_exp import add_epsilon, attraction, log_mean_exp
 from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
@@ -116,10 +123,7 @@ class NeuCLIPLoss(PairLoss):
 
     def prepared(self, inputs: Inputs) -> Inputs:
         """Return the inputs; raise UserError unless they are as wide as the prototypes."""
-        if inputs.embeddings.shape[1] != self.embedding_dim:
-            raise UserError(
-                f"embeddings must be as wide as embedding_dim={self.embedding_dim}, got {inputs.embeddings.shape[1]}"
-            )
+        check_width(inputs.embeddings, "embedding_dim", self.embedding_dim)
         return inputs
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:

@@ -11,6 +11,7 @@ from aurank.errors import UserError
 from aurank.losses.core.checks import (
     Number,
     as_number,
+    check_width,
     is_integer,
     kind_of,
     require_choice,
@@ -19,6 +20,7 @@ from aurank.losses.core.checks import (
     require_whole,
 )
 from aurank.losses.core.dtypes import to_device_of
+from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs, Positives, same_label_index
 from aurank.losses.ranking._bounded_ranks import BoundedRanks, ascending, count_ahead
@@ -101,6 +103,12 @@ class HierarchicalAPLoss(PairLoss):
             size = len(self.super_labels), require_whole("embedding_dim", embedding_dim)
             own = torch.Generator().manual_seed(0)  # so that all processes start alike
             self.proxies = nn.Parameter(normalize(torch.randn(size, generator=own), dim=1))
+
+    def prepared(self, inputs: Inputs) -> Inputs:
+        """Return the inputs; raise UserError unless they are as wide as the proxies, if any are."""
+        if self.proxies is not None:
+            check_width(inputs.embeddings, "embedding_dim", self.proxies.shape[1])
+        return inputs
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """Return the bound of 1 − H-AP, with its weight."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import kind_of, require_loss, require_whole
+from aurank.losses.core.checks import check_width, kind_of, require_loss, require_miner, require_whole
 from aurank.losses.core.distributed import Distributed, Gather, world_size
 from aurank.losses.core.dtypes import HostCopy, in_common_precision, to_device_of
 from aurank.losses.core.from_pml import convert_to_triplets, pml_losses
@@ -93,6 +93,8 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         self.start_at = require_whole("start_at", start_at, least=0)
         require_loss("loss", loss)
         refuse_unfit(loss, gathers=distributed is not None)
+        if miner is not None:
+            require_miner("miner", miner)
         self.loss = loss
         self.miner = miner
         self.official = official
@@ -155,8 +157,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
 
     def _loss(self, inputs: Inputs) -> Any:
         """Return the loss of a batch, or of queries whose references here are the keys to be put in the memory."""
-        if (width := inputs.embeddings.shape[1]) != self.embedding_size:
-            raise UserError(f"embeddings must be as wide as embedding_size={self.embedding_size}, got {width}")
+        check_width(inputs.embeddings, "embedding_size", self.embedding_size)
         check_device(self, inputs.embeddings)
         miner = self._miner(inputs)
         keyed = next((part for part in self.loss.modules() if isinstance(part, KeyedLoss)), None)
@@ -181,7 +182,8 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         if self.miner is not None and given is not None:
             raise UserError("indices_tuple was given a miner, but CrossBatchMemory has one: leave one of them out")
         miner = given if self.miner is None else self.miner
-        if inputs.ref_emb is None and getattr(miner, "pos_strategy", None) == "easy":
+        inner = self.loss.reference_miners if isinstance(self.loss, MultipleLosses) else []
+        if inputs.ref_emb is None and any(getattr(one, "pos_strategy", None) == "easy" for one in (miner, *inner)):
             raise UserError(
                 "the miner takes the easiest positive, which among references is the query itself: give it "
                 'pos_strategy="hard" or "all", or leave out the memory'
@@ -290,11 +292,16 @@ def refuse_unfit(loss: nn.Module, *, gathers: bool) -> None:
     for part in parts:
         name = type(part).__name__
         if type(part).__module__.startswith(pml_losses.__name__) and name not in TAKEN_BY_PML:
-            raise UserError(f"{name} of pytorch-metric-learning takes no references, so no memory")
+            raise UserError(
+                f"{name} of pytorch-metric-learning takes no references, so it has no use for a memory: leave it out"
+            )
         if not isinstance(part, TakesInputs):
             continue
         if not part.takes_references:
-            raise UserError(f"{name} takes no references as it was made, so no memory")
+            raise UserError(
+                f"{name} takes no references as it was made, so it has no use for a memory: leave out the memory, or "
+                "list a loss beside it that ranks references"
+            )
         if part.two_way:
             raise UserError(
                 f"{name} has two_way=True, so its references are the other modality: set two_way=False, or leave out "

@@ -4,26 +4,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import require_loss, require_whole
+from aurank.losses.core.checks import kind_of, require_finite, require_loss, require_miner, require_whole
 from aurank.losses.core.distributed import Distributed, Gather
+from aurank.losses.core.dtypes import in_common_precision
 from aurank.losses.core.loss_inputs import Inputs, TakesInputs
-from aurank.losses.wrappers.pml import call_loss
+from aurank.losses.wrappers.pml import call_loss, mined_among
 
 
 class MultipleLosses(TakesInputs, nn.Module):
     """Σ weight · loss over a list or a dict of losses, PML's and aurank's mixed.
 
-    Data-set ids reach every loss; PML's own wrapper drops them. In a memory of earlier batches, losses that take no
-    references, such as those with proxies, see the batch alone.
+    Data-set ids reach every loss; PML's own wrapper drops them. Losses that take no references, such as those with
+    proxies, see the batch alone where there are references, in a memory of earlier batches too.
 
     Args:
         losses: a list or a dict.
         miners: one for each loss, in a list (None: no miner) or a dict for some of the keys; the call then has none.
-        weights: one for each loss, in a list or a dict; None: 1.
+        weights: one finite number for each loss, in a list or a dict; None: 1.
         widths: a loss with a width sees the first so many numbers of each embedding, at unit length again; one for each
             loss, in a list (None: all numbers) or a dict for some of the keys.
         distributed: as in `PairLoss`, for all of them at once.
@@ -67,11 +69,21 @@ class MultipleLosses(TakesInputs, nn.Module):
         self.weights = dict.fromkeys(named, 1.0) if weights is None else by_name("weights", weights, losses)
         if set(self.weights) != set(named):
             raise UserError(f"weights must be one per loss, {', '.join(named)}, got {', '.join(self.weights)}")
-        self.miners = nn.ModuleDict(for_some("miners", miners, losses))
+        for name, weight in self.weights.items():
+            require_finite(f"weights[{name!r}]", weight)
+        asked = for_some("miners", miners, losses)
+        for name, miner in asked.items():
+            require_miner(f"miners[{name!r}]", miner)
+        self.miners = nn.ModuleDict(asked)
         self.widths: dict[str, int] = for_some("widths", widths, losses)
         for name, width in self.widths.items():
             require_whole(f"widths[{name!r}]", width)
         self.last_terms: dict[str, Tensor] = {}
+
+    @property
+    def reference_miners(self) -> list[nn.Module]:
+        """The miners that are asked about references, where there are any."""
+        return [miner for name, miner in self.miners.items() if takes_references(self.losses[name])]
 
     def compute(self, inputs: Inputs) -> Tensor:
         """Return the weighted sum, a scalar, of arguments that were read before."""
@@ -80,11 +92,16 @@ class MultipleLosses(TakesInputs, nn.Module):
         inputs, terms = self.gather.batch(inputs), {}
         for name, loss in self.losses.items():
             own = replace(inputs, indices_tuple=self.miners[name]) if name in self.miners else inputs
-            if inputs.batch_leads and not takes_references(loss):
-                own = replace(own, ref_emb=None, ref_labels=None, ref_ids=None, batch_leads=False)
+            if not takes_references(loss):
+                own = batch_alone(own)
             if name in self.widths:
                 own = narrowed(own, self.widths[name])
-            terms[name] = self.weights[name] * call_loss(loss, self.gather.ask_miner(own))
+            value = call_loss(loss, self.gather.ask_miner(own))
+            if not isinstance(value, Tensor):
+                raise UserError(
+                    f"losses[{name!r}] must give a number to be summed, got {kind_of(value)}: change its reducer"
+                )
+            terms[name] = self.weights[name] * value
         self.last_terms = {name: term.detach() for name, term in terms.items()}
         total: Any = sum(terms.values())
         return total  # type: ignore[no-any-return]
@@ -103,10 +120,23 @@ def narrowed(inputs: Inputs, width: int) -> Inputs:
     """
     if width > inputs.embeddings.shape[1]:
         raise UserError(f"embeddings must be at least as wide as widths, {width}, got {inputs.embeddings.shape[1]}")
-    embeddings = normalize(inputs.embeddings[:, :width], dim=1)
+    query, reference = in_common_precision(inputs.embeddings, inputs.references)
+    embeddings = normalize(query[:, :width], dim=1)
     if inputs.is_self_set:
         return replace(inputs, embeddings=embeddings, ref_emb=None if inputs.ref_emb is None else embeddings)
-    return replace(inputs, embeddings=embeddings, ref_emb=normalize(inputs.references[:, :width], dim=1))
+    return replace(inputs, embeddings=embeddings, ref_emb=normalize(reference[:, :width], dim=1))
+
+
+def batch_alone(inputs: Inputs) -> Inputs:
+    """Return the inputs without references; of what was mined among them, what is within the batch."""
+    if inputs.is_self_set:
+        return inputs
+    mined = inputs.indices_tuple
+    if isinstance(mined, Sequence):
+        itself, size = inputs.itself() if inputs.batch_leads else None, len(inputs.embeddings)
+        within = torch.arange(len(inputs.references), device=inputs.embeddings.device) < size
+        mined = None if itself is None else mined_among(mined, within & ~itself)
+    return replace(inputs, indices_tuple=mined, ref_emb=None, ref_labels=None, ref_ids=None, batch_leads=False)
 
 
 def for_some(argument: str, values: Any, losses: Any) -> dict[str, Any]:
@@ -120,7 +150,7 @@ def for_some(argument: str, values: Any, losses: Any) -> dict[str, Any]:
 
 def by_name(argument: str, values: Any, losses: Any) -> dict[str, Any]:
     """Return the values as a dict, a list's by position; UserError unless of the losses' own kind and length."""
-    if isinstance(values, Mapping) != isinstance(losses, Mapping):
+    if not isinstance(values, Sequence | Mapping) or isinstance(values, Mapping) != isinstance(losses, Mapping):
         raise UserError(f"{argument} must be a {'dict' if isinstance(losses, Mapping) else 'list'}, as losses is")
     if isinstance(values, Mapping):
         return dict(values)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from aurank.losses.core.checks import (
@@ -107,16 +108,21 @@ def without_itself(inputs: Inputs) -> Sequence[Tensor] | None:
         return mined
     if mined is None:
         return all_pairs(inputs, ~itself)
-    mined = [to_device_of(itself, part) for part in mined]
+    return mined_among(mined, ~itself)
+
+
+def mined_among(mined: Sequence[Tensor], wanted: Bool[Tensor, "query reference"]) -> Sequence[Tensor]:
+    """Return the mined pairs, or triplets both of whose pairs are, that are wanted."""
+    mined = [to_device_of(wanted, part) for part in mined]
     if len(mined) == 3:
         anchor, positive, negative = mined
-        kept = ~(itself[anchor, positive] | itself[anchor, negative])
+        kept = wanted[anchor, positive] & wanted[anchor, negative]
         return anchor[kept], positive[kept], negative[kept]
-    plus, minus = (~itself[mined[side], mined[side + 1]] for side in (0, 2))
+    plus, minus = (wanted[mined[side], mined[side + 1]] for side in (0, 2))
     return mined[0][plus], mined[1][plus], mined[2][minus], mined[3][minus]
 
 
-def all_pairs(inputs: Inputs, wanted: Tensor) -> tuple[Tensor, ...]:
+def all_pairs(inputs: Inputs, wanted: Bool[Tensor, "query reference"]) -> tuple[Tensor, ...]:
     """Return (anchor, positive, anchor, negative) of every pair of the batch with its references that is wanted."""
     assert inputs.ref_labels is not None
     labels, ref_labels = (to_device_of(wanted, each.long()) for each in (inputs.labels, inputs.ref_labels))
@@ -225,13 +231,12 @@ def circle(
     m: Number = 0.4,
     gamma: Number = 80.0,
     *,
-    distance: BaseDistance | None = None,
     reducer: BaseReducer | None = None,
     embedding_regularizer: BaseRegularizer | None = None,
     embedding_reg_weight: Number = 1.0,
     distributed: Distributed = None,
 ) -> PMLLoss:
-    """Return PML's CircleLoss: pairs weigh the more, the farther they are from where they should be.
+    """Return PML's CircleLoss on cosine similarity: pairs weigh more, the farther they are from where they should be.
 
     Args:
         m: relaxation; positives should be above 1 − m, negatives below m.
@@ -245,7 +250,7 @@ def circle(
         0.0
     """
     require_positive("circle: gamma", gamma)
-    return _wrap("circle", pml_losses.CircleLoss, {"reduction": "pml", **locals()}, m=m, gamma=gamma)
+    return _wrap("circle", pml_losses.CircleLoss, {"reduction": "pml", "distance": None, **locals()}, m=m, gamma=gamma)
 
 
 def _wrap(name: str, loss: type[nn.Module], given: dict[str, Any], **own: Number) -> PMLLoss:

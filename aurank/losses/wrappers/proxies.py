@@ -6,7 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, check_labels_in_range, require_finite, require_positive, require_whole
+from aurank.losses.core.checks import (
+    Number,
+    check_labels_in_range,
+    check_width,
+    require_finite,
+    require_positive,
+    require_whole,
+)
 from aurank.losses.core.distributed import Distributed
 from aurank.losses.core.from_pml import CosineSimilarity, pml_losses
 from aurank.losses.core.loss_inputs import Inputs
@@ -22,21 +29,26 @@ class ProxyLoss(PMLLoss):
     Args:
         loss: of PML.
         num_classes: labels are 0 … num_classes − 1.
+        embedding_dim: width of the embeddings.
         distributed: as in `PairLoss`.
 
     Raises:
-        UserError: in a call with references, or with a label that is none of 0 … num_classes − 1.
+        UserError: in a call with references, with embeddings of another width, or with a label that is none of
+            0 … num_classes − 1.
 
     Example:
         >>> from pytorch_metric_learning.losses import CosFaceLoss
-        >>> loss = ProxyLoss(CosFaceLoss(num_classes=3, embedding_size=2), num_classes=3)
+        >>> loss = ProxyLoss(CosFaceLoss(num_classes=3, embedding_size=2), num_classes=3, embedding_dim=2)
         >>> [tuple(parameter.shape) for parameter in loss.parameters()]
         [(2, 3)]
     """
 
-    def __init__(self, loss: nn.Module, num_classes: int, *, distributed: Distributed = None) -> None:
+    def __init__(
+        self, loss: nn.Module, num_classes: int, embedding_dim: int, *, distributed: Distributed = None
+    ) -> None:
         super().__init__(loss, distributed=distributed)
         self.num_classes = require_whole("num_classes", num_classes)
+        self.embedding_dim = require_whole("embedding_dim", embedding_dim)
 
     @property
     def takes_references(self) -> bool:
@@ -47,6 +59,7 @@ class ProxyLoss(PMLLoss):
         """Return the loss of arguments that were read before; ids are not needed."""
         if not inputs.is_self_set:
             raise UserError(f"{type(self.loss).__name__} compares embeddings with its proxies: leave out ref_emb")
+        check_width(inputs.embeddings, "embedding_dim", self.embedding_dim)
         if inputs.labels.device.type == "cpu":  # elsewhere the host would wait for the device
             check_labels_in_range(inputs.labels, self.num_classes)
         return super().compute(inputs)
@@ -85,7 +98,7 @@ def arcface(
 
     Args:
         num_classes: labels are 0 … num_classes − 1.
-        embedding_dim: numbers of an embedding.
+        embedding_dim: width of the embeddings.
         margin: m, in degrees.
         scale: s.
 
@@ -112,7 +125,7 @@ def subcenter_arcface(
 
     Args:
         num_classes: labels are 0 … num_classes − 1.
-        embedding_dim: numbers of an embedding.
+        embedding_dim: width of the embeddings.
         margin: in degrees.
         scale: of the cosines.
         sub_centers: vectors of each class.
@@ -141,7 +154,7 @@ def cosface(
 
     Args:
         num_classes: labels are 0 … num_classes − 1.
-        embedding_dim: numbers of an embedding.
+        embedding_dim: width of the embeddings.
         margin: m.
         scale: s.
 
@@ -162,7 +175,7 @@ def normalized_softmax(
 
     Args:
         num_classes: labels are 0 … num_classes − 1.
-        embedding_dim: numbers of an embedding.
+        embedding_dim: width of the embeddings.
         temperature: τ.
 
     Source:
@@ -191,7 +204,7 @@ def proxy_anchor(
 
     Args:
         num_classes: labels are 0 … num_classes − 1.
-        embedding_dim: numbers of an embedding.
+        embedding_dim: width of the embeddings.
         margin: δ, added to and taken off the cosines.
         alpha: sharpness.
 
@@ -214,7 +227,7 @@ def proxy_nca(
 
     Args:
         num_classes: labels are 0 … num_classes − 1.
-        embedding_dim: numbers of an embedding.
+        embedding_dim: width of the embeddings.
         softmax_scale: s, the paper's 1 / T with T = 1/9; PML's default is 1.
 
     Source:
@@ -242,7 +255,7 @@ def soft_triple(
 
     Args:
         num_classes: labels are 0 … num_classes − 1.
-        embedding_dim: numbers of an embedding.
+        embedding_dim: width of the embeddings.
         centers_per_class: K.
         la: λ, which the cosines are multiplied by.
         gamma: γ, the temperature of the soft maximum.
@@ -257,6 +270,7 @@ def soft_triple(
         torch.Size([2, 30])
     """
     require_whole("soft_triple: centers_per_class", centers_per_class)
+    require_positive("soft_triple: la", la)
     require_positive("soft_triple: gamma", gamma)
     own = {"la": la, "gamma": gamma, "margin": margin}
     return _with_proxies("soft_triple", pml_losses.SoftTripleLoss, locals(), **own, centers_per_class=centers_per_class)
@@ -271,4 +285,4 @@ def _with_proxies(name: str, loss: type[nn.Module], given: dict[str, Any], **own
     if "scale" in own:
         require_positive(f"{name}: scale", own["scale"])
     made = loss(num_classes=classes, embedding_size=dim, **own)
-    return ProxyLoss(made, classes, distributed=given["distributed"])
+    return ProxyLoss(made, classes, dim, distributed=given["distributed"])

@@ -65,6 +65,15 @@ def test_a_super_category_that_outweighs_all_others_ends_in_batches_of_its_own()
     assert sorted({len(rows) for rows in batches}) == [8, 16]
 
 
+@pytest.mark.parametrize(("batch", "categories", "most"), [(32, 2, 32), (80, 2, 56), (112, 3, 76), (30, 3, 30)])
+def test_the_largest_batch_is_what_the_largest_super_categories_have_room_for(batch, categories, most):
+    labels = shuffled_labels([8] * 24)
+    super_labels = np.searchsorted([5, 13, 18], labels, side="right")  # of 5, 8, 5 and 6 classes
+    sampler = HierarchicalSampler(labels, batch, super_labels=super_labels, categories=categories)
+    assert sampler.largest_batch == most
+    assert max(map(len, sampler.epoch(0))) <= most
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -23,6 +23,7 @@ from aurank.losses import (
     SogCLRLoss,
     SOPRCLoss,
     contrastive,
+    cosface,
     triplet,
 )
 
@@ -157,6 +158,12 @@ def test_a_miner_that_would_choose_the_query_itself_is_refused() -> None:
     memory = memory_of("smooth_ap", miner=miners.BatchEasyHardMiner(pos_strategy="hard"))
     memory(*batch(0))
     assert memory(*batch(1)) > 0
+    easy = miners.BatchEasyHardMiner()
+    inside = CrossBatchMemory(MultipleLosses([SmoothAPLoss()], [easy]), embedding_size=5).double()
+    with pytest.raises(UserError, match="query itself"):
+        inside(*batch())
+    proxies = MultipleLosses([SmoothAPLoss(), cosface(4, 5).double()], [None, easy])  # which no reference is shown
+    assert CrossBatchMemory(proxies, embedding_size=5).double()(*batch()).isfinite()
 
 
 def test_what_takes_no_references_gets_no_memory() -> None:

@@ -118,10 +118,17 @@ def test_what_no_proxy_can_do_is_refused(name: str) -> None:
         loss(rows, labels.clone().index_fill(0, torch.tensor([3]), 7))
     with pytest.raises(UserError, match="compares embeddings with its proxies: leave out ref_emb"):
         loss(rows, labels, ref_emb=rows.detach().clone(), ref_labels=labels)
-    with pytest.raises(UserError, match="takes no references as it was made, so no memory"):
+    with pytest.raises(UserError, match=r"takes no references as it was made.* list a loss beside it that ranks"):
         CrossBatchMemory(loss, embedding_size=WIDTH, memory_size=20)
     with pytest.raises(UserError, match=f"{name}: num_classes must be a whole number >= 1, got 0"):
         LOSSES[name](num_classes=0, embedding_dim=WIDTH)
+    with pytest.raises(UserError, match="embeddings must be as wide as embedding_dim=5, got 4"):
+        loss(rows[:, :4], labels)
+
+
+def test_a_lambda_that_would_make_the_loss_a_constant_is_refused() -> None:
+    with pytest.raises(UserError, match="soft_triple: la must be > 0, got 0"):
+        LOSSES["soft_triple"](num_classes=CLASSES, embedding_dim=WIDTH, la=0)
 
 
 def test_in_a_memory_a_proxy_loss_sees_the_batch_alone() -> None:
@@ -131,6 +138,43 @@ def test_in_a_memory_a_proxy_loss_sees_the_batch_alone() -> None:
     for seed in range(3):
         rows, labels = batch(seed)
         torch.testing.assert_close(memory(rows, labels), alone(rows, labels) + proxies(rows, labels))
+    queries = torch.arange(ROWS) < 6
+    value = memory(rows, labels, enqueue_mask=~queries)
+    wanted = alone(rows, labels, enqueue_mask=~queries) + proxies(rows[queries], labels[queries])
+    torch.testing.assert_close(value, wanted)
+
+
+class AnchorsBelow(nn.Module):
+    """A miner of every pair, or triplet, of the queries of labels below 2 with the references."""
+
+    def __init__(self, *, triplets: bool) -> None:
+        super().__init__()
+        self.triplets = triplets
+
+    def forward(self, rows: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor) -> tuple[Tensor, ...]:
+        same, kept = labels[:, None] == ref_labels, labels[:, None] < 2
+        if self.triplets:
+            return (same[:, :, None] & ~same[:, None, :] & kept[:, :, None]).nonzero(as_tuple=True)
+        return *(same & kept).nonzero(as_tuple=True), *(~same & kept).nonzero(as_tuple=True)
+
+
+@pytest.mark.parametrize("triplets", [False, True])
+def test_of_what_is_mined_in_a_memory_a_proxy_loss_gets_what_is_within_the_batch(triplets: bool) -> None:
+    miner, proxies = AnchorsBelow(triplets=triplets), made("proxy_anchor")
+    both, given = MultipleLosses([SmoothAPLoss(), made("proxy_anchor")]), {"embedding_size": WIDTH, "memory_size": 40}
+    memory, alone = CrossBatchMemory(both, **given, miner=miner), CrossBatchMemory(SmoothAPLoss(), **given, miner=miner)
+    for seed in range(3):
+        rows, labels = batch(seed)
+        mined = [part.tolist() for part in miner(rows, labels, rows, labels)]
+        places = list(zip(*mined, strict=True)) if triplets else list(zip(*mined[:2], strict=True))
+        columns = torch.tensor([place for place in places if place[0] != place[1]]).T  # of none with itself
+        within = (*columns,) if triplets else (*columns, *map(torch.tensor, mined[2:]))
+        torch.testing.assert_close(memory(rows, labels), alone(rows, labels) + proxies(rows, labels, within))
+        assert proxies(rows, labels, within) != proxies(rows, labels)
+    # beside references that are not the batch, what was mined says nothing of it
+    others = {"ref_emb": rows.detach().flip(0), "ref_labels": labels.flip(0)}
+    value = both(rows, labels, within, **others)
+    torch.testing.assert_close(value, SmoothAPLoss()(rows, labels, within, **others) + proxies(rows, labels))
 
 
 @pytest.mark.parametrize("make", [arcface, LOSSES["subcenter_arcface"]])
