@@ -1,16 +1,18 @@
-"""Every ranking, pair, proxy, margin and global loss as a linear head on saved features: tables and pictures of them.
+"""Every ranking, pair, proxy, margin and global loss from a published network: tables and pictures of the trainings.
 
     python tools/benchmark.py features grocery --weights FILE    # once: the embeddings, by aurank embed
     python tools/benchmark.py run grocery [--methods soprc …] [--rates 1e-4 …] [--seeds 10] [--choosing 2]
                                           [--limit-minutes 60]   # DIR/grocery.jsonl, a line a run
+    python tools/benchmark.py run grocery_tuned --weights FILE
     python tools/benchmark.py table grocery [--page docs/results.md]   # printed, or into its marked blocks
     python tools/benchmark.py picture grocery                    # DIR/grocery.png
 
-Data sets: grocery (128 pixels), omniglot (64 pixels), both with class-disjoint test images, and read below
-$AURANK_DATA. The learning rate of a method is the one with the best mean validation mAUPRC, on classes held out of
-training, over the first seeds (`--choosing`); every seed holds out others. `run` carries out what DIR has no line of,
-one run after the other, and may be stopped and started again at any time; not twice at once on one data set. The
-features lie in --features, default $AURANK_DATA; DIR is docs/benchmark unless --out names another.
+Experiments: grocery (128 pixels) and omniglot (64 pixels), linear heads on saved features; grocery_tuned, the whole
+network fine-tuned. All have class-disjoint test images, and are read below $AURANK_DATA. The learning rate of a method
+is the one with the best mean validation mAUPRC, on classes held out of training, over the first seeds (`--choosing`);
+every seed holds out others. Fine-tuning at the chosen rate then takes all training classes. `run` carries out what DIR
+has no line of, one run after the other, and may be stopped and started again at any time; not twice at once on one
+experiment. The features lie in --features, default $AURANK_DATA; DIR is docs/benchmark unless --out names another.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(1, str(ROOT / "tools" / "experiments"))
 
-from evidence.methods import CHOOSING, DATA, METHODS, RATES, SEEDS  # noqa: E402
+from evidence.methods import EXPERIMENTS, FEATURES, METHODS  # noqa: E402
 from evidence.runs import Plan, carry_out  # noqa: E402
 from global_miniatures.queue import carry_out_all  # noqa: E402
 from global_miniatures.store import Store  # noqa: E402
@@ -34,24 +36,32 @@ MODEL = "timm:tf_efficientnet_lite0"
 
 def features(given: argparse.Namespace) -> None:
     """Writes the embeddings of a data set."""
-    about = DATA[given.data]
+    file = EXPERIMENTS[given.experiment].features
+    about = FEATURES[file]
     reader, _, archive = about.images[0].partition(":")
     root = Path(os.environ.get("AURANK_DATA", "data"))
     model = f"{MODEL},weights={given.weights},input_size={about.size}"
-    out = given.features / about.file
-    command = ["embed", "--model", model, "--data", f"{reader}:{root / archive}", "--split", "all", "--out", str(out)]
+    data = f"{reader}:{root / archive}"
+    command = ["embed", "--model", model, "--data", data, "--split", "all", "--out", str(given.features / file)]
     subprocess.run([sys.executable, "-m", "aurank", *command, *about.images[1:]], check=True)
 
 
 def plan_of(given: argparse.Namespace) -> Plan:
     """What the options ask for."""
-    return Plan(given.data, given.methods, given.rates, given.seeds, min(given.choosing, given.seeds))
+    about = EXPERIMENTS[given.experiment]
+    seeds, choosing = given.seeds or about.seeds, given.choosing or about.choosing
+    return Plan(given.experiment, given.methods, given.rates or about.rates, seeds, min(choosing, seeds))
+
+
+def store_of(given: argparse.Namespace) -> Store:
+    """What was measured."""
+    return Store(given.out / f"{given.experiment}.jsonl")
 
 
 def run(given: argparse.Namespace) -> None:
     """Carries out the runs that have no line."""
-    plan, store = plan_of(given), Store(given.out / f"{given.data}.jsonl")
-    one = partial(carry_out, features=given.features.resolve())
+    plan, store = plan_of(given), store_of(given)
+    one = partial(carry_out, features=given.features.resolve(), weights=given.weights and given.weights.resolve())
     if carry_out_all(store, plan.runs(store), one, started=time.monotonic(), limit_minutes=given.limit_minutes):
         print("every run is there", flush=True)
 
@@ -60,7 +70,7 @@ def table(given: argparse.Namespace) -> None:
     """Prints the table, or writes it into the page."""
     from evidence.report import cost, table, write_tables
 
-    plan, store = plan_of(given), Store(given.out / f"{given.data}.jsonl")
+    plan, store = plan_of(given), store_of(given)
     if given.page is not None:
         write_tables(plan, store, given.page)
     else:
@@ -72,7 +82,7 @@ def picture(given: argparse.Namespace) -> None:
     from evidence.report import picture
     from miniatures.plots import save
 
-    print(save(picture(plan_of(given), Store(given.out / f"{given.data}.jsonl")), given.out / f"{given.data}.png"))
+    print(save(picture(plan_of(given), store_of(given)), given.out / f"{given.experiment}.png"))
 
 
 def main() -> None:
@@ -81,20 +91,23 @@ def main() -> None:
     for name, do in {"features": features, "run": run, "table": table, "picture": picture}.items():
         command = commands.add_parser(name)
         command.set_defaults(do=do)
-        command.add_argument("data", choices=list(DATA))
+        command.add_argument("experiment", choices=list(EXPERIMENTS))
         command.add_argument("--features", type=Path, default=Path(os.environ.get("AURANK_DATA", "data")))
+        if name in ("features", "run"):
+            command.add_argument(
+                "--weights", type=Path, required=name == "features", help="of timm's tf_efficientnet_lite0"
+            )
         if name == "features":
-            command.add_argument("--weights", type=Path, required=True, help="of timm's tf_efficientnet_lite0")
             continue
         command.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmark")
         command.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD")
-        command.add_argument("--rates", nargs="+", type=float, default=list(RATES))
-        command.add_argument("--seeds", type=int, default=SEEDS, help="seeds 0 … N − 1")
-        command.add_argument("--choosing", type=int, default=CHOOSING, help="how many of them choose the rate")
+        command.add_argument("--rates", nargs="+", type=float, help="default: the experiment's")
+        command.add_argument("--seeds", type=int, help="seeds 0 … N − 1")
+        command.add_argument("--choosing", type=int, help="how many of them choose the rate")
         if name == "run":
             command.add_argument("--limit-minutes", type=float, default=float("inf"))
         if name == "table":
-            command.add_argument("--page", type=Path, help="a page with the markers of this data set")
+            command.add_argument("--page", type=Path, help="a page with the markers of this experiment")
     given = parser.parse_args()
     given.do(given)
 

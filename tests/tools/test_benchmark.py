@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from evidence.methods import DATA, METHODS, head_run
+from evidence.methods import EXPERIMENTS, METHODS, training_run
 from evidence.report import cost, picture, rows, table, write_tables
 from evidence.runs import FROZEN, Plan, carry_out, frozen
 from global_miniatures.queue import carry_out_all
@@ -52,6 +52,16 @@ def test_rates_are_chosen_on_validation_and_the_other_seeds_run_at_these(tmp_pat
     assert sorted(PLAN.chosen(store, "soprc")) == [0, 1, 2, 3]
 
 
+def test_fine_tuning_holds_classes_out_to_choose_the_rate_alone(tmp_path: Path) -> None:
+    plan = Plan("grocery_tuned", ("soprc", "triplet"), rates=(1e-4, 1e-3), seeds=2, choosing=1)
+    store = finished(tmp_path / "tuned.jsonl", plan)
+    held_out = ["data.validation_fraction=0.2" in line["settings"].get("overrides", []) for line in store.lines]
+    assert held_out == [False] * 3 + [True] * 4 + [False] * 4
+    assert [row.rate for row in rows(plan, store)] == [1e-4, 1e-3]
+    with pytest.raises(UserError, match="give its --weights"):
+        carry_out(training_run("grocery_tuned", "soprc", 1e-3, 0), tmp_path, features=tmp_path)
+
+
 def test_a_benchmark_stopped_anywhere_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     whole, path = finished(tmp_path / "whole.jsonl"), tmp_path / "parts.jsonl"
     text = whole.path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -93,18 +103,18 @@ def test_the_table_marks_rates_at_the_ends_and_is_written_between_markers(tmp_pa
     assert table(PLAN, Store(tmp_path / "none.jsonl")) == "*not run yet*"
 
 
-@pytest.mark.parametrize("data", DATA)
-def test_every_method_is_a_configuration(data: str) -> None:
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_method_is_a_configuration(experiment: str) -> None:
     found = set()
     for name in METHODS:
-        run = head_run(data, name, 1e-3, 0)
+        run = training_run(experiment, name, 1e-3, 0)
         found.add(read_config(run.settings["config"], run.settings["overrides"]).model_dump_json())
     assert len(found) == len(METHODS) >= 17
 
 
 def test_a_run_trains_a_head_on_the_features_of_a_folder(tmp_path: Path) -> None:
-    write_rows(tmp_path / DATA["grocery"].file)
-    run = head_run("grocery", "smooth_ap", 1e-3, 1)
+    write_rows(tmp_path / EXPERIMENTS["grocery"].features)
+    run = training_run("grocery", "smooth_ap", 1e-3, 1)
     short = ["train.steps=2", "train.validate_every=2", "optim.warmup_steps=0", "sampler.batch=8"]
     run = Run("grocery", run.name, {**run.settings, "overrides": [*run.settings["overrides"], *short]}, seed=1)
     line = carry_out(run, tmp_path / "work", features=tmp_path)

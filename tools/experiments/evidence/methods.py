@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from global_miniatures.store import Run
 
 from aurank.losses import LOSSES
-
-RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
-SEEDS, CHOOSING = 10, 2  # how many there are, and how many of them choose the learning rate
 
 
 @dataclass(frozen=True)
@@ -21,19 +19,32 @@ class Method:
 
 
 @dataclass(frozen=True)
-class DataSet:
-    """A shipped configuration of a head, the model that its features come from, and which images."""
+class Experiment:
+    """A shipped configuration that every method is tried in, and how much is run."""
 
+    title: str
     config: str
-    file: str
+    rates: tuple[float, ...]
+    seeds: int
+    choosing: int  # of the seeds, which choose the learning rate
+    features: str  # file of the published network's embeddings, which heads are trained on
+    changes: tuple[str, ...] = ()  # beside the method's
+    validated: tuple[
+        str, ...
+    ] = ()  # in runs that choose the rate alone; where there are none, these count as others do
+    weights: bool = False  # whether the network itself is trained, from a file of weights
+
+
+@dataclass(frozen=True)
+class Features:
+    """What the published network makes of which images, at how many pixels."""
+
     size: int
     images: tuple[str, ...]
 
 
-DATA = {
-    "grocery": DataSet(
-        "grocery/head",
-        "grocery_lite0_128.npz",
+FEATURES = {
+    "grocery_lite0_128.npz": Features(
         128,
         (
             "lists:grocery_128.zip",
@@ -42,8 +53,22 @@ DATA = {
             "data.params.images=grocery/images",
         ),
     ),
-    "omniglot": DataSet(
-        "omniglot/head", "omniglot_lite0_64.npz", 64, ("omniglot:", "data.params.path=omniglot_full.zip")
+    "omniglot_lite0_64.npz": Features(64, ("omniglot:", "data.params.path=omniglot_full.zip")),
+}
+_GROCERY, _OMNIGLOT = FEATURES
+_HEAD = partial(Experiment, rates=(3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2), seeds=10, choosing=2)
+EXPERIMENTS = {
+    "grocery": _HEAD("grocery: linear heads on saved features", "grocery/head", features=_GROCERY),
+    "omniglot": _HEAD("omniglot: linear heads on saved features", "omniglot/head", features=_OMNIGLOT),
+    "grocery_tuned": Experiment(
+        "grocery: the network fine-tuned",
+        "grocery/finetuned",
+        rates=(3e-4, 1e-3),
+        seeds=3,
+        choosing=1,
+        features=_GROCERY,
+        validated=("data.validation_fraction=0.2",),
+        weights=True,
     ),
 }
 
@@ -92,14 +117,15 @@ METHODS = {name: one for name, one in _ALL.items() if one.changes[0].removeprefi
 """Those whose loss there is."""
 
 
-def head_run(data: str, name: str, rate: float, seed: int) -> Run:
-    """A head by a method at a learning rate."""
-    settings = {"config": DATA[data].config, "overrides": [*METHODS[name].changes, f"optim.lr={rate:g}"], "lr": rate}
-    return Run(data, name, settings, seed)
+def training_run(experiment: str, name: str, rate: float, seed: int, *, validated: bool = False) -> Run:
+    """A training by a method at a learning rate; `validated`: with classes held out, to choose the rate."""
+    about = EXPERIMENTS[experiment]
+    changes = (*about.changes, *METHODS[name].changes, *(about.validated if validated else ()), f"optim.lr={rate:g}")
+    return Run(experiment, name, {"config": about.config, "overrides": list(changes), "lr": rate}, seed)
 
 
-def grid(data: str, name: str, *, rates: Sequence[float], choosing: int) -> Iterator[Run]:
+def grid(experiment: str, name: str, *, rates: Sequence[float], choosing: int) -> Iterator[Run]:
     """The runs that choose the learning rate, on validation classes."""
     for seed in range(choosing):
         for rate in rates:
-            yield head_run(data, name, rate, seed)
+            yield training_run(experiment, name, rate, seed, validated=True)

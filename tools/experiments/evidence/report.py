@@ -1,7 +1,7 @@
-"""What the runs say: a table and a picture for each data set, intervals paired by seed."""
+"""What the runs say: a table and a picture for each experiment, intervals paired by seed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -14,7 +14,7 @@ from scipy.stats import ttest_rel  # type: ignore[import-untyped]  # scikit-lear
 
 from aurank.evaluation.compare import holm
 from aurank.files import write_text
-from evidence.methods import METHODS
+from evidence.methods import EXPERIMENTS, METHODS
 from evidence.runs import FROZEN, Plan
 
 METRICS = {"mAUPRC": "mauprc", "Recall@1": "recall@1", "Recall@10": "recall@10"}
@@ -28,6 +28,7 @@ class Row:
     name: str
     rate: float
     runs: Mapping[int, Line]
+    validated: float  # mean validation mAUPRC, which chose the rate, and chooses the reference
     gain: Mean | None = None
     p_value: float | None = None
 
@@ -35,16 +36,15 @@ class Row:
         """Over seeds."""
         return Mean.of(line[metric] for line in self.runs.values())
 
-    @property
-    def validated(self) -> float:
-        """What chose the rate, and chooses the reference: the mean validation mAUPRC."""
-        return fmean(line["val_mauprc"] for line in self.runs.values())
-
 
 def rows(plan: Plan, store: Store) -> list[Row]:
     """The methods by falling mean, each beside the one with the best validation, with Holm's correction over all."""
     found = {name: (plan.chosen_rate(store, name), plan.chosen(store, name)) for name in plan.methods}
-    held = [Row(name, rate, runs) for name, (rate, runs) in found.items() if rate is not None and runs]
+    held = [
+        Row(name, rate, runs, plan.validated(store, name, rate))
+        for name, (rate, runs) in found.items()
+        if rate is not None and runs
+    ]
     if not held:
         return []
     reference = max(held, key=lambda row: row.validated)
@@ -52,7 +52,7 @@ def rows(plan: Plan, store: Store) -> list[Row]:
     tested = [row for row in compared if row.p_value is not None]
     corrected = holm([row.p_value for row in tested if row.p_value is not None]).tolist() if tested else []
     by_name = dict(zip((row.name for row in tested), corrected, strict=True))
-    done = [Row(row.name, row.rate, row.runs, row.gain, by_name.get(row.name)) for row in compared]
+    done = [replace(row, p_value=by_name.get(row.name)) for row in compared]
     return sorted(done, key=lambda row: -row.mean().value)
 
 
@@ -62,7 +62,7 @@ def _beside(row: Row, reference: Row) -> Row:
         return row
     own, other = ([runs[seed]["mauprc"] for seed in seeds] for runs in (row.runs, reference.runs))
     gain = Mean.of(a - b for a, b in zip(own, other, strict=True))
-    return Row(row.name, row.rate, row.runs, gain, float(ttest_rel(own, other).pvalue))
+    return replace(row, gain=gain, p_value=float(ttest_rel(own, other).pvalue))
 
 
 def table(plan: Plan, store: Store) -> str:
@@ -76,7 +76,7 @@ def table(plan: Plan, store: Store) -> str:
         method = METHODS[row.name]
         cells.append((method.title, method.family, *metrics, f"{row.rate:g}{mark}", str(len(row.runs)), gain, p_value))
     for name, title in _TITLES.items():
-        for line in store.of(plan.data, name):
+        for line in store.of(plan.experiment, name):
             cells.append((title, "no training", *(f"{line[metric]:.4f}" for metric in METRICS.values()), *[""] * 4))
     header = ("", "family", *METRICS, "learning rate", "seeds", "mAUPRC beside the reference", "p")
     return markdown(header, cells) if cells else TO_RUN
@@ -84,7 +84,7 @@ def table(plan: Plan, store: Store) -> str:
 
 def cost(plan: Plan, store: Store) -> str:
     """How long the runs took."""
-    lines = [line for line in store.lines if line["experiment"] == plan.data and line["name"] not in FROZEN]
+    lines = [line for line in store.lines if line["experiment"] == plan.experiment and line["name"] not in FROZEN]
     if not lines:
         return TO_RUN
     spent = [line["processor_seconds"] for line in lines]
@@ -101,7 +101,7 @@ def write_tables(plan: Plan, store: Store, page: Path) -> None:
     """Nothing; the marked blocks of the page hold what the results say."""
     text = page.read_text(encoding="utf-8")
     for name, block in {"table": table(plan, store), "cost": cost(plan, store)}.items():
-        text = replaced(text, f"benchmark: {plan.data} {name}", block, page)
+        text = replaced(text, f"benchmark: {plan.experiment} {name}", block, page)
     write_text(page, text)
 
 
@@ -115,13 +115,13 @@ def picture(plan: Plan, store: Store) -> Figure:
         axes.errorbar(mean.value, place, xerr=mean.half_width, fmt="D", color=colour, markersize=5, capsize=3)
         axes.plot([line["mauprc"] for line in row.runs.values()], [place] * len(row.runs), "|", color=INK, alpha=0.5)
     for (name, title), style in zip(_TITLES.items(), ("-", "--", ":"), strict=True):
-        for line in store.of(plan.data, name):
+        for line in store.of(plan.experiment, name):
             axes.axvline(line["mauprc"], color=MUTED, linestyle=style, linewidth=1, label=title)
     for family in dict.fromkeys(METHODS[row.name].family for row in held[::-1]):
         axes.plot([], [], "D", color=colours[family], label=family, markersize=5)
     axes.set_yticks(range(len(held)), [METHODS[row.name].title for row in held], fontsize=8)
     axes.set_ylim(-0.7, len(held) - 0.3)
     axes.set_xlabel("test mAUPRC; diamonds: mean over seeds and its 95 % interval, ticks: seeds", fontsize=9)
-    axes.set_title(f"{plan.data}: linear heads on saved features", loc="left", fontsize=10, color=INK)
+    axes.set_title(EXPERIMENTS[plan.experiment].title, loc="left", fontsize=10, color=INK)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure

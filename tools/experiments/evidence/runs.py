@@ -13,7 +13,7 @@ import aurank
 from aurank.embedding.embed import Embedded
 from aurank.errors import UserError
 from aurank.evaluation import PostProcessing
-from evidence.methods import DATA, grid, head_run
+from evidence.methods import EXPERIMENTS, grid, training_run
 
 FROZEN = {"frozen": "", "frozen_centred": "center", "frozen_whitened": "whiten:dim=128"}
 """The features themselves, and behind steps that are fitted on the training classes."""
@@ -21,9 +21,9 @@ FROZEN = {"frozen": "", "frozen_centred": "center", "frozen_whitened": "whiten:d
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is run: of one data set, which methods at which rates, so many seeds, of which some choose the rate."""
+    """How much of an experiment is run: methods, their rates, so many seeds, and how many of these choose the rate."""
 
-    data: str
+    experiment: str
     methods: Sequence[str]
     rates: Sequence[float]
     seeds: int
@@ -32,21 +32,21 @@ class Plan:
     def runs(self, store: Store) -> Iterator[Run]:
         """The features alone; then seed by seed what chooses the rates; then the other seeds at these."""
         for name, steps in FROZEN.items():
-            yield Run(self.data, name, {"config": DATA[self.data].config, "steps": steps})
+            yield Run(self.experiment, name, {"config": EXPERIMENTS[self.experiment].config, "steps": steps})
         for seed in range(self.choosing):
             for name in self.methods:
-                for run in grid(self.data, name, rates=self.rates, choosing=self.choosing):
+                for run in grid(self.experiment, name, rates=self.rates, choosing=self.choosing):
                     if run.seed == seed:
                         yield run
-        for seed in range(self.choosing, self.seeds):
+        for seed in range(self.seeds):  # where choosing takes nothing away, its runs are there already
             for name in self.methods:
                 if (rate := self.chosen_rate(store, name)) is not None:
-                    yield head_run(self.data, name, rate, seed)
+                    yield training_run(self.experiment, name, rate, seed)
 
     def chosen_rate(self, store: Store, name: str) -> float | None:
         """The rate with the highest mean validation mAUPRC; None before the grid is complete, or where all diverged."""
         scores: dict[float, list[float]] = {rate: [] for rate in self.rates}
-        for run in grid(self.data, name, rates=self.rates, choosing=self.choosing):
+        for run in grid(self.experiment, name, rates=self.rates, choosing=self.choosing):
             if (line := store.find(run)) is None:
                 return None
             scores[run.settings["lr"]].append(line.get("val_mauprc", -np.inf))
@@ -58,15 +58,30 @@ class Plan:
         rate = self.chosen_rate(store, name)
         if rate is None:
             return {}
-        found = {seed: store.find(head_run(self.data, name, rate, seed)) for seed in range(self.seeds)}
+        found = {seed: store.find(training_run(self.experiment, name, rate, seed)) for seed in range(self.seeds)}
         return {seed: line for seed, line in found.items() if line is not None and "error" not in line}
 
+    def validated(self, store: Store, name: str, rate: float) -> float:
+        """The mean validation mAUPRC at a rate, over all seeds that there is one of."""
+        kinds = (True, False) if EXPERIMENTS[self.experiment].validated else (True,)
+        runs = (
+            training_run(self.experiment, name, rate, seed, validated=validated)
+            for seed in range(self.seeds)
+            for validated in kinds
+        )
+        lines = (line for run in runs if (line := store.find(run)) is not None)
+        return fmean(line["val_mauprc"] for line in lines if "val_mauprc" in line)
 
-def carry_out(run: Run, work: Path, *, features: Path) -> Line | None:
-    """What one run came to; `features`: the folder of the files of embeddings, which is no part of what a run is."""
+
+def carry_out(run: Run, work: Path, *, features: Path, weights: Path | None = None) -> Line | None:
+    """What one run came to; where embeddings (a folder) and weights lie is no part of what a run is."""
+    about = EXPERIMENTS[run.experiment]
     if run.name in FROZEN:
-        return frozen(features / DATA[run.experiment].file, run.settings["steps"])
-    overrides = [*run.settings["overrides"], f"data.root={features}"]
+        return frozen(features / about.features, run.settings["steps"])
+    if about.weights and weights is None:
+        raise UserError(f"{run.experiment} trains a published network: give its --weights")
+    place = f"model.weights={weights}" if about.weights else f"data.root={features}"
+    overrides = [*run.settings["overrides"], place]
     return training.carry_out(replace(run, settings={**run.settings, "overrides": overrides}), work)
 
 

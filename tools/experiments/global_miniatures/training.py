@@ -117,7 +117,7 @@ def carry_out(run: Run, work: Path) -> Line | None:
         if result.stopped_by is not None or result.report is None:
             return None
         found: Line = {name: result.report.metrics[name] for name in ("mauprc", "recall@1", "recall@10")}
-        found["val_mauprc"] = result.best["mauprc"]
+        found |= {"val_mauprc": result.best["mauprc"]} if result.best else {}
         if run.experiment == "representations":
             found |= looked_at(folder / "run" / "best", read_config(run.settings["config"], overrides))
         return found
