@@ -6,6 +6,7 @@
     python tools/benchmark.py run grocery_tuned --weights FILE
     python tools/benchmark.py table grocery [--page docs/results.md]   # printed, or into its marked blocks
     python tools/benchmark.py picture grocery                    # DIR/grocery.png
+    python tools/benchmark.py curves grocery                     # runs, then DIR/grocery_curves.png
 
 Experiments: grocery (128 pixels) and omniglot (64 pixels), linear heads on saved features; grocery_tuned, the whole
 network fine-tuned. All have class-disjoint test images, and are read below $AURANK_DATA. The learning rate of a method
@@ -20,6 +21,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +31,7 @@ sys.path.insert(1, str(ROOT / "tools" / "experiments"))
 from evidence.methods import EXPERIMENTS, FEATURES, METHODS  # noqa: E402
 from evidence.runs import Plan, carry_out  # noqa: E402
 from global_miniatures.queue import carry_out_all  # noqa: E402
-from global_miniatures.store import Store  # noqa: E402
+from global_miniatures.store import Run, Store  # noqa: E402
 
 MODEL = "timm:tf_efficientnet_lite0"
 
@@ -58,11 +60,16 @@ def store_of(given: argparse.Namespace) -> Store:
     return Store(given.out / f"{given.experiment}.jsonl")
 
 
+def carry_out_named(given: argparse.Namespace, store: Store, runs: Iterator[Run]) -> bool:
+    """Whether every run has a line now."""
+    one = partial(carry_out, features=given.features.resolve(), weights=given.weights and given.weights.resolve())
+    return carry_out_all(store, runs, one, started=time.monotonic(), limit_minutes=given.limit_minutes)
+
+
 def run(given: argparse.Namespace) -> None:
     """Carries out the runs that have no line."""
     plan, store = plan_of(given), store_of(given)
-    one = partial(carry_out, features=given.features.resolve(), weights=given.weights and given.weights.resolve())
-    if carry_out_all(store, plan.runs(store), one, started=time.monotonic(), limit_minutes=given.limit_minutes):
+    if carry_out_named(given, store, plan.runs(store)):
         print("every run is there", flush=True)
 
 
@@ -85,15 +92,26 @@ def picture(given: argparse.Namespace) -> None:
     print(save(picture(plan_of(given), store_of(given)), given.out / f"{given.experiment}.png"))
 
 
+def curves(given: argparse.Namespace) -> None:
+    """Carries out the runs of the curves that have no line, of the first methods of the table, and draws them."""
+    from evidence.curves import all_runs, first, picture
+    from miniatures.plots import save
+
+    plan, store = plan_of(given), store_of(given)
+    methods = first(plan, store)
+    if carry_out_named(given, store, all_runs(plan, store, methods)):
+        print(save(picture(plan, store, methods), given.out / f"{given.experiment}_curves.png"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, do in {"features": features, "run": run, "table": table, "picture": picture}.items():
+    for name, do in {"features": features, "run": run, "curves": curves, "table": table, "picture": picture}.items():
         command = commands.add_parser(name)
         command.set_defaults(do=do)
         command.add_argument("experiment", choices=list(EXPERIMENTS))
         command.add_argument("--features", type=Path, default=Path(os.environ.get("AURANK_DATA", "data")))
-        if name in ("features", "run"):
+        if name in ("features", "run", "curves"):
             command.add_argument(
                 "--weights", type=Path, required=name == "features", help="of timm's tf_efficientnet_lite0"
             )
@@ -104,7 +122,7 @@ def main() -> None:
         command.add_argument("--rates", nargs="+", type=float, help="default: the experiment's")
         command.add_argument("--seeds", type=int, help="seeds 0 … N − 1")
         command.add_argument("--choosing", type=int, help="how many of them choose the rate")
-        if name == "run":
+        if name in ("run", "curves"):
             command.add_argument("--limit-minutes", type=float, default=float("inf"))
         if name == "table":
             command.add_argument("--page", type=Path, help="a page with the markers of this experiment")

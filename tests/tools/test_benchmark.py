@@ -2,11 +2,14 @@
 
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from evidence.curves import SEEDS, all_runs, first
+from evidence.curves import picture as curves_picture
 from evidence.methods import EXPERIMENTS, METHODS, training_run
 from evidence.report import cost, picture, rows, table, write_tables
 from evidence.runs import FROZEN, Plan, carry_out, frozen
@@ -101,6 +104,19 @@ def test_the_table_marks_rates_at_the_ends_and_is_written_between_markers(tmp_pa
     assert "old" not in page.read_text(encoding="utf-8")
     assert save(picture(PLAN, store), tmp_path / "grocery.png").stat().st_size > 5_000
     assert table(PLAN, Store(tmp_path / "none.jsonl")) == "*not run yet*"
+
+
+def test_curves_change_one_thing_of_the_first_methods_at_their_rates(tmp_path: Path) -> None:
+    plan = replace(PLAN, choosing=1)
+    store = finished(tmp_path / "grocery.jsonl", plan)
+    assert first(plan, store, 1) == ["smooth_ap", "soprc"]
+    runs = list(all_runs(plan, store, ["smooth_ap", "soprc"]))
+    assert len({str(run) for run in runs}) == len(runs) == SEEDS * (2 * 5 + 2 * 4 + 2 * 6 + 2 * 5 + 6 + 2 * 4)
+    for run in runs:
+        assert run.settings["lr"] == 1e-3
+        read_config(run.settings["config"], run.settings["overrides"])
+    carry_out_all(store, runs, made_up, started=0.0, limit_minutes=float("inf"))
+    assert save(curves_picture(plan, store, ["smooth_ap", "soprc"]), tmp_path / "curves.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

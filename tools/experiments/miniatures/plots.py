@@ -31,11 +31,11 @@ def draw_all(out: Path, *, seeds: Sequence[int], steps: int) -> Iterator[Path]:
         yield save(trained(results, seeds=seeds, steps=steps), out / "trained.png")
 
 
-def canvas(columns: int, *, height: float = 3.2, share_y: bool = False) -> tuple[Figure, list[Axes]]:
-    """A figure of its own, with plain axes side by side."""
+def canvas(columns: int, *, rows: int = 1, height: float = 3.2, share_y: bool = False) -> tuple[Figure, list[Axes]]:
+    """A figure of its own, with plain axes side by side, row by row."""
     figure = Figure(figsize=(9.6, height), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = list(figure.subplots(1, columns, squeeze=False, sharey=share_y)[0])
+    axes = list(figure.subplots(rows, columns, squeeze=False, sharey=share_y).flat)
     for each in axes:
         each.spines[["top", "right"]].set_visible(False)
         each.spines[["left", "bottom"]].set_color(MUTED)
