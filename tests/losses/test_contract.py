@@ -56,7 +56,7 @@ def reduce_terms(terms: dict[str, oracles.PerQuery | Tensor], reduce: Callable[[
 def check_equal(loss: Tensor, expected: Tensor, *leaves: Tensor) -> None:
     torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
     for gradient, wanted in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
-        torch.testing.assert_close(gradient, wanted, rtol=1e-7, atol=1e-8)
+        torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-8)
 
 
 def test_every_loss_is_in_the_table() -> None:

@@ -178,7 +178,7 @@ class NormalizedLoss(KeyedLoss):
 
     @property
     def log_u(self) -> Float[Tensor, "direction sample"]:
-        """log u of each sample, at the level of the last batch; 0 for one not seen yet."""
+        """log u of each sample, at the level of the last batch but not balanced; 0 for one not seen yet."""
         found = first_column(self.tables)
         if self.levels is None:
             return found

@@ -75,7 +75,10 @@ def make(name: str, **given: object) -> nn.Module:
 
 
 def run(loss: nn.Module, way: str, rank: int, world: int) -> list[Tensor]:
-    """Values, and gradients of this process's rows as data-parallel training averages them, over a few steps."""
+    """Gradients of this process's rows as data-parallel training averages them, values, and the parameters' gradients.
+
+    Of a few steps; each begins with the rows, of queries and of references.
+    """
     results = []
     loss = loss.double()
     for step in range(STEPS):
@@ -94,8 +97,9 @@ def run(loss: nn.Module, way: str, rank: int, world: int) -> list[Tensor]:
             given["indices_tuple"] = MINERS["distance_weighted"](cutoff=0.1, nonzero_loss_cutoff=3.0)
         value = loss(queries, **given)
         leaves = [queries, given["ref_emb"]] if way == "references" else [queries]
-        gradients = torch.autograd.grad(value, leaves)
-        results += [value.detach(), *(gradient / world for gradient in gradients)]
+        gradients = torch.autograd.grad(value, [*leaves, *loss.parameters()])
+        shares = [gradient / world for gradient in gradients[: len(leaves)]]
+        results += [*shares, value.detach(), *gradients[len(leaves) :]]
     return results
 
 
@@ -114,8 +118,13 @@ def cases(world: int) -> dict[str, tuple[nn.Module, str]]:
         found[f"{name} memory"] = (memory, "plain")
     inner = MultipleLosses([SmoothAPLoss()], miners=[MINERS["distance_weighted"](cutoff=0.1, nonzero_loss_cutoff=3.0)])
     found["miner inside"] = (CrossBatchMemory(inner, embedding_size=5, memory_size=50, distributed="auto"), "random")
-    several = [SmoothAPLoss(), make("soprc"), make("contrastive")]
-    found["several"] = (MultipleLosses(several, distributed="auto"), "references")
+    several = [SmoothAPLoss(), make("soprc"), make("contrastive"), make("proxy_anchor")]
+    found["several"] = (MultipleLosses(several, widths=[3, None, 4, None], distributed="auto"), "references")
+    proxies = MultipleLosses([SmoothAPLoss(), make("arcface"), make("coding_rate")])
+    found["proxies memory"] = (
+        CrossBatchMemory(proxies, embedding_size=5, memory_size=50, distributed="auto"),
+        "miner" if world == 2 else "plain",
+    )
     return found
 
 
@@ -228,11 +237,11 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_processes_get_value_gradient_and_state_of_one_with_the_whole_batch(ranks: list[Any]) -> None:
     for name, (loss, way) in cases(len(ranks)).items():
         expected = run(loss, way, 0, 1)
-        width = 3 if way == "references" else 2
+        sides = 2 if way == "references" else 1
         found = [rank[0][name] for rank in ranks]
         for place, wanted in enumerate(expected):
             parts = [values[place] for values, _ in found]
-            if place % width == 0:
+            if place % (len(expected) // STEPS) >= sides:
                 assert all(each.equal(parts[0]) for each in parts), name
             else:
                 parts = [torch.cat(parts)]

@@ -146,21 +146,36 @@ def test_the_gradient_of_one_global_temperature_is_its_finite_difference() -> No
     assert float(found) == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-6)
 
 
-def test_past_batches_enter_through_the_normaliser() -> None:
+def inner_values(embeddings: Tensor, temperatures: Tensor) -> tuple[dict[int, float], float]:
+    """The value of g of each query, and their geometric mean."""
+    found = {
+        query: float(oracles_temperatures.inner(row, plus, minus, float(temperatures[LABELS[query]])).detach())
+        for query, row, plus, minus in parts(embeddings)
+    }
+    return found, math.prod(found.values()) ** (1 / len(found))
+
+
+@pytest.mark.parametrize("official", [False, True])
+def test_past_batches_enter_through_the_normaliser(official: bool) -> None:
     # on a second batch: G = log u + rho - (g / u) E_w[h] / tau, and a gradient tau / u times that of g
     given = {"temperature_beta": 1, "temperature_lr": 0.01, "temperature": 0.25, "weighted_pull": True}
-    loss = make(gamma=0.4, official=True, **given)
+    loss = make(gamma=0.4, official=official, **given)
     loss(views(0), LABELS)
     first, log_u = loss.temperatures.clone(), loss.log_u[0].clone()
     second = views(1)
     value = loss(second, LABELS)
+    values, level = inner_values(second, first)
+    # what is remembered is over the level of its batch, and the mean weight is 1
+    moved = 1.0 if official else level / inner_values(views(0), torch.full((8,), 0.25))[1]
+    normalizers = {query: 0.6 * moved * float(log_u[LABELS[query]].exp()) + 0.4 * g for query, g in values.items()}
+    balance = 1.0 if official else sum(values[query] / normalizers[query] for query in values) / len(values)
     losses, slopes, surrogate = [], [[] for _ in range(5)], []
     for query, row, positives, negatives in parts(second):
         image = int(LABELS[query])
         tau = float(first[image])
         h = torch.stack([row[r] - row[positives].mean() for r in negatives])
         g = (h / tau).exp().mean()
-        u = 0.6 * log_u[image].exp() + 0.4 * g.detach()
+        u = torch.tensor(balance * normalizers[query], dtype=torch.float64)
         weights = (h / tau).exp() / (h / tau).exp().sum()
         losses.append(tau * (u.log() + 0.3))
         slopes[image].append(float((u.log() + 0.3 - g / u * (weights * h).sum() / tau).detach()))
