@@ -17,7 +17,7 @@ ROOMS = [
     ("aurank.data",),
     ("aurank.models",),
     ("aurank.losses.core",),
-    ("aurank.losses.ranking", "aurank.losses.contrastive", "aurank.losses.global_contrastive"),
+    ("aurank.losses.ranking", "aurank.losses.in_batch", "aurank.losses.global_contrastive"),
     ("aurank.losses.wrappers", "aurank.losses.miners"),
     ("aurank.losses",),
     ("aurank.evaluation",),

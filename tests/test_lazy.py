@@ -1,6 +1,7 @@
 """Names that are imported when they are first used."""
 
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import aurank
 from aurank.embedding.choices import KNOWN_BACKBONES
 from aurank.lazy import LazyTable, without
 from aurank.models.adapters.timm import unknown_backbone
@@ -111,20 +113,20 @@ assert not {"scipy.stats", "scipy.special", "timm", "torchvision"} & sys.modules
 
 
 @pytest.mark.slow
-def test_the_loss_contrastive_is_not_hidden_by_the_folder_of_its_name() -> None:
+def test_what_a_file_shares_its_name_with_is_not_hidden_by_it() -> None:
     code = """
-import sys
-import torch  # what each import needs; aurank itself is imported anew each time
-for first in ("", "import aurank.losses.contrastive.clip", "import aurank.losses.contrastive"):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "aurank"]:
-        del sys.modules[name]
-    exec(first)
-    import aurank.losses
-    assert aurank.losses.contrastive is aurank.losses.LOSSES["contrastive"]
-    from aurank.losses import contrastive
-    from aurank.losses.contrastive.clip import CLIPLoss
-    assert contrastive is aurank.losses.contrastive is aurank.losses.LOSSES["contrastive"]
-    import aurank.evaluation.compare, aurank.evaluation.evaluate
-    assert {type(one).__name__ for one in (aurank.evaluation.compare, aurank.evaluate)} == {"function"}
+import aurank.losses.in_batch.clip as clip
+import aurank.evaluation.compare, aurank.evaluation.evaluate
+assert {type(one).__name__ for one in (aurank.evaluation.compare, aurank.evaluate)} == {"function"}
+assert aurank.losses.contrastive is aurank.losses.LOSSES["contrastive"]
+assert clip.CLIPLoss is aurank.losses.CLIPLoss
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_folder_has_the_name_of_something_public_beside_it() -> None:
+    # `import package.folder.file as name` would look for the file in the function
+    for init in Path(aurank.__file__).parent.rglob("__init__.py"):
+        folders = {path.parent.name for path in init.parent.glob("*/__init__.py")}
+        listed = re.search(r"^__all__ = \[(.*?)\]", init.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+        assert not folders & set(re.findall(r'"(\w+)"', listed[1] if listed else "")), init

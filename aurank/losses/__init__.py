@@ -3,7 +3,6 @@
 The tables list every name that a configuration may give; a loss is imported when it is first used.
 """
 
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -12,13 +11,6 @@ from aurank.lazy import LazyTable, lazy_attributes
 if TYPE_CHECKING:
     from torch import nn
 
-    from aurank.losses.contrastive.clip import CLIPLoss, SigLIPLoss
-    from aurank.losses.contrastive.coding_rate import CodingRateLoss
-    from aurank.losses.contrastive.cyclip import CyCLIPLoss
-    from aurank.losses.contrastive.decoupled import DCLLoss, FlatNCELoss, SiMoLoss
-    from aurank.losses.contrastive.info_nce import InfoNCELoss, SupConLoss
-    from aurank.losses.contrastive.simco import SimCoLoss
-    from aurank.losses.contrastive.spectral import SpectralContrastiveLoss
     from aurank.losses.core.pair_loss import PairLoss
     from aurank.losses.core.pairs import Pairs, Positives, make_pairs
     from aurank.losses.core.row_table import RowTable
@@ -28,6 +20,13 @@ if TYPE_CHECKING:
     from aurank.losses.global_contrastive.negative_cache import NegativeCacheLoss
     from aurank.losses.global_contrastive.neuclip import NeuCLIPLoss
     from aurank.losses.global_contrastive.sogclr import SogCLRLoss
+    from aurank.losses.in_batch.clip import CLIPLoss, SigLIPLoss
+    from aurank.losses.in_batch.coding_rate import CodingRateLoss
+    from aurank.losses.in_batch.cyclip import CyCLIPLoss
+    from aurank.losses.in_batch.decoupled import DCLLoss, FlatNCELoss, SiMoLoss
+    from aurank.losses.in_batch.info_nce import InfoNCELoss, SupConLoss
+    from aurank.losses.in_batch.simco import SimCoLoss
+    from aurank.losses.in_batch.spectral import SpectralContrastiveLoss
     from aurank.losses.miners.emc2 import EMC2Miner
     from aurank.losses.ranking.auroc import AUROCLoss
     from aurank.losses.ranking.blackbox_ap import BlackBoxAPLoss
@@ -64,18 +63,18 @@ LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
         "barlow_twins": "wrappers.lightly:barlow_twins",
         "blackbox_ap": "ranking.blackbox_ap:BlackBoxAPLoss",
         "circle": "wrappers.pml:circle",
-        "clip": "contrastive.clip:CLIPLoss",
-        "coding_rate": "contrastive.coding_rate:CodingRateLoss",
+        "clip": "in_batch.clip:CLIPLoss",
+        "coding_rate": "in_batch.coding_rate:CodingRateLoss",
         "contrastive": "wrappers.pml:contrastive",
         "cosface": "wrappers.proxies:cosface",
-        "cyclip": "contrastive.cyclip:CyCLIPLoss",
-        "dcl": "contrastive.decoupled:DCLLoss",
+        "cyclip": "in_batch.cyclip:CyCLIPLoss",
+        "dcl": "in_batch.decoupled:DCLLoss",
         "emc2": "global_contrastive.emc2:EMC2Loss",
         "fast_ap": "ranking.fast_ap:FastAPLoss",
         "fastclip": "global_contrastive.fastclip:FastCLIPLoss",
-        "flat_nce": "contrastive.decoupled:FlatNCELoss",
+        "flat_nce": "in_batch.decoupled:FlatNCELoss",
         "hierarchical_ap": "ranking.hierarchical_ap:HierarchicalAPLoss",
-        "info_nce": "contrastive.info_nce:InfoNCELoss",
+        "info_nce": "in_batch.info_nce:InfoNCELoss",
         "isogclr": "global_contrastive.isogclr:ISogCLRLoss",
         "lightly": "wrappers.lightly:from_lightly",
         "listwise_ap": "ranking.listwise_ap:ListwiseAPLoss",
@@ -88,17 +87,17 @@ LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
         "proxy_nca": "wrappers.proxies:proxy_nca",
         "recall_at_k": "ranking.recall_at_k:RecallAtKLoss",
         "semi_variance": "ranking.semi_variance:SemiVarianceLoss",
-        "siglip": "contrastive.clip:SigLIPLoss",
-        "simco": "contrastive.simco:SimCoLoss",
-        "simo": "contrastive.decoupled:SiMoLoss",
+        "siglip": "in_batch.clip:SigLIPLoss",
+        "simco": "in_batch.simco:SimCoLoss",
+        "simo": "in_batch.decoupled:SiMoLoss",
         "smooth_ap": "ranking.smooth_ap:SmoothAPLoss",
         "soft_triple": "wrappers.proxies:soft_triple",
         "sogclr": "global_contrastive.sogclr:SogCLRLoss",
         "soprc": "ranking.soprc:SOPRCLoss",
-        "spectral": "contrastive.spectral:SpectralContrastiveLoss",
+        "spectral": "in_batch.spectral:SpectralContrastiveLoss",
         "subcenter_arcface": "wrappers.proxies:subcenter_arcface",
         "sup_ap": "ranking.sup_ap:SupAPLoss",
-        "sup_con": "contrastive.info_nce:SupConLoss",
+        "sup_con": "in_batch.info_nce:SupConLoss",
         "sup_recall": "ranking.sup_recall:SupRecallLoss",
         "triplet": "wrappers.pml:triplet",
         "vicreg": "wrappers.lightly:vicreg",
@@ -122,9 +121,6 @@ MINERS: "LazyTable[type[nn.Module]]" = LazyTable(
 )
 
 if not TYPE_CHECKING:
-    # Imported here, since importing it later would put this room in the place of the function of its name.
-    importlib.import_module("aurank.losses.contrastive")
-    del contrastive
     _FURTHER = [
         "core.pair_loss:PairLoss",
         "core.pairs:Pairs",

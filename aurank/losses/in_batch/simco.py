@@ -6,10 +6,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from aurank.losses.contrastive.info_nce import log_sum_exp
 from aurank.losses.core.checks import Number, require_positive
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
+from aurank.losses.in_batch.info_nce import log_sum_exp
 
 FAR = -40.0  # odds below which softplus and sigmoid are the same number, also in float64
 

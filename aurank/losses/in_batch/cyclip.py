@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.contrastive.clip import CLIPLoss
 from aurank.losses.core.checks import Number, as_number, require_number
 from aurank.losses.core.from_pml import BaseDistance
 from aurank.losses.core.pair_loss import PairLossOptions
 from aurank.losses.core.pairs import Pairs
+from aurank.losses.in_batch.clip import CLIPLoss
 
 
 def cross_modal_difference(pairs: Pairs) -> Float[Tensor, "query query"]:

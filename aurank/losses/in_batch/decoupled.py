@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.contrastive.info_nce import log_sum_exp, logarithm, one_positive_each
 from aurank.losses.core.checks import Number, require_choice, require_positive
 from aurank.losses.core.log_mean_exp import attraction, log_mean_exp
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
+from aurank.losses.in_batch.info_nce import log_sum_exp, logarithm, one_positive_each
 
 Value = Literal["info_nce", "one"]
 

@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from aurank.losses.contrastive.info_nce import cross_entropy
 from aurank.losses.core.checks import Number, refuse_unused, require_finite
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import FullPrecision
 from aurank.losses.core.temperature import Temperature
+from aurank.losses.in_batch.info_nce import cross_entropy
 
 
 class CLIPLoss(PairLoss):
