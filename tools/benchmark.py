@@ -11,7 +11,7 @@
 Experiments: grocery (128 pixels) and omniglot (64 pixels), linear heads on saved features; grocery_tuned, the whole
 network fine-tuned. All have class-disjoint test images, and are read below $AURANK_DATA. The learning rate of a method
 is the one with the best mean validation mAUPRC, on classes held out of training, over the first seeds (`--choosing`);
-every seed holds out others. Fine-tuning at the chosen rate then takes all training classes. `run` carries out what DIR
+every seed holds out others. Fine-tuning has one rate and takes all training classes. `run` carries out what DIR
 has no line of, one run after the other, and may be stopped and started again at any time; not twice at once on one
 experiment. The features lie in --features, default $AURANK_DATA; DIR is docs/benchmark unless --out names another.
 """
@@ -51,8 +51,11 @@ def features(given: argparse.Namespace) -> None:
 def plan_of(given: argparse.Namespace) -> Plan:
     """What the options ask for."""
     about = EXPERIMENTS[given.experiment]
-    seeds, choosing = given.seeds or about.seeds, given.choosing or about.choosing
-    return Plan(given.experiment, given.methods, given.rates or about.rates, seeds, min(choosing, seeds))
+    seeds, rates = given.seeds or about.seeds, given.rates or about.rates
+    choosing = about.choosing if given.choosing is None else given.choosing
+    if not choosing and len(rates) > 1:
+        raise SystemExit(f"{len(rates)} rates, and no seed to choose one: give --choosing")
+    return Plan(given.experiment, given.methods, rates, seeds, min(choosing, seeds))
 
 
 def store_of(given: argparse.Namespace) -> Store:

@@ -223,7 +223,7 @@ class ModelConfig(Strict):
     lora: LoraConfig | None = key(None, "Train adapters in place of the backbone; null: none.")
     gradient_checkpointing: bool = key(False, "Compute activations again in the backward pass, to save memory.")
     freeze_batch_norm: bool = key(False, "Keep batch-norm statistics and weights as they are.")
-    channels_last: bool = key(False, "Memory format that is faster for convolutions on a GPU.")
+    channels_last: bool = key(False, "Memory format: faster on recent GPUs, and for depthwise convolutions on CPUs.")
     init_from: str | None = key(None, "Checkpoint to take the first weights from.", min_length=1)
     params: Params = key({}, "Further arguments of timm.create_model.")
     text: TextConfig | None = key(None, "Encoder of texts, trained too; null: images alone.")

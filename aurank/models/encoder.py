@@ -66,7 +66,8 @@ class Encoder(nn.Module):
             wide; the projection, and ``dim``, are for training alone.
         freeze_batch_norm: the backbone's batch-norm layers keep their running statistics and are not trained, as in all
             experiments of the SOPRC paper with pretrained backbones.
-        channels_last: memory format of the convolutions; faster on recent GPUs.
+        channels_last: memory format of the convolutions; faster on recent GPUs, and for depthwise ones on CPUs
+            (EfficientNet-Lite0, 128 pixels: forward and backward in 0.4 of the time).
         width: with the backbone ``"none"``, whose inputs [batch, width] are saved embeddings: how wide these are.
         params: further arguments of ``timm.create_model``; ``global_pool`` among them takes the place of ``pooling``.
 

@@ -39,7 +39,7 @@ AXES = (
 
 def first(plan: Plan, store: Store, count: int = 3) -> list[str]:
     """The methods with the highest validation mAUPRC, and SOPRC."""
-    best = sorted(rows(plan, store), key=lambda row: -row.validated)[:count]
+    best = sorted(rows(plan, store), key=lambda row: -row.standing)[:count]
     return list(dict.fromkeys([*(row.name for row in best), "soprc"]))
 
 

@@ -28,7 +28,6 @@ class Row:
     name: str
     rate: float
     runs: Mapping[int, Line]
-    validated: float  # mean validation mAUPRC, which chose the rate, and chooses the reference
     gain: Mean | None = None
     p_value: float | None = None
 
@@ -36,18 +35,19 @@ class Row:
         """Over seeds."""
         return Mean.of(line[metric] for line in self.runs.values())
 
+    @property
+    def standing(self) -> float:
+        """What chooses the reference: mean validation mAUPRC, which chose the rate, or that of the test without it."""
+        return fmean(line.get("val_mauprc", line["mauprc"]) for line in self.runs.values())
+
 
 def rows(plan: Plan, store: Store) -> list[Row]:
     """The methods by falling mean, each beside the one with the best validation, with Holm's correction over all."""
     found = {name: (plan.chosen_rate(store, name), plan.chosen(store, name)) for name in plan.methods}
-    held = [
-        Row(name, rate, runs, plan.validated(store, name, rate))
-        for name, (rate, runs) in found.items()
-        if rate is not None and runs
-    ]
+    held = [Row(name, rate, runs) for name, (rate, runs) in found.items() if rate is not None and runs]
     if not held:
         return []
-    reference = max(held, key=lambda row: row.validated)
+    reference = max(held, key=lambda row: row.standing)
     compared = [_beside(row, reference) for row in held]
     tested = [row for row in compared if row.p_value is not None]
     corrected = holm([row.p_value for row in tested if row.p_value is not None]).tolist() if tested else []

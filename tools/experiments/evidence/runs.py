@@ -38,13 +38,15 @@ class Plan:
                 for run in grid(self.experiment, name, rates=self.rates, choosing=self.choosing):
                     if run.seed == seed:
                         yield run
-        for seed in range(self.seeds):  # where choosing takes nothing away, its runs are there already
+        for seed in range(self.choosing, self.seeds):
             for name in self.methods:
                 if (rate := self.chosen_rate(store, name)) is not None:
                     yield training_run(self.experiment, name, rate, seed)
 
     def chosen_rate(self, store: Store, name: str) -> float | None:
         """The rate with the highest mean validation mAUPRC; None before the grid is complete, or where all diverged."""
+        if not self.choosing:
+            return self.rates[0]
         scores: dict[float, list[float]] = {rate: [] for rate in self.rates}
         for run in grid(self.experiment, name, rates=self.rates, choosing=self.choosing):
             if (line := store.find(run)) is None:
@@ -60,17 +62,6 @@ class Plan:
             return {}
         found = {seed: store.find(training_run(self.experiment, name, rate, seed)) for seed in range(self.seeds)}
         return {seed: line for seed, line in found.items() if line is not None and "error" not in line}
-
-    def validated(self, store: Store, name: str, rate: float) -> float:
-        """The mean validation mAUPRC at a rate, over all seeds that there is one of."""
-        kinds = (True, False) if EXPERIMENTS[self.experiment].validated else (True,)
-        runs = (
-            training_run(self.experiment, name, rate, seed, validated=validated)
-            for seed in range(self.seeds)
-            for validated in kinds
-        )
-        lines = (line for run in runs if (line := store.find(run)) is not None)
-        return fmean(line["val_mauprc"] for line in lines if "val_mauprc" in line)
 
 
 def carry_out(run: Run, work: Path, *, features: Path, weights: Path | None = None) -> Line | None:
