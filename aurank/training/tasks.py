@@ -87,11 +87,7 @@ class Task:
 
     def test(self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None) -> TestResult:
         """Return all that is measured of a test split: of a matryoshka loss, each of its widths too."""
-        config = self.config
-        widths = {width for term in config.terms for width in term.matryoshka or () if width < config.model.dim}
-        learnt = widths and not config.model.discard_head
-        codes = Codes(dims=tuple(sorted(widths))) if learnt else None
-        return TestResult(self.measure(self.model, data, codes=codes, progress=progress))
+        return TestResult(self.measure(self.model, data, codes=learnt_widths(self.config), progress=progress))
 
     def sample(self, data: ImageDataset, name: str, most: int) -> Sequence[int]:
         """Return a few rows of a split that can be measured; raise UserError where the whole split cannot be."""
@@ -117,6 +113,12 @@ class Task:
     def state_dict(self) -> dict[str, Any] | None:
         """Return what a checkpoint keeps beside the weights, as its "tokeniser"; None for that of another library."""
         return None
+
+
+def learnt_widths(config: Config) -> Codes | None:
+    """Return the widths of a matryoshka loss below that of whole embeddings; None without any."""
+    widths = {width for term in config.terms for width in term.matryoshka or () if width < config.model.dim}
+    return Codes(dims=tuple(sorted(widths))) if widths and not config.model.discard_head else None
 
 
 def require_alive(embeddings: Float[np.ndarray, "image dim"]) -> None:
@@ -156,10 +158,14 @@ class PairTask(Task):
         return _curves({f"{name}/precision_recall": getattr(report, name) for name in DIRECTIONS})
 
     def test(self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None) -> TestResult:
-        """Measure both ways all pairs and each group; and the images with each other where their labels allow it."""
+        """Measure both ways all pairs and each group; and the images with each other where their labels allow it.
+
+        Of a matryoshka loss, the images are measured at each of its widths too.
+        """
         embedded = self._embed(self.model, data)
         images = embedded.images_alone(data.manifest)
-        report = None if images is None else images.evaluate(**evaluation_options(self.config))
+        options = {**evaluation_options(self.config), "codes": learnt_widths(self.config)}
+        report = None if images is None else images.evaluate(**options)
         return TestResult(report, reports_by_group(embedded, train, data.manifest, **two_way_options(self.config)))
 
     def sample(self, data: ImageDataset, name: str, most: int) -> Sequence[int]:
