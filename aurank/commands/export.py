@@ -16,13 +16,12 @@ from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.config import Config
 from aurank.config.cross_checks import NO_BACKBONE
 from aurank.data import Manifest, Pipeline
-from aurank.embedding.checkpoint import load_checkpoint, resolve_checkpoint
+from aurank.embedding.checkpoint import is_head, load_checkpoint, resolve_checkpoint
 from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import Embedded, ModelImages, embed
 from aurank.embedding.from_config import build_transform
 from aurank.embedding.manifest_from_config import read_manifest, require_distinct, require_room_for
 from aurank.embedding.select_images import ImageSelection
-from aurank.embedding.trained_model import is_head
 from aurank.errors import AurankError, UserError, first_line
 from aurank.exporting.card import Facts, describe_begun_licence, describe_training, write_card
 from aurank.exporting.check import TOLERANCE, Check, Measured, all_metrics, describe_change
@@ -35,6 +34,7 @@ from aurank.models import Encoder
 from aurank.models.adapters.by_name import ADAPTERS
 from aurank.models.adapters.loading import ImageModel
 from aurank.models.adapters.stored import StoredTransform, pack_preprocessing
+from aurank.models.adapters.towers import is_local
 
 Target = Literal["onnx", "torchexport", "safetensors", "hf"]
 TARGETS: tuple[Target, ...] = get_args(Target)
@@ -135,7 +135,7 @@ def export_model(
     encoder.eval()
     if config.data.channels not in (1, 3, 4):
         raise UserError(f"images of {config.data.channels} channels cannot be exported, only those of 1, 3 or 4")
-    if to in ("safetensors", "hf") and config.model.backbone.startswith("local-dir:"):
+    if to in ("safetensors", "hf") and is_local(config.model.backbone):
         what = f"the network is that of a folder of this machine ({config.model.backbone})"
         raise UserError(f"--to {to}: {what}; export it as onnx or torchexport, which hold the network itself")
     if to == "hf":
@@ -159,10 +159,17 @@ def export_model(
         if int8:
             _quantise(folder, pixels, prepared, measured)
         shown: dict[str, Any] = {"data": manifest.name, "split": images.split or "test", "licence": licence}
-        facts = Facts(**shown, **_facts(folder, to, measured, trained, state), interpolation=method)
-        _describe(folder, write_card(trained, pipeline, facts), facts, measured)
+        told = _with_network(trained, config) if is_head(state) else trained
+        facts = Facts(**shown, **_facts(folder, to, measured, told, state), interpolation=method)
+        _describe(folder, write_card(told, pipeline, facts), facts, measured)
         files = _sizes(folder)
     return Exported(out, to, files, measured.checks[0], measured.checks[1:], measured.notes)
+
+
+def _with_network(trained: Config, joined: Config) -> Config:
+    """The configuration of a head with the backbone that it stands behind, for the card."""
+    data = trained.data.model_copy(update={"image_size": joined.data.image_size})
+    return trained.model_copy(update={"data": data, "model": joined.model})
 
 
 def require_target(name: str) -> Target:

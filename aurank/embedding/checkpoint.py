@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from aurank.config import Config
-from aurank.config.cross_checks import EMBEDDINGS
+from aurank.config.cross_checks import EMBEDDINGS, NO_BACKBONE
 from aurank.config.messages import one_line
 from aurank.data.transforms.base import AREA, usual_look
 from aurank.embedding._checksums import DamageError, check_archive, checksums, first_difference, require_small
@@ -182,6 +182,11 @@ def resolve_checkpoint(path: Path | str) -> Path:
     if path.is_dir():
         return path / "best.pt"
     return path if path.suffix == ".pt" or path.is_file() else path.with_name(path.name + ".pt")
+
+
+def is_head(checkpoint: dict[str, Any]) -> bool:
+    """Whether a checkpoint is of a head on saved embeddings."""
+    return bool(checkpoint["config"].get("model", {}).get("backbone") == NO_BACKBONE)
 
 
 def model_weights(checkpoint: dict[str, Any]) -> dict[str, Tensor]:

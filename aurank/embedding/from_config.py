@@ -18,6 +18,7 @@ from aurank.embedding.cache import Say
 from aurank.embedding.checkpoint import (
     describe_value,
     image_weights,
+    is_head,
     load_checkpoint,
     load_weights,
     resolve_checkpoint,
@@ -57,6 +58,11 @@ def fill_preprocessing(config: Config, state: dict[str, Any] | None = None) -> C
     """
     if state is None and config.model.init_from is not None:
         state = load_checkpoint(resolve_checkpoint(config.model.init_from))
+        if is_head(state) and config.model.backbone != NO_BACKBONE:
+            raise UserError(
+                f"model.init_from: {config.model.init_from} is a head on saved embeddings, without a backbone; start "
+                "from the network that made them, by model.weights or model.pretrained"
+            )
     return with_preprocessing(config, None if state is None else read_trained(state["config"]))
 
 

@@ -60,8 +60,8 @@ class ImageSelection:
 
     @property
     def takes_embeddings(self) -> bool:
-        """Whether the rows of a file of embeddings are named."""
-        return self.data is not None and self.data.partition(":")[0] == EMBEDDINGS
+        """Whether the rows of a file of embeddings are named, or a configuration of a head on such."""
+        return self.data is not None and _located(self.data)["name"] == EMBEDDINGS
 
     @property
     def takes_images(self) -> bool:

@@ -4,16 +4,25 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from PIL.Image import Image, fromarray
+from torch import Tensor, nn
 
 from aurank.config import Config, DataConfig, ModelConfig
-from aurank.config.cross_checks import EMBEDDINGS, NO_BACKBONE
+from aurank.config.cross_checks import EMBEDDINGS
 from aurank.config.schema import Component, NormaliseConfig, SavedFeatures
 from aurank.data import Pipeline
 from aurank.data.saved_embeddings import MadeBy
 from aurank.embedding.cache import weights_sha256
-from aurank.embedding.checkpoint import image_weights, load_checkpoint, load_weights, model_weights, resolve_checkpoint
+from aurank.embedding.checkpoint import (
+    image_weights,
+    is_head,
+    load_checkpoint,
+    load_weights,
+    model_weights,
+    resolve_checkpoint,
+)
 from aurank.embedding.choices import read_trained
 from aurank.embedding.from_config import (
     OWN_TEXTS,
@@ -27,11 +36,19 @@ from aurank.embedding.image_text_pairs import Tokenise
 from aurank.errors import UserError
 from aurank.models import Encoder, TwoTower
 from aurank.models.adapters.by_name import check_model, load_model
-from aurank.models.adapters.timm import FILE_OPTIONS, evaluation_settings
-from aurank.models.tuning import merge_lora
+from aurank.models.adapters.fit_weights import fit_tensors, some
+from aurank.models.adapters.loading import ImageModel
+from aurank.models.adapters.timm import FILE_OPTIONS, evaluation_settings, split_file
+from aurank.models.adapters.towers import tower_preprocessing
+from aurank.models.encoder import network_of
+from aurank.models.tuning import WHOLE, merge_lora
 
-_OWN = (*FILE_OPTIONS, "pretrained", "input_size", "in_chans")  # options that are no arguments of the network
+_OWN = ("pretrained", "input_size", "in_chans")  # options that are no arguments of the network
+_CENTRES = dict.fromkeys(("timm", "open_clip"), "torchvision_center") | {"transformers": "transformers_center"}
+"""The transform that cuts out the middle as a library does it, whose models a head can be put behind."""
+_AS_ROWS = f"measure embeddings: --data {EMBEDDINGS}:FILE"
 _TOLERANCE = 1e-4  # of features, by their largest
+_LEVELS = 0.5  # of 255, of pixels on average: processors of transformers round otherwise than Pillow
 
 
 def load(path: Path | str) -> tuple[nn.Module, Pipeline]:
@@ -136,14 +153,10 @@ def _whole_paths(name: str) -> str:
     elif kind == "aurank":
         what = str(Path(what).absolute())
     options = [pair.partition("=") for pair in pairs]
-    files = {value for key, _, value in options if key in FILE_OPTIONS and (kind == "timm" or Path(value).exists())}
+    of_files = ("pretrained",) if kind == "open_clip" else FILE_OPTIONS  # which may name published weights too
+    files = {value for key, _, value in options if key in of_files and (kind == "timm" or Path(value).exists())}
     whole = [f"{key}={Path(value).resolve() if value in files else value}" for key, _, value in options]
     return f"{kind}:{','.join([what, *whole])}"
-
-
-def is_head(checkpoint: dict[str, Any]) -> bool:
-    """Whether a checkpoint is of a head on saved embeddings."""
-    return bool(checkpoint["config"].get("model", {}).get("backbone") == NO_BACKBONE)
 
 
 def with_backbone(checkpoint: dict[str, Any], name: str) -> dict[str, Any]:
@@ -165,17 +178,12 @@ def with_backbone(checkpoint: dict[str, Any], name: str) -> dict[str, Any]:
     if features is None or features.model is None:
         raise UserError(
             f"{name} is a head on embeddings that do not say what made them, so it takes no images: write them with "
-            f"aurank embed and train it again, or measure embeddings: --data {EMBEDDINGS}:FILE"
+            f"aurank embed and train it again, or {_AS_ROWS}"
         )
-    kind = features.model.partition(":")[0]
-    if kind != "timm":
-        raise UserError(
-            f"{name} is a head on embeddings by {features.model}; only a model of timm and its head become one "
-            f"network: embed the images by that one, and measure them with --data {EMBEDDINGS}:FILE"
-        )
-    base, data, model = _as_configuration(config, features, name)
+    loaded = _load_again(features, name)
+    data, model = _as_configuration(config, loaded)
     joined = config.model_copy(update={"data": data, "model": model})
-    weights = {f"backbone.{key}": value.detach().clone() for key, value in base.state_dict().items()}
+    weights = _backbone_weights(joined, loaded, name)
 
     def merged(head: dict[str, Any]) -> dict[str, Any]:
         return {**weights, **{key: value for key, value in head.items() if key.startswith("head.")}}
@@ -184,14 +192,21 @@ def with_backbone(checkpoint: dict[str, Any], name: str) -> dict[str, Any]:
     content = {**checkpoint, "config": joined.model_dump(mode="json"), "encoder": merged(checkpoint["encoder"])}
     if average is not None:
         content["average"] = {**average, "values": merged(average["values"])}
-    _require_same_network(base, joined, content["encoder"], name)
     return content
 
 
-def _as_configuration(config: Config, known: SavedFeatures, name: str) -> tuple[nn.Module, DataConfig, ModelConfig]:
-    """Return the model that made the embeddings, with the sections of a configuration that says the same."""
+def _load_again(known: SavedFeatures, name: str) -> ImageModel:
+    """Return the model that made embeddings; raise UserError unless it is what it was."""
     assert known.model is not None
-    loaded = load_model(known.model)
+    if known.model.partition(":")[0] not in _CENTRES:
+        raise UserError(
+            f"{name} is a head on embeddings by {known.model}; only a model of timm, open_clip or transformers and its "
+            f"head become one network: embed the images by that one, and {_AS_ROWS}"
+        )
+    try:
+        loaded = load_model(known.model)
+    except UserError as error:
+        raise UserError(f"{name} is a head on embeddings by {known.model}, which cannot be loaded: {error}") from error
     if (found := weights_sha256(loaded.module)) != known.weights_sha256:
         raise UserError(
             f"{known.model} has other weights than when {name} was trained on its embeddings: digest {found[:12]}…, "
@@ -200,30 +215,42 @@ def _as_configuration(config: Config, known: SavedFeatures, name: str) -> tuple[
     if loaded.preprocessing != known.preprocessing:
         raise UserError(
             f"{known.model} is shown images otherwise than when {name} was trained on its embeddings, by another "
-            "version of timm: use that one, or embed and train anew"
+            "version of its library: use that one, or embed and train anew"
         )
-    _, what, options = check_model(known.model)
-    settings = evaluation_settings(known.model, loaded.module, options)
-    channels, size, width = settings["input_size"]
-    longer = math.floor(size / settings["crop_pct"])
-    mode = settings.get("crop_mode") or "center"
-    if size != width or mode not in ("center", "squash") or (mode == "squash" and longer != size):
-        raise UserError(
-            f"{known.model} is shown images of {size} x {width}, crop_mode={mode}, which no transform of aurank does; "
-            f"measure embeddings: --data {EMBEDDINGS}:FILE"
-        )
-    squash = mode == "squash"
-    transform = Component(name="resize") if squash else _centre(longer / size)
-    look: dict[str, Any] = {"normalise": NormaliseConfig(mean=settings["mean"], std=settings["std"])}
-    look |= {"interpolation": settings["interpolation"], "test_transform": transform, "image_size": size}
-    data = config.data.model_copy(update={"name": "folder", "params": {}, "channels": channels, **look})
-    params = {key: value for key, value in options.items() if key not in _OWN} | _pooling(loaded.module)
-    model = {"backbone": what, "pretrained": False, "params": params, "features": None}
-    return loaded.module, data, config.model.model_copy(update=model)
+    return loaded
 
 
-def _centre(margin: float) -> Component:
-    return Component(name="torchvision_center", params={"margin": margin})
+def _as_configuration(config: Config, loaded: ImageModel) -> tuple[DataConfig, ModelConfig]:
+    """Return the sections of a configuration that say the same as the model that made the embeddings."""
+    kind, what, options = check_model(loaded.name)
+    file, own = split_file(options)
+    if kind == "timm":
+        settings = evaluation_settings(loaded.name, loaded.module, options)
+        params = {key: value for key, value in own.items() if key not in _OWN} | _pooling(loaded.module)
+        longer = math.floor(settings["input_size"][-1] / settings["crop_pct"])
+        mode = settings.get("crop_mode") or "center"
+        margin = longer / settings["input_size"][-1] if mode == "center" else None
+    else:
+        what, params = loaded.name, {}
+        settings = vars(tower_preprocessing(what, pretrained=True))
+        margin = settings["margin"]
+    size = int(loaded.transform(_picture(np.zeros((64, 64, loaded.channels), np.uint8))).shape[-1])
+    centre = Component(name=_CENTRES[kind], params={"margin": margin})
+    data = {
+        "name": "folder",
+        "params": {},
+        "channels": loaded.channels,
+        "image_size": size,
+        "normalise": NormaliseConfig(mean=settings["mean"], std=settings["std"]),
+        "interpolation": settings["interpolation"],
+        "test_transform": Component(name="resize") if margin is None else centre,
+    }
+    first = {"pretrained": file is None and options.get("pretrained", True) is not False, "weights": file}
+    model: dict[str, Any] = {"backbone": what, **first, "init_from": None, "freeze": (WHOLE,)}
+    model |= {"params": params, "features": None}
+    found = config.data.model_copy(update=data), config.model.model_copy(update=model)
+    _require_same_pixels(loaded, found[0])
+    return found
 
 
 def _pooling(module: Any) -> dict[str, str]:
@@ -233,20 +260,42 @@ def _pooling(module: Any) -> dict[str, str]:
     return {} if kind == "avg" else {"global_pool": kind}
 
 
-@torch.inference_mode()
-def _require_same_network(base: nn.Module, config: Config, weights: dict[str, Any], name: str) -> None:
-    """Raise UserError unless the network of the configuration gives what the model gave of images."""
-    said = (
-        f"{name}: the network of aurank with backbone {config.model.backbone} is not the model that made its embeddings"
-    )
-    encoder: Encoder = build_encoder(config.model, channels=config.data.channels, load=False).eval()
+def _picture(pixels: np.ndarray) -> Image:
+    return fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
+
+
+def _require_same_pixels(loaded: ImageModel, config: DataConfig) -> None:
+    """Raise UserError unless the transform of a configuration gives what the model is shown, up to rounding."""
+    said = f"{loaded.name} is shown images as no transform of aurank does it"
+    chance, size = np.random.default_rng(0), config.image_size
     try:
-        encoder.load_state_dict(weights)
-    except RuntimeError as error:
-        first = " ".join(str(error).split())[:200]
-        raise UserError(f"{said} ({first}); measure embeddings: --data {EMBEDDINGS}:FILE") from error
-    size = build_transform(config.data, train=False).image_size
+        pipeline = build_transform(config, train=False)
+    except UserError as error:
+        raise UserError(f"{said} ({error}); {_AS_ROWS}") from error
+    levels = 255 * torch.tensor(pipeline.std).view(-1, 1, 1)
+    for shape in ((size + 37, 2 * size), (2 * size + 1, size + 8), (size // 2 + 3, size // 2 + 6)):
+        pixels = chance.integers(0, 256, (*shape, config.channels), dtype=np.uint8)
+        image = _picture(pixels)
+        expected, found = loaded.transform(image), pipeline(image)
+        if found.shape != expected.shape or ((found - expected).abs() * levels).mean() > _LEVELS:
+            raise UserError(f"{said}; {_AS_ROWS}")
+
+
+def _backbone_weights(config: Config, loaded: ImageModel, name: str) -> dict[str, Tensor]:
+    """Return the weights of the network of a configuration; raise UserError unless it gives what the model gives."""
+    backbone = config.model.backbone
+    said = f"{name}: the network of aurank with backbone {backbone} is not the model that made its embeddings"
+    encoder = build_encoder(config.model, channels=config.data.channels, load=False).eval()
+    network, base = network_of(encoder.backbone), loaded.module.eval()
+    fit = fit_tensors(network.state_dict(), base.state_dict())
+    if fit.wrong:
+        wrong = some([*fit.missing, *fit.misshapen, *fit.unexpected])
+        raise UserError(f"{said}: its tensors differ, {wrong}; {_AS_ROWS}")
+    network.load_state_dict(fit.tensors, strict=False)
+    size = config.data.image_size
     images = torch.randn(2, config.data.channels, size, size, generator=torch.Generator().manual_seed(0))
-    expected, found = base.eval()(images), encoder.backbone(images)
+    with torch.inference_mode():
+        expected, found = base(images), encoder.backbone(images)
     if found.shape != expected.shape or (found - expected).abs().max() > _TOLERANCE * expected.abs().max():
-        raise UserError(f"{said}: its features differ; measure embeddings: --data {EMBEDDINGS}:FILE")
+        raise UserError(f"{said}: its features differ; {_AS_ROWS}")
+    return {f"backbone.{key}": value.detach().clone() for key, value in encoder.backbone.state_dict().items()}

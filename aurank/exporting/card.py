@@ -4,13 +4,14 @@ import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from aurank.config import Config, LossTerm
 from aurank.data import Pipeline
 from aurank.exporting.usage import usage
 from aurank.models.adapters.stored import describe_steps
+from aurank.models.adapters.towers import is_local, without_places
+from aurank.models.tuning import WHOLE
 
 
 @dataclass(frozen=True)
@@ -148,9 +149,7 @@ def _one_line(text: str) -> str:
 def _network(config: Config) -> str:
     """Return the name of the backbone; of one in a folder of this machine, that it is."""
     backbone = config.model.backbone
-    kind, _, what = backbone.partition(":")
-    is_local = kind == "local-dir" or (kind == "transformers" and Path(what.split(",")[0]).is_dir())
-    return "a network of a local folder" if is_local else backbone
+    return "a network of a local folder" if is_local(backbone) else without_places(backbone)
 
 
 def _begun(config: Config) -> str:
@@ -178,6 +177,7 @@ def describe_training(config: Config, state: dict[str, Any]) -> list[str]:
     model, data = config.model, config.data
     step = state["progress"].get("step")
     head = "without its projection" if model.discard_head else f"{model.head_layers}-layer projection to {model.dim}"
+    head += " trained alone" if model.freeze is not None and WHOLE in model.freeze else ""
     return [
         f"network: {_network(config)}, {model.pooling} pooling, {head}, from {_begun(config)}",
         f"data: read as {data.name}, images at {data.image_size} pixels, manifest {str(state['manifest'])[:16]}",

@@ -19,6 +19,7 @@ from aurank.files import replacing, write_text
 from aurank.models import Encoder
 from aurank.models.adapters.exported import PROGRAM_PREPROCESSING
 from aurank.models.adapters.stored import ENCODER, PREPROCESSING, pack_preprocessing
+from aurank.models.adapters.towers import without_places
 
 
 class Portable(nn.Module):
@@ -91,7 +92,7 @@ def portable_arguments(config: ModelConfig, *, channels: int) -> dict[str, Any]:
     """
     left_out = ("pretrained", "weights", "width")
     same = {name: value for name, value in encoder_arguments(config).items() if name not in left_out}
-    return {**same, "channels": channels}
+    return {**same, "backbone": without_places(config.backbone), "channels": channels}
 
 
 @contextmanager

@@ -278,7 +278,7 @@ def parameter_groups(
             continue
         head, scale = name.startswith(HEADS), scales.get(parameter, 1.0)
         decay = parameter.ndim > 1
-        key = f"{'head' if head else 'backbone'}{'' if decay else '_no_decay'}{'' if scale == 1 else f'_{scale:.3g}'}"
+        key = f"{'head' if head else 'backbone'}{'' if decay else '_no_decay'}{'' if scale == 1 else f'_{scale!r}'}"
         rates = {"weight_decay": weight_decay * decay, "lr_multiplier": head_lr_multiplier if head else scale}
         groups.setdefault(key, {"name": key, "params": [], **rates})["params"].append(parameter)
     return list(groups.values())

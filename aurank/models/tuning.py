@@ -50,12 +50,7 @@ def freeze(encoder: Encoder, parts: Sequence[str]) -> None:
     for name, parameter in network.named_parameters():
         if any(_begins(name, one) for one in beginnings):
             parameter.requires_grad_(False)
-    encoder.held = [
-        module
-        for name, module in network.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and any(_begins(name, one) for one in beginnings)
-    ]
-    encoder.train(encoder.training)
+    _hold_batch_norms(encoder, beginnings)
 
 
 def checkpoint_gradients(encoder: Encoder, name: str) -> None:
@@ -75,7 +70,7 @@ def checkpoint_gradients(encoder: Encoder, name: str) -> None:
 
 
 def add_lora(encoder: Encoder, *, rank: int, alpha: float, targets: Sequence[str] | None = None) -> None:
-    """Add adapters of low rank to layers of the backbone, the rest of which is frozen.
+    """Add adapters of low rank to layers of the backbone, the rest of which is frozen, batch norms' statistics too.
 
     Args:
         targets: names, or their ends, of those layers; None: the linear layers that go into attention.
@@ -98,6 +93,7 @@ def add_lora(encoder: Encoder, *, rank: int, alpha: float, targets: Sequence[str
         peft.inject_adapter_in_model(config, network)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise UserError(f"model.lora.targets: {', '.join(chosen)}: {first_line(error)}") from error
+    _hold_batch_norms(encoder, [""])
 
 
 def merge_lora(encoder: nn.Module) -> None:
@@ -131,6 +127,16 @@ def layer_scales(encoder: Encoder, decay: float, name: str) -> dict[nn.Parameter
     if last == 0:
         raise UserError(f"optim.layer_decay: {name} has no layers that are known; leave it out")
     return {parameter: decay ** (last - layers.get(key, last)) for key, parameter in network.named_parameters()}
+
+
+def _hold_batch_norms(encoder: Encoder, beginnings: Sequence[str]) -> None:
+    """Have the batch norms of frozen parts keep their statistics."""
+    encoder.held = [
+        module
+        for name, module in network_of(encoder.backbone).named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and any(_begins(name, one) for one in beginnings)
+    ]
+    encoder.train(encoder.training)
 
 
 def _begins(name: str, beginning: str) -> bool:

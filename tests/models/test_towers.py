@@ -1,12 +1,12 @@
 """Image towers of transformers and open_clip as backbones: the library's features, trained, saved and loaded again."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from testing.tiny import tiny_config
+from testing.transformers_folders import SIZES, folder_of
 from torch import nn
 
 import aurank
@@ -19,31 +19,6 @@ from aurank.models.tuning import add_lora, checkpoint_gradients, freeze, layer_s
 from aurank.training.components import read_config
 
 pytestmark = pytest.mark.slow
-SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 16}
-LOOK = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.2, 0.2], "resample": 3, "size": {"height": 32, "width": 32}}
-
-
-def folder_of(folder: Path, kind: str = "dinov2") -> str:
-    """A folder as transformers writes it, of random weights."""
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    if kind == "clip":
-        text = {key: value for key, value in SIZES.items() if key not in ("image_size", "patch_size")}
-        both = {"intermediate_size": 32}
-        config = transformers.CLIPConfig(
-            text_config={**text, **both, "vocab_size": 9}, vision_config={**SIZES, **both}, projection_dim=12
-        )
-        model = transformers.CLIPModel(config)
-    else:
-        model = transformers.Dinov2Model(transformers.Dinov2Config(**SIZES))
-    for value in model.parameters():
-        if value.ndim > 1:
-            nn.init.normal_(value, std=0.2)
-    model.save_pretrained(folder)
-    processor = {"clip": "CLIPImageProcessor", "dinov2": "BitImageProcessor"}[kind]
-    look = {**LOOK, "image_processor_type": processor, "crop_size": LOOK["size"]}
-    (folder / "preprocessor_config.json").write_text(json.dumps(look))
-    return str(folder)
 
 
 @pytest.mark.parametrize(("kind", "width"), [("dinov2", 16), ("clip", 12)])
@@ -75,6 +50,8 @@ def test_a_run_of_a_tower_is_loaded_without_its_weights(tmp_path: Path) -> None:
     model, transform = aurank.load(tmp_path / "run")
     assert (transform.mean, transform.std, transform.interpolation) == ((0.4, 0.5, 0.6), (0.2,) * 3, "bicubic")
     assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 8)
+    with torch.inference_mode():
+        assert aurank.load(tmp_path / "run")[0].dim == 8
     with pytest.raises(UserError, match=r"model.backbone: transformers:.*could not be had|cannot be built"):
         Encoder(name)
 

@@ -103,6 +103,14 @@ def test_rates_fall_by_layer_from_the_last(name: str) -> None:
     assert all(group["weight_decay"] == 0.1 * (group["params"][0].ndim > 1) for group in groups)
 
 
+def test_rates_that_hardly_differ_have_a_group_each() -> None:
+    encoder = vit()
+    scales = layer_scales(encoder, 0.9999, "test_vit")
+    groups = parameter_groups(encoder, weight_decay=0.1, scales=scales)
+    for group in groups:
+        assert all(scales.get(one, 1.0) == group["lr_multiplier"] for one in group["params"]), group["name"]
+
+
 def test_without_decay_by_layer_the_groups_are_two_of_each() -> None:
     groups = parameter_groups(vit(), weight_decay=0.1)
     assert [group["name"] for group in groups] == ["backbone", "backbone_no_decay", "head", "head_no_decay"]
@@ -224,6 +232,17 @@ def test_adapters_alone_are_trained_and_begin_as_nothing() -> None:
     changed = {name for name, value in encoder.state_dict().items() if not torch.equal(value, before[name])}
     assert {name.split(".")[-3] for name in changed if "lora_" in name} == {"lora_B"}
     assert changed <= trained
+
+
+def test_beside_adapters_batch_norms_keep_their_statistics() -> None:
+    pytest.importorskip("peft")
+    encoder = Encoder("test_resnet", dim=8, pretrained=False)
+    add_lora(encoder, rank=2, alpha=4.0, targets=["conv2"])
+    before = state(encoder)
+    step(encoder)
+    changed = {name for name, value in encoder.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed
+    assert all("lora_" in name or name.startswith("head.") for name in changed)
 
 
 def test_merged_adapters_give_the_same_embeddings_and_the_plain_network() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from aurank.config import ConfigError
 from aurank.embedding.cache import weights_sha256
 from aurank.embedding.checkpoint import as_trained
+from aurank.embedding.from_config import fill_preprocessing
 from aurank.errors import UserError
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
@@ -170,6 +171,37 @@ def test_files_that_are_no_weights_are_told_in_one_line(tmp_path: Path) -> None:
         (tmp_path / "empty/model.safetensors.index.json").write_text(content)
         with pytest.raises(UserError, match=message):
             read_weights(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("look", "message"),
+    [
+        (
+            {"mean": ["a"], "std": [1]},
+            r"config.json says mean=\['a'\], std=\[1\], interpolation=None; expected a",
+        ),
+        ({"mean": 3, "std": 4}, "says mean=3, std=4"),
+        ({"mean": [0.5] * 3, "std": [0] * 3}, "std above 0"),
+        ({"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "interpolation": ["wobbly"]}, "interpolation=.'wobbly'"),
+    ],
+)
+def test_a_folder_that_shows_images_senselessly_is_told_in_one_line(
+    look: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    torch.save(WHOLE, tmp_path / "model.pth")
+    (tmp_path / "config.json").write_text(json.dumps(look))
+    config = read_config(tiny_config(model={"backbone": NAME, "weights": str(tmp_path)}))
+    for call in (lambda: load_model(f"timm:{NAME},weights={tmp_path}"), lambda: fill_preprocessing(config)):
+        with pytest.raises(UserError, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_look_of_other_channels_is_its_mean(tmp_path: Path) -> None:
+    torch.save(WHOLE, tmp_path / "model.pth")
+    (tmp_path / "config.json").write_text(json.dumps({"mean": [0.25, 0.75], "std": [0.5, 0.25]}))
+    model = load_model(f"timm:{NAME},weights={tmp_path}")
+    assert "mean=tensor([0.5000, 0.5000, 0.5000]), std=tensor([0.3750, 0.3750, 0.3750])" in model.preprocessing
 
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 16}

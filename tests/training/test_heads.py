@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from testing.saved_rows import head_config, rows, write_photos, write_rows
+from testing.tiny import tiny_config
 from torch.nn.functional import normalize
 
 import aurank
@@ -148,6 +149,36 @@ def test_images_are_measured_and_exported_as_by_one_model(photos: Path, tmp_path
     assert exported.check.after == pytest.approx(saved.mauprc, abs=1e-6)
 
 
+def test_the_card_tells_of_the_network_that_the_head_stands_behind(photos: Path, tmp_path: Path) -> None:
+    exported = export_model(
+        f"{photos}/run/best", "safetensors", tmp_path / "out", images=ImageSelection(f"folder:{photos}/photos")
+    )
+    card = (exported.out / "README.md").read_text()
+    assert "# Image embeddings by test\\_vit\n" in card
+    assert "network: test\\_vit, avg pooling, 1-layer projection to 4 trained alone, from random weights" in card
+    assert "data: read as embeddings, images at 160 pixels" in card
+
+
+def test_a_configuration_of_a_head_names_its_embeddings(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "head.yaml").write_text(json.dumps(head_config(photos / "rows.npz", data={"validation_fraction": 0.0})))
+    named, model = ImageSelection(str(tmp_path / "head.yaml")), f"aurank:{photos}/run/best"
+    assert evaluate_model(model, named).metrics == evaluate_model(model).metrics
+    with pytest.raises(UserError, match=r"head.yaml holds embeddings, which timm:test_vit.* does not take"):
+        evaluate_model(BASE, named)
+
+
+def test_a_head_is_the_start_of_another_head_and_of_no_network(photos: Path, tmp_path: Path) -> None:
+    sections = {"sampler": {"batch": 4}, "data": {"validation_fraction": 0.0}, "train": {"steps": 1}}
+    start = {"init_from": f"{photos}/run/best"}
+    aurank.train(head_config(photos / "rows.npz", model=start, optim={"lr": 1e-9}, **sections), tmp_path / "run")
+    model, _ = aurank.load(tmp_path / "run")
+    before = load_checkpoint(photos / "run" / "best.pt")["encoder"]["head.weight"]
+    torch.testing.assert_close(model.state_dict()["head.weight"], before)
+    config = tiny_config(model={**start, "backbone": "test_vit", "params": {}}, data={"channels": 3})
+    with pytest.raises(UserError, match=r"model.init_from: .* is a head on saved embeddings, without a backbone"):
+        aurank.train(config, tmp_path / "network")
+
+
 def test_what_cannot_be_joined_is_told_in_one_line(photos: Path, tmp_path: Path) -> None:
     run, images = photos / "run" / "best", ImageSelection(f"folder:{photos}/photos")
     with pytest.raises(UserError, match=r"was trained on embeddings, .* name images to check the export with"):
@@ -169,11 +200,15 @@ def test_another_model_than_made_the_embeddings_is_refused(photos: Path, tmp_pat
     for change, message in (
         ({"weights_sha256": "0" * 64}, "has other weights than when .* digest"),
         ({"preprocessing": "Resize(7)"}, "is shown images otherwise than when"),
-        ({"model": "aurank:gone/best"}, "a head on embeddings by aurank:gone/best; only a model of timm"),
+        ({"model": "aurank:gone/best"}, "a head on embeddings by aurank:gone/best; only a model of timm, open_clip"),
+        (
+            {"model": "timm:test_vit,weights=gone.pth"},
+            "is a head on embeddings by timm:test_vit,weights=gone.pth, which cannot be loaded: no file or folder",
+        ),
     ):
         np.savez(tmp_path / "rows.npz", **{**held, "made_by": np.array(json.dumps({**record, **change}))})
         sections = {"sampler": {"batch": 4}, "data": {"validation_fraction": 0.0}, "train": {"steps": 1}}
-        out = tmp_path / f"run{len(change)}{next(iter(change))}"
+        out = tmp_path / f"run{len(message)}"
         aurank.train(head_config(tmp_path / "rows.npz", **sections), out)
         with pytest.raises(UserError, match=message):
             aurank.load(out / "best")

@@ -1,7 +1,15 @@
 """What is done to images before a model sees them; TRANSFORMS names all transforms."""
 
 from aurank.data.transforms.base import Pipeline
-from aurank.data.transforms.standard import Affine, Center, CropFlip, RandomCrop, Resize, TorchvisionCenter
+from aurank.data.transforms.standard import (
+    Affine,
+    Center,
+    CropFlip,
+    RandomCrop,
+    Resize,
+    TorchvisionCenter,
+    TransformersCenter,
+)
 from aurank.data.transforms.views import MultiCrop, SimCLR
 
 TRANSFORMS: dict[str, type[Pipeline]] = {
@@ -12,6 +20,7 @@ TRANSFORMS: dict[str, type[Pipeline]] = {
     "multi_crop": MultiCrop,
     "center": Center,
     "torchvision_center": TorchvisionCenter,
+    "transformers_center": TransformersCenter,
     "resize": Resize,
 }
 

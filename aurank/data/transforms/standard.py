@@ -42,7 +42,24 @@ class Center(Pipeline):
         return centre_crop(self.resize_shorter(image, self.margin), self.image_size)
 
 
-class TorchvisionCenter(Center):
+class TransformersCenter(Center):
+    """Evaluation as processors of transformers do it: as `center`, but the longer side is cut down to whole pixels.
+
+    Args:
+        margin: the shorter side before the crop, by image_size.
+    """
+
+    def prepare(self, image: Pixels) -> Prepared:
+        return centre_crop(self.cut_down(image), self.image_size)
+
+    def cut_down(self, image: Pixels) -> Prepared:
+        """Return the image with its shorter side at `margin` × image_size, and no more of the longer one than fits."""
+        height, width = image.shape[:2]
+        side, shorter = round(self.margin * self.image_size), min(height, width)
+        return self.resize(image, int(side * height / shorter), int(side * width / shorter))
+
+
+class TorchvisionCenter(TransformersCenter):
     """Evaluation as torchvision, and so timm, does it: as `center`, but sides and edges are rounded as it rounds them.
 
     The longer side is cut down to whole pixels, and what lies beside the square is halved to even: up to a pixel's
@@ -53,9 +70,7 @@ class TorchvisionCenter(Center):
     """
 
     def prepare(self, image: Pixels) -> Prepared:
-        height, width = image.shape[:2]
-        side, shorter = round(self.margin * self.image_size), min(height, width)
-        image = self.resize(image, int(side * height / shorter), int(side * width / shorter))
+        image = self.cut_down(image)
         top, left = (round((length - self.image_size) / 2) for length in image.shape[:2])
         return np.ascontiguousarray(image[top : top + self.image_size, left : left + self.image_size])
 

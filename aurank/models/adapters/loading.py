@@ -47,7 +47,7 @@ class ImageModel:
     @property
     def preprocessing(self) -> str:
         """How images are shown to it, in words that another version of a library changes only if it does otherwise."""
-        if self.name.partition(":")[0] in ("timm", "onnx", "safetensors", "torchexport"):
+        if self.name.partition(":")[0] != "python":
             return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.transform))
         return " ".join([*self.description.split(" ")[:1], *self.description.split(" ")[2:]])  # without the version
 

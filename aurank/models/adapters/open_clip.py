@@ -66,7 +66,7 @@ def open_clip_tower(
 
 
 def open_clip_look(name: str, what: str, options: Options) -> dict[str, Any]:
-    """Return mean, deviation and interpolation of the images that the weights were trained on."""
+    """Return mean, deviation, interpolation and margin of the images that the weights were trained on."""
     with _building(name, what, options, oldest=_OLDEST) as (library, arguments):
         tags = [tag for model, tag in library.list_pretrained() if model == what]
         tag = arguments["pretrained"] or next(iter(tags), None)
@@ -75,6 +75,7 @@ def open_clip_look(name: str, what: str, options: Options) -> dict[str, Any]:
             model = library.create_model(what, **{**arguments, "pretrained": None}, load_weights=False)
             found = library.get_model_preprocess_cfg(model)
     look: dict[str, Any] = {"interpolation": "bicubic", **found}
+    look["margin"] = None if found.get("resize_mode") == "squash" else 1.0
     return {"mean": library.OPENAI_DATASET_MEAN, "std": library.OPENAI_DATASET_STD, **look}
 
 

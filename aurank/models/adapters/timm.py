@@ -42,11 +42,16 @@ _OF_BUILDERS = frozenset({"bn_eps", "bn_momentum", "bn_tf"})
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a backbone was shown images: values (v / 255 − mean) / std by channel, resized by that interpolation."""
+    """How a backbone was shown images: values (v / 255 − mean) / std by channel, resized by that interpolation.
+
+    margin: of towers of other libraries, the shorter side by the size of the square in its middle that is cut out; None
+        where the whole image becomes a square.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: str
+    margin: float | None = None
 
 
 def unknown_backbone(name: str) -> str | None:
@@ -135,15 +140,18 @@ def evaluation_settings(name: str, module: nn.Module, options: Options) -> dict[
     """Return the settings of timm's evaluation transform for a model of that name with these options."""
     timm: Any = importlib.import_module("timm")
     file, _ = split_file(options)
-    settings: dict[str, Any] = timm.data.resolve_data_config({} if file is None else read_look(file), model=module)
+    settings: dict[str, Any] = timm.data.resolve_data_config({}, model=module)
+    settings |= {} if file is None else read_look(file)
     channels, height, width = settings["input_size"]
     for option in ("img_size", "input_size"):
         if (size := options.get(option)) is not None:
             height = width = require_size(name, option, size)
-    if isinstance(given := options.get("in_chans"), int) and given != channels:
+    if isinstance(given := options.get("in_chans"), int):
         channels = given
+    for key in ("mean", "std"):
         # timm adds or repeats the first layer's weights; the colours' mean stands for each channel.
-        settings |= {key: (sum(settings[key]) / len(settings[key]),) * given for key in ("mean", "std")}
+        if len(settings[key]) != channels:
+            settings[key] = (sum(settings[key]) / len(settings[key]),) * channels
     settings["input_size"] = (channels, height, width)
     return settings
 

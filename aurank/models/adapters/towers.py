@@ -1,6 +1,7 @@
 """Image towers of open_clip and transformers, to be trained as timm's backbones are."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ _LOOKS: Mapping[str, Callable[[str, str, Options], dict[str, Any]]] = {
     "open_clip": open_clip_look,
     "transformers": transformers_look,
 }
+_PLACES = ("pretrained=", "cache_dir=")  # options that may name one
 _SIZE = 224  # of images where a tower does not say its own
 
 
@@ -61,6 +63,32 @@ def is_tower(name: str) -> bool:
     return name.partition(":")[0] in _TOWERS
 
 
+def is_local(name: str) -> bool:
+    """Whether a backbone is one of a folder of this machine, which others do not have.
+
+    Example:
+        >>> is_local("local-dir:net"), is_local("transformers:facebook/dinov2-small")
+        (True, False)
+    """
+    kind, _, what = name.partition(":")
+    return kind == "local-dir" or (kind == "transformers" and Path(what.split(",")[0]).is_dir())
+
+
+def without_places(name: str) -> str:
+    """Return the name of a backbone without files and folders of this machine, which only its first weights need.
+
+    Example:
+        >>> without_places("open_clip:ViT-B-32,pretrained=here.pt,force_image_size=64")
+        'open_clip:ViT-B-32,force_image_size=64'
+        >>> without_places("open_clip:ViT-B-32,pretrained=laion2b_s34b_b79k")
+        'open_clip:ViT-B-32,pretrained=laion2b_s34b_b79k'
+    """
+    what, *options = name.split(",")
+    values = {one: Path(one.partition("=")[2]) for one in options if one.startswith(_PLACES)}
+    places = [one for one, value in values.items() if value.suffix or value.name != str(value) or value.exists()]
+    return ",".join([what, *(one for one in options if one not in places)])
+
+
 def check_tower(name: str) -> tuple[str, str, Options]:
     """Return the kind of a tower's name, what it names and the options; raise UserError for unknown ones."""
     kind, _, rest = name.partition(":")
@@ -91,17 +119,20 @@ def tower_preprocessing(name: str, *, pretrained: bool, weights: str | None = No
     look = ({} if weights is None else read_look(weights)) or _LOOKS[kind](name, what, options)
     learnt = pretrained or weights is not None
     mean, std = (tuple(float(value) for value in look[key]) for key in ("mean", "std"))
-    return Preprocessing(mean, std, str(look["interpolation"]) if learnt else "area")
+    return Preprocessing(mean, std, str(look["interpolation"]) if learnt else "area", look.get("margin"))
 
 
 def freeze_unused(module: nn.Module, inputs: Tensor) -> Tensor:
     """Freeze the parameters that no output depends on, as a temperature or another tower; return the output.
 
-    Processes that train together would wait for their gradients, and the dry run would count them.
+    Processes that train together would wait for their gradients, and the dry run would count them. Where gradients are
+    off, as in `torch.inference_mode()`, nothing is trained, and nothing frozen.
     """
     found: Tensor = module(inputs)
     if not isinstance(found, Tensor) or found.ndim != 2:
         raise UserError("the model gives something else than one vector for each image; use another one")
+    if not torch.is_grad_enabled():
+        return found
     found.sum().backward()  # type: ignore[no-untyped-call]
     for parameter in module.parameters():
         if parameter.grad is None:

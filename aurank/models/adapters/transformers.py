@@ -84,18 +84,27 @@ class _Texts(nn.Module):
         return states.sum(1) / mask.sum(1, keepdim=True)
 
 
+class _Processed:
+    """An image as a processor makes it ready."""
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+
+    def __call__(self, image: Image) -> Tensor:
+        pixels: Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"][0]
+        return pixels
+
+    def __repr__(self) -> str:
+        return repr(self.processor)
+
+
 def transformers_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
     """Return the model's image features, with its processor as the transform."""
     with _building(name, what, options, allow_code) as (library, arguments, pretrained):
         processor = library.AutoImageProcessor.from_pretrained(what, **_located(arguments))
         model = _model(library, what, arguments, pretrained)
-
-    def transform(image: Image) -> Tensor:
-        pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
-        return pixels
-
     description = describe_adapter(library, what, {**arguments, "pretrained": pretrained}, processor)
-    return ImageModel(name, _Images(model), transform, description)
+    return ImageModel(name, _Images(model), _Processed(processor), description)
 
 
 def transformers_tower(
@@ -134,10 +143,13 @@ def transformers_tower(
 
 
 def transformers_look(name: str, what: str, options: Options) -> dict[str, Any]:
-    """Return mean, deviation and interpolation of the images that the weights were trained on."""
+    """Return mean, deviation, interpolation and margin of the images that the weights were trained on."""
     with _building(name, what, options) as (library, arguments, _):
         processor = library.AutoImageProcessor.from_pretrained(what, **_located(arguments))
     own = {"mean": processor.image_mean, "std": processor.image_std}
+    said = processor.to_dict()
+    shorter, square = (said.get("size") or {}).get("shortest_edge"), (said.get("crop_size") or {}).get("height")
+    own["margin"] = shorter / square if said.get("do_center_crop") and shorter and square else None
     return {**own, "interpolation": interpolation_of(getattr(processor, "resample", None)) or "bicubic"}
 
 

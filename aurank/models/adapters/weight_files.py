@@ -59,8 +59,10 @@ def read_weights(path: Path | str) -> dict[str, Tensors]:
 def read_look(path: Path | str) -> dict[str, Any]:
     """Return mean, deviation and interpolation of images where a folder of weights says them, else nothing.
 
-    The words are those of timm's settings. Files of other libraries beside the weights are read, and damaged ones are
-    as if they were not there: the weights are what counts.
+    The words are those of timm's settings. A file that is no JSON is as if it were not there: the weights count.
+
+    Raises:
+        UserError: what a file says of images makes no sense.
     """
     for name in _SETTINGS:
         try:
@@ -74,8 +76,19 @@ def read_look(path: Path | str) -> dict[str, Any]:
         found = {key: settings.get(key, settings.get(f"image_{key}")) for key in ("mean", "std")}
         found["interpolation"] = settings.get("interpolation") or interpolation_of(settings.get("resample"))
         if found["mean"] is not None and found["std"] is not None:
-            return {key: value for key, value in found.items() if value is not None}
+            if not _is_look(**found):
+                said = ", ".join(f"{key}={value!r}"[:60] for key, value in found.items())
+                expected = "a number for each channel, std above 0, and one of Pillow's interpolations"
+                raise UserError(f"{Path(path) / name} says {said}; expected {expected}: correct it, or remove it")
+            return {key: tuple(value) if isinstance(value, list) else value for key, value in found.items() if value}
     return {}
+
+
+def _is_look(mean: Any, std: Any, interpolation: Any) -> bool:
+    """Whether images can be shown so: a file may say anything."""
+    lists = isinstance(mean, list) and isinstance(std, list) and len(mean) == len(std) > 0
+    numbers = lists and all(isinstance(value, int | float) for value in [*mean, *std])
+    return numbers and 0 <= min(mean) <= max(mean) <= 1 and min(std) > 0 and interpolation in (None, *_PILLOWS)
 
 
 def interpolation_of(number: object) -> str | None:

@@ -15,7 +15,7 @@ from aurank.data.transforms.base import resize, resize_shorter
 from aurank.errors import UserError
 
 RANDOM = ("crop_flip", "random_crop", "affine", "simclr", "multi_crop")
-EVALUATION = ("center", "resize", "torchvision_center")
+EVALUATION = ("center", "resize", "torchvision_center", "transformers_center")
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4, 6])
