@@ -152,6 +152,9 @@ class DataConfig(Strict):
     views: int = key(1, "Augmented views of each image in a training batch.", ge=1, le=16)
     train_labels: Literal["class", "image"] = key("class", "Positives are images of a class, or views of one image.")
     validation_fraction: float = key(0.1, "Training classes held out where the data has no split.", ge=0, le=0.5)
+    validation_by: Literal["class", "super_category"] = key(
+        "class", "What is held out: classes, or whole super-categories."
+    )
     workers: int = key(0, "Processes that read images; 0 reads in the main one.", ge=0, le=1024)
     on_error: Literal["raise", "skip"] = key("raise", "A corrupt image stops the run, or is left out and counted.")
     max_pixels: int = key(128_000_000, "An image of more pixels counts as corrupt.", ge=1, le=178_956_970)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Int64, Integer, Shaped
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import aurank.data.checks.findings
 
 SPLITS = ("train", "val", "test")
+ValidationUnit = Literal["class", "super_category"]
 _COLUMNS = ("paths", "splits", "is_query", "is_gallery", "groups", "super_labels", "texts")
 _LONGEST_NAME = 4096  # as the longest path of Linux
 
@@ -145,33 +146,62 @@ class Manifest:
             raise UserError(f"{self.name} has no images in split {name!r}; splits with images: {sizes}")
         return self.select(self.splits == name)
 
-    def split_validation(self, fraction: int | float, *, seed: int) -> "Manifest":
+    def split_validation(self, fraction: int | float, *, seed: int, by: ValidationUnit = "class") -> "Manifest":
         """Return the manifest with a random `fraction` of the training classes, whole, turned into the split "val".
 
         At least two classes are taken: one alone has no negatives. Unchanged if there is a "val" split, if `fraction`
         is 0, or without training images. Only training rows move, so a class that training and test share stays in
         test. Classes that share an image, by its several texts, move together and count as one: no image is in both.
 
+        Args:
+            fraction: at least 0 and below 1.
+            by: "super_category": whole super-categories are taken, in random order, as long as their classes fit into
+                the fraction, for data whose test classes are of super-categories that training has none of.
+
         Raises:
-            UserError: with fewer than four training classes.
+            UserError: with fewer than four training classes, or super-categories that do not fit.
         """
         if not 0 <= fraction < 1:
             raise UserError(f"the validation fraction must be at least 0 and below 1, got {fraction}")
         training = self.splits == "train"
         if fraction == 0 or "val" in self.split_sizes or not training.any():
             return self
-        labels = self.labels if self.texts is None else _joined_by_images(self.paths, self.labels, training)
-        classes = np.unique(labels[training])
-        if len(classes) < 4:
+        units = self.labels if by == "class" else self._super_units()
+        units = units if self.texts is None else _joined_by_images(self.paths, units, training)
+        # what moves as one, and its classes; the classes that share an image count as one where classes move
+        moved, classes = units[training], (units if by == "class" else self.labels)[training]
+        number = len(np.unique(classes))
+        if number < 4:
             raise UserError(
-                f"{self.name} has {len(classes)} training classes, too few to keep some for validation "
+                f"{self.name} has {number} training classes, too few to keep some for validation "
                 "(4 are needed); set data.validation_fraction=0"
             )
-        number = min(max(2, round(fraction * len(classes))), len(classes) - 2)
-        chosen = np.random.default_rng([seed, len(classes)]).choice(classes, size=number, replace=False)
+        wanted = min(max(2, round(fraction * number)), number - 2)
+        random = np.random.default_rng([seed, number])
+        if by == "class":
+            chosen = random.choice(np.unique(classes), size=wanted, replace=False)
+        else:
+            of_class = np.unique(np.stack([moved, classes]), axis=1)[0]
+            chosen = _that_fit(of_class, wanted, random)
+            if np.isin(of_class, chosen).sum() < 2:
+                raise UserError(
+                    f"{self.name}: no super-categories of 2 to {wanted} classes together, as data.validation_fraction="
+                    f"{fraction} of {number} training classes asks for; set it higher, or data.validation_by=class"
+                )
         splits = self.splits.copy()
-        splits[training & np.isin(labels, chosen)] = "val"
+        splits[training & np.isin(units, chosen)] = "val"
         return dataclasses.replace(self, splits=splits)
+
+    def _super_units(self) -> Int64[np.ndarray, " image"]:
+        """Return the super-category of each row as a number, a class without one being its own."""
+        of_class = self.class_super_labels
+        if of_class is None:
+            raise UserError(
+                f"{self.name} has no super-categories to hold out (data.validation_by=super_category); set "
+                "data.validation_by=class"
+            )
+        own = of_class.max() + 1 + np.arange(len(of_class))
+        return np.asarray(np.unique(np.where(of_class < 0, own, of_class), return_inverse=True)[1][self.labels])
 
     def doctor(
         self,
@@ -268,6 +298,17 @@ def _joined_by_images(
         if np.array_equal(lower, lowest):
             return np.asarray(lowest[labels])
         lowest = lower
+
+
+def _that_fit(units: Int64[np.ndarray, " class"], room: int, random: np.random.Generator) -> Int64[np.ndarray, " unit"]:
+    """Return units, of which each class has one, in random order as long as their classes fit."""
+    names, sizes = np.unique(units, return_counts=True)
+    taken = []
+    for place in random.permutation(len(names)).tolist():
+        if sizes[place] <= room:
+            taken.append(names[place])
+            room -= int(sizes[place])
+    return np.array(taken, dtype=np.int64)
 
 
 def first_seen(names: Iterable[str]) -> dict[str, int]:

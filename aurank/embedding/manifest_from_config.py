@@ -40,7 +40,7 @@ def hold_out(manifest: Manifest, config: DataConfig, *, seed: int) -> Manifest:
     """
     if config.train_labels == "image" and np.bincount(manifest.labels[manifest.splits == "train"]).max(initial=0) < 2:
         return manifest
-    return manifest.split_validation(config.validation_fraction, seed=seed)
+    return manifest.split_validation(config.validation_fraction, seed=seed, by=config.validation_by)
 
 
 def require_room_for(manifest: Manifest) -> None:

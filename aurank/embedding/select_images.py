@@ -19,6 +19,7 @@ from aurank.errors import UserError
 ALL = "all"
 """The name of all splits together."""
 
+_HELD_OUT = ("validation_fraction", "validation_by")  # keys that say which training images are validation
 _WANTS_LABELS = "needs images with labels, such as --data folder:PATH with PATH/CLASS/IMAGE"
 
 
@@ -163,12 +164,12 @@ def _with_splits(
     trained, seed = None, 0
     if checkpoint is not None:
         saved = read_trained(checkpoint["config"])
-        seed, fraction = saved.seed, {"validation_fraction": saved.data.validation_fraction}
+        seed, held_out = saved.seed, {key: getattr(saved.data, key) for key in _HELD_OUT}
         with suppress(UserError):  # too few classes to hold some out
-            trained = hold_out(given, data.model_copy(update=fraction), seed=seed)
+            trained = hold_out(given, data.model_copy(update=held_out), seed=seed)
         if trained is not None and trained.sha256 != checkpoint["manifest"]:
             trained = None
-    if any(override.startswith("data.validation_fraction") for override in images.overrides):
+    if any(override.startswith(tuple(f"data.{key}" for key in _HELD_OUT)) for override in images.overrides):
         return hold_out(given, data, seed=seed), trained
     return given if trained is None or images.data is not None else trained, trained
 

@@ -92,6 +92,39 @@ def test_validation_never_takes_one_class_nor_leaves_one():
         array_manifest({"train": [2] * 3}).split_validation(1.5, seed=0)
 
 
+def _categorised(sizes: list[int]) -> Manifest:
+    """Two images of each class, and so many classes of each super-category."""
+    category = np.repeat(np.arange(len(sizes)), sizes)
+    rows = np.repeat(np.arange(len(category)), 2)
+    return build_manifest(
+        "categorised",
+        ArraySource({}),
+        paths=[str(row) for row in range(len(rows))],
+        labels=[str(label) for label in rows],
+        splits=["train"] * len(rows),
+        super_labels=category[rows].tolist(),
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_validation_takes_whole_super_categories_that_fit(seed):
+    parts = _categorised([5, 3, 2, 2, 1, 7]).split_validation(0.4, seed=seed, by="super_category")
+    training, validation = parts.split("train"), parts.split("val")
+    assert not set(training.super_labels) & set(validation.super_labels)
+    assert 2 <= len(validation.classes) <= 8
+    assert len(training.classes) + len(validation.classes) == 20
+    again = _categorised([5, 3, 2, 2, 1, 7]).split_validation(0.4, seed=seed, by="super_category")
+    assert parts.sha256 == again.sha256
+
+
+def test_super_categories_that_cannot_be_held_out_are_refused():
+    with pytest.raises(UserError, match="no super-categories of 2 to 3 classes together, as .*=0.25"):
+        _categorised([6, 6]).split_validation(0.25, seed=0, by="super_category")
+    with pytest.raises(UserError, match=r"no super-categories to hold out .* set data.validation_by=class"):
+        array_manifest({"train": [2] * 6}).split_validation(0.25, seed=0, by="super_category")
+    assert _categorised([6, 6]).split_validation(0, seed=0, by="super_category").split_sizes == {"train": 24}
+
+
 def test_validation_moves_only_training_rows_of_a_class_that_test_shares():
     manifest = build_manifest(
         "shared",
