@@ -118,7 +118,7 @@ def test_validation_takes_whole_super_categories_that_fit(seed):
 
 
 def test_super_categories_that_cannot_be_held_out_are_refused():
-    with pytest.raises(UserError, match="no super-categories of 2 to 3 classes together, as .*=0.25"):
+    with pytest.raises(UserError, match="no super-categories of 2 to 3 classes together"):
         _categorised([6, 6]).split_validation(0.25, seed=0, by="super_category")
     with pytest.raises(UserError, match=r"no super-categories to hold out .* set data.validation_by=class"):
         array_manifest({"train": [2] * 6}).split_validation(0.25, seed=0, by="super_category")
