@@ -75,6 +75,28 @@ def test_weights_of_a_file_fill_a_tower(tmp_path: Path) -> None:
         Encoder(f"transformers:{folder}", weights=str(tmp_path / "other.pth"))
 
 
+class Loaded:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
+
+
+def test_a_pickle_in_a_folder_of_transformers_runs_nothing(tmp_path: Path) -> None:
+    net, ran = tmp_path / "net", tmp_path / "ran"
+    name = f"transformers:{folder_of(net)}"
+    (net / "model.safetensors").unlink()
+    torch.save({"layernorm.bias": Loaded(ran)}, net / "pytorch_model.bin")
+    for call in (lambda: Encoder(name), lambda: load_model(name), lambda: Encoder(name, weights=str(net))):
+        with pytest.raises(UserError, match="weights") as caught:
+            call()
+        assert "\n" not in str(caught.value)
+        assert not ran.exists()
+
+
 def test_weights_that_lack_a_layer_are_refused(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     model = transformers.ViTModel(transformers.ViTConfig(**SIZES, intermediate_size=32), add_pooling_layer=False)
