@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(1, str(ROOT / "tools" / "experiments"))
 
-from evidence.methods import EXPERIMENTS, FEATURES, METHODS, RECIPES  # noqa: E402
+from evidence.methods import EXPERIMENTS, FEATURES, METHODS, VARIANTS  # noqa: E402
 from evidence.runs import Plan, carry_out  # noqa: E402
 from global_miniatures.queue import carry_out_all  # noqa: E402
 from global_miniatures.store import Run, Store  # noqa: E402
@@ -122,7 +122,7 @@ def main() -> None:
             continue
         command.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmark")
         command.add_argument(
-            "--methods", nargs="+", choices=list(METHODS | RECIPES), default=list(METHODS), metavar="METHOD"
+            "--methods", nargs="+", choices=list(METHODS | VARIANTS), default=list(METHODS), metavar="METHOD"
         )
         command.add_argument("--rates", nargs="+", type=float, help="default: the experiment's")
         command.add_argument("--seeds", type=int, help="seeds 0 … N − 1")

@@ -114,17 +114,17 @@ _ALL = {
 }
 METHODS = {name: one for name, one in _ALL.items() if one.changes[0].removeprefix("loss.name=") in LOSSES}
 """Those whose loss there is."""
-RECIPES = {
-    "recipe": Method(
-        "Multi-Similarity, projection of two layers", "recipe", ("loss.name=multi_similarity", "model.head_layers=2")
+VARIANTS = {
+    "multi_similarity_mlp": Method(
+        "Multi-Similarity, projection of two layers", "variant", ("loss.name=multi_similarity", "model.head_layers=2")
     )
 }
-"""What validation classes chose for a network that is fine-tuned; run by name."""
+"""Tried with a network that is fine-tuned, beside the losses alone; run by name."""
 
 
 def training_run(experiment: str, name: str, rate: float, seed: int) -> Run:
     """A training by a method at a learning rate."""
-    config, changes = EXPERIMENTS[experiment].config, (METHODS | RECIPES)[name].changes
+    config, changes = EXPERIMENTS[experiment].config, (METHODS | VARIANTS)[name].changes
     return Run(experiment, name, {"config": config, "overrides": [*changes, f"optim.lr={rate:g}"], "lr": rate}, seed)
 
 

@@ -1,6 +1,6 @@
 """What the runs say: a table and a picture for each experiment, intervals paired by seed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -14,10 +14,10 @@ from scipy.stats import ttest_rel  # type: ignore[import-untyped]  # scikit-lear
 
 from aurank.evaluation.compare import holm
 from aurank.files import write_text
-from evidence.methods import EXPERIMENTS, METHODS, RECIPES
+from evidence.methods import EXPERIMENTS, METHODS, VARIANTS
 from evidence.runs import FROZEN, Plan
 
-ALL = METHODS | RECIPES
+ALL = METHODS | VARIANTS
 METRICS = {"mAUPRC": "mauprc", "Recall@1": "recall@1", "Recall@10": "recall@10"}
 _TITLES = {"frozen": "the features", "frozen_centred": "centred", "frozen_whitened": "whitened to 128"}
 
@@ -48,13 +48,18 @@ def rows(plan: Plan, store: Store) -> list[Row]:
     held = [Row(name, rate, runs) for name, (rate, runs) in found.items() if rate is not None and runs]
     if not held:
         return []
-    reference = max(held, key=lambda row: row.standing)
+    reference = reference_of(held)
     compared = [_beside(row, reference) for row in held]
     tested = [row for row in compared if row.p_value is not None]
     corrected = holm([row.p_value for row in tested if row.p_value is not None]).tolist() if tested else []
     by_name = dict(zip((row.name for row in tested), corrected, strict=True))
     done = [replace(row, p_value=by_name.get(row.name)) for row in compared]
     return sorted(done, key=lambda row: -row.mean().value)
+
+
+def reference_of(held: Sequence[Row]) -> Row:
+    """The row that the others are compared with."""
+    return max(held, key=lambda row: row.standing)
 
 
 def _beside(row: Row, reference: Row) -> Row:
@@ -69,9 +74,10 @@ def _beside(row: Row, reference: Row) -> Row:
 def table(plan: Plan, store: Store) -> str:
     """One row a method; a rate at an end of the grid is marked, for a better one may lie beyond."""
     cells = []
-    for row in rows(plan, store):
+    held = rows(plan, store)
+    for row in held:
         mark = "*" if row.rate in (min(plan.rates), max(plan.rates)) and len(plan.rates) > 1 else ""
-        gain = "reference" if row.gain is None else row.gain.text()
+        gain = "reference" if row is reference_of(held) else "" if row.gain is None else row.gain.text()
         p_value = "" if row.p_value is None else f"{row.p_value:.2g}"
         metrics = [row.mean(metric).text() for metric in METRICS.values()]
         method = ALL[row.name]
@@ -110,7 +116,7 @@ def picture(plan: Plan, store: Store) -> Figure:
     """Test mAUPRC of every method: each seed, the mean and its interval, by family; lines for the features alone."""
     held = rows(plan, store)[::-1]
     figure, (axes,) = canvas(1, height=1.6 + 0.26 * len(held))
-    colours = dict(zip(("ranking", "pair", "proxy", "margin", "global", "recipe"), COLOURS, strict=False))
+    colours = dict(zip(("ranking", "pair", "proxy", "margin", "global", "variant"), COLOURS, strict=False))
     for place, row in enumerate(held):
         mean, colour = row.mean(), colours[ALL[row.name].family]
         axes.errorbar(mean.value, place, xerr=mean.half_width, fmt="D", color=colour, markersize=5, capsize=3)
