@@ -90,8 +90,9 @@ def table(plan: Plan, store: Store) -> str:
 
 
 def cost(plan: Plan, store: Store) -> str:
-    """How long the runs took."""
-    lines = [line for line in store.lines if line["experiment"] == plan.experiment and line["name"] not in FROZEN]
+    """How long the runs of the table took."""
+    trained = [line for line in store.lines if line["experiment"] == plan.experiment and line["name"] not in FROZEN]
+    lines = [line for line in trained if "changed" not in line["settings"]]  # runs of curves are not of the table
     if not lines:
         return TO_RUN
     spent = [line["processor_seconds"] for line in lines]
