@@ -9,11 +9,12 @@
     python tools/benchmark.py curves grocery                     # runs, then DIR/grocery_curves.png
 
 Experiments: grocery (128 pixels) and omniglot (64 pixels), linear heads on saved features; grocery_tuned, the whole
-network fine-tuned. All have class-disjoint test images, and are read below $AURANK_DATA. The learning rate of a method
-is the one with the best mean validation mAUPRC, on classes held out of training, over the first seeds (`--choosing`);
-every seed holds out others. Fine-tuning has one rate and takes all training classes. `run` carries out what DIR
-has no line of, one run after the other, and may be stopped and started again at any time; not twice at once on one
-experiment. The features lie in --features, default $AURANK_DATA; DIR is docs/benchmark unless --out names another.
+network fine-tuned; omniglot_random, 32 pixels from random weights. All have class-disjoint test images, and are read
+below $AURANK_DATA. The learning rate of a method is the one with the best mean validation mAUPRC, on classes held out
+of training, over the first seeds (`--choosing`); every seed holds out others. Fine-tuning holds out super-categories for
+that, and takes all training classes at the rate it has chosen. `run` carries out what DIR has no line of, --workers at a
+time, and may be stopped and started again at any time; not twice at once on one experiment. The features lie in
+--features, default $AURANK_DATA; DIR is docs/benchmark unless --out names another.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +40,8 @@ MODEL = "timm:tf_efficientnet_lite0"
 def features(given: argparse.Namespace) -> None:
     """Writes the embeddings of a data set."""
     file = EXPERIMENTS[given.experiment].features
+    if file is None:
+        raise SystemExit(f"{given.experiment} takes no features")
     about = FEATURES[file]
     reader, _, archive = about.images[0].partition(":")
     root = Path(os.environ.get("AURANK_DATA", "data"))
@@ -63,16 +66,17 @@ def store_of(given: argparse.Namespace) -> Store:
     return Store(given.out / f"{given.experiment}.jsonl")
 
 
-def carry_out_named(given: argparse.Namespace, store: Store, runs: Iterator[Run]) -> bool:
+def carry_out_named(given: argparse.Namespace, store: Store, runs: Callable[[], Iterator[Run]]) -> bool:
     """Whether every run has a line now."""
     one = partial(carry_out, features=given.features.resolve(), weights=given.weights and given.weights.resolve())
-    return carry_out_all(store, runs, one, started=time.monotonic(), limit_minutes=given.limit_minutes)
+    limits = {"started": time.monotonic(), "limit_minutes": given.limit_minutes, "workers": given.workers}
+    return carry_out_all(store, runs, one, **limits)
 
 
 def run(given: argparse.Namespace) -> None:
     """Carries out the runs that have no line."""
     plan, store = plan_of(given), store_of(given)
-    if carry_out_named(given, store, plan.runs(store)):
+    if carry_out_named(given, store, lambda: plan.runs(store)):
         print("every run is there", flush=True)
 
 
@@ -102,7 +106,7 @@ def curves(given: argparse.Namespace) -> None:
 
     plan, store = plan_of(given), store_of(given)
     methods = first(plan, store)
-    if carry_out_named(given, store, all_runs(plan, store, methods)):
+    if carry_out_named(given, store, lambda: all_runs(plan, store, methods)):
         print(save(picture(plan, store, methods), given.out / f"{given.experiment}_curves.png"))
 
 
@@ -129,6 +133,7 @@ def main() -> None:
         command.add_argument("--choosing", type=int, help="how many of them choose the rate")
         if name in ("run", "curves"):
             command.add_argument("--limit-minutes", type=float, default=float("inf"))
+            command.add_argument("--workers", type=int, default=1, help="runs at a time, each in a process of its own")
         if name == "table":
             command.add_argument("--page", type=Path, help="a page with the markers of this experiment")
     given = parser.parse_args()

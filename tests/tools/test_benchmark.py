@@ -40,7 +40,7 @@ def made_up(run: Run, work: Path) -> Line:
 def finished(path: Path, plan: Plan = PLAN, **limits: Any) -> Store:
     store = Store(path)
     given: dict[str, Any] = {"started": 0.0, "limit_minutes": float("inf"), **limits}
-    carry_out_all(store, plan.runs(store), made_up, **given)
+    carry_out_all(store, lambda: plan.runs(store), made_up, **given)
     return store
 
 
@@ -114,7 +114,7 @@ def test_curves_change_one_thing_of_the_first_methods_at_their_rates(tmp_path: P
     for run in runs:
         assert run.settings["lr"] == 1e-3
         read_config(run.settings["config"], run.settings["overrides"])
-    carry_out_all(store, runs, made_up, started=0.0, limit_minutes=float("inf"))
+    carry_out_all(store, lambda: runs, made_up, started=0.0, limit_minutes=float("inf"))
     assert save(curves_picture(plan, store, ["smooth_ap", "soprc"]), tmp_path / "curves.png").stat().st_size > 10_000
 
 

@@ -35,14 +35,21 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 
 
+def carry_out(run: Run, work: Path) -> Line | None:
+    """What a run of any experiment came to."""
+    return EXPERIMENTS[run.experiment][1](run, work)
+
+
 def run_all(given: argparse.Namespace) -> None:
     """Nothing; carries out what has no line yet, and stops where the next run might end after the limit."""
     store, started = Store(given.out / "runs.jsonl"), time.monotonic()
     for name in given.experiments or EXPERIMENTS:
-        runs, carry_out = EXPERIMENTS[name]
-        limit = {"started": started, "limit_minutes": given.limit_minutes}
-        wanted = (run for run in runs(given.seeds) if name != "start" or start.is_wanted(run, store))
-        if not carry_out_all(store, wanted, carry_out, **limit):
+        limits = {"started": started, "limit_minutes": given.limit_minutes, "workers": given.workers}
+
+        def wanted(name: str = name) -> Iterator[Run]:
+            return (run for run in EXPERIMENTS[name][0](given.seeds) if name != "start" or start.is_wanted(run, store))
+
+        if not carry_out_all(store, wanted, carry_out, **limits):
             return
     print("every run is there", flush=True)
 
@@ -80,6 +87,7 @@ def main() -> None:
             command.add_argument("experiments", nargs="*", type=known, metavar="EXPERIMENT")
             command.add_argument("--seeds", type=int, default=1, help="seeds 0 … N − 1")
             command.add_argument("--limit-minutes", type=float, default=float("inf"))
+            command.add_argument("--workers", type=int, default=1, help="runs at a time, each in a process of its own")
         if name == "tables":
             command.add_argument("--page", type=Path, default=ROOT / "docs" / "miniatures_global.md")
     given = parser.parse_args()

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from global_miniatures.store import Run, Store
 from matplotlib.figure import Figure
@@ -57,15 +57,9 @@ def curve(plan: Plan, store: Store, method: str, axis: Axis) -> Iterator[tuple[f
     if key is None or rate is None:
         return
     for value in axis.values:
-        runs = [training_run(plan.experiment, method, rate, seed) for seed in range(min(SEEDS, plan.seeds))]
-        further = [f"{key}={value:g}", *axis.beside]
-        yield value, [replace(run, settings=_with(run.settings, further)) for run in runs]
-
-
-def _with(settings: dict[str, object], further: list[str]) -> dict[str, object]:
-    overrides = settings["overrides"]
-    assert isinstance(overrides, list)
-    return {**settings, "overrides": [*overrides, *further], "changed": " ".join(further)}
+        further, seeds = [f"{key}={value:g}", *axis.beside], range(min(SEEDS, plan.seeds))
+        runs = [training_run(plan.experiment, method, rate, seed, *further) for seed in seeds]
+        yield value, runs
 
 
 def all_runs(plan: Plan, store: Store, methods: Sequence[str]) -> Iterator[Run]:

@@ -26,12 +26,9 @@ class Experiment:
     config: str
     rates: tuple[float, ...]
     seeds: int
-    choosing: int  # of the seeds, which choose the learning rate; 0 where there is but one
-    features: str  # file of the published network's embeddings, which heads are trained on
-    changes: tuple[str, ...] = ()  # beside the method's
-    validated: tuple[
-        str, ...
-    ] = ()  # in runs that choose the rate alone; where there are none, these count as others do
+    choosing: int  # how many seeds choose the learning rate; 0 where there is but one
+    features: str | None  # file of the published network's embeddings, which heads are trained on
+    validated: tuple[str, ...] = ()  # changes in runs that choose the rate alone; without, these count as others do
     weights: bool = False  # whether the network itself is trained, from a file of weights
 
 
@@ -63,11 +60,20 @@ EXPERIMENTS = {
     "grocery_tuned": Experiment(
         "grocery: the network fine-tuned",
         "grocery/finetuned",
-        rates=(3e-4,),
+        rates=(1e-4, 3e-4, 1e-3),
         seeds=3,
-        choosing=0,
+        choosing=2,
         features=_GROCERY,
+        validated=("data.validation_fraction=0.4", "data.validation_by=super_category"),
         weights=True,
+    ),
+    "omniglot_random": Experiment(
+        "omniglot: 32 pixels, from random weights",
+        "omniglot/soprc",
+        rates=(1e-3, 3e-3, 1e-2),
+        seeds=3,
+        choosing=1,
+        features=None,
     ),
 }
 
@@ -122,14 +128,15 @@ VARIANTS = {
 """Tried with a network that is fine-tuned, beside the losses alone; run by name."""
 
 
-def training_run(experiment: str, name: str, rate: float, seed: int) -> Run:
-    """A training by a method at a learning rate."""
+def training_run(experiment: str, name: str, rate: float, seed: int, *further: str) -> Run:
+    """A training by a method at a learning rate, and with further changes."""
     config, changes = EXPERIMENTS[experiment].config, (METHODS | VARIANTS)[name].changes
-    return Run(experiment, name, {"config": config, "overrides": [*changes, f"optim.lr={rate:g}"], "lr": rate}, seed)
+    settings = {"config": config, "overrides": [*changes, f"optim.lr={rate:g}", *further], "lr": rate}
+    return Run(experiment, name, settings | ({"changed": " ".join(further)} if further else {}), seed)
 
 
 def grid(experiment: str, name: str, *, rates: Sequence[float], choosing: int) -> Iterator[Run]:
     """The runs that choose the learning rate, on validation classes."""
     for seed in range(choosing):
         for rate in rates:
-            yield training_run(experiment, name, rate, seed)
+            yield training_run(experiment, name, rate, seed, *EXPERIMENTS[experiment].validated)

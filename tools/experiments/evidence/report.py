@@ -29,6 +29,7 @@ class Row:
     name: str
     rate: float
     runs: Mapping[int, Line]
+    standing: float  # mean validation mAUPRC, which chooses the reference; that of the test where nothing was validated
     gain: Mean | None = None
     p_value: float | None = None
 
@@ -36,16 +37,15 @@ class Row:
         """Over seeds."""
         return Mean.of(line[metric] for line in self.runs.values())
 
-    @property
-    def standing(self) -> float:
-        """What chooses the reference: mean validation mAUPRC, which chose the rate, or that of the test without it."""
-        return fmean(line.get("val_mauprc", line["mauprc"]) for line in self.runs.values())
-
 
 def rows(plan: Plan, store: Store) -> list[Row]:
     """The methods by falling mean, each beside the one with the best validation, with Holm's correction over all."""
     found = {name: (plan.chosen_rate(store, name), plan.chosen(store, name)) for name in plan.methods}
-    held = [Row(name, rate, runs) for name, (rate, runs) in found.items() if rate is not None and runs]
+    held = [
+        Row(name, rate, runs, _standing(plan.validated(store, name).get(rate), runs))
+        for name, (rate, runs) in found.items()
+        if rate is not None and runs
+    ]
     if not held:
         return []
     reference = reference_of(held)
@@ -55,6 +55,12 @@ def rows(plan: Plan, store: Store) -> list[Row]:
     by_name = dict(zip((row.name for row in tested), corrected, strict=True))
     done = [replace(row, p_value=by_name.get(row.name)) for row in compared]
     return sorted(done, key=lambda row: -row.mean().value)
+
+
+def _standing(validated: float | None, runs: Mapping[int, Line]) -> float:
+    held = [line["val_mauprc"] for line in runs.values() if "val_mauprc" in line]
+    tested = fmean(line["mauprc"] for line in runs.values())
+    return fmean(held) if held else tested if validated is None else validated
 
 
 def reference_of(held: Sequence[Row]) -> Row:

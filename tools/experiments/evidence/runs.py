@@ -31,14 +31,14 @@ class Plan:
 
     def runs(self, store: Store) -> Iterator[Run]:
         """The features alone; then seed by seed what chooses the rates; then the other seeds at these."""
-        for name, steps in FROZEN.items():
+        for name, steps in FROZEN.items() if EXPERIMENTS[self.experiment].features else ():
             yield Run(self.experiment, name, {"config": EXPERIMENTS[self.experiment].config, "steps": steps})
         for seed in range(self.choosing):
             for name in self.methods:
                 for run in grid(self.experiment, name, rates=self.rates, choosing=self.choosing):
                     if run.seed == seed:
                         yield run
-        for seed in range(self.choosing, self.seeds):
+        for seed in range(0 if EXPERIMENTS[self.experiment].validated else self.choosing, self.seeds):
             for name in self.methods:
                 if (rate := self.chosen_rate(store, name)) is not None:
                     yield training_run(self.experiment, name, rate, seed)
@@ -47,13 +47,17 @@ class Plan:
         """The rate with the highest mean validation mAUPRC; None before the grid is complete, or where all diverged."""
         if not self.choosing:
             return self.rates[0]
+        best, score = max(self.validated(store, name).items(), key=lambda one: one[1], default=(None, -np.inf))
+        return best if np.isfinite(score) else None
+
+    def validated(self, store: Store, name: str) -> dict[float, float]:
+        """The mean validation mAUPRC at each rate, -inf where a run diverged; empty before the grid is complete."""
         scores: dict[float, list[float]] = {rate: [] for rate in self.rates}
         for run in grid(self.experiment, name, rates=self.rates, choosing=self.choosing):
             if (line := store.find(run)) is None:
-                return None
+                return {}
             scores[run.settings["lr"]].append(line.get("val_mauprc", -np.inf))
-        best = max(scores, key=lambda rate: fmean(scores[rate]))
-        return best if np.isfinite(fmean(scores[best])) else None
+        return {rate: fmean(values) for rate, values in scores.items() if values}
 
     def chosen(self, store: Store, name: str) -> dict[int, Line]:
         """The finished runs of a method at its rate, by seed."""
@@ -67,12 +71,12 @@ class Plan:
 def carry_out(run: Run, work: Path, *, features: Path, weights: Path | None = None) -> Line | None:
     """What one run came to; where embeddings (a folder) and weights lie is no part of what a run is."""
     about = EXPERIMENTS[run.experiment]
-    if run.name in FROZEN:
+    if run.name in FROZEN and about.features is not None:
         return frozen(features / about.features, run.settings["steps"])
     if about.weights and weights is None:
         raise UserError(f"{run.experiment} trains a published network: give its --weights")
-    place = f"model.weights={weights}" if about.weights else f"data.root={features}"
-    overrides = [*run.settings["overrides"], place]
+    places = [f"model.weights={weights}"] if about.weights else [f"data.root={features}"] if about.features else []
+    overrides = [*run.settings["overrides"], *places]
     return training.carry_out(replace(run, settings={**run.settings, "overrides": overrides}), work)
 
 
