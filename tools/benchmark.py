@@ -11,9 +11,9 @@
 Experiments: grocery (128 pixels) and omniglot (64 pixels), linear heads on saved features; grocery_tuned, the whole
 network fine-tuned; omniglot_random, 32 pixels from random weights. All have class-disjoint test images, and are read
 below $AURANK_DATA. The learning rate of a method is the one with the best mean validation mAUPRC, on classes held out
-of training, over the first seeds (`--choosing`); every seed holds out others. Fine-tuning holds out super-categories for
-that, and takes all training classes at the rate it has chosen. `run` carries out what DIR has no line of, --workers at a
-time, and may be stopped and started again at any time; not twice at once on one experiment. The features lie in
+of training, over the first seeds (`--choosing`); every seed holds out others. Fine-tuning holds out super-categories
+for that, and takes all training classes at the rate it has chosen. `run` carries out what DIR has no line of, --workers
+at a time, and may be stopped and started again at any time; not twice at once on one experiment. The features lie in
 --features, default $AURANK_DATA; DIR is docs/benchmark unless --out names another.
 """
 

@@ -29,7 +29,7 @@ def carry_out_all(
     """Whether every run is there now; False where the next one might end after the limit.
 
     Args:
-        runs: gives them one by one, and is asked again at their end: later ones may depend on what earlier ones came to.
+        runs: gives them one by one, and is asked again at their end: later ones may depend on earlier ones.
         carry_out: one run; with workers, something that another process can import.
         started: when the limit began to count, by time.monotonic.
         workers: how many at a time, each in a process of its own; with 1, in this one.
