@@ -40,6 +40,7 @@ def public() -> dict[str, Any]:
 
 PUBLIC = public()
 SLOW = {
+    "aurank.commands.average.average_models",
     "aurank.commands.baselines.measure_baselines",
     "aurank.commands.build_index.add_images",
     "aurank.commands.build_index.build_index",

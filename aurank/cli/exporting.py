@@ -14,6 +14,26 @@ if TYPE_CHECKING:
 
 
 @app.command()
+def average(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Folders of runs, or DIR/best, DIR/last.")],
+    out: Annotated[Path, typer.Option(help="Folder to make, with best.pt in it.")],
+) -> None:
+    """Average the weights of several trainings of one network.
+
+    They began at one network and differ in their training alone, such as seed, loss or rate. What is written is
+    loaded, measured, searched with and exported like the best of a run.
+
+    \b
+    aurank average runs/first runs/second runs/third --out runs/average
+    aurank evaluate --model aurank:runs/average/best --out measured
+    """
+    from aurank.commands import average_models
+
+    written = average_models(runs, out)
+    console.say(f"written to {out}: {written.name}, the average of {len(runs)} models")
+
+
+@app.command()
 @measuring("data", "split", allow_code=False, caching=False)
 def export(
     checkpoint: Annotated[str, typer.Argument(help="DIR/best of a run, such as runs/mine/best.")],

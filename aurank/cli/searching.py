@@ -200,7 +200,7 @@ def search(
 
 def _with_stdin(given: Sequence[str]) -> list[str]:
     """Return the arguments, - replaced by the lines of stdin."""
-    from aurank.commands.photos import read_list
+    from aurank.data.photos import read_list
 
     found: list[str] = []
     for one in given:

@@ -3,6 +3,7 @@
 Whatever is wrong with their options is a UserError, before anything is embedded where that can be known.
 """
 
+from aurank.commands.average import average_models
 from aurank.commands.baselines import measure_baselines
 from aurank.commands.build_index import IndexChange, add_images, build_index, remove_images
 from aurank.commands.compare import compare_reports
@@ -26,6 +27,7 @@ __all__ = [
     "PhotoHits",
     "RunOptions",
     "add_images",
+    "average_models",
     "build_index",
     "calibrate_model",
     "compare_reports",

@@ -9,7 +9,7 @@ from typing import Any
 from aurank.commands.run_options import RunOptions, split_name
 from aurank.data import Manifest
 from aurank.data.captions import text_key
-from aurank.embedding.checkpoint import load_checkpoint, resolve_checkpoint
+from aurank.embedding.checkpoint import describe_average, load_checkpoint, resolve_checkpoint
 from aurank.embedding.choices import read_trained
 from aurank.embedding.evaluation_options import noted, two_way_options
 from aurank.embedding.from_config import build_dataset, describe_model, with_preprocessing
@@ -128,11 +128,12 @@ def evaluate_pairs(
     reports, zero_shot = reports_by_group(embedded, train, manifest, **options), None
     skipped = f"{len(manifest) - len(embedded.rows):,} of them skipped as unreadable"
     note = f"model {model}; {len(manifest):,} pairs of {manifest.name}, manifest {manifest.sha256[:16]}, {skipped}"
+    notes = [note, *describe_average(checkpoint)]
     if has_classes:
         names = [name.replace("-", " ").replace("_", " ") for name in manifest.classes]
         zero_shot = embedded.zero_shot(towers.module, towers.tokenise, names, templates=templates or PROMPTS)
-        zero_shot = noted(zero_shot, note)
-    return PairsResult({name: noted(report, note) for name, report in reports.items()}, zero_shot)
+        zero_shot = noted(zero_shot, *notes)
+    return PairsResult({name: noted(report, *notes) for name, report in reports.items()}, zero_shot)
 
 
 def _has_classes(manifest: Manifest) -> bool:

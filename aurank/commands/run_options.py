@@ -1,7 +1,7 @@
 """How a model is run on images: its options, the model with the images as it wants them, and their embeddings."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from aurank.config import Config, DataConfig
 from aurank.config.schema import EvaluateConfig
 from aurank.data import ImageDataset, Manifest
 from aurank.embedding.cache import EmbeddingCache, Say, data_sha256, weights_sha256
-from aurank.embedding.checkpoint import is_head, load_checkpoint, resolve_checkpoint
+from aurank.embedding.checkpoint import describe_average, is_head, load_checkpoint, resolve_checkpoint
 from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import Embedded, ModelImages, embed
 from aurank.embedding.evaluation_options import evaluation_options
@@ -112,6 +112,7 @@ class PreparedModel:
     dataset_of: Callable[[Manifest], ImageDataset]  # other images for the same model
     remarks: list[str]  # what the split means, and what was taken of a file of weights
     run: RunOptions
+    origin: list[str] = field(default_factory=list)  # of a model that is the average of others
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -141,7 +142,7 @@ class PreparedModel:
         kept = set(embedded.ids.tolist())
         paths = [path for row, path in enumerate(manifest.paths) if row not in kept]
         name = f"{manifest.name}, manifest {manifest.sha256[:16]}, {len(manifest.classes):,} classes"
-        notes = [f"model {self.name}; {len(manifest):,} images of {name}"]
+        notes = [f"model {self.name}; {len(manifest):,} images of {name}", *self.origin]
         if paths:
             some = "; ".join(paths[:3]) + (f", and {len(paths) - 3} more" if len(paths) > 3 else "")
             notes.append(f"skipped, unreadable: {len(paths):,} of {len(manifest):,} images ({some})")
@@ -178,7 +179,8 @@ def prepare_model(model: str, images: ImageSelection, running: RunOptions) -> Pr
         module = encoder_of(checkpoint, config, what)
         description = describe_model(config)
         dataset_of = partial(build_dataset, config.data, train=False)
-    return PreparedModel(model, module, dataset_of(manifest), description, data, config, dataset_of, remarks, running)
+    same = (description, data, config, dataset_of, remarks, running)
+    return PreparedModel(model, module, dataset_of(manifest), *same, describe_average(checkpoint or {}))
 
 
 def refuse_preprocessing(images: ImageSelection, model: str) -> None:

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 from PIL import Image
 
-from aurank.commands.photos import JoinedSource, Photo, PhotoFile, find_photos, read_photo
 from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding
+from aurank.data.photos import JoinedSource, Photo, PhotoFile, find_photos, read_photo
 from aurank.data.sources import ImageSource
 from aurank.embedding.index_folder import moved_sources, open_described, read_about, read_rows, verify_model
 from aurank.embedding.index_rows import IndexedRows, Table
@@ -254,7 +254,7 @@ class PhotoHits:
     """What one photo found, or why it could not be read.
 
     Example:
-        >>> from aurank.commands.photos import find_photos
+        >>> from aurank.data.photos import find_photos
         >>> PhotoHits(find_photos(["photos/a.jpg"])[0], [], "it is not there").photo.name
         'a.jpg'
     """

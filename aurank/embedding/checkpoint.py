@@ -29,6 +29,8 @@ WEIGHTS |= {"encoder": _STATE, "average": _PERHAPS, "tokeniser": _PERHAPS}
 CONTENT: dict[str, tuple[type, ...]] = {**WEIGHTS, "loss": _STATE, "miner": _STATE, "optimiser": _STATE}
 CONTENT |= {"scaler": _PERHAPS, "sampler": _STATE, "random": (list,)}
 """What a checkpoint holds that a run can be resumed from."""
+AVERAGE_OF = "average_of"
+"""Where a checkpoint that is the average of several says of which: for each its name, configuration and step."""
 
 
 class DamagedCheckpointError(UserError):
@@ -75,6 +77,8 @@ def load_checkpoint(path: Path, *, read_run: Callable[[dict[str, Any]], Config] 
             came = f"is of type {type(content[name]).__name__}" if name in content else "is missing"
             expected = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in types)
             raise _incomplete(path, f"{name!r} {came}, expected {expected}")
+    if not _are_parts(content.get(AVERAGE_OF, [])):
+        raise _incomplete(path, f"{AVERAGE_OF!r} is no list of models with their names and configurations")
     _check_weights(content, path, read_run or read_trained)
     return content
 
@@ -174,6 +178,26 @@ def _check_weights(content: dict[str, Any], path: Path, read: Callable[[dict[str
     except UserError as error:
         said = one_line(getattr(error, "errors", [str(error)])[0])
         raise UserError(f"{path}: this aurank cannot use its config ({said}); use the version that wrote it") from error
+
+
+def _are_parts(value: Any) -> bool:
+    named = ("name", str), ("config", dict)
+    return isinstance(value, list) and all(
+        isinstance(one, dict) and all(isinstance(one.get(key), kind) for key, kind in named) for one in value
+    )
+
+
+def describe_average(checkpoint: dict[str, Any], *, named: bool = True) -> list[str]:
+    """Return a line on the models whose weights a checkpoint is the average of, none where it is of one training.
+
+    named: with their names, which are places on the machine.
+    """
+    told = []
+    for one in checkpoint.get(AVERAGE_OF, []):
+        what = "an average" if AVERAGE_OF in one else f"seed {one['config'].get('seed')}"
+        told.append(f"{one['name']} ({what})" if named else what)
+    what = "" if named else f"{len(told)} models: "
+    return [f"the weights are the average of {what}{', '.join(told)}"] if told else []
 
 
 def resolve_checkpoint(path: Path | str) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 
 from aurank.config import Config, LossTerm
 from aurank.data import Pipeline
+from aurank.embedding.checkpoint import describe_average
 from aurank.exporting.usage import usage
 from aurank.models.adapters.stored import describe_steps
 from aurank.models.adapters.towers import is_local, without_places
@@ -176,6 +177,7 @@ def describe_training(config: Config, state: dict[str, Any]) -> list[str]:
     """Return what the card says of the run."""
     model, data = config.model, config.data
     step = state["progress"].get("step")
+    averaged = [f"{line}; the lines above are of the first" for line in describe_average(state, named=False)]
     head = "without its projection" if model.discard_head else f"{model.head_layers}-layer projection to {model.dim}"
     head += " trained alone" if model.freeze is not None and WHOLE in model.freeze else ""
     return [
@@ -184,7 +186,7 @@ def describe_training(config: Config, state: dict[str, Any]) -> list[str]:
         *map(_describe_term, config.terms),
         f"sampler: {config.sampler.name}, batches of {config.sampler.batch}",
         f"optimiser: {config.optim.name}, lr {config.optim.lr:g}, weight decay {config.optim.weight_decay:g}",
-        f"weights of step {step} of {config.train.steps}, seed {config.seed}",
+        *(averaged or [f"weights of step {step} of {config.train.steps}, seed {config.seed}"]),
     ]
 
 

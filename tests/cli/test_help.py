@@ -9,6 +9,7 @@ from testing.shell import Shell
 GROUPS = [(), ("index",), ("data",), ("cache",)]
 COMMANDS = ["train", "demo", "evaluate", "embed", "pairs", "probe", "export", "compare", "calibrate", "search", "serve"]
 COMMANDS += ["doctor", "config", "ls", "cp", "index build", "index add", "index remove", "data check", "cache prune"]
+COMMANDS += ["average"]
 
 
 @pytest.fixture

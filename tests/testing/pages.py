@@ -18,6 +18,7 @@ from testing.two_towers import pairs_config, write_table
 import aurank
 from aurank.commands import embed_model, export_model
 from aurank.embedding import ImageSelection
+from aurank.embedding.checkpoint import load_checkpoint, save_checkpoint
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
@@ -59,6 +60,15 @@ def commands() -> list[tuple[str, list[str]]]:
     return found
 
 
+def write_averaged(runs: Path) -> None:
+    """Write two runs that could be of one network, after `soprc`, and their average."""
+    content = load_checkpoint(runs / "soprc/best.pt")
+    content["config"]["model"]["weights"] = "weights.safetensors"
+    for name in ("seed0", "seed1"):
+        save_checkpoint(runs / name / "best.pt", content)
+    aurank.average_models([runs / "seed0", runs / "seed1"], runs / "average")
+
+
 def write_world(folder: Path) -> aurank.TrainResult:
     """Write what the pages speak of into a folder: photos, tables, embeddings, two small runs, weights.
 
@@ -92,6 +102,7 @@ def write_world(folder: Path) -> aurank.TrainResult:
     aurank.train(pairs_config(folder, train=short, optim={"warmup_steps": 0}), folder / "runs/text_sogclr")
     few = ImageSelection(f"folder:{folder / 'photos'}")
     export_model(str(folder / "runs/soprc/best"), "safetensors", folder / "exported/weights", images=few)
+    write_averaged(folder / "runs")
     for name, run in {"mine": "soprc", "finetuned": "soprc", "pairs": "text_sogclr"}.items():
         (folder / "runs" / name).symlink_to(folder / "runs" / run)
     images = ImageSelection(f"folder:{folder / 'photos'}", split="all", overrides=["data.params.test_fraction=0.5"])

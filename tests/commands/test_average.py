@@ -1,0 +1,322 @@
+"""The average of several models: its numbers, that it is a model as any other, and what it refuses or doubts."""
+
+import json
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from testing.tiny import tiny_config
+from testing.two_towers import pairs_config, trainer_of, write_table
+from torch import Tensor
+
+import aurank
+from aurank.commands import evaluate_model, evaluate_pairs, export_model
+from aurank.commands.average import mean_weights
+from aurank.embedding import ImageSelection
+from aurank.embedding.checkpoint import load_checkpoint, save_checkpoint
+from aurank.embedding.from_config import build_encoder, with_preprocessing
+from aurank.errors import AurankError, AurankWarning, UserError
+from aurank.training import read_config
+
+FROM_RANDOM = "began at random weights, whose average with others is usually ruined; begin all at one network"
+IMAGES = torch.rand(5, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def moved(state: dict[str, Tensor], seed: int, by: float = 0.01) -> dict[str, Tensor]:
+    """Weights as after another training from the same start: what is trained is a little elsewhere."""
+    random = torch.Generator().manual_seed(seed)
+    fixed = ("running_mean", "running_var", "num_batches_tracked")
+    return {
+        name: value if name.endswith(fixed) else value + by * torch.randn(value.shape, generator=random)
+        for name, value in state.items()
+    }
+
+
+def save(folder: Path, seed: int, *, by: float = 0.01, manifest: str = "m", **sections: Any) -> Path:
+    """Write best.pt of a run of that seed, of a small network that began at weights of a file."""
+    sections["model"] = {"freeze_batch_norm": True, "weights": "w.safetensors", **sections.get("model", {})}
+    config = read_config({**tiny_config(**sections), "seed": seed})
+    config = with_preprocessing(config, with_preprocessing(read_config(tiny_config())))
+    torch.manual_seed(0)
+    state = build_encoder(config.model, channels=config.data.channels, load=False).state_dict()
+    content = {"config": config.model_dump(mode="json"), "manifest": manifest, "data": {"sizes": "1"}}
+    content |= {"progress": {"step": 10 * seed}, "tokeniser": None, "encoder": moved(state, seed, by), "average": None}
+    save_checkpoint(folder / "best.pt", content)
+    return folder
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> list[Path]:
+    return [save(tmp_path / name, seed) for name, seed in (("one", 1), ("two", 2))]
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = load_checkpoint(folder / "best.pt")["encoder"]
+    return found
+
+
+def embeddings(module: torch.nn.Module, images: Tensor = IMAGES) -> Tensor:
+    with torch.inference_mode():
+        found: Tensor = module.eval()(images)
+    return found
+
+
+def test_the_mean_is_that_of_a_plain_loop_rounded_once() -> None:
+    random = torch.Generator().manual_seed(0)
+    states = [
+        {
+            "weight": torch.randn(3, 4, generator=random),
+            "half": (100 * torch.randn(50, generator=random)).half(),
+            "same": torch.full((5,), 0.1),
+            "count": torch.tensor(place),
+        }
+        for place in (7, 8, 9)
+    ]
+    found = mean_weights(states)
+    for name in ("weight", "half"):
+        for at in np.ndindex(*states[0][name].shape):
+            exact = sum(float(state[name][at]) for state in states) / 3
+            assert found[name][at] == torch.tensor(exact, dtype=torch.float64).to(found[name].dtype)
+    assert found["same"].equal(states[0]["same"])
+    assert int(found["count"]) == 7
+    assert [value.dtype for value in found.values()] == [value.dtype for value in states[0].values()]
+
+
+def test_an_average_is_loaded_as_a_run_is_and_says_of_what_it_is(two: list[Path], tmp_path: Path) -> None:
+    best = aurank.average_models([two[0], f"aurank:{two[1]}/best"], tmp_path / "average")
+    assert best == tmp_path / "average/best.pt"
+    states = [weights(folder) for folder in two]
+    by_hand, _ = aurank.load(two[0])
+    with torch.no_grad():
+        for name, value in by_hand.state_dict().items():
+            if value.is_floating_point():
+                value.copy_(((states[0][name].double() + states[1][name].double()) / 2).float())
+    for name in (best, best.parent, best.parent / "best"):
+        assert embeddings(aurank.load(name)[0]).equal(embeddings(by_hand))
+    content = load_checkpoint(best)
+    assert [(one["config"]["seed"], one["step"]) for one in content["average_of"]] == [(1, 10), (2, 20)]
+    assert content["config"] == load_checkpoint(two[0] / "best.pt")["config"]
+    assert (content["manifest"], content["data"]) == ("m", {"sizes": "1"})
+    again = aurank.average_models([best.parent, two[0]], tmp_path / "again")
+    with pytest.raises(UserError, match=r"weights only|no aurank run"):
+        aurank.train(tiny_config(), again.parent, resume=True)
+
+
+def test_the_moving_average_is_taken_where_there_is_one(two: list[Path], tmp_path: Path) -> None:
+    content = load_checkpoint(two[0] / "best.pt")
+    content["average"] = {"updates": 5, "values": moved(content["encoder"], 9)}
+    save_checkpoint(two[0] / "best.pt", content)
+    found = load_checkpoint(aurank.average_models(two, tmp_path / "average"))
+    expected = mean_weights([content["average"]["values"], weights(two[1])])
+    assert all(found["encoder"][name].equal(value) for name, value in expected.items())
+    assert found["average"] is None
+
+
+@pytest.mark.parametrize("heads", [{"head_layers": 2, "discard_head": True}, {"pooling": "gem", "params": {}}])
+def test_heads_and_poolings_are_averaged_too(heads: dict[str, Any], tmp_path: Path) -> None:
+    runs = [save(tmp_path / str(seed), seed, model=heads) for seed in (1, 2, 3)]
+    best = aurank.average_models(runs, tmp_path / "average")
+    expected = mean_weights([weights(run) for run in runs])
+    found = weights(best.parent)
+    assert all(found[name].equal(value) for name, value in expected.items())
+    assert embeddings(aurank.load(best)[0]).isfinite().all()
+
+
+def test_a_matryoshka_run_averages_with_one_of_another_loss(tmp_path: Path) -> None:
+    terms = [{"name": "soprc", "matryoshka": [4, 8]}]
+    runs = [save(tmp_path / "a", 1, loss=terms), save(tmp_path / "b", 2, loss="smooth_ap", optim={"lr": 2e-3})]
+    config = load_checkpoint(aurank.average_models(runs, tmp_path / "average"))["config"]
+    assert config["loss"][0]["matryoshka"] == [4, 8]
+
+
+@pytest.mark.slow
+def test_adapters_are_added_to_their_layers_before_the_mean(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    vit = {"backbone": "test_vit", "params": {"img_size": 16, "global_pool": "token"}}
+    runs = [save(tmp_path / "a", 1, by=0.005, model={**vit, "lora": {"rank": 2}})]
+    runs += [save(tmp_path / "b", 2, by=0.005, model={**vit, "lora": {"rank": 4}})]
+    best = aurank.average_models(runs, tmp_path / "average")
+    model, _ = aurank.load(best)
+    expected = mean_weights([aurank.load(run)[0].state_dict() for run in runs])
+    assert all(value.equal(expected[name]) for name, value in model.state_dict().items())
+    content = load_checkpoint(best)
+    assert content["config"]["model"]["lora"] is None
+    assert [one["config"]["model"]["lora"]["rank"] for one in content["average_of"]] == [2, 4]
+
+
+@pytest.mark.slow
+def test_two_towers_are_averaged_as_one(tmp_path: Path) -> None:
+    write_table(tmp_path)
+    settings = {"weights": "w.safetensors", "freeze_batch_norm": True}
+    runs = []
+    trainer = trainer_of(pairs_config(tmp_path))
+    for seed in (3, 4):
+        config = read_config({**pairs_config(tmp_path, model=settings), "seed": seed})
+        config = with_preprocessing(config, trainer.config)
+        content = {"config": config.model_dump(mode="json"), "manifest": "m", "data": None, "progress": {}}
+        content |= {"tokeniser": trainer.task.state_dict(), "average": None}
+        runs.append(tmp_path / str(seed))
+        save_checkpoint(runs[-1] / "best.pt", {**content, "encoder": moved(trainer.model.state_dict(), seed)})
+    best = aurank.average_models(runs, tmp_path / "average")
+    model, *_ = aurank.load_pairs(best)
+    expected = mean_weights([weights(run) for run in runs])
+    assert all(value.equal(expected[name]) for name, value in model.state_dict().items())
+    notes = evaluate_pairs(f"aurank:{best}").two_way["all"].image_to_text.notes
+    assert any(f"average of {runs[0]} (seed 3), {runs[1]} (seed 4)" in note for note in notes)
+    content = load_checkpoint(runs[1] / "best.pt")
+    content["tokeniser"] = {**content["tokeniser"], "merges": content["tokeniser"]["merges"][:-1]}
+    save_checkpoint(runs[1] / "best.pt", content)
+    with pytest.raises(UserError, match="they learnt other tokens"):
+        aurank.average_models(runs, tmp_path / "other")
+
+
+def test_reports_and_cards_tell_of_the_average(two: list[Path], tmp_path: Path) -> None:
+    best = aurank.average_models(two, tmp_path / "average")
+    for place in range(6):
+        path = tmp_path / f"photos/class{place % 2}/{place}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((16, 16), 40 * place, np.uint8)).save(path)
+    few = ImageSelection(f"folder:{tmp_path / 'photos'}", overrides=["data.odd_classes=keep"])
+    report = evaluate_model(f"aurank:{best}", few)
+    assert f"the weights are the average of {two[0]} (seed 1), {two[1]} (seed 2)" in report.notes
+    export_model(f"aurank:{best}", "safetensors", tmp_path / "out", images=few)
+    card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
+    assert "the weights are the average of 2 models: seed 1, seed 2; the lines above are of the first" in card
+    assert str(tmp_path) not in card + json.dumps(json.loads((tmp_path / "out/export.json").read_text("utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": {"dim": 4}}, r"one and .*other cannot be averaged: model\.dim: 8 != 4; name trainings of one"),
+        ({"model": {"head_layers": 2, "pooling": "max"}}, r"model\.head_layers: 1 != 2, and 1 more differ;"),
+        ({"data": {"image_size": 24}}, r"data\.image_size: 16 != 24;"),
+        ({"data": {"normalise": {"mean": [0.1], "std": [0.5]}}}, r"data\.normalise\.mean"),
+        ({"data": {"test_transform": {"name": "center", "params": {}}}}, r"data\.test_transform\.name: 'resize' !="),
+    ],
+)
+def test_models_that_differ_in_more_than_training_are_refused(
+    changes: dict[str, Any], said: str, two: list[Path], tmp_path: Path
+) -> None:
+    other = save(tmp_path / "other", 3, **changes)
+    with pytest.raises(UserError, match=said) as refused:
+        aurank.average_models([two[0], other], tmp_path / "average")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "average").exists()
+
+
+def test_what_acts_in_training_alone_may_differ(two: list[Path], tmp_path: Path) -> None:
+    changes = {"channels_last": True, "params": {"drop_rate": 0.3}, "freeze": ["conv1"], "freeze_batch_norm": False}
+    aurank.average_models([two[0], save(tmp_path / "other", 3, model=changes)], tmp_path / "average")
+
+
+def test_too_few_models_folders_in_use_and_other_files_are_refused(two: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "average"
+    for models, said in {
+        (): r"takes two models or more, got none; name two trainings",
+        (two[0],): r"takes two models or more, got .*one; name two trainings",
+        (two[0], two[1], f"{two[0]}/best.pt"): r"one and .*one/best\.pt are the same checkpoint; name each model once",
+        (two[0], tmp_path): rf"no checkpoint at {tmp_path}/best\.pt; a run writes",
+        (two[0], "timm:resnet18"): r"no checkpoint at timm:resnet18\.pt",
+    }.items():
+        with pytest.raises(UserError, match=said):
+            aurank.average_models(models, out)  # type: ignore[arg-type]
+    assert not out.exists()
+    with pytest.raises(UserError, match=rf"--out {two[0]} is not empty; name another folder"):
+        aurank.average_models(two, two[0])
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(UserError, match=r"file is a file; name another place"):
+        aurank.average_models(two, tmp_path / "file")
+    torch.save({"weight": torch.ones(1)}, tmp_path / "best.pt")
+    with pytest.raises(UserError, match=r"is not an aurank checkpoint"):
+        aurank.average_models([two[0], tmp_path], out)
+
+
+def test_a_disk_that_is_full_leaves_nothing(two: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(AurankError, match=r"cannot save .*best\.pt: No space left"):
+        aurank.average_models(two, tmp_path / "average")
+    assert not list((tmp_path / "average").iterdir())
+
+
+def test_models_from_random_weights_are_told(tmp_path: Path) -> None:
+    runs = [save(tmp_path / str(seed), seed, model={"weights": None, "pretrained": False}) for seed in (1, 2)]
+    with pytest.warns(AurankWarning, match=rf"{runs[0]} {FROM_RANDOM}") as told:
+        aurank.average_models(runs, tmp_path / "average")
+    assert len(told) == 1
+
+
+def test_models_that_began_elsewhere_are_told(two: list[Path], tmp_path: Path) -> None:
+    far = save(tmp_path / "far", 3, by=10.0)
+    with pytest.warns(AurankWarning, match=r"the backbones of .*one and .*far have a cosine of -?0\.\d\d: they did"):
+        aurank.average_models([*two, far], tmp_path / "average")
+    content = load_checkpoint(two[1] / "best.pt")
+    content["encoder"]["head.weight"] = torch.randn(content["encoder"]["head.weight"].shape)
+    save_checkpoint(two[1] / "best.pt", content)
+    with pytest.warns(AurankWarning, match=r"the projections of .* begin all at one checkpoint \(model\.init_from\)"):
+        aurank.average_models(two, tmp_path / "projections")
+    discarded = []
+    for place, folder in enumerate(two):
+        content = load_checkpoint(folder / "best.pt")
+        content["config"]["model"]["discard_head"] = True
+        discarded.append(tmp_path / f"discarded{place}")
+        save_checkpoint(discarded[-1] / "best.pt", content)
+    aurank.average_models(discarded, tmp_path / "without")  # the projection is for training alone
+
+
+def test_batch_norm_statistics_that_were_learnt_are_told(two: list[Path], tmp_path: Path) -> None:
+    content = load_checkpoint(two[1] / "best.pt")
+    name = next(name for name in content["encoder"] if name.endswith("running_mean"))
+    content["encoder"][name] += 0.5
+    save_checkpoint(two[1] / "best.pt", content)
+    told = rf"learnt other batch-norm statistics \({re.escape(name)}\).*; train with model\.freeze_batch_norm=true"
+    with pytest.warns(AurankWarning, match=told):
+        best = aurank.average_models(two, tmp_path / "average")
+    assert load_checkpoint(best)["encoder"][name].equal(weights(two[0])[name] + 0.25)
+
+
+def test_other_images_are_told_and_the_average_knows_none(two: list[Path], tmp_path: Path) -> None:
+    other = save(tmp_path / "other", 3, manifest="another")
+    with pytest.warns(AurankWarning, match=r"were trained on other images, or held out others"):
+        best = aurank.average_models([two[0], other], tmp_path / "average")
+    content = load_checkpoint(best)
+    assert (content["manifest"], content["data"]) == ("", None)
+
+
+def test_heads_on_saved_embeddings_are_averaged(tmp_path: Path) -> None:
+    runs = []
+    features = {"width": 6, "model": "timm:a", "weights_sha256": "f", "preprocessing": "p"}
+    for seed in (1, 2):
+        config = tiny_config(model={"backbone": "none", "params": {}, "features": features})
+        config["data"] = {"name": "embeddings", "params": {"file": "rows.npz"}}
+        settings = read_config({**config, "seed": seed})
+        torch.manual_seed(0)
+        state = build_encoder(settings.model, channels=1, load=False).state_dict()
+        content = {"config": settings.model_dump(mode="json"), "manifest": "m", "data": None, "progress": {}}
+        runs.append(tmp_path / str(seed))
+        content |= {"tokeniser": None, "encoder": moved(state, seed), "average": None}
+        save_checkpoint(runs[-1] / "best.pt", content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        best = aurank.average_models(runs, tmp_path / "average")
+    rows = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", embeddings=rows, labels=np.arange(8) // 2, splits=["test"] * 8)
+    report = evaluate_model(f"aurank:{best}", ImageSelection(f"embeddings:{tmp_path / 'rows.npz'}"))
+    mean = mean_weights([weights(run) for run in runs])
+    by_hand = torch.from_numpy(rows) @ mean["head.weight"].T + mean["head.bias"]
+    assert report.mauprc == pytest.approx(aurank.evaluate(by_hand, np.arange(8) // 2).mauprc)
+
+
+def test_a_record_that_is_no_list_is_refused(two: list[Path]) -> None:
+    content = load_checkpoint(two[0] / "best.pt")
+    save_checkpoint(two[0] / "best.pt", {**content, "average_of": [{"name": 3}]})
+    with pytest.raises(UserError, match=r"is not a complete aurank checkpoint: 'average_of' is no list of models"):
+        load_checkpoint(two[0] / "best.pt")
