@@ -89,7 +89,8 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
         _require_same_network(first, parts[-1])
     for text in _doubts(parts):
         warnings.warn(text, AurankWarning, stacklevel=2)
-    known = first.images if all(part.images == first.images for part in parts) else {"manifest": "", "data": None}
+    is_same = all(part.images["manifest"] == first.images["manifest"] for part in parts)
+    known = first.images if is_same else {"manifest": "", "data": None}
     content: dict[str, Any] = {"config": first.config.model_dump(mode="json"), **known, "progress": {}}
     content |= {"tokeniser": first.tokeniser, "encoder": mean_weights([part.weights for part in parts])}
     save_checkpoint(out / "best.pt", {**content, "average": None, AVERAGE_OF: [part.record for part in parts]})
@@ -207,7 +208,9 @@ def _apart(first: _Part, other: _Part) -> list[str]:
         cosine = _cosine(first.weights, other.weights, names)
         if cosine < _ALIKE:
             both = f"the {what} of {first.name} and {other.name} have a cosine of {cosine:.2f}"
-            return [f"{both}: they did not begin at the same weights, and their average is usually worse; {remedy}"]
+            return [
+                f"{both}: they began at weights of their own, and their average gains nothing or is worse; {remedy}"
+            ]
     return []
 
 

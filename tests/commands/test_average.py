@@ -256,7 +256,7 @@ def test_models_from_random_weights_are_told(tmp_path: Path) -> None:
 
 def test_models_that_began_elsewhere_are_told(two: list[Path], tmp_path: Path) -> None:
     far = save(tmp_path / "far", 3, by=10.0)
-    with pytest.warns(AurankWarning, match=r"the backbones of .*one and .*far have a cosine of -?0\.\d\d: they did"):
+    with pytest.warns(AurankWarning, match=r"the backbones of .*one and .*far have a cosine of -?0\.\d\d: they began"):
         aurank.average_models([*two, far], tmp_path / "average")
     content = load_checkpoint(two[1] / "best.pt")
     content["encoder"]["head.weight"] = torch.randn(content["encoder"]["head.weight"].shape)
