@@ -165,6 +165,7 @@ def _require_same_network(first: _Part, other: _Part) -> None:
     """Raise UserError unless both differ in their training alone."""
     both = f"{first.name} and {other.name} cannot be averaged"
     lines = [line for line in config_difference(first.config, other.config) if _EMBEDS.match(line)]
+    lines.sort(key=lambda line: not line.startswith("model."))  # the network before its images
     if lines:
         more = f", and {len(lines) - 1} more differ" if len(lines) > 1 else ""
         raise UserError(f"{both}: {lines[0]}{more}; name trainings of one network that see images alike")

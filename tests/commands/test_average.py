@@ -195,6 +195,7 @@ def test_reports_and_cards_tell_of_the_average(two: list[Path], tmp_path: Path) 
     [
         ({"model": {"dim": 4}}, r"one and .*other cannot be averaged: model\.dim: 8 != 4; name trainings of one"),
         ({"model": {"head_layers": 2, "pooling": "max"}}, r"model\.head_layers: 1 != 2, and 1 more differ;"),
+        ({"data": {"image_size": 24}, "model": {"dim": 4}}, r": model\.dim: 8 != 4, and 1 more differ;"),
         ({"data": {"image_size": 24}}, r"data\.image_size: 16 != 24;"),
         ({"data": {"normalise": {"mean": [0.1], "std": [0.5]}}}, r"data\.normalise\.mean"),
         ({"data": {"test_transform": {"name": "center", "params": {}}}}, r"data\.test_transform\.name: 'resize' !="),
