@@ -99,7 +99,7 @@ def count_negatives(
         worker = workers.get()
         try:
             if worker.device.type == "cuda":  # a new thread has no CUDA context of its own
-                torch.cuda.set_device(worker.device)
+                torch.cuda.set_device(worker.device.index or 0)
             worker.count(panels.tile(queries, gallery, worker.device))
         finally:
             workers.put(worker)
