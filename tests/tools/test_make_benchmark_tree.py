@@ -1,0 +1,51 @@
+"""Trees of a benchmark's published size: the layout that the reader wants, and the counts, at a hundredth."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from make_benchmark_tree import TREES, Tree, class_sizes, write
+
+from aurank.data import BENCHMARKS, Manifest
+from aurank.data.readers import READERS
+from aurank.data.readers.published import SplitSize
+
+SHARE = 0.002
+
+
+@pytest.mark.parametrize("name", list(TREES))
+def test_a_tree_is_read_as_the_benchmark(name: str, tmp_path: Path) -> None:
+    chance = np.random.default_rng(0)
+    tree = TREES[name](BENCHMARKS[name], SHARE, chance)
+    write(tree, tmp_path, 8, chance)
+    manifest: Manifest = READERS[name](tmp_path, complete=False)
+    sizes = list(BENCHMARKS[name].sizes.values())
+    for split, size in (("train", sizes[0]), ("test", sizes[-1])):
+        part = manifest.split(split)
+        assert len(part) == round(size.images * SHARE)
+        assert len(np.unique(part.labels)) == max(2, round(size.classes * SHARE))
+    assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(TREES))
+def test_a_whole_tree_has_the_published_counts(name: str) -> None:
+    tree, about = TREES[name](BENCHMARKS[name], 1.0, np.random.default_rng(0)), BENCHMARKS[name]
+    assert len({path for path, _ in tree.images}) == len(tree.images)
+    for file, size in about.sizes.items():
+        rows = tree.texts[file].splitlines()[1 if name == "sop" else 0 :]
+        label_of = dict(tree.images)
+        paths = [row.split()[-1] if name != "vehicleid" else f"image/{row.split()[0]}.jpg" for row in rows]
+        assert SplitSize(len(rows), len({label_of[path] for path in paths})) == size
+
+
+def test_sizes_have_a_least_and_a_sum() -> None:
+    sizes = class_sizes(1000, 100, np.random.default_rng(0), least=3, tail=1.0)
+    assert sizes.sum() == 1000
+    assert sizes.min() >= 3
+
+
+def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    with pytest.raises(SystemExit, match="here exists: remove it, or name another --root"):
+        write(Tree("here", [], {}), tmp_path, 8, np.random.default_rng(0))

@@ -1,0 +1,212 @@
+"""A tree in the official layout of a benchmark at its published size, with tiny JPEGs in place of its photos.
+
+    python tools/make_benchmark_tree.py sop|inaturalist2018|vehicleid --root DIR [--pixels 32] [--share 1.0]
+
+Counts of images and classes, list files, annotation files and names are those of the original; class sizes are drawn
+around its mean, with a long tail for iNaturalist. Images of a class look alike: coarse patches of its own, and noise.
+The tree appears under its name once it is whole. With --share a part of the classes, for a first look: readers
+then need `data.params.complete=false`. So the whole way from `aurank data check` to the evaluation can be walked before
+a data set is there; no quality is measured on it.
+"""
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from aurank.data import BENCHMARKS
+from aurank.data.readers.published import Benchmark
+
+CHANCE = np.random.Generator
+# Super-categories of iNaturalist 2018 and their species (the competition's page).
+KINGDOMS = {
+    "Plantae": 2917,
+    "Insecta": 2031,
+    "Aves": 1258,
+    "Actinopterygii": 369,
+    "Fungi": 321,
+    "Reptilia": 284,
+    "Mollusca": 262,
+    "Mammalia": 234,
+    "Animalia": 178,
+    "Amphibia": 144,
+    "Arachnida": 114,
+    "Chromista": 25,
+    "Protozoa": 4,
+    "Bacteria": 1,
+}
+PRODUCTS = (
+    *("bicycle", "cabinet", "chair", "coffee_maker", "fan", "kettle"),
+    *("lamp", "mug", "sofa", "stapler", "table", "toaster"),
+)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """What is written: each image's path and class, and the text files by their paths."""
+
+    folder: str
+    images: list[tuple[str, int]]
+    texts: dict[str, str]
+
+
+def class_sizes(images: int, classes: int, chance: CHANCE, *, least: int, tail: float) -> np.ndarray:
+    """Sizes [class] of at least `least` images, with this sum; the greater `tail`, the more unequal."""
+    weights = chance.lognormal(0.0, tail, classes)
+    return least + chance.multinomial(images - least * classes, weights / weights.sum())
+
+
+def lines(rows: list[str]) -> str:
+    return "\n".join(rows) + "\n"
+
+
+def counts_of(about: Benchmark, file: str, share: float) -> tuple[int, int]:
+    """Published images and classes of a list, or that share of them."""
+    size = about.sizes[file]
+    return round(size.images * share), max(2, round(size.classes * share))
+
+
+def sop(about: Benchmark, share: float, chance: CHANCE) -> Tree:
+    """Stanford Online Products."""
+    header, images, texts, everything = "image_id class_id super_class_id path", [], {}, []
+    first = 1
+    for file in about.sizes:
+        count, classes = counts_of(about, file, share)
+        rows = []
+        for label, size in enumerate(class_sizes(count, classes, chance, least=2, tail=0.5).tolist(), start=first):
+            kind = label % len(PRODUCTS)
+            for place in range(size):
+                path = f"{PRODUCTS[kind]}_final/{110_000_000_000 + 7_919 * label}_{place}.JPG"
+                images.append((path, label))
+                rows.append(f"{len(images)} {label} {kind + 1} {path}")
+        first += classes
+        texts[file] = lines([header, *rows])
+        everything += rows
+    texts["Ebay_info.txt"] = lines([header, *everything])
+    return Tree("Stanford_Online_Products", images, texts)
+
+
+def inaturalist2018(about: Benchmark, share: float, chance: CHANCE) -> Tree:
+    """iNaturalist 2018; three images of each species are of the competition's validation set."""
+    kingdoms = [name for name, species in KINGDOMS.items() for _ in range(species)]
+    order = chance.permutation(len(kingdoms))
+    images: list[tuple[str, int]] = []
+    texts, notes, first = {}, {"train": ([], []), "val": ([], [])}, 0
+    for file in about.sizes:
+        count, classes = counts_of(about, file, share)
+        rows = []
+        sizes = class_sizes(count, classes, chance, least=5, tail=1.1)
+        for label, size in zip(order[first : first + classes].tolist(), sizes.tolist(), strict=True):
+            names = chance.bytes(16 * size).hex()
+            for place in range(size):
+                path = f"train_val2018/{kingdoms[label]}/{label}/{names[32 * place : 32 * place + 32]}.jpg"
+                images.append((path, label))
+                rows.append(path)
+                about_image, about_class = notes["val" if place < 3 else "train"]
+                number = len(images)
+                about_image.append({"id": number, "width": 800, "height": 600, "file_name": path, "license": 3})
+                about_class.append({"id": number, "image_id": number, "category_id": label})
+        first += classes
+        texts[file] = lines(rows)
+    categories = [{"id": at, "name": f"species {at}", "supercategory": name} for at, name in enumerate(kingdoms)]
+    for split, (about_image, about_class) in notes.items():
+        content = {"images": about_image, "annotations": about_class, "categories": categories}
+        texts[f"{split}2018.json"] = json.dumps(content)
+    return Tree("Inaturalist", images, texts)
+
+
+def vehicleid(about: Benchmark, share: float, chance: CHANCE) -> Tree:
+    """PKU VehicleID; each test list holds the vehicles of the one before, and all others are in none."""
+    train, *tests = about.sizes
+    groups = [counts_of(about, train, share)]
+    before = (0, 0)
+    for file in tests:
+        count, vehicles = counts_of(about, file, share)
+        groups.append((count - before[0], vehicles - before[1]))
+        before = (count, vehicles)
+    entries = round(about.lines["attribute/img2vid.txt"] * share)
+    groups.append((entries - groups[0][0] - before[0], max(2, round(10_764 * share))))
+    numbers = iter(chance.permutation(np.arange(1, 2 * entries)).tolist())  # as in the original, with gaps
+    images, rows, vehicle = [], [], 0
+    ends = []
+    for count, vehicles in groups:
+        for size in class_sizes(count, vehicles, chance, least=2, tail=0.6).tolist():
+            vehicle += 1
+            for _ in range(size):
+                name = f"{next(numbers):07d}"
+                images.append((f"image/{name}.jpg", 3 * vehicle))
+                rows.append(f"{name} {3 * vehicle}")
+        ends.append(len(rows))
+    texts = {train: lines(rows[: ends[0]]), "attribute/img2vid.txt": lines(rows)}
+    for file, end in zip(tests, ends[1:], strict=False):
+        texts[file] = lines(rows[ends[0] : end])
+    for attribute, values in (("model", 250), ("color", 7)):
+        known = chance.permutation(np.arange(1, vehicle + 1))[: vehicle // 3 + 1]
+        pairs = [f"{3 * one} {chance.integers(values)}" for one in sorted(known.tolist())]
+        texts[f"attribute/{attribute}_attr.txt"] = lines(pairs)
+    return Tree("VehicleID_V1.0", images, texts)
+
+
+TREES: dict[str, Callable[[Benchmark, float, CHANCE], Tree]] = {
+    "sop": sop,
+    "inaturalist2018": inaturalist2018,
+    "vehicleid": vehicleid,
+}
+
+
+def pictures(tree: Tree, pixels: int, chance: CHANCE) -> Iterator[tuple[str, bytes]]:
+    """Each image's path and its JPEG: patches of its class, and noise of its own."""
+    noise = chance.integers(-24, 25, (64, pixels, pixels, 3), dtype=np.int16)
+    seen = None
+    for at, (path, label) in enumerate(tree.images):  # class by class
+        if label != seen:
+            seen, own = label, np.random.default_rng(label).integers(30, 226, (4, 4, 3), dtype=np.uint8)
+        patches = own.copy()
+        patches[at % 4, (at // 4) % 4] = noise[at % 64, 0, 0].astype(np.uint8)  # no two alike
+        coarse = cv2.resize(patches, (pixels, pixels), interpolation=cv2.INTER_LINEAR).astype(np.int16)
+        image = np.clip(np.roll(noise[at % 64], at // 64, axis=1) + coarse, 0, 255).astype(np.uint8)
+        yield path, cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 60])[1].tobytes()
+
+
+def write(tree: Tree, root: Path, pixels: int, chance: CHANCE) -> Path:
+    """The folder of the tree, renamed from NAME.part once it is whole."""
+    whole = root / tree.folder
+    if whole.exists():
+        raise SystemExit(f"{whole} exists: remove it, or name another --root")
+    part = whole.with_name(f"{whole.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    for folder in sorted({str(Path(path).parent) for path in [*tree.texts, *(path for path, _ in tree.images)]}):
+        (part / folder).mkdir(parents=True, exist_ok=True)
+    for path, text in tree.texts.items():
+        (part / path).write_text(text, encoding="utf-8")
+    for path, content in pictures(tree, pixels, chance):
+        (part / path).write_bytes(content)
+    part.rename(whole)
+    return whole
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("benchmark", choices=list(TREES))
+    parser.add_argument("--root", type=Path, required=True, help="where the tree is written, as $AURANK_DATA holds it")
+    parser.add_argument("--pixels", type=int, default=32)
+    parser.add_argument("--share", type=float, default=1.0, help="of the classes")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    if not 0 < given.share <= 1:
+        parser.error(f"--share must be above 0 and at most 1, got {given.share:g}")
+    started, chance = time.perf_counter(), np.random.default_rng(given.seed)
+    tree = TREES[given.benchmark](BENCHMARKS[given.benchmark], given.share, chance)
+    folder = write(tree, given.root, given.pixels, chance)
+    classes = len({label for _, label in tree.images})
+    print(f"{folder}: {len(tree.images):,} images of {classes:,} classes, {time.perf_counter() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
