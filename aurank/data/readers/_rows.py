@@ -77,7 +77,8 @@ def check_listing(
     """
     first: dict[str, Row] = {}
     for row in rows:
-        if not outside and (row.path.startswith(("/", "\\")) or ".." in PurePosixPath(row.path).parts):
+        climbs = ".." in row.path and ".." in PurePosixPath(row.path).parts
+        if not outside and (climbs or row.path.startswith(("/", "\\"))):
             raise UserError(
                 f"{row.where}: path {row.path!r} leaves {source.where}; write it relative to that folder, or, if you "
                 "trust the list, set data.params.outside=true"
