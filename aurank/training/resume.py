@@ -237,7 +237,8 @@ def restore(trainer: Trainer, resumed: Resumed) -> Progress:
 def load_optimiser(optimiser: Optimizer, saved: dict[str, Any], source: Path | str) -> None:
     """Restore the optimiser's state. torch looks at the number of parameters only, not at their sizes.
 
-    Switches that only a newer torch has, such as `fused` or `decoupled_weight_decay`, stay as they are.
+    Switches that only a newer torch has, such as `decoupled_weight_decay`, stay as they are; a run that began without
+    fused steps goes on without them, to the same bytes.
     """
     groups, held, current = saved.get("param_groups"), saved.get("state"), optimiser.state_dict()["param_groups"]
     trouble: str | None = "expected a list 'param_groups' and a dict 'state'"
@@ -249,10 +250,17 @@ def load_optimiser(optimiser: Optimizer, saved: dict[str, Any], source: Path | s
         steps = [group["step"] for group in groups if isinstance(group, dict) and "step" in group]
         if steps and isinstance(steps[0], int | Tensor):  # LAMB counts here, from its first step on
             current = [{"step": steps[0], **group} for group in current]
-        trouble = _unlike(groups, current, "param_groups") or _misfit(held, optimiser)
+        trouble = _unlike(
+            [_but_fused(group) for group in groups], [_but_fused(group) for group in current], "param_groups"
+        )
+        trouble = trouble or _misfit(held, optimiser)
     if trouble is not None:
         raise UserError(f"{source} does not fit this run: its 'optimiser': {trouble}; use another checkpoint")
     load_part(optimiser.load_state_dict, saved, source, "optimiser")
+
+
+def _but_fused(group: Any) -> Any:
+    return {key: value for key, value in group.items() if key != "fused"} if isinstance(group, dict) else group
 
 
 def _unlike(saved: Any, own: Any, path: str) -> str | None:
