@@ -137,6 +137,30 @@ def inverse_negative_penalty(ranks: Ranks) -> Float64[np.ndarray, " query"]:
     return np.asarray(ranks.num_positives / last_rank(ranks))
 
 
+def trapezoid_ap(ranks: Ranks) -> Float64[np.ndarray, " query"]:
+    """Return AP by trapezoids: 1/R times the sum of ((j − 1) / (rank_j − 1) + j / rank_j) / 2, 0 / 0 counting as 1.
+
+    The area below the line through the points before and after each positive, where `average_precision` takes the
+    precision after it: never more than its "pessimistic" value. The mAP of the revisited Oxford and Paris, and of the
+    original code of Market-1501.
+
+    Source: `compute_ap` of https://github.com/filipradenovic/revisitop, python/evaluate.py (Radenović et al., 2018)
+    """
+    before = np.where(ranks.rank > 1, (ranks.place - 1) / np.maximum(ranks.rank - 1, 1), 1.0)
+    return np.asarray(_query_sums((before + ranks.place / ranks.rank) / 2, ranks) / ranks.num_positives)
+
+
+def precision_to_last(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
+    """Return the positives among the first min(k, rank_R), divided by that: a list that ends with its last positive.
+
+    Of a perfect list it is 1 for every k, where `precision_at` is R / k for k > R. The mP@k of the revisited Oxford and
+    Paris.
+
+    Source: `compute_map` of the same file as for `trapezoid_ap`.
+    """
+    return precision_at(ranks, np.minimum(last_rank(ranks), _cut(ranks, k)))
+
+
 def auroc(ranks: Ranks) -> Float64[np.ndarray, " query"]:
     """Return the part of pairs (positive, negative) whose positive scores strictly higher; 1 without negatives.
 
@@ -153,10 +177,12 @@ WHOLE: dict[str, Callable[[Ranks], np.ndarray]] = {
     "mrr": reciprocal_rank,
     "minp": inverse_negative_penalty,
     "auroc": auroc,
+    "trapezoid_ap": trapezoid_ap,
 }
 AT_K: dict[str, Callable[[Ranks, int], np.ndarray]] = {
     "recall@{k}": recall_at,
     "precision@{k}": precision_at,
+    "precision@{k}(last)": precision_to_last,
     "coverage@{k}": coverage_at,
     "map@{k}(min)": partial(map_at, denominator="min"),
     "map@{k}(r)": partial(map_at, denominator="r"),
@@ -247,7 +273,7 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
 def default_metrics(recall_at: tuple[int, ...] = (1, 10, 100, 1000)) -> tuple[str, ...]:
     """Return the names of the metrics that a report has unless others are asked for, in its order."""
     cuts = [f"{name}@{k}" for name in ("recall", "precision") for k in recall_at]
-    return ("mauprc", *cuts, *WHOLE)
+    return ("mauprc", *cuts, "map@r", "r_precision", "ndcg", "mrr", "minp", "auroc")
 
 
 def sorted_cuts(recall_at: Iterable[int]) -> tuple[int, ...]:

@@ -83,6 +83,15 @@ def _sorted(items: tuple[Item, ...]) -> tuple[list[bool], list[bool], list[int],
     return found, sorted(found, reverse=True), ranks, precisions, [1 / math.log2(at + 2) for at in range(len(found))]
 
 
+def trapezoids(ranks: Sequence[int]) -> float:
+    """Area below the precision at each recall, a straight line between the list before a positive and with it."""
+    area = 0.0
+    for found, rank in enumerate(ranks):
+        before = found / (rank - 1) if rank > 1 else 1.0
+        area += (before + (found + 1) / rank) / 2 / len(ranks)
+    return area
+
+
 @cache
 def _expected(items: tuple[Item, ...], name: str, k: int, ties: str) -> float:
     if name == "mauprc":
@@ -100,6 +109,7 @@ def _expected(items: tuple[Item, ...], name: str, k: int, ties: str) -> float:
     return {
         "recall@{k}": lambda: float(any(found[:cut])),
         "precision@{k}": lambda: sum(found[:cut]) / cut,
+        "precision@{k}(last)": lambda: sum(found[: min(cut, ranks[-1])]) / min(cut, ranks[-1]),
         "coverage@{k}": lambda: sum(found[:cut]) / count,
         "mrr@{k}": lambda: 1 / ranks[0] if ranks[0] <= cut else 0.0,
         "map@{k}(min)": lambda: reached / min(cut, count),
@@ -108,4 +118,5 @@ def _expected(items: tuple[Item, ...], name: str, k: int, ties: str) -> float:
         "r_precision": lambda: sum(found[:cut]) / count,
         "mrr": lambda: 1 / ranks[0],
         "minp": lambda: count / ranks[-1],
+        "trapezoid_ap": lambda: trapezoids(ranks),
     }[name]()
