@@ -61,6 +61,7 @@ HOMES = {
     "scipy": (
         "aurank.evaluation.postprocessing",
         "aurank.data.checks",
+        "aurank.data.readers",  # for the Matlab files of published sets
         "aurank.evaluation.calibration.rates",
     ),  # for sparse matrices
 }

@@ -89,7 +89,7 @@ def doctor(
 
 @data_app.command("check")
 def check_data(
-    name: Annotated[str, typer.Argument(help="sop, inaturalist2018 or vehicleid.")],
+    name: Annotated[str, typer.Argument(help="A published set, such as sop or market1501.")],
     root: Annotated[Path | None, typer.Option(help="The data folder; default: $AURANK_DATA, else ./data.")] = None,
     checksums: Annotated[bool, typer.Option(help="Also compare the md5 of downloaded archives.")] = True,
 ) -> None:

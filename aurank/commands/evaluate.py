@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from aurank.commands.postprocess import fitted_on_training, read_postprocessing
 from aurank.commands.report import Measurement
 from aurank.commands.run_options import RunOptions, prepare_model, split_name
@@ -260,5 +262,8 @@ def _check_options(options: dict[str, Any], protocol: Protocol | None, trial: Em
     # An index has to be trained on more rows than these, the memory needed grows with them, and no progress is made.
     # What is learnt, and widths, do not fit four rows of two numbers.
     untried = ("index", "max_memory", "progress", "postprocess", "codes")
+    if protocol is not None and protocol.roles:
+        is_query = np.array([True, False, True, False])
+        trial = replace(trial, is_query=is_query, is_gallery=~is_query)
     tried = {name: value for name, value in options.items() if name not in untried}
     _ = trial.evaluate(**tried) if protocol is None else protocol.evaluate(trial, **tried)

@@ -65,6 +65,18 @@ def open_source(path: Path, *, prefix: str = "") -> ImageSource:
     )
 
 
+def holds_folder(source: ImageSource, folder: str) -> bool:
+    """Return whether a source has a folder of that path, with a file in it where the source is no folder itself.
+
+    Example:
+        >>> holds_folder(ArraySource({"a/b.png": np.zeros((2, 2), np.uint8)}), "a")
+        True
+    """
+    if isinstance(source, FolderSource):
+        return (source.root / folder).is_dir()
+    return any(name.startswith(f"{folder.rstrip('/')}/") for name in source.names())
+
+
 class FolderSource:
     """Files below one folder.
 

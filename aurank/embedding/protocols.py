@@ -21,7 +21,7 @@ from aurank.names import meant, nearest
 
 # Enters every checksum: raised when a protocol comes to measure something else.
 VERSION = 1
-VEHICLEID_SIZES = ("small", "medium", "large")
+LIST_SIZES = ("small", "medium", "large")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Protocol:
     """How one benchmark is measured.
 
     Without `seeds` every test image is a query against all the others. With them, each seed draws one gallery image of
-    every class, the other images are the queries, and the report is the mean over the draws.
+    every class, the other images are the queries, and the report is the mean over the draws. With `roles`, the reader
+    says who is query and who gallery, and of which camera (`groups`).
     `reader` with `params` gives the images, whose split "test" is measured; `recall_at` are the cut-offs.
     """
 
@@ -38,6 +39,7 @@ class Protocol:
     recall_at: tuple[int, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
     seeds: tuple[int, ...] = ()
+    roles: bool = False
 
     def manifest(self, root: Path, **params: Any) -> Manifest:
         """Returns the images measured, read below the data folder; `params` are further arguments of the reader."""
@@ -46,16 +48,24 @@ class Protocol:
             raise UserError(f"protocol {self.name} sets {fixed[0]} itself, to {self.params[fixed[0]]!r}; leave it out")
         return READERS[self.reader](root, **self.params, **params).split("test")
 
-    def checksum(self, paths: Sequence[str], labels: Shaped[np.ndarray, " image"]) -> str:
+    def checksum(
+        self,
+        paths: Sequence[str],
+        labels: Shaped[np.ndarray, " image"],
+        roles: Sequence[Shaped[np.ndarray, " image"]] = (),
+    ) -> str:
         """Returns 16 hexadecimal digits over what is measured: this protocol, the images, who is positive for whom.
 
         Neither the order of the images nor the numbering of the labels matters. Equal checksums: the same question.
+        `roles` are `is_query`, `is_gallery` and `groups`, where the protocol has some.
         """
         ordered, classes = _canonical(paths, labels)
         draws = [np.flatnonzero(draw_gallery(classes, seed)).tolist() for seed in self.seeds]
         definition = {"version": VERSION, "name": self.name, "recall_at": self.recall_at, "draws": draws}
         digest = hashlib.sha256(json.dumps(definition).encode())
         digest.update(json.dumps([[paths[row] for row in ordered.tolist()], classes.tolist()]).encode())
+        for column in roles if self.roles else ():
+            digest.update(np.asarray(column)[ordered].astype("<i8").tobytes())
         return digest.hexdigest()[:16]
 
     def require_same(self, embedded: Embedded, manifest: Manifest) -> None:
@@ -70,6 +80,9 @@ class Protocol:
             raise UserError(f"{what}: {counts}, such as {min(lacking or beyond)!r}; {remedy}")
         if self.checksum(paths, embedded.labels) != self.checksum(manifest.paths, manifest.labels):
             raise UserError(f"{what}: their labels put the images into other classes; {remedy}")
+        asked = self.checksum(manifest.paths, manifest.labels, _roles(manifest))
+        if self.checksum(paths, embedded.labels, _roles(embedded)) != asked:
+            raise UserError(f"{what}: who is query or gallery, or groups, differ (is_query, is_gallery); {remedy}")
 
     def evaluate(self, embedded: Embedded, **options: Any) -> Report:
         """Returns the exact Report of embedded test images under this protocol, with its name and checksum.
@@ -81,17 +94,24 @@ class Protocol:
         if "recall_at" in options:
             raise UserError(f"protocol {self.name} sets recall_at itself, to {self.recall_at}; leave it out")
         options["recall_at"] = self.recall_at
-        for name, usual in (("is_query", True), ("is_gallery", True), ("groups", -1)):
+        for name, usual in () if self.roles else (("is_query", True), ("is_gallery", True), ("groups", -1)):
             if (getattr(embedded, name) != usual).any():
                 what = f"protocol {self.name} says who is query and gallery"
                 raise UserError(f"{what}, so {name} has no use: leave it out")
+        if self.roles and (embedded.is_query == embedded.is_gallery).all():
+            raise UserError(
+                f"protocol {self.name} has queries apart from the gallery, but is_query and is_gallery are alike in "
+                "every row; `aurank embed` writes both with the embeddings"
+            )
         paths, embeddings, labels = self._paths(embedded), embedded.embeddings, np.asarray(embedded.labels)
-        information: dict[str, Any] = {"name": self.name, "checksum": self.checksum(paths, labels)}
+        information: dict[str, Any] = {
+            "name": self.name,
+            "checksum": self.checksum(paths, labels, _roles(embedded)),
+        }
         information |= {"params": dict(self.params)} if self.params else {}
         above = embedded.super_labels
         if not self.seeds:
-            options |= {} if above is None else {"super_labels": above}
-            return replace(embedded.named(evaluate(embeddings, labels, **options)), protocol=information)
+            return replace(embedded.evaluate(**options), protocol=information)
         ordered, classes = _canonical(paths, labels)
         reports = []
         for seed in self.seeds:
@@ -176,6 +196,12 @@ def find_protocol(name: str, *, seeds: Sequence[int] | None = None) -> Protocol:
     return replace(protocol, seeds=tuple(seeds))
 
 
+def _roles(images: Embedded | Manifest) -> list[Shaped[np.ndarray, " image"]]:
+    """Returns who is query, who is gallery, and the group of each image, −1 for none."""
+    groups = np.full(len(images.paths), -1) if images.groups is None else images.groups
+    return [images.is_query, images.is_gallery, groups]
+
+
 def _canonical(
     paths: Sequence[str], labels: Shaped[np.ndarray, " image"]
 ) -> tuple[Int64[np.ndarray, " image"], Int64[np.ndarray, " image"]]:
@@ -186,10 +212,15 @@ def _canonical(
     return ordered, np.array(classes, dtype=np.int64)
 
 
-# Sources: Song et al. (CVPR 2016); Brown et al. (ECCV 2020), whose VehicleID has no drawn gallery; Liu et al. (CVPR
-# 2016), with one. Numbers of the last two kinds cannot be compared.
+# Sources: Song et al. (CVPR 2016), section 6, for SOP, CUB and Cars; Liu et al., DeepFashion (CVPR 2016); Brown et al.
+# (ECCV 2020), whose VehicleID has no drawn gallery; Liu et al. (CVPR 2016), with one. Numbers of the last two kinds
+# cannot be compared. Zheng et al. (ICCV 2015) and the docstrings of the readers for sets with cameras.
 _NAMED = [Protocol("sop", "sop", (1, 10, 100, 1000)), Protocol("inaturalist2018", "inaturalist2018", (1, 4, 16, 32))]
 for _kind, _seeds in (("vehicleid", ()), ("vehicleid-one-gallery", tuple(range(10)))):
-    _NAMED += [Protocol(f"{_kind}-{size}", "vehicleid", (1, 5), {"test": size}, _seeds) for size in VEHICLEID_SIZES]
+    _NAMED += [Protocol(f"{_kind}-{size}", "vehicleid", (1, 5), {"test": size}, _seeds) for size in LIST_SIZES]
+_NAMED += [Protocol(name, name, (1, 2, 4, 8)) for name in ("cub200", "cars196")]
+_NAMED += [Protocol("inshop", "inshop", (1, 10, 20, 30, 40, 50), roles=True)]
+_NAMED += [Protocol(name, name, (1, 5, 10), roles=True) for name in ("market1501", "msmt17", "veri776")]
+_NAMED += [Protocol(f"veriwild-{size}", "veriwild", (1, 5, 10), {"test": size}, roles=True) for size in LIST_SIZES]
 PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in _NAMED}
 PROTOCOLS["vehicleid-one-gallery"] = PROTOCOLS["vehicleid-one-gallery-small"]

@@ -241,7 +241,7 @@ def test_a_protocol_is_found_by_name_with_its_seeds() -> None:
     ("name", "arguments", "message"),
     [
         ("vehicleid-smal", {}, "; did you mean 'vehicleid-small'?"),
-        ("market1501", {}, "no protocol 'market1501', expected one of sop,"),
+        ("market", {}, "no protocol 'market', expected one of sop,"),
         ("sop", {"seeds": [1]}, "protocol sop draws nothing, so seeds have no use; vehicleid-one-gallery-small, "),
         ("vehicleid-one-gallery", {"seeds": []}, "seeds must be different whole numbers from 0, at least one, got ()"),
         ("vehicleid-one-gallery", {"seeds": [1, 1]}, "seeds must be different whole numbers"),
@@ -254,6 +254,19 @@ def test_a_protocol_that_is_not_there_is_refused(name: str, arguments: dict[str,
     assert message in str(error.value)
 
 
+def size_of_test(protocol: Protocol) -> tuple[int, int]:
+    """Images and classes of the test split, of the small tree that a protocol reads."""
+    sizes = BENCHMARKS[protocol.reader].sizes
+    if protocol.reader == "vehicleid":
+        count = trees.VEHICLE_COUNTS[protocol.params["test"]]
+        return sizes[f"train_test_split/test_list_{count}.txt"]
+    parts = list(sizes.values())[1:]  # the first is for training
+    if protocol.reader == "veriwild":
+        count = {"small": 3000, "medium": 5000, "large": 10000}[protocol.params["test"]]
+        parts = [sizes[f"train_test_split/test_{count}{part}.txt"] for part in ("_query", "")]
+    return sum(part.images for part in parts), max(part.classes for part in parts)
+
+
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_a_protocol_reads_embeds_and_measures_the_test_images_of_its_benchmark(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -262,19 +275,17 @@ def test_a_protocol_reads_embeds_and_measures_the_test_images_of_its_benchmark(
     protocol = PROTOCOLS[name]
     trees.TREES[protocol.reader](tmp_path)
     manifest = protocol.manifest(tmp_path)
-    list_of = {"sop": "Ebay_test.txt", "inaturalist2018": "Inat_dataset_splits/Inaturalist_test_set1.txt"}
-    if protocol.reader == "vehicleid":
-        list_of["vehicleid"] = (
-            f"train_test_split/test_list_{trees.VEHICLE_COUNTS[protocol.params['test']]}.txt"  # of this size
-        )
-    expected = BENCHMARKS[protocol.reader].sizes[list_of[protocol.reader]]
-    assert (len(manifest), len(manifest.classes)) == (expected.images, expected.classes)
+    images, classes = size_of_test(protocol)
+    assert (len(manifest), len(manifest.classes)) == (images, classes)
     dataset = ImageDataset(manifest, Resize(8, 3), channels=3)
     report = protocol.evaluate(embed_pixels(dataset))
     assert report.protocol is not None
-    assert report.protocol["checksum"] == protocol.checksum(manifest.paths, manifest.labels)
-    queries = expected.images - expected.classes if protocol.seeds else expected.images
-    assert len(report.per_query["query"]) == queries * max(1, len(protocol.seeds))
+    groups = np.full(images, -1) if manifest.groups is None else manifest.groups
+    roles = manifest.is_query, manifest.is_gallery, groups
+    assert report.protocol["checksum"] == protocol.checksum(manifest.paths, manifest.labels, roles)
+    queries = images - classes if protocol.seeds else int(manifest.is_query.sum())
+    assert queries < images or not (protocol.seeds or protocol.roles)
+    assert len(report.per_query["query"]) + report.num_lone_queries == queries * max(1, len(protocol.seeds))
 
 
 def test_a_protocol_lends_its_reader_the_other_arguments_only(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Small trees in the official layouts of the three benchmarks, and their sizes in place of the published ones."""
+"""Small trees in the official layouts of the benchmarks, and their sizes in place of the published ones."""
 
 import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from testing import retrieval_trees
 from testing.data_trees import write_tree
 
 from aurank.data import BENCHMARKS
@@ -90,7 +91,7 @@ def vehicleid_tree(root: Path) -> Path:
     return folder
 
 
-TREES = {"sop": sop_tree, "inaturalist2018": inaturalist_tree, "vehicleid": vehicleid_tree}
+TREES = {"sop": sop_tree, "inaturalist2018": inaturalist_tree, "vehicleid": vehicleid_tree, **retrieval_trees.TREES}
 
 
 def size_of(classes: list[object]) -> SplitSize:
@@ -113,6 +114,7 @@ def publish_small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
             f"train_test_split/test_list_{VEHICLE_COUNTS[size]}.txt": size_of([row[1] for row in rows])
             for size, rows in VEHICLE_TEST.items()
         },
+        **retrieval_trees.SIZES,
     }
     lines = {"train2018.json": 6, "val2018.json": 1, "attribute/img2vid.txt": 16}
     for name, benchmark in BENCHMARKS.items():  # changed in place: the reader has the same object

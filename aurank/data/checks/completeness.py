@@ -7,9 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
+
+from aurank.data.manifest import Manifest
 from aurank.data.readers import BENCHMARKS
+from aurank.data.readers.halves import examine_cars, examine_cub
 from aurank.data.readers.inaturalist import examine_inaturalist
+from aurank.data.readers.inshop import examine_inshop
 from aurank.data.readers.published import Benchmark, Place, Reading, describe_absence, locate, summarise
+from aurank.data.readers.reid import WildList, examine_folders, examine_msmt, examine_wild
 from aurank.data.readers.sop import examine_sop
 from aurank.data.readers.vehicleid import TestList, examine_vehicleid
 from aurank.errors import UserError
@@ -20,6 +26,13 @@ _EXAMINE: Mapping[str, Sequence[Callable[[Place], Reading]]] = {
     "sop": [examine_sop],
     "inaturalist2018": [examine_inaturalist],
     "vehicleid": [functools.partial(examine_vehicleid, test=size) for size in get_args(TestList)],
+    "cub200": [examine_cub],
+    "cars196": [examine_cars],
+    "inshop": [examine_inshop],
+    "market1501": [examine_folders],
+    "msmt17": [examine_msmt],
+    "veri776": [examine_folders],
+    "veriwild": [functools.partial(examine_wild, test=size) for size in get_args(WildList)],
 }
 
 
@@ -73,7 +86,7 @@ def check_benchmark(
     """Return everything that a benchmark's folder lacks, or has otherwise than published.
 
     Args:
-        name: sop, inaturalist2018 or vehicleid.
+        name: of `BENCHMARKS`, such as sop.
         root: the data folder; the benchmark is looked for below it as its reader does.
         path: the folder, or zip archive, below it where it lies elsewhere.
         checksums: compare the published md5 of the downloaded archives that lie in `root` or beside the images; the
@@ -111,9 +124,7 @@ def check_benchmark(
             if (manifest := reading.manifest) is not None:
                 missing = [path for path in dict.fromkeys(manifest.paths) if not manifest.source.exists(path)]
                 problems += summarise(f"listed images that are not in {manifest.source.where}", missing)
-                for split, images in manifest.split_sizes.items():
-                    classes = len(manifest.split(split).classes)
-                    confirmed.append(f"{split} list of {images:,} images of {classes:,} classes")
+                confirmed += _sizes(manifest)
     if checksums:
         folders = [root] if place is None else [root, place.path.parent, place.path]
         files = [folder / archive for archive in benchmark.archives for folder in folders]
@@ -125,6 +136,18 @@ def check_benchmark(
                 problems.append(f"{file} has md5 {digest}, expected {expected}: fetch it again")
     where = str(root) if place is None else place.source.where
     return Completeness(benchmark, where, *(tuple(dict.fromkeys(lines)) for lines in (confirmed, problems, notes)))
+
+
+def _sizes(manifest: Manifest) -> Iterator[str]:
+    """Yield how many images and classes each split has, queries and gallery apart where a split has both."""
+    for split in manifest.split_sizes:
+        found = manifest.split(split)
+        both = found.is_query & found.is_gallery
+        sides = {"": both, " query": found.is_query & ~both, " gallery": found.is_gallery & ~both}
+        for side, rows in sides.items():
+            if rows.any():
+                classes = len(np.unique(found.labels[rows]))
+                yield f"{split}{side} list of {int(rows.sum()):,} images of {classes:,} classes"
 
 
 def _md5(files: Sequence[Path], on_bytes: Callable[[int, int], None] | None) -> Iterator[str]:

@@ -9,10 +9,22 @@ from aurank.data.manifest import Manifest
 from aurank.data.readers.digits import read_digits
 from aurank.data.readers.embeddings import read_embeddings
 from aurank.data.readers.folder import read_folder, read_unlabelled
+from aurank.data.readers.halves import CARS, CUB, read_cars, read_cub
 from aurank.data.readers.inaturalist import INATURALIST, read_inaturalist
+from aurank.data.readers.inshop import INSHOP, read_inshop
 from aurank.data.readers.lists import read_lists
 from aurank.data.readers.omniglot import read_omniglot
 from aurank.data.readers.published import Benchmark
+from aurank.data.readers.reid import (
+    MARKET,
+    MSMT,
+    VERI,
+    WILD,
+    read_market,
+    read_msmt,
+    read_veri,
+    read_wild,
+)
 from aurank.data.readers.sop import SOP, read_sop
 from aurank.data.readers.table import read_table
 from aurank.data.readers.vehicleid import VEHICLEID, read_vehicleid
@@ -28,8 +40,18 @@ READERS: Mapping[str, Callable[..., Manifest]] = {
     "sop": read_sop,
     "inaturalist2018": read_inaturalist,
     "vehicleid": read_vehicleid,
+    "cub200": read_cub,
+    "cars196": read_cars,
+    "inshop": read_inshop,
+    "market1501": read_market,
+    "msmt17": read_msmt,
+    "veri776": read_veri,
+    "veriwild": read_wild,
 }
 
-BENCHMARKS: Mapping[str, Benchmark] = {benchmark.name: benchmark for benchmark in (SOP, INATURALIST, VEHICLEID)}
+BENCHMARKS: Mapping[str, Benchmark] = {
+    benchmark.name: benchmark
+    for benchmark in (SOP, INATURALIST, VEHICLEID, CUB, CARS, INSHOP, MARKET, MSMT, VERI, WILD)
+}
 
 __all__ = ["BENCHMARKS", "READERS"]

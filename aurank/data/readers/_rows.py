@@ -1,12 +1,13 @@
 """What the readers of lists share: the lines of a file, rows, and the check of a list against its images."""
 
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from aurank.data.manifest import Manifest, build_manifest
 from aurank.data.sources import ImageSource
-from aurank.errors import UserError
+from aurank.errors import UserError, first_line
 
 DIGITS = 18  # of a number that fits 64 bits
 
@@ -19,6 +20,9 @@ class Row(NamedTuple):
     label: str
     split: str
     super_label: int | None = None  # None in every row where the data set has none
+    group: int | None = None  # such as the camera, likewise
+    role: Literal["both", "query", "gallery"] = "both"
+    box: tuple[int, int, int, int] | None = None  # x1, y1, x2, y2 in pixels; None for the whole image
 
 
 def read_text(source: ImageSource, file: str) -> str:
@@ -38,6 +42,26 @@ def read_lines(source: ImageSource, file: str) -> Iterator[tuple[str, str]]:
             yield f"{file}, line {number}", line.strip()
 
 
+def read_mat(source: ImageSource, file: str, name: str) -> list[dict[str, Any]]:
+    """Return the records of one structure array of a Matlab file; nothing in such a file runs code."""
+    # Imported here: it takes a tenth of a second that few formats need.
+    from scipy.io import loadmat
+
+    if not source.exists(file):
+        raise UserError(f"file {file!r} is not in {source.where}")
+    try:
+        content = loadmat(io.BytesIO(source.read_bytes(file)), simplify_cells=True, variable_names=[name])[name]
+        return [{**record} for record in ([content] if isinstance(content, dict) else content)]
+    except (UserError, MemoryError):
+        raise
+    # A damaged file fails anywhere: ValueError, KeyError, TypeError, struct.error, zlib.error, …
+    except Exception as error:
+        raise UserError(
+            f"{file} in {source.where} is not a Matlab file with the records {name!r} ({type(error).__name__}: "
+            f"{first_line(error)}); get it again"
+        ) from None
+
+
 def is_number(text: str) -> bool:
     """Return whether the text is a whole number that fits 64 bits."""
     return text.isdecimal() and len(text) <= DIGITS
@@ -48,14 +72,23 @@ def build_listed(
 ) -> Manifest:
     """Return the manifest of rows that `check_listing` lets pass; `more` are further columns of `build_manifest`."""
     check_listing(source, rows, one_label=one_label, outside=outside)
-    super_labels = [row.super_label for row in rows if row.super_label is not None]
+    columns: dict[str, Any] = {}
+    if any(row.super_label is not None for row in rows):
+        columns["super_labels"] = [-1 if row.super_label is None else row.super_label for row in rows]
+    if any(row.group is not None for row in rows):
+        columns["groups"] = [-1 if row.group is None else row.group for row in rows]
+    if any(row.role != "both" for row in rows):
+        columns["is_query"] = [row.role != "gallery" for row in rows]
+        columns["is_gallery"] = [row.role != "query" for row in rows]
+    if any(row.box is not None for row in rows):
+        columns["boxes"] = [(-1, -1, -1, -1) if row.box is None else row.box for row in rows]
     return build_manifest(
         name,
         source,
         paths=[row.path for row in rows],
         labels=[row.label for row in rows],
         splits=[row.split for row in rows],
-        super_labels=super_labels or None,
+        **columns,
         **more,
     )
 
@@ -75,7 +108,7 @@ def check_listing(
         outside: True where paths may leave the source: only for a list that the user trusts.
         remedy: what to do where no image is found, because the paths start elsewhere.
     """
-    first: dict[str, Row] = {}
+    first: dict[tuple[str, Any], Row] = {}
     for row in rows:
         climbs = ".." in row.path and ".." in PurePosixPath(row.path).parts
         if not outside and (climbs or row.path.startswith(("/", "\\"))):
@@ -83,12 +116,12 @@ def check_listing(
                 f"{row.where}: path {row.path!r} leaves {source.where}; write it relative to that folder, or, if you "
                 "trust the list, set data.params.outside=true"
             )
-        before = first.setdefault(row.path, row)
+        before = first.setdefault((row.path, row.box), row)
         if one_label and before.label != row.label:
             raise UserError(
                 f"{row.where}: image {row.path!r} has label {row.label!r}, but {before.label!r} at {before.where}"
             )
-    if rows and not any(source.exists(path) for path in first):
+    if rows and not any(source.exists(path) for path, _ in first):
         raise UserError(
             f"none of the images listed is in {source.where} (first: {rows[0].path!r}, {rows[0].where}); unpack the "
             f"images there, or {remedy}"

@@ -8,14 +8,17 @@ from typing import NamedTuple
 
 from aurank.data.manifest import Manifest
 from aurank.data.readers._rows import Row, build_listed
-from aurank.data.sources import ImageSource, open_source
+from aurank.data.sources import ImageSource, holds_folder, open_source
 from aurank.errors import UserError
 
 _EXAMPLES = 3
 
 
 class OfficialFile(NamedTuple):
-    """One text file of a benchmark: its path, what it holds, and where to get it; `needed=False`: it is never read."""
+    """One text file of a benchmark: its path, what it holds, and where to get it; `needed=False`: it is never read.
+
+    A path that ends in "/" is a folder of images.
+    """
 
     path: str
     holds: str
@@ -41,7 +44,7 @@ class Benchmark:
         folders: places tried below the data folder, "." being the data folder itself, a name that ends in ".zip" an
             archive read as it is.
         terms: who may use it.
-        sizes: the published ones, by the list file.
+        sizes: the published ones, by the list file or the folder.
         lines: the published number of entries of other files.
         archives: the published md5 checksums of what is downloaded.
     """
@@ -72,10 +75,24 @@ class Place:
         """The files as their official paths name them."""
         return open_source(self.path, prefix=self.prefix)
 
+    def holds(self, file: OfficialFile) -> bool:
+        """Return whether a file, or folder, is there."""
+        if file.path.endswith("/"):
+            return holds_folder(self.source, file.path)
+        return self.source.exists(file.path)
+
     def missing(self, files: Iterable[OfficialFile]) -> list[str]:
         """Return one line for each of the files that is not there: what it is and where to get it."""
-        absent = [file for file in files if not self.source.exists(file.path)]
+        absent = [file for file in files if not self.holds(file)]
         return [f"{file.path}, {file.holds}, is missing: get it from {file.origin}" for file in absent]
+
+
+class Part(NamedTuple):
+    """The rows of one list or folder of a benchmark, and how many it has as published."""
+
+    name: str
+    rows: Sequence[Row]
+    expected: SplitSize
 
 
 class Reading(NamedTuple):
@@ -96,7 +113,7 @@ def locate(benchmark: Benchmark, root: Path, path: str | None = None) -> Place |
         places = [place for place in places if place.path == root / path] or [Place(benchmark, root / path)]
     there = [place for place in places if place.path.exists()]
     for place in there:
-        if any(place.source.exists(file.path) for file in benchmark.files):
+        if any(map(place.holds, benchmark.files)):
             return place
     return next((place for place in there if path is not None or place.path != root), None)
 
@@ -159,15 +176,30 @@ def examine_lists(
     problems = place.missing(wanted)
     if not all(map(place.source.exists, files.values())):
         return Reading(None, problems)
-    rows = [row for split, file in files.items() for row in rows_of(place.source, split, file)]
-    source = open_source(place.path, prefix=f"{place.prefix}/{images}".lstrip("/"))
-    manifest = build_listed(place.benchmark.name, source, rows)
+    parts = []
     for split, file in files.items():
         expected = place.benchmark.sizes[file] if sizes is None else sizes[split]
-        of_split = manifest.splits == split
-        size = SplitSize(int(of_split.sum()), len(set(manifest.labels[of_split].tolist())))
-        problems += [] if size == expected else [f"{file} has {size}, expected {expected}"]
-    return Reading(manifest, problems + compare(place, rows))
+        parts.append(Part(file, list(rows_of(place.source, split, file)), expected))
+    return examine_parts(place, parts, problems, images=images, compare=compare)
+
+
+def examine_parts(
+    place: Place,
+    parts: Sequence[Part],
+    problems: Sequence[str],
+    *,
+    images: str = "",
+    compare: Callable[[Place, Sequence[Row]], list[str]] = lambda place, rows: [],
+) -> Reading:
+    """Return a benchmark as the rows of its parts have it, and all that differs, behind `problems` known before."""
+    rows = [row for part in parts for row in part.rows]
+    source = open_source(place.path, prefix=f"{place.prefix}/{images}".lstrip("/"))
+    manifest = build_listed(place.benchmark.name, source, rows)
+    found = list(problems)
+    for part in parts:
+        size = SplitSize(len(part.rows), len({row.label for row in part.rows}))
+        found += [] if size == part.expected else [f"{part.name} has {size}, expected {part.expected}"]
+    return Reading(manifest, found + compare(place, rows))
 
 
 def wrong_lines(file: str, count: int, expected: int) -> list[str]:
