@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding
+from aurank.data.decode import MAX_PIXELS, crop, decode, quiet_decoding
 from aurank.data.manifest import Manifest
 from aurank.data.transforms import Pipeline
 from aurank.errors import UserError
@@ -167,6 +167,8 @@ class ImageDataset(Dataset[Sample]):
         try:
             path = self.manifest.paths[row]
             image = decode(self.manifest.source, path, self.channels, max_pixels=self.max_pixels)
+            if (boxes := self.manifest.boxes) is not None and boxes[row, 0] >= 0:
+                image = crop(image, boxes[row].tolist(), path)
         except UserError:
             if self.on_error == "raise":
                 raise

@@ -4,7 +4,7 @@ import contextlib
 import io
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxtyping import UInt8
@@ -61,6 +61,25 @@ def decode(
     except Exception as error:
         said = f"cannot be decoded ({type(error).__name__}: {error}); replace it"
     raise UserError(f"image {path!r} in {source.where} {said}, or set data.on_error=skip")
+
+
+def crop(
+    pixels: UInt8[np.ndarray, "height width channel"], box: Sequence[int], where: str
+) -> UInt8[np.ndarray, "_ _ channel"]:
+    """Return the part of an image within a box x1, y1, x2, y2, as far as the image has it; x2 and y2 are outside.
+
+    Raises:
+        UserError: names the image `where` nothing of it lies in the box.
+    """
+    x1, y1, x2, y2 = box
+    part = pixels[y1:y2, x1:x2]
+    if not part.size:
+        height, width = pixels.shape[:2]
+        raise UserError(
+            f"image {where!r} has {width} × {height} pixels, of which none lies in the box {x1},{y1},{x2},{y2}; mend "
+            "the box (x1,y1,x2,y2 in pixels), or set data.on_error=skip"
+        )
+    return np.ascontiguousarray(part)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "val", "test")
 ValidationUnit = Literal["class", "super_category"]
-_COLUMNS = ("paths", "splits", "is_query", "is_gallery", "groups", "super_labels", "texts")
+_COLUMNS = ("paths", "splits", "is_query", "is_gallery", "groups", "super_labels", "texts", "boxes")
 _LONGEST_NAME = 4096  # as the longest path of Linux
 
 
@@ -34,6 +34,8 @@ class Manifest:
         class_ids: what the lists of the data set call the classes, where that is not their name: `sha256` is of these.
         groups: a camera, −1 for none; None where the data set has none, as for `super_labels` and `texts`.
         texts: a caption of each row; one image may then stand in several rows, each with a caption of its own.
+        boxes: the part of the upright image that a row is, in pixels: x1, y1, x2, y2, the last two just outside; −1 in
+            all four for the whole image. One image may then stand in several rows, each with a box of its own.
 
     Raises:
         UserError: where the columns do not fit together.
@@ -56,12 +58,13 @@ class Manifest:
     super_labels: Int64[np.ndarray, " image"] | None = None
     texts: tuple[str, ...] | None = None
     class_ids: tuple[str, ...] | None = None
+    boxes: Int64[np.ndarray, "image 4"] | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             column = getattr(self, field.name)
             if isinstance(column, np.ndarray):
-                if column.shape != (len(self.paths),):
+                if column.shape != (len(self.paths), 4)[: 1 + (field.name == "boxes")]:
                     raise UserError(f"{self.name}: {field.name} has shape {column.shape} for {len(self.paths)} images")
                 column = column.copy()  # the caller's array stays writable
                 column.setflags(write=False)
@@ -85,6 +88,14 @@ class Manifest:
         """Images in each split that has any, in the order train, val, test."""
         sizes = {split: int(np.count_nonzero(self.splits == split)) for split in SPLITS}
         return {split: size for split, size in sizes.items() if size}
+
+    @functools.cached_property
+    def regions(self) -> tuple[str, ...]:
+        """What each row shows: its path, behind which a box is written where it has one."""
+        if self.boxes is None:
+            return self.paths
+        rows = zip(self.paths, self.boxes.tolist(), strict=True)
+        return tuple(path if box[0] < 0 else f"{path} {box}" for path, box in rows)
 
     @functools.cached_property
     def class_counts(self) -> Int64[np.ndarray, " class"]:
@@ -121,6 +132,8 @@ class Manifest:
             digest.update(b"none\n" if column is None else column.astype("<i8").tobytes() + b"\n")
         if self.texts is not None:  # nothing is added without: runs of before there were texts can be resumed
             digest.update(json.dumps(self.texts).encode() + b"\n")
+        if self.boxes is not None:
+            digest.update(b"boxes\n" + self.boxes.astype("<i8").tobytes() + b"\n")
         return digest.hexdigest()
 
     def select(self, rows: Bool[np.ndarray, " image"] | Integer[np.ndarray, " row"] | Sequence[int]) -> "Manifest":
@@ -239,6 +252,7 @@ def build_manifest(
     groups: Sequence[int] | None = None,
     super_labels: Sequence[int] | None = None,
     texts: Sequence[str] | None = None,
+    boxes: Sequence[Sequence[int]] | None = None,
     class_names: Mapping[str, str] | None = None,
 ) -> Manifest:
     """Return a manifest whose labels count the class names `labels` in the order they are first met.
@@ -280,6 +294,7 @@ def build_manifest(
         groups=None if groups is None else np.array(groups, dtype=np.int64),
         super_labels=None if super_labels is None else np.array(super_labels, dtype=np.int64),
         texts=None if texts is None else tuple(texts),
+        boxes=None if boxes is None else np.array(boxes, dtype=np.int64),
     )
 
 

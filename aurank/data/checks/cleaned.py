@@ -45,6 +45,9 @@ def write_table(manifest: Manifest, file: Path) -> str:
     for name, numbers in (("group", manifest.groups), ("super_label", manifest.super_labels)):
         if numbers is not None:
             columns[name] = ["" if number < 0 else str(number) for number in numbers.tolist()]
+    if manifest.boxes is not None:
+        for name, values in zip(("x1", "y1", "x2", "y2"), manifest.boxes.T.tolist(), strict=True):
+            columns[name] = ["" if value < 0 else str(value) for value in values]
     if manifest.texts is not None:
         columns["text"] = [_cell(text) for text in manifest.texts]
     text = io.StringIO()

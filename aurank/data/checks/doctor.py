@@ -98,12 +98,16 @@ def odd_classes(classes: Sequence[str]) -> tuple[str, list[str]] | None:
 def repeated_image(manifest: Manifest) -> str | None:
     """Return words on the first image that is listed twice, by one path or by links to one file; None if none is.
 
-    It would be a perfect match of itself. Where images have texts, one may stand in several rows by one path.
+    It would be a perfect match of itself. Where images have texts, one may stand in several rows by one path; where
+    they have boxes, with different ones.
     """
     paths = manifest.paths if manifest.texts is None else tuple(dict.fromkeys(manifest.paths))
+    images = _identities(manifest.source, paths)
+    if manifest.boxes is not None and manifest.texts is None:
+        images = [f"{image} {box}" for image, box in zip(images, manifest.boxes.tolist(), strict=True)]
     first: dict[str, str] = {}
     repeats = []
-    for path, image in zip(paths, _identities(manifest.source, paths), strict=True):
+    for path, image in zip(paths, images, strict=True):
         if image in first:
             repeats.append((first[image], path))
         first.setdefault(image, path)
@@ -153,7 +157,7 @@ def _repeated_rows(manifest: Manifest) -> list[Finding]:
     """Return the images that stand twice; of pairs those, and the images that one split has seen of another."""
     paths, splits = manifest.paths, manifest.splits.tolist()
     if manifest.texts is None:
-        return [_repeated("duplicate paths", paths, paths)]
+        return [_repeated("duplicate paths", manifest.regions, paths)]
     pairs = [f"{path}: {text_key(text)}" for path, text in zip(paths, manifest.texts, strict=True)]
     places: dict[str, dict[str, list[int]]] = {}
     for row, (path, split) in enumerate(zip(paths, splits, strict=True)):

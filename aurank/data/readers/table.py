@@ -17,7 +17,8 @@ from aurank.data.sources import FolderSource, ImageSource, open_source
 from aurank.errors import UserError, first_line
 
 _REQUIRED = ("path", "label", "text", "split")  # those of them that a table has are filled in every line
-_OPTIONAL = ("is_query", "is_gallery", "group", "super_label")
+_BOX = ("x1", "y1", "x2", "y2")
+_OPTIONAL = ("is_query", "is_gallery", "group", "super_label", *_BOX)
 _FLAGS = {"1": True, "true": True, "yes": True, "": True, "0": False, "false": False, "no": False}
 
 Line = tuple[str, dict[str, str]]  # its place ("FILE, line 7"), and its values by column
@@ -26,13 +27,17 @@ Line = tuple[str, dict[str, str]]  # its place ("FILE, line 7"), and its values 
 def read_table(root: Path, *, file: str, path: str = ".", images: str = "", outside: bool = False) -> Manifest:
     """Return the images of a csv or parquet table.
 
-    Columns: `path,label,split[,is_query,is_gallery,group,super_label]`, or with a text of each image
+    Columns: `path,label,split[,is_query,is_gallery,group,super_label,x1,y1,x2,y2]`, or with a text of each image
     `path,text,split[,label,…]`. Others are ignored.
 
     Args:
         file: the table, in `path` or in `root`; parquet if it ends so, otherwise csv in UTF-8 with a header.
         images: the folder in `path` that the column `path` starts from.
         outside: whether a path may leave that folder, by `..` or as an absolute one.
+
+    x1,y1,x2,y2 are a box in the order of Pascal VOC: the upright image is cut to it before any transform, from pixel
+    x1,y1 (the first is 0,0) up to x2,y2, which lie just outside. Fractions are rounded; empty in all four means the
+    whole image. An image may have several rows with different boxes, each of its own label.
 
     Labels, groups and super-labels are any text; an empty group or super-label means none (−1), an empty flag true.
     Splits are train, val and test. Texts are kept as `tidied` leaves them. Without labels, texts equal but for case are
@@ -51,7 +56,7 @@ def read_two_tables(query: Path, gallery: Path, *, root: Path | None = None, out
     """Return the images of both tables, each once and all "test", marked as query, gallery or both.
 
     Columns: those of the reader "table", of which `split`, `is_query` and `is_gallery` have no use. A group is the same
-    on both sides where it is written alike.
+    on both sides where it is written alike. An image has one box at most, the same on both sides.
 
     Args:
         root: where the paths start, by default the folder of the tables.
@@ -72,8 +77,12 @@ def read_two_tables(query: Path, gallery: Path, *, root: Path | None = None, out
     if any("group" in header for header in headers):
         for _, values in lines:
             values.setdefault("group", "")
+    if any(name in header for header in headers for name in _BOX):
+        for _, values in lines:
+            for name in _BOX:
+                values.setdefault(name, "")
     for path in queries.keys() & answers.keys():
-        for name in ("label", "group"):
+        for name in ("label", "group", *_BOX):
             one, other = queries[path][1].get(name), answers[path][1].get(name)
             if one != other:
                 raise UserError(f"image {path!r} has {name} {one!r} in {query} and {other!r} in {gallery}")
@@ -93,7 +102,7 @@ def _side_lines(file: Path, source: ImageSource, *, outside: bool) -> dict[str, 
         path = PurePosixPath(values["path"]).as_posix()
         if path in lines:
             raise UserError(f"{where}: {file} lists image {path!r} twice; list each image once")
-        used = {name: value for name, value in values.items() if name in ("path", "label", "text", "group")}
+        used = {name: value for name, value in values.items() if name in ("path", "label", "text", "group", *_BOX)}
         lines[path] = where, {**used, "split": "test"}
     rows = [Row(where, path, "", "test") for path, (where, _) in lines.items()]
     check_listing(source, rows, outside=outside, remedy="name the folder that the paths start at with --root")
@@ -115,9 +124,11 @@ def _of_lines(name: str, source: ImageSource, lines: Sequence[Line], *, outside:
     named: dict[str, str] = {}  # without labels a class is named by the first of its texts
     super_labels: Sequence[int | None] = _numbers(lines, "super_label") or [None] * len(lines)
     rows = []
+    has_boxes = bool(lines) and _has_boxes(lines[0])
     for (where, line), text, super_label in zip(lines, texts, super_labels, strict=True):
         label = line["label"] if labelled else named.setdefault(text_key(text), text)
-        rows.append(Row(where, PurePosixPath(line["path"]).as_posix(), label, line["split"], super_label))
+        row = Row(where, PurePosixPath(line["path"]).as_posix(), label, line["split"], super_label)
+        rows.append(row._replace(box=_box(where, line)) if has_boxes else row)
     columns = {
         "is_query": _flags(lines, "is_query"),
         "is_gallery": _flags(lines, "is_gallery"),
@@ -125,6 +136,34 @@ def _of_lines(name: str, source: ImageSource, lines: Sequence[Line], *, outside:
         "texts": texts if all(texts) else None,
     }
     return build_listed(name, source, rows, one_label=labelled, outside=outside, **columns)
+
+
+def _has_boxes(first: Line) -> bool:
+    """Return whether the table has boxes; raise UserError where it has some of their columns only."""
+    there = [name for name in _BOX if name in first[1]]
+    if there and len(there) < len(_BOX):
+        lacking = next(name for name in _BOX if name not in there)
+        raise UserError(
+            f"{first[0]}: column {lacking!r} of the boxes is missing; give {','.join(_BOX)}, or none of them"
+        )
+    return bool(there)
+
+
+def _box(where: str, line: dict[str, str]) -> tuple[int, int, int, int] | None:
+    """Return the box of a line, None for the whole image."""
+    given = [line[name] for name in _BOX]
+    if not any(given):
+        return None
+    try:
+        x1, y1, x2, y2 = (round(float(value)) for value in given)
+    except (ValueError, OverflowError):  # no number, NaN, infinity
+        x1 = y1 = x2 = y2 = -1
+    if not (0 <= x1 < x2 < 2**31 and 0 <= y1 < y2 < 2**31):
+        raise UserError(
+            f"{where}: the box must be {','.join(_BOX)} in pixels from 0, x1 below x2 and y1 below y2, got "
+            f"{','.join(given)}"
+        )
+    return x1, y1, x2, y2
 
 
 def _table_lines(source: ImageSource, file: str, *, splits: bool = True) -> Iterator[Line]:

@@ -1,0 +1,112 @@
+"""Boxes in tables: each row is a part of an image."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from testing.data_trees import pixels
+
+from aurank.data import ImageDataset
+from aurank.data.checks.cleaned import write_table
+from aurank.data.checks.doctor import repeated_image
+from aurank.data.decode import crop
+from aurank.data.readers.table import read_table, read_two_tables
+from aurank.data.transforms.base import Pipeline
+from aurank.errors import UserError
+
+HEADER = "path,label,split,x1,y1,x2,y2\n"
+ROWS = "a.png,cat,test,0,0,3,2\na.png,dog,test,2,1,5,6\nb.png,cat,test,,,,\n"
+
+
+class AsItIs(Pipeline):
+    """The pixels that a data set hands to its transform."""
+
+    def prepare(self, image: np.ndarray) -> np.ndarray:
+        return image
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for seed, name in enumerate(("a.png", "b.png")):
+        Image.fromarray(pixels(seed)).save(tmp_path / name)
+    (tmp_path / "rows.csv").write_text(HEADER + ROWS)
+    return tmp_path
+
+
+def refusal(folder: Path, text: str) -> str:
+    (folder / "rows.csv").write_text(text)
+    with pytest.raises(UserError) as error:
+        read_table(folder, file="rows.csv")
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_row_is_the_part_of_the_image_in_its_box_as_pillow_cuts_it(folder: Path) -> None:
+    manifest = read_table(folder, file="rows.csv")
+    assert manifest.boxes is not None
+    assert manifest.boxes.tolist() == [[0, 0, 3, 2], [2, 1, 5, 6], [-1, -1, -1, -1]]
+    dataset = ImageDataset(manifest, AsItIs(6, 3), channels=3, cache_bytes=0)
+    for row, box in enumerate([(0, 0, 3, 2), (2, 1, 5, 6), None]):
+        with Image.open(folder / manifest.paths[row]) as file:
+            expected = np.asarray(file if box is None else file.crop(box))
+        np.testing.assert_array_equal(dataset._prepared(row), expected)
+
+
+def test_rows_that_differ_in_their_box_alone_are_no_repeats(folder: Path) -> None:
+    manifest = read_table(folder, file="rows.csv")
+    assert repeated_image(manifest) is None
+    assert manifest.doctor(contents=False).errors == []
+    (folder / "rows.csv").write_text(HEADER + ROWS + "a.png,cat,test,0.2,0,3,1.9\n")
+    again = read_table(folder, file="rows.csv")
+    assert "lists image 'a.png' twice" in str(repeated_image(again))
+    assert "a.png [0, 0, 3, 2]" in str(again.doctor(contents=False))
+    assert "has label 'dog', but 'cat'" in refusal(folder, HEADER + ROWS + "b.png,dog,test,,,,\n")
+
+
+def test_boxes_are_part_of_the_content_and_stay_with_their_rows(folder: Path) -> None:
+    manifest = read_table(folder, file="rows.csv")
+    (folder / "whole.csv").write_text("path,label,split\nb.png,cat,test\n")
+    whole = read_table(folder, file="whole.csv")
+    assert whole.boxes is None
+    part = manifest.select([1, 2])
+    assert part.boxes is not None
+    assert part.boxes.tolist() == [[2, 1, 5, 6], [-1] * 4]
+    (folder / "rows.csv").write_text(HEADER + ROWS.replace("2,1,5,6", "2,1,5,5"))
+    assert read_table(folder, file="rows.csv").sha256 != manifest.sha256
+    write_table(manifest, folder / "kept.csv")
+    assert read_table(folder, file="kept.csv").sha256 == manifest.sha256
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("path,label,split,x1,y1,x2\na.png,cat,test,0,0,3\n", "rows.csv, line 2: column 'y2' of the boxes is missing"),
+        (HEADER + "a.png,cat,test,0,0,,\n", "line 2: the box must be x1,y1,x2,y2 in pixels from 0, x1 below x2 and y1"),
+        (HEADER + "a.png,cat,test,3,0,3,2\n", "below y2, got 3,0,3,2"),
+        (HEADER + "a.png,cat,test,-1,0,3,2\n", "got -1,0,3,2"),
+        (HEADER + "a.png,cat,test,0,0,nan,2\n", "got 0,0,nan,2"),
+        (HEADER + "a.png,cat,test,0,0,1e99,2\n", "got 0,0,1e99,2"),
+        (HEADER + "a.png,cat,test,0,0,left,2\n", "got 0,0,left,2"),
+    ],
+)
+def test_a_box_that_is_none_is_refused_naming_the_line(folder: Path, text: str, message: str) -> None:
+    assert message in refusal(folder, text)
+
+
+def test_a_box_reaches_no_further_than_its_image_and_one_beyond_it_is_named() -> None:
+    image = pixels(1, height=4, width=5)
+    np.testing.assert_array_equal(crop(image, (3, 2, 90, 90), "a.png"), image[2:, 3:])
+    with pytest.raises(UserError, match=r"image 'a.png' has 5 × 4 pixels, of which none lies in the box 5,0,9,4"):
+        crop(image, (5, 0, 9, 4), "a.png")
+
+
+def test_tables_of_queries_and_gallery_have_boxes_too(folder: Path) -> None:
+    (folder / "query.csv").write_text("path,label,x1,y1,x2,y2\na.png,cat,0,0,3,2\n")
+    (folder / "gallery.csv").write_text("path,label\nb.png,cat\n")
+    both = read_two_tables(folder / "query.csv", folder / "gallery.csv")
+    assert both.boxes is not None
+    assert both.boxes.tolist() == [[0, 0, 3, 2], [-1] * 4]
+    (folder / "gallery.csv").write_text("path,label\na.png,cat\n")
+    with pytest.raises(UserError, match=r"image 'a.png' has x1 '0' in .* and '' in"):
+        read_two_tables(folder / "query.csv", folder / "gallery.csv")
