@@ -1,8 +1,10 @@
 """Time and memory of exact evaluation beside the product that it rests on and what others offer.
 
     python tools/bench_evaluation.py [--rows 12000 20000] [--gallery] [--peers] [--scale 15000 30000 60502]
+    python tools/bench_evaluation.py --rows --scale 60000 --classes 10 --dim 64 --report
 
 Data: unit vectors float32 [row, 512] around random centres, 5 per class, shuffled; everything on the same rows.
+`--dim` and `--per-class` say otherwise; `--classes N` makes N classes, with `--tail S` of lognormal sizes.
 
 - side by side (`--rows`): aurank's ranks of every positive (checks, lengths, thresholds, sorting and rechecks
   included), the plain product in blocks of 1,024 rows, and argsort of 1,000-row blocks as the SOPRC authors evaluate,
@@ -11,7 +13,8 @@ Data: unit vectors float32 [row, 512] around random centres, 5 per class, shuffl
 - peers: PML's AccuracyCalculator with k=None, torchmetrics and open-metric-learning where installed, each in a process
   of its own under `--limit` gigabytes; a failure is printed as such.
 - scale: aurank on memory-mapped rows with `--max-memory`, in a process of its own: time, peak of resident memory beyond
-  what the process held with its inputs read once, and the ratio to the product. With `--device cuda` on a GPU.
+  what the process held with its inputs read once, and the ratio to the product. With `--device cuda` on a GPU. With
+  `--report` the whole report, with metrics, values per query, curve and intervals, in place of the ranks.
 """
 
 import argparse
@@ -24,22 +27,27 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from measuring import forget_peak, resident_megabytes, seconds
 from torch import Tensor
 
-DIM, PER_CLASS = 512, 5
 
-
-def data(rows: int, *, spread: float = 2.0) -> tuple[Tensor, Tensor]:
+def data(rows: int, given: argparse.Namespace, *, spread: float = 2.0) -> tuple[Tensor, Tensor]:
     """Unit vectors and labels, shuffled."""
     chance = torch.Generator().manual_seed(0)
-    labels = torch.arange(rows) // PER_CLASS
-    centres = torch.randn(int(labels[-1]) + 1, DIM, generator=chance)
+    labels = torch.arange(rows) // given.per_class
+    if given.classes:
+        weight = torch.exp(given.tail * torch.randn(given.classes, generator=chance))
+        ends = torch.cumsum(weight / weight.sum() * (rows - given.classes), 0).round() + torch.arange(
+            1, given.classes + 1
+        )
+        labels = torch.searchsorted(ends, torch.arange(rows).float(), right=True).clamp(max=given.classes - 1)
+    centres = torch.randn(int(labels[-1]) + 1, given.dim, generator=chance)
     order = torch.randperm(rows, generator=chance)
-    noise = torch.randn(rows, DIM, generator=chance)
+    noise = torch.randn(rows, given.dim, generator=chance)
     return torch.nn.functional.normalize(centres[labels[order]] + spread * noise), labels[order]
 
 
@@ -76,7 +84,7 @@ def side_by_side(rows: int, given: argparse.Namespace) -> None:
     from aurank.evaluation.aggregate import mean
     from aurank.evaluation.metrics import average_precision
 
-    vectors, labels = (part.to(given.device) for part in data(rows))
+    vectors, labels = (part.to(given.device) for part in data(rows, given))
     found = {}
 
     def aurank() -> None:
@@ -143,11 +151,11 @@ def oml(vectors: Tensor, labels: Tensor) -> float:
 PEERS = {"pytorch_metric_learning": pml, "torchmetrics": torchmetrics, "oml": oml}
 
 
-def one_peer(name: str, rows: int, limit: float) -> dict[str, float]:
+def one_peer(name: str, rows: int, given: argparse.Namespace) -> dict[str, float]:
     """Seconds and value of a peer, in this process under a memory limit."""
-    vectors, labels = data(rows)
-    PEERS[name](*data(200))  # imports, threads
-    resource.setrlimit(resource.RLIMIT_DATA, (int(limit * 2**30), int(limit * 2**30)))
+    vectors, labels = data(rows, given)
+    PEERS[name](*data(200, given))  # imports, threads
+    resource.setrlimit(resource.RLIMIT_DATA, (int(given.limit * 2**30), int(given.limit * 2**30)))
     value: dict[str, float] = {}
     value["seconds"] = seconds(lambda: value.update(result=PEERS[name](vectors, labels)))
     return value
@@ -155,20 +163,26 @@ def one_peer(name: str, rows: int, limit: float) -> dict[str, float]:
 
 def one_scale(rows: int, given: argparse.Namespace) -> dict[str, float]:
     """Seconds, megabytes and ratio of aurank on a memory-mapped file, in this process."""
-    from aurank.evaluation import positive_ranks
+    import aurank
+    from aurank.evaluation import Resampling, positive_ranks
+
+    options: dict[str, Any] = {"device": given.device, "max_memory": given.max_memory}
+
+    def measured(rows: np.ndarray, labels: np.ndarray) -> object:
+        if given.report:
+            return aurank.evaluate(rows, labels, resampling=Resampling(), **options)
+        return positive_ranks(rows, labels, **options)
 
     with tempfile.TemporaryDirectory() as folder:
-        vectors, labels = data(rows)
+        vectors, labels = data(rows, given)
         np.save(Path(folder) / "rows.npy", vectors.numpy())
         del vectors
         mapped = np.load(Path(folder) / "rows.npy", mmap_mode="r")
-        positive_ranks(mapped[:200], labels[:200].numpy(), device=given.device)  # imports, compiled code
+        measured(mapped[:200], np.arange(200) // 5)  # imports, compiled code
         float(mapped.sum())  # the file's own pages
         forget_peak()
         before = resident_megabytes("VmRSS")
-        taken = seconds(
-            lambda: positive_ranks(mapped, labels.numpy(), device=given.device, max_memory=given.max_memory)
-        )
+        taken = seconds(lambda: measured(mapped, labels.numpy()))
         growth = resident_megabytes("VmHWM") - before
         whole = torch.from_numpy(np.array(mapped)).to(given.device)
         product(whole[:2048], whole)
@@ -178,7 +192,9 @@ def one_scale(rows: int, given: argparse.Namespace) -> dict[str, float]:
 def alone(words: list[str], given: argparse.Namespace) -> tuple[dict[str, float] | None, str]:
     """What a new process of this tool measured, or how it failed."""
     command = [sys.executable, __file__, *words, "--max-memory", given.max_memory, "--device", given.device]
-    command += ["--limit", str(given.limit), "--threads", str(given.threads)]
+    command += ["--limit", str(given.limit), "--threads", str(given.threads), "--dim", str(given.dim)]
+    command += ["--per-class", str(given.per_class), "--classes", str(given.classes), "--tail", str(given.tail)]
+    command += ["--report"] if given.report else []
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
@@ -194,6 +210,11 @@ def main() -> None:
     parser.add_argument("--argsort", action="store_true", help="argsort of blocks, too")
     parser.add_argument("--peers", type=int, nargs="?", const=12_000, help="other libraries, at so many rows")
     parser.add_argument("--scale", type=int, nargs="*", default=[])
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--per-class", type=int, default=5)
+    parser.add_argument("--classes", type=int, default=0, help="so many, in place of --per-class")
+    parser.add_argument("--tail", type=float, default=0.0, help="spread of the logarithm of their sizes")
+    parser.add_argument("--report", action="store_true", help="the whole report, in place of the ranks, in --scale")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--max-memory", default="1GiB")
     parser.add_argument("--limit", type=float, default=20.0, help="gigabytes that a peer may take")
@@ -205,9 +226,10 @@ def main() -> None:
     if given.one:
         kind, rows = given.one.split(":")
         peer = kind in PEERS
-        print(json.dumps(one_peer(kind, int(rows), given.limit) if peer else one_scale(int(rows), given)))
+        print(json.dumps(one_peer(kind, int(rows), given) if peer else one_scale(int(rows), given)))
         return
-    print(f"torch {torch.__version__}, {given.device}, {given.threads} threads, {DIM} wide, {PER_CLASS} per class")
+    classes = f"{given.classes:,} classes, tail {given.tail:g}" if given.classes else f"{given.per_class} per class"
+    print(f"torch {torch.__version__}, {given.device}, {given.threads} threads, {given.dim} wide, {classes}")
     for rows in given.rows:
         side_by_side(rows, given)
     if given.peers:

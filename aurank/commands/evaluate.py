@@ -21,6 +21,7 @@ from aurank.errors import UserError
 from aurank.evaluation.calibration.calibrate import Aim, Calibration, calibrate
 from aurank.evaluation.engine.inputs import byte_count
 from aurank.evaluation.index.neighbours import Index
+from aurank.evaluation.metrics import pooled_names
 from aurank.evaluation.report import Report
 from aurank.evaluation.trec import evaluate_run, read_qrels, read_run, run_names, write_run
 from aurank.files import require_writable
@@ -214,7 +215,7 @@ def embed_chosen(
     prepared = prepare_model(model, images, running)
     manifest = prepared.dataset.manifest
     require_comparable(manifest)
-    if protocol is None or not protocol.seeds:
+    if pooled_names(options.get("metrics")):  # whose positives are kept together
         require_room_for(manifest)
     options = prepared.evaluation_options(protocol, options)
     _check_options(options, protocol, trial_of(manifest))

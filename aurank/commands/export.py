@@ -20,7 +20,7 @@ from aurank.embedding.checkpoint import is_head, load_checkpoint, resolve_checkp
 from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import Embedded, ModelImages, embed
 from aurank.embedding.from_config import build_transform
-from aurank.embedding.manifest_from_config import read_manifest, require_distinct, require_room_for
+from aurank.embedding.manifest_from_config import read_manifest, require_distinct
 from aurank.embedding.select_images import ImageSelection
 from aurank.errors import AurankError, UserError, first_line
 from aurank.exporting.card import Facts, describe_begun_licence, describe_training, write_card
@@ -253,7 +253,6 @@ def _measure(prepared: PreparedModel, to: Target, written: ImageModel) -> Measur
     manifest = prepared.dataset.manifest
     options: dict[str, Any] = {}
     if manifest.class_counts.max() > 1:
-        require_room_for(manifest)
         options = prepared.evaluation_options(None, {"device": prepared.run.torch_device, "neighbours": 0})
     before, notes = prepared.embed()
     prepared.run.tell(*notes[1:])  # it names images, which the card does not

@@ -15,7 +15,7 @@ from aurank.evaluation import metrics
 from aurank.evaluation.aggregate import Classes, mean
 from aurank.evaluation.engine.inputs import Embeddings, Integers, device_of, integer_array, read
 from aurank.evaluation.engine.problem import RetrievalProblem
-from aurank.evaluation.engine.ranks import Ranks, rank_positives
+from aurank.evaluation.engine.ranks import RankBlocks, Ranks, query_columns
 from aurank.evaluation.index.faiss_bridge import faiss_library, transforms
 from aurank.names import meant, nearest
 
@@ -119,20 +119,22 @@ class AccuracyCalculator:
         if not ranking:
             return {**self._cluster(query, labels)}
         problem = _problem(query, labels, reference, reference_labels, ref_includes_query)
-        ranks = rank_positives(problem, distance=self.distance, device=self.device, max_memory=self.max_memory)
+        ranks = RankBlocks(problem, distance=self.distance, device=self.device, max_memory=self.max_memory)
         self.per_query = {"query": ranks.query, "label": ranks.labels, "num_positives": ranks.num_positives}
-        self.per_query |= {name: self._values(ranks, name) for name in ranking}
+        depth = self._depth(ranks)
+        found = query_columns(ranks, lambda block: {name: self._values(block, name, depth) for name in ranking})
+        self.per_query |= {name: found.get(name, np.empty(0)) for name in ranking}
         means = {name: self._mean(self.per_query[name], ranks.labels, labels) for name in ranking}
         return means | self._cluster(query, labels)
 
-    def _values(self, ranks: Ranks, name: str) -> Float64[np.ndarray, " query"]:
-        if not len(ranks.query):
-            return np.empty(0)
+    def _depth(self, ranks: RankBlocks) -> int:
+        """Return how many neighbours PML would look at."""
+        most = int(ranks.num_positives.max(initial=0)) if self.k == "max_bin_count" else self.k or ranks.num_gallery
+        return min(int(most), ranks.num_gallery)
+
+    def _values(self, ranks: Ranks, name: str, depth: int) -> Float64[np.ndarray, " query"]:
         if match := AT_K.fullmatch(name):
             return metrics.query_values(ranks, f"{match[1]}@{match[2]}")
-        # how many neighbours PML would look at
-        depth = int(ranks.num_positives.max()) if self.k == "max_bin_count" else self.k or ranks.num_gallery
-        depth = min(int(depth), ranks.num_gallery)
         if name == "mauprc" or (name == "mean_average_precision" and depth >= ranks.num_gallery):
             return metrics.average_precision(ranks)
         if name == "mean_reciprocal_rank":

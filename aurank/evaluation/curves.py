@@ -9,6 +9,8 @@ from aurank.errors import UserError
 from aurank.evaluation.engine.ranks import Ranks
 from aurank.evaluation.metrics import precision_when_found
 
+POINTS = np.arange(101) / 100  # recalls of the curve in a report
+
 
 @dataclass(frozen=True, eq=False)
 class Curve:
@@ -46,15 +48,50 @@ def precision_recall_curve(
     """
     if points is not None and points < 2:
         raise UserError(f"points must be 2 or more, such as 11 or 101, or None for the exact curve; got {points}")
-    precision = precision_when_found(ranks, ties=ties)
-    if interpolated:
-        precision = _highest_from_here(precision, ranks)
-    exact = _mean_staircase(precision, ranks)
-    if points is None:
-        return exact
-    # Equal fractions divide to equal floats, so that a recall of 3/10 finds the step that ends at 3 of 10 positives.
-    recall = np.arange(points) / (points - 1)
-    return Curve(recall, exact.precision[np.searchsorted(exact.recall, recall)])
+    # Equal fractions divide to equal floats: a recall of 3/10 finds the step that ends at 3 of 10 positives.
+    recall = np.unique(_recall_when_found(ranks)) if points is None else np.arange(points) / (points - 1)
+    mean = MeanCurve(recall, len(ranks.query), interpolated=interpolated, ties=ties)
+    mean.add(ranks)
+    return mean.curve()
+
+
+class MeanCurve:
+    """The mean of queries' precision-recall curves, which may come in blocks: `precision_recall_curve` says of what.
+
+    Args:
+        recall: where it is taken, increasing.
+        count: of all queries.
+        interpolated: as there.
+        ties: as there.
+    """
+
+    def __init__(
+        self, recall: Float64[np.ndarray, " point"], count: int, *, interpolated: bool = True, ties: str = "threshold"
+    ) -> None:
+        self.recall, self.count, self.interpolated, self.ties = recall, count, interpolated, ties
+        # Precisions become integers, whose sums no order can change; `count` of them stay below 2⁶².
+        self.scale = 2 ** (62 - count.bit_length())
+        self.total = np.zeros(len(recall), dtype=np.int64)
+
+    def add(self, ranks: Ranks) -> None:
+        """Add the staircases of some queries; one of R positives has steps that end at recall 1/R, 2/R, …, 1."""
+        precision = precision_when_found(ranks, ties=self.ties)
+        if self.interpolated:
+            precision = _highest_from_here(precision, ranks)
+        level = np.round(precision * self.scale).astype(np.int64)
+        rises = np.diff(level, append=0)  # what follows a query's last positive falls beyond recall 1, and is dropped
+        changes = np.zeros(len(self.recall) + 1, dtype=np.int64)
+        # A rise counts behind the step where its positive is found.
+        np.add.at(changes, np.searchsorted(self.recall, _recall_when_found(ranks), side="right"), rises)
+        self.total += level[ranks.offset[:-1]].sum() + np.cumsum(changes[:-1])
+
+    def curve(self) -> Curve:
+        """Return the mean of what was added."""
+        return Curve(self.recall, self.total / self.scale / self.count)
+
+
+def _recall_when_found(ranks: Ranks) -> Float64[np.ndarray, " positive"]:
+    return np.asarray(ranks.place / np.repeat(ranks.num_positives, ranks.num_positives))
 
 
 def random_order_ap(
@@ -88,18 +125,3 @@ def _highest_from_here(values: Float64[np.ndarray, " positive"], ranks: Ranks) -
         highest[inside] = np.maximum(highest[inside], highest[inside + step])
         step *= 2
     return highest
-
-
-def _mean_staircase(precision: Float64[np.ndarray, " positive"], ranks: Ranks) -> Curve:
-    """Return the exact mean of the queries' staircases; a query of R positives has steps that end at 1/R, 2/R, …, 1."""
-    count = len(ranks.query)
-    recall, step = np.unique(ranks.place / np.repeat(ranks.num_positives, ranks.num_positives), return_inverse=True)
-    # Precisions become integers, whose sums no order can change; `count` of them stay below 2⁶².
-    scale = 2 ** (62 - count.bit_length())
-    level = np.round(precision * scale).astype(np.int64)
-    rises = np.diff(level, append=0)  # what follows a query's last positive falls beyond recall 1, and is dropped
-    total = np.full(len(recall), level[ranks.offset[:-1]].sum())
-    changes = np.zeros(len(recall) + 1, dtype=np.int64)
-    np.add.at(changes, step + 1, rises)  # a rise counts from the step after the one where its positive is found
-    total += np.cumsum(changes[:-1])
-    return Curve(recall, total / scale / count)

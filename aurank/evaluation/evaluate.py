@@ -13,8 +13,8 @@ from aurank.errors import UserError
 from aurank.evaluation.aggregate import MACRO, Classes, average, mean
 from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.calibration.true_positives import pooled_metrics
-from aurank.evaluation.curves import precision_recall_curve
-from aurank.evaluation.engine.grades import check_grades, grades_of, with_grades
+from aurank.evaluation.curves import POINTS, MeanCurve
+from aurank.evaluation.engine.grades import Grades, check_grades
 from aurank.evaluation.engine.inputs import (
     Devices,
     Embeddings,
@@ -27,9 +27,9 @@ from aurank.evaluation.engine.inputs import (
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.process_group import ProcessGroup, require_equal
-from aurank.evaluation.engine.ranks import Ranks, rank_positives
+from aurank.evaluation.engine.ranks import RankBlocks, Ranks, RankSource, query_columns
 from aurank.evaluation.hierarchy import SuperCategories
-from aurank.evaluation.index.approximate import approximate_report
+from aurank.evaluation.index.approximate import index_report
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.metrics import (
     TIES,
@@ -47,6 +47,8 @@ from aurank.evaluation.metrics import (
 from aurank.evaluation.postprocessing.code_table import Codes, code_table
 from aurank.evaluation.postprocessing.postprocessing import PostProcessing, Processed
 from aurank.evaluation.report import Report
+
+BOUNDS = ("pessimistic", "optimistic")  # rules between whose values those of all others lie
 
 
 def evaluate(
@@ -183,9 +185,9 @@ class _Asked:
     distributed: bool | str | None
     progress: ProgressCallback | None
 
-    def ranks(self, problem: RetrievalProblem, processed: Processed | None = None) -> Ranks:
+    def ranks(self, problem: RetrievalProblem, processed: Processed | None = None) -> RankBlocks:
         """Return the ranks of a problem, of one behind post-processing in the order of its last step."""
-        ranks = rank_positives(
+        ranks = RankBlocks(
             problem,
             distance=self.distance,
             backend=self.backend,
@@ -195,14 +197,13 @@ class _Asked:
             progress=self.progress,
         )
         _check_some(ranks, listed=problem.positives is not None)
-        ranks = (
-            ranks if processed is None else processed.finish(ranks, max_memory=self.max_memory, progress=self.progress)
-        )
+        if processed is not None:
+            ranks = processed.finish(ranks, max_memory=self.max_memory, progress=self.progress)
         if self.grades is None or problem.positives is None:
             return ranks
-        return with_grades(ranks, grades_of(ranks, problem.positives, self.grades))
+        return ranks.changed(Grades(problem.positives, self.grades, ranks.num_gallery).given_to)
 
-    def report(self, problem: RetrievalProblem, ranks: Ranks, resampling: Resampling | None = None) -> Report:
+    def report(self, problem: RetrievalProblem, ranks: RankBlocks, resampling: Resampling | None = None) -> Report:
         """Return the report of ranks, with notes on what a reader must know."""
         notes = [] if self.grades is None else ["nDCG is of graded relevance, with linear gain"]
         fitting = fitting_cuts(self.cuts, ranks)
@@ -241,14 +242,17 @@ class _Asked:
         table = code_table(problem, codes, distance=self.distance, device=str(self.devices[0]), measure=measure)
         return replace(report, codes=table)
 
-    def with_index(self, report: Report, problem: RetrievalProblem, ranks: Ranks, index: str | Index) -> Report:
+    def with_index(self, report: Report, problem: RetrievalProblem, ranks: RankBlocks, index: str | Index) -> Report:
         """Return the report with what an index retrieves."""
         named = tuple(sorted({k for name in self.names or () if (k := split_cut(name.removeprefix(MACRO))[1])}))
-        near = approximate_report(
+        cuts = named or fitting_cuts(self.cuts, ranks) or self.cuts
+        exact = {"mauprc": mean(report.per_query["ap"])}
+        exact |= {f"recall@{k}": mean((report.per_query["first_rank"] <= k).astype(np.float64)) for k in cuts}
+        near = index_report(
             problem,
-            ranks,
+            exact,
             index=index,
-            recall_at=named or fitting_cuts(self.cuts, ranks) or self.cuts,
+            recall_at=cuts,
             ties=self.ties,
             distance=self.distance,
             device=self.devices[0],
@@ -297,7 +301,7 @@ def _gallery_columns(labels: Integers | None, classes: Shaped[np.ndarray, " name
     return {"label": numbers if classes is None else classes[numbers]}
 
 
-def _check_some(ranks: Ranks, *, listed: bool) -> None:
+def _check_some(ranks: RankSource, *, listed: bool) -> None:
     if not len(ranks.query):
         remedy = "no other row there has a query's label; check that labels and embeddings belong together"
         raise UserError(
@@ -306,14 +310,14 @@ def _check_some(ranks: Ranks, *, listed: bool) -> None:
         )
 
 
-def fitting_cuts(recall_at: tuple[int, ...], ranks: Ranks) -> tuple[int, ...]:
+def fitting_cuts(recall_at: tuple[int, ...], ranks: RankSource) -> tuple[int, ...]:
     """Return the cut-offs within at least one query's list: beyond, every recall is 1 and says nothing."""
     longest = int((ranks.num_positives + ranks.num_negatives).max())
     return tuple(k for k in recall_at if k <= longest)
 
 
 def build_report(
-    ranks: Ranks,
+    ranks: RankSource,
     *,
     recall_at: tuple[int, ...] = (1, 10, 100, 1000),
     ties: str = "threshold",
@@ -339,11 +343,18 @@ def build_report(
     names = check_names(default_metrics(fitting_cuts(recall_at, ranks)) if metrics is None else metrics)
     if labels is None and any(name.startswith(MACRO) for name in names):
         raise UserError(f"a metric with {MACRO} is a mean over classes, and the queries came without labels")
-    bounds = [mean(average_precision(ranks, ties=rule)) for rule in ("pessimistic", "optimistic")]
     whole = dict(pooled or {})
     held = dict.fromkeys(["mauprc", *(name.removeprefix(MACRO) for name in names if name not in whole)])
-    given = columns or {}
-    values = {name: given[name] if name in given else query_values(ranks, name, ties=ties) for name in held}
+    given, curve = columns or {}, MeanCurve(POINTS, len(ranks.query), ties=ties)
+
+    def compute(block: Ranks) -> dict[str, np.ndarray]:
+        curve.add(block)
+        found = {name: query_values(block, name, ties=ties) for name in held if name not in given}
+        found |= {rule: average_precision(block, ties=rule) for rule in BOUNDS}
+        return {**found, "first_rank": first_rank(block), "last_rank": last_rank(block)}
+
+    found = query_columns(ranks, compute)
+    values = {name: given[name] if name in given else found[name] for name in held}
     classes = None if labels is None else Classes.of(labels)
     return Report(
         metrics={
@@ -355,8 +366,8 @@ def build_report(
             **({} if labels is None else {"label": labels}),
             "num_positives": ranks.num_positives,
             "num_negatives": ranks.num_negatives,
-            "first_rank": first_rank(ranks),
-            "last_rank": last_rank(ranks),
+            "first_rank": found["first_rank"],
+            "last_rank": found["last_rank"],
             "ap": values["mauprc"],
             **{name: column for name, column in values.items() if name != "mauprc"},
         },
@@ -365,8 +376,8 @@ def build_report(
         num_gallery=ranks.num_gallery,
         distance=distance,
         ties=ties,
-        tie_bounds=(bounds[0], bounds[1]),
+        tie_bounds=(mean(found[BOUNDS[0]]), mean(found[BOUNDS[1]])),
         protocol=protocol,
         notes=list(notes),
-        curve=precision_recall_curve(ranks, ties=ties),
+        curve=curve.curve(),
     ).resampled(resampling)

@@ -1,11 +1,10 @@
 """Metrics of super-categories: what is of a query's super-category is relevant too, but less than its own class.
 
-Ranks are counted once more, with super-categories for labels: each relevant row among all that are not. Queries go in
-parts, so that the many positives of a super-category never lie in memory together.
+Ranks are counted once more, with super-categories for labels: each relevant row among all that are not.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,9 @@ from jaxtyping import Bool, Float64, Int64
 from aurank.errors import UserError
 from aurank.evaluation.aggregate import segment_sums
 from aurank.evaluation.engine.grades import with_grades
-from aurank.evaluation.engine.inputs import Integers, byte_count, integer_array, pair_array
-from aurank.evaluation.engine.positives import POSITIVE_BYTES, places_of
+from aurank.evaluation.engine.inputs import Integers, integer_array
 from aurank.evaluation.engine.problem import RetrievalProblem
-from aurank.evaluation.engine.ranks import Ranks, rank_positives
+from aurank.evaluation.engine.ranks import RankBlocks, Ranks, query_columns
 from aurank.evaluation.metrics import SUPER, hierarchical_names, ndcg, query_values
 
 CLASS_GAIN, SUPER_GAIN = 3.0, 1.0  # of h_ndcg: 2^level − 1
@@ -55,19 +53,21 @@ class SuperCategories:
         Args:
             names: of `hierarchical_names`.
             ties: of super:mauprc; h_ap takes equal scores by "threshold".
-            max_memory: for the ranking, and again for the positives that are counted at a time.
-            options: of `rank_positives`.
+            max_memory: as for `RankBlocks`, which takes the options.
         """
-        sides = self._sides(problem)
-        found: dict[str, list[np.ndarray]] = {name: [] for name in hierarchical_names(names)}
-        if not found:
+        wanted = hierarchical_names(names)
+        if not wanted:
             return {}
-        for rows in _parts(queries, *sides[1], room=byte_count(max_memory) // POSITIVE_BYTES):
-            ranks = rank_positives(_part(problem, rows, *sides[1]), max_memory=max_memory, distributed=False, **options)
-            is_class = np.repeat(sides[0][0][rows[ranks.query]], ranks.num_positives) == sides[0][1][ranks.positive]
-            for name, values in found.items():
-                values.append(_query_values(name, ranks, is_class, ties))
-        return {name: np.concatenate(values) if values else np.zeros(0) for name, values in found.items()}
+        (classes, gallery_classes), (codes, gallery_codes) = self._sides(problem)
+        above = replace(problem, labels=codes, gallery_labels=None if problem.gallery is None else gallery_codes)
+        ranks = RankBlocks(above, max_memory=max_memory, distributed=False, **options)
+
+        def compute(block: Ranks) -> dict[str, np.ndarray]:
+            is_class = np.repeat(classes[block.query], block.num_positives) == gallery_classes[block.positive]
+            return {name: _query_values(name, block, is_class, ties) for name in wanted}
+
+        found, chosen = query_columns(ranks, compute), np.searchsorted(ranks.query, queries)
+        return {name: found[name][chosen] if len(queries) else np.zeros(0) for name in wanted}
 
     def _sides(self, problem: RetrievalProblem) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
         """Return the classes of queries and gallery, and their super-categories, all as numbers from 0."""
@@ -97,43 +97,6 @@ class SuperCategories:
             which = f"query {row}" if own or row < query else f"gallery row {row - query}"
             raise UserError(f"super_labels of {which} and of others of its label differ: a class lies within one")
         return (labels[:query], labels[query:]), (codes[:query], codes[query:])
-
-
-def _parts(
-    queries: Int64[np.ndarray, " query"], codes: np.ndarray, gallery_codes: np.ndarray, *, room: int
-) -> Iterator[Int64[np.ndarray, " query"]]:
-    """Yield the queries in parts whose positives are about as many as there is room for."""
-    names, sizes = np.unique(gallery_codes, return_counts=True)
-    counts = sizes[np.searchsorted(names, codes[queries])]  # a query with a positive shares its super-category
-    part = (np.cumsum(counts) - counts) // max(1, room)
-    yield from np.split(queries, np.flatnonzero(np.diff(part)) + 1) if len(queries) else ()
-
-
-def _part(
-    problem: RetrievalProblem, rows: Int64[np.ndarray, " query"], codes: np.ndarray, gallery_codes: np.ndarray
-) -> RetrievalProblem:
-    """Return the problem of some queries against the whole gallery, with super-categories for labels."""
-    size, place = len(problem.target), places_of(rows, len(problem.embeddings))
-    ignored = pair_array(() if problem.ignore is None else problem.ignore, "ignore", len(place), size)
-    ignored = np.stack([place[ignored[:, 0]], ignored[:, 1]], axis=1)
-    own = problem.own_rows()
-    itself = np.full(len(rows), -1) if own is None else own[rows]
-    left_out = np.concatenate([ignored, np.stack([np.arange(len(rows)), itself], axis=1)])
-    groups = problem.groups if problem.gallery is None else problem.gallery_groups
-    return RetrievalProblem(
-        problem.embeddings[rows],
-        codes[rows],
-        problem.target,
-        gallery_codes,
-        groups=None if problem.groups is None else _rows_of(problem.groups, rows),
-        gallery_groups=groups,
-        ignore=left_out[(left_out >= 0).all(axis=1)],
-        junk=problem.junk,
-    )
-
-
-def _rows_of(values: Integers, rows: Int64[np.ndarray, " query"]) -> Int64[np.ndarray, " query"]:
-    return np.asarray(integer_array(values, name="group", rows=len(values), side="query")[rows])
 
 
 def _query_values(

@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], message: str) -> No
 
 
 def test_nothing_is_ranked_again_where_no_hierarchical_metric_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aurank.evaluation.hierarchy.rank_positives", None)
+    monkeypatch.setattr("aurank.evaluation.hierarchy.RankBlocks", None)
     report = evaluate(np.eye(4), [0, 0, 1, 1], super_labels=[0, 0, 0, 0])
     assert not any(name.startswith("super:") for name in report.metrics)
 

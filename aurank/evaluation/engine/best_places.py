@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -33,6 +34,15 @@ class BestPlaces:
     score: Float64[np.ndarray, "query k"]
 
 
+@runtime_checkable
+class Hidden(Protocol):
+    """What queries must not find."""
+
+    def within(self, here: slice, there: slice) -> tuple[Int64[np.ndarray, " hidden"], Int64[np.ndarray, " hidden"]]:
+        """Return the pairs of a range of queries and a range of the gallery, counted from the starts of both."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class HiddenPlaces:
     """The places that each query must not find, increasing: query i's are `place[offset[i] : offset[i + 1]]`."""
@@ -46,7 +56,7 @@ class HiddenPlaces:
         return cls(np.concatenate([[0], np.cumsum(np.bincount(query, minlength=queries))]), place)
 
     def within(self, here: slice, there: slice) -> tuple[Int64[np.ndarray, " hidden"], Int64[np.ndarray, " hidden"]]:
-        """Return the pairs of a range of queries and a range of the gallery, counted from the starts of both."""
+        """As the protocol says."""
         offset = self.offset[here.start : here.stop + 1]
         place = self.place[offset[0] : offset[-1]] - there.start
         inside = (place >= 0) & (place < there.stop - there.start)
@@ -66,7 +76,7 @@ class BestSearch:
     """
 
     exact: ExactScores
-    hidden: HiddenPlaces
+    hidden: Hidden
     tied: Callable[[Int64[np.ndarray, "*#shape"], Int64[np.ndarray, "*shape"]], Int64[np.ndarray, "*shape"]]
     symmetric: bool
     device: torch.device
@@ -157,7 +167,7 @@ class BestSearch:
             right = gallery.features(there, torch.float64, gallery=True).cpu()
             torch.mm(left, right.T, out=product[:, there])
         for index, one in enumerate(query.tolist()):
-            product[index, self.hidden.place[self.hidden.offset[one] : self.hidden.offset[one + 1]]] = -torch.inf
+            product[index, self.hidden.within(slice(one, one + 1), slice(0, self.size))[1]] = -torch.inf
         lowest = product.topk(k, dim=1).values[:, -1:] - 2 * queries.distance.error(queries.dim, torch.float64)
         near = (product >= lowest) & (product > -torch.inf)
         place, score = np.full((len(query), k), -1), np.full((len(query), k), -np.inf)

@@ -13,10 +13,11 @@ import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int64, Integer
 from torch import Tensor
 
 from aurank.evaluation.engine.exact import ExactScores
@@ -24,38 +25,60 @@ from aurank.evaluation.engine.inputs import ProgressCallback, Vectors
 from aurank.evaluation.engine.kernels import Counted, Edges, FusedKernel, make_kernel
 from aurank.evaluation.engine.positives import SortedProblem
 from aurank.evaluation.engine.process_group import ProcessGroup
-from aurank.evaluation.engine.tiles import Round, Tiling
+from aurank.evaluation.engine.tiles import Round, Tiling, consecutive
 
 # Where more than this part of a tile's pairs are near a threshold, the next tier is cheaper than single scores.
 NEAR = {torch.float32: 1 / 32, torch.float64: 1 / 8}
 
 
-class Counts:
-    """The thresholds of a problem, and the negatives counted so far for each.
+class ThresholdCounts(NamedTuple):
+    """What is known of each threshold of some queries."""
 
-    The thresholds of sorted query i are `scores[offset[i] : offset[i + 1]]`, increasing, and `positives` the places of
-    their positives in the sorted gallery; of equal scores the one that comes first in the gallery comes last.
+    positives: Integer[np.ndarray, " positive"]  # places in the sorted gallery
+    higher: Integer[np.ndarray, " positive"]
+    tied: Integer[np.ndarray, " positive"]
+    at_least: Int64[np.ndarray, " positive"]  # positives of its query that score as high, itself included
+
+
+class Counts:
+    """The thresholds of a range of sorted queries, and the negatives counted so far for each: 20 bytes a positive.
+
+    The thresholds of the range's query i are `scores[offset[i] : offset[i + 1]]`, increasing, and `positives` the
+    places of their positives in the sorted gallery; of equal scores the one that comes first there comes last.
     """
 
-    def __init__(self, problem: SortedProblem, exact: ExactScores, group: ProcessGroup) -> None:
-        self.problem, self.exact, self.offset = problem, exact, problem.offset
-        sorted_query = np.repeat(np.arange(len(problem.query_index)), problem.num_positives)
-        own = group.shard_range(len(sorted_query))
-        scores = group.concatenate(exact.pairs(sorted_query[own], problem.positives[own]))
-        order = np.lexsort((-problem.positives, scores, sorted_query))
-        self.scores: Float64[np.ndarray, " positive"] = scores[order]
-        self.positives: Int64[np.ndarray, " positive"] = problem.positives[order]
-        self.higher, self.tied = (np.zeros(len(scores), np.int64) for _ in range(2))
+    def __init__(
+        self, problem: SortedProblem, exact: ExactScores, group: ProcessGroup, queries: slice, *, most: int
+    ) -> None:
+        """Take the exact scores of at most so many positives at a time, unless a single query has more."""
+        self.problem, self.exact, self.queries = problem, exact, queries
+        self.offset = problem.offset[queries.start : queries.stop + 1] - problem.offset[queries.start]
+        count, kind = int(self.offset[-1]), np.min_scalar_type(-len(problem.gallery_index) - 1)
+        kind = np.promote_types(kind, np.int32)  # what torch can add up
+        self.scores: Float64[np.ndarray, " positive"] = np.empty(count)
+        self.positives, self.higher, self.tied = np.empty(count, kind), np.zeros(count, kind), np.zeros(count, kind)
         self.rechecked = np.zeros(1, np.int64)
-        self._edges = self._edges_around(self.scores, torch.float32)
         self._lock = threading.Lock()
+        for some in consecutive(problem.offset, queries, most=most):
+            sorted_query, place = problem.positives(some)
+            own = group.shard_range(len(place))
+            scores = group.concatenate(exact.pairs(sorted_query[own], place[own]))
+            order, here = np.lexsort((-place, scores, sorted_query)), self._entries(some)
+            self.scores[here], self.positives[here] = scores[order], place[order]
 
-    def at_least(self) -> Int64[np.ndarray, " positive"]:
-        """Return for each threshold how many of its query's positives score at least as high, itself included."""
-        sorted_query = np.repeat(np.arange(len(self.offset) - 1), np.diff(self.offset))
-        new = (np.diff(sorted_query, prepend=-1) != 0) | (np.diff(self.scores, prepend=np.nan) != 0)
-        start = np.maximum.accumulate(np.where(new, np.arange(len(sorted_query)), 0))
-        return np.asarray(self.offset[sorted_query + 1] - start)
+    def of(self, queries: slice) -> ThresholdCounts:
+        """Return what was counted for some queries, and how many positives score at least as high."""
+        here, first = self._entries(queries), self.queries.start
+        offset = self.offset[queries.start - first : queries.stop - first + 1]
+        offset, scores = offset - offset[0], self.scores[here]
+        query = np.repeat(np.arange(len(offset) - 1), np.diff(offset))
+        new = (np.diff(query, prepend=-1) != 0) | (np.diff(scores, prepend=np.nan) != 0)
+        start = np.maximum.accumulate(np.where(new, np.arange(len(query)), 0))
+        return ThresholdCounts(self.positives[here], self.higher[here], self.tied[here], offset[query + 1] - start)
+
+    def _entries(self, queries: slice) -> slice:
+        first = self.queries.start
+        return slice(int(self.offset[queries.start - first]), int(self.offset[queries.stop - first]))
 
     def error(self, dtype: torch.dtype) -> float:
         """Return how far a product of this type may be from the score."""
@@ -63,27 +86,29 @@ class Counts:
 
     def lines(self, queries: slice, dtype: torch.dtype | None) -> Edges:
         """Return the thresholds of these queries with edges, between which a product decides nothing; None: exact."""
-        offset = self.offset[queries.start : queries.stop + 1]
-        here = slice(offset[0], offset[-1])
-        low, high = self.scores[here], self.scores[here]
-        if dtype == torch.float32:
-            low, high = (edge[here] for edge in self._edges)
-        elif dtype is not None:
-            low, high = self._edges_around(low, dtype)
+        first = self.queries.start
+        offset = self.offset[queries.start - first : queries.stop - first + 1]
+        low = high = self.scores[self._entries(queries)]
+        if dtype is not None:
+            kind = torch.empty(0, dtype=dtype).numpy().dtype
+            middle, error = low / self.exact.queries.distance.factor, self.error(dtype)
+            low, high = (middle - error).astype(kind), (middle + error).astype(kind)
         return Edges(offset - offset[0], low, high)
+
+    def thresholds(
+        self, queries: slice, at: Int64[np.ndarray, " pair"]
+    ) -> tuple[Int64[np.ndarray, " pair"], Float64[np.ndarray, " pair"]]:
+        """Return the sorted query and the score of some of the thresholds of these queries."""
+        entry = self._entries(queries).start + at
+        return self.queries.start + np.searchsorted(self.offset, entry, side="right") - 1, self.scores[entry]
 
     def add(self, queries: slice, above: np.ndarray, tied: np.ndarray, rechecked: int) -> None:
         """Add what a tile has counted for these queries."""
-        here = slice(self.offset[queries.start], self.offset[queries.stop])
+        here = self._entries(queries)
         with self._lock:
             self.higher[here] += above
             self.tied[here] += tied
             self.rechecked[0] += rechecked
-
-    def _edges_around(self, scores: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
-        kind = torch.empty(0, dtype=dtype).numpy().dtype
-        middle = scores / self.exact.queries.distance.factor
-        return (middle - self.error(dtype)).astype(kind), (middle + self.error(dtype)).astype(kind)
 
 
 def count_negatives(
@@ -92,8 +117,8 @@ def count_negatives(
     """Fill the counts: this process's share of the tiles of every round, then the sums over all processes."""
     workers: queue.SimpleQueue[TileCounter] = queue.SimpleQueue()
     for slot in range(tiling.workers):
-        workers.put(TileCounter(counts, tiling.backend, devices[slot % len(devices)]))
-    panels = Panels(counts, devices)
+        workers.put(TileCounter(counts, tiling, devices[slot % len(devices)]))
+    panels = Panels(counts, tiling, devices)
 
     def run(queries: slice, gallery: slice) -> None:
         worker = workers.get()
@@ -139,14 +164,14 @@ class Tile:
 class TileCounter:
     """One thread's device, kernel and memory."""
 
-    def __init__(self, counts: Counts, backend: str, device: torch.device) -> None:
-        self.counts, self.problem, self.exact = counts, counts.problem, counts.exact
-        self.device, self.kernel = device, make_kernel(backend)
+    def __init__(self, counts: Counts, tiling: Tiling, device: torch.device) -> None:
+        self.counts, self.problem, self.exact, self.symmetric = counts, counts.problem, counts.exact, tiling.symmetric
+        self.device, self.kernel = device, make_kernel(tiling.backend)
         self.memory = torch.empty(0, dtype=torch.uint8, device=device)
 
     def count(self, tile: Tile) -> None:
         """Add to the counts what a tile says, by products or, where these decide too little, by exact scores."""
-        transposed = [False, True] if self.problem.symmetric and tile.queries != tile.gallery else [False]
+        transposed = [False, True] if self.symmetric and tile.queries != tile.gallery else [False]
         tiers = (torch.float32, torch.float64) if self.exact.product_type is None else ()
         for dtype in (*tiers, None):
             if dtype is None or math.isfinite(self.counts.error(dtype)):
@@ -169,14 +194,14 @@ class TileCounter:
             sides = zip(transposed, lines, strict=True)
             found = (self.kernel.count(scores, each, transposed=side, room=room) for side, each in sides)
         undecided = []
-        for side, each, counted in zip(transposed, lines, found, strict=True):
+        for side, counted in zip(transposed, found, strict=True):
             if counted is None:
                 undecided.append(side)
             elif dtype is None:  # of exact scores the near ones tie
                 again = 0 if self.exact.product_type is not None else len(tile.left) * len(tile.right)
                 self.counts.add(tile.sides(side)[0], counted.above, counted.near, again)
             else:
-                self._decide_near(*tile.sides(side), each, counted)
+                self._decide_near(*tile.sides(side), counted)
         return undecided
 
     def _scores(self, tile: Tile, dtype: torch.dtype | None) -> Tensor:
@@ -195,13 +220,12 @@ class TileCounter:
             right = self.exact.gallery.features(tile.gallery, dtype, gallery=True).to(self.device)
         return torch.mm(left, right.T, out=scores)
 
-    def _decide_near(self, own: slice, others: slice, lines: Edges, counted: Counted) -> None:
+    def _decide_near(self, own: slice, others: slice, counted: Counted) -> None:
         """Add what was counted, each near pair by its exact score: above its threshold, a tie with it, or below."""
         at, tied = counted.threshold, np.zeros_like(counted.near)
         if len(at):
-            query = own.start + np.searchsorted(lines.offset, at, side="right") - 1
+            query, threshold = self.counts.thresholds(own, at)
             score = self.exact.pairs(query, others.start + counted.other)
-            threshold = self.counts.scores[self.counts.offset[own.start] + at]
             np.add.at(counted.above, at[score > threshold], 1)
             np.add.at(tied, at[score == threshold], 1)
         self.counts.add(own, counted.above, tied, len(at))
@@ -229,8 +253,8 @@ def exclude(problem: SortedProblem, tile: Tile, scores: Tensor) -> None:
 class Panels:
     """float32 features of a round's two sides on every device, kept while the rounds that follow need them."""
 
-    def __init__(self, counts: Counts, devices: list[torch.device]) -> None:
-        self.symmetric, self.sides = counts.problem.symmetric, (counts.exact.queries, counts.exact.gallery)
+    def __init__(self, counts: Counts, tiling: Tiling, devices: list[torch.device]) -> None:
+        self.symmetric, self.sides = tiling.symmetric, (counts.exact.queries, counts.exact.gallery)
         self.devices, self.round = set(devices), Round(slice(0, 0), slice(0, 0), [])
         self.features: list[dict[torch.device, Tensor]] = [{}, {}]
         self.buffers: dict[bool, Tensor] = {}  # by side; new ones for every panel would leave holes in the heap

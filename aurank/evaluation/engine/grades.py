@@ -28,15 +28,20 @@ def check_grades(positives: Integers | None, relevance: Integers) -> Float64[np.
     return grade.astype(np.float64)
 
 
-def grades_of(
-    ranks: Ranks, positives: Integers, grade: Float64[np.ndarray, " pair"]
-) -> Float64[np.ndarray, " positive"]:
-    """Return the grade of each positive of the ranks, given those of the pairs that were listed."""
-    pairs = as_array(positives).astype(np.int64)
-    keys = pairs[:, 0] * ranks.num_gallery + pairs[:, 1]
-    order = np.argsort(keys)
-    query = np.repeat(ranks.query, ranks.num_positives)
-    return np.asarray(grade[order[np.searchsorted(keys[order], query * ranks.num_gallery + ranks.positive)]])
+class Grades:
+    """The grades of listed pairs, to be given to ranks of some queries or of all."""
+
+    def __init__(self, positives: Integers, grade: Float64[np.ndarray, " pair"], num_gallery: int) -> None:
+        pairs = as_array(positives).astype(np.int64)
+        keys = pairs[:, 0] * num_gallery + pairs[:, 1]
+        order = np.argsort(keys)
+        self.keys, self.grade = keys[order], grade[order]
+
+    def given_to(self, ranks: Ranks) -> Ranks:
+        """Return the ranks with the grade of each positive."""
+        query = np.repeat(ranks.query, ranks.num_positives)
+        found = np.searchsorted(self.keys, query * ranks.num_gallery + ranks.positive)
+        return with_grades(ranks, self.grade[found])
 
 
 def with_grades(ranks: Ranks, grades: Float64[np.ndarray, " positive"]) -> Ranks:

@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.best_places import BestSearch, HiddenPlaces
+from aurank.evaluation.engine.best_places import BestSearch
 from aurank.evaluation.engine.exact import ExactScores
 from aurank.evaluation.engine.inputs import ProgressCallback, byte_count
 from aurank.evaluation.engine.kernels import importable
-from aurank.evaluation.engine.positives import SortedProblem, among, sort_by_label
+from aurank.evaluation.engine.positives import SortedProblem, sort_by_label
 from aurank.evaluation.engine.problem import RetrievalProblem
 
 
@@ -45,7 +45,7 @@ def nearest_rows(
         k: length of a list; a gallery that offers less makes it shorter.
         distance: "cosine", "dot" or "euclidean".
         device: where products are taken.
-        max_memory: bound of the working memory; the lists, and what `positive_ranks` names, come on top.
+        max_memory: bound of the working memory; the lists and a few numbers per row come on top.
         progress: called as progress(done, total) now and then.
 
     Raises:
@@ -60,21 +60,14 @@ def nearest_rows(
     if k < 1:
         raise UserError(f"k must be 1 or more, got {k}")
     ordered = sort_by_label(problem)
-    size, gallery_index = len(ordered.gallery_index), ordered.gallery_index
+    gallery_index = ordered.gallery_index
     exact = ExactScores.of(problem, ordered.query_index, gallery_index, distance=distance, compiled=importable("numba"))
-    owner = np.repeat(np.arange(len(ordered.query_index)), ordered.num_positives)
-    positives = owner * size + ordered.positives  # pairs as increasing numbers
-
-    def is_positive(
-        query: Int64[np.ndarray, "*#shape"], place: Int64[np.ndarray, "*shape"]
-    ) -> Bool[np.ndarray, "*shape"]:
-        return among(query * size + place, positives)
 
     def tied(query: Int64[np.ndarray, "*#shape"], place: Int64[np.ndarray, "*shape"]) -> Int64[np.ndarray, "*shape"]:
-        return np.asarray(is_positive(query, place) * problem_rows + gallery_index[place])
+        return np.asarray(ordered.is_positive(query, place) * problem_rows + gallery_index[place])
 
     problem_rows = ordered.num_gallery
-    search = BestSearch(exact, _hidden(ordered, positives), tied, ordered.symmetric, torch.device(device))
+    search = BestSearch(exact, _Hidden(ordered), tied, ordered.symmetric, torch.device(device))
     chosen = np.flatnonzero(ordered.num_positives)
     chosen = chosen[np.argsort(ordered.query_index[chosen])]  # in the caller's order
     found = search.run(k, chosen, memory=byte_count(max_memory), progress=progress)
@@ -83,17 +76,17 @@ def nearest_rows(
         query=ordered.query_index[chosen],
         row=np.where(exists, gallery_index[found.place], -1),
         score=np.where(exists, found.score, np.nan),
-        is_positive=exists & is_positive(chosen[:, None], found.place),
+        is_positive=exists & ordered.is_positive(chosen[:, None], found.place),
     )
 
 
-def _hidden(ordered: SortedProblem, positives: Int64[np.ndarray, " positive"]) -> HiddenPlaces:
-    """Return the places that are neither positive nor negative of a sorted query."""
-    queries, size = len(ordered.query_index), len(ordered.gallery_index)
-    counts = ordered.class_stop - ordered.class_start
-    start = np.arange(queries) * size + ordered.class_start
-    same_class = np.arange(counts.sum()) + np.repeat(start - np.cumsum(counts) + counts, counts)
-    extra = np.repeat(np.arange(queries), np.diff(ordered.extra_offset)) * size + ordered.extra
-    pairs = np.union1d(same_class, extra)
-    query, place = np.divmod(pairs[~among(pairs, positives)], size)
-    return HiddenPlaces.of(query, place, queries)
+@dataclass(frozen=True, eq=False)
+class _Hidden:
+    """The places that are neither positive nor negative of a sorted query."""
+
+    problem: SortedProblem
+
+    def within(self, here: slice, there: slice) -> tuple[Int64[np.ndarray, " hidden"], Int64[np.ndarray, " hidden"]]:
+        """Return the pairs of a range of queries and a range of the gallery, counted from the starts of both."""
+        query, place = self.problem.hidden(here, there)
+        return query - here.start, place - there.start

@@ -19,7 +19,7 @@ from aurank.evaluation.engine.counting import NEAR, Tile, exclude
 from aurank.evaluation.engine.exact import ExactScores
 from aurank.evaluation.engine.inputs import ProgressCallback, byte_count
 from aurank.evaluation.engine.kernels import importable
-from aurank.evaluation.engine.positives import sort_by_label
+from aurank.evaluation.engine.positives import require_room, sort_by_label
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.process_group import ProcessGroup, gather_shards
 from aurank.evaluation.engine.scores import full_precision
@@ -85,6 +85,7 @@ class PooledScores:
         if self.group.size > 1:
             problem = gather_shards(self.group, problem, shards=distributed == "shards")
         ordered = self.ordered = sort_by_label(problem)
+        require_room(int(ordered.offset[-1]))
         orders = (ordered.query_index, ordered.gallery_index)
         self.exact = ExactScores.of(problem, *orders, distance=distance, compiled=importable("numba"))
         self.device, self.progress = torch.device(device), progress
@@ -98,8 +99,8 @@ class PooledScores:
         counts = ordered.num_positives
         self.positives_each, self.labels = counts, ordered.labels[ordered.query_index]  # of each sorted query
         self.unit = "query" if problem.labels is None else "class"  # of the labels
-        self.positive_query = np.repeat(np.arange(len(counts)), counts)
-        scores = self.exact.pairs(self.positive_query, ordered.positives)
+        self.positive_query, place = ordered.positives(slice(0, len(counts)))
+        scores = self.exact.pairs(self.positive_query, place)
         order = np.argsort(scores, kind="stable")
         self.positives: Float64[np.ndarray, " positive"] = scores[order]  # increasing
         self.positive_query = self.positive_query[order]  # the sorted query of each

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
-from jaxtyping import Int64
+from jaxtyping import Integer
 
 from aurank.errors import AurankError, UserError
 from aurank.evaluation.engine.problem import RetrievalProblem
@@ -52,7 +52,7 @@ class ProcessGroup:
                 dist.all_gather_object(found, value)
         return found
 
-    def all_reduce(self, counts: Int64[np.ndarray, " count"]) -> None:
+    def all_reduce(self, counts: Integer[np.ndarray, " count"]) -> None:
         """Replace the counts by their sums over all processes."""
         if self.size > 1:
             total = torch.from_numpy(counts).to(self.device)

@@ -6,24 +6,31 @@ adds up; where both sides are the same rows, half of the tiles are enough. The n
 scores whose value depends on the two rows alone (see `scores`).
 """
 
+from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
+from functools import partial, reduce
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 
+from aurank.errors import UserError
 from aurank.evaluation.engine.counting import Counts, count_negatives
 from aurank.evaluation.engine.exact import ExactScores
 from aurank.evaluation.engine.inputs import Devices, Embeddings, Integers, ProgressCallback, byte_count, choose_devices
 from aurank.evaluation.engine.kernels import check_backend, importable
-from aurank.evaluation.engine.positives import SortedProblem, sort_by_label
+from aurank.evaluation.engine.positives import POSITIVE_BYTES, require_room, sort_by_label
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.process_group import ProcessGroup, gather_shards, require_equal
 from aurank.evaluation.engine.scores import full_precision, one_thread_each
-from aurank.evaluation.engine.tiles import Tiling
+from aurank.evaluation.engine.tiles import Tiling, consecutive, tile_memory
 
 # For each device, where torch or triton counts: while a GPU computes one tile, the next is made ready.
 WORKERS = {"cpu": 1, "cuda": 2}
+COUNT_BYTES = 20  # of a positive while negatives are counted: its score, place and two counts
+BLOCK = 2**20  # positives of a block that is read at once: more would not be faster
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +80,171 @@ class Ranks:
         """Rank of each positive in the whole gallery, from 1; a tied negative counts as ahead."""
         return np.asarray(self.place + self.higher + self.tied)
 
+    def blocks(self) -> Iterator["Ranks"]:
+        """Yield all queries as the one block that they are."""
+        yield self
+
+    def changed(self, change: "Change") -> "Ranks":
+        """Return the ranks behind a change of them."""
+        return change(self)
+
+
+Change: TypeAlias = Callable[[Ranks], Ranks]  # of the positives of each query by itself
+
+
+class RankBlocks:
+    """The ranks of a problem, in blocks of queries of which the positives fit into memory.
+
+    What a block is does not change a digit. The arguments are those of `rank_positives`; `max_memory` bounds positives
+    too, unless a single query has more: only the embeddings and a few numbers per row come on top.
+    Where all positives fit, they are counted at once, half of the tiles for both sides if the set is its own gallery.
+
+    Example:
+        >>> problem = RetrievalProblem(np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1]]), [0, 0, 1])
+        >>> ranks = RankBlocks(problem)
+        >>> ranks.num_positives.tolist(), [block.rank.tolist() for block in ranks.blocks()]
+        ([1, 1], [[2, 2]])
+    """
+
+    def __init__(
+        self,
+        problem: RetrievalProblem,
+        *,
+        distance: str = "cosine",
+        backend: str = "auto",
+        device: Devices = None,
+        max_memory: int | str = "1GiB",
+        distributed: bool | str | None = None,
+        progress: ProgressCallback | None = None,
+        whole: bool = False,
+    ) -> None:
+        """Check and sort the problem; `whole`: one block, and UserError where it does not fit."""
+        self.changes: tuple[Change, ...] = ()
+        self.devices = choose_devices(device, problem.embeddings)
+        self.backend = check_backend(backend, self.devices[0])
+        size, threads = byte_count(max_memory), torch.get_num_threads()
+        self.group, kind = ProcessGroup(distributed), self.devices[0].type
+        if self.group.size > 1:
+            fields = {name: getattr(problem, name) for name in ("positives", "ignore", "junk")}
+            require_equal(self.group, distance=distance, backend=self.backend, device=kind, **fields)
+            problem = gather_shards(self.group, problem, shards=distributed == "shards")
+            # All processes have to cut the same blocks and tiles.
+            size, threads = min(self.group.all_gather(size)), min(self.group.all_gather(threads))
+            self.devices = self.devices[: min(self.group.all_gather(len(self.devices)))]
+        ordered = self.ordered = sort_by_label(problem)
+        self.num_queries, self.num_gallery = len(ordered.labels), ordered.num_gallery
+        if whole:
+            require_room(int(ordered.offset[-1]))
+        compiled = self.backend == "numba"
+        with full_precision(), one_thread_each(compiled):
+            orders, use = (ordered.query_index, ordered.gallery_index), self.backend != "torch" and importable("numba")
+            self.exact = ExactScores.of(problem, *orders, distance=distance, compiled=use)
+        self.progress, rows = progress, self.exact.queries
+        how = {"workers": threads if compiled else WORKERS[kind] * len(self.devices), "backend": self.backend}
+        least, enough = tile_memory(rows, **how, device=kind)
+        if size < least:
+            raise UserError(f"max_memory is {size} bytes: embeddings of this width need at least {least}")
+        every, room = slice(0, len(ordered.query_index)), max(size - enough, (size - least) // 2)
+        ranges = [every] if whole else consecutive(ordered.offset, every, most=room // COUNT_BYTES)
+        taken = 0 if whole else min(room, int(ordered.offset[-1]) * COUNT_BYTES)
+        self.most, self.whole = min(BLOCK, (size - taken) // POSITIVE_BYTES), whole
+        self.tilings = [Tiling(ordered, rows, some, size=size - taken, **how, device=kind) for some in ranges]
+
+    @property
+    def query(self) -> Int64[np.ndarray, " query"]:
+        """Rows of the queries with a positive, in the caller's order."""
+        return np.sort(self.ordered.query_index[self.ordered.num_positives > 0])
+
+    @property
+    def labels(self) -> Int64[np.ndarray, " query"]:
+        """Their labels; where only pairs were given, their rows."""
+        return self.ordered.labels[self.query]
+
+    @property
+    def num_positives(self) -> Int64[np.ndarray, " query"]:
+        """Positives of each of them."""
+        return self._of_queries(self.ordered.num_positives)
+
+    @property
+    def num_negatives(self) -> Int64[np.ndarray, " query"]:
+        """Negatives of each of them."""
+        return self._of_queries(self.ordered.num_negatives)
+
+    @property
+    def num_lone_queries(self) -> int:
+        """Queries left out because the gallery holds no positive for them."""
+        return self.num_queries - int((self.ordered.num_positives > 0).sum())
+
+    def blocks(self) -> Iterator[Ranks]:
+        """Yield the ranks of some queries at a time, in whatever order; each query with a positive is in one block."""
+        done, total = 0, sum(tiling.num_tiles for tiling in self.tilings)
+        for tiling in self.tilings:
+            with full_precision(), one_thread_each(self.backend == "numba"):
+                counts = Counts(self.ordered, self.exact, self.group, tiling.queries, most=self.most)
+                told = None if self.progress is None else partial(_told, self.progress, done, total)
+                count_negatives(counts, tiling, self.group, self.devices, told)
+            done += tiling.num_tiles
+            parts = consecutive(self.ordered.offset, tiling.queries, most=self.most)
+            for some in [tiling.queries] if self.whole else parts:
+                yield reduce(lambda ranks, change: change(ranks), self.changes, self._ranks(counts, some))
+                counts.rechecked[0] = 0  # they are of all blocks together
+            del counts
+
+    def changed(self, change: Change) -> "RankBlocks":
+        """Return the ranks behind a change of each block."""
+        other = copy(self)
+        other.changes = (*self.changes, change)
+        return other
+
+    def _of_queries(self, values: Int64[np.ndarray, " sorted_query"]) -> Int64[np.ndarray, " query"]:
+        some = np.flatnonzero(self.ordered.num_positives)
+        return np.asarray(values[some[np.argsort(self.ordered.query_index[some])]])
+
+    def _ranks(self, counts: Counts, queries: slice) -> Ranks:
+        """Return what was counted, queries in the caller's order and each one's positives from the best down."""
+        ordered, counted = self.ordered, counts.of(queries)
+        positives = ordered.num_positives[queries]
+        sorted_query = np.flatnonzero(positives)
+        sorted_query = sorted_query[np.argsort(ordered.query_index[queries][sorted_query])]
+        number = positives[sorted_query]
+        offset = np.concatenate([[0], np.cumsum(number)])
+        # Entry j of a query is its threshold (number - 1 - j): thresholds increase.
+        entry = np.repeat(np.cumsum(positives)[sorted_query] - 1 + offset[:-1], number) - np.arange(offset[-1])
+        query = ordered.query_index[queries][sorted_query]
+        return Ranks(
+            query=query,
+            labels=ordered.labels[query],
+            num_negatives=ordered.num_negatives[queries][sorted_query],
+            offset=offset,
+            positive=ordered.gallery_index[counted.positives[entry]],
+            higher=counted.higher[entry].astype(np.int64),
+            tied=counted.tied[entry].astype(np.int64),
+            at_least=counted.at_least[entry],
+            num_queries=self.num_queries,
+            num_gallery=self.num_gallery,
+            num_rechecked=int(counts.rechecked[0]),
+        )
+
+
+RankSource: TypeAlias = Ranks | RankBlocks
+
+
+def query_columns(ranks: RankSource, compute: Callable[[Ranks], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return columns over all queries, in the caller's order, from what is computed of each block."""
+    parts: dict[str, list[np.ndarray]] = {"query": []}
+    for block in ranks.blocks():
+        parts["query"].append(block.query)
+        for name, values in compute(block).items():
+            parts.setdefault(name, []).append(values)
+    if not parts["query"]:
+        return {}
+    order = np.argsort(np.concatenate(parts.pop("query")))
+    return {name: np.concatenate(values)[order] for name, values in parts.items()}
+
+
+def _told(progress: ProgressCallback, before: int, total: int, done: int, _: int) -> None:
+    progress(before + done, total)
+
 
 def positive_ranks(
     queries: Embeddings,
@@ -111,7 +283,8 @@ def positive_ranks(
         backend: "auto", "numba", "torch" or "triton": the kernel that counts.
         device: that of CUDA queries by default, else the CPU; several CUDA devices share the work.
         max_memory: bytes, or text such as "512MiB", for the working memory. The embeddings, a few numbers per row, and
-            with the result about 110 bytes per positive come on top; where these alone do not fit, it is refused.
+            with the result about 110 bytes per positive come on top; where these alone do not fit, it is refused, and
+            `RankBlocks` has them in parts.
         progress: called as progress(done, total) now and then.
 
     Raises:
@@ -146,47 +319,14 @@ def rank_positives(
     progress: ProgressCallback | None = None,
 ) -> Ranks:
     """Return the ranks of a problem; the other arguments are those of `positive_ranks`."""
-    devices = choose_devices(device, problem.embeddings)
-    backend = check_backend(backend, devices[0])
-    size, threads, compiled = byte_count(max_memory), torch.get_num_threads(), backend == "numba"
-    group, kind = ProcessGroup(distributed), devices[0].type
-    if group.size > 1:
-        fields = {name: getattr(problem, name) for name in ("positives", "ignore", "junk")}
-        require_equal(group, distance=distance, backend=backend, device=kind, **fields)
-        problem = gather_shards(group, problem, shards=distributed == "shards")
-        # All processes have to cut the same tiles.
-        size, threads = min(group.all_gather(size)), min(group.all_gather(threads))
-        devices = devices[: min(group.all_gather(len(devices)))]
-    ordered = sort_by_label(problem)
-    with full_precision(), one_thread_each(compiled):
-        orders, use = (ordered.query_index, ordered.gallery_index), backend != "torch" and importable("numba")
-        exact = ExactScores.of(problem, *orders, distance=distance, compiled=use)
-        counts = Counts(ordered, exact, group)
-        workers = threads if compiled else WORKERS[kind] * len(devices)
-        tiling = Tiling(ordered, exact.queries, size=size, workers=workers, backend=backend, device=kind)
-        count_negatives(counts, tiling, group, devices, progress)
-    return _ranks(ordered, counts)
-
-
-def _ranks(problem: SortedProblem, counts: Counts) -> Ranks:
-    """Return what was counted, queries in the caller's order and each one's positives from the best down."""
-    sorted_query = np.flatnonzero(problem.num_positives)
-    sorted_query = sorted_query[np.argsort(problem.query_index[sorted_query])]
-    number = problem.num_positives[sorted_query]
-    offset = np.concatenate([[0], np.cumsum(number)])
-    # Entry j of a query is its threshold (number - 1 - j): thresholds increase.
-    entry = np.repeat(problem.offset[sorted_query + 1] - 1 + offset[:-1], number) - np.arange(offset[-1])
-    query = problem.query_index[sorted_query]
-    return Ranks(
-        query=query,
-        labels=problem.labels[query],
-        num_negatives=problem.num_negatives[sorted_query],
-        offset=offset,
-        positive=problem.gallery_index[counts.positives[entry]],
-        higher=counts.higher[entry],
-        tied=counts.tied[entry],
-        at_least=counts.at_least()[entry],
-        num_queries=len(problem.labels),
-        num_gallery=problem.num_gallery,
-        num_rechecked=int(counts.rechecked[0]),
+    found = RankBlocks(
+        problem,
+        distance=distance,
+        backend=backend,
+        device=device,
+        max_memory=max_memory,
+        distributed=distributed,
+        progress=progress,
+        whole=True,
     )
+    return next(found.blocks())

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import Vectors
 from aurank.evaluation.engine.positives import SortedProblem
 
@@ -30,33 +29,47 @@ class Round:
 
 
 class Tiling:
-    """Cut a problem into tiles of at most `side` by `side` scores for `workers` threads, within `size` bytes.
+    """Cut a range of queries into tiles of about `side` by `side` scores for `workers` threads, within `size` bytes.
 
     Half of the memory goes to the workers, half to the features of two panels, which are one and the same where a set
-    is its own gallery and its features serve both sides. Blocks of queries are cut shorter where they have
-    many thresholds. Raises UserError where not even the smallest tiles fit, with the least that would do.
+    is its own gallery and its features serve both sides. Blocks of queries are cut shorter where they have many
+    thresholds, and the tiles of others are then wider. A tile serves both of its sides where the range is the whole set
+    and its own gallery, unless blocks come out so short that wide tiles are faster.
     """
 
     def __init__(
-        self, problem: SortedProblem, rows: Vectors, *, size: int, workers: int, backend: str, device: str
+        self,
+        problem: SortedProblem,
+        rows: Vectors,
+        queries: slice,
+        *,
+        size: int,
+        workers: int,
+        backend: str,
+        device: str,
     ) -> None:
-        self.symmetric, width, shared = problem.symmetric, rows.distance.width(rows.dim), not rows.distance.squared
-        least = 2 * max(_worker_bytes(SMALLEST, width, backend), 2 * SMALLEST * 4 * width)
-        if size < least:
-            raise UserError(f"max_memory is {size} bytes: embeddings of this width need at least {least}")
+        self.queries, width, shared = queries, rows.distance.width(rows.dim), not rows.distance.squared
         self.workers, self.backend = workers, backend
         self.side = _side(size // 2 // workers, width, backend, SIDES[device])
         while self.side < 128 and self.workers > 1:
             self.workers //= 2
             self.side = _side(size // 2 // self.workers, width, backend, SIDES[device])
-        queries, gallery = len(problem.query_index), len(problem.gallery_index)
+        count, gallery = queries.stop - queries.start, len(problem.gallery_index)
         most = max(THRESHOLDS, size // 8 // self.workers // THRESHOLD_BYTES)
-        self.blocks = _blocks(problem.offset, self.side, most)
-        starts = range(0, gallery, self.side)
-        self.others = self.blocks if self.symmetric else [slice(at, min(at + self.side, gallery)) for at in starts]
+        self.blocks = consecutive(problem.offset, queries, most=most, side=self.side)
+        self.symmetric = problem.symmetric and count == gallery and 2 * count >= self.side * len(self.blocks)
         room = min(size // 2, PANELS[device]) // (4 * width)
-        fits = gallery + (0 if self.symmetric and shared else queries) <= room
-        self.panel = max(gallery, queries) if fits else room // 2
+        fits = gallery + (0 if self.symmetric and shared else count) <= room
+        self.panel = max(gallery, count) if fits else room // 2
+        wide = max(self.side, min(self._widest(size // 2 // self.workers, width), self.panel))
+        starts = range(0, gallery, wide)
+        self.others = self.blocks if self.symmetric else [slice(at, min(at + wide, gallery)) for at in starts]
+
+    def _widest(self, size: int, width: int) -> int:
+        """Return how many others the longest block may meet in one tile, in so many bytes and no more scores."""
+        most = max((block.stop - block.start for block in self.blocks), default=1)
+        fit = (size - 16 * most * width) // (most * SCORE_BYTES[self.backend] + 16 * width)
+        return min(self.side**2 // most, fit)
 
     @property
     def num_tiles(self) -> int:
@@ -77,6 +90,13 @@ class Tiling:
                     yield Round(*ends, tiles[start : start + TILES * self.workers])
 
 
+def tile_memory(rows: Vectors, *, workers: int, backend: str, device: str) -> tuple[int, int]:
+    """Return the least bytes that tiles can do with, and the most that they have a use for."""
+    width = rows.distance.width(rows.dim)
+    least = 2 * max(_worker_bytes(SMALLEST, width, backend), 2 * SMALLEST * 4 * width)
+    return least, 2 * max(workers * _worker_bytes(SIDES[device], width, backend), PANELS[device])
+
+
 def _worker_bytes(side: int, width: int, backend: str) -> int:
     """Scores and near pairs of a tile, and the float64 rows and features of its two sides."""
     return side * side * SCORE_BYTES[backend] + 4 * side * width * 8
@@ -87,12 +107,14 @@ def _side(size: int, width: int, backend: str, most: int) -> int:
     return max((side for side in sides if _worker_bytes(side, width, backend) <= size), default=SMALLEST)
 
 
-def _blocks(offset: Int64[np.ndarray, " sorted_query_plus_one"], side: int, most: int) -> list[slice]:
-    """Consecutive queries, at most `side`, with at most `most` thresholds unless a single one has more."""
-    blocks, start, queries = [], 0, len(offset) - 1
-    while start < queries:
+def consecutive(
+    offset: Int64[np.ndarray, " sorted_query_plus_one"], queries: slice, *, most: int, side: int | None = None
+) -> list[slice]:
+    """Cut a range of queries into blocks of at most so many thresholds, unless one query has more, and queries."""
+    blocks, start = [], queries.start
+    while start < queries.stop:
         stop = int(np.searchsorted(offset, offset[start] + most, side="right")) - 1
-        stop = min(max(stop, start + 1), start + side, queries)
+        stop = min(max(stop, start + 1), start + (side or queries.stop), queries.stop)
         blocks.append(slice(start, stop))
         start = stop
     return blocks

@@ -7,6 +7,7 @@ index is measured by its own lists, in which a positive that is not listed was n
 import math
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -101,6 +102,26 @@ def approximate_report(
     """
     if not len(ranks.query):
         raise UserError("no query has a positive in the gallery: an index has nothing to be measured by")
+    exact = {"mauprc": mean(metrics.average_precision(ranks, ties=ties))}
+    exact |= {f"recall@{k}": mean(metrics.recall_at(ranks, k)) for k in recall_at}
+    how: dict[str, Any] = {"index": index, "depth": depth, "recall_at": recall_at, "ties": ties, "distance": distance}
+    return index_report(problem, exact, **how, device=device, seed=seed, progress=progress)
+
+
+def index_report(
+    problem: RetrievalProblem,
+    exact: dict[str, float],
+    *,
+    index: str | Index,
+    depth: int | None = None,
+    recall_at: tuple[int, ...],
+    ties: str,
+    distance: str,
+    device: torch.device | str | None,
+    seed: int = 0,
+    progress: ProgressCallback | None = None,
+) -> Approximation:
+    """Return what an index retrieves beside exact metrics; the rest is as for `approximate_report`."""
     gallery = problem.target
     depth = min(max(recall_at) if depth is None else depth, len(gallery))
     if depth < min(max(recall_at), len(gallery)):
@@ -119,8 +140,6 @@ def approximate_report(
     measured |= {"search_seconds": seconds, "queries_per_second": len(problem.embeddings) / max(seconds, 1e-9)}
     if not index.gpus:
         measured["threads"] = float(faiss_library().omp_get_max_threads())
-    exact = {"mauprc": mean(metrics.average_precision(ranks, ties=ties))}
-    exact |= {f"recall@{k}": mean(metrics.recall_at(ranks, k)) for k in recall_at}
     recall, queries = _neighbour_recall(problem, index, recall_at, seed=seed)
     return Approximation(index.factory, index.place, depth, found, exact, recall, queries, measured)
 
@@ -155,7 +174,6 @@ class _ListReader:
         self.sorted_gallery = places_of(problem.gallery_index, problem.num_gallery + 1)  # -1: junk, padding
         self.sorted_query = places_of(problem.query_index, len(problem.labels))
         queries = np.arange(len(problem.query_index))
-        self.positives = np.sort(np.repeat(queries, problem.num_positives) * self.width + problem.positives)
         self.extra = np.sort(np.repeat(queries, np.diff(problem.extra_offset)) * self.width + problem.extra)
 
     def ranks(self, rows: slice, found: Neighbours) -> tuple[Ranks, Float64[np.ndarray, " query"]]:
@@ -168,7 +186,7 @@ class _ListReader:
         query, row, similarity = query[use], found.row[use], found.similarity[use]
         place = self.sorted_gallery[row]
         keys = query[:, None] * self.width + place
-        positive = among(keys, self.positives) & (place >= 0)
+        positive = (place >= 0) & problem.is_positive(query[:, None], place)
         hidden = (place >= problem.class_start[query, None]) & (place < problem.class_stop[query, None])
         negative = (place >= 0) & ~hidden & ~among(keys, self.extra) & ~positive
         start, end = _runs(similarity)

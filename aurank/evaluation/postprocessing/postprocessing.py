@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from aurank.evaluation.engine.inputs import (
 from aurank.evaluation.engine.kernels import importable
 from aurank.evaluation.engine.nearest import NearestRows, nearest_rows
 from aurank.evaluation.engine.problem import RetrievalProblem, check_sides, rows_without_junk
-from aurank.evaluation.engine.ranks import Ranks
+from aurank.evaluation.engine.ranks import RankBlocks, Ranks
 from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.postprocessing._step import ListStep, Rows, RowStep, Sides, SideStep, Step
 from aurank.evaluation.postprocessing.codes import Binary, Float16, Int8, Rescore, Truncate
@@ -39,6 +39,7 @@ _ALL: tuple[type[Step], ...] = (
     *(QueryExpansion, DatabaseAugmentation, KReciprocal, Rescore),
 )
 STEPS = {step.name: step for step in _ALL}
+Source = TypeVar("Source", Ranks, RankBlocks)
 FORMAT, VERSION, SUFFIX = "aurank.postprocessing", 1, ".safetensors"
 
 
@@ -284,14 +285,15 @@ class Processed:
     device: str = "cpu"
 
     def finish(
-        self, ranks: Ranks, *, max_memory: int | str = "1GiB", progress: ProgressCallback | None = None
-    ) -> Ranks:
+        self, ranks: Source, *, max_memory: int | str = "1GiB", progress: ProgressCallback | None = None
+    ) -> Source:
         """Return the ranks of `problem` behind the step that orders lists anew, if there is one."""
         last = self.processing.steps[-1]
         if not isinstance(last, ListStep) or not len(ranks.query):
             return ranks
         lists = self._before(last.depth, max_memory, progress)
-        return reordered_ranks(ranks, lists, self._scores(last, lists))
+        score = self._scores(last, lists)
+        return ranks.changed(lambda some: reordered_ranks(some, lists, score))
 
     def nearest(
         self, k: int, *, max_memory: int | str = "1GiB", progress: ProgressCallback | None = None

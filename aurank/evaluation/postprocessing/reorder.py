@@ -18,7 +18,7 @@ def reordered_ranks(ranks: Ranks, lists: NearestRows, score: Float64[np.ndarray,
     behind it, do not. The result counts every gallery row, so that every metric of it is exact.
 
     Args:
-        ranks: before.
+        ranks: before, of all queries or some.
         lists: the beginnings of all lists, as `nearest_rows` gives them for the same problem.
         score: of the rows listed; NaN where there is none.
 
@@ -31,6 +31,12 @@ def reordered_ranks(ranks: Ranks, lists: NearestRows, score: Float64[np.ndarray,
         >>> ranks.rank.tolist(), reordered_ranks(ranks, lists, -lists.score).rank.tolist()
         ([2, 2], [1, 1])
     """
+    if len(ranks.query) < len(lists.query):
+        here = np.searchsorted(lists.query, ranks.query)
+        lists, score = (
+            NearestRows(lists.query[here], lists.row[here], lists.score[here], lists.is_positive[here]),
+            score[here],
+        )
     is_positive, exists = lists.is_positive, lists.row >= 0
     is_negative = exists & ~is_positive
     line, column = np.nonzero(is_positive)
