@@ -169,13 +169,13 @@ def sop_tree(root: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_too_many_positives_are_refused_before_anything_is_embedded(
+def test_too_many_positives_for_a_metric_that_needs_all_are_refused_before_anything_is_embedded(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(positives, "available_memory", lambda: 2000)
     monkeypatch.setattr(run_options, "embed", lambda *_, **__: pytest.fail("embedded"))
     with pytest.raises(UserError, match=r"make 24 positives, which take about 2\.6 KiB .*, and 2\.0 KiB are available"):
-        evaluate_model(MODEL, ImageSelection("folder:photos"), running=running())
+        evaluate_model(MODEL, ImageSelection("folder:photos"), running=running(), metrics=["mauprc", "tpr@fpr=0.1"])
 
 
 @pytest.mark.slow
