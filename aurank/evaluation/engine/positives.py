@@ -92,7 +92,7 @@ class SortedProblem:
         if self.listed is not None:
             found = among(numbers, self.listed)
         found &= ~among(numbers, self.left_out)
-        return found if self.groups is None else found & ~self.groups.same(query, place)
+        return np.asarray(found if self.groups is None else found & ~self.groups.same(query, place))
 
     def hidden(self, queries: slice, places: slice) -> Pairs:
         """Return the pairs of two ranges that are neither positive nor negative, each once."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -140,7 +140,10 @@ class RankBlocks:
             orders, use = (ordered.query_index, ordered.gallery_index), self.backend != "torch" and importable("numba")
             self.exact = ExactScores.of(problem, *orders, distance=distance, compiled=use)
         self.progress, rows = progress, self.exact.queries
-        how = {"workers": threads if compiled else WORKERS[kind] * len(self.devices), "backend": self.backend}
+        how: dict[str, Any] = {
+            "workers": threads if compiled else WORKERS[kind] * len(self.devices),
+            "backend": self.backend,
+        }
         least, enough = tile_memory(rows, **how, device=kind)
         if size < least:
             raise UserError(f"max_memory is {size} bytes: embeddings of this width need at least {least}")
@@ -158,7 +161,7 @@ class RankBlocks:
     @property
     def labels(self) -> Int64[np.ndarray, " query"]:
         """Their labels; where only pairs were given, their rows."""
-        return self.ordered.labels[self.query]
+        return np.asarray(self.ordered.labels[self.query])
 
     @property
     def num_positives(self) -> Int64[np.ndarray, " query"]:

@@ -32,11 +32,9 @@ def reordered_ranks(ranks: Ranks, lists: NearestRows, score: Float64[np.ndarray,
         ([2, 2], [1, 1])
     """
     if len(ranks.query) < len(lists.query):
-        here = np.searchsorted(lists.query, ranks.query)
-        lists, score = (
-            NearestRows(lists.query[here], lists.row[here], lists.score[here], lists.is_positive[here]),
-            score[here],
-        )
+        rows = np.searchsorted(lists.query, ranks.query)
+        lists = NearestRows(lists.query[rows], lists.row[rows], lists.score[rows], lists.is_positive[rows])
+        score = score[rows]
     is_positive, exists = lists.is_positive, lists.row >= 0
     is_negative = exists & ~is_positive
     line, column = np.nonzero(is_positive)
