@@ -1,6 +1,7 @@
 """Miniatures of the experiments of SogCLR, iSogCLR, EMC² and NeuCLIP: what they claim, measured again.
 
-    python tools/experiments/miniature_global.py run [EXPERIMENT …] [--seeds 1] [--limit-minutes 60] [--out DIR]
+    python tools/experiments/miniature_global.py run [EXPERIMENT …] [--names A,B] [--seeds 1] [--limit-minutes 60]
+                                                     [--out DIR]
     python tools/experiments/miniature_global.py plots      # DIR/*.png of what there are results of
     python tools/experiments/miniature_global.py tables     # the marked blocks of docs/miniatures_global.md
 
@@ -47,7 +48,8 @@ def run_all(given: argparse.Namespace) -> None:
         limits = {"started": started, "limit_minutes": given.limit_minutes, "workers": given.workers}
 
         def wanted(name: str = name) -> Iterator[Run]:
-            return (run for run in EXPERIMENTS[name][0](given.seeds) if name != "start" or start.is_wanted(run, store))
+            named = (run for run in EXPERIMENTS[name][0](given.seeds) if run.name in (given.names or [run.name]))
+            return (run for run in named if name != "start" or start.is_wanted(run, store))
 
         if not carry_out_all(store, wanted, carry_out, **limits):
             return
@@ -86,6 +88,7 @@ def main() -> None:
         if name == "run":
             command.add_argument("experiments", nargs="*", type=known, metavar="EXPERIMENT")
             command.add_argument("--seeds", type=int, default=1, help="seeds 0 … N − 1")
+            command.add_argument("--names", type=lambda text: text.split(","), help="only these rows: sogclr,emc2")
             command.add_argument("--limit-minutes", type=float, default=float("inf"))
             command.add_argument("--workers", type=int, default=1, help="runs at a time, each in a process of its own")
         if name == "tables":
