@@ -1,7 +1,7 @@
 """Miniatures of the experiments of SogCLR, iSogCLR, EMC² and NeuCLIP: what they claim, measured again.
 
     python tools/experiments/miniature_global.py run [EXPERIMENT …] [--names A,B] [--seeds 1] [--limit-minutes 60]
-                                                     [--out DIR]
+                                                     [--workers 1] [--out DIR]
     python tools/experiments/miniature_global.py plots      # DIR/*.png of what there are results of
     python tools/experiments/miniature_global.py tables     # the marked blocks of docs/miniatures_global.md
 
@@ -9,8 +9,8 @@ Experiments: convergence (EMC², Fig. 7), representations (SogCLR, Table 2 and i
 Fig. 5), normalizers (NeuCLIP, Fig. 2c), supervised (global losses beside SOPRC), start (the first epochs of the
 normaliser) and steady (its estimators at fixed weights). They read Omniglot and Grocery below $AURANK_DATA.
 
-`run` carries out what DIR/runs.jsonl has no line of, one run after the other, and may be stopped and started again at
-any time; only not twice at once on one DIR. DIR is docs/miniatures_global unless --out names another.
+`run` carries out what DIR/runs.jsonl has no line of, one run or --workers runs at a time, and may be stopped and
+started again at any time; only not twice at once on one DIR. DIR is docs/miniatures_global unless --out names another.
 """
 
 import argparse

@@ -11,7 +11,8 @@ from miniatures.results import Mean
 from global_miniatures import convergence, training
 from global_miniatures.normalizers import BATCH, ESTIMATORS, FEWER, PAIRS, VARIANTS
 from global_miniatures.store import Line, Store
-from global_miniatures.tables import TITLES, mean_error
+from global_miniatures.tables import TITLES, best_batch_loss, gained, mean_error, of_batch
+from global_miniatures.temperatures import OFFICIAL_TITLE as OFFICIAL
 
 
 def draw_all(store: Store, out: Path) -> Iterator[Path]:
@@ -63,25 +64,27 @@ def courses(store: Store) -> Figure:
 
 
 def batches(store: Store) -> Figure:
-    """mAUPRC and probe by method and batch."""
-    figure, axes = canvas(2, height=3.4)
-    for each, (key, title) in zip(
-        axes, {"mauprc": "test mAUPRC", "probe_top1": "linear probe, top-1"}.items(), strict=True
-    ):
-        for name, colour in zip(training.UNLABELLED, (*COLOURS, MUTED, INK), strict=False):
-            lines = sorted(store.of("representations", name), key=lambda line: line["settings"]["batch"])
-            each.plot(
-                [line["settings"]["batch"] for line in lines],
-                [line[key] for line in lines],
-                "o-",
-                color=colour,
-                label=TITLES[name],
-                markersize=4,
-            )
-        each.set_xscale("log", base=2)
-        each.set_xticks(training.BATCHES, [str(batch) for batch in training.BATCHES])
-        each.set(xlabel="batch", ylabel=title)
-    axes[1].legend(frameon=False, fontsize=7)
+    """By method and batch: mAUPRC of each seed, and the difference to the better of SimCLR and DCL, paired by seed."""
+    figure, (left, right) = canvas(2, height=3.8)
+    names = training.UNLABELLED
+    for place, batch in enumerate(training.BATCHES):
+        found = {name: of_batch(store, name, batch) for name in names}
+        best = best_batch_loss(found)
+        for number, (name, colour) in enumerate(zip(names, (*COLOURS, MUTED, INK), strict=False)):
+            x, lines = place + (number - len(names) / 2) * 0.09, found[name]
+            scores, label = [line["mauprc"] for line in lines.values()], TITLES[name] if place == 0 else None
+            left.plot([x] * len(lines), scores, "o", color=colour, markersize=3.5, label=label)
+            difference = gained(lines, found[best]) if best else None
+            if difference is not None:
+                half = difference.half_width or 0.0
+                right.errorbar(x, difference.value, half, fmt="o", color=colour, markersize=4, capsize=2)
+    for axes in (left, right):
+        axes.set_xticks(range(len(training.BATCHES)), [str(batch) for batch in training.BATCHES])
+        axes.set_xlabel("batch", fontsize=9)
+    right.axhline(0, color=INK, linewidth=0.8)
+    left.set_ylabel("test mAUPRC, each seed", fontsize=9)
+    right.set_ylabel("less the better of SimCLR and DCL, 95 %", fontsize=9)
+    left.legend(frameon=False, fontsize=7, loc="upper right")
     return figure
 
 
@@ -100,16 +103,22 @@ def homogeneity(store: Store) -> Figure:
 
 
 def temperatures(store: Store) -> Figure:
-    """The mean temperature of each class by its size, a panel a run."""
-    lines = store.of("temperatures")
-    figure, axes = canvas(len(lines), height=3.2, share_y=True)
-    for each, line in zip(axes, lines, strict=True):
-        sizes = [entry["size"] for entry in line["classes"]]
-        each.plot(sizes, [entry["temperature"] for entry in line["classes"]], "o", color=COLOURS[0], markersize=4)
+    """The mean temperature of each class by its size, a panel for each setting, with either average of ḡ; seed 0."""
+    lines = {line["name"]: line for line in store.of("temperatures") if line["seed"] == 0}
+    titles = list(dict.fromkeys(name.removesuffix(OFFICIAL) for name in lines))
+    figure, axes = canvas(len(titles), height=3.2, share_y=True)
+    for each, title in zip(axes, titles, strict=True):
+        for name, colour in {f"{title}{OFFICIAL}": MUTED, title: COLOURS[0]}.items():
+            if line := lines.get(name):
+                label = "official" if name != title else "default"
+                sizes = [entry["size"] for entry in line["classes"]]
+                values = [entry["temperature"] for entry in line["classes"]]
+                each.plot(sizes, values, "o", color=colour, markersize=3.5, label=label)
         each.set_xscale("log")
-        each.set_title(line["name"].replace("rho", "ρ").replace("start", "τ₁"), loc="left", fontsize=9, color=INK)
+        each.set_title(title.replace("rho", "ρ").replace("start", "τ₁"), loc="left", fontsize=9, color=INK)
         each.set_xlabel("images of the class", fontsize=8)
     axes[0].set_ylabel("mean τ of the class")
+    axes[0].legend(frameon=False, fontsize=7)
     return figure
 
 

@@ -1,6 +1,6 @@
 """The Markdown tables, written between markers into the page."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ from miniatures.results import Mean
 from miniatures.tables import TO_RUN, markdown, replaced
 
 from aurank.files import write_text
-from global_miniatures import convergence, normalizers, start, steady, training
+from global_miniatures import convergence, normalizers, start, steady, temperatures, training
 from global_miniatures.store import Line, Store
 
 TITLES = {
@@ -24,6 +24,9 @@ TITLES = {
     "soprc": "SOPRC",
     "smooth_ap": "SmoothAP",
 }
+BATCH_LOSSES = ("simclr", "dcl")  # what a loss with a memory is measured against, the better of them
+GOAL = ("sogclr", "isogclr", "emc2", "neuclip")
+BySeed = Mapping[int, Line]
 SCORES = {"mAUPRC": "mauprc", "1-NN (Recall@1)": "recall@1", "probe top-1": "probe_top1"}
 
 
@@ -39,6 +42,7 @@ def write_tables(store: Store, page: Path) -> None:
         "supervised": supervised_table(store),
         "start": start_table(store),
         "steady": steady_table(store),
+        "goal": goal_table(store),
         "hardware": hardware_list(store),
     }
     text = page.read_text(encoding="utf-8")
@@ -74,16 +78,41 @@ def convergence_table(store: Store) -> str:
     return table(("estimator", "b", "exact loss", "squared gradient norm", "seeds"), rows)
 
 
+def of_batch(store: Store, name: str, batch: int) -> BySeed:
+    """By seed, the trainings without labels of a method at a batch."""
+    lines = store.of("representations", name)
+    return {line["seed"]: line for line in lines if line["settings"]["batch"] == batch}
+
+
+def best_batch_loss(found: Mapping[str, BySeed]) -> str | None:
+    """Which of SimCLR and DCL has the higher mean of mAUPRC; None without either."""
+    there = [name for name in BATCH_LOSSES if found[name]]
+    return max(there, key=lambda name: Mean.of(line["mauprc"] for line in found[name].values()).value, default=None)
+
+
+def gained(lines: BySeed, best: BySeed) -> Mean | None:
+    """The difference in mAUPRC, seed by seed; None without a seed in common."""
+    both = sorted(lines.keys() & best.keys())
+    return Mean.of(lines[seed]["mauprc"] - best[seed]["mauprc"] for seed in both) if both else None
+
+
+def gained_text(found: Mapping[str, BySeed], name: str) -> str:
+    """The difference of a method to the better of SimCLR and DCL, as it stands in a table."""
+    best = best_batch_loss(found)
+    difference = None if best in (None, name) else gained(found[name], found[best])
+    return "" if difference is None else difference.text(4)
+
+
 def representations_table(store: Store) -> str:
-    """Test metrics of each method by batch."""
+    """Test metrics of each method by batch, and the difference to the better of SimCLR and DCL."""
     rows = []
-    for name in training.UNLABELLED:
-        for batch in training.BATCHES:
-            lines = [line for line in store.of("representations", name) if line["settings"]["batch"] == batch]
+    for batch in training.BATCHES:
+        found = {name: of_batch(store, name, batch) for name in training.UNLABELLED}
+        for name, lines in found.items():
             if lines:
-                cells = (mean(lines, key) for key in SCORES.values())
-                rows.append((TITLES[name], f"{batch}", *cells, f"{len(lines)}"))
-    return table(("", "batch", *SCORES, "seeds"), rows)
+                cells = (mean(list(lines.values()), key) for key in SCORES.values())
+                rows.append((f"{batch}", TITLES[name], *cells, gained_text(found, name), f"{len(lines)}"))
+    return table(("batch", "", *SCORES, "less the better of SimCLR and DCL", "seeds"), rows)
 
 
 def ablations_table(store: Store) -> str:
@@ -108,15 +137,17 @@ def temperatures_table(store: Store) -> str:
             f"{line['mauprc']:.4f}",
             f"{line['recall@1']:.4f}",
         )
-        for line in store.of("temperatures")
+        for line in sorted(
+            store.of("temperatures"), key=lambda line: line["name"].endswith(temperatures.OFFICIAL_TITLE)
+        )
     ]
     header = ("", "mean τ, head", "mean τ, tail", "deviation of τ", "rank correlation with class size")
     return table((*header, "mAUPRC", "Recall@1"), rows)
 
 
 def extremes_table(store: Store) -> str:
-    """Whose temperatures are the least and the greatest, in the first run."""
-    lines = store.of("temperatures")[:1]
+    """Whose temperatures are the least and the greatest, with the defaults."""
+    lines = store.of("temperatures", temperatures.FIRST)[:1]
 
     def cell(entry: dict[str, Any]) -> str:
         return f"{entry['class']} ({entry['size']}): {entry['temperature']:.3f}"
@@ -175,19 +206,25 @@ def start_table(store: Store) -> str:
     rows = []
     for batch in start.BATCHES:
         found = {name: at_chosen_rate(store, name, batch) for name in start.METHODS}
-        batch_losses = [name for name in ("simclr", "dcl") if found[name]]
         for name, lines in found.items():
-            if not lines or not batch_losses:
-                continue
-            best = max(batch_losses, key=lambda each: Mean.of(line["mauprc"] for line in found[each].values()).value)
-            both = sorted(lines.keys() & found[best].keys())
-            gained = Mean.of(lines[seed]["mauprc"] - found[best][seed]["mauprc"] for seed in both)
-            cells = (mean(list(lines.values()), key) for key in ("mauprc", "recall@1"))
-            rate = f"{next(iter(lines.values()))['settings']['lr']:g}"
-            difference = "" if name == best else gained.text(4)
-            rows.append((f"{batch}", TITLES[name], *cells, difference, rate, f"{len(lines)}"))
+            if lines:
+                cells = (mean(list(lines.values()), key) for key in ("mauprc", "recall@1"))
+                rate = f"{next(iter(lines.values()))['settings']['lr']:g}"
+                rows.append((f"{batch}", TITLES[name], *cells, gained_text(found, name), rate, f"{len(lines)}"))
     header = ("batch", "", "mAUPRC", "Recall@1", "less the better of SimCLR and DCL", "learning rate", "seeds")
     return table(header, rows)
+
+
+def goal_table(store: Store) -> str:
+    """The differences of both experiments side by side."""
+    rows = []
+    for batch in training.BATCHES:
+        small = {name: at_chosen_rate(store, name, batch) for name in (*BATCH_LOSSES, *GOAL)}
+        large = {name: of_batch(store, name, batch) for name in (*BATCH_LOSSES, *GOAL)}
+        for name in GOAL:
+            if small[name] or large[name]:
+                rows.append((f"{batch}", TITLES[name], gained_text(small, name), gained_text(large, name)))
+    return table(("batch", "", "small network", "ResNet-18"), rows)
 
 
 def steady_table(store: Store) -> str:

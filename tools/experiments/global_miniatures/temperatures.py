@@ -28,6 +28,7 @@ from global_miniatures.training import OFFICIAL, budget
 RATIO, STEPS = 100, 240
 BASE = "grocery_unlabelled/isogclr"
 STARTS, RHOS = (0.3, 0.7, 1.0), (0.1, 0.3, 0.5)
+FIRST, OFFICIAL_TITLE = "rho 0.3, start 0.7", ", official"  # the name of a run with the defaults; the end of others'
 EXTREMES = 8  # images named at either end
 
 
@@ -35,8 +36,8 @@ def runs(seeds: int) -> Iterator[Run]:
     """The defaults, then another first temperature, then another ρ; then all with the paper's average of ḡ."""
     others = [(0.3, start) for start in STARTS if start != 0.7] + [(rho, 0.7) for rho in RHOS if rho != 0.3]
     for seed in range(seeds):
-        for title, official in (("", []), (", official", [f"loss.{OFFICIAL}"])):
-            yield make(f"rho 0.3, start 0.7{title}", seed, *official)
+        for title, official in (("", []), (OFFICIAL_TITLE, [f"loss.{OFFICIAL}"])):
+            yield make(f"{FIRST}{title}", seed, *official)
             for rho, start in others:
                 change = f"loss.params.rho={rho:g}" if rho != 0.3 else f"loss.params.temperature={start:g}"
                 yield make(f"rho {rho:g}, start {start:g}{title}", seed, change, *official)
