@@ -76,7 +76,7 @@ def batches(store: Store) -> Figure:
             left.plot([x] * len(lines), scores, "o", color=colour, markersize=3.5, label=label)
             difference = gained(lines, found[best]) if best else None
             if difference is not None:
-                half = difference.half_width or 0.0
+                half = (difference.half_width or 0.0) if difference.count > 2 else 0.0  # of two seeds it says nothing
                 right.errorbar(x, difference.value, half, fmt="o", color=colour, markersize=4, capsize=2)
     for axes in (left, right):
         axes.set_xticks(range(len(training.BATCHES)), [str(batch) for batch in training.BATCHES])

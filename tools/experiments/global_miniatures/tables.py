@@ -36,6 +36,7 @@ def write_tables(store: Store, page: Path) -> None:
         "convergence": convergence_table(store),
         "representations": representations_table(store),
         "ablations": ablations_table(store),
+        "rates": rates_table(store),
         "temperatures": temperatures_table(store),
         "extremes": extremes_table(store),
         "normalizers": normalizers_table(store),
@@ -125,6 +126,23 @@ def ablations_table(store: Store) -> str:
     return table(("SogCLR, batch 64", *SCORES, "seeds"), rows)
 
 
+def rates_table(store: Store) -> str:
+    """The decoupled loss and SogCLR at batch 32 by learning rate, at the first seed."""
+    rows = []
+    for rate in sorted((training.RATE, *training.OTHER_RATES)):
+        for name in ("dcl", "sogclr"):
+            line = of_batch(store, name if rate == training.RATE else f"{name} at {rate:g}", 32).get(0)
+            if line is not None:
+                cells = (f"{line[key]:.4f}" for key in ("val_mauprc", "mauprc", "recall@1"))
+                rows.append((f"{rate:g}", TITLES[name], *cells))
+    return table(("learning rate", "", "mAUPRC of validation", "mAUPRC", "Recall@1"), rows)
+
+
+def temperature_lines(store: Store) -> list[Line]:
+    """The runs, those with the default average first."""
+    return sorted(store.of("temperatures"), key=lambda line: line["name"].endswith(temperatures.OFFICIAL_TITLE))
+
+
 def temperatures_table(store: Store) -> str:
     """Temperatures of the head and the tail."""
     rows = [
@@ -137,17 +155,15 @@ def temperatures_table(store: Store) -> str:
             f"{line['mauprc']:.4f}",
             f"{line['recall@1']:.4f}",
         )
-        for line in sorted(
-            store.of("temperatures"), key=lambda line: line["name"].endswith(temperatures.OFFICIAL_TITLE)
-        )
+        for line in temperature_lines(store)
     ]
     header = ("", "mean τ, head", "mean τ, tail", "deviation of τ", "rank correlation with class size")
     return table((*header, "mAUPRC", "Recall@1"), rows)
 
 
 def extremes_table(store: Store) -> str:
-    """Whose temperatures are the least and the greatest, with the defaults."""
-    lines = store.of("temperatures", temperatures.FIRST)[:1]
+    """Whose temperatures are the least and the greatest, in the first of these runs."""
+    lines = temperature_lines(store)[:1]
 
     def cell(entry: dict[str, Any]) -> str:
         return f"{entry['class']} ({entry['size']}): {entry['temperature']:.3f}"

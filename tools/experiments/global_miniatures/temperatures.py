@@ -28,7 +28,7 @@ from global_miniatures.training import OFFICIAL, budget
 RATIO, STEPS = 100, 240
 BASE = "grocery_unlabelled/isogclr"
 STARTS, RHOS = (0.3, 0.7, 1.0), (0.1, 0.3, 0.5)
-FIRST, OFFICIAL_TITLE = "rho 0.3, start 0.7", ", official"  # the name of a run with the defaults; the end of others'
+OFFICIAL_TITLE = ", official"  # the end of a run's name
 EXTREMES = 8  # images named at either end
 
 
@@ -37,7 +37,7 @@ def runs(seeds: int) -> Iterator[Run]:
     others = [(0.3, start) for start in STARTS if start != 0.7] + [(rho, 0.7) for rho in RHOS if rho != 0.3]
     for seed in range(seeds):
         for title, official in (("", []), (OFFICIAL_TITLE, [f"loss.{OFFICIAL}"])):
-            yield make(f"{FIRST}{title}", seed, *official)
+            yield make(f"rho 0.3, start 0.7{title}", seed, *official)
             for rho, start in others:
                 change = f"loss.params.rho={rho:g}" if rho != 0.3 else f"loss.params.temperature={start:g}"
                 yield make(f"rho {rho:g}, start {start:g}{title}", seed, change, *official)
