@@ -176,8 +176,8 @@ WHOLE: dict[str, Callable[[Ranks], np.ndarray]] = {
     "ndcg": ndcg,
     "mrr": reciprocal_rank,
     "minp": inverse_negative_penalty,
-    "auroc": auroc,
     "trapezoid_ap": trapezoid_ap,
+    "auroc": auroc,
 }
 AT_K: dict[str, Callable[[Ranks, int], np.ndarray]] = {
     "recall@{k}": recall_at,
