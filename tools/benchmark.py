@@ -1,8 +1,8 @@
-"""Every ranking, pair, proxy, margin and global loss from a published network: tables and pictures of the trainings.
+"""Every ranking, pair, proxy, margin and global loss in a few experiments: tables and pictures of the trainings.
 
     python tools/benchmark.py features grocery --weights FILE    # once: the embeddings, by aurank embed
     python tools/benchmark.py run grocery [--methods soprc …] [--rates 1e-4 …] [--seeds 10] [--choosing 2]
-                                          [--limit-minutes 60]   # DIR/grocery.jsonl, a line a run
+                                          [--limit-minutes 60] [--workers 1]   # DIR/grocery.jsonl, a line a run
     python tools/benchmark.py run grocery_tuned --weights FILE
     python tools/benchmark.py table grocery [--page docs/results.md]   # printed, or into its marked blocks
     python tools/benchmark.py picture grocery                    # DIR/grocery.png
@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(1, str(ROOT / "tools" / "experiments"))
 
-from evidence.methods import EXPERIMENTS, FEATURES, METHODS, VARIANTS  # noqa: E402
+from evidence.methods import EXPERIMENTS, FEATURES, METHODS  # noqa: E402
 from evidence.runs import Plan, carry_out  # noqa: E402
 from global_miniatures.queue import carry_out_all  # noqa: E402
 from global_miniatures.store import Run, Store  # noqa: E402
@@ -125,9 +125,7 @@ def main() -> None:
         if name == "features":
             continue
         command.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmark")
-        command.add_argument(
-            "--methods", nargs="+", choices=list(METHODS | VARIANTS), default=list(METHODS), metavar="METHOD"
-        )
+        command.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD")
         command.add_argument("--rates", nargs="+", type=float, help="default: the experiment's")
         command.add_argument("--seeds", type=int, help="seeds 0 … N − 1")
         command.add_argument("--choosing", type=int, help="how many of them choose the rate")

@@ -50,7 +50,8 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
         out: folder to make, in which ``best.pt`` is written.
 
     Raises:
-        UserError: fewer than two models, models that differ in more than their training, or a folder in use.
+        UserError: fewer than two models, models that differ in more than their training or have a value that is not
+            finite, or a folder in use.
 
     Warns:
         AurankWarning: where the average is known to fail: trainings from random weights, or that learnt batch-norm
@@ -157,6 +158,9 @@ def _read(name: str) -> _Part:
         merged = towers_of(checkpoint, config, name).module if is_pair else encoder_of(checkpoint, config, name)
         weights = merged.state_dict()
         config = config.model_copy(update={"model": config.model.model_copy(update={"lora": None})})
+    wrong = next((key for key, value in weights.items() if not bool(value.isfinite().all())), None)
+    if wrong is not None:
+        raise UserError(f"{name} has a value in {wrong!r} that is not finite; name another checkpoint of that run")
     images = {"manifest": checkpoint["manifest"], "data": checkpoint["data"]}
     return _Part(name, config, weights, images, checkpoint["tokeniser"], record)
 

@@ -53,7 +53,9 @@ def save_checkpoint(path: Path, content: dict[str, Any], *, displaced: Sequence[
             cause = cause.__cause__ or cause.__context__
         reason = first_line(error) if cause is None else cause.strerror or first_line(cause)
         kept = f"the previous {path} is untouched" if path.exists() else "no earlier checkpoint exists"
-        raise AurankError(f"cannot save {path}: {reason}; {kept}; free some space, then --resume") from error
+        raise AurankError(
+            f"cannot save {path}: {reason}; {kept}; free some space and start again, a run with --resume"
+        ) from error
 
 
 def load_checkpoint(path: Path, *, read_run: Callable[[dict[str, Any]], Config] | None = None) -> dict[str, Any]:
@@ -78,7 +80,7 @@ def load_checkpoint(path: Path, *, read_run: Callable[[dict[str, Any]], Config] 
             expected = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in types)
             raise _incomplete(path, f"{name!r} {came}, expected {expected}")
     if not _are_parts(content.get(AVERAGE_OF, [])):
-        raise _incomplete(path, f"{AVERAGE_OF!r} is no list of models with their names and configurations")
+        raise _incomplete(path, f"{AVERAGE_OF!r} is no list of models with their names, configurations and seeds")
     _check_weights(content, path, read_run or read_trained)
     return content
 
@@ -183,7 +185,10 @@ def _check_weights(content: dict[str, Any], path: Path, read: Callable[[dict[str
 def _are_parts(value: Any) -> bool:
     named = ("name", str), ("config", dict)
     return isinstance(value, list) and all(
-        isinstance(one, dict) and all(isinstance(one.get(key), kind) for key, kind in named) for one in value
+        isinstance(one, dict)
+        and all(isinstance(one.get(key), kind) for key, kind in named)
+        and type(one["config"].get("seed")) is int
+        for one in value
     )
 
 
@@ -194,8 +199,8 @@ def describe_average(checkpoint: dict[str, Any], *, named: bool = True) -> list[
     """
     told = []
     for one in checkpoint.get(AVERAGE_OF, []):
-        what = "an average" if AVERAGE_OF in one else f"seed {one['config'].get('seed')}"
-        told.append(f"{one['name']} ({what})" if named else what)
+        what = "an average" if AVERAGE_OF in one else f"seed {one['config']['seed']}"
+        told.append(f"{one_line(one['name'])} ({what})" if named else what)
     what = "" if named else f"{len(told)} models: "
     return [f"the weights are the average of {what}{', '.join(told)}"] if told else []
 

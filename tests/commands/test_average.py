@@ -18,7 +18,7 @@ import aurank
 from aurank.commands import evaluate_model, evaluate_pairs, export_model
 from aurank.commands.average import mean_weights
 from aurank.embedding import ImageSelection
-from aurank.embedding.checkpoint import load_checkpoint, save_checkpoint
+from aurank.embedding.checkpoint import describe_average, load_checkpoint, save_checkpoint
 from aurank.embedding.from_config import build_encoder, with_preprocessing
 from aurank.errors import AurankError, AurankWarning, UserError
 from aurank.training import read_config
@@ -243,7 +243,7 @@ def test_a_disk_that_is_full_leaves_nothing(two: list[Path], tmp_path: Path, mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(AurankError, match=r"cannot save .*best\.pt: No space left"):
+    with pytest.raises(AurankError, match=r"cannot save .*best\.pt: No space left.*; free some space and start again"):
         aurank.average_models(two, tmp_path / "average")
     assert not list((tmp_path / "average").iterdir())
 
@@ -316,8 +316,25 @@ def test_heads_on_saved_embeddings_are_averaged(tmp_path: Path) -> None:
     assert report.mauprc == pytest.approx(aurank.evaluate(by_hand, np.arange(8) // 2).mauprc)
 
 
-def test_a_record_that_is_no_list_is_refused(two: list[Path]) -> None:
+@pytest.mark.parametrize(
+    "record", [{}, [{"name": 3}], [{"name": "a", "config": {}}], [{"name": "a", "config": {"seed": "<b>"}}]]
+)
+def test_a_record_that_is_no_list_of_models_is_refused(record: Any, two: list[Path]) -> None:
     content = load_checkpoint(two[0] / "best.pt")
-    save_checkpoint(two[0] / "best.pt", {**content, "average_of": [{"name": 3}]})
+    save_checkpoint(two[0] / "best.pt", {**content, "average_of": record})
     with pytest.raises(UserError, match=r"is not a complete aurank checkpoint: 'average_of' is no list of models"):
         load_checkpoint(two[0] / "best.pt")
+
+
+def test_names_are_shown_on_one_line_without_control_characters() -> None:
+    record = {"name": "a\x1b[31m\n| b |", "config": {"seed": 1}}
+    assert describe_average({"average_of": [record]}) == ["the weights are the average of a?[31m | b | (seed 1)"]
+
+
+def test_values_that_are_not_finite_are_refused(two: list[Path], tmp_path: Path) -> None:
+    content = load_checkpoint(two[1] / "best.pt")
+    content["encoder"]["head.weight"][0, 0] = torch.nan
+    save_checkpoint(two[1] / "best.pt", content)
+    with pytest.raises(UserError, match=r"two has a value in 'head\.weight' that is not finite; name another"):
+        aurank.average_models(two, tmp_path / "average")
+    assert not (tmp_path / "average").exists()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from evidence.curves import SEEDS, all_runs, first
 from evidence.curves import picture as curves_picture
-from evidence.methods import EXPERIMENTS, METHODS, training_run
+from evidence.methods import EXPERIMENTS, METHODS, grid, training_run
 from evidence.report import cost, picture, rows, table, write_tables
 from evidence.runs import FROZEN, Plan, carry_out, frozen
 from global_miniatures.queue import carry_out_all
@@ -62,6 +62,30 @@ def test_an_experiment_of_one_rate_chooses_nothing(tmp_path: Path) -> None:
     assert [(row.name, row.rate) for row in rows(plan, store)] == [("soprc", 1e-4), ("triplet", 1e-4)]
     with pytest.raises(UserError, match="give its --weights"):
         carry_out(training_run("grocery_tuned", "soprc", 1e-3, 0), tmp_path, features=tmp_path)
+
+
+def test_fine_tuning_chooses_with_classes_held_out_and_then_takes_all(tmp_path: Path) -> None:
+    def without(run: Run, work: Path) -> Line:
+        line = made_up(run, work)
+        return line if "changed" in run.settings else {key: line[key] for key in line if key != "val_mauprc"}
+
+    plan = Plan("grocery_tuned", ("soprc", "smooth_ap"), rates=(1e-4, 1e-3), seeds=3, choosing=2)
+    store = Store(tmp_path / "tuned.jsonl")
+    assert carry_out_all(store, lambda: plan.runs(store), without, started=0.0, limit_minutes=float("inf"))
+    choosing, final = store.lines[3:11], store.lines[11:]
+    for line in choosing:
+        assert line["settings"]["overrides"][-2:] == list(EXPERIMENTS["grocery_tuned"].held_out)
+    assert [(line["seed"], line["name"]) for line in final] == [
+        (seed, name) for seed in range(3) for name in plan.methods
+    ]
+    assert {line["settings"]["lr"] for line in final} == {1e-3}
+    assert not any("changed" in line["settings"] for line in final)
+    found = {row.name: row for row in rows(plan, store)}
+    for name, row in found.items():
+        chosen = [line for line in choosing if line["name"] == name and line["settings"]["lr"] == 1e-3]
+        assert row.standing == pytest.approx(np.mean([line["val_mauprc"] for line in chosen]))
+    assert found["soprc"].gain is not None
+    assert cost(plan, store).startswith("14 runs of ")
 
 
 def test_a_benchmark_stopped_anywhere_goes_on_with_what_is_missing(tmp_path: Path) -> None:
@@ -125,6 +149,8 @@ def test_every_method_is_a_configuration(experiment: str) -> None:
         run = training_run(experiment, name, 1e-3, 0)
         found.add(read_config(run.settings["config"], run.settings["overrides"]).model_dump_json())
     assert len(found) == len(METHODS) >= 17
+    (run,) = grid(experiment, "soprc", rates=(1e-3,), choosing=1)
+    assert read_config(run.settings["config"], run.settings["overrides"]).data.validation_fraction > 0
 
 
 def test_a_run_trains_a_head_on_the_features_of_a_folder(tmp_path: Path) -> None:

@@ -123,8 +123,8 @@ def count_negatives(
     def run(queries: slice, gallery: slice) -> None:
         worker = workers.get()
         try:
-            if worker.device.type == "cuda":  # a new thread has no CUDA context of its own
-                torch.cuda.set_device(worker.device.index or 0)
+            if worker.device.type == "cuda":  # a new thread has no CUDA context, and device 0 for "cuda"
+                torch.cuda.set_device(worker.memory.device)
             worker.count(panels.tile(queries, gallery, worker.device))
         finally:
             workers.put(worker)

@@ -28,7 +28,7 @@ class Experiment:
     seeds: int
     choosing: int  # how many seeds choose the learning rate; 0 where there is but one
     features: str | None  # file of the published network's embeddings, which heads are trained on
-    validated: tuple[str, ...] = ()  # changes in runs that choose the rate alone; without, these count as others do
+    held_out: tuple[str, ...] = ()  # changes in runs that choose the rate alone; without, these count as others do
     weights: bool = False  # whether the network itself is trained, from a file of weights
 
 
@@ -64,7 +64,7 @@ EXPERIMENTS = {
         seeds=3,
         choosing=2,
         features=_GROCERY,
-        validated=("data.validation_fraction=0.4", "data.validation_by=super_category"),
+        held_out=("data.validation_fraction=0.4", "data.validation_by=super_category"),
         weights=True,
     ),
     "omniglot_random": Experiment(
@@ -120,17 +120,11 @@ _ALL = {
 }
 METHODS = {name: one for name, one in _ALL.items() if one.changes[0].removeprefix("loss.name=") in LOSSES}
 """Those whose loss there is."""
-VARIANTS = {
-    "multi_similarity_mlp": Method(
-        "Multi-Similarity, projection of two layers", "variant", ("loss.name=multi_similarity", "model.head_layers=2")
-    )
-}
-"""Tried with a network that is fine-tuned, beside the losses alone; run by name."""
 
 
 def training_run(experiment: str, name: str, rate: float, seed: int, *further: str) -> Run:
     """A training by a method at a learning rate, and with further changes."""
-    config, changes = EXPERIMENTS[experiment].config, (METHODS | VARIANTS)[name].changes
+    config, changes = EXPERIMENTS[experiment].config, METHODS[name].changes
     settings = {"config": config, "overrides": [*changes, f"optim.lr={rate:g}", *further], "lr": rate}
     return Run(experiment, name, settings | ({"changed": " ".join(further)} if further else {}), seed)
 
@@ -139,4 +133,4 @@ def grid(experiment: str, name: str, *, rates: Sequence[float], choosing: int) -
     """The runs that choose the learning rate, on validation classes."""
     for seed in range(choosing):
         for rate in rates:
-            yield training_run(experiment, name, rate, seed, *EXPERIMENTS[experiment].validated)
+            yield training_run(experiment, name, rate, seed, *EXPERIMENTS[experiment].held_out)

@@ -14,10 +14,9 @@ from scipy.stats import ttest_rel  # type: ignore[import-untyped]  # scikit-lear
 
 from aurank.evaluation.compare import holm
 from aurank.files import write_text
-from evidence.methods import EXPERIMENTS, METHODS, VARIANTS
+from evidence.methods import EXPERIMENTS, METHODS
 from evidence.runs import FROZEN, Plan
 
-ALL = METHODS | VARIANTS
 METRICS = {"mAUPRC": "mauprc", "Recall@1": "recall@1", "Recall@10": "recall@10"}
 _TITLES = {"frozen": "the features", "frozen_centred": "centred", "frozen_whitened": "whitened to 128"}
 
@@ -86,7 +85,7 @@ def table(plan: Plan, store: Store) -> str:
         gain = "reference" if row is reference_of(held) else "" if row.gain is None else row.gain.text()
         p_value = "" if row.p_value is None else f"{row.p_value:.2g}"
         metrics = [row.mean(metric).text() for metric in METRICS.values()]
-        method = ALL[row.name]
+        method = METHODS[row.name]
         cells.append((method.title, method.family, *metrics, f"{row.rate:g}{mark}", str(len(row.runs)), gain, p_value))
     for name, title in _TITLES.items():
         for line in store.of(plan.experiment, name):
@@ -96,9 +95,8 @@ def table(plan: Plan, store: Store) -> str:
 
 
 def cost(plan: Plan, store: Store) -> str:
-    """How long the runs of the table took."""
-    trained = [line for line in store.lines if line["experiment"] == plan.experiment and line["name"] not in FROZEN]
-    lines = [line for line in trained if "changed" not in line["settings"]]  # runs of curves are not of the table
+    """How long the trainings of the table took, with those that chose its rates."""
+    lines = [line for run in plan.runs(store) if run.name not in FROZEN and (line := store.find(run)) is not None]
     if not lines:
         return TO_RUN
     spent = [line["processor_seconds"] for line in lines]
@@ -123,17 +121,17 @@ def picture(plan: Plan, store: Store) -> Figure:
     """Test mAUPRC of every method: each seed, the mean and its interval, by family; lines for the features alone."""
     held = rows(plan, store)[::-1]
     figure, (axes,) = canvas(1, height=1.6 + 0.26 * len(held))
-    colours = dict(zip(("ranking", "pair", "proxy", "margin", "global", "variant"), COLOURS, strict=False))
+    colours = dict(zip(("ranking", "pair", "proxy", "margin", "global"), COLOURS, strict=False))
     for place, row in enumerate(held):
-        mean, colour = row.mean(), colours[ALL[row.name].family]
+        mean, colour = row.mean(), colours[METHODS[row.name].family]
         axes.errorbar(mean.value, place, xerr=mean.half_width, fmt="D", color=colour, markersize=5, capsize=3)
         axes.plot([line["mauprc"] for line in row.runs.values()], [place] * len(row.runs), "|", color=INK, alpha=0.5)
     for (name, title), style in zip(_TITLES.items(), ("-", "--", ":"), strict=True):
         for line in store.of(plan.experiment, name):
             axes.axvline(line["mauprc"], color=MUTED, linestyle=style, linewidth=1, label=title)
-    for family in dict.fromkeys(ALL[row.name].family for row in held[::-1]):
+    for family in dict.fromkeys(METHODS[row.name].family for row in held[::-1]):
         axes.plot([], [], "D", color=colours[family], label=family, markersize=5)
-    axes.set_yticks(range(len(held)), [ALL[row.name].title for row in held], fontsize=8)
+    axes.set_yticks(range(len(held)), [METHODS[row.name].title for row in held], fontsize=8)
     axes.set_ylim(-0.7, len(held) - 0.3)
     axes.set_xlabel("test mAUPRC; diamonds: mean over seeds and its 95 % interval, ticks: seeds", fontsize=9)
     axes.set_title(EXPERIMENTS[plan.experiment].title, loc="left", fontsize=10, color=INK)

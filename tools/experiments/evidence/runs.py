@@ -30,7 +30,10 @@ class Plan:
     choosing: int
 
     def runs(self, store: Store) -> Iterator[Run]:
-        """The features alone; then seed by seed what chooses the rates; then the other seeds at these."""
+        """The features alone; then seed by seed what chooses the rates; then the other seeds at these.
+
+        Where what chooses has classes held out for that alone, all seeds come at these.
+        """
         for name, steps in FROZEN.items() if EXPERIMENTS[self.experiment].features else ():
             yield Run(self.experiment, name, {"config": EXPERIMENTS[self.experiment].config, "steps": steps})
         for seed in range(self.choosing):
@@ -38,7 +41,7 @@ class Plan:
                 for run in grid(self.experiment, name, rates=self.rates, choosing=self.choosing):
                     if run.seed == seed:
                         yield run
-        for seed in range(0 if EXPERIMENTS[self.experiment].validated else self.choosing, self.seeds):
+        for seed in range(0 if EXPERIMENTS[self.experiment].held_out else self.choosing, self.seeds):
             for name in self.methods:
                 if (rate := self.chosen_rate(store, name)) is not None:
                     yield training_run(self.experiment, name, rate, seed)
