@@ -148,7 +148,7 @@ class RankBlocks:
         if size < least:
             raise UserError(f"max_memory is {size} bytes: embeddings of this width need at least {least}")
         every, room = slice(0, len(ordered.query_index)), max(size - enough, (size - least) // 2)
-        ranges = [every] if whole else consecutive(ordered.offset, every, most=room // COUNT_BYTES)
+        ranges = [every] if whole else self._ranges(every, room // COUNT_BYTES)
         taken = 0 if whole else min(room, int(ordered.offset[-1]) * COUNT_BYTES)
         self.most, self.whole = min(BLOCK, (size - taken) // POSITIVE_BYTES), whole
         self.tilings = [Tiling(ordered, rows, some, size=size - taken, **how, device=kind) for some in ranges]
@@ -187,8 +187,7 @@ class RankBlocks:
                 told = None if self.progress is None else partial(_told, self.progress, done, total)
                 count_negatives(counts, tiling, self.group, self.devices, told)
             done += tiling.num_tiles
-            parts = consecutive(self.ordered.offset, tiling.queries, most=self.most)
-            for some in [tiling.queries] if self.whole else parts:
+            for some in [tiling.queries] if self.whole else self._ranges(tiling.queries, self.most):
                 yield reduce(lambda ranks, change: change(ranks), self.changes, self._ranks(counts, some))
                 counts.rechecked[0] = 0  # they are of all blocks together
             del counts
@@ -198,6 +197,11 @@ class RankBlocks:
         other = copy(self)
         other.changes = (*self.changes, change)
         return other
+
+    def _ranges(self, queries: slice, most: int) -> list[slice]:
+        """Cut a range of sorted queries by their positives; ranges of lone queries alone are left out."""
+        offset = self.ordered.offset
+        return [some for some in consecutive(offset, queries, most=most) if offset[some.start] < offset[some.stop]]
 
     def _of_queries(self, values: Int64[np.ndarray, " sorted_query"]) -> Int64[np.ndarray, " query"]:
         some = np.flatnonzero(self.ordered.num_positives)

@@ -16,6 +16,7 @@ PANELS = {"cpu": 2**26, "cuda": 2**40}  # bytes of features at once: more would 
 TILES = 128  # of a round, for each worker
 SCORE_BYTES = {"numba": 11, "triton": 11, "torch": 48}  # a score of a tile: float64, near pairs, torch's searches
 THRESHOLD_BYTES = 40  # edges and counts, for each threshold of a tile
+DENSE, NARROWEST = 8, 32  # scores to a threshold in tiles of one side, and the fewest queries that are cut for it
 THRESHOLDS = 2**14  # of a tile, always allowed: fewer would make slivers of tiles where classes are large
 
 
@@ -58,6 +59,10 @@ class Tiling:
         most = max(THRESHOLDS, size // 8 // self.workers // THRESHOLD_BYTES)
         self.blocks = consecutive(problem.offset, queries, most=most, side=self.side)
         self.symmetric = problem.symmetric and count == gallery and 2 * count >= self.side * len(self.blocks)
+        if not self.symmetric:  # wider tiles look less often at the same thresholds
+            mean = int(problem.offset[queries.stop] - problem.offset[queries.start]) // max(1, count)
+            most = min(most, max(self.side**2 // DENSE, NARROWEST * mean))
+            self.blocks = consecutive(problem.offset, queries, most=most, side=self.side)
         room = min(size // 2, PANELS[device]) // (4 * width)
         fits = gallery + (0 if self.symmetric and shared else count) <= room
         self.panel = max(gallery, count) if fits else room // 2

@@ -22,6 +22,7 @@ IDS, OTHER_IDS = CHANCE.permutation(90)[:60], CHANCE.permutation(90)[:50]
 GALLERY = {"gallery": OTHERS, "gallery_labels": OTHER_LABELS}
 CASES: dict[str, dict[str, Any]] = {
     "its own gallery": {"labels": LABELS},
+    "lone queries": {"labels": np.where(np.arange(60) % 3 == 0, np.arange(60) + 9, LABELS % 2)},
     "euclidean": {"labels": LABELS, "distance": "euclidean"},
     "a gallery": {"labels": LABELS, **GALLERY, "distance": "dot"},
     "ids": {"labels": LABELS, **GALLERY, "ids": IDS, "gallery_ids": OTHER_IDS, "distance": "euclidean"},
