@@ -91,6 +91,8 @@ def evaluate_model(
         options, embedded, notes, chosen = embed_chosen(model, images, protocol, running, options)
     options.setdefault("progress", running.stage("ranking"))
     names = (embedded.paths if all(embedded.paths.tolist()) else embedded.ids).tolist()
+    if trec_run is not None and embedded.positives is not None:
+        raise UserError(f"--trec-run {trec_run} writes qrels by labels, but here positives are listed: leave it out")
     if trec_run is not None:
         run_names(names)  # refused before the ranking
     report = embedded.evaluate(**options) if protocol is None else protocol.evaluate(embedded, **options)

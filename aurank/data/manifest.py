@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SPLITS = ("train", "val", "test")
 ValidationUnit = Literal["class", "super_category"]
 _COLUMNS = ("paths", "splits", "is_query", "is_gallery", "groups", "super_labels", "texts", "boxes")
+_PAIRS = ("positives", "ignored")
 _LONGEST_NAME = 4096  # as the longest path of Linux
 
 
@@ -36,6 +37,9 @@ class Manifest:
         texts: a caption of each row; one image may then stand in several rows, each with a caption of its own.
         boxes: the part of the upright image that a row is, in pixels: x1, y1, x2, y2, the last two just outside; −1 in
             all four for the whole image. One image may then stand in several rows, each with a box of its own.
+        positives: pairs of a query's row and a gallery row, which alone belong together in an evaluation, whatever the
+            labels; None where labels say so.
+        ignored: such pairs that are left out of the query's list.
 
     Raises:
         UserError: where the columns do not fit together.
@@ -59,12 +63,16 @@ class Manifest:
     texts: tuple[str, ...] | None = None
     class_ids: tuple[str, ...] | None = None
     boxes: Int64[np.ndarray, "image 4"] | None = None
+    positives: Int64[np.ndarray, "positive 2"] | None = None
+    ignored: Int64[np.ndarray, "ignored 2"] | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             column = getattr(self, field.name)
             if isinstance(column, np.ndarray):
-                if column.shape != (len(self.paths), 4)[: 1 + (field.name == "boxes")]:
+                if field.name in _PAIRS:
+                    _check_pairs(self.name, field.name, column, len(self.paths))
+                elif column.shape != (len(self.paths), 4)[: 1 + (field.name == "boxes")]:
                     raise UserError(f"{self.name}: {field.name} has shape {column.shape} for {len(self.paths)} images")
                 column = column.copy()  # the caller's array stays writable
                 column.setflags(write=False)
@@ -132,6 +140,9 @@ class Manifest:
             digest.update(b"none\n" if column is None else column.astype("<i8").tobytes() + b"\n")
         if self.texts is not None:  # nothing is added without: runs of before there were texts can be resumed
             digest.update(json.dumps(self.texts).encode() + b"\n")
+        for name in _PAIRS:
+            if (pairs := getattr(self, name)) is not None:
+                digest.update(name.encode() + b"\n" + pairs.astype("<i8").tobytes() + b"\n")
         if self.boxes is not None:
             digest.update(b"boxes\n" + self.boxes.astype("<i8").tobytes() + b"\n")
         return digest.hexdigest()
@@ -147,6 +158,9 @@ class Manifest:
         for name, column in columns.items():
             is_text = isinstance(column, tuple)
             columns[name] = tuple(column[row] for row in indices.tolist()) if is_text else column[indices]
+        for name in _PAIRS:
+            if (pairs := getattr(self, name)) is not None:
+                columns[name] = pairs_among(pairs, indices, len(self))
         for name in ("classes", "class_ids"):
             if (names := getattr(self, name)) is not None:
                 columns[name] = tuple(names[label] for label in kept.tolist())
@@ -296,6 +310,28 @@ def build_manifest(
         texts=None if texts is None else tuple(texts),
         boxes=None if boxes is None else np.array(boxes, dtype=np.int64),
     )
+
+
+def pairs_among(
+    pairs: Int64[np.ndarray, "pair 2"], rows: Int64[np.ndarray, " kept"], count: int
+) -> Int64[np.ndarray, "among 2"]:
+    """Return the pairs of which both rows are kept, as places in `rows`; there are `count` rows in all.
+
+    Example:
+        >>> pairs_among(np.array([[0, 3], [0, 1], [2, 3]]), np.array([3, 0]), 4).tolist()
+        [[1, 0]]
+    """
+    place = np.full(count, -1, dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    found = place[pairs]
+    return np.asarray(found[(found >= 0).all(axis=1)])
+
+
+def _check_pairs(name: str, column: str, pairs: np.ndarray, count: int) -> None:
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
+        raise UserError(f"{name}: {column} must be pairs of rows, got shape {pairs.shape}, {pairs.dtype}")
+    if pairs.size and not (pairs.min() >= 0 and pairs.max() < count):
+        raise UserError(f"{name}: {column} name rows {pairs.min()} to {pairs.max()} of {count} images")
 
 
 def _joined_by_images(

@@ -18,7 +18,8 @@ from aurank.errors import UserError, first_line
 from aurank.names import meant, nearest
 
 ARRAYS = ("embeddings", "labels", "ids", "paths", "is_query", "is_gallery", "groups", "classes")
-FURTHER = ("splits", "super_labels", "made_by")
+PAIRS = ("positives", "ignored")
+FURTHER = ("splits", "super_labels", "made_by", *PAIRS)
 """Arrays of a file of saved embeddings; what FURTHER names, files of other programs and of before lack."""
 
 
@@ -112,6 +113,12 @@ def read_arrays(path: Path, labels: Path | None = None) -> dict[str, np.ndarray]
 
 def _require_shape(name: str, values: np.ndarray, count: int, path: Path) -> None:
     if name == "classes":
+        return
+    if name in PAIRS:
+        whole = values.ndim == 2 and values.shape[1] == 2 and values.dtype.kind in "iu"
+        if not whole or (values.size and not (values.min() >= 0 and values.max() < count)):
+            expected = f"pairs of rows from 0 to {count - 1}, shape [pair, 2]"
+            raise UserError(f"{path}: {name} has shape {values.shape}, {values.dtype}; expected {expected}")
         return
     if name == "made_by":
         if values.ndim or values.dtype.kind != "U":

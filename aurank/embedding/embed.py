@@ -14,6 +14,7 @@ from torch import nn
 from aurank.data import Batch, BatchLoader, ImageDataset, Manifest, Pipeline
 from aurank.data.dataset import Key
 from aurank.data.decode import MAX_PIXELS, quiet_decoding
+from aurank.data.manifest import pairs_among
 from aurank.data.saved_embeddings import read_arrays
 from aurank.embedding.cache import EmbeddingCache, Piece
 from aurank.errors import UserError
@@ -31,7 +32,8 @@ class Embedded:
 
     Of a query's own label and group (a camera, −1 for none), nothing counts, neither as positive nor as negative.
     `classes[label]` is the name of a class, where names are known; `super_labels` are super-categories, −1 for none.
-    `splits` and `made_by`, the text of a ``MadeBy``, may be known too.
+    `splits` and `made_by`, the text of a ``MadeBy``, may be known too. `positives` and `ignored` are pairs of rows, a
+    query's and a gallery row's, as a ``Manifest`` has them.
     """
 
     embeddings: np.ndarray
@@ -45,10 +47,13 @@ class Embedded:
     super_labels: np.ndarray | None = None
     splits: np.ndarray | None = None
     made_by: np.ndarray | None = None
+    positives: np.ndarray | None = None
+    ignored: np.ndarray | None = None
 
     def evaluate(self, **options: Any) -> Report:
         """The exact ``Report`` under the manifest's query and gallery flags; ``options`` go to ``aurank.evaluate``."""
         above = self.super_labels
+        options |= self._pairs()
         if self.is_query.all() and self.is_gallery.all():
             options |= {} if above is None else {"super_labels": above}
             return self.named(evaluate(self.embeddings, self.labels, groups=self.groups, **options))
@@ -62,21 +67,41 @@ class Embedded:
         sides = (self.embeddings[query], self.labels[query], self.embeddings[gallery], self.labels[gallery])
         return self.named(evaluate(*sides, **options), query, gallery)
 
+    def _pairs(self) -> dict[str, Any]:
+        """Return the listed pairs as arguments of ``aurank.evaluate``: places among the queries, and in the gallery."""
+        places = []
+        for side in (self.is_query, self.is_gallery):
+            place = np.full(len(side), -1, dtype=np.int64)
+            place[side] = np.arange(np.count_nonzero(side))
+            places.append(place)
+        found: dict[str, Any] = {}
+        for name, pairs in (("positives", self.positives), ("ignore", self.ignored)):
+            if pairs is not None:
+                of_sides = np.stack([place[pairs[:, column]] for column, place in enumerate(places)], axis=1)
+                found[name] = of_sides[(of_sides >= 0).all(axis=1)]
+        return found
+
     def select(self, rows: np.ndarray) -> "Embedded":
         """Return some rows, by a mask or by places."""
-        whole = ("classes", "made_by")
+        whole = ("classes", "made_by", "positives", "ignored")
         held = {name: values for name, values in vars(self).items() if values is not None and name not in whole}
-        return replace(self, **{name: values[rows] for name, values in held.items()})
+        chosen = np.arange(len(self.labels))[rows]
+        pairs = {
+            name: pairs_among(pairs, chosen, len(self.labels))
+            for name, pairs in (("positives", self.positives), ("ignored", self.ignored))
+            if pairs is not None
+        }
+        return replace(self, **{name: values[rows] for name, values in held.items()}, **pairs)
 
     def problem(self) -> RetrievalProblem:
         """Return the same question as `evaluate` answers, for what needs no report."""
         _, labels = np.unique(self.labels, return_inverse=True)
         if self.is_query.all() and self.is_gallery.all():
-            return RetrievalProblem(self.embeddings, labels, groups=self.groups)
+            return RetrievalProblem(self.embeddings, labels, groups=self.groups, **self._pairs())
         query, gallery = self.is_query, self.is_gallery
         sides = (self.embeddings[query], labels[query], self.embeddings[gallery], labels[gallery])
         ids = (self.ids[query], self.ids[gallery], self.groups[query], self.groups[gallery])
-        return RetrievalProblem(*sides, *ids)
+        return RetrievalProblem(*sides, *ids, **self._pairs())
 
     def named(
         self, report: Report, query: np.ndarray | slice = slice(None), gallery: np.ndarray | None = None
@@ -241,4 +266,7 @@ def described(manifest: Manifest, rows: np.ndarray, embeddings: np.ndarray) -> E
     roles = {"is_query": manifest.is_query[rows], "is_gallery": manifest.is_gallery[rows]}
     above = None if manifest.super_labels is None else manifest.super_labels[rows]
     further = {"super_labels": above, "splits": manifest.splits[rows]}
+    for name in ("positives", "ignored"):
+        if (pairs := getattr(manifest, name)) is not None:
+            further[name] = pairs_among(pairs, rows, len(manifest))
     return Embedded(embeddings, labels, rows, paths, **roles, groups=groups, classes=classes, **further)

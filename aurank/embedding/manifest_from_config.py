@@ -45,6 +45,9 @@ def hold_out(manifest: Manifest, config: DataConfig, *, seed: int) -> Manifest:
 
 def require_room_for(manifest: Manifest) -> None:
     """Raise UserError where measuring these images would take more memory than there is."""
+    if manifest.positives is not None:
+        require_room(len(manifest.positives))
+        return
     query, gallery, labels = manifest.is_query, manifest.is_gallery, manifest.labels
     require_room(count_positives(labels[query], labels[gallery]) - int((query & gallery).sum()))
 

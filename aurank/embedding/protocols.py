@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, Shaped
 
 from aurank.data import READERS, Manifest
+from aurank.data.manifest import pairs_among
 from aurank.embedding.embed import Embedded
 from aurank.errors import UserError
 from aurank.evaluation.aggregate import mean
@@ -30,8 +31,9 @@ class Protocol:
 
     Without `seeds` every test image is a query against all the others. With them, each seed draws one gallery image of
     every class, the other images are the queries, and the report is the mean over the draws. With `roles`, the reader
-    says who is query and who gallery, and of which camera (`groups`).
-    `reader` with `params` gives the images, whose split "test" is measured; `recall_at` are the cut-offs.
+    says who is query and who gallery, and of which camera (`groups`), and may list positives and ignored pairs.
+    `reader` with `params` gives the images, whose split "test" is measured; `recall_at` are the cut-offs, `metrics`
+    what is shown unless others are asked for.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Protocol:
     params: Mapping[str, Any] = field(default_factory=dict)
     seeds: tuple[int, ...] = ()
     roles: bool = False
+    metrics: tuple[str, ...] | None = None
 
     def manifest(self, root: Path, **params: Any) -> Manifest:
         """Returns the images measured, read below the data folder; `params` are further arguments of the reader."""
@@ -53,11 +56,13 @@ class Protocol:
         paths: Sequence[str],
         labels: Shaped[np.ndarray, " image"],
         roles: Sequence[Shaped[np.ndarray, " image"]] = (),
+        pairs: Sequence[Int64[np.ndarray, "_ 2"] | None] = (),
     ) -> str:
         """Returns 16 hexadecimal digits over what is measured: this protocol, the images, who is positive for whom.
 
         Neither the order of the images nor the numbering of the labels matters. Equal checksums: the same question.
-        `roles` are `is_query`, `is_gallery` and `groups`, where the protocol has some.
+        `roles` are `is_query`, `is_gallery` and `groups`, where the protocol has some, `pairs` the listed positives and
+        the ignored pairs.
         """
         ordered, classes = _canonical(paths, labels)
         draws = [np.flatnonzero(draw_gallery(classes, seed)).tolist() for seed in self.seeds]
@@ -66,6 +71,10 @@ class Protocol:
         digest.update(json.dumps([[paths[row] for row in ordered.tolist()], classes.tolist()]).encode())
         for column in roles if self.roles else ():
             digest.update(np.asarray(column)[ordered].astype("<i8").tobytes())
+        for listed in pairs if self.roles else ():
+            if listed is not None:
+                among = pairs_among(np.asarray(listed), ordered, len(ordered))
+                digest.update(b"pairs" + among[np.lexsort(among.T[::-1])].astype("<i8").tobytes())
         return digest.hexdigest()[:16]
 
     def require_same(self, embedded: Embedded, manifest: Manifest) -> None:
@@ -80,8 +89,8 @@ class Protocol:
             raise UserError(f"{what}: {counts}, such as {min(lacking or beyond)!r}; {remedy}")
         if self.checksum(paths, embedded.labels) != self.checksum(manifest.paths, manifest.labels):
             raise UserError(f"{what}: their labels put the images into other classes; {remedy}")
-        asked = self.checksum(manifest.paths, manifest.labels, _roles(manifest))
-        if self.checksum(paths, embedded.labels, _roles(embedded)) != asked:
+        asked = self.checksum(manifest.paths, manifest.labels, *_roles(manifest))
+        if self.checksum(paths, embedded.labels, *_roles(embedded)) != asked:
             raise UserError(f"{what}: who is query or gallery, or groups, differ (is_query, is_gallery); {remedy}")
 
     def evaluate(self, embedded: Embedded, **options: Any) -> Report:
@@ -94,6 +103,8 @@ class Protocol:
         if "recall_at" in options:
             raise UserError(f"protocol {self.name} sets recall_at itself, to {self.recall_at}; leave it out")
         options["recall_at"] = self.recall_at
+        if self.metrics is not None and options.get("metrics") is None:
+            options["metrics"] = self.metrics
         for name, usual in () if self.roles else (("is_query", True), ("is_gallery", True), ("groups", -1)):
             if (getattr(embedded, name) != usual).any():
                 what = f"protocol {self.name} says who is query and gallery"
@@ -106,7 +117,7 @@ class Protocol:
         paths, embeddings, labels = self._paths(embedded), embedded.embeddings, np.asarray(embedded.labels)
         information: dict[str, Any] = {
             "name": self.name,
-            "checksum": self.checksum(paths, labels, _roles(embedded)),
+            "checksum": self.checksum(paths, labels, *_roles(embedded)),
         }
         information |= {"params": dict(self.params)} if self.params else {}
         above = embedded.super_labels
@@ -196,10 +207,12 @@ def find_protocol(name: str, *, seeds: Sequence[int] | None = None) -> Protocol:
     return replace(protocol, seeds=tuple(seeds))
 
 
-def _roles(images: Embedded | Manifest) -> list[Shaped[np.ndarray, " image"]]:
-    """Returns who is query, who is gallery, and the group of each image, −1 for none."""
+def _roles(
+    images: Embedded | Manifest,
+) -> tuple[list[Shaped[np.ndarray, " image"]], list[Int64[np.ndarray, "_ 2"] | None]]:
+    """Returns who is query, who is gallery, and the group of each image, −1 for none; the pairs that are listed."""
     groups = np.full(len(images.paths), -1) if images.groups is None else images.groups
-    return [images.is_query, images.is_gallery, groups]
+    return [images.is_query, images.is_gallery, groups], [images.positives, images.ignored]
 
 
 def _canonical(
@@ -222,5 +235,11 @@ _NAMED += [Protocol(name, name, (1, 2, 4, 8)) for name in ("cub200", "cars196")]
 _NAMED += [Protocol("inshop", "inshop", (1, 10, 20, 30, 40, 50), roles=True)]
 _NAMED += [Protocol(name, name, (1, 5, 10), roles=True) for name in ("market1501", "msmt17", "veri776")]
 _NAMED += [Protocol(f"veriwild-{size}", "veriwild", (1, 5, 10), {"test": size}, roles=True) for size in LIST_SIZES]
+_REVISITED = ("trapezoid_ap", *(f"precision@{k}(last)" for k in (1, 5, 10)), "mauprc")
+_NAMED += [
+    Protocol(f"{_set}-{_kind}", _set, (1, 5, 10), {"difficulty": _kind}, roles=True, metrics=_REVISITED)
+    for _set in ("roxford5k", "rparis6k")
+    for _kind in ("easy", "medium", "hard")
+]
 PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in _NAMED}
 PROTOCOLS["vehicleid-one-gallery"] = PROTOCOLS["vehicleid-one-gallery-small"]

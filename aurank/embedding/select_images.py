@@ -187,7 +187,7 @@ def describe_split(images: ImageSelection, selected: Selected) -> list[str]:
 
 def require_comparable(manifest: Manifest) -> None:
     """Raise UserError where no two images share a label, so that there is nothing to measure."""
-    if manifest.class_counts.max() < 2:
+    if manifest.positives is None and manifest.class_counts.max() < 2:
         remedy = f"measuring {_WANTS_LABELS}" if manifest.texts is None else WITH_TEXTS
         raise UserError(f"no two of the {len(manifest):,} images of {manifest.name} have one label: {remedy}")
 

@@ -260,6 +260,8 @@ def size_of_test(protocol: Protocol) -> tuple[int, int]:
     if protocol.reader == "vehicleid":
         count = trees.VEHICLE_COUNTS[protocol.params["test"]]
         return sizes[f"train_test_split/test_list_{count}.txt"]
+    if protocol.reader in ("roxford5k", "rparis6k"):  # each image is its own class
+        return sum(part.images for part in sizes.values()), sum(part.classes for part in sizes.values())
     parts = list(sizes.values())[1:]  # the first is for training
     if protocol.reader == "veriwild":
         count = {"small": 3000, "medium": 5000, "large": 10000}[protocol.params["test"]]
@@ -282,7 +284,9 @@ def test_a_protocol_reads_embeds_and_measures_the_test_images_of_its_benchmark(
     assert report.protocol is not None
     groups = np.full(images, -1) if manifest.groups is None else manifest.groups
     roles = manifest.is_query, manifest.is_gallery, groups
-    assert report.protocol["checksum"] == protocol.checksum(manifest.paths, manifest.labels, roles)
+    assert report.protocol["checksum"] == protocol.checksum(
+        manifest.paths, manifest.labels, roles, (manifest.positives, manifest.ignored)
+    )
     queries = images - classes if protocol.seeds else int(manifest.is_query.sum())
     assert queries < images or not (protocol.seeds or protocol.roles)
     assert len(report.per_query["query"]) + report.num_lone_queries == queries * max(1, len(protocol.seeds))

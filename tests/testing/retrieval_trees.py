@@ -66,7 +66,15 @@ WILD = {
         for part, rows in (("_query", [(1, 20)]), ("", [(2, 20), (3, 174), (4, 7)]))
     },
 }
+# Queries with their box, and by kind the images, counted from 1, of a gallery of eight
+LANDMARKS = {
+    "all_souls_000013": ([0.2, 1.4, 4.0, 5.0], {"easy": [1, 2], "hard": [3], "junk": [4, 8]}),
+    "radcliffe_camera_000519": ([1.0, 0.0, 5.0, 3.0], {"easy": [5], "hard": [], "junk": [1]}),
+    "bodleian_000273": ([0.0, 0.0, 3.0, 6.0], {"easy": [], "hard": [6, 7], "junk": []}),
+}
+GALLERY = [f"oxford_{number:06d}" for number in range(1, 9)]
 SIZES = {
+    **{name: {"queries": SplitSize(3, 3), "images": SplitSize(8, 8)} for name in ("roxford5k", "rparis6k")},
     "market1501": {
         "bounding_box_train": SplitSize(4, 2),
         "query": SplitSize(3, 2),
@@ -176,7 +184,27 @@ def wild_tree(root: Path) -> Path:
     return folder
 
 
+def landmark_tree(root: Path, name: str = "roxford5k") -> Path:
+    """Writes a revisited set below `root`; returns its folder."""
+    folder = write_tree(root / name, [f"jpg/{image}.jpg" for image in (*LANDMARKS, *GALLERY)])
+    truth = np.empty((1, len(LANDMARKS)), dtype=[(key, "O") for key in ("bbx", "easy", "hard", "junk")])
+    for row, (box, judged) in enumerate(LANDMARKS.values()):
+        kinds = (np.array([judged[kind]], dtype=np.float64) for kind in judged)
+        truth[0, row] = (np.array([box]), *kinds)
+    names = {"qimlist": list(LANDMARKS), "imlist": GALLERY}
+    cells = {key: np.array([values], dtype=object) for key, values in names.items()}
+    savemat(folder / f"gnd_{name}.mat", {"gnd": truth, **cells})
+    return folder
+
+
+def paris_tree(root: Path) -> Path:
+    """Writes RParis6k below `root`; returns its folder."""
+    return landmark_tree(root, "rparis6k")
+
+
 TREES = {
+    "roxford5k": landmark_tree,
+    "rparis6k": paris_tree,
     "cub200": cub_tree,
     "cars196": cars_tree,
     "inshop": inshop_tree,

@@ -70,6 +70,8 @@ def require_table(manifest: Manifest, file: Path) -> str:
     source = manifest.source
     if not len(manifest):
         raise UserError(f"nothing of {manifest.name} would be left, so no table is written")
+    if manifest.positives is not None:
+        raise UserError(f"{manifest.name} lists which images belong together, which a table does not hold")
     odd = [name for name in (*manifest.paths, *manifest.classes) if name != name.strip()]
     if odd:
         raise UserError(f"{odd[0]!r} of {manifest.name} begins or ends with a space, which a table does not keep")

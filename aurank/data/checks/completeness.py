@@ -14,6 +14,7 @@ from aurank.data.readers import BENCHMARKS
 from aurank.data.readers.halves import examine_cars, examine_cub
 from aurank.data.readers.inaturalist import examine_inaturalist
 from aurank.data.readers.inshop import examine_inshop
+from aurank.data.readers.landmarks import Difficulty, examine_revisited
 from aurank.data.readers.published import Benchmark, Place, Reading, describe_absence, locate, summarise
 from aurank.data.readers.reid import WildList, examine_folders, examine_msmt, examine_wild
 from aurank.data.readers.sop import examine_sop
@@ -32,6 +33,10 @@ _EXAMINE: Mapping[str, Sequence[Callable[[Place], Reading]]] = {
     "market1501": [examine_folders],
     "msmt17": [examine_msmt],
     "veri776": [examine_folders],
+    **{
+        name: [functools.partial(examine_revisited, difficulty=kind) for kind in get_args(Difficulty)]
+        for name in ("roxford5k", "rparis6k")
+    },
     "veriwild": [functools.partial(examine_wild, test=size) for size in get_args(WildList)],
 }
 

@@ -12,6 +12,7 @@ from aurank.data.readers.folder import read_folder, read_unlabelled
 from aurank.data.readers.halves import CARS, CUB, read_cars, read_cub
 from aurank.data.readers.inaturalist import INATURALIST, read_inaturalist
 from aurank.data.readers.inshop import INSHOP, read_inshop
+from aurank.data.readers.landmarks import ROXFORD, RPARIS, read_roxford, read_rparis
 from aurank.data.readers.lists import read_lists
 from aurank.data.readers.omniglot import read_omniglot
 from aurank.data.readers.published import Benchmark
@@ -47,11 +48,13 @@ READERS: Mapping[str, Callable[..., Manifest]] = {
     "msmt17": read_msmt,
     "veri776": read_veri,
     "veriwild": read_wild,
+    "roxford5k": read_roxford,
+    "rparis6k": read_rparis,
 }
 
 BENCHMARKS: Mapping[str, Benchmark] = {
     benchmark.name: benchmark
-    for benchmark in (SOP, INATURALIST, VEHICLEID, CUB, CARS, INSHOP, MARKET, MSMT, VERI, WILD)
+    for benchmark in (SOP, INATURALIST, VEHICLEID, CUB, CARS, INSHOP, MARKET, MSMT, VERI, WILD, ROXFORD, RPARIS)
 }
 
 __all__ = ["BENCHMARKS", "READERS"]

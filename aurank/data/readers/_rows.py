@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from aurank.data.manifest import Manifest, build_manifest
 from aurank.data.sources import ImageSource
 from aurank.errors import UserError, first_line
@@ -44,20 +46,35 @@ def read_lines(source: ImageSource, file: str) -> Iterator[tuple[str, str]]:
 
 def read_mat(source: ImageSource, file: str, name: str) -> list[dict[str, Any]]:
     """Return the records of one structure array of a Matlab file; nothing in such a file runs code."""
+    content = _mat_value(source, file, name)
+    records = [content] if isinstance(content, dict) else list(np.ravel(content))
+    if not records or not all(isinstance(record, dict) for record in records):
+        raise UserError(f"{file} in {source.where} is not a Matlab file with the records {name!r}; get it again")
+    return records
+
+
+def read_mat_names(source: ImageSource, file: str, name: str) -> list[str]:
+    """Return the texts of one cell array of a Matlab file."""
+    texts: list[str] = np.ravel(_mat_value(source, file, name)).tolist()
+    if not all(isinstance(text, str) for text in texts):
+        raise UserError(f"{file} in {source.where} is not a Matlab file with the names {name!r}; get it again")
+    return texts
+
+
+def _mat_value(source: ImageSource, file: str, name: str) -> Any:
     # Imported here: it takes a tenth of a second that few formats need.
     from scipy.io import loadmat
 
     if not source.exists(file):
         raise UserError(f"file {file!r} is not in {source.where}")
     try:
-        content = loadmat(io.BytesIO(source.read_bytes(file)), simplify_cells=True, variable_names=[name])[name]
-        return [{**record} for record in ([content] if isinstance(content, dict) else content)]
+        return loadmat(io.BytesIO(source.read_bytes(file)), simplify_cells=True, variable_names=[name])[name]
     except (UserError, MemoryError):
         raise
     # A damaged file fails anywhere: ValueError, KeyError, TypeError, struct.error, zlib.error, …
     except Exception as error:
         raise UserError(
-            f"{file} in {source.where} is not a Matlab file with the records {name!r} ({type(error).__name__}: "
+            f"{file} in {source.where} is not a Matlab file with {name!r} ({type(error).__name__}: "
             f"{first_line(error)}); get it again"
         ) from None
 

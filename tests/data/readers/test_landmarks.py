@@ -1,0 +1,146 @@
+import inspect
+
+import numpy as np
+import pytest
+from scipy.io import loadmat, savemat
+from testing.benchmark_trees import publish_small_sizes
+from testing.retrieval_trees import GALLERY, LANDMARKS, landmark_tree
+
+from aurank.data import ImageDataset
+from aurank.data.checks.cleaned import write_table
+from aurank.data.readers.landmarks import read_roxford
+from aurank.data.transforms.standard import Resize
+from aurank.embedding.embed import Embedded, embed_pixels
+from aurank.embedding.protocols import PROTOCOLS
+from aurank.errors import UserError
+
+SOUGHT = {
+    "easy": {"positives": ["easy"], "ignored": ["junk", "hard"]},
+    "medium": {"positives": ["easy", "hard"], "ignored": ["junk"]},
+    "hard": {"positives": ["hard"], "ignored": ["junk", "easy"]},
+}
+
+
+@pytest.fixture(autouse=True)
+def small_sizes(monkeypatch):
+    publish_small_sizes(monkeypatch)
+
+
+def _listed(difficulty, column):
+    """The pairs (query, image counted from 0) of one kind, query by query."""
+    judged = [found for _, found in LANDMARKS.values()]
+    kinds = SOUGHT[difficulty][column]
+    return [(row, one - 1) for row, found in enumerate(judged) for kind in kinds for one in found[kind]]
+
+
+def _embedded(manifest, order=slice(None)):
+    count = len(manifest)
+    whole = Embedded(
+        np.random.default_rng(1).normal(size=(count, 6)).astype(np.float32),
+        *(manifest.labels, np.arange(count), np.array(manifest.paths), manifest.is_query, manifest.is_gallery),
+        groups=np.full(count, -1),
+        positives=manifest.positives,
+        ignored=manifest.ignored,
+    )
+    return whole.select(np.arange(count)[order])
+
+
+@pytest.mark.parametrize("difficulty", SOUGHT)
+def test_queries_have_boxes_and_lists_of_what_is_sought_and_left_out(tmp_path, difficulty):
+    landmark_tree(tmp_path)
+    manifest = read_roxford(tmp_path, difficulty=difficulty)
+    assert manifest.paths == tuple(f"jpg/{name}.jpg" for name in (*LANDMARKS, *GALLERY))
+    assert manifest.is_query.tolist() == [True] * 3 + [False] * 8
+    assert manifest.boxes.tolist() == [[0, 1, 4, 5], [1, 0, 5, 3], [0, 0, 3, 6], *([[-1] * 4] * 8)]
+    for column in ("positives", "ignored"):
+        expected = [[row, 3 + one] for row, one in _listed(difficulty, column)]
+        assert getattr(manifest, column).tolist() == expected
+
+
+@pytest.mark.parametrize("difficulty", SOUGHT)
+def test_the_numbers_are_those_of_a_list_without_what_is_left_out(tmp_path, difficulty):
+    landmark_tree(tmp_path)
+    manifest = read_roxford(tmp_path, difficulty=difficulty)
+    protocol = PROTOCOLS[f"roxford5k-{difficulty}"]
+    given = _embedded(manifest)
+    report = protocol.evaluate(given)
+    assert list(report.metrics) == [
+        *("trapezoid_ap", "precision@1(last)", "precision@5(last)", "precision@10(last)", "mauprc"),
+    ]
+    unit = given.embeddings / np.linalg.norm(given.embeddings, axis=1, keepdims=True)
+    areas, precisions = [], []
+    for row in range(3):
+        sought = {one for query, one in _listed(difficulty, "positives") if query == row}
+        left_out = {one for query, one in _listed(difficulty, "ignored") if query == row}
+        if not sought:
+            continue
+        order = [one for one in np.argsort(-(unit[3:] @ unit[row])).tolist() if one not in left_out]
+        places = [place for place, one in enumerate(order) if one in sought]
+        before = [1.0 if place == 0 else found / place for found, place in enumerate(places)]
+        after = [(found + 1) / (place + 1) for found, place in enumerate(places)]
+        areas.append((np.mean(before) + np.mean(after)) / 2)
+        cut = min(5, places[-1] + 1)
+        precisions.append(sum(place < cut for place in places) / cut)
+    assert report.metrics["trapezoid_ap"] == pytest.approx(np.mean(areas), abs=1e-12)
+    assert report.metrics["precision@5(last)"] == pytest.approx(np.mean(precisions), abs=1e-12)
+    assert report.num_queries == len(areas) + report.num_lone_queries
+    assert protocol.evaluate(given, metrics=["mauprc"]).metrics == {"mauprc": report.mauprc}
+
+
+def test_order_of_rows_changes_nothing_but_other_pairs_are_another_question(tmp_path):
+    landmark_tree(tmp_path)
+    protocol = PROTOCOLS["roxford5k-medium"]
+    manifest = protocol.manifest(tmp_path)
+    one, turned = (protocol.evaluate(_embedded(manifest, order)) for order in (slice(None), slice(None, None, -1)))
+    assert one.protocol == turned.protocol
+    assert one.metrics == pytest.approx(turned.metrics)
+    protocol.require_same(_embedded(manifest), manifest)
+    easy = PROTOCOLS["roxford5k-easy"].manifest(tmp_path)
+    with pytest.raises(UserError, match="not those of protocol roxford5k-medium"):
+        protocol.require_same(_embedded(easy), manifest)
+
+
+def test_pairs_stay_with_their_rows_and_in_the_file_of_embeddings(tmp_path):
+    landmark_tree(tmp_path)
+    manifest = read_roxford(tmp_path)
+    part = manifest.select([2, 8, 9, 3])
+    assert part.positives.tolist() == [[0, 1], [0, 2]]
+    assert part.ignored.tolist() == []
+    assert part.sha256 != manifest.sha256
+    embedded = embed_pixels(ImageDataset(manifest, Resize(4, 3), channels=3))
+    embedded.save(tmp_path / "rows.npz")
+    again = Embedded.load(tmp_path / "rows.npz")
+    assert again.positives.tolist() == manifest.positives.tolist()
+    assert again.evaluate().metrics == embedded.evaluate().metrics
+    with pytest.raises(UserError, match="roxford5k lists which images belong together, which a table does not hold"):
+        write_table(manifest, tmp_path / "clean.csv")
+    np.savez(tmp_path / "odd.npz", embeddings=np.eye(2), labels=[1, 2], positives=[[0, 2]])
+    with pytest.raises(UserError, match="expected pairs of rows from 0 to 1"):
+        Embedded.load(tmp_path / "odd.npz")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("bbx", [[1.0, 2.0, 3.0]], "gnd_roxford5k.mat, query 1: bbx must be four numbers"),
+        ("bbx", [[4.0, 2.0, 3.0, 9.0]], "query 1: nothing lies in the box 4,2,3,9"),
+        ("easy", [[9.0]], "query 1: easy must be numbers of images from 1 to 8, got [9.0]"),
+        ("junk", [[1.5]], "query 1: junk must be numbers of images from 1 to 8, got [1.5]"),
+    ],
+)
+def test_a_ground_truth_that_does_not_fit_is_refused_naming_the_query(tmp_path, key, value, message):
+    file = landmark_tree(tmp_path) / "gnd_roxford5k.mat"
+    content = {name: found for name, found in loadmat(file).items() if not name.startswith("__")}
+    content["gnd"][0, 0][key] = np.array(value)
+    savemat(file, content)
+    with pytest.raises(UserError) as error:
+        read_roxford(tmp_path)
+    assert message in str(error.value)
+
+
+def test_what_is_missing_or_unknown_says_so(tmp_path):
+    (landmark_tree(tmp_path) / "gnd_roxford5k.mat").unlink()
+    with pytest.raises(UserError, match=r"gnd_roxford5k.mat, the ground truth, is missing: get it from http://cmp"):
+        read_roxford(tmp_path)
+    with pytest.raises(UserError, match="difficulty must be one of easy, medium, hard, got 'all'"):
+        inspect.unwrap(read_roxford)(tmp_path, difficulty="all")
