@@ -241,5 +241,11 @@ _NAMED += [
     for _set in ("roxford5k", "rparis6k")
     for _kind in ("easy", "medium", "hard")
 ]
+_NAMED += [
+    Protocol(
+        f"gldv2-{_usage}", "gldv2", (1, 10, 100), {"usage": _usage}, roles=True, metrics=("map@100(min)", "mauprc")
+    )
+    for _usage in ("private", "public")
+]
 PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in _NAMED}
 PROTOCOLS["vehicleid-one-gallery"] = PROTOCOLS["vehicleid-one-gallery-small"]

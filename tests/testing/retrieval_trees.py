@@ -73,7 +73,16 @@ LANDMARKS = {
     "bodleian_000273": ([0.0, 0.0, 3.0, 6.0], {"easy": [], "hard": [6, 7], "junk": []}),
 }
 GALLERY = [f"oxford_{number:06d}" for number in range(1, 9)]
+INDEX = [f"{number:x}b{number:x}0123456789abc" for number in range(1, 7)]
+# Test images: what they seek in the index, counted from 0, and their usage
+GLD = {
+    "00a0000000000001": ([0, 3], "Private"),
+    "00a0000000000002": (None, "Ignored"),
+    "0ff0000000000003": ([1], "Public"),
+    "0ff0000000000004": ([5, 2, 4], "Private"),
+}
 SIZES = {
+    "gldv2": {"public": SplitSize(1, 1), "private": SplitSize(2, 2), "index": SplitSize(6, 6)},
     **{name: {"queries": SplitSize(3, 3), "images": SplitSize(8, 8)} for name in ("roxford5k", "rparis6k")},
     "market1501": {
         "bounding_box_train": SplitSize(4, 2),
@@ -202,7 +211,21 @@ def paris_tree(root: Path) -> Path:
     return landmark_tree(root, "rparis6k")
 
 
+def gld_tree(root: Path) -> Path:
+    """Writes the retrieval part of Google Landmarks v2 below `root`; returns its folder."""
+    sides = {"test": GLD, "index": INDEX}
+    names = [f"{side}/{'/'.join(name[:3])}/{name}.jpg" for side, images in sides.items() for name in images]
+    folder = write_tree(root / "gldv2", names)
+    (folder / "index/index.csv").write_text("\n".join(["id", *INDEX]) + "\n")
+    lines = ["id,images,Usage"]
+    for name, (sought, usage) in GLD.items():
+        lines.append(f"{name},{'None' if sought is None else ' '.join(INDEX[one] for one in sought)},{usage}")
+    (folder / "test/retrieval_solution_v2.1.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
 TREES = {
+    "gldv2": gld_tree,
     "roxford5k": landmark_tree,
     "rparis6k": paris_tree,
     "cub200": cub_tree,

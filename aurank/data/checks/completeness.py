@@ -14,7 +14,7 @@ from aurank.data.readers import BENCHMARKS
 from aurank.data.readers.halves import examine_cars, examine_cub
 from aurank.data.readers.inaturalist import examine_inaturalist
 from aurank.data.readers.inshop import examine_inshop
-from aurank.data.readers.landmarks import Difficulty, examine_revisited
+from aurank.data.readers.landmarks import Difficulty, Usage, examine_gld, examine_revisited
 from aurank.data.readers.published import Benchmark, Place, Reading, describe_absence, locate, summarise
 from aurank.data.readers.reid import WildList, examine_folders, examine_msmt, examine_wild
 from aurank.data.readers.sop import examine_sop
@@ -37,6 +37,7 @@ _EXAMINE: Mapping[str, Sequence[Callable[[Place], Reading]]] = {
         name: [functools.partial(examine_revisited, difficulty=kind) for kind in get_args(Difficulty)]
         for name in ("roxford5k", "rparis6k")
     },
+    "gldv2": [functools.partial(examine_gld, usage=usage) for usage in get_args(Usage)],
     "veriwild": [functools.partial(examine_wild, test=size) for size in get_args(WildList)],
 }
 

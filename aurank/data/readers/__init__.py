@@ -12,7 +12,7 @@ from aurank.data.readers.folder import read_folder, read_unlabelled
 from aurank.data.readers.halves import CARS, CUB, read_cars, read_cub
 from aurank.data.readers.inaturalist import INATURALIST, read_inaturalist
 from aurank.data.readers.inshop import INSHOP, read_inshop
-from aurank.data.readers.landmarks import ROXFORD, RPARIS, read_roxford, read_rparis
+from aurank.data.readers.landmarks import GLD, ROXFORD, RPARIS, read_gld, read_roxford, read_rparis
 from aurank.data.readers.lists import read_lists
 from aurank.data.readers.omniglot import read_omniglot
 from aurank.data.readers.published import Benchmark
@@ -50,11 +50,12 @@ READERS: Mapping[str, Callable[..., Manifest]] = {
     "veriwild": read_wild,
     "roxford5k": read_roxford,
     "rparis6k": read_rparis,
+    "gldv2": read_gld,
 }
 
 BENCHMARKS: Mapping[str, Benchmark] = {
     benchmark.name: benchmark
-    for benchmark in (SOP, INATURALIST, VEHICLEID, CUB, CARS, INSHOP, MARKET, MSMT, VERI, WILD, ROXFORD, RPARIS)
+    for benchmark in (SOP, INATURALIST, VEHICLEID, CUB, CARS, INSHOP, MARKET, MSMT, VERI, WILD, ROXFORD, RPARIS, GLD)
 }
 
 __all__ = ["BENCHMARKS", "READERS"]

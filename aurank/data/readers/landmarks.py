@@ -1,8 +1,8 @@
-"""The revisited Oxford and Paris: queries cut to their box, and for each of them the images sought and left out."""
+"""Landmarks whose ground truth lists images for each query: the revisited Oxford and Paris, and Google Landmarks v2."""
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -10,7 +10,8 @@ import numpy as np
 
 from aurank.data.manifest import Manifest
 from aurank.data.readers import published
-from aurank.data.readers._rows import Row, read_mat, read_mat_names
+from aurank.data.readers._rows import Row, read_lines, read_mat, read_mat_names
+from aurank.data.sources import ImageSource
 from aurank.errors import UserError
 
 Difficulty = Literal["easy", "medium", "hard"]
@@ -42,6 +43,103 @@ def _benchmark(name: str, title: str, archives: str, gallery: int) -> published.
 # Sizes: section 3 of Radenović et al. (CVPR 2018): 5,063 and 6,392 images, of which 70 each are queries.
 ROXFORD = _benchmark("roxford5k", "ROxford5k", "oxbuildings/oxbuild_images.tgz", 4_993)
 RPARIS = _benchmark("rparis6k", "RParis6k", "parisbuildings/paris_1.tgz and paris_2.tgz", 6_322)
+
+Usage = Literal["public", "private"]
+_GLD = "https://github.com/cvdfoundation/google-landmark"
+_INDEX, _SOLUTION = "index/index.csv", "test/retrieval_solution_v2.1.csv"
+# Sizes: the index as its page counts it; the queries that are not ignored as papers that report both count them, which
+# no official file was at hand to confirm.
+GLD = published.Benchmark(
+    name="gldv2",
+    title="Google Landmarks v2, retrieval",
+    folders=("gldv2", "gldv2_dataset", "google-landmark", "."),
+    layout="gldv2/{index/index.csv, test/retrieval_solution_v2.1.csv, index/0/1/2/0123456789abcdef.jpg, test/0/1/2/…}",
+    origin=_GLD,
+    terms="annotations CC BY 4.0; images of index and test CC-0 or public domain",
+    files=(
+        published.OfficialFile(_INDEX, "the list of the index", _GLD),
+        published.OfficialFile(_SOLUTION, "the ground truth of retrieval", _GLD),
+    ),
+    sizes={
+        "public": published.SplitSize(379, 379),
+        "private": published.SplitSize(750, 750),
+        "index": published.SplitSize(761_757, 761_757),
+    },
+)
+
+
+def read_gld(root: Path, *, path: str | None = None, usage: Usage = "private", complete: bool = True) -> Manifest:
+    """Return the retrieval part of Google Landmarks v2.1, all of it "test": queries, and the index as gallery.
+
+    Args:
+        path: without it, `gldv2`, `gldv2_dataset`, `google-landmark` and `root` itself are tried.
+        usage: the queries marked "private", by which methods are compared, or "public", for validation. Test images
+            that are ignored, which are most of them, are left out.
+        complete: True insists on the published sizes; False reads a part.
+
+    `positives` list the index images of each query; labels say nothing: each image is its own class. The measure,
+    mAP@100, is `map@100(min)`: divided by min(100, R), where mauprc divides by R and has no cut-off.
+
+    Source: Weyand et al., Google Landmarks Dataset v2 (CVPR 2020), https://arxiv.org/abs/2004.01804; layout and files:
+        https://github.com/cvdfoundation/google-landmark; the measure: `MeanAveragePrecision` in `metrics.py`, and the
+        lists: `dataset_file_io.py`, of delf/python/datasets/google_landmarks_dataset in tensorflow/models.
+    """
+    if usage not in get_args(Usage):
+        raise UserError(f"gldv2: usage must be one of {', '.join(get_args(Usage))}, got {usage!r}")
+    return published.read_published(GLD, root, path, functools.partial(examine_gld, usage=usage), complete=complete)
+
+
+def examine_gld(place: published.Place, *, usage: Usage) -> published.Reading:
+    """Return the queries of one usage and the index as found, and what differs."""
+    if missing := place.missing(GLD.files):
+        return published.Reading(None, missing)
+    gallery: dict[str, Row] = {}
+    for where, (image,) in _csv_rows(place.source, _INDEX, ("id",)):
+        path = _path_of(where, "index", image)
+        gallery[image] = Row(where, path, path, "test", role="gallery")
+    queries: list[Row] = []
+    pairs, unknown = [], []
+    number = {image: row for row, image in enumerate(gallery)}
+    for where, (image, found, used) in _csv_rows(place.source, _SOLUTION, ("id", "images", "Usage")):
+        if used not in ("Public", "Private", "Ignored"):
+            raise UserError(f"{where}: Usage must be Public, Private or Ignored, got {used!r}")
+        if used.lower() != usage:
+            continue
+        for one in found.split():
+            if one in number:
+                pairs.append((len(queries), number[one]))
+            else:
+                unknown.append(f"{one}, {where}")
+        path = _path_of(where, "test", image)
+        queries.append(Row(where, path, path, "test", role="query"))
+    parts = [
+        published.Part(f"{usage} queries of {_SOLUTION}", queries, GLD.sizes[usage]),
+        published.Part(_INDEX, list(gallery.values()), GLD.sizes["index"]),
+    ]
+    problems = published.summarise(f"images sought that are not in {_INDEX}", unknown)
+    reading = published.examine_parts(place, parts, problems)
+    assert reading.manifest is not None
+    positives = np.array(pairs, dtype=np.int64).reshape(-1, 2) + np.array([0, len(queries)])
+    return reading._replace(manifest=dataclasses.replace(reading.manifest, positives=positives))
+
+
+def _csv_rows(source: ImageSource, file: str, header: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
+    """Yield where each line of a comma-separated file is, and its values; no value of these files holds a comma."""
+    lines = read_lines(source, file)
+    where, first = next(lines, (f"{file}, line 1", ""))
+    if first.split(",") != list(header):
+        raise UserError(f"{where}: expected the header {','.join(header)}, got {first[:80]!r}")
+    for where, line in lines:
+        values = line.split(",")
+        if len(values) != len(header):
+            raise UserError(f"{where}: expected {len(header)} columns ({','.join(header)}), got {line[:80]!r}")
+        yield where, values
+
+
+def _path_of(where: str, folder: str, image: str) -> str:
+    if len(image) < 3 or not image.isalnum():
+        raise UserError(f"{where}: expected the id of an image, such as 0123456789abcdef, got {image!r}")
+    return f"{folder}/{image[0]}/{image[1]}/{image[2]}/{image}.jpg"
 
 
 def read_roxford(

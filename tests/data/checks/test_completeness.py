@@ -22,7 +22,9 @@ def test_an_official_tree_is_complete_and_says_what_was_found(name, tmp_path):
     assert report.problems == ()
     assert report.where == str(folder)
     assert str(report).splitlines()[0] == f"{BENCHMARKS[name].title} in {folder}: complete"
-    assert ("found: test query list of " if "5k" in name or "6k" in name else "found: train list of ") in str(report)
+    assert (
+        "found: test query list of " if name in ("roxford5k", "rparis6k", "gldv2") else "found: train list of "
+    ) in str(report)
     assert check_benchmark(name, tmp_path, path=folder.name).problems == ()
 
 
@@ -42,6 +44,7 @@ def test_a_small_tree_is_not_taken_for_the_published_set(tmp_path):
         ],
         "cub200": ["5,864 images of 100 classes", "5,924 images of 100 classes"],
         "cars196": ["8,054 images of 98 classes", "8,131 images of 98 classes"],
+        "gldv2": ["379 images", "750 images", "761,757 images"],
         "roxford5k": ["70 images of 70 classes", "4,993 images of 4,993 classes"],
         "rparis6k": ["70 images of 70 classes", "6,322 images of 6,322 classes"],
         "market1501": [

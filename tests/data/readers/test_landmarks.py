@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from scipy.io import loadmat, savemat
 from testing.benchmark_trees import publish_small_sizes
-from testing.retrieval_trees import GALLERY, LANDMARKS, landmark_tree
+from testing.retrieval_trees import GALLERY, GLD, INDEX, LANDMARKS, gld_tree, landmark_tree
 
 from aurank.data import ImageDataset
 from aurank.data.checks.cleaned import write_table
-from aurank.data.readers.landmarks import read_roxford
+from aurank.data.readers.landmarks import read_gld, read_roxford
 from aurank.data.transforms.standard import Resize
 from aurank.embedding.embed import Embedded, embed_pixels
 from aurank.embedding.protocols import PROTOCOLS
@@ -144,3 +144,49 @@ def test_what_is_missing_or_unknown_says_so(tmp_path):
         read_roxford(tmp_path)
     with pytest.raises(UserError, match="difficulty must be one of easy, medium, hard, got 'all'"):
         inspect.unwrap(read_roxford)(tmp_path, difficulty="all")
+
+
+@pytest.mark.parametrize("usage", ["Private", "Public"])
+def test_landmarks_of_one_usage_search_the_whole_index(tmp_path, usage):
+    gld_tree(tmp_path)
+    manifest = read_gld(tmp_path, usage=usage.lower())
+    queries = [name for name, (_, used) in GLD.items() if used == usage]
+    paths = [f"test/{'/'.join(name[:3])}/{name}.jpg" for name in queries]
+    paths += [f"index/{'/'.join(name[:3])}/{name}.jpg" for name in INDEX]
+    assert manifest.paths == tuple(paths)
+    expected = [[row, len(queries) + one] for row, name in enumerate(queries) for one in GLD[name][0]]
+    assert manifest.positives.tolist() == expected
+    given = _embedded(manifest)
+    report = PROTOCOLS[f"gldv2-{usage.lower()}"].evaluate(given)
+    assert list(report.metrics) == ["map@100(min)", "mauprc"]
+    unit = given.embeddings / np.linalg.norm(given.embeddings, axis=1, keepdims=True)
+    values = []
+    for row, name in enumerate(queries):
+        found = precision = 0
+        for place, one in enumerate(np.argsort(-(unit[len(queries) :] @ unit[row])).tolist()[:100], start=1):
+            if one in GLD[name][0]:
+                found += 1
+                precision += found / place
+        values.append(precision / min(100, len(GLD[name][0])))
+    assert report.metrics["map@100(min)"] == pytest.approx(np.mean(values), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("index/index.csv", "image\n1\n", "index/index.csv, line 1: expected the header id, got 'image'"),
+        ("index/index.csv", "id\n../x\n", "line 2: expected the id of an image, such as 0123456789abcdef, got '../x'"),
+        ("index/index.csv", f"id\n{INDEX[0]}\n", "images sought that are not in index/index.csv: 4"),
+        ("test/retrieval_solution_v2.1.csv", "id,images,Usage\n1,2\n", "line 2: expected 3 columns (id,images,Usage)"),
+        (
+            "test/retrieval_solution_v2.1.csv",
+            "id,images,Usage\n012,0,Some\n",
+            "Usage must be Public, Private or Ignored",
+        ),
+    ],
+)
+def test_lists_of_landmarks_that_do_not_fit_are_named(tmp_path, file, text, message):
+    (gld_tree(tmp_path) / file).write_text(text)
+    with pytest.raises(UserError) as error:
+        read_gld(tmp_path)
+    assert message in str(error.value)
