@@ -1,5 +1,6 @@
 """What the runs say: a table and a picture for each experiment, intervals paired by seed."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,8 +101,12 @@ def cost(plan: Plan, store: Store) -> str:
     if not lines:
         return TO_RUN
     spent = [line["processor_seconds"] for line in lines]
-    place = lines[-1]
-    about = f"{place['device']}, {place['threads']} thread(s), torch {place['torch']}, commit {place['commit']}"
+    places = Counter(
+        f"{line['device']}, {line['threads']} thread(s), torch {line['torch']}, commit {line['commit']}"
+        for line in lines
+    )
+    one, *others = places
+    about = "; ".join(f"{count} on {place}" for place, count in places.items()) if others else one
     return (
         f"{len(lines)} runs of {fmean(spent):.1f} s of processor time on average, {max(spent):.1f} at most, "
         f"{sum(spent) / 60:.0f} min in all; by the clock {sum(line['seconds'] for line in lines) / 60:.0f} min at a "
