@@ -101,12 +101,9 @@ def cost(plan: Plan, store: Store) -> str:
     if not lines:
         return TO_RUN
     spent = [line["processor_seconds"] for line in lines]
-    places = Counter(
-        f"{line['device']}, {line['threads']} thread(s), torch {line['torch']}, commit {line['commit']}"
-        for line in lines
-    )
-    one, *others = places
-    about = "; ".join(f"{count} on {place}" for place, count in places.items()) if others else one
+    places = Counter(f"{line['device']}, {line['threads']} thread(s), torch {line['torch']}" for line in lines)
+    about = "; ".join(f"{count} on {place}" for place, count in places.items())
+    about += f"; commit {', '.join(sorted({line['commit'] for line in lines}))}"
     return (
         f"{len(lines)} runs of {fmean(spent):.1f} s of processor time on average, {max(spent):.1f} at most, "
         f"{sum(spent) / 60:.0f} min in all; by the clock {sum(line['seconds'] for line in lines) / 60:.0f} min at a "
