@@ -17,7 +17,7 @@ _HALVES = "classes, not the official lists, which are for classification: number
 _CUB_ORIGIN = "https://data.caltech.edu/records/65de6-vp158 (CUB_200_2011.tgz)"
 _CUB_IMAGES, _CUB_CLASSES = "images.txt", "image_class_labels.txt"
 
-# Sizes: of the halves as Musgrave et al. (ECCV 2020) and others count them, 11,788 images together. The md5 is the one
+# Sizes: of the halves as papers on metric learning state them; 11,788 images together is official. The md5 is the one
 # that public loaders agree on.
 CUB = published.Benchmark(
     name="cub200",
