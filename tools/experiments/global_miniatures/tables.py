@@ -36,7 +36,6 @@ def write_tables(store: Store, page: Path) -> None:
         "convergence": convergence_table(store),
         "representations": representations_table(store),
         "ablations": ablations_table(store),
-        "rates": rates_table(store),
         "temperatures": temperatures_table(store),
         "extremes": extremes_table(store),
         "normalizers": normalizers_table(store),
@@ -124,18 +123,6 @@ def ablations_table(store: Store) -> str:
             title = name.replace("gamma", "γ =").replace("u old", "γ = 0.9, u before the batch")
             rows.append((title, *(mean(lines, key) for key in SCORES.values()), f"{len(lines)}"))
     return table(("SogCLR, batch 64", *SCORES, "seeds"), rows)
-
-
-def rates_table(store: Store) -> str:
-    """The decoupled loss and SogCLR at batch 32 by learning rate, at the first seed."""
-    rows = []
-    for rate in sorted((training.RATE, *training.OTHER_RATES)):
-        for name in ("dcl", "sogclr"):
-            line = of_batch(store, name if rate == training.RATE else f"{name} at {rate:g}", 32).get(0)
-            if line is not None:
-                cells = (f"{line[key]:.4f}" for key in ("val_mauprc", "mauprc", "recall@1"))
-                rows.append((f"{rate:g}", TITLES[name], *cells))
-    return table(("learning rate", "", "mAUPRC of validation", "mAUPRC", "Recall@1"), rows)
 
 
 def temperature_lines(store: Store) -> list[Line]:

@@ -29,7 +29,6 @@ SUPERVISED = ("sogclr", "sogclr official", "emc2", "neuclip", "soprc", "smooth_a
 BATCHES = (32, 64, 256)
 DRAWINGS, EPOCHS = 1_280, 8  # of a training without labels: a memory of each drawing needs that it comes again
 GAMMAS = (1.0, 0.99, 0.9, 0.8, 0.6)
-RATE, OTHER_RATES = 1e-3, (2e-3, 5e-4)  # what the configurations have, and what two methods are tried with at 32
 _NEUCLIP = ("num_prototypes=1024", "restart_every=50", "inner_lr=0.01", "two_way=false", "learn_temperature=false")
 OFFICIAL = "params.official=true"  # the paper's average of ḡ
 # What makes a method of a shipped configuration of its data set, unless it has one of its own.
@@ -72,7 +71,7 @@ def unlabelled(name: str, batch: int, *overrides: str, title: str | None = None,
 
 
 def representations(seeds: int) -> Iterator[Run]:
-    """SogCLR, Table 2, and its ablations: all methods at batch 64, then the other batches, γ, the old u, and rates."""
+    """SogCLR, Table 2, and its ablations: all methods at batch 64, then the other batches, γ, and the old u."""
     for seed in range(seeds):
         for batch in (64, 32, 256):
             for name in UNLABELLED:
@@ -82,9 +81,6 @@ def representations(seeds: int) -> Iterator[Run]:
             yield unlabelled("sogclr", 64, *official, title=f"gamma {gamma:g}", seed=seed)
         official = [f"loss.{OFFICIAL}", "loss.params.previous_normalizer=true"]
         yield unlabelled("sogclr", 64, *official, title="u old", seed=seed)
-        for rate in OTHER_RATES:
-            for name in ("dcl", "sogclr"):
-                yield unlabelled(name, 32, f"optim.lr={rate:g}", title=f"{name} at {rate:g}", seed=seed)
 
 
 def supervised(seeds: int) -> Iterator[Run]:
