@@ -76,7 +76,7 @@ def test_several_at_a_time_all_end_before_an_interrupt_does(tmp_path: Path, caps
     assert not finish(tmp_path, workers=2, limit_minutes=0.0, started=-1.0)
     with pytest.raises(SystemExit, match=r"^interrupted; what had begun starts anew"):
         finish(tmp_path, "refused", "interrupted", workers=2)
-    assert done(tmp_path) == WHOLE[1:]
+    assert {*WHOLE[1:]} <= {*done(tmp_path)}  # the last one may have begun before the interrupt
     assert "any: refused seed 2 left out: give its --weights" in capsys.readouterr().out.splitlines()
 
 
