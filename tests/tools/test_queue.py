@@ -84,6 +84,6 @@ def test_several_at_a_time_all_end_before_an_interrupt_does(tmp_path: Path, caps
 def test_a_killed_worker_is_one_line_and_the_next_time_goes_on(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"^a worker was killed; what had begun starts anew next time: run again, "):
         finish(tmp_path, "killed", workers=2)
-    assert set(done(tmp_path)) <= {"well 0", "well 1"}
+    assert {*done(tmp_path)} <= {*WHOLE}  # whatever had ended by then
     assert finish(tmp_path, "killed", workers=2)
     assert done(tmp_path) == ["killed 2", *WHOLE]
