@@ -23,8 +23,8 @@ import torch
 from aurank.data import view_keys
 from aurank.training import read_config
 from aurank.training.build import build_splits
+from aurank.training.checkpoints.state import Progress, seed_everything
 from aurank.training.loop import Loop
-from aurank.training.state import Progress, seed_everything
 from aurank.training.trainer import Trainer
 
 CLASSES, PER_CLASS = 64, 60

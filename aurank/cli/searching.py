@@ -158,7 +158,7 @@ def search(
     aurank search index photos --threshold 0.8 --html found.html
     """
     from aurank.commands import ImageIndex, RunOptions, search_photos
-    from aurank.commands.search import results_json, results_page
+    from aurank.commands.galleries.search import results_json, results_page
     from aurank.files import require_writable, write_text
 
     if html is not None:

@@ -13,7 +13,8 @@ from torch import Tensor
 from aurank.config import Config
 from aurank.config.cross_checks import NO_BACKBONE
 from aurank.config.load import config_difference
-from aurank.embedding.checkpoint import (
+from aurank.embedding.choices import read_trained
+from aurank.embedding.stored.checkpoint import (
     AVERAGE_OF,
     fingerprint,
     load_checkpoint,
@@ -22,8 +23,7 @@ from aurank.embedding.checkpoint import (
     resolve_checkpoint,
     save_checkpoint,
 )
-from aurank.embedding.choices import read_trained
-from aurank.embedding.trained_model import encoder_of, towers_of
+from aurank.embedding.stored.trained_model import encoder_of, towers_of
 from aurank.errors import AurankWarning, UserError
 from aurank.files import require_writable
 from aurank.models.encoder import HEADS

@@ -7,7 +7,7 @@ import numpy as np
 from aurank.commands.run_options import RunOptions, prepare_model, split_name
 from aurank.embedding.embed import Embedded
 from aurank.embedding.select_images import ImageSelection
-from aurank.embedding.trained_model import made_by
+from aurank.embedding.stored.trained_model import made_by
 from aurank.errors import UserError
 
 

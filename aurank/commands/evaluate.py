@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aurank.commands.postprocess import fitted_on_training, read_postprocessing
+from aurank.commands.galleries.postprocess import fitted_on_training, read_postprocessing
 from aurank.commands.report import Measurement
 from aurank.commands.run_options import RunOptions, prepare_model, split_name
 from aurank.data import Manifest

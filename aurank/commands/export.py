@@ -11,17 +11,17 @@ from typing import Any, Literal, get_args
 import numpy as np
 from torch import nn
 
-from aurank.commands.postprocess import training_images
+from aurank.commands.galleries.postprocess import training_images
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.config import Config
 from aurank.config.cross_checks import NO_BACKBONE
 from aurank.data import Manifest, Pipeline
-from aurank.embedding.checkpoint import is_head, load_checkpoint, resolve_checkpoint
 from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import Embedded, ModelImages, embed
 from aurank.embedding.from_config import build_transform
 from aurank.embedding.manifest_from_config import read_manifest, require_distinct
 from aurank.embedding.select_images import ImageSelection
+from aurank.embedding.stored.checkpoint import is_head, load_checkpoint, resolve_checkpoint
 from aurank.errors import AurankError, UserError, first_line
 from aurank.exporting.card import Facts, describe_begun_licence, describe_training, write_card
 from aurank.exporting.check import TOLERANCE, Check, Measured, all_metrics, describe_change

@@ -9,7 +9,6 @@ from typing import Any
 from aurank.commands.run_options import RunOptions, split_name
 from aurank.data import Manifest
 from aurank.data.captions import text_key
-from aurank.embedding.checkpoint import describe_average, load_checkpoint, resolve_checkpoint
 from aurank.embedding.choices import read_trained
 from aurank.embedding.evaluation_options import noted, two_way_options
 from aurank.embedding.from_config import build_dataset, describe_model, with_preprocessing
@@ -22,7 +21,8 @@ from aurank.embedding.image_text_pairs import (
     require_pairs,
 )
 from aurank.embedding.select_images import ImageSelection, select
-from aurank.embedding.trained_model import require_texts, towers_of
+from aurank.embedding.stored.checkpoint import describe_average, load_checkpoint, resolve_checkpoint
+from aurank.embedding.stored.trained_model import require_texts, towers_of
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import DIRECTIONS, PROMPTS, TwoWayReport, prompts

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aurank.commands.postprocess import training_images
+from aurank.commands.galleries.postprocess import training_images
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, split_name
 from aurank.data import Manifest
 from aurank.data.checks.doctor import repeated_image

@@ -13,7 +13,6 @@ from aurank.config import Config, DataConfig
 from aurank.config.schema import EvaluateConfig
 from aurank.data import ImageDataset, Manifest
 from aurank.embedding.cache import EmbeddingCache, Say, data_sha256, weights_sha256
-from aurank.embedding.checkpoint import describe_average, is_head, load_checkpoint, resolve_checkpoint
 from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import Embedded, ModelImages, embed
 from aurank.embedding.evaluation_options import evaluation_options
@@ -21,8 +20,9 @@ from aurank.embedding.from_config import build_dataset, describe_model, with_fea
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import ImageSelection, describe_split, select
-from aurank.embedding.stored_model import StoredModel
-from aurank.embedding.trained_model import encoder_of, with_backbone
+from aurank.embedding.stored.checkpoint import describe_average, is_head, load_checkpoint, resolve_checkpoint
+from aurank.embedding.stored.stored_model import StoredModel
+from aurank.embedding.stored.trained_model import encoder_of, with_backbone
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import ProgressCallback
 from aurank.models.adapters.by_name import ADAPTERS, check_model, load_model

@@ -7,15 +7,15 @@ from aurank.lazy import lazy_attributes
 if TYPE_CHECKING:
     from aurank.embedding.manifest_from_config import read_manifest
     from aurank.embedding.select_images import ImageSelection
-    from aurank.embedding.trained_model import load, load_pairs
+    from aurank.embedding.stored.trained_model import load, load_pairs
 
 __all__ = ["ImageSelection", "load", "load_pairs", "read_manifest"]
 
 if not TYPE_CHECKING:  # reading a configuration needs no model
     _HOMES = {
         "ImageSelection": "select_images:ImageSelection",
-        "load": "trained_model:load",
-        "load_pairs": "trained_model:load_pairs",
+        "load": "stored.trained_model:load",
+        "load_pairs": "stored.trained_model:load_pairs",
         "read_manifest": "manifest_from_config:read_manifest",
     }
     __getattr__, __dir__ = lazy_attributes("aurank.embedding", _HOMES)

@@ -15,7 +15,9 @@ from aurank.data import TRANSFORMS, ImageDataset, Manifest, Pipeline, Tokeniser
 from aurank.data.saved_embeddings import EmbeddingDataset, EmbeddingSource
 from aurank.data.transforms.base import INTERPOLATIONS
 from aurank.embedding.cache import Say
-from aurank.embedding.checkpoint import (
+from aurank.embedding.choices import read_trained
+from aurank.embedding.image_text_pairs import Tokenise
+from aurank.embedding.stored.checkpoint import (
     describe_value,
     image_weights,
     is_head,
@@ -23,8 +25,6 @@ from aurank.embedding.checkpoint import (
     load_weights,
     resolve_checkpoint,
 )
-from aurank.embedding.choices import read_trained
-from aurank.embedding.image_text_pairs import Tokenise
 from aurank.errors import UserError
 from aurank.models import Encoder, TextTower, TwoTower
 from aurank.models.adapters.by_name import load_text_model

@@ -22,7 +22,7 @@ import numpy as np
 from aurank.arrays import load_arrays
 from aurank.data import FolderSource, ImageSource, ZipSource
 from aurank.embedding.index_rows import IndexedRows, Table
-from aurank.embedding.stored_model import StoredModel, store_model
+from aurank.embedding.stored.stored_model import StoredModel, store_model
 from aurank.errors import UserError, first_line
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.postprocessing import PostProcessing

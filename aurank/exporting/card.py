@@ -8,7 +8,7 @@ from typing import Any
 
 from aurank.config import Config, LossTerm
 from aurank.data import Pipeline
-from aurank.embedding.checkpoint import describe_average
+from aurank.embedding.stored.checkpoint import describe_average
 from aurank.exporting.usage import usage
 from aurank.models.adapters.stored import describe_steps
 from aurank.models.adapters.towers import is_local, without_places

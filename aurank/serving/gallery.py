@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from jaxtyping import Float32
 
-from aurank.commands.search import Hit, ImageIndex
+from aurank.commands.galleries.search import Hit, ImageIndex
 from aurank.errors import UserError
 from aurank.names import meant, nearest
 from aurank.reporting.pictures import thumbnail

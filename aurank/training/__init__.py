@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from aurank.lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from aurank.embedding.trained_model import load, load_pairs
+    from aurank.embedding.stored.trained_model import load, load_pairs
     from aurank.training.components import read_config
     from aurank.training.dry_run import rehearse
     from aurank.training.gradient_cache import GradientCache
@@ -17,8 +17,8 @@ if not TYPE_CHECKING:  # reading a configuration needs neither accelerate nor ma
     _HOMES = {
         "GradientCache": "gradient_cache:GradientCache",
         "TrainResult": "run:TrainResult",
-        "load": ".embedding.trained_model:load",
-        "load_pairs": ".embedding.trained_model:load_pairs",
+        "load": ".embedding.stored.trained_model:load",
+        "load_pairs": ".embedding.stored.trained_model:load_pairs",
         "read_config": "components:read_config",
         "rehearse": "dry_run:rehearse",
         "train": "run:train",

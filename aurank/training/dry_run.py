@@ -13,10 +13,10 @@ from aurank.data import Batch, ImageDataset, view_keys
 from aurank.embedding.from_config import build_dataset
 from aurank.losses import CrossBatchMemory
 from aurank.training.build import Splits, build_splits
+from aurank.training.checkpoints.state import seed_everything
 from aurank.training.loop import too_few_readable
 from aurank.training.optim import OPTIMISERS
 from aurank.training.processes import joined
-from aurank.training.state import seed_everything
 from aurank.training.trainer import Trainer
 
 GIB = 2**30

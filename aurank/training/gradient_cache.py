@@ -10,7 +10,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.training.state import random_state, restore_random_state
+from aurank.training.checkpoints.state import random_state, restore_random_state
 
 
 @dataclass(eq=False)

@@ -11,10 +11,12 @@ from typing import Any
 from accelerate.utils import gather_object
 
 from aurank.data import Batch, BatchLoader, ImageDataset, view_keys
-from aurank.embedding.checkpoint import fingerprint, save_checkpoint
+from aurank.embedding.stored.checkpoint import fingerprint, save_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.files import write_text
 from aurank.training.build import learning_rate
+from aurank.training.checkpoints.resume import older_checkpoints
+from aurank.training.checkpoints.state import Progress, random_state
 from aurank.training.logs import (
     NEIGHBOURS,
     MetricsFile,
@@ -25,8 +27,6 @@ from aurank.training.logs import (
 )
 from aurank.training.optim import set_learning_rate, update_average
 from aurank.training.processes import StopRequest
-from aurank.training.resume import older_checkpoints
-from aurank.training.state import Progress, random_state
 from aurank.training.trainer import Trainer
 
 Listener = Callable[[str, dict[str, Any]], None]

@@ -15,8 +15,8 @@ from aurank.embedding.embed import embed
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import neighbours
 from aurank.losses.core.training_protocols import Reencodes
+from aurank.training.checkpoints.state import random_state, restore_random_state
 from aurank.training.gradient_cache import split_into_chunks
-from aurank.training.state import random_state, restore_random_state
 
 
 class Reencode:

@@ -16,20 +16,27 @@ from accelerate.utils import gather_object
 from aurank.config import Config, dump_config
 from aurank.data import Manifest
 from aurank.data.checks.contents import contents
-from aurank.embedding.checkpoint import load_checkpoint, load_weights, model_weights
 from aurank.embedding.evaluation_options import try_evaluation
 from aurank.embedding.from_config import build_dataset
+from aurank.embedding.stored.checkpoint import load_checkpoint, load_weights, model_weights
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import write_text
 from aurank.reporting.results import save_results
 from aurank.training.build import Splits, build_splits
-from aurank.training.claim import claimed, remove_temporaries
+from aurank.training.checkpoints.claim import claimed, remove_temporaries
+from aurank.training.checkpoints.resume import (
+    Resumed,
+    prepare_folder,
+    read_progress,
+    require_same_data,
+    require_usable,
+    restore,
+)
+from aurank.training.checkpoints.state import Progress, seed_everything
 from aurank.training.components import read_config
 from aurank.training.loop import Listener, Loop
 from aurank.training.processes import joined, require_same, together
-from aurank.training.resume import Resumed, prepare_folder, read_progress, require_same_data, require_usable, restore
-from aurank.training.state import Progress, seed_everything
 from aurank.training.tasks import TestResult
 from aurank.training.trainer import Trainer
 

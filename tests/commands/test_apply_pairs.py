@@ -15,8 +15,8 @@ import aurank
 from aurank.commands import RunOptions, evaluate_model, evaluate_pairs
 from aurank.data.captions import Tokeniser
 from aurank.embedding import ImageSelection
-from aurank.embedding.checkpoint import load_checkpoint, save_checkpoint
 from aurank.embedding.from_config import build_encoder
+from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 from aurank.errors import UserError
 from aurank.training import read_config
 from aurank.training.build import build_splits

@@ -13,7 +13,7 @@ from testing.indexes import MODEL, small_index, write_photo, write_photos
 
 import aurank
 from aurank.commands import Hit, ImageIndex, RunOptions, add_images, build_index, remove_images, search_photos
-from aurank.commands.search import results_page
+from aurank.commands.galleries.search import results_page
 from aurank.data.photos import find_photos
 from aurank.embedding import ImageSelection
 from aurank.errors import UserError

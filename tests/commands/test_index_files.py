@@ -174,7 +174,9 @@ def test_who_reads_while_the_index_is_changed_gets_the_new_one(folder: Path, mon
     old = files.read_about(folder)
     remove_images(folder, ["c0/0.png"])
     said = iter([old])
-    monkeypatch.setattr("aurank.commands.search.read_about", lambda given: next(said, None) or files.read_about(given))
+    monkeypatch.setattr(
+        "aurank.commands.galleries.search.read_about", lambda given: next(said, None) or files.read_about(given)
+    )
     assert len(ImageIndex.open(folder)) == 5
 
 

@@ -15,8 +15,8 @@ import aurank
 from aurank.commands import evaluate_model
 from aurank.config import Config, ConfigError
 from aurank.embedding import ImageSelection
-from aurank.embedding.checkpoint import as_trained, load_checkpoint, save_checkpoint
 from aurank.embedding.from_config import build_transform, fill_preprocessing
+from aurank.embedding.stored.checkpoint import as_trained, load_checkpoint, save_checkpoint
 from aurank.errors import UserError
 from aurank.training.components import read_config
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import aurank
 from aurank.config import ConfigError
-from aurank.embedding.checkpoint import load_checkpoint
 from aurank.embedding.from_config import build_encoder
+from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import UserError
 from aurank.models import Encoder
 from aurank.models.encoder import parameter_groups

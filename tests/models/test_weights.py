@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from aurank.config import ConfigError
 from aurank.embedding.cache import weights_sha256
-from aurank.embedding.checkpoint import as_trained
 from aurank.embedding.from_config import fill_preprocessing
+from aurank.embedding.stored.checkpoint import as_trained
 from aurank.errors import UserError
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model

@@ -18,7 +18,7 @@ from testing.two_towers import pairs_config, write_table
 import aurank
 from aurank.commands import embed_model, export_model
 from aurank.embedding import ImageSelection
-from aurank.embedding.checkpoint import load_checkpoint, save_checkpoint
+from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from testing.tiny import STEPS
 
-from aurank.embedding.checkpoint import load_checkpoint
+from aurank.embedding.stored.checkpoint import load_checkpoint
 
 # A loss of a low temperature, or Adam, would make much of the last digits, in which sums of chunks differ.
 EXACT: dict[str, Any] = {

@@ -13,7 +13,7 @@ from testing.runs import assert_equal
 from testing.tiny import tiny_config
 
 import aurank
-from aurank.embedding.checkpoint import load_checkpoint, save_checkpoint
+from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 from aurank.errors import UserError
 from aurank.training.run import Loop
 

@@ -11,13 +11,13 @@ from testing.tiny import tiny_config
 from torch import Tensor, nn
 
 import aurank
-from aurank.embedding.checkpoint import load_checkpoint
+from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.losses import LOSSES, MINERS
 from aurank.training import read_config
 from aurank.training.build import build_splits
+from aurank.training.checkpoints.state import random_state
 from aurank.training.mining import Reencode
-from aurank.training.state import random_state
 from aurank.training.trainer import Trainer
 
 

@@ -13,7 +13,8 @@ from testing.tiny import tiny_config
 
 import aurank
 from aurank.commands import evaluate_model
-from aurank.embedding.checkpoint import (
+from aurank.embedding.from_config import build_encoder
+from aurank.embedding.stored.checkpoint import (
     CONTENT,
     FORMAT,
     WEIGHTS,
@@ -22,10 +23,9 @@ from aurank.embedding.checkpoint import (
     resolve_checkpoint,
     save_checkpoint,
 )
-from aurank.embedding.from_config import build_encoder
 from aurank.errors import UserError
 from aurank.training import read_config
-from aurank.training.state import Progress, random_state, restore_random_state
+from aurank.training.checkpoints.state import Progress, random_state, restore_random_state
 
 
 def content(**parts: Any) -> dict[str, Any]:
@@ -127,7 +127,7 @@ import resource, signal, sys
 from pathlib import Path
 import torch
 from aurank.errors import AurankError
-from aurank.embedding.checkpoint import CONTENT, save_checkpoint
+from aurank.embedding.stored.checkpoint import CONTENT, save_checkpoint
 path = Path({str(tmp_path / "last.pt")!r})
 empty = {{name: None if type(None) in kinds else kinds[0]() for name, kinds in CONTENT.items()}}
 save_checkpoint(path, {{**empty, "config": {tiny_config()!r}, "encoder": {{"weights": torch.ones(10)}}}})

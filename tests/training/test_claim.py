@@ -16,8 +16,8 @@ from testing.tiny import tiny_config
 
 import aurank
 from aurank.errors import UserError
-from aurank.training import claim
-from aurank.training.claim import LOCK, claimed, remove_temporaries
+from aurank.training.checkpoints import claim
+from aurank.training.checkpoints.claim import LOCK, claimed, remove_temporaries
 
 FORK = multiprocessing.get_context("fork")
 BEATING = "import os, sys, time\nfor _ in range(600): os.utime(sys.argv[1]), time.sleep(0.05)"

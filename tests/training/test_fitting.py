@@ -14,15 +14,15 @@ from torch import nn
 import aurank
 from aurank.commands import embed_model, evaluate_model
 from aurank.embedding import ImageSelection
-from aurank.embedding.checkpoint import load_checkpoint, save_checkpoint
 from aurank.embedding.from_config import build_encoder
+from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.training.build import build_splits
+from aurank.training.checkpoints.resume import Resumed, restore
+from aurank.training.checkpoints.state import Progress
 from aurank.training.components import read_config
 from aurank.training.loop import Loop
 from aurank.training.processes import joined
-from aurank.training.resume import Resumed, restore
-from aurank.training.state import Progress
 from aurank.training.trainer import Trainer
 
 CONFIG = tiny_config(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from aurank.errors import UserError
 from aurank.losses import SmoothAPLoss
 from aurank.training import GradientCache
-from aurank.training.state import random_state
+from aurank.training.checkpoints.state import random_state
 
 LABELS = torch.arange(6).repeat_interleave(4)
 

@@ -17,7 +17,7 @@ from aurank.config import ConfigError
 from aurank.data import READERS
 from aurank.data.decode import decode
 from aurank.embedding import ImageSelection
-from aurank.embedding.checkpoint import load_checkpoint
+from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import UserError
 from aurank.training import read_config, rehearse
 

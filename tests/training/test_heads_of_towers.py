@@ -17,7 +17,7 @@ from aurank.commands import ImageIndex, build_index, embed_model, evaluate_model
 from aurank.data import READERS
 from aurank.data.decode import decode
 from aurank.embedding import ImageSelection
-from aurank.embedding.checkpoint import load_checkpoint
+from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import UserError
 from aurank.models.adapters.by_name import load_model
 

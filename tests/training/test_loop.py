@@ -14,9 +14,9 @@ import aurank
 from aurank.commands import embed_model, evaluate_model
 from aurank.data.decode import decode
 from aurank.embedding import ImageSelection
-from aurank.embedding.checkpoint import load_checkpoint
 from aurank.embedding.embed import Embedded, embed
 from aurank.embedding.from_config import build_dataset, build_encoder, fill_preprocessing
+from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.models import Encoder
 from aurank.training import rehearse
@@ -127,7 +127,7 @@ def test_accumulated_gradients_are_the_mean_of_their_batches(tmp_path: Path) -> 
 
 
 def _initial(settings: Any) -> dict[str, torch.Tensor]:
-    from aurank.training.state import seed_everything
+    from aurank.training.checkpoints.state import seed_everything
 
     seed_everything(settings.seed)
     return build_encoder(settings.model, channels=settings.data.channels).state_dict()

@@ -13,8 +13,8 @@ from testing.tiny import STEPS, tiny_config
 
 import aurank
 from aurank.data import HardNegativeSampler
-from aurank.embedding.checkpoint import load_checkpoint
 from aurank.embedding.from_config import build_dataset, fill_preprocessing
+from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.training import read_config, rehearse
 from aurank.training.build import build_splits
 from aurank.training.processes import joined

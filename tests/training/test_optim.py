@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from aurank.config import ConfigError
 from aurank.config.schema import LossTerm
 from aurank.training import read_config
+from aurank.training.checkpoints.resume import load_optimiser
 from aurank.training.optim import (
     BATCH_RULES,
     OPTIMISERS,
@@ -21,7 +22,6 @@ from aurank.training.optim import (
     update_average,
     weight_average,
 )
-from aurank.training.resume import load_optimiser
 
 
 def test_warmup_rises_linearly_to_the_schedule() -> None:

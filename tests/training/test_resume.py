@@ -14,7 +14,7 @@ from testing.runs import assert_same_run
 from testing.tiny import STEPS, SUM, tiny_config
 
 import aurank
-from aurank.embedding.checkpoint import load_checkpoint, save_checkpoint
+from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 from aurank.errors import UserError
 from aurank.training import read_config
 from aurank.training.build import build_splits

@@ -11,7 +11,7 @@ from testing.processes import ended, start, steps_done
 from testing.tiny import SUM, tiny_config
 
 import aurank
-from aurank.embedding.checkpoint import load_checkpoint
+from aurank.embedding.stored.checkpoint import load_checkpoint
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from testing.runs import EXACT, assert_equal
 from testing.tiny import tiny_config
 
 import aurank
-from aurank.embedding.checkpoint import load_checkpoint
+from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import AurankError
 from aurank.losses import LOSSES, CLIPLoss, CrossBatchMemory, ISogCLRLoss, SogCLRLoss
 from aurank.training import read_config, rehearse

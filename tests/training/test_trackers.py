@@ -10,7 +10,7 @@ from testing.tiny import tiny_config
 from testing.two_towers import pairs_config, write_table
 
 import aurank
-from aurank.embedding.checkpoint import load_checkpoint
+from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.training.logs import log_pictures
 
 

@@ -23,7 +23,7 @@ from aurank import cli
 from aurank.commands import evaluate_model, evaluate_pairs, probe_model
 from aurank.config import ConfigError
 from aurank.embedding import ImageSelection
-from aurank.embedding.checkpoint import load_checkpoint
+from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import UserError
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.losses import SogCLRLoss

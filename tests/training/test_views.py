@@ -17,8 +17,8 @@ import aurank
 from aurank.commands import evaluate_model
 from aurank.config import ConfigError
 from aurank.embedding import ImageSelection
-from aurank.embedding.checkpoint import load_checkpoint
 from aurank.embedding.select_images import select
+from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import UserError
 from aurank.losses import LOSSES
 from aurank.models import Encoder

@@ -16,8 +16,8 @@ from scipy.stats import spearmanr  # type: ignore[import-untyped]  # scikit-lear
 
 import aurank
 from aurank.data import Manifest
-from aurank.embedding.checkpoint import load_checkpoint
 from aurank.embedding.manifest_from_config import read_manifest
+from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.losses import ISogCLRLoss
 from aurank.training import read_config
 from aurank.training.build import build_loss

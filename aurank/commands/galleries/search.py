@@ -18,7 +18,7 @@ from aurank.data.photos import JoinedSource, Photo, PhotoFile, find_photos, read
 from aurank.data.sources import ImageSource
 from aurank.embedding.index_folder import moved_sources, open_described, read_about, read_rows, verify_model
 from aurank.embedding.index_rows import IndexedRows, Table
-from aurank.embedding.stored_model import StoredModel, load_stored
+from aurank.embedding.stored.stored_model import StoredModel, load_stored
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import Embeddings, ProgressCallback
 from aurank.evaluation.postprocessing import GallerySearch

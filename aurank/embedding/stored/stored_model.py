@@ -18,11 +18,11 @@ from aurank.data import ArraySource, ImageDataset, Manifest
 from aurank.data.decode import MAX_PIXELS
 from aurank.data.manifest import build_manifest
 from aurank.embedding.cache import weights_sha256
-from aurank.embedding.checkpoint import load_checkpoint, save_checkpoint
 from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import ModelImages, embed
 from aurank.embedding.from_config import build_dataset, build_transform, describe_model
-from aurank.embedding.trained_model import encoder_of
+from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
+from aurank.embedding.stored.trained_model import encoder_of
 from aurank.errors import UserError, first_line
 from aurank.files import replacing
 from aurank.models.adapters.by_name import load_model

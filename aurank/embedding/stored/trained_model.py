@@ -15,14 +15,6 @@ from aurank.config.schema import Component, NormaliseConfig, SavedFeatures
 from aurank.data import Pipeline
 from aurank.data.saved_embeddings import MadeBy
 from aurank.embedding.cache import weights_sha256
-from aurank.embedding.checkpoint import (
-    image_weights,
-    is_head,
-    load_checkpoint,
-    load_weights,
-    model_weights,
-    resolve_checkpoint,
-)
 from aurank.embedding.choices import read_trained
 from aurank.embedding.from_config import (
     OWN_TEXTS,
@@ -33,6 +25,14 @@ from aurank.embedding.from_config import (
     trained_encoder,
 )
 from aurank.embedding.image_text_pairs import Tokenise
+from aurank.embedding.stored.checkpoint import (
+    image_weights,
+    is_head,
+    load_checkpoint,
+    load_weights,
+    model_weights,
+    resolve_checkpoint,
+)
 from aurank.errors import UserError
 from aurank.models import Encoder, TwoTower
 from aurank.models.adapters.by_name import check_model, load_model

@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from aurank.config import Config
 from aurank.config.messages import show
 from aurank.data import Manifest
-from aurank.embedding.checkpoint import (
+from aurank.embedding.from_config import with_preprocessing
+from aurank.embedding.stored.checkpoint import (
     CONTENT,
     DamagedCheckpointError,
     describe_value,
@@ -23,13 +24,12 @@ from aurank.embedding.checkpoint import (
     load_weights,
     save_checkpoint,
 )
-from aurank.embedding.from_config import with_preprocessing
 from aurank.errors import UserError
 from aurank.training.build import build_schedule
-from aurank.training.claim import is_passing
+from aurank.training.checkpoints.claim import is_passing
+from aurank.training.checkpoints.state import Progress, restore_random_state
 from aurank.training.components import read_config
 from aurank.training.processes import differences
-from aurank.training.state import Progress, restore_random_state
 from aurank.training.trainer import Trainer
 
 KEPT = 100  # how many checkpoints train.keep_last may ask for, and older runs have kept

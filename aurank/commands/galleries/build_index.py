@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from aurank.commands.postprocess import fitted_on_training, read_postprocessing
+from aurank.commands.galleries.postprocess import fitted_on_training, read_postprocessing
+from aurank.commands.galleries.search import ImageIndex
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, refuse_preprocessing, split_name
-from aurank.commands.search import ImageIndex
 from aurank.config import DataConfig
 from aurank.data import ImageSource, Manifest
 from aurank.embedding.embed import Embedded
@@ -19,7 +19,7 @@ from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.index_folder import ABOUT, describe_source, write_index_folder, writing
 from aurank.embedding.index_rows import EXACT, IndexedRows, Table, change_rows, index_rows, measured_recall
 from aurank.embedding.select_images import ALL, ImageSelection, select
-from aurank.embedding.stored_model import StoredModel
+from aurank.embedding.stored.stored_model import StoredModel
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Index
 from aurank.names import meant, nearest

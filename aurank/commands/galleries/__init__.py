@@ -1,0 +1,1 @@
+"""Commands on a gallery: building its index, searching it, the post-processing of its embeddings."""

@@ -1,0 +1,1 @@
+"""Trained models: checkpoint files, and loading models from files and folders."""
