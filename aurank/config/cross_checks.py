@@ -29,6 +29,7 @@ OF_IMAGES: dict[str, Any] = {
     "data.views": 1,
     "data.normalise": None,
     "data.interpolation": None,
+    "data.decoding": None,
     "data.train_transform.name": "crop_flip",
     "data.train_transform.params": {},
     "data.test_transform.name": "center",

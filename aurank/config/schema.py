@@ -147,6 +147,9 @@ class DataConfig(Strict):
     channels: int = key(3, "Channels of an image: 1 grey, 3 colour.", ge=1, le=256)
     normalise: NormaliseConfig | None = key(None, "Mean and deviation of each channel; null: the backbone's.")
     interpolation: Interpolation | None = key(None, "How images are resized; null: the backbone's, else by area.")
+    decoding: Literal["reduced", "whole"] | None = key(
+        None, "Training JPEGs: at a fraction of their size where that is enough, or whole; null: reduced."
+    )
     train_transform: Component = _component("data.train_transform", "Augmentation while training.")
     test_transform: Component = _component("data.test_transform", "Transform for validation and test.")
     views: int = key(1, "Augmented views of each image in a training batch.", ge=1, le=16)

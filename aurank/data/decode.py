@@ -23,16 +23,27 @@ _ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
 _DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 _GREY_MODES = ("1", "L", *_DEEP_MODES)
 _COLOURS = {1: "L", 3: "RGB", 4: "RGBA"}
+_SCALES = (8, 4, 2)  # parts of its sides that a JPEG can be decoded at
+_SMALL = 2**16  # pixels of a photo that is always decoded whole: there is nothing to win
 
 
 def decode(
-    source: ImageSource, path: str, channels: int | None, *, max_pixels: int = MAX_PIXELS
+    source: ImageSource,
+    path: str,
+    channels: int | None,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    least_side: int | None = None,
 ) -> UInt8[np.ndarray, "height width channel"]:
     """Return the pixels of one image, upright, as 1 (grey), 3 (RGB) or 4 (RGBA) channels; None keeps the file's own.
 
     1-bit, grey, 16-bit (its upper 8 bits), palette, CMYK and other files are converted; what is transparent is laid on
     white unless 4 channels are asked for; the EXIF orientation is applied; of an animation the first frame is taken. An
     .npy file holds a uint8 array [height, width] or [height, width, channel] with any number of channels.
+
+    Args:
+        least_side: a JPEG is decoded at an eighth, a fourth or a half of its size where that divides it and leaves
+            so many pixels of its shorter side; None: whole.
 
     Raises:
         UserError: names the file when it is missing, corrupt, cannot be converted, has more than `max_pixels`, or is so
@@ -45,6 +56,8 @@ def decode(
             return _match_channels(_from_npy(data, max_pixels) if array is None else _copy(array, max_pixels), channels)
         with Image.open(io.BytesIO(data)) as file:
             _check_size(*file.size, max_pixels)
+            if least_side is not None and file.format == "JPEG" and file.width * file.height > _SMALL:
+                _reduce(file, least_side)
             return to_pixels(file, channels)
     except MemoryError:
         raise
@@ -91,6 +104,14 @@ def quiet_decoding() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")
         yield
+
+
+def _reduce(file: Image.Image, least_side: int) -> None:
+    """Have a JPEG decoded at the smallest scale that leaves enough of it and no part of a pixel at its edges."""
+    for scale in _SCALES:
+        if min(file.size) >= scale * least_side and not any(side % scale for side in file.size):
+            file.draft(None, (file.width // scale, file.height // scale))
+            return
 
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:

@@ -67,7 +67,7 @@ def fill_preprocessing(config: Config, state: dict[str, Any] | None = None) -> C
 
 
 def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
-    """The configuration with `data.normalise` and `data.interpolation`, which a checkpoint then keeps.
+    """The configuration with `data.normalise`, `interpolation` and `decoding`, which a checkpoint then keeps.
 
     They are those of `saved`, the run to go on with or to take the first weights from, else the backbone's: UserError
     for one's that no configuration may hold, as its checkpoints could not be read.
@@ -76,8 +76,10 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
     if model.backbone == NO_BACKBONE:
         known = model.features if saved is None else saved.model.features
         return config.model_copy(update={"model": model.model_copy(update={"features": known})})
+    if data.decoding is None:
+        data = data.model_copy(update={"decoding": (saved and saved.data.decoding) or "reduced"})
     if data.normalise is not None and data.interpolation is not None:
-        return config
+        return config.model_copy(update={"data": data})
     normalise: NormaliseConfig | None
     interpolation: Any
     if saved is not None:
@@ -140,7 +142,8 @@ def build_dataset(config: DataConfig, manifest: Manifest, *, train: bool, seed: 
     if isinstance(manifest.source, EmbeddingSource):
         return EmbeddingDataset(manifest)
     same = {name: getattr(config, name) for name in ("channels", "on_error", "cache_bytes", "max_pixels")}
-    return ImageDataset(manifest, build_transform(config, train=train), seed=seed, **same)
+    reduced = train and config.decoding == "reduced"
+    return ImageDataset(manifest, build_transform(config, train=train), seed=seed, reduced=reduced, **same)
 
 
 def build_encoder(config: ModelConfig, *, channels: int, load: bool = True, say: Say | None = None) -> Encoder:

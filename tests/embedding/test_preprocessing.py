@@ -15,7 +15,8 @@ import aurank
 from aurank.commands import evaluate_model
 from aurank.config import Config, ConfigError
 from aurank.embedding import ImageSelection
-from aurank.embedding.from_config import build_transform, fill_preprocessing
+from aurank.embedding.from_config import build_dataset, build_transform, fill_preprocessing, with_preprocessing
+from aurank.embedding.manifest_from_config import read_manifest
 from aurank.embedding.stored.checkpoint import as_trained, load_checkpoint, save_checkpoint
 from aurank.errors import UserError
 from aurank.training.components import read_config
@@ -191,3 +192,21 @@ def test_the_evaluation_transform_is_that_of_timm(interpolation: str) -> None:
     found = build_transform(data, train=False)(image)
     expected = timm.data.create_transform((3, 56, 56), interpolation=interpolation, mean=IMAGENET[0], std=IMAGENET[1])
     torch.testing.assert_close(found, expected(image), rtol=0, atol=1e-5)  # either sums in its own order
+
+
+def test_training_photos_are_decoded_smaller_in_new_runs_only() -> None:
+    fresh = with_preprocessing(read_config(tiny_config()))
+    assert fresh.data.decoding == "reduced"
+    content = fresh.model_dump(mode="json")
+    assert as_trained(content)["data"]["decoding"] == "reduced"
+    del content["data"]["decoding"]  # as before there was a choice
+    old = read_config(as_trained(content, resumed=True))
+    assert old.data.decoding == "whole"
+    assert with_preprocessing(read_config(tiny_config()), old).data.decoding == "whole"
+
+
+def test_measuring_decodes_whole_photos() -> None:
+    config = with_preprocessing(read_config(tiny_config())).data
+    manifest = read_manifest(config, seed=0)
+    least = [build_dataset(config, manifest, train=train)._least_side for train in (True, False)]
+    assert least == [build_transform(config, train=True).least_decoded_side, None]

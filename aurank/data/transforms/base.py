@@ -1,11 +1,12 @@
 """From decoded pixels to the tensor a model sees: prepare (always the same), augment (seeded), normalise."""
 
+import math
 import os
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import cv2
 import numpy as np
@@ -69,6 +70,7 @@ class Pipeline(ABC):
     mean: Sequence[Number] | None = None
     std: Sequence[Number] | None = None
     interpolation: str = AREA
+    _headroom: ClassVar[float] = 1.5  # times `needed_side` that a photo decoded smaller has to have
 
     def __post_init__(self) -> None:
         size, channels = self.image_size, self.channels
@@ -83,6 +85,16 @@ class Pipeline(ABC):
             raise UserError(f"mean must be between 0 and 1, and std above 0, got {list(mean)}, {list(std)}")
         if self.interpolation not in INTERPOLATIONS:
             raise UserError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {self.interpolation!r}")
+
+    @property
+    def least_decoded_side(self) -> int | None:
+        """The shorter side down to which a photo may be decoded smaller, on average within 2 of 255 levels; or None."""
+        return None if self.needed_side is None else math.ceil(self._headroom * self.needed_side)
+
+    @property
+    def needed_side(self) -> int | None:
+        """The shorter side that an image needs so that nothing is lost by reducing it before; None: all that it has."""
+        return None
 
     @abstractmethod
     def prepare(self, image: Pixels) -> Prepared:

@@ -1,8 +1,9 @@
 """The transforms of training with labels, and of evaluation."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import cv2
 import numpy as np
@@ -19,6 +20,10 @@ _ENLARGING = {"nearest": cv2.INTER_NEAREST, "bicubic": cv2.INTER_CUBIC, "lanczos
 @dataclass(repr=False, eq=False)
 class Resize(Pipeline):
     """Evaluation: the whole image, squeezed to image_size × image_size."""
+
+    @property
+    def needed_side(self) -> int:
+        return self.image_size
 
     def prepare(self, image: Pixels) -> Prepared:
         return self.resize(image, self.image_size, self.image_size)
@@ -37,6 +42,10 @@ class Center(Pipeline):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_margin(self.margin)
+
+    @property
+    def needed_side(self) -> int:
+        return round(self.margin * self.image_size)
 
     def prepare(self, image: Pixels) -> Prepared:
         return centre_crop(self.resize_shorter(image, self.margin), self.image_size)
@@ -92,6 +101,10 @@ class RandomCrop(RandomPipeline):
         _check_margin(self.margin)
         check_between("flip", self.flip)
 
+    @property
+    def needed_side(self) -> int:
+        return round(self.margin * self.image_size)
+
     def prepare(self, image: Pixels) -> Prepared:
         return self.resize_shorter(image, self.margin)
 
@@ -118,6 +131,7 @@ class CropFlip(RandomPipeline):
     scale: Sequence[Number] = (0.16, 1.0)
     ratio: Sequence[Number] = (0.75, 4 / 3)
     flip: Number = 0.5
+    _headroom: ClassVar[float] = 15 / 16  # parts are enlarged: half of 640 × 480 pixels will do for a side of 256
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,6 +140,12 @@ class CropFlip(RandomPipeline):
         self.scale = checked_range("scale", self.scale, high=1)
         self.ratio = checked_range("ratio", self.ratio)
         check_between("flip", self.flip)
+
+    @property
+    def needed_side(self) -> int:
+        if self.margin is not None:
+            return round(self.margin * self.image_size)
+        return math.ceil(self.image_size / math.sqrt(self.scale[0]))  # of the smallest part
 
     def prepare(self, image: Pixels) -> Prepared:
         return image if self.margin is None else self.resize_shorter(image, self.margin)
@@ -171,6 +191,7 @@ class Affine(RandomPipeline):
     shear: Number = 10.0
     fill: int = 255
     oversample: Number = 4.0
+    _headroom: ClassVar[float] = 1.0  # which is in `oversample`
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -179,6 +200,10 @@ class Affine(RandomPipeline):
         if self.oversample < 1:
             raise UserError(f"oversample must be at least 1, got {self.oversample}")
         self.scale = checked_range("scale", self.scale)
+
+    @property
+    def needed_side(self) -> int:
+        return round(self.oversample * self.image_size)
 
     def prepare(self, image: Pixels) -> Prepared:
         most = round(self.oversample * self.image_size)

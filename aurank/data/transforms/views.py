@@ -93,6 +93,10 @@ class MultiCrop(SimCLR):
         same = {field.name: getattr(self, field.name) for field in fields(SimCLR)}
         self._local = SimCLR(**same | {"image_size": self.local_size, "scale": self.local_scale})
 
+    @property
+    def needed_side(self) -> int:
+        return max(super().needed_side, 0 if self.margin is not None else self._local.needed_side)
+
     def of_view(self, view: int) -> Pipeline:
         return self if view < self.global_views else self._local
 

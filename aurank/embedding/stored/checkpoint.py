@@ -89,14 +89,17 @@ def as_trained(content: dict[str, Any], *, resumed: bool = False) -> dict[str, A
     """The configuration of a checkpoint with what images were shown with, which older ones do not name.
 
     Until it stood in `data.normalise` it was ImageNet's, or 0.5 for other than 3 channels, unless params of the
-    transforms said otherwise; images were resized by area. Raises UserError where training goes on (`resumed`) that
-    saw images otherwise than they were measured with.
+    transforms said otherwise; images were resized by area, and decoded whole. Raises UserError where
+    training goes on (`resumed`) that saw images otherwise than they were measured with.
     """
     content = {**content, "model": _with_weights(content.get("model"))} if "model" in content else content
     data = content.get("data")
-    if not isinstance(data, dict) or data.get("normalise") is not None or data.get("name") == EMBEDDINGS:
+    if not isinstance(data, dict) or data.get("name") == EMBEDDINGS:
         return content
-    data, channels, given = dict(data), data.get("channels", 3), {}
+    data = {**data, "decoding": data.get("decoding") or "whole"}
+    if data.get("normalise") is not None:
+        return {**content, "data": data}
+    channels, given = data.get("channels", 3), {}
     looks = []
     for key in ("train_transform", "test_transform"):
         params = (data[key].get("params") or {}) if isinstance(data.get(key), dict) else None
