@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from aurank.errors import AurankError
-from aurank.losses import MultipleLosses
 from aurank.losses.core.training_protocols import LearnsTemperature
 from aurank.reporting.snapshots import Pixels
 
@@ -84,12 +83,6 @@ def learned_temperature(loss: nn.Module) -> dict[str, float]:
     held = [part.learned_temperature for part in loss.modules() if isinstance(part, LearnsTemperature)]
     found = [float(value) for value in held if value is not None]
     return {"temperature": found[0]} if found else {}
-
-
-def loss_terms(modules: Iterable[nn.Module]) -> dict[str, float]:
-    """Return the weighted losses of the last batch, where one of the loss's modules is a sum of several; else none."""
-    sums = (part.last_terms for part in modules if isinstance(part, MultipleLosses))
-    return {name: float(value) for name, value in next(sums, {}).items()}
 
 
 @torch.no_grad()

@@ -23,11 +23,11 @@ from aurank.training.logs import (
     collapse_signs,
     learned_temperature,
     log_pictures,
-    loss_terms,
 )
 from aurank.training.optim import set_learning_rate, update_average
 from aurank.training.processes import StopRequest
 from aurank.training.trainer import Trainer
+from aurank.training.watch import LossWatch, SeenBatch
 
 Listener = Callable[[str, dict[str, Any]], None]
 """Called in the main process with ("step", …), ("validation", …), ("saved", …), ("testing", …), ("measuring", …),
@@ -64,11 +64,21 @@ class Loop:
         self.metrics = MetricsFile(out / "metrics.jsonl", keep=progress.metrics_bytes) if self.main else None
         self.validation_seconds = 0.0
         self.saved_step = progress.step  # that of last.pt
+        self.stop = StopRequest()
+        self.watch = LossWatch(
+            trainer.accelerator.device,
+            trainer.optimiser.optimizer,
+            every=self.settings.log_every,
+            processes=trainer.accelerator.num_processes,
+        )
+        self.told: dict[str, float] = {}  # what the listener heard of the steps up to the last look
+        self._started = 0.0  # when the first step after it began
+        self._images = 0  # in the steps since then
 
     def run(self) -> int | None:
         """Train; return the signal that ended the run early, or None: the same in every process."""
         try:
-            with StopRequest() as stop:
+            with self.stop:
                 if self.progress.step == 0:
                     self.save("last")
                 if self.progress.validation_owed:
@@ -78,11 +88,9 @@ class Loop:
                     if self._refresh() or batches is None:
                         batches = self._batches()
                     self._step(batches)
-                    # A signal reaches the processes in different steps, or one of them only; they have to stop at one.
-                    received: list[int] = [number for number in gather_object([stop.received]) if number is not None]
-                    if received:
+                    if self.watch.received is not None:
                         self.save("last")
-                        return received[0]
+                        return self.watch.received
                 self._announce_early_end()
                 return None
         finally:
@@ -128,58 +136,84 @@ class Loop:
     # -- one step -----------------------------------------------------------------------------------------------
 
     def _step(self, batches: Iterator[tuple[Batch, int, int]]) -> None:
-        trainer, progress = self.trainer, self.progress
-        started = time.perf_counter()
+        trainer, progress, watch = self.trainer, self.progress, self.watch
+        if not self._images:
+            self._started = time.perf_counter()
         rate = learning_rate(trainer.config) * trainer.schedule(progress.step)
         set_learning_rate(trainer.optimiser, rate)
-        images = 0
         for part in range(self.settings.accumulate):
             batch, epoch, index = next(batches)
             if part == 0:
                 trainer.set_progress(progress.step, epoch)
             with trainer.accelerator.accumulate(trainer.encoder):
                 embeddings, loss = trainer.forward(batch)
-                self._require_finite(float(loss.detach()), batch, epoch, index)
-                trainer.backward(loss)
-                if trainer.config.optim.clip_norm is not None and trainer.accelerator.sync_gradients:
+                watch.add(SeenBatch(progress.step + 1, epoch, index, batch.id, loss.detach(), trainer.loss_terms()))
+                is_last = part == self.settings.accumulate - 1
+                if is_last:
+                    watch.share(self.stop.received)
+                trainer.backward(loss if trainer.accelerator.scaler is None else watch.marked(loss))
+                if trainer.config.optim.clip_norm is not None and is_last:
                     trainer.accelerator.clip_grad_norm_(trainer.encoder.parameters(), trainer.config.optim.clip_norm)
+                if is_last and watch.guard():
+                    self._look()
                 trainer.update()
-            progress.loss_sum += float(loss.detach())
-            progress.loss_count += 1
-            for name, value in loss_terms(trainer.stateful_modules).items():
-                progress.term_sums[name] = progress.term_sums.get(name, 0.0) + value
             progress.epoch, progress.batch = epoch, index + 1
-            images += len(batch.id)
+            self._images += len(batch.id) * trainer.accelerator.num_processes
         if trainer.average is not None and self.settings.ema is not None:
             update_average(trainer.average, trainer.model, decay=self.settings.ema, step=progress.step)
         progress.step += 1
-        mean, seconds = progress.loss_sum / progress.loss_count, time.perf_counter() - started
-        per_second, skipped = images * trainer.accelerator.num_processes / seconds, len(trainer.train_data.skipped)
-        told = {"step": progress.step, "steps": self.settings.steps, "loss": mean, "lr": rate, "skipped": skipped}
-        self.listen("step", {**told, "images_per_second": per_second})
+        due = (self.settings.log_every, self.settings.checkpoint_every, self.settings.validate_every)
+        if watch.is_due or any(map(self._due, due)):
+            self._look()
+        self._tell(rate)
         if self._due(self.settings.log_every):
             signs = {**learned_temperature(trainer.loss), **collapse_signs(embeddings.detach())}
-            terms = {f"loss {name}": total / progress.loss_count for name, total in progress.term_sums.items()}
-            record = {"step": progress.step, "epoch": progress.epoch, "loss": mean, **terms, "lr": rate, **signs}
-            progress.loss_sum, progress.loss_count, progress.term_sums = 0.0, 0, {}
-            self._record(record, split="train")
+            self._log(rate, signs)
         self._after_step()
 
-    def _require_finite(self, value: float, batch: Batch, epoch: int, index: int) -> None:
-        """Stop every process when a loss is not finite, before it reaches the weights."""
-        if all(gather_object([math.isfinite(value)])):
-            return
-        rows = dict.fromkeys(batch.id.tolist())  # each once, in how many views it may be
+    def _look(self) -> None:
+        """Add up the losses since the last look; stop every process where one was not finite."""
+        found, progress = self.watch.look(), self.progress
+        if found.bad is not None:
+            self._report_bad(found.bad, found.losses[-1][0])
+        for loss, terms in found.losses:
+            progress.loss_sum += loss
+            progress.loss_count += 1
+            for name, value in terms.items():
+                progress.term_sums[name] = progress.term_sums.get(name, 0.0) + value
+        if found.losses:
+            self.told["loss"] = progress.loss_sum / progress.loss_count
+
+    def _report_bad(self, batch: SeenBatch, value: float) -> None:
+        rows = dict.fromkeys(batch.ids.tolist())  # each once, in how many views it may be
         paths = gather_object([self.trainer.train_data.manifest.paths[row] for row in rows])
-        step, record_path = self.progress.step + 1, self.out / "diverged.json"
+        value = next(one for one in gather_object([value]) if not math.isfinite(one))
+        record_path = self.out / "diverged.json"
         if self.main:
-            record = {"step": step, "epoch": epoch, "batch": index, "loss": str(value), "paths": paths}
-            write_text(record_path, json.dumps(record, indent=1) + "\n")
+            place = {"step": batch.step, "epoch": batch.epoch, "batch": batch.index}
+            write_text(record_path, json.dumps({**place, "loss": str(value), "paths": paths}, indent=1) + "\n")
         raise AurankError(
-            f"the loss is {value} at step {step} (epoch {epoch}, batch {index}); its image paths are in {record_path}, "
-            f"the weights of step {self.saved_step} in {self.out / 'last.pt'}; try a lower optim.lr, "
+            f"the loss is {value} at step {batch.step} (epoch {batch.epoch}, batch {batch.index}); its image paths are "
+            f"in {record_path}, the weights of step {self.saved_step} in {self.out / 'last.pt'}; try a lower optim.lr, "
             "optim.clip_norm=1, or look at those images"
         )
+
+    def _tell(self, rate: float) -> None:
+        """Tell the listener of a step: of its loss and its pace what was known at the last look."""
+        if not self.watch.batches:  # all that was asked of the device is done
+            self.told["images_per_second"] = self._images / (time.perf_counter() - self._started)
+            self._images = 0
+        skipped = len(self.trainer.train_data.skipped) if self.trainer.config.data.on_error == "skip" else 0
+        place = {"step": self.progress.step, "steps": self.settings.steps}
+        self.listen("step", {**place, **self.told, "lr": rate, "skipped": skipped})
+
+    def _log(self, rate: float, signs: dict[str, float]) -> None:
+        progress = self.progress
+        mean = progress.loss_sum / progress.loss_count
+        terms = {f"loss {name}": total / progress.loss_count for name, total in progress.term_sums.items()}
+        record = {"step": progress.step, "epoch": progress.epoch, "loss": mean, **terms, "lr": rate, **signs}
+        progress.loss_sum, progress.loss_count, progress.term_sums = 0.0, 0, {}
+        self._record(record, split="train")
 
     # -- what happens every so many steps -----------------------------------------------------------------------
 
@@ -260,6 +294,7 @@ class Loop:
         Raises:
             AurankError: the weights, or the parameters of the loss, are not finite; what was saved before stays.
         """
+        self._look()
         trainer, progress, saved_step = self.trainer, self.progress, self.saved_step
         parameters = itertools.chain(trainer.model.parameters(), trainer.loss.parameters())
         is_finite = all(bool(parameter.isfinite().all()) for parameter in parameters)

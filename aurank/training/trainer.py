@@ -16,6 +16,7 @@ from aurank.data import Batch, MultiCrop, Sampler
 from aurank.embedding.from_config import build_dataset, build_encoder, build_towers, fill_preprocessing, with_features
 from aurank.embedding.image_text_pairs import require_pairs, texts_of
 from aurank.errors import UserError
+from aurank.losses import MultipleLosses
 from aurank.losses.core.training_protocols import FollowsProgress, Reencodes
 from aurank.models.encoder import EachPart
 from aurank.training.build import (
@@ -131,6 +132,14 @@ class Trainer:
         """Tell every module that follows the progress, before a step, how far training is."""
         for module in self._followers:
             module.set_progress(step=step, steps=self.config.train.steps, epoch=epoch, epochs=self.epochs)
+
+    def loss_terms(self) -> dict[str, Tensor]:
+        """Return the weighted losses of the last batch by name, on their device, where the loss is a sum."""
+        return {} if self._sum is None else self._sum.last_terms
+
+    @cached_property
+    def _sum(self) -> MultipleLosses | None:
+        return next((module for module in self.stateful_modules if isinstance(module, MultipleLosses)), None)
 
     def forward(self, batch: Batch) -> tuple[Float[Tensor, "image dim"], Tensor]:
         """Return the embeddings of a batch's images, and the loss of the batch."""

@@ -1,0 +1,136 @@
+"""Losses that are looked at every so many steps, as on a GPU."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from testing.runs import assert_equal
+from testing.tiny import SUM, tiny_config
+from torch import nn
+
+import aurank
+from aurank.embedding.stored.checkpoint import load_checkpoint
+from aurank.errors import AurankError
+from aurank.models.encoder import Encoder
+from aurank.training import watch as watching
+from aurank.training.watch import LossWatch, SeenBatch, leaves_out_updates
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No number is looked at before its time, as where the host would wait for it."""
+    monkeypatch.setattr(watching, "READ_AT_ONCE", ())
+
+
+def seen(index: int, loss: float) -> SeenBatch:
+    return SeenBatch(index + 1, 0, index, torch.arange(2), torch.tensor(loss))
+
+
+@pytest.mark.usefixtures("late")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, fused=True),
+        lambda p: torch.optim.AdamW(p, 0.1, fused=True),
+        lambda p: torch.optim.Adam(p, 0.1, fused=True),
+    ],
+)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_no_update_follows_a_bad_loss_and_a_look_finds_it(make, bad: float) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimiser = make([weight])
+    watch, kept = LossWatch(CPU, optimiser, every=10), []
+    for index, value in enumerate((1.0, 2.0, bad, 3.0, bad)):
+        watch.add(seen(index, value))
+        watch.share(None)
+        weight.grad = torch.full((3,), value)
+        assert not watch.guard()
+        optimiser.step()
+        kept.append(weight.detach().clone())
+    assert not kept[0].equal(kept[1])
+    assert all(after.equal(kept[1]) for after in kept[2:])
+    found = watch.look()
+    assert found.bad is not None
+    assert (found.bad.step, found.bad.index) == (3, 2)
+    assert [loss for loss, _ in found.losses[:2]] == [1.0, 2.0]
+    assert len(found.losses) == 3
+
+
+@pytest.mark.usefixtures("late")
+def test_a_gradient_scaler_leaves_out_the_update_that_follows_a_bad_loss() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimiser, scaler = torch.optim.AdamW([weight], 0.1, fused=True), torch.amp.GradScaler("cpu")
+    watch, kept = LossWatch(CPU, optimiser, every=10), []
+    for index, value in enumerate((1.0, float("inf"), 3.0)):
+        watch.add(seen(index, value))
+        watch.share(None)
+        scaler.scale(watch.marked(weight.sum())).backward()
+        watch.guard()
+        scaler.step(optimiser)
+        scaler.update()
+        optimiser.zero_grad()
+        kept.append(weight.detach().clone())
+    assert not kept[0].equal(torch.ones(3))
+    assert kept[0].equal(kept[1])
+    assert kept[0].equal(kept[2])
+
+
+@pytest.mark.usefixtures("late")
+def test_an_optimiser_that_cannot_leave_out_an_update_is_looked_at_in_each_step() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    plain = torch.optim.AdamW([weight], 0.1, fused=False)
+    assert not leaves_out_updates(plain)
+    watch = LossWatch(CPU, plain, every=10)
+    watch.add(seen(0, float("nan")))
+    watch.share(None)
+    assert watch.guard()
+    assert watch.look().bad is not None
+
+
+def test_the_last_signal_and_a_first_look() -> None:
+    optimiser = torch.optim.AdamW([nn.Parameter(torch.ones(3))], 0.1, fused=True)
+    watch = LossWatch(CPU, optimiser, every=10)
+    assert watch.is_due
+    watch.add(seen(0, 1.0))
+    watch.share(15)
+    assert watch.guard()
+    assert watch.received == 15
+    assert watch.look().bad is None
+    assert watch.look().losses == []
+
+
+@pytest.mark.slow
+def test_a_run_that_is_looked_at_late_is_the_same_to_the_last_bit(tmp_path: Path, monkeypatch) -> None:
+    train = {"steps": 5, "log_every": 3, "checkpoint_every": 4, "accumulate": 2, "ema": 0.5}
+    config = tiny_config(SUM, optim={"clip_norm": 0.5}, train=train)
+    aurank.train(config, tmp_path / "soon")
+    monkeypatch.setattr(watching, "READ_AT_ONCE", ())
+    told = []
+    listener = lambda kind, values: told.append(values) if kind == "step" else None  # noqa: E731
+    aurank.train(config, tmp_path / "late", listener=listener)
+    assert (tmp_path / "soon/metrics.jsonl").read_bytes() == (tmp_path / "late/metrics.jsonl").read_bytes()
+    for name in ("last.pt", "best.pt"):
+        assert_equal(load_checkpoint(tmp_path / "soon" / name), load_checkpoint(tmp_path / "late" / name), ("python",))
+    assert [values["loss"] > 0 and values["images_per_second"] > 0 for values in told] == [True] * 5
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("late")
+def test_a_bad_step_is_named_late_and_spoils_no_weights(tmp_path: Path, monkeypatch) -> None:
+    original, calls = Encoder.forward, []
+
+    def poisoned(self: Encoder, images: torch.Tensor) -> torch.Tensor:
+        calls.append(self.training)
+        return original(self, images * float("nan") if sum(calls) == 3 else images)
+
+    monkeypatch.setattr(Encoder, "forward", poisoned)
+    config = tiny_config(train={"checkpoint_every": 100, "validate_every": 100, "log_every": 6})
+    with pytest.raises(AurankError, match=r"the loss is nan at step 3 \(epoch 0, batch 2\).*weights of step 0 in"):
+        aurank.train(config, tmp_path / "out")
+    assert sum(calls) == 6
+    record = json.loads((tmp_path / "out" / "diverged.json").read_text(encoding="utf-8"))
+    assert (record["step"], record["batch"], record["loss"]) == (3, 2, "nan")
+    assert 8 <= len(record["paths"]) <= 16
