@@ -6,11 +6,12 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -21,6 +22,7 @@ from aurank.errors import UserError
 
 Key = int | np.integer | tuple[int, int, int]  # row, or (row, epoch, view)
 Pixels = UInt8[np.ndarray, "_ _ channel"]
+_ParsedKey = tuple[int, int | None, int]  # row, epoch (None: not augmented) and view
 Sample = tuple[Float[Tensor, "channel height width"], int, int]
 _ESTIMATE_FROM = 32  # images whose prepared size decides whether all of them fit in memory
 _ROWS_PER_TASK = 64
@@ -137,35 +139,50 @@ class ImageDataset(Dataset[Sample]):
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
         """Return the batch of those keys, in their order, without the images that are skipped, in any view."""
         parsed = [_parse(key) for key in keys]
-        by_row: dict[int, list[int]] = defaultdict(list)
-        for number, (row, _, _) in enumerate(parsed):
-            by_row[row].append(number)
-        squares: dict[int, Pixels] = {}
-        with quiet_decoding():
-            for row, numbers in by_row.items():
-                if (prepared := self._prepared(row)) is None:  # once for all of its views
-                    continue
-                for number in numbers:
-                    _, epoch, view = parsed[number]
-                    seed = None if epoch is None else augmentation_seed(self.seed, row, epoch, view)
-                    squares[number] = self.pipeline.of_view(view).augment(prepared, seed)
-        kept = sorted(squares)
-        rows = [parsed[number][0] for number in kept]
-        by_size = itertools.groupby((squares[number] for number in kept), key=len)
-        images = [self.pipeline.normalise(np.stack(list(same))) for _, same in by_size]
-        if not images:
-            images = [torch.empty(0, self.channels, self.pipeline.image_size, self.pipeline.image_size)]
+        sizes = itertools.groupby(self.pipeline.of_view(view).image_size for _, _, view in parsed)
+        runs = [(len(list(same)), size) for size, same in sizes] or [(0, self.pipeline.image_size)]
+        images = [np.empty((count, size, size, self.channels), dtype=np.uint8) for count, size in runs]
+        is_there = self._write(parsed, [square for same in images for square in same])
+        if not is_there.all():
+            there = np.split(is_there, np.cumsum([count for count, _ in runs])[:-1])
+            kept = [same[chosen] for same, chosen in zip(images, there, strict=True) if chosen.any()]
+            images = kept or [images[0][:0]]
+        normalised = [self.pipeline.normalise(same) for same in images]
+        rows = np.array([row for row, _, _ in parsed], dtype=np.int64)[is_there]
         return Batch(
-            image=images[0] if len(images) == 1 else tuple(images),
+            image=normalised[0] if len(normalised) == 1 else tuple(normalised),
             label=torch.from_numpy(self.manifest.labels[rows]),
-            id=torch.tensor(rows, dtype=torch.int64),
+            id=torch.from_numpy(rows),
         )
+
+    def _write(self, keys: Sequence[_ParsedKey], squares: Sequence[Pixels]) -> Bool[np.ndarray, " key"]:
+        """Write the image of each key into its square; return which of them are not skipped."""
+        by_row: dict[int, list[int]] = defaultdict(list)
+        for number, (row, _, _) in enumerate(keys):
+            by_row[row].append(number)
+        is_there = np.zeros(len(keys), dtype=np.bool_)
+        # Images that are held are changed all at once; others come and go one by one, since they may be large.
+        portions = [list(by_row)] if self._cache is not None else [[row] for row in by_row]
+        with quiet_decoding() if self._cache is None else nullcontext():
+            for portion in portions:
+                tasks: dict[Pipeline, list[tuple[Pixels, int | None, Pixels]]] = defaultdict(list)
+                for row in portion:
+                    if (prepared := self._prepared(row)) is None:  # once for all of its views
+                        continue
+                    is_there[by_row[row]] = True
+                    for number in by_row[row]:
+                        _, epoch, view = keys[number]
+                        seed = None if epoch is None else augmentation_seed(self.seed, row, epoch, view)
+                        tasks[self.pipeline.of_view(view)].append((prepared, seed, squares[number]))
+                for pipeline, wanted in tasks.items():
+                    pipeline.augment_all(*zip(*wanted, strict=True))
+        return is_there
 
     def _prepared(self, row: int) -> Pixels | None:
         """Return one prepared image, or None if it is skipped."""
-        if self._unreadable[row]:
-            return None
-        return self._read(row) if self._cache is None else self._cache[row]
+        if self._cache is not None:
+            return self._cache[row]
+        return None if self.on_error == "skip" and self._unreadable[row] else self._read(row)
 
     def _read(self, row: int) -> Pixels | None:
         try:
@@ -202,6 +219,5 @@ class ImageDataset(Dataset[Sample]):
         return found
 
 
-def _parse(key: Key) -> tuple[int, int | None, int]:
-    """Return row, epoch (None: not augmented) and view."""
+def _parse(key: Key) -> _ParsedKey:
     return key if isinstance(key, tuple) else (int(key), None, 0)

@@ -1,7 +1,6 @@
 """From decoded pixels to the tensor a model sees: prepare (always the same), augment (seeded), normalise."""
 
 import math
-import os
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,15 +15,15 @@ from PIL.Image import Image, Resampling, fromarray
 from torch import Tensor
 
 from aurank.data.decode import to_pixels
+from aurank.data.transforms.geometry import Number, Pixels, chance_of, with_channels
 from aurank.errors import UserError
 
 # One thread: images are small, several workers run at once, and OpenCV's own threads do not survive a fork.
 cv2.setNumThreads(0)
 
-Number = int | float
-Pixels = UInt8[np.ndarray, "height width channel"]
 Prepared = UInt8[np.ndarray, "new_height new_width channel"]
 Square = UInt8[np.ndarray, "size size channel"]
+AnyPrepared = UInt8[np.ndarray, "_ _ channel"]  # one of several, each of its own size
 
 AREA = "area"
 _PILLOWS: Mapping[str, Resampling] = {
@@ -104,6 +103,13 @@ class Pipeline(ABC):
         """Return the prepared image at `image_size`, changed at random as `seed` says; None changes nothing."""
         return prepared
 
+    def augment_all(
+        self, prepared: Sequence[AnyPrepared], seeds: Sequence[int | None], squares: Sequence[Square]
+    ) -> None:
+        """Write each prepared image into its square, as `augment` changes it for its seed."""
+        for image, seed, square in zip(prepared, seeds, squares, strict=True):
+            square[:] = self.augment(image, seed)
+
     def normalise(
         self, images: UInt8[np.ndarray, "batch height width channel"]
     ) -> Float[Tensor, "batch channel height width"]:
@@ -149,36 +155,19 @@ class Pipeline(ABC):
 
 
 class RandomPipeline(Pipeline):
-    """A pipeline whose `augment` runs transforms of albumentations."""
-
-    _compose: Any = None
+    """A pipeline whose `augment` draws what it does from a generator that only the seed decides."""
 
     @abstractmethod
-    def random_transforms(self, library: Any) -> list[Any]:
-        """Return transforms of albumentations, which is `library`, each with its own probability."""
+    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> Square:
+        """Return the prepared image at `image_size`, changed as `chance`, which was made of `seed`, draws it."""
 
     @abstractmethod
     def fit(self, prepared: Prepared) -> Square:
         """Return the prepared image at `image_size` without chance."""
 
     def augment(self, prepared: Prepared, seed: int | None) -> Square:
-        if seed is None:
-            return self.fit(prepared)
-        self.get_ready()
-        # albumentations draws from these two; set anew for each image, so neither order nor worker matters.
-        self._compose.set_random_state(np.random.default_rng(seed), random.Random(seed))
-        return np.ascontiguousarray(_with_channels(self._compose(image=prepared)["image"]))
-
-    def get_ready(self) -> None:
-        if self._compose is None:
-            # Imported late: it takes half a second that commands which only read a configuration need not.
-            os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # else it asks the network for its version
-            import albumentations
-
-            self._compose = albumentations.Compose(self.random_transforms(albumentations))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_compose"}
+        # A generator for each image, so neither order nor worker matters.
+        return self.fit(prepared) if seed is None else self.change(prepared, chance_of(seed), seed)
 
 
 def resize(image: Pixels, height: int, width: int, interpolation: str = AREA) -> Prepared:
@@ -196,7 +185,7 @@ def resize(image: Pixels, height: int, width: int, interpolation: str = AREA) ->
             small = np.asarray(cv2.resize(part, (width, height), interpolation=area))
         else:
             small = np.array(fromarray(part[:, :, 0] if step == 1 else part).resize((width, height), method))
-        done.append(_with_channels(small))
+        done.append(with_channels(small))
     return done[0] if len(done) == 1 else np.concatenate(done, axis=2)
 
 
@@ -211,8 +200,3 @@ def centre_crop(image: Pixels, size: int) -> Square:
     """Return the size × size middle of an image at least that large."""
     top, left = (image.shape[0] - size) // 2, (image.shape[1] - size) // 2
     return np.ascontiguousarray(image[top : top + size, left : left + size])
-
-
-def _with_channels(image: UInt8[np.ndarray, "height width ..."]) -> Pixels:
-    """Return the image with the channel axis that is dropped when there is one channel."""
-    return image if image.ndim == 3 else image[:, :, None]

@@ -1,14 +1,28 @@
 """The transforms of training with labels, and of evaluation."""
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import cv2
 import numpy as np
 
-from aurank.data.transforms.base import Number, Pipeline, Pixels, Prepared, RandomPipeline, Square, centre_crop
+from aurank.data.transforms.base import AnyPrepared, Pipeline, Prepared, RandomPipeline, Square, centre_crop
+from aurank.data.transforms.geometry import (
+    Number,
+    Pixels,
+    chance_of,
+    change_nothing,
+    draw_part,
+    draw_square,
+    flipped,
+    happens,
+    scaled,
+    warp,
+    warp_matrices,
+)
 from aurank.errors import UserError
 
 # Image transforms of ImageNet models: shorter side 256 for crops of 224.
@@ -111,8 +125,10 @@ class RandomCrop(RandomPipeline):
     def fit(self, prepared: Prepared) -> Square:
         return centre_crop(prepared, self.image_size)
 
-    def random_transforms(self, library: Any) -> list[Any]:
-        return [library.RandomCrop(self.image_size, self.image_size, p=1.0), library.HorizontalFlip(p=self.flip)]
+    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> Square:
+        height, width = prepared.shape[:2]
+        square = draw_square(chance, height, width, self.image_size).of(prepared)
+        return flipped(square) if happens(chance, self.flip) else np.ascontiguousarray(square)
 
 
 @dataclass(repr=False, eq=False, kw_only=True)
@@ -154,21 +170,18 @@ class CropFlip(RandomPipeline):
         margin = MARGIN if self.margin is None else self.margin
         return centre_crop(self.resize_shorter(prepared, margin), self.image_size)
 
-    def random_transforms(self, library: Any) -> list[Any]:
+    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> Square:
         # By area, as `resize`: parts of a whole photo are reduced several times over.
-        part = self.random_part(library, "image" if self.margin is None else None)
-        return [part, library.HorizontalFlip(p=self.flip)]
+        square = self.random_part(prepared, chance, by_area=self.margin is None)
+        return flipped(square) if happens(chance, self.flip) else np.ascontiguousarray(square)
 
-    def random_part(self, library: Any, area: str | None) -> Any:
-        """Return albumentations' crop of a random part; `area`: "image" where it is reduced by area."""
-        return library.RandomResizedCrop(
-            (self.image_size, self.image_size),
-            scale=self.scale,
-            ratio=self.ratio,
-            interpolation=_ENLARGING.get(self.interpolation, cv2.INTER_LINEAR),
-            area_for_downscale=area,
-            p=1.0,
-        )
+    def random_part(self, prepared: Prepared, chance: random.Random, *, by_area: bool) -> Square:
+        """Return a random part of an image as a square; `by_area` where it is reduced."""
+        height, width = prepared.shape[:2]
+        part = draw_part(chance, height, width, scale=self.scale, ratio=self.ratio)
+        is_reduced = max(part.height, part.width) > self.image_size
+        enlarging = _ENLARGING.get(self.interpolation, cv2.INTER_LINEAR)
+        return scaled(part.of(prepared), self.image_size, cv2.INTER_AREA if by_area and is_reduced else enlarging)
 
 
 @dataclass(repr=False, eq=False, kw_only=True)
@@ -213,19 +226,31 @@ class Affine(RandomPipeline):
     def fit(self, prepared: Prepared) -> Square:
         return self.resize(prepared, self.image_size, self.image_size)
 
-    def random_transforms(self, library: Any) -> list[Any]:
-        return [
-            library.Affine(
-                rotate=(-self.rotate, self.rotate),
-                translate_percent=(-self.translate, self.translate),
-                scale=self.scale,
-                shear=(-self.shear, self.shear),
-                fill=self.fill,
-                interpolation=cv2.INTER_LINEAR,
-                p=1.0,
-            ),
-            library.Resize(self.image_size, self.image_size, interpolation=cv2.INTER_AREA, p=1.0),
+    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> Square:
+        return np.ascontiguousarray(self._warped([prepared], [chance])[0])
+
+    def augment_all(
+        self, prepared: Sequence[AnyPrepared], seeds: Sequence[int | None], squares: Sequence[Square]
+    ) -> None:
+        """Write each prepared image into its square; the warps of all of them are computed at once."""
+        drawn = [(place, chance_of(seed)) for place, seed in enumerate(seeds) if seed is not None]
+        changed = self._warped([prepared[place] for place, _ in drawn], [chance for _, chance in drawn])
+        for (place, _), square in zip(drawn, changed, strict=True):
+            squares[place][:] = square
+        for place, seed in enumerate(seeds):
+            if seed is None:
+                squares[place][:] = self.fit(prepared[place])
+
+    def _warped(self, prepared: Sequence[AnyPrepared], chances: Sequence[random.Random]) -> list[Square]:
+        sizes = np.array([image.shape[:2] for image in prepared], dtype=np.int64).reshape(-1, 2)
+        ranges = {"rotate": self.rotate, "translate": self.translate, "shear": self.shear}
+        matrices = warp_matrices(chances, sizes, scale=self.scale, **ranges)
+        still = change_nothing(matrices).tolist()
+        warped = [
+            image if is_still else warp(image, matrix, self.fill)
+            for image, matrix, is_still in zip(prepared, matrices, still, strict=True)
         ]
+        return [scaled(image, self.image_size, cv2.INTER_AREA) for image in warped]
 
 
 def _check_margin(margin: Number) -> None:

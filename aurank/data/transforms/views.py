@@ -1,10 +1,15 @@
 """Training without labels: the augmentations that make several views of one image."""
 
+import os
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from aurank.data.transforms.base import Number, Pipeline
+import numpy as np
+
+from aurank.data.transforms.base import Pipeline, Prepared, Square
+from aurank.data.transforms.geometry import Number, flipped, happens, with_channels
 from aurank.data.transforms.standard import CropFlip, check_between, checked_range
 from aurank.errors import UserError
 
@@ -39,23 +44,41 @@ class SimCLR(CropFlip):
         check_between("strength", self.strength, 2.5)
         for name in ("jitter", "grey", "blur"):
             check_between(name, getattr(self, name))
+        # Of albumentations, each with its probability; made when the first image comes.
+        self._changes: list[tuple[Number, Any]] = []
 
-    def random_transforms(self, library: Any) -> list[Any]:
+    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> Square:
+        self.get_ready()
+        # By area: a small crop may be smaller than the part of the image that it is made of.
+        square = self.random_part(prepared, chance, by_area=True)
+        square = flipped(square) if happens(chance, self.flip) else square
+        for probability, transform in self._changes:
+            if happens(chance, probability):
+                # The second, which draws the order of the colours, is made anew for each: only the seed decides it.
+                transform.set_random_state(np.random.default_rng(seed), chance)
+                square = transform(image=square, force_apply=True)["image"]
+        return np.ascontiguousarray(with_channels(square))
+
+    def get_ready(self) -> None:
+        if self._changes:
+            return
+        # Imported late: it takes half a second that commands which only read a configuration need not.
+        os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # else it asks the network for its version
+        import albumentations
+
         change = 0.8 * self.strength
         around_one = (max(0.0, 1 - change), 1 + change)
         hue = (-0.2 * self.strength, 0.2 * self.strength)
         colours = [
-            library.ColorJitter(around_one, around_one, around_one, hue, p=self.jitter),
-            library.ToGray(p=self.grey),
+            (self.jitter, albumentations.ColorJitter(around_one, around_one, around_one, hue)),
+            (self.grey, albumentations.ToGray()),
         ]
         kernel = max(3, self.image_size // 20 * 2 + 1)
-        return [
-            # By area: a small crop may be smaller than the part of the image that it is made of.
-            self.random_part(library, "image"),
-            library.HorizontalFlip(p=self.flip),
-            *(colours if self.channels == 3 else []),
-            library.GaussianBlur((kernel, kernel), sigma_limit=(0.1, 2.0), p=self.blur),
-        ]
+        blur = albumentations.GaussianBlur((kernel, kernel), sigma_limit=(0.1, 2.0))
+        self._changes = [*(colours if self.channels == 3 else []), (self.blur, blur)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_changes": []}
 
 
 @dataclass(repr=False, eq=False, kw_only=True)

@@ -1,0 +1,123 @@
+"""The random transforms, pixel for pixel those that albumentations makes of the same seed."""
+
+import random
+from typing import Any
+
+import albumentations
+import cv2
+import numpy as np
+import pytest
+from testing.data_trees import pixels
+
+from aurank.data import TRANSFORMS, Pipeline
+from aurank.data.transforms.geometry import chance_of, draw_part, warp_matrices
+
+LINEAR, AREA = cv2.INTER_LINEAR, cv2.INTER_AREA
+
+
+def crop(pipeline: Any, area: str | None) -> Any:
+    enlarging = {"bicubic": cv2.INTER_CUBIC}.get(pipeline.interpolation, LINEAR)
+    size, ways = (pipeline.image_size,) * 2, {"interpolation": enlarging, "area_for_downscale": area}
+    return albumentations.RandomResizedCrop(size, scale=pipeline.scale, ratio=pipeline.ratio, p=1.0, **ways)
+
+
+def flip(pipeline: Any) -> Any:
+    return albumentations.HorizontalFlip(p=pipeline.flip)
+
+
+def random_crop(pipeline: Any) -> list[Any]:
+    return [albumentations.RandomCrop(pipeline.image_size, pipeline.image_size, p=1.0), flip(pipeline)]
+
+
+def crop_flip(pipeline: Any) -> list[Any]:
+    return [crop(pipeline, "image" if pipeline.margin is None else None), flip(pipeline)]
+
+
+def simclr(pipeline: Any) -> list[Any]:
+    change, hue = 0.8 * pipeline.strength, 0.2 * pipeline.strength
+    around_one = (max(0.0, 1 - change), 1 + change)
+    jitter = albumentations.ColorJitter(around_one, around_one, around_one, (-hue, hue), p=pipeline.jitter)
+    colours = [jitter, albumentations.ToGray(p=pipeline.grey)] if pipeline.channels == 3 else []
+    kernel = max(3, pipeline.image_size // 20 * 2 + 1)
+    blur = albumentations.GaussianBlur((kernel, kernel), sigma_limit=(0.1, 2.0), p=pipeline.blur)
+    return [crop(pipeline, "image"), flip(pipeline), *colours, blur]
+
+
+def affine(pipeline: Any) -> list[Any]:
+    ranges = {name: (-getattr(pipeline, name), getattr(pipeline, name)) for name in ("rotate", "shear")}
+    shift = (-pipeline.translate, pipeline.translate)
+    look: dict[str, Any] = {"fill": pipeline.fill, "interpolation": LINEAR, "scale": pipeline.scale, "p": 1.0}
+    side = pipeline.image_size
+    return [
+        albumentations.Affine(**ranges, translate_percent=shift, **look),
+        albumentations.Resize(side, side, interpolation=AREA, p=1.0),
+    ]
+
+
+LIBRARY = {
+    "random_crop": random_crop, "crop_flip": crop_flip, "simclr": simclr, "multi_crop": simclr, "affine": affine
+}  # fmt: skip
+
+
+def by_library(name: str, pipeline: Pipeline, prepared: np.ndarray, seed: int) -> np.ndarray:
+    compose = albumentations.Compose(LIBRARY[name](pipeline))
+    compose.set_random_state(np.random.default_rng(seed), random.Random(seed))
+    found: np.ndarray = compose(image=prepared)["image"]
+    return found.reshape(*found.shape[:2], -1)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 6, 9])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("random_crop", {}),
+        ("crop_flip", {}),
+        ("crop_flip", {"margin": None, "scale": [0.3, 1], "ratio": [1.5, 3], "interpolation": "bicubic"}),
+        ("affine", {}),
+        ("affine", {"oversample": 1, "rotate": 180, "translate": 0.5, "scale": [0.3, 2], "shear": 40, "fill": 7}),
+        ("affine", {"rotate": 0, "translate": 0, "scale": [1, 1], "shear": 0}),
+        ("simclr", {}),
+        ("simclr", {"jitter": 1, "grey": 1, "blur": 0, "flip": 1, "strength": 0.5}),
+        ("multi_crop", {"local_size": 9}),
+    ],
+)
+def test_a_seed_gives_the_pixels_of_albumentations(name: str, options: dict[str, Any], channels: int) -> None:
+    pipeline = TRANSFORMS[name](24, channels, **options)
+    for seed in range(8):
+        image = pixels(seed, *((37, 31), (24, 60), (90, 40), (70, 105))[seed % 4], channels)
+        for view in range(3 if name == "multi_crop" else 1):
+            prepared, own = pipeline.prepare(image), pipeline.of_view(view)
+            expected = by_library(name, own, prepared, 2**61 + seed)
+            np.testing.assert_array_equal(own.augment(prepared, 2**61 + seed), expected)
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_images_changed_at_once_are_those_changed_one_by_one(name: str) -> None:
+    pipeline = TRANSFORMS[name](16, 3)
+    prepared = [pipeline.prepare(pixels(place, 30 + place % 2, 25, 3)) for place in range(9)]
+    seeds = [None if place in (2, 8) else place % 5 for place in range(9)]
+    squares = np.zeros((9, 16, 16, 3), np.uint8)
+    pipeline.augment_all(prepared, seeds, list(squares))
+    for image, seed, square in zip(prepared, seeds, squares, strict=True):
+        np.testing.assert_array_equal(square, pipeline.augment(image, seed))
+
+
+def test_warps_are_those_of_albumentations_to_the_last_bit_in_any_company() -> None:
+    transform = albumentations.Affine(
+        rotate=(-30, 30), translate_percent=(-0.2, 0.2), scale=(0.5, 1.5), shear=(-20, 20), p=1.0
+    )
+    sizes = np.array([(20 + seed % 7, 31) for seed in range(50)])
+    ranges: dict[str, Any] = {"rotate": 30, "translate": 0.2, "scale": (0.5, 1.5), "shear": 20}
+    found = warp_matrices([chance_of(seed) for seed in range(50)], sizes, **ranges)
+    for seed in range(50):
+        transform.set_random_state(np.random.default_rng(0), chance_of(seed))
+        drawn = transform.get_params_dependent_on_data({"shape": (*sizes[seed], 1)}, {})
+        np.testing.assert_array_equal(found[seed], drawn["matrix"])
+        np.testing.assert_array_equal(found[[seed]], warp_matrices([chance_of(seed)], sizes[[seed]], **ranges))
+
+
+def test_a_part_that_never_fits_is_the_middle_as_large_as_its_shape_allows() -> None:
+    wide = draw_part(chance_of(0), 10, 100, scale=(1, 1), ratio=(0.5, 2))
+    tall = draw_part(chance_of(0), 100, 10, scale=(1, 1), ratio=(0.5, 2))
+    assert (tuple(wide), tuple(tall)) == ((0, 40, 10, 20), (40, 0, 20, 10))
+    assert tuple(draw_part(chance_of(0), 8, 8, scale=(0.01, 0.01), ratio=(100, 101))) == (4, 0, 0, 8)
