@@ -27,7 +27,8 @@ def main() -> None:
         with draw_warnings():
             app()
     except AurankError as error:
-        stderr_console.say(f"error: {error}")
+        if error.told_by in (None, int(os.environ.get("RANK", "0"))):
+            stderr_console.say(f"error: {error}")
         sys.exit(2 if isinstance(error, UserError) else 1)
     except MemoryError:
         stderr_console.say("error: there is not enough memory; take less at once (--batch, max_memory, a smaller file)")

@@ -129,6 +129,10 @@ class ImageDataset(Dataset[Sample]):
         """Paths of the images found unreadable so far, by any worker, when `on_error` is "skip"."""
         return [self.manifest.paths[row] for row in torch.nonzero(self._unreadable).flatten().tolist()]
 
+    def leave_out(self, rows: Int64[np.ndarray, " row"]) -> None:
+        """Skip these rows too: another process has found that they cannot be read."""
+        self._unreadable[torch.from_numpy(rows)] = True
+
     def __getitem__(self, key: Key) -> Sample:
         """Return image, label and id; UserError when the image cannot be read, also where batches skip it."""
         batch = self.__getitems__([key])

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Bool, Float32, Int64
 from torch import Tensor, nn
 
 from aurank.arrays import load_arrays
@@ -70,28 +70,37 @@ class EmbeddingCache:
         self.folder = root / hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:_NAME_LENGTH]
         self.say = say
         self.about = json.dumps({**about, **keys}, indent=1) + "\n"
+        self._extents: dict[str, tuple[int, int]] = {}  # of the pieces that have been read
         try:
             write_text(self.folder / ABOUT, self.about)  # its time of change says when the folder was last used
         except AurankError as error:
             remedy = "name another folder with --cache, or do without by --no-cache"
             raise UserError(f"the embedding cache: {error}; {remedy}") from error
 
-    def read(self, count: int) -> list[Piece]:
-        """Return the whole pieces, of a data set of ``count`` rows, no row twice; remove damaged ones."""
+    def read(self, count: int, wanted: Bool[np.ndarray, " row"] | None = None) -> list[Piece]:
+        """Return the whole pieces, of a data set of ``count`` rows, no row twice; remove damaged ones.
+
+        `wanted`: of pieces none of whose rows is, nothing is read again.
+        """
+        wanted = np.ones(count, dtype=np.bool_) if wanted is None else wanted
         done, damaged = np.zeros(count, dtype=np.bool_), 0
         pieces: list[Piece] = []
         for path in sorted(self.folder.glob("*.npz")):
+            if not wanted[slice(*self._extents.get(path.name, (None, None)))].any():
+                continue
             piece = _read_piece(path, count, dim=pieces[0].embeddings.shape[1] if pieces else None)
             if piece is not None:
-                new = ~done[piece.rows]
+                self._extents[path.name] = int(piece.rows[0]), int(piece.rows[-1]) + 1
+                new = ~done[piece.rows] & wanted[piece.rows]
                 if new.any():
                     pieces.append(Piece(piece.rows[new], piece.embeddings[new]))
-                    done[piece.rows] = True
+                    done[piece.rows[new]] = True
             elif path.exists():  # else `prune` took it
                 path.unlink(missing_ok=True)
                 damaged += 1
         if self.say is not None and (pieces or damaged):
-            part = f"{done.sum():,}" if done.all() else f"{done.sum():,} of {count:,}"
+            total = int(wanted.sum())
+            part = f"{total:,}" if done.sum() == total else f"{done.sum():,} of {total:,}"
             again = f"; removed {damaged} damaged {'piece' if damaged == 1 else 'pieces'}" if damaged else ""
             self.say(f"read {part} embeddings from the cache {self.folder}{again}")
         return pieces

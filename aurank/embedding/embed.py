@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 from PIL import Image
 from torch import nn
 
@@ -20,6 +20,7 @@ from aurank.embedding.cache import EmbeddingCache, Piece
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import ProgressCallback
 from aurank.evaluation.engine.problem import RetrievalProblem
+from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.report import Report
 from aurank.files import replacing
@@ -182,49 +183,83 @@ def embed(
     batch: int = 256,
     workers: int = 0,
     device: torch.device | None = None,
+    bf16: bool = False,
     rows: Int64[np.ndarray, " wanted"] | None = None,
     progress: ProgressCallback | None = None,
     cache: EmbeddingCache | None = None,
+    group: ProcessGroup | None = None,
 ) -> Embedded:
     """Embeddings of the images of the data set, or of some rows, in row order; images it skips are left out.
 
+    Row i of those wanted is in batch i // `batch`, whatever is cached and however many processes share the batches: so
+    every way to an embedding is the same arithmetic.
+
     Args:
         model: maps float32 [batch, channel, height, width] to [batch, dim]; put in evaluation mode, then back.
+        bf16: let the model multiply in bfloat16, under autocast.
         progress: called after each batch, and once for those read from the cache, with how many are done, of how many.
         cache: what it holds is not embedded again, and every batch is added to it; skipped images are tried anew.
+        group: processes that share the batches; each calls this with the same model and images, and gets all rows.
     """
     if batch < 1:
         raise UserError(f"batch must be at least 1, got {batch}")
+    group = group or ProcessGroup(False)
     device = device or next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     wanted = np.zeros(len(dataset), dtype=np.bool_)
     wanted[slice(None) if rows is None else rows] = True
-    pieces = [] if cache is None else cache.read(len(dataset))
-    missing = wanted.copy()
-    for piece in pieces:
-        missing[piece.rows] = False
-    total, order = int(wanted.sum()), np.flatnonzero(missing).tolist()
-    done = total - len(order)
-    if done and progress is not None:
-        progress(done, total)
-    batches = [order[start : start + batch] for start in range(0, len(order), batch)]
-    training = model.training
-    model.eval()
-    try:
-        for images, _, ids in BatchLoader(dataset, batches, workers=workers):
-            if not len(ids):
-                continue
-            assert isinstance(images, torch.Tensor)  # only augmentation makes several sizes
-            pieces.append(Piece(ids.numpy(), _embedding(model(images.to(device, non_blocking=True)), len(ids))))
-            if cache is not None:
-                cache.write(pieces[-1])
-            done += len(ids)
-            if progress is not None:
-                progress(done, total)
-    finally:
-        model.train(training)
-    if not done:
+    with group.failing_together():
+        pieces, missing = _held(cache, wanted, group)
+        total, done = int(wanted.sum()), int(wanted.sum()) - int(missing.sum())
+        if done and progress is not None:
+            progress(done, total)
+        training = model.training
+        model.eval()
+        try:
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                for images, _, ids in BatchLoader(
+                    dataset, _own_batches(wanted, missing, batch, group), workers=workers
+                ):
+                    if not len(ids):
+                        continue
+                    assert isinstance(images, torch.Tensor)  # only augmentation makes several sizes
+                    output = model(images.to(device, non_blocking=True))
+                    pieces.append(Piece(ids.numpy(), _embedding(output, len(ids))))
+                    if cache is not None:
+                        cache.write(pieces[-1])
+                    done = min(total, done + len(ids) * group.size)  # the others are about as far
+                    if progress is not None:
+                        progress(done, total)
+        finally:
+            model.train(training)
+        found = _in_order(pieces, wanted, group)
+    if not len(found.rows):
         raise UserError(f"no image of {dataset.manifest.name} could be read, so there is nothing to embed")
-    return described(dataset.manifest, *_in_order(pieces, wanted))
+    if group.size > 1:
+        wanted[found.rows] = False
+        dataset.leave_out(np.flatnonzero(wanted))  # what others could not read
+    return described(dataset.manifest, *found)
+
+
+def _held(
+    cache: EmbeddingCache | None, wanted: np.ndarray, group: ProcessGroup
+) -> tuple[list[Piece], Bool[np.ndarray, " row"]]:
+    """Return what this process has to give of the cache, each row in one process alone, and the rows that none has."""
+    pieces = [] if cache is None else cache.read(len(wanted), wanted)
+    held = np.zeros(len(wanted), dtype=np.bool_)
+    for piece in pieces:
+        held[piece.rows] = True
+    everyone = [np.unpackbits(bits, count=len(held)).astype(np.bool_) for bits in group.all_gather(np.packbits(held))]
+    before = np.logical_or.reduce([np.zeros_like(held), *everyone[: group.rank]])
+    if before.any():  # of a folder that all share, only the first reads
+        own = ((piece, ~before[piece.rows]) for piece in pieces)
+        pieces = [Piece(piece.rows[new], piece.embeddings[new]) for piece, new in own if new.any()]
+    return pieces, wanted & ~np.logical_or.reduce(everyone)
+
+
+def _own_batches(wanted: np.ndarray, missing: np.ndarray, batch: int, group: ProcessGroup) -> list[list[int]]:
+    places = np.flatnonzero(wanted)
+    parts = (places[start : start + batch] for start in range(0, len(places), batch))
+    return group.shard([part[missing[part]].tolist() for part in parts if missing[part].any()])
 
 
 def embed_pixels(dataset: ImageDataset, *, batch: int = 256, workers: int = 0) -> Embedded:
@@ -248,14 +283,21 @@ def _embedding(output: Any, count: int) -> np.ndarray:
     return output.float().cpu().numpy()
 
 
-def _in_order(pieces: Sequence[Piece], wanted: np.ndarray) -> Piece:
-    """The rows wanted of all pieces as one, by increasing row, in a single array: what is copied is copied once."""
-    held = np.concatenate([piece.rows for piece in pieces])
-    rows = np.sort(held[wanted[held]])
-    embeddings = np.empty((len(rows), pieces[0].embeddings.shape[1]), dtype=np.float32)
-    for piece in pieces:
-        kept = wanted[piece.rows]
-        embeddings[np.searchsorted(rows, piece.rows[kept])] = piece.embeddings[kept]
+def _in_order(pieces: Sequence[Piece], wanted: np.ndarray, group: ProcessGroup) -> Piece:
+    """The rows wanted of all pieces of all processes as one, by increasing row, in a single array, copied once."""
+    held = np.concatenate([np.empty(0, np.int64), *(piece.rows for piece in pieces)])
+    everyone = group.concatenate(held[wanted[held]])
+    rows = np.sort(everyone)
+    width = max(group.all_gather(pieces[0].embeddings.shape[1] if pieces else 0))
+    embeddings = np.empty((len(rows), width), dtype=np.float32)
+    if group.size == 1:
+        for piece in pieces:
+            kept = wanted[piece.rows]
+            embeddings[np.searchsorted(rows, piece.rows[kept])] = piece.embeddings[kept]
+        return Piece(rows, embeddings)
+    own = [np.empty((0, width), np.float32), *(piece.embeddings[wanted[piece.rows]] for piece in pieces)]
+    for place, part in group.parts(np.concatenate(own)):
+        embeddings[np.searchsorted(rows, everyone[place])] = part
     return Piece(rows, embeddings)
 
 

@@ -1,9 +1,10 @@
 """Who counts together: one process, or all of an initialised `torch.distributed` group."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,10 +12,11 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Integer
 
-from aurank.errors import AurankError, UserError
+from aurank.errors import AurankError, UserError, first_line
 from aurank.evaluation.engine.problem import RetrievalProblem
 
 Item = TypeVar("Item")
+SENT = 2**25  # bytes of rows that are sent at a time
 
 
 class ProcessGroup:
@@ -45,12 +47,44 @@ class ProcessGroup:
         self.all_reduce(np.ones(1, np.int64))
 
     def all_gather(self, value: Item) -> list[Item]:
-        """Return what every process gave, in the order of ranks."""
+        """Return what every process gave, in the order of ranks; raise the error of one that failed meanwhile."""
         found: list[Any] = [value] * self.size
         if self.size > 1:
             with self._all_present():
                 dist.all_gather_object(found, value)
+        for rank, one in enumerate(found):
+            if isinstance(one, _Failure):
+                raise one.error(rank)
         return found
+
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """A context in which what fails in one process fails in all of them, where they next gather.
+
+        The error then carries the message of the first process that failed; all but rank 0 leave it to that to tell.
+        """
+        try:
+            yield
+        except Exception as error:
+            is_known = isinstance(error, _LostError) or getattr(error, "told_by", None) is not None
+            if self.size > 1 and not is_known:
+                with suppress(_LostError):
+                    self._tell(error)
+            raise
+
+    def _tell(self, error: Exception) -> None:
+        """Send an error to all processes; of one that aurank understands, raise the error that all of them raise."""
+        try:
+            self.all_gather(_Failure(isinstance(error, UserError), _said(error)))
+        except AurankError as common:
+            if isinstance(error, AurankError) or isinstance(common, _LostError):
+                raise common from None
+
+    def in_first(self, work: Callable[[], Item]) -> Item:
+        """Return in all processes what `work` returns in the first; where it fails there, fail in all."""
+        with self.failing_together():
+            found = work() if self.rank == 0 else None
+            return self.all_gather(found)[0]  # type: ignore[return-value]  # of rank 0
 
     def all_reduce(self, counts: Integer[np.ndarray, " count"]) -> None:
         """Replace the counts by their sums over all processes."""
@@ -65,23 +99,77 @@ class ProcessGroup:
         if self.size == 1:
             return rows
         own = torch.from_numpy(np.asarray(rows)) if isinstance(rows, np.ndarray) else rows.detach()
-        edges = np.cumsum([0, *self.all_gather(len(own))]).tolist()
-        whole = torch.empty((edges[-1], *own.shape[1:]), dtype=own.dtype, device=self.device)
-        whole[edges[self.rank] : edges[self.rank + 1]] = own.to(self.device)
-        with self._all_present():
-            for rank in range(self.size):
-                dist.broadcast(whole[edges[rank] : edges[rank + 1]], src=rank)
-        return whole.cpu().numpy() if isinstance(rows, np.ndarray) else whole.to(rows.device)
+        edges = self._edges(len(own))
+        whole = torch.empty((edges[-1], *own.shape[1:]), dtype=own.dtype, device=own.device)
+        for place, part in self._parts(own, edges):
+            whole[place] = part
+        return whole.numpy() if isinstance(rows, np.ndarray) else whole
+
+    def parts(self, rows: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        """Yield what `concatenate` returns in parts, with the place of each; each part holds until the next."""
+        own = torch.from_numpy(rows)
+        for place, part in self._parts(own, self._edges(len(own))):
+            yield place, part.cpu().numpy()
+
+    def _edges(self, length: int) -> list[int]:
+        """Return where the rows of each process begin, and where the last ones end."""
+        edges: list[int] = np.cumsum([0, *self.all_gather(length)]).tolist()
+        return edges
+
+    def _parts(self, own: torch.Tensor, edges: list[int]) -> Iterator[tuple[slice, torch.Tensor]]:
+        step = max(1, SENT // max(1, own.element_size() * math.prod(own.shape[1:])))
+        for rank in range(self.size):
+            for start in range(edges[rank], edges[rank + 1], step):
+                place = slice(start, min(start + step, edges[rank + 1]))
+                if rank == self.rank:
+                    sent = own[start - edges[rank] : place.stop - edges[rank]].to(self.device).contiguous()
+                else:
+                    sent = torch.empty((place.stop - start, *own.shape[1:]), dtype=own.dtype, device=self.device)
+                if self.size > 1:
+                    with self._all_present():
+                        dist.broadcast(sent, src=rank)
+                yield place, sent
+
+    def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Replace the tensors of all processes by those of rank 0, of the same shapes and types."""
+        for tensor in tensors if self.size > 1 else ():
+            with self._all_present():
+                sent = tensor.detach().to(self.device).contiguous()
+                dist.broadcast(sent, src=0)
+                tensor.detach().copy_(sent)
 
     @contextmanager
     def _all_present(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
-            raise AurankError(
+            raise _LostError(
                 f"evaluation stopped on rank {self.rank} of {self.size}: another rank is gone "
                 f"({str(error).splitlines()[0]}); look at that rank's own message, and start again"
             ) from error
+
+
+class _LostError(AurankError):
+    """Another process is gone: there is nobody to tell anything."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What a process sends in place of a value when it has failed."""
+
+    is_mistake: bool
+    text: str
+
+    def error(self, rank: int) -> AurankError:
+        """Return the error of that rank, as all raise it."""
+        error = (UserError if self.is_mistake else AurankError)(f"rank {rank}: {self.text}" if rank else self.text)
+        error.told_by = 0
+        return error
+
+
+def _said(error: Exception) -> str:
+    """Return an error that aurank understands as it is; of another its type too."""
+    return str(error) if isinstance(error, AurankError) else f"{type(error).__name__}: {first_line(error)}"
 
 
 def gather_shards(group: ProcessGroup, problem: RetrievalProblem, *, shards: bool) -> RetrievalProblem:
