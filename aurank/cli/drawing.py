@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unicodedata import category as category_of
 
 from rich.console import Console
@@ -19,6 +19,9 @@ from rich.text import Text
 
 from aurank.errors import AurankWarning, UserError
 from aurank.files import write_text
+
+if TYPE_CHECKING:
+    from aurank.evaluation.engine.process_group import ProcessGroup
 
 LONGEST_LINE = 4000
 QUIET = 30.0  # seconds between two lines of progress where there is no terminal
@@ -95,7 +98,7 @@ def announced(text: str, after: float = 5.0) -> Iterator[Callable[[], None]]:
     It gives what is to be called when the thing is done earlier than the context.
     """
     timer = threading.Timer(after, stderr_console.say, [text])
-    if not stderr_console.is_terminal:
+    if not stderr_console.is_terminal and os.environ.get("RANK", "0") == "0":
         timer.start()
     try:
         yield timer.cancel
@@ -153,12 +156,18 @@ def draw_training() -> Iterator[Callable[[str, dict[str, Any]], None]]:
 
 
 @contextmanager
-def draw_measuring(given: dict[str, Any], finished: Callable[[str, Any], None] | None = None) -> Iterator[Any]:
+def draw_measuring(
+    given: dict[str, Any], finished: Callable[[str, Any], None] | None = None, *, group: "ProcessGroup | None" = None
+) -> Iterator[Any]:
     """Give `RunOptions` that draw one bar a stage on a terminal, elsewhere lines of a run that takes a while.
 
-    `given`: the options of a command by name. `finished` may print, as no bar is drawn meanwhile.
+    Args:
+        given: the options of a command by name.
+        finished: may print, as no bar is drawn meanwhile.
+        group: processes that share the work; rank 0 alone draws and is given what is finished.
     """
     from aurank.commands import RunOptions
+    from aurank.commands.launched import leave
     from aurank.embedding.cache import default_cache
 
     flags = {name: f"--{name.replace('_', '-')}" for name, value in given.items() if value}
@@ -169,6 +178,11 @@ def draw_measuring(given: dict[str, Any], finished: Callable[[str, Any], None] |
             raise UserError(f"--cache {options['cache']} and --no-cache exclude each other; give one of them")
     else:
         options["cache"] = options["cache"] or default_cache()
+    if group is not None:
+        options["group"] = group
+        if group.rank > 0:
+            yield RunOptions(**options, given=typed)
+            return
     with draw_bar(None, "preparing") as (progress, task):
         tell = _lines(progress, at_once=False)
 
@@ -179,6 +193,8 @@ def draw_measuring(given: dict[str, Any], finished: Callable[[str, Any], None] |
 
         def pause(name: str, result: Any) -> None:
             progress.stop()
+            if group is not None:
+                leave(group)  # the others are done
             if finished is not None:
                 finished(name, result)
 

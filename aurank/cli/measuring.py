@@ -23,7 +23,7 @@ DEFAULT_RESAMPLES = 1000  # where a page is written: 0.25 s for 60,502 queries o
 
 
 @app.command()
-@measuring(*_SIDES, "seeds")
+@measuring(*_SIDES, "seeds", bf16=True, joined=True)
 def evaluate(
     *,
     model: ModelOption,
@@ -136,6 +136,8 @@ def evaluate(
     files: dict[str, Any] = {"labels": labels, "trec_run": trec_run, "postprocess": postprocess, "fit_on": fit_on}
     with drawn(finished) as running:
         result = evaluate_model(model, images, **files, running=running, **given)
+        if running.group.rank > 0:
+            return
         beside = measure_baselines(model, result, images, running=running, **given) if baselines else None
     if beside is not None:
         keep_baselines(beside, out)
@@ -174,7 +176,7 @@ def _codes(dims: str | None, precision: str | None, rescore: int | None) -> "Cod
 
 
 @app.command()
-@measuring(*_SIDES)
+@measuring(*_SIDES, bf16=True, joined=True)
 def embed(
     *,
     model: Annotated[str, typer.Option("--model", help=f"{MODELS}.")],
@@ -189,11 +191,15 @@ def embed(
     aurank embed --model timm:resnet18 --data folder:photos --out photos.npz
     """
     from aurank.commands import embed_model
+    from aurank.commands.launched import leave
     from aurank.files import require_writable
 
     require_writable(out, suffix=".npz")
     with drawn() as running:
         embedded = embed_model(model, images, running=running)
+        leave(running.group)
+        if running.group.rank > 0:
+            return
     embedded.save(out)
     rows, width = embedded.embeddings.shape
     console.say(f"{rows} embeddings of {width} dimensions written to {out}")

@@ -1,8 +1,9 @@
 """Options that several commands share."""
 
 import inspect
+import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,6 +54,7 @@ _IMAGES = {
 _RUN = {
     "batch": _option(int | None, "Images embedded at once; default: the configuration's, else 256.", min=1),
     "device": _option(str | None, "Such as cuda:1 or cpu; default: cuda where there is one."),
+    "bf16": _option(bool, "Embed in bfloat16, faster on GPUs and processors that have it.", "--bf16"),
     "cache": CacheOption,
     "no_cache": _option(bool, "Read no embeddings from the cache, and keep none.", "--no-cache"),
     "allow_code": _option(
@@ -66,31 +68,37 @@ Drawn = Callable[..., AbstractContextManager[Any]]
 
 
 def measuring(
-    *chosen: str, allow_code: bool = True, caching: bool = True
+    *chosen: str, allow_code: bool = True, caching: bool = True, bf16: bool = False, joined: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options that say which images are measured and how the model is run.
 
     The command is called with an `ImageSelection` as `images`, of the fields `chosen` and overrides, and a `Drawn` as
     `drawn` in their place.
+
+    Args:
+        joined: several processes that are launched for the command share its images, and rank 0 alone prints.
     """
 
     left_out = (() if allow_code else ("allow_code",)) + (() if caching else ("cache", "no_cache"))
+    left_out += () if bf16 else ("bf16",)
     run = {name: kind for name, kind in _RUN.items() if name not in left_out}
     shared = {**{name: _IMAGES[name] for name in chosen}, **run, "overrides": _OVERRIDES}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def parsed(**given: Any) -> None:
-            from aurank.embedding import ImageSelection
+            with _launched() if joined else nullcontext() as group:
+                from aurank.embedding import ImageSelection
 
-            fields = {name: given.pop(name) for name in chosen}
-            if fields.get("seeds") is not None:
-                fields["seeds"] = whole_numbers("--seeds", fields["seeds"])
-            images = ImageSelection(**fields, overrides=given.pop("overrides") or [])
-            command(images=images, drawn=partial(draw_measuring, {name: given.pop(name) for name in run}), **given)
+                fields = {name: given.pop(name) for name in chosen}
+                if fields.get("seeds") is not None:
+                    fields["seeds"] = whole_numbers("--seeds", fields["seeds"])
+                images = ImageSelection(**fields, overrides=given.pop("overrides") or [])
+                drawn = partial(draw_measuring, {name: given.pop(name) for name in run}, group=group)
+                command(images=images, drawn=drawn, **given)
 
         own = [one for one in inspect.signature(command).parameters.values() if one.name not in ("images", "drawn")]
         for name, kind in shared.items():
-            default = False if name in ("no_cache", "allow_code") else None
+            default = False if name in ("bf16", "no_cache", "allow_code") else None
             own.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
         parsed.__name__, parsed.__doc__ = command.__name__, command.__doc__
         parsed.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
@@ -98,6 +106,15 @@ def measuring(
         return parsed
 
     return decorate
+
+
+def _launched() -> AbstractContextManager[Any]:
+    """Return a context with the group of the processes that were launched, None for one alone."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return nullcontext()
+    from aurank.commands.launched import launched_group
+
+    return launched_group()
 
 
 def whole_numbers(option: str, text: str) -> tuple[int, ...]:

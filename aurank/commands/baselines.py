@@ -59,7 +59,7 @@ def measure_baselines(
     prepared, device = prepare_model(model, images, running), running.torch_device
     protocol, dataset = images.find_protocol(), prepared.dataset
     measured = {name: value for name, value in options.items() if name not in ("resampling", "index", "codes")}
-    measured = {**prepared.evaluation_options(protocol, measured), "device": device}
+    measured = {**prepared.evaluation_options(protocol, measured), "device": device, "distributed": False}
 
     def metrics(embedded: Embedded) -> dict[str, float]:
         return (embedded.evaluate(**measured) if protocol is None else protocol.evaluate(embedded, **measured)).metrics

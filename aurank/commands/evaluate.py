@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from aurank.commands.run_options import RunOptions, prepare_model, split_name
 from aurank.data import Manifest
 from aurank.data.saved_embeddings import EmbeddingSource
 from aurank.embedding.embed import Embedded
-from aurank.embedding.evaluation_options import TRIAL, noted, trial_of
+from aurank.embedding.evaluation_options import TRIAL, evaluate_together, noted, trial_of
 from aurank.embedding.manifest_from_config import require_distinct, require_likely_classes, require_room_for
 from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import ALL, ImageSelection, require_comparable, select
@@ -95,13 +96,13 @@ def evaluate_model(
         raise UserError(f"--trec-run {trec_run} writes qrels by labels, but here positives are listed: leave it out")
     if trec_run is not None:
         run_names(names)  # refused before the ranking
-    report = embedded.evaluate(**options) if protocol is None else protocol.evaluate(embedded, **options)
-    report = noted(report, *notes)
+    measure = embedded.evaluate if protocol is None else partial(protocol.evaluate, embedded)
+    report = noted(evaluate_together(measure, running.group, **options), *notes)
     if "postprocess" in options:
         running.finish("postprocessing", options["postprocess"])
     running.finish("measured", Measurement(model, embedded, chosen))
     running.finish("report", report)
-    if trec_run is not None:
+    if trec_run is not None and running.group.rank == 0:  # the others are done
         roles = {name: getattr(embedded, name) for name in ("is_query", "is_gallery", "groups")}
         sides = (trec_run, trec_run.with_suffix(".qrels"), embedded.embeddings, embedded.labels, names)
         write_run(*sides, **roles, distance=options.get("distance", "cosine"))
@@ -268,5 +269,5 @@ def _check_options(options: dict[str, Any], protocol: Protocol | None, trial: Em
     if protocol is not None and protocol.roles:
         is_query = np.array([True, False, True, False])
         trial = replace(trial, is_query=is_query, is_gallery=~is_query)
-    tried = {name: value for name, value in options.items() if name not in untried}
+    tried = {name: value for name, value in options.items() if name not in untried} | {"distributed": False}
     _ = trial.evaluate(**tried) if protocol is None else protocol.evaluate(trial, **tried)

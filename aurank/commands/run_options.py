@@ -25,6 +25,7 @@ from aurank.embedding.stored.stored_model import StoredModel
 from aurank.embedding.stored.trained_model import encoder_of, with_backbone
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import ProgressCallback
+from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.models.adapters.by_name import ADAPTERS, check_model, load_model
 
 # What a model from elsewhere brings along.
@@ -33,13 +34,15 @@ _BROUGHT = ("image_size", "channels", "normalise", "interpolation", "test_transf
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a model is run; none of it is meant to change a number.
+    """How a model is run; none of it but `bf16` is meant to change a number.
 
     Args:
         batch: images embedded at once; default: the configuration's 256.
         device: default: CUDA where there is one.
         cache: folder of the embedding cache, None for none.
+        bf16: whether the model multiplies in bfloat16, which changes its embeddings in the third digit.
         allow_code: whether ``python:`` models may run.
+        group: processes that share the images; all of them make the same calls.
         listener: called with a stage, such as "embedding" or "ranking", how much of it is done and how much there is.
         say: given lines such as what was read from the cache.
         finished: given each result with its name, before what follows begins.
@@ -53,7 +56,9 @@ class RunOptions:
     batch: int | None = None
     device: str | None = None
     cache: Path | None = None
+    bf16: bool = False
     allow_code: bool = False
+    group: ProcessGroup = field(default_factory=partial(ProcessGroup, False))
     listener: Callable[[str, int, int], None] | None = None
     say: Say | None = None
     finished: Callable[[str, Any], None] | None = None
@@ -95,6 +100,7 @@ class RunOptions:
         if self.cache is None:
             return None
         about = {"model": name, "images": len(set(manifest.paths)), "of": manifest.name}
+        description += " in bf16" if self.bf16 else ""
         keys = {"weights": weights_sha256(module), "transform": description, "data": data_sha256(manifest)}
         return EmbeddingCache(self.cache, **keys, about=about, say=self.say)
 
@@ -138,11 +144,13 @@ class PreparedModel:
         device, manifest, progress = self.run.torch_device, dataset.manifest, self.run.stage("embedding")
         module = self.module.to(device)
         cache = self.run.open_cache(self.name, module, self.description, manifest)
-        embedded = embed(module, dataset, device=device, progress=progress, cache=cache, **self.sizes)
+        how = {"bf16": self.run.bf16, "group": self.run.group, **self.sizes}
+        embedded = embed(module, dataset, device=device, progress=progress, cache=cache, **how)
         kept = set(embedded.ids.tolist())
         paths = [path for row, path in enumerate(manifest.paths) if row not in kept]
         name = f"{manifest.name}, manifest {manifest.sha256[:16]}, {len(manifest.classes):,} classes"
-        notes = [f"model {self.name}; {len(manifest):,} images of {name}", *self.origin]
+        precision = ", embedded in bf16" if self.run.bf16 else ""
+        notes = [f"model {self.name}; {len(manifest):,} images of {name}{precision}", *self.origin]
         if paths:
             some = "; ".join(paths[:3]) + (f", and {len(paths) - 3} more" if len(paths) > 3 else "")
             notes.append(f"skipped, unreadable: {len(paths):,} of {len(manifest):,} images ({some})")

@@ -18,7 +18,8 @@ from aurank.data.manifest import pairs_among
 from aurank.data.saved_embeddings import read_arrays
 from aurank.embedding.cache import EmbeddingCache, Piece
 from aurank.errors import UserError
-from aurank.evaluation.engine.inputs import ProgressCallback
+from aurank.evaluation.engine.inputs import ProgressCallback, choose_devices
+from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.evaluation.evaluate import evaluate
@@ -52,21 +53,35 @@ class Embedded:
     ignored: np.ndarray | None = None
 
     def evaluate(self, **options: Any) -> Report:
-        """The exact ``Report`` under the manifest's query and gallery flags; ``options`` go to ``aurank.evaluate``."""
-        above = self.super_labels
+        """The exact ``Report`` under the manifest's query and gallery flags; ``options`` go to ``aurank.evaluate``.
+
+        Processes that count together hold the same rows here, and the first alone makes lists of neighbours.
+        """
+        above, group = self.super_labels, ProcessGroup(options.get("distributed"))
+        lists = options.pop("neighbours", 0) if group.size > 1 else 0
         options |= self._pairs()
+        query: np.ndarray | slice = slice(None)
+        gallery = None
         if self.is_query.all() and self.is_gallery.all():
             options |= {} if above is None else {"super_labels": above}
-            return self.named(evaluate(self.embeddings, self.labels, groups=self.groups, **options))
-        query, gallery = self.is_query, self.is_gallery
-        for side, rows in (("query", query), ("gallery", gallery)):
-            if not rows.any():
-                raise UserError(f"none of the {len(rows)} images is a {side}: mark some as such")
-        options |= {"ids": self.ids[query], "gallery_ids": self.ids[gallery]}
-        options |= {"groups": self.groups[query], "gallery_groups": self.groups[gallery]}
-        options |= {} if above is None else {"super_labels": above[query], "gallery_super_labels": above[gallery]}
-        sides = (self.embeddings[query], self.labels[query], self.embeddings[gallery], self.labels[gallery])
-        return self.named(evaluate(*sides, **options), query, gallery)
+            report = evaluate(self.embeddings, self.labels, groups=self.groups, **options)
+        else:
+            query, gallery = self.is_query, self.is_gallery
+            for side, rows in (("query", query), ("gallery", gallery)):
+                if not rows.any():
+                    raise UserError(f"none of the {len(rows)} images is a {side}: mark some as such")
+            options |= {"ids": self.ids[query], "gallery_ids": self.ids[gallery]}
+            options |= {"groups": self.groups[query], "gallery_groups": self.groups[gallery]}
+            options |= {} if above is None else {"super_labels": above[query], "gallery_super_labels": above[gallery]}
+            sides = (self.embeddings[query], self.labels[query], self.embeddings[gallery], self.labels[gallery])
+            report = evaluate(*sides, **options)
+        if lists and group.rank == 0:
+            device = choose_devices(options.get("device"), self.embeddings)[0]
+            how = {name: options[name] for name in ("distance", "max_memory", "progress") if name in options}
+            near = nearest_rows(self.problem(), lists, device=device, **how)
+            there = self.labels if gallery is None else self.labels[gallery]
+            report = replace(report, neighbours=near, gallery={"label": there})
+        return self.named(report, query, gallery)
 
     def _pairs(self) -> dict[str, Any]:
         """Return the listed pairs as arguments of ``aurank.evaluate``: places among the queries, and in the gallery."""

@@ -1,5 +1,6 @@
 """What a configuration says of measuring, as arguments of ``aurank.evaluate``; rows to try them on; further notes."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -8,6 +9,8 @@ import numpy as np
 from aurank.config import Config
 from aurank.data import Manifest
 from aurank.embedding.embed import Embedded
+from aurank.evaluation.engine.process_group import ProcessGroup
+from aurank.evaluation.metrics import hierarchical_names
 from aurank.evaluation.probes.result import ProbeResult
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
@@ -28,6 +31,20 @@ def evaluation_options(config: Config) -> dict[str, Any]:
     metrics = {} if settings.metrics is None else {"metrics": ("mauprc", *settings.metrics)}
     same = {"ties": settings.ties, "max_memory": settings.max_memory}
     return {"recall_at": tuple(settings.recall_at), **same, **metrics, "distributed": False}
+
+
+def evaluate_together(measure: Callable[..., Report], group: ProcessGroup, **options: Any) -> Report:
+    """Return what `measure` returns with these options of ``aurank.evaluate``, in every process of a group.
+
+    All count together where they can; else the first measures while the others wait. All hold the same rows.
+    """
+    if group.size == 1:
+        return measure(**options)
+    alone = any(options.get(name) for name in ("index", "postprocess", "codes"))
+    if alone or hierarchical_names(options.get("metrics")):
+        return group.in_first(lambda: measure(**{**options, "distributed": False}))
+    with group.failing_together():
+        return measure(**{**options, "distributed": None})
 
 
 def two_way_options(config: Config) -> dict[str, Any]:

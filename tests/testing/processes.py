@@ -113,7 +113,16 @@ def start(
     folders: Sequence[Path | None] = (),
     setup: str = "",
 ) -> list[Running]:
-    """One process for each rank, as torchrun starts them, with options of their own and in common, and folders."""
+    """Train in one process for each rank, with options of their own and in common, and folders."""
+    everyone = [["train", str(config), "--out", str(out), *common, *own] for own in options or [()] * ranks]
+    return launch(everyone, folders=folders, setup=setup)
+
+
+def launch(
+    commands: Sequence[Sequence[object]], *, folders: Sequence[Path | None] = (), setup: str = ""
+) -> list[Running]:
+    """One process for each command, as torchrun starts the ranks of one run."""
+    ranks = len(commands)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -121,12 +130,12 @@ def start(
     shared |= {"GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": str(ranks)}
     return [
         Running(
-            ["train", str(config), "--out", str(out), *common, *own],
+            [str(one) for one in command],
             {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             folder,
             setup,
         )
-        for rank, own, folder in zip(range(ranks), options or [()] * ranks, folders or [None] * ranks, strict=True)
+        for rank, command, folder in zip(range(ranks), commands, folders or [None] * ranks, strict=True)
     ]
 
 

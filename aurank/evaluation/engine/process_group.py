@@ -144,8 +144,8 @@ class ProcessGroup:
             yield
         except RuntimeError as error:
             raise _LostError(
-                f"evaluation stopped on rank {self.rank} of {self.size}: another rank is gone "
-                f"({str(error).splitlines()[0]}); look at that rank's own message, and start again"
+                f"rank {self.rank} of {self.size} has stopped: another rank is gone ({first_line(error)}); look at "
+                "that rank's own message, and start again"
             ) from error
 
 

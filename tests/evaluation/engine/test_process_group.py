@@ -131,6 +131,6 @@ def test_a_process_that_dies_ends_the_others(three: tuple[Path, list[tuple[int, 
     folder, ended, lived_on = three
     assert ended[2][0] == -signal.SIGKILL, ended[2][1]
     assert ended[0][0] != 0 != ended[1][0]
-    assert "AurankError: evaluation stopped on rank 0 of 3: another rank is gone" in ended[0][1]
+    assert "rank 0 of 3 has stopped: another rank is gone" in ended[0][1]
     assert lived_on < 30
     assert not list(folder.glob("die-*"))
