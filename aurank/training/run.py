@@ -33,7 +33,7 @@ from aurank.training.checkpoints.resume import (
     require_usable,
     restore,
 )
-from aurank.training.checkpoints.state import Progress, seed_everything
+from aurank.training.checkpoints.state import Progress, seed_everything, seed_stream
 from aurank.training.components import read_config
 from aurank.training.loop import Listener, Loop
 from aurank.training.processes import joined, require_same, together
@@ -145,7 +145,12 @@ def _prepare_loop(config: Config, out: Path, resumed: Resumed | None, listener: 
     if resumed is not None:
         require_same_data(resumed, splits.whole, data)
     trainer = Trainer(config, splits, out, state=None if resumed is None else resumed.state)
-    progress = Progress() if resumed is None else restore(trainer, resumed)
+    if resumed is None:
+        progress = Progress()
+        if rank := trainer.accelerator.process_index:
+            seed_stream(config.seed, 0, 0, rank)  # else all processes would drop the same
+    else:
+        progress = restore(trainer, resumed)
     if trainer.accelerator.is_main_process:
         if resumed is not None:
             resumed.settle(out, config.train.keep_last)

@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from aurank.config import Config
 from aurank.data import Batch, MultiCrop, Sampler
@@ -17,6 +18,7 @@ from aurank.embedding.from_config import build_dataset, build_encoder, build_tow
 from aurank.embedding.image_text_pairs import require_pairs, texts_of
 from aurank.errors import UserError
 from aurank.losses import MultipleLosses
+from aurank.losses.core.loss_inputs import TakesInputs
 from aurank.losses.core.training_protocols import FollowsProgress, Reencodes
 from aurank.models.encoder import EachPart
 from aurank.training.build import (
@@ -30,6 +32,7 @@ from aurank.training.build import (
     is_sum,
     losses_of_terms,
 )
+from aurank.training.checkpoints.state import stream
 from aurank.training.gradient_cache import GradientCache
 from aurank.training.mining import Reencode, nearest_images, offer_reencoding
 from aurank.training.optim import weight_average
@@ -47,6 +50,7 @@ class Trainer:
     Attributes:
         encoder: embeds all that a step embeds in one call, wrapped for several processes and mixed precision.
         average: moving average of the weights, None without train.ema.
+        goes_on: whether the next batch is the first after those of a checkpoint.
         notices: to be shown before the run.
     """
 
@@ -63,6 +67,9 @@ class Trainer:
         self.notices: list[str] = []
         self.task = task = _task(config, splits, state, self.notices.append)
         self.loss = build_loss(config, splits.train).to(accelerator.device)
+        for module in self.loss.modules():
+            if isinstance(module, TakesInputs):
+                module.gather.views = self.views
         miner = None if is_sum(config) else build_miner(config.miner, splits.train)  # a sum asks its own
         self.miner = None if miner is None else miner.to(accelerator.device)
         optimiser = build_optimiser(config, task.model, self.loss)
@@ -80,6 +87,8 @@ class Trainer:
         check_image_size(task.encoder, config, accelerator.device)
         self.average = None if config.train.ema is None else weight_average(task.model)
         self.cache = _gradient_cache(config, self.encoder, self.sampler)
+        self.goes_on = False
+        self._calls = (0, 0)  # of the loss: the step, and which of its batches
         self._offer_reencoding()
         self.notices += [*task.notices(), *_without_effect(self, splits)]
 
@@ -130,6 +139,7 @@ class Trainer:
 
     def set_progress(self, step: int, epoch: int) -> None:
         """Tell every module that follows the progress, before a step, how far training is."""
+        self._calls = (step, 0)
         for module in self._followers:
             module.set_progress(step=step, steps=self.config.train.steps, epoch=epoch, epochs=self.epochs)
 
@@ -143,14 +153,21 @@ class Trainer:
 
     def forward(self, batch: Batch) -> tuple[Float[Tensor, "image dim"], Tensor]:
         """Return the embeddings of a batch's images, and the loss of the batch."""
-        tokens = self.task.tokens
-        if tokens is None:
-            embeddings = self.embed(batch.image if isinstance(batch.image, tuple) else (batch.image,))
-            return embeddings, self.loss(embeddings, batch.label, self.miner, ids=batch.id)
-        assert isinstance(batch.image, Tensor)  # several sizes come of several views, which pairs do not have
-        images, texts = torch.split(self.embed((batch.image, tokens[batch.id])), len(batch.id))
-        others = {"ref_emb": texts, "ref_labels": batch.label, "ref_ids": batch.id}
-        return images, self.loss(images, batch.label, self.miner, ids=batch.id, **others)
+        tokens, others = self.task.tokens, {}
+        inputs = batch.image if isinstance(batch.image, tuple) else (batch.image,)
+        if tokens is not None:
+            inputs = *inputs, tokens[batch.id]
+        if self.goes_on:
+            self._rehearse(inputs)
+        images = self.embed(inputs)
+        if tokens is not None:
+            images, texts = torch.split(images, len(batch.id))
+            others = {"ref_emb": texts, "ref_labels": batch.label, "ref_ids": batch.id}
+        step, call = self._calls
+        self._calls = (step, call + 1)
+        # What a loss or a miner draws from the global generators is of the whole batch, alike in every process.
+        with stream(self.config.seed, step, call):
+            return images, self.loss(images, batch.label, self.miner, ids=batch.id, **others)
 
     def embed(self, inputs: tuple[Tensor, ...]) -> Float[Tensor, "row dim"]:
         """Return the embeddings of images of one or several sizes, or of images and of texts as tokens."""
@@ -159,6 +176,19 @@ class Trainer:
         # In one call: DistributedDataParallel writes to buffers before each, which must not happen between two.
         embeddings: Tensor = self.encoder(tuple(same.to(self.accelerator.device, non_blocking=True) for same in inputs))
         return embeddings
+
+    def _rehearse(self, inputs: tuple[Tensor, ...]) -> None:
+        """Let DistributedDataParallel see a backward pass, after the first of which it orders its sums anew.
+
+        The run that goes on has seen one, and of more than two processes the order of a sum shows in the last digit.
+        """
+        self.goes_on = False
+        has_order = isinstance(self.encoder, DistributedDataParallel)
+        if has_order and self.accelerator.num_processes > 2:
+            self.encoder.eval()  # neither batch norms nor random generators change
+            self.encoder(tuple(same[:2].to(self.accelerator.device) for same in inputs)).sum().backward()
+            self.encoder.train()
+            self.optimiser.zero_grad()
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of the weights, given the loss of `forward`."""

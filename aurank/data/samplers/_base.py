@@ -11,7 +11,8 @@ from jaxtyping import Int64
 from aurank.errors import UserError
 
 Rows = Int64[np.ndarray, " _"]
-Chunks = list[Rows]  # pieces of one batch that a rank gets whole
+Chunks = list[Rows]  # pieces of one batch, in its order, that a rank gets whole where that is possible
+LEAST = 2  # rows that each rank needs of a batch: for a batch norm, and for a pair
 
 
 @dataclass(repr=False, eq=False)
@@ -19,8 +20,8 @@ class Sampler(ABC):
     """Batches of the rows 0 … len(labels) − 1, over all processes and as one process's part of them.
 
     Batch k of epoch e is a function of (labels, seed, e, k) and, where a sampler has one, of its state, so any position
-    can be returned to. With several processes each batch is dealt out: the union over the ranks is the batch that one
-    process would have.
+    can be returned to. With several processes each batch is dealt out: the parts of the ranks, one after another, are
+    the batch that one process would have. A batch with less than two rows for each process is passed over.
 
     A sampler whose `refresh_every` is not None wants `refresh` to be called before steps 0, `refresh_every`, twice that
     and so on, in all processes; the batches from that position on may then be others.
@@ -61,11 +62,15 @@ class Sampler(ABC):
 
     @abstractmethod
     def global_batches(self, epoch: int) -> list[Chunks]:
-        """Return one epoch's batches over all processes, each as the chunks that are dealt to ranks."""
+        """Return one epoch's batches, each as the chunks that are dealt to ranks, whatever the number of these is."""
 
     def epoch(self, epoch: int) -> list[Rows]:
         """Return this rank's part of each batch of one epoch; all ranks have the same number of batches."""
-        return [np.concatenate(deal(chunks, self.world_size)[self.rank]) for chunks in self.global_batches(epoch)]
+        return [rows for rows in self._parts(epoch) if len(rows)]
+
+    def _parts(self, epoch: int) -> list[Rows]:
+        """This rank's part of each batch, none of those that are passed over."""
+        return [deal(chunks, self.world_size)[self.rank] for chunks in self.global_batches(epoch)]
 
     def generator(self, epoch: int, *more: int) -> np.random.Generator:
         """Return a generator for one epoch; `more` numbers give others, independent of it."""
@@ -83,23 +88,37 @@ class Sampler(ABC):
 
     def iterate(self, epoch: int = 0, batch: int = 0) -> Iterator[tuple[int, int, Rows]]:
         """Yield (epoch, batch, rows) without end, from a position on: `batch` counts inside of `epoch`."""
+        passed = False
         while True:
-            batches = self.epoch(epoch)
-            if not 0 <= batch <= len(batches):
-                raise UserError(f"epoch {epoch} has {len(batches)} batches, so it cannot start at batch {batch}")
-            for index in range(batch, len(batches)):
-                yield epoch, index, batches[index]
-            epoch, batch = epoch + 1, 0
+            parts = self._parts(epoch)
+            if not 0 <= batch <= len(parts):
+                raise UserError(f"epoch {epoch} has {len(parts)} batches, so it cannot start at batch {batch}")
+            for index in range(batch, len(parts)):
+                if len(parts[index]):
+                    passed = False
+                    yield epoch, index, parts[index]
+            if passed:
+                raise UserError(
+                    f"no batch of epoch {epoch} has {LEAST} rows for each of {self.world_size} processes; raise "
+                    "sampler.batch, or start fewer processes"
+                )
+            epoch, batch, passed = epoch + 1, 0, True
 
 
-def deal(chunks: Chunks, ranks: int) -> list[Chunks]:
-    """Return each rank's chunks: the largest first, each to the rank with the fewest rows."""
+def deal(chunks: Chunks, ranks: int) -> list[Rows]:
+    """Return each rank's rows: one after another they are the chunks. None for a batch that is too small for them.
+
+    Chunks stay whole, each with the rank in whose equal share its middle lies, unless a rank is left with less than two
+    rows by that: then rows are counted out.
+    """
+    whole = np.concatenate(chunks)
     if ranks == 1:
-        return [chunks]
-    hands: list[Chunks] = [[] for _ in range(ranks)]
-    rows = [0] * ranks
-    for chunk in sorted(chunks, key=len, reverse=True):
-        rank = rows.index(min(rows))
-        hands[rank].append(chunk)
-        rows[rank] += len(chunk)
-    return hands
+        return [whole]
+    if len(whole) < LEAST * ranks:
+        return [whole[:0]] * ranks
+    sizes = np.array([len(chunk) for chunk in chunks])
+    ends = np.cumsum(sizes)
+    owner = (2 * ends - sizes) * ranks // (2 * len(whole))
+    cuts = np.append(0, ends)[np.searchsorted(owner, np.arange(1, ranks))]
+    parts = np.split(whole, cuts)
+    return parts if min(map(len, parts)) >= LEAST else np.array_split(whole, ranks)

@@ -26,8 +26,8 @@ class HardNegativeSampler(PKSampler):
       drawn at random, each as often as it has chunks left; then come its nearest classes, the nearest first, one chunk
       each; where too few of them have chunks left or fit, another class is drawn, and its nearest follow.
     - Before all of them come classes with as many chunks left as there are batches left. What is left in the end, of
-      fewer than two classes (or than there are processes), goes where there is room, and where there is none the epoch
-      gets more batches. So every image is seen exactly once an epoch, with PKSampler's exceptions.
+      fewer than two classes, goes where there is room, and where there is none the epoch gets more batches. So every
+      image is seen exactly once an epoch, with PKSampler's exceptions.
     - A refresh inside of an epoch rearranges what the epoch has not shown yet. Before the first one no class is near
       another, so classes meet at random.
 
@@ -86,7 +86,7 @@ class HardNegativeSampler(PKSampler):
         batches: list[Chunks] = []
         while left.rows:
             batches.append(self._take(left, max(1, number - len(batches)), generator))
-            if len(batches[-1]) < max(2, self.world_size):
+            if len(batches[-1]) < 2:
                 last = [*batches.pop(), *(chunk for pieces in left.chunks for chunk in pieces)]
                 return batches, [chunk for chunk in last if not self._place(chunk, batches)]
         return batches, []
@@ -104,13 +104,12 @@ class HardNegativeSampler(PKSampler):
 
     def _take(self, left: "_Left", batches_left: int, generator: np.random.Generator) -> Chunks:
         """Return the chunks of the next batch, taken out of those that are left."""
-        # An equal share, but at least a negative, and something for each rank.
-        share, least = min(self.batch, -(-left.rows // batches_left)), max(2, self.world_size)
+        share = min(self.batch, -(-left.rows // batches_left))  # an equal one, but at least a negative
         smallest = int(min(left.sizes[left.sizes > 0], default=0))
         batch: dict[int, Rows] = {}  # by class
 
         def room() -> int:
-            return (share if len(batch) >= least else self.batch) - sum(map(len, batch.values()))
+            return (share if len(batch) >= 2 else self.batch) - sum(map(len, batch.values()))
 
         def take(label: int) -> bool:
             fits = label >= 0 and label not in batch and 0 < int(left.sizes[label]) <= room()

@@ -85,6 +85,5 @@ class HierarchicalSampler(PKSampler):
             chosen = [category for category in most_first[: self.categories].tolist() if left[category]]
             batches.append([chunk for category in chosen for chunk in blocks[category].pop()])
             left[chosen] -= 1
-        least = max(2, self.world_size)
-        batches = [pieces for pieces in batches if len(pieces) >= least]
+        batches = [pieces for pieces in batches if len(pieces) >= 2]
         return [batches[index] for index in generator.permutation(len(batches))]

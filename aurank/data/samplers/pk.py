@@ -28,8 +28,7 @@ class PKSampler(Sampler):
     - A batch with a single class has no negatives. It is left out (possible only if `batch` is below 3 × `per_class`);
       its images come in other epochs.
 
-    With several processes whole chunks are dealt out, to the rank with the fewest rows, and a batch has at least one
-    chunk for each.
+    With several processes whole chunks are dealt out, in their order; rows where there are too few chunks.
 
     Raises:
         UserError: when `per_class` is below 2, when there are fewer than two classes for each process, when no class
@@ -74,8 +73,7 @@ class PKSampler(Sampler):
         generator = self.generator(epoch)
         chunks = [cut(generator.permutation(rows), self.per_class) for rows in self.classes]
         batches = spread_chunks(chunks, self.batch, self.per_class, generator)
-        least = max(2, self.world_size)
-        batches = [pieces for pieces in batches if len(pieces) >= least]
+        batches = [pieces for pieces in batches if len(pieces) >= 2]
         return [batches[index] for index in generator.permutation(len(batches))]
 
     def least_batches(self, chunks: Sequence[Chunks]) -> int:

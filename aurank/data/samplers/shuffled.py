@@ -28,7 +28,7 @@ class ShuffledSampler(Sampler):
             raise UserError(f"at least {least} images a batch are needed, got batch={self.batch} and {images} images")
 
     def global_batches(self, epoch: int) -> list[Chunks]:
-        """Return the batches of one epoch, each cut into one piece for each process."""
+        """Return the batches of one epoch, each in one piece."""
         rows = self.generator(epoch).permutation(len(self.labels)).astype(np.int64)
         number = -(-len(rows) // self.batch)
-        return [np.array_split(batch, self.world_size) for batch in np.array_split(rows, number)]
+        return [[batch] for batch in np.array_split(rows, number)]

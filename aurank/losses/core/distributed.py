@@ -23,12 +23,19 @@ class Gather:
     """Makes of each process's inputs those of all processes, the same in each of them.
 
     Each process then computes the loss of the whole batch, with its references: W processes with batch B / W get the
-    gradient that one with batch B has. A miner is asked in the first process.
+    gradient that one with batch B has. A miner is asked in the first process. Where the parts of the processes, one
+    after another, are the batch that one process would have, rows stand as they would there: what a loss draws for a
+    row, or keeps of it, does not depend on the number of processes.
 
     Args:
         mode: None leaves inputs as they are; "auto" gathers where torch.distributed joins several processes, unless a
             wrapper around the loss did so before.
+
+    Attributes:
+        views: so many views of the same images, one after another, are the rows of each process, and of all of them.
     """
+
+    views = 1
 
     def __init__(self, mode: Distributed) -> None:
         if mode not in (None, "auto"):
@@ -45,7 +52,7 @@ class Gather:
         return mined_in_first(inputs) if inputs.shared else inputs.mined()
 
     def batch(self, inputs: Inputs) -> Inputs:
-        """Return the inputs of all processes in the order of their ranks; a miner stays as it is.
+        """Return the inputs of all processes, in the order of their ranks within a view; a miner stays as it is.
 
         Raises:
             UserError: the processes disagree on what they pass or, in the first call, all of them pass the same rows,
@@ -55,12 +62,13 @@ class Gather:
             return inputs
         lengths = exchange_lengths(inputs)
         queries, references = ([row[side] for row in lengths] for side in (0, 1))
+        views = 1 if isinstance(inputs.indices_tuple, Sequence) else self.views  # what was mined names rows of a rank
 
         def gather(values: Tensor | None, counts: list[int]) -> Any:
             if values is None:
                 return None
             values = values if values.is_floating_point() else values.long()
-            return gather_rows(values.to(inputs.embeddings.device), counts)
+            return gather_rows(values.to(inputs.embeddings.device), counts, views=views)
 
         embeddings = gather(inputs.embeddings, queries)
         is_own = inputs.ref_emb is inputs.embeddings
@@ -76,8 +84,8 @@ class Gather:
             shared=True,
         )
         if not self.checked:
-            refuse_copies("embeddings", embeddings, queries)
-            refuse_copies("ref_emb", whole.ref_emb, references)
+            refuse_copies("embeddings", embeddings, queries, views)
+            refuse_copies("ref_emb", whole.ref_emb, references, views)
             self.checked = True
         return whole
 
@@ -122,11 +130,11 @@ def gather_mined(inputs: Inputs, lengths: list[list[int]]) -> Mined:
     )
 
 
-def refuse_copies(name: str, rows: Tensor | None, lengths: list[int]) -> None:
+def refuse_copies(name: str, rows: Tensor | None, lengths: list[int], views: int) -> None:
     """Raise UserError if every process passed the same rows."""
     if rows is None or len(set(lengths)) > 1 or lengths[0] == 0:
         return
-    first, *others = torch.split(rows.detach(), lengths)
+    first, *others = torch.unflatten(rows.detach(), 0, (views, -1)).tensor_split(len(lengths), dim=1)
     if all(other.equal(first) for other in others):
         raise UserError(
             f"all {len(lengths)} processes passed the same {name}, so they were gathered before, or each process reads "
@@ -145,8 +153,8 @@ def mined_in_first(inputs: Inputs) -> Inputs:
     return replace(inputs, indices_tuple=tuple(part.to(device) for part in sent[0]))
 
 
-def gather_rows(local: Tensor, lengths: list[int]) -> Tensor:
-    """Return the rows of all processes, `lengths` of them, in the order of the ranks.
+def gather_rows(local: Tensor, lengths: list[int], *, views: int = 1) -> Tensor:
+    """Return the rows of all processes, `lengths` of them, in the order of the ranks within each of the views.
 
     Every process computes the same loss, so the gradient of its own rows is all there. It is multiplied by the number
     of processes, since data-parallel training averages the gradients of the weights.
@@ -161,4 +169,7 @@ def gather_rows(local: Tensor, lengths: list[int]) -> Tensor:
     if local.requires_grad:
         own = rows[distributed.get_rank()] = local.view_as(local)
         own.register_hook(lambda gradient: gradient * len(lengths))  # type: ignore[no-untyped-call]
-    return torch.cat(rows)
+    if views == 1:
+        return torch.cat(rows)
+    by_view = [torch.unflatten(part, 0, (views, length // views)) for part, length in zip(rows, lengths, strict=True)]
+    return torch.cat(by_view, dim=1).flatten(0, 1)

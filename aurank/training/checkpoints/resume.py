@@ -27,7 +27,7 @@ from aurank.embedding.stored.checkpoint import (
 from aurank.errors import UserError
 from aurank.training.build import build_schedule
 from aurank.training.checkpoints.claim import is_passing
-from aurank.training.checkpoints.state import Progress, restore_random_state
+from aurank.training.checkpoints.state import Progress, restore_random_state, seed_stream
 from aurank.training.components import read_config
 from aurank.training.processes import differences
 from aurank.training.trainer import Trainer
@@ -214,12 +214,6 @@ def require_same_data(resumed: Resumed, whole: Manifest, found: dict[str, str]) 
 def restore(trainer: Trainer, resumed: Resumed) -> Progress:
     """Restore the components' state from a checkpoint; return how far the run was."""
     state, path = resumed.state, resumed.path
-    ranks = len(state["random"])
-    if ranks != trainer.accelerator.num_processes:
-        raise UserError(
-            f"the run used {ranks} process(es) and this one has {trainer.accelerator.num_processes}; "
-            "resume with the same number"
-        )
     load_weights(trainer.model, state["encoder"], path)
     if trainer.average is not None:
         load_weights(trainer.measured, (state["average"] or {}).get("values", {}), path, part="average")
@@ -230,8 +224,19 @@ def restore(trainer: Trainer, resumed: Resumed) -> Progress:
             load_part(component.load_state_dict, state[name], path, name)
     if trainer.accelerator.scaler is not None:
         load_part(trainer.accelerator.scaler.load_state_dict, state["scaler"], path, "scaler")
-    load_part(restore_random_state, state["random"][trainer.accelerator.process_index], path, "random")
-    return read_progress(state, path)
+    progress = read_progress(state, path)
+    trainer.goes_on = progress.step > 0
+    before, rank, processes = len(state["random"]), trainer.accelerator.process_index, trainer.accelerator.num_processes
+    if rank < before:
+        load_part(restore_random_state, state["random"][rank], path, "random")
+    else:
+        seed_stream(trainer.config.seed, progress.step, 0, rank)
+    if before != processes:
+        resumed.notices.append(
+            f"the run used {before} process(es) and goes on with {processes}: batches and what the loss draws stay the "
+            "same; dropout draws other numbers, and a batch norm that is trained sees parts of another size"
+        )
+    return progress
 
 
 def load_optimiser(optimiser: Optimizer, saved: dict[str, Any], source: Path | str) -> None:

@@ -1,6 +1,8 @@
 """How far a run is, and the state of every global random generator: with the weights, all that a resumed run needs."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +44,7 @@ def random_state() -> dict[str, Any]:
             "state": {key: np.asarray(value).tolist() for key, value in numpy_state["state"].items()},
         },
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],  # of this process's device
     }
 
 
@@ -52,8 +54,9 @@ def restore_random_state(state: dict[str, Any]) -> None:
     random.setstate((version, tuple(words), gauss))
     np.random.set_state(state["numpy"])  # noqa: NPY002
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
+    if state["cuda"] and torch.cuda.is_available():  # earlier versions saved the states of all devices
+        devices = state["cuda"]
+        torch.cuda.set_rng_state(devices[min(torch.cuda.current_device(), len(devices) - 1)])
 
 
 def seed_everything(seed: int) -> None:
@@ -61,3 +64,34 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.manual_seed(seed)
+
+
+def seed_stream(*names: int) -> None:
+    """Seed every global generator for the stream that these numbers name, independent of all others."""
+    seed = int(np.random.SeedSequence(names).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed does the same in 150 times the time
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed(seed)
+
+
+_OF_STREAMS = np.random.MT19937()
+
+
+@contextmanager
+def stream(*names: int) -> Iterator[None]:
+    """Draw from the stream of these numbers while the context lasts; leave every generator as it was."""
+    of_numpy: Any = np.random
+    before = random.getstate(), of_numpy.get_bit_generator(), torch.get_rng_state()
+    device = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    of_numpy.set_bit_generator(_OF_STREAMS)  # quicker than to save the state of the other
+    seed_stream(*names)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        of_numpy.set_bit_generator(before[1])
+        torch.set_rng_state(before[2])
+        if device is not None:
+            torch.cuda.set_rng_state(device)

@@ -126,13 +126,8 @@ def test_the_ranks_together_have_the_batches_of_one_process(case, world_size, po
 
     parts = [epochs(rank, world_size) for rank in range(world_size)]
     assert len({len(part) for part in parts}) == 1
-    for rows in zip(*parts, strict=True):
-        assert min(map(len, rows)) > 0
-        classes = [set(labels[part].tolist()) for part in rows]
-        assert len(set.union(*classes)) == sum(map(len, classes))  # whole chunks: no class is torn apart
-    if world_size == 2:  # one process too wants two classes in each batch
-        together = [np.sort(np.concatenate(rows)).tolist() for rows in zip(*parts, strict=True)]
-        assert together == [np.sort(rows).tolist() for rows in epochs(0, 1)]
+    together = [np.concatenate(rows).tolist() for rows in zip(*parts, strict=True)]
+    assert together == [rows.tolist() for rows in epochs(0, 1) if len(rows) >= 2 * world_size]
 
 
 def test_a_sampler_continues_from_its_saved_state_as_if_it_had_never_stopped():
