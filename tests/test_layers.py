@@ -47,7 +47,11 @@ HOMES = {
     "onnxruntime": ("aurank.exporting",),  # graphs are run by aurank.models.adapters.onnx
     "albumentations": ("aurank.data.transforms",),
     "ruamel": ("aurank.config",),
-    "faiss": ("aurank.evaluation.index", "aurank.evaluation.accuracy_calculator"),
+    "faiss": (
+        "aurank.evaluation.index",
+        "aurank.evaluation.accuracy_calculator",
+        "aurank.data.checks.same_picture",  # hashes that differ in few bits
+    ),
     "imagehash": ("aurank.data.checks",),
     "accelerate": ("aurank.training",),
     "matplotlib": ("aurank.reporting",),

@@ -3,7 +3,7 @@
     python tools/make_benchmark_tree.py sop|inaturalist2018|vehicleid --root DIR [--pixels 32] [--share 1.0]
 
 Counts of images and classes, list files, annotation files and names are those of the original; class sizes are drawn
-around its mean, with a long tail for iNaturalist. Images of a class look alike: coarse patches of its own, and noise.
+around its mean, with a long tail for iNaturalist. Images of a class look a little alike: coarse patches, partly of it.
 The tree appears under its name once it is whole. With --share a part of the classes, for a first look: readers
 then need `data.params.complete=false`. So the whole way from `aurank data check` to the evaluation can be walked before
 a data set is there; no quality is measured on it.
@@ -161,14 +161,15 @@ TREES: dict[str, Callable[[Benchmark, float, CHANCE], Tree]] = {
 
 
 def pictures(tree: Tree, pixels: int, chance: CHANCE) -> Iterator[tuple[str, bytes]]:
-    """Each image's path and its JPEG: patches of its class, and noise of its own."""
+    """Each image's path and its JPEG: patches of its class mixed with its own, and noise; no two show the same."""
+    drawn = chance.integers(30, 226, (65_521, 4, 4, 3), dtype=np.uint8)
     noise = chance.integers(-24, 25, (64, pixels, pixels, 3), dtype=np.int16)
     seen = None
     for at, (path, label) in enumerate(tree.images):  # class by class
         if label != seen:
             seen, own = label, np.random.default_rng(label).integers(30, 226, (4, 4, 3), dtype=np.uint8)
-        patches = own.copy()
-        patches[at % 4, (at // 4) % 4] = noise[at % 64, 0, 0].astype(np.uint8)  # no two alike
+        patches = (own // 5 * 2 + drawn[at % len(drawn)] // 5 * 3).astype(np.uint8)
+        patches[at % 4, (at // 4) % 4] = noise[at % 64, 0, 0].astype(np.uint8)
         coarse = cv2.resize(patches, (pixels, pixels), interpolation=cv2.INTER_LINEAR).astype(np.int16)
         image = np.clip(np.roll(noise[at % 64], at // 64, axis=1) + coarse, 0, 255).astype(np.uint8)
         yield path, cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 60])[1].tobytes()

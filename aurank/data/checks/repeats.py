@@ -1,26 +1,29 @@
 """What only the pixels show: unreadable images, and images that stand in a data set twice, perhaps changed a little."""
 
 import itertools
+import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt8
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from aurank.data.checks.findings import Advice, Finding, finding_of
 from aurank.data.checks.looks import Looks, for_each, grey, look_at_images
 from aurank.data.checks.quality import examine_quality
-from aurank.data.checks.same_picture import close_hashes, likeness, square
+from aurank.data.checks.same_picture import SIDE, close_hashes, likeness, square
 from aurank.data.decode import decode
 from aurank.data.manifest import Manifest
+from aurank.errors import UserError
 
 PAIRS_OF_SPLITS = (("train", "test"), ("train", "val"), ("val", "test"))
 HASH_BITS_APART = 16  # of 64; a copy cropped by 6 % at each side has up to 20, most have fewer
 ALIKE = 0.95  # least likeness; of copies all but 1 in 200 have more, of pairs of different photos 1 in 100,000
 LEAST_SIDE = 32  # pixels; smaller pictures of one kind are too alike to tell copies
-_BLOCK = 8192  # pairs whose squares are in memory at a time
+_BLOCK = 8192  # pairs, and images, at a time
 _KEPT_SPLITS = ("test", "val", "train")  # of an image in several, the first keeps it
 
 Groups = list[list[int]]  # rows that show one image
@@ -107,16 +110,12 @@ def _near(
         named = np.sort(np.array(place)[candidates], axis=1)
         pairs = np.unique(np.concatenate([pairs, named[(named[:, 0] >= 0) & (named[:, 0] < named[:, 1])]]), axis=0)
     shown = np.zeros(len(pairs), dtype=np.bool_)
-
-    def read(path: str) -> np.ndarray:
-        return square(grey(decode(manifest.source, path, None, max_pixels=max_pixels)))
-
-    for start in range(0, len(pairs), _BLOCK):
-        part = pairs[start : start + _BLOCK]
-        used, at = np.unique(part, return_inverse=True)
-        squares = np.stack(for_each(read, [firsts[place] for place in used.tolist()]))
-        first, second = at.reshape(part.shape).T
-        shown[start : start + _BLOCK] = likeness(squares[first], squares[second]) >= ALIKE
+    used, at = np.unique(pairs, return_inverse=True)
+    at = at.reshape(pairs.shape)
+    with _squares(manifest, [firsts[place] for place in used.tolist()], max_pixels) as squares:
+        for start in range(0, len(pairs), _BLOCK):
+            first, second = at[start : start + _BLOCK].T
+            shown[start : start + _BLOCK] = likeness(squares[first], squares[second]) >= ALIKE
     linked = pairs[shown]
     size = (len(firsts), len(firsts))
     links = coo_array((np.ones(len(linked), np.int8), (linked[:, 0], linked[:, 1])), shape=size)
@@ -125,6 +124,29 @@ def _near(
     for place in np.unique(linked).tolist():
         groups[int(component[place])].append(firsts[place])
     return list(groups.values())
+
+
+@contextmanager
+def _squares(
+    manifest: Manifest, paths: Sequence[str], max_pixels: int
+) -> Iterator[UInt8[np.ndarray, "image side side"]]:
+    """Yield the squares of some images, each read once; they are kept in a temporary file, 4 KiB an image."""
+
+    def read(path: str) -> np.ndarray:
+        return square(grey(decode(manifest.source, path, None, max_pixels=max_pixels)))
+
+    with tempfile.TemporaryFile() as file:
+        try:
+            for start in range(0, len(paths), _BLOCK):
+                file.write(np.stack(for_each(read, paths[start : start + _BLOCK])).tobytes())
+            file.flush()
+        except OSError as error:
+            raise UserError(
+                f"small copies of {len(paths):,} images, {len(paths) * SIDE * SIDE / 1e6:,.0f} MB, cannot be kept in "
+                f"{tempfile.gettempdir()} ({error.strerror}): let TMPDIR name a folder with more room"
+            ) from error
+        shape = (len(paths), SIDE, SIDE)
+        yield np.memmap(file, np.uint8, "r", shape=shape) if paths else np.empty(shape, np.uint8)
 
 
 def _of_groups(manifest: Manifest, labels: Int64[np.ndarray, " image"], what: str, groups: Groups) -> list[Finding]:

@@ -44,10 +44,11 @@ def write_index(host: Any, path: Path, *, factory: str, distance: str) -> None:
         os.fsync(description.fileno())  # before faiss's file gets its name: a full disk then leaves both old files
 
 
-def read_index(path: Path) -> tuple[Any, dict[str, Any]]:
+def read_index(path: Path, *, memory_map: bool = False) -> tuple[Any, dict[str, Any]]:
     """Return the faiss index and its description; UserError unless `write_index` wrote both and no byte has changed.
 
     The checksum comes first: faiss trusts the sizes that it reads, and damaged ones could take all memory.
+    With `memory_map` lists and vectors stay in the file, and are read as searches need them.
     """
     require_ordinary(path)
     require_ordinary(description_of(path))
@@ -68,12 +69,27 @@ def read_index(path: Path) -> tuple[Any, dict[str, Any]]:
                     stack.callback(faiss.set_deserialization_vector_byte_limit, before)
                     faiss.set_deserialization_vector_byte_limit(max(2**20, path.stat().st_size))
                 stack.enter_context(faiss_says(f"the index {path} cannot be read: build the index again"))
-                host = faiss.read_index(faiss.PyCallbackIOReader(file.read, PIECE))
+                flags = faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE  # larger than a small file, and refused
+                if memory_map:
+                    host = faiss.read_index(str(path), flags | faiss.IO_FLAG_MMAP_IFC)
+                else:
+                    host = faiss.read_index(faiss.PyCallbackIOReader(file.read, PIECE), flags)
+                _precompute(host)
     except OSError as error:
         raise UserError(f"cannot read the index {path}: {error.strerror}") from error
     if (host.d, host.ntotal) != (description["dim"], description["count"]):
         raise UserError(f"{path} holds another index than {description_of(path).name} says: build the index again")
     return host, description
+
+
+def _precompute(host: Any) -> None:
+    """Make the tables of an IVF-PQ under squared distances, which are not in the file; faiss bounds their size."""
+    faiss = faiss_library()
+    if (lists := faiss.try_extract_index_ivf(host)) is None:
+        return
+    lists = faiss.downcast_index(lists)
+    if isinstance(lists, faiss.IndexIVFPQ) and lists.metric_type == faiss.METRIC_L2:
+        lists.precompute_table()
 
 
 def _read_description(path: Path, file: BinaryIO) -> dict[str, Any]:

@@ -101,6 +101,7 @@ class Index:
         if float16 and not self.gpus:
             raise UserError('float16 is for indexes on a GPU; on the CPU write "SQfp16" in place of "Flat"')
         self.float16, self.temporary_bytes = float16, byte_count(temporary_memory)
+        self.mapped = False
         self._resources: list[Any] = []
         self._copy: Any = None  # of `host`, on the GPUs; made by the first search after rows were added
 
@@ -167,6 +168,8 @@ class Index:
 
     def add(self, embeddings: Embeddings, *, progress: ProgressCallback | None = None) -> None:
         """Add the rows behind those that are there, a block at a time; all of them are checked first."""
+        if self.mapped:
+            raise UserError("the index is memory-mapped and takes no further rows: load it without memory_map")
         self._check(embeddings, side="gallery")
         if not self.is_trained:
             remedy = "use Index.build, or train"
@@ -238,11 +241,19 @@ class Index:
         write_index(self.host, Path(path), factory=self.factory, distance=self.distance)
 
     @classmethod
-    def load(cls, path: Path | str, **placement: Unpack[Placement]) -> "Index":
-        """Return the index that `save` wrote; UserError for files that are damaged or something else."""
-        host, saved = read_index(Path(path))
+    def load(cls, path: Path | str, *, memory_map: bool = False, **placement: Unpack[Placement]) -> "Index":
+        """Return the index that `save` wrote; UserError for files that are damaged or something else.
+
+        With `memory_map` its rows stay in the file, so that it may be larger than memory: such an index searches on the
+        CPU, and takes no further rows.
+        """
+        host, saved = read_index(Path(path), memory_map=memory_map)
+        if memory_map:
+            placement = {**placement, "device": placement.get("device") or "cpu"}
         index = cls(saved["dim"], saved["factory"], distance=saved["distance"], **placement)
-        index.host = host
+        if memory_map and index.gpus:
+            raise UserError(f'memory_map is for searching on the CPU and device is {placement["device"]!r}: use "cpu"')
+        index.host, index.mapped = host, memory_map
         return index
 
     def _check(self, embeddings: Embeddings, *, side: str) -> None:

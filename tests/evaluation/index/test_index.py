@@ -135,6 +135,20 @@ def test_a_saved_index_finds_the_same(kind: str, distance: str, tmp_path: Path) 
     assert len(again) == 210
 
 
+@pytest.mark.parametrize("kind", ["Flat", "IVF4,PQ8x4", "IVF4,Flat", "HNSW8"])
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])  # faiss makes tables for an IVF-PQ of the latter
+def test_a_memory_mapped_index_finds_the_same_and_takes_no_rows(kind: str, distance: str, tmp_path: Path) -> None:
+    gallery = rows(0)
+    built = Index.build(gallery, kind, distance=distance, device="cpu")
+    built.save(tmp_path / "index")
+    for memory_map in (False, True):
+        again = Index.load(tmp_path / "index", memory_map=memory_map, device="cpu")
+        for name in ("row", "similarity", "found"):
+            assert (getattr(again.search(gallery, 9), name) == getattr(built.search(gallery, 9), name)).all()
+    with pytest.raises(UserError, match="memory-mapped and takes no further rows: load it without memory_map"):
+        again.add(gallery)
+
+
 def test_search_parameters_are_part_of_the_factory_string() -> None:
     gallery = rows(0, 2000)
     exact = neighbours(gallery, 10, device="cpu")
