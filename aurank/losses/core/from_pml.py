@@ -11,18 +11,22 @@ with without("scipy.stats"), without("scipy.special"):
     from pytorch_metric_learning import miners as pml_miners
     from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
     from pytorch_metric_learning.losses import BaseMetricLossFunction
-    from pytorch_metric_learning.reducers import BaseReducer, SumReducer
+    from pytorch_metric_learning.reducers import AvgNonZeroReducer, BaseReducer, DivisorReducer, MeanReducer, SumReducer
     from pytorch_metric_learning.regularizers import BaseRegularizer
-    from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triplets
+    from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triplets, convert_to_weights
 
 __all__ = [
+    "AvgNonZeroReducer",
     "BaseDistance",
     "BaseMetricLossFunction",
     "BaseReducer",
     "BaseRegularizer",
     "CosineSimilarity",
+    "DivisorReducer",
+    "MeanReducer",
     "SumReducer",
     "convert_to_triplets",
+    "convert_to_weights",
     "pml_losses",
     "pml_miners",
 ]

@@ -48,12 +48,16 @@ class Inputs:
         """The embeddings of the references."""
         return self.embeddings if self.ref_emb is None else self.ref_emb
 
-    def itself(self) -> Bool[Tensor, "query reference"] | None:
-        """Return True where a reference of its own set is the query, by index or by id; None where none can be."""
+    def itself(self, like: Tensor | None = None) -> Bool[Tensor, "query reference"] | None:
+        """Return True where a reference of its own set is the query, by index or by id; None where none can be.
+
+        It is where `like` is, or the embeddings are.
+        """
         size, by_id = len(self.embeddings), self.ids is not None and self.ref_ids is not None
         if not by_id and not self.batch_leads:
             return None
-        found = self.embeddings.new_zeros(size, len(self.references), dtype=torch.bool)
+        like = self.embeddings if like is None else like
+        found = like.new_zeros(size, len(self.references), dtype=torch.bool)
         if self.ids is not None and self.ref_ids is not None:
             ids, ref_ids = (to_device_of(found, each.long()) for each in (self.ids, self.ref_ids))
             found = ids[:, None] == ref_ids

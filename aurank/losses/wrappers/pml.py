@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 from torch import Tensor, nn
 
 from aurank.losses.core.checks import (
@@ -24,13 +24,16 @@ from aurank.losses.core.from_pml import (
     BaseReducer,
     BaseRegularizer,
     CosineSimilarity,
+    MeanReducer,
     SumReducer,
     pml_losses,
 )
-from aurank.losses.core.loss_inputs import Inputs, TakesInputs
+from aurank.losses.core.loss_inputs import Inputs, Mined, TakesInputs
 from aurank.losses.core.pairs import check_mined
+from aurank.losses.wrappers._without_reads import MaskedCircleLoss, MaskedMultiSimilarityLoss, NonZeroMeanReducer
 
 Reduction = Literal["sum", "batch", "pml"]
+MOST_LISTED = 2**24  # pairs listed on the host: to list and send more takes longer than to wait for the device
 
 
 class PMLLoss(TakesInputs, nn.Module):
@@ -88,16 +91,36 @@ def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
         return loss(*inputs.pml_args, ids=inputs.ids, ref_ids=inputs.ref_ids)
     if isinstance(inputs.indices_tuple, Sequence):
         check_mined(inputs.indices_tuple, (len(inputs.embeddings), len(inputs.references)))
+    found = listed(loss, inputs)
     if inputs.is_self_set:
         query, _ = in_common_precision(inputs.embeddings, inputs.embeddings)
-        inputs = replace(inputs, embeddings=query, ref_emb=None, ref_labels=None)
+        found = inputs.indices_tuple if found is None else found
+        inputs = replace(inputs, embeddings=query, indices_tuple=found, ref_emb=None, ref_labels=None)
     else:
         query, reference = in_common_precision(inputs.embeddings, inputs.references)
-        inputs = replace(inputs, embeddings=query, ref_emb=reference, indices_tuple=without_itself(inputs))
+        found = without_itself(inputs) if found is None else found
+        inputs = replace(inputs, embeddings=query, indices_tuple=found, ref_emb=reference)
         if inputs.ref_labels is inputs.labels:  # one tensor for two sets: PML would take both for the same set
             inputs = replace(inputs, ref_labels=inputs.labels.clone())
     with without_autocast(query.device):
         return loss(*inputs.pml_args)
+
+
+def listed(loss: nn.Module, inputs: Inputs) -> Mined:
+    """Return all pairs or triplets that a loss of PML would look for itself, None where it shall do so.
+
+    Where the labels are on the host, they are found there, and the host does not wait for a device to list them.
+    """
+    triplets = isinstance(loss, pml_losses.TripletMarginLoss) and loss.triplets_per_anchor == "all"
+    on_host = all(labels is None or labels.device.type == "cpu" for labels in (inputs.labels, inputs.ref_labels))
+    if inputs.indices_tuple is not None or not (triplets or isinstance(loss, pml_losses.GenericPairLoss)):
+        return None
+    if not on_host or len(inputs.labels) * len(inputs.references) > MOST_LISTED:
+        return None
+    itself = torch.eye(len(inputs.labels), dtype=torch.bool) if inputs.is_self_set else inputs.itself(inputs.labels)
+    found = all_pairs(inputs, None if itself is None else ~itself)
+    found = triplets_of(*found) if triplets else found
+    return tuple(to_device_of(inputs.embeddings, part) for part in found)
 
 
 def without_itself(inputs: Inputs) -> Sequence[Tensor] | None:
@@ -122,12 +145,28 @@ def mined_among(mined: Sequence[Tensor], wanted: Bool[Tensor, "query reference"]
     return mined[0][plus], mined[1][plus], mined[2][minus], mined[3][minus]
 
 
-def all_pairs(inputs: Inputs, wanted: Bool[Tensor, "query reference"]) -> tuple[Tensor, ...]:
+def all_pairs(inputs: Inputs, wanted: Bool[Tensor, "query reference"] | None) -> tuple[Tensor, ...]:
     """Return (anchor, positive, anchor, negative) of every pair of the batch with its references that is wanted."""
-    assert inputs.ref_labels is not None
-    labels, ref_labels = (to_device_of(wanted, each.long()) for each in (inputs.labels, inputs.ref_labels))
+    like = inputs.labels if wanted is None else wanted
+    given = inputs.labels if inputs.ref_labels is None else inputs.ref_labels
+    labels, ref_labels = (to_device_of(like, each.long()) for each in (inputs.labels, given))
     same = labels[:, None] == ref_labels
-    return *torch.nonzero(same & wanted, as_tuple=True), *torch.nonzero(~same & wanted, as_tuple=True)
+    both = (same, ~same) if wanted is None else (same & wanted, ~same & wanted)
+    return *torch.nonzero(both[0], as_tuple=True), *torch.nonzero(both[1], as_tuple=True)
+
+
+def triplets_of(
+    anchor: Int64[Tensor, " pair"],
+    positive: Int64[Tensor, " pair"],
+    other: Int64[Tensor, " negative"],
+    negative: Int64[Tensor, " negative"],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return every (anchor, positive, negative) of pairs in the order of their anchors, in that order too."""
+    first = torch.searchsorted(other, anchor)
+    count = torch.searchsorted(other, anchor, right=True) - first
+    pair = torch.repeat_interleave(torch.arange(len(anchor)), count)
+    place = torch.arange(len(pair)) - (count.cumsum(0) - count)[pair]
+    return anchor[pair], positive[pair], negative[first[pair] + place]
 
 
 class SumPerQueryReducer(SumReducer):  # type: ignore[misc]  # PML ships no types
@@ -138,10 +177,10 @@ class SumPerQueryReducer(SumReducer):  # type: ignore[misc]  # PML ships no type
         return losses.sum() / len(embeddings)
 
 
-REDUCERS: dict[str, Callable[[], BaseReducer | None]] = {
+REDUCERS: dict[str, Callable[[], BaseReducer]] = {
     "sum": SumReducer,
     "batch": SumPerQueryReducer,
-    "pml": lambda: None,
+    "pml": NonZeroMeanReducer,
 }
 
 
@@ -221,10 +260,10 @@ def multi_similarity(
         >>> round(multi_similarity()(torch.ones(2, 2), torch.tensor([0, 0])).item(), 4)  # ½·log(1 + exp(−1))
         0.1566
     """
-    name, given = "multi_similarity", {"reduction": "pml", **locals()}
+    name, given = "multi_similarity", {"reduction": "pml", **locals(), "reducer": reducer or MeanReducer()}
     for scale, value in (("alpha", alpha), ("beta", beta)):
         require_positive(f"{name}: {scale}", value)
-    return _wrap(name, pml_losses.MultiSimilarityLoss, given, alpha=alpha, beta=beta, base=base)
+    return _wrap(name, MaskedMultiSimilarityLoss, given, alpha=alpha, beta=beta, base=base)
 
 
 def circle(
@@ -250,7 +289,7 @@ def circle(
         0.0
     """
     require_positive("circle: gamma", gamma)
-    return _wrap("circle", pml_losses.CircleLoss, {"reduction": "pml", "distance": None, **locals()}, m=m, gamma=gamma)
+    return _wrap("circle", MaskedCircleLoss, {"reduction": "pml", "distance": None, **locals()}, m=m, gamma=gamma)
 
 
 def _wrap(name: str, loss: type[nn.Module], given: dict[str, Any], **own: Number) -> PMLLoss:

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import (
@@ -17,6 +16,13 @@ from aurank.losses.core.checks import (
 from aurank.losses.core.distributed import Distributed
 from aurank.losses.core.from_pml import CosineSimilarity, pml_losses
 from aurank.losses.core.loss_inputs import Inputs
+from aurank.losses.wrappers._without_reads import (
+    MaskedProxyAnchorLoss,
+    MaskedProxyNCALoss,
+    SafeArcFaceLoss,
+    SafeSubCenterArcFaceLoss,
+    TargetCosFaceLoss,
+)
 from aurank.losses.wrappers.pml import PMLLoss
 
 
@@ -63,27 +69,6 @@ class ProxyLoss(PMLLoss):
         if inputs.labels.device.type == "cpu":  # elsewhere the host would wait for the device
             check_labels_in_range(inputs.labels, self.num_classes)
         return super().compute(inputs)
-
-
-class SafeArcFaceLoss(pml_losses.ArcFaceLoss):  # type: ignore[misc]  # PML ships no types
-    """PML's ArcFace whose gradient stays finite where an embedding lies on its class's vector.
-
-    There the slope of arccos is infinite. PML clamps the cosine at ±1 itself, so that it depends on torch's version
-    whether that slope reaches the weights.
-    """
-
-    def get_angles(self, cosine_of_target_classes: Tensor) -> Tensor:
-        """Return the angles in radians, away from 0 and π by 1e-3, within which the slope is at most 1,000."""
-        return torch.acos(cosine_of_target_classes.clamp(-_NEARLY_ONE, _NEARLY_ONE))
-
-
-class SafeSubCenterArcFaceLoss(pml_losses.SubCenterArcFaceLoss):  # type: ignore[misc]
-    """PML's sub-center ArcFace, its angles those of `SafeArcFaceLoss`."""
-
-    get_angles = SafeArcFaceLoss.get_angles
-
-
-_NEARLY_ONE = 1 - 5e-7  # cos 1e-3
 
 
 def arcface(
@@ -165,7 +150,7 @@ def cosface(
         >>> cosface(3, 2).num_classes
         3
     """
-    return _with_proxies("cosface", pml_losses.CosFaceLoss, locals(), margin=margin, scale=scale)
+    return _with_proxies("cosface", TargetCosFaceLoss, locals(), margin=margin, scale=scale)
 
 
 def normalized_softmax(
@@ -217,7 +202,7 @@ def proxy_anchor(
         torch.Size([3, 2])
     """
     require_positive("proxy_anchor: alpha", alpha)
-    return _with_proxies("proxy_anchor", pml_losses.ProxyAnchorLoss, locals(), margin=margin, alpha=alpha)
+    return _with_proxies("proxy_anchor", MaskedProxyAnchorLoss, locals(), margin=margin, alpha=alpha)
 
 
 def proxy_nca(
@@ -238,7 +223,7 @@ def proxy_nca(
         9.0
     """
     require_positive("proxy_nca: softmax_scale", softmax_scale)
-    return _with_proxies("proxy_nca", pml_losses.ProxyNCALoss, locals(), softmax_scale=softmax_scale)
+    return _with_proxies("proxy_nca", MaskedProxyNCALoss, locals(), softmax_scale=softmax_scale)
 
 
 def soft_triple(
