@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aurank.cli.app import app, cache_app, data_app
-from aurank.cli.drawing import console, draw_bar
-from aurank.cli.options import CacheOption, Drawn, measuring
+from aurank.cli.drawing import console, draw_bar, draw_stages
+from aurank.cli.options import CacheOption, ConfigFile, Drawn, Overrides, measuring
 from aurank.errors import UserError
 from aurank.sizes import size_in_bytes
 
@@ -112,6 +112,33 @@ def check_data(
     console.say(found)
     if not found.complete:
         raise SystemExit(2)
+
+
+@data_app.command("prepare")
+def prepare(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    *,
+    out: Annotated[Path, typer.Option(help="Folder to write, for data.prepared.")],
+    short_side: Annotated[
+        int | None, typer.Option(help="Shorter side of the images kept; default: what the transforms need.", min=1)
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Keep pixels, not JPEGs: larger, and faster to read.")] = False,
+) -> None:
+    """Decode and resize all images once, to be read again and again.
+
+    Given again, the command goes on where it was stopped, and takes new and changed originals.
+
+    \b
+    aurank data prepare mine.yaml --out prepared
+    aurank train mine.yaml data.prepared=prepared
+    """
+    from aurank.commands import prepare_data
+
+    with draw_stages() as progress:
+        result = prepare_data(config, out, overrides or [], short_side=short_side, raw=raw, progress=progress)
+    console.say(result)
+    console.say(f"read them by data.prepared={out}")
 
 
 @cache_app.command("prune")

@@ -156,6 +156,19 @@ def draw_training() -> Iterator[Callable[[str, dict[str, Any]], None]]:
 
 
 @contextmanager
+def draw_stages() -> Iterator[Callable[[str, int, int], None]]:
+    """What draws a stage, how much of it is done and how much there is: a bar on a terminal, elsewhere a few lines."""
+    with draw_bar(None, "") as (progress, task):
+        tell = _lines(progress, at_once=False)
+
+        def listen(stage: str, done: int, total: int) -> None:
+            progress.update(task, description=stage, completed=done, total=total)
+            tell(f"{stage}: {done:,} of {total:,}", stage)
+
+        yield listen
+
+
+@contextmanager
 def draw_measuring(
     given: dict[str, Any], finished: Callable[[str, Any], None] | None = None, *, group: "ProcessGroup | None" = None
 ) -> Iterator[Any]:

@@ -14,6 +14,7 @@ from aurank.commands.galleries.build_index import IndexChange, add_images, build
 from aurank.commands.galleries.postprocess import read_postprocessing
 from aurank.commands.galleries.search import Hit, ImageIndex, PhotoHits, search_photos
 from aurank.commands.pairs import PairsResult, evaluate_pairs
+from aurank.commands.prepare import prepare_data
 from aurank.commands.probe import probe_model
 from aurank.commands.report import evaluation_page
 from aurank.commands.run_options import RunOptions
@@ -39,6 +40,7 @@ __all__ = [
     "examine_embeddings",
     "export_model",
     "measure_baselines",
+    "prepare_data",
     "probe_model",
     "read_postprocessing",
     "remove_images",

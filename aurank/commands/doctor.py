@@ -13,7 +13,9 @@ from aurank.config import DataConfig
 from aurank.data import Manifest
 from aurank.data.checks.cleaned import require_table
 from aurank.data.checks.findings import Advice, DoctorReport, Finding, finding_of
+from aurank.data.checks.prepared import check_prepared
 from aurank.embedding.embed import Embedded
+from aurank.embedding.from_config import open_prepared
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.manifest_from_config import asks_about_classes, read_manifest
 from aurank.embedding.select_images import ImageSelection, read_data
@@ -231,6 +233,8 @@ def examine_data(
         max_pixels=section.max_pixels,
         candidates=None if examination is None else examination.candidates(),
     )
+    if (prepared := open_prepared(section)) is not None:
+        report = report.with_findings(check_prepared(prepared, manifest))
     return report if examination is None else report.with_findings(examination.findings())
 
 
@@ -275,7 +279,8 @@ def _section(data: str, overrides: Sequence[str]) -> tuple[DataConfig, int]:
 
 def _embedded(model: str, data: str, manifest: Manifest, overrides: Sequence[str], running: RunOptions) -> Embedded:
     """Return the embeddings of all readable images of all splits."""
-    own = [override for override in overrides if override.startswith("data.")]
+    # Of the originals, whatever was prepared of them.
+    own = [one for one in overrides if one.startswith("data.") and not one.startswith("data.prepared=")]
     split = next(iter(manifest.split_sizes))
     images = ImageSelection(data, split, overrides=[*own, "data.on_error=skip"])
     embedded, notes = prepare_model(model, images, running).embed(each_image_once(manifest))

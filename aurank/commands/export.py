@@ -18,7 +18,7 @@ from aurank.config.cross_checks import NO_BACKBONE
 from aurank.data import Manifest, Pipeline
 from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import Embedded, ModelImages, embed
-from aurank.embedding.from_config import build_transform
+from aurank.embedding.from_config import build_transform, open_prepared
 from aurank.embedding.manifest_from_config import read_manifest, require_distinct
 from aurank.embedding.select_images import ImageSelection
 from aurank.embedding.stored.checkpoint import is_head, load_checkpoint, resolve_checkpoint
@@ -271,7 +271,7 @@ def _measure(prepared: PreparedModel, to: Target, written: ImageModel) -> Measur
 def _embed(prepared: PreparedModel, model: ImageModel, stage: str) -> Embedded:
     """Return the embeddings of the images by another model."""
     data = prepared.data
-    given: dict[str, Any] = {"on_error": data.on_error, "max_pixels": data.max_pixels}
+    given: dict[str, Any] = {"on_error": data.on_error, "max_pixels": data.max_pixels, "prepared": open_prepared(data)}
     images = ModelImages(prepared.dataset.manifest, model, **given)
     device = prepared.run.torch_device
     return embed(model.module.to(device), images, device=device, progress=prepared.run.stage(stage), **prepared.sizes)

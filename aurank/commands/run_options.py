@@ -16,7 +16,7 @@ from aurank.embedding.cache import EmbeddingCache, Say, data_sha256, weights_sha
 from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import Embedded, ModelImages, embed
 from aurank.embedding.evaluation_options import evaluation_options
-from aurank.embedding.from_config import build_dataset, describe_model, with_features, with_preprocessing
+from aurank.embedding.from_config import build_dataset, describe_model, open_prepared, with_features, with_preprocessing
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import ImageSelection, describe_split, select
@@ -143,7 +143,7 @@ class PreparedModel:
         dataset = self.dataset if manifest is None else self.dataset_of(manifest)
         device, manifest, progress = self.run.torch_device, dataset.manifest, self.run.stage("embedding")
         module = self.module.to(device)
-        cache = self.run.open_cache(self.name, module, self.description, manifest)
+        cache = self.run.open_cache(self.name, module, self.description + dataset.made_of, manifest)
         how = {"bf16": self.run.bf16, "group": self.run.group, **self.sizes}
         embedded = embed(module, dataset, device=device, progress=progress, cache=cache, **how)
         kept = set(embedded.ids.tolist())
@@ -179,7 +179,13 @@ def prepare_model(model: str, images: ImageSelection, running: RunOptions) -> Pr
         loaded = load_model(model, allow_code=running.allow_code)
         module, description = loaded.module, loaded.description
         remarks += loaded.notes
-        dataset_of = partial(ModelImages, model=loaded, on_error=data.on_error, max_pixels=data.max_pixels)
+        dataset_of = partial(
+            ModelImages,
+            model=loaded,
+            on_error=data.on_error,
+            max_pixels=data.max_pixels,
+            prepared=open_prepared(data),
+        )
     else:
         saved = read_trained(checkpoint["config"])
         config = with_preprocessing(saved.model_copy(update={"data": data}), saved)  # where it was set to null

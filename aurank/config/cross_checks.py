@@ -30,6 +30,7 @@ OF_IMAGES: dict[str, Any] = {
     "data.normalise": None,
     "data.interpolation": None,
     "data.decoding": None,
+    "data.prepared": None,
     "data.train_transform.name": "crop_flip",
     "data.train_transform.params": {},
     "data.test_transform.name": "center",

@@ -143,6 +143,7 @@ class DataConfig(Strict):
     name: str = Field(description="Reader of the data set.")
     params: Params = key({}, "Arguments of the reader.")
     root: Path | None = key(None, "Folder of the data; null: $AURANK_DATA, else ./data.")
+    prepared: Path | None = key(None, "Folder of aurank data prepare, to read images from; null: the originals.")
     image_size: int = key(224, "Height and width after the transform, in pixels.", ge=1, le=8192)
     channels: int = key(3, "Channels of an image: 1 grey, 3 colour.", ge=1, le=256)
     normalise: NormaliseConfig | None = key(None, "Mean and deviation of each channel; null: the backbone's.")

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from aurank.data.decode import MAX_PIXELS, crop, decode, quiet_decoding
 from aurank.data.manifest import Manifest
+from aurank.data.prepared.store import PreparedImages
 from aurank.data.transforms import Pipeline
 from aurank.errors import UserError
 
@@ -81,6 +82,7 @@ class ImageDataset(Dataset[Sample]):
         cache_bytes: images are decoded and prepared once, here, with threads, when all of them take no more than this;
             otherwise each time they are asked for. 0 keeps nothing.
         max_pixels: an image of more counts as one that cannot be read.
+        prepared: where the images are kept decoded and resized; None reads them from the manifest's source.
         reduced: decode JPEGs at a fraction of their size where that is enough for the pipeline: faster, with pixels
             that differ by a level or two of 255.
 
@@ -103,6 +105,7 @@ class ImageDataset(Dataset[Sample]):
         cache_bytes: int = 2**30,
         max_pixels: int = MAX_PIXELS,
         reduced: bool = False,
+        prepared: PreparedImages | None = None,
     ) -> None:
         if pipeline.channels != channels:
             raise UserError(f"the transform is for {pipeline.channels} channels, the data set for {channels}")
@@ -111,10 +114,16 @@ class ImageDataset(Dataset[Sample]):
         pipeline.get_ready()
         self.manifest, self.pipeline, self.channels, self.seed = manifest, pipeline, channels, seed
         self.on_error, self.max_pixels = on_error, max_pixels
+        self._prepared_rows = None if prepared is None else prepared.rows_of(manifest, channels)
         self._least_side = pipeline.least_decoded_side if reduced else None
         # Shared memory, so that what a worker skips is counted here too.
         self._unreadable = torch.zeros(len(manifest), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
         self._cache = self._fill_cache(cache_bytes) if cache_bytes > 0 else None
+
+    @property
+    def made_of(self) -> str:
+        """Words for how the images were prepared, which decides pixels too; "" of originals."""
+        return "" if self._prepared_rows is None else f" of prepared images ({self._prepared_rows.how})"
 
     def __len__(self) -> int:
         return len(self.manifest)
@@ -190,18 +199,20 @@ class ImageDataset(Dataset[Sample]):
 
     def _read(self, row: int) -> Pixels | None:
         try:
-            path, boxes = self.manifest.paths[row], self.manifest.boxes
-            is_part = boxes is not None and boxes[row, 0] >= 0
-            least = None if is_part else self._least_side
-            image = decode(self.manifest.source, path, self.channels, max_pixels=self.max_pixels, least_side=least)
-            if boxes is not None and is_part:
-                image = crop(image, boxes[row].tolist(), path)
+            image = self._decode(row) if self._prepared_rows is None else self._prepared_rows.read(row)
         except UserError:
             if self.on_error == "raise":
                 raise
             self._unreadable[row] = True
             return None
         return self.pipeline.prepare(image)
+
+    def _decode(self, row: int) -> Pixels:
+        path, boxes = self.manifest.paths[row], self.manifest.boxes
+        is_part = boxes is not None and boxes[row, 0] >= 0
+        least = None if is_part else self._least_side
+        image = decode(self.manifest.source, path, self.channels, max_pixels=self.max_pixels, least_side=least)
+        return crop(image, boxes[row].tolist(), path) if boxes is not None and is_part else image
 
     def _fill_cache(self, most: int) -> list[Pixels | None] | None:
         """Return all prepared images, or None if they would take more than `most` bytes."""

@@ -4,9 +4,10 @@ import io
 import os
 import stat
 import zipfile
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -190,6 +191,11 @@ class ZipSource:
         except Exception as error:
             raise UserError(f"image {path!r} in {self.where} cannot be read: {error}") from None
 
+    def members(self) -> dict[str, zipfile.ZipInfo]:
+        """Return what the archive's own directory says of each member, by its whole name, as it is now."""
+        with zipfile.ZipFile(self.file) as archive:
+            return {info.filename: info for info in archive.infolist()}
+
     def exists(self, path: str) -> bool:
         return self.prefix + path in self._archive().NameToInfo
 
@@ -226,6 +232,43 @@ class ArraySource:
 
     def names(self) -> list[str]:
         return sorted(self._images)
+
+
+class FileMark(NamedTuple):
+    """What tells a file from a later one of the same name without reading it: its length, and its time or its sum.
+
+    Example:
+        >>> FileMark(length=100, modified=None, crc=12).crc
+        12
+    """
+
+    length: int
+    modified: int | None  # nanoseconds since 1970, in a folder
+    crc: int | None  # CRC-32 of the content, where it is at hand: in an archive and in memory
+
+
+def file_marks(source: ImageSource, paths: Sequence[str]) -> list[FileMark | None]:
+    """Return the mark of each file, None where it is missing.
+
+    Example:
+        >>> file_marks(FolderSource(Path(".")), ["no such image.png"])
+        [None]
+    """
+    if isinstance(source, FolderSource):
+        return [_stat_mark(source.root / path) for path in paths]
+    if isinstance(source, ZipSource):
+        members = source.members()
+        held = [members.get(source.prefix + path) for path in paths]
+        return [None if info is None else FileMark(info.file_size, None, info.CRC) for info in held]
+    return [FileMark(len(data), None, zlib.crc32(data)) for data in map(source.read_bytes, paths)]
+
+
+def _stat_mark(path: Path) -> FileMark | None:
+    try:
+        found = path.stat()
+    except (OSError, ValueError):  # a zero byte in the name
+        return None
+    return FileMark(found.st_size, found.st_mtime_ns, None)
 
 
 def _is_litter(name: str) -> bool:

@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import uuid
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +17,8 @@ from jaxtyping import Bool, Float32, Int64
 from torch import Tensor, nn
 
 from aurank.arrays import load_arrays
-from aurank.data import FolderSource, Manifest, ZipSource
+from aurank.data import Manifest
+from aurank.data.sources import file_marks
 from aurank.errors import AurankError, UserError
 from aurank.files import replacing, write_text
 
@@ -229,23 +228,8 @@ def data_sha256(manifest: Manifest) -> str:
 
     A file that is missing counts as such, so it is looked for again once it is there.
     """
-    source = manifest.source
-    if isinstance(source, ZipSource):
-        with zipfile.ZipFile(source.file) as archive:
-            members = {info.filename: (info.CRC, info.file_size) for info in archive.infolist()}
-        marks = [members.get(source.prefix + path) for path in manifest.paths]
-    elif isinstance(source, FolderSource):
-        marks = [_stamp(source.root / path) for path in manifest.paths]
-    else:
-        marks = [(zlib.crc32(data), len(data)) for data in map(source.read_bytes, manifest.paths)]
+    found = file_marks(manifest.source, manifest.paths)
+    marks = [mark and (mark.crc if mark.modified is None else mark.modified, mark.length) for mark in found]
     digest = hashlib.sha256(manifest.sha256.encode())
     digest.update(json.dumps(marks).encode())
     return digest.hexdigest()
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except (OSError, ValueError):  # a zero byte in the name
-        return None
-    return found.st_mtime_ns, found.st_size

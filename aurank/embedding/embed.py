@@ -15,6 +15,7 @@ from aurank.data import Batch, BatchLoader, ImageDataset, Manifest, Pipeline
 from aurank.data.dataset import Key
 from aurank.data.decode import MAX_PIXELS, quiet_decoding
 from aurank.data.manifest import pairs_among
+from aurank.data.prepared.store import PreparedImages
 from aurank.data.saved_embeddings import read_arrays
 from aurank.embedding.cache import EmbeddingCache, Piece
 from aurank.errors import UserError
@@ -161,9 +162,16 @@ class ModelImages(ImageDataset):
     """The images of a manifest as a model of another library wants them: under that model's own transform."""
 
     def __init__(
-        self, manifest: Manifest, model: ImageModel, *, on_error: str = "raise", max_pixels: int = MAX_PIXELS
+        self,
+        manifest: Manifest,
+        model: ImageModel,
+        *,
+        on_error: str = "raise",
+        max_pixels: int = MAX_PIXELS,
+        prepared: PreparedImages | None = None,
     ) -> None:
-        given: dict[str, Any] = {"channels": model.channels, "on_error": on_error, "max_pixels": max_pixels}
+        given: dict[str, Any] = {"on_error": on_error, "max_pixels": max_pixels, "prepared": prepared}
+        given["channels"] = model.channels
         super().__init__(manifest, _AsDecoded(1, model.channels), cache_bytes=0, **given)
         self.model = model
 

@@ -1,5 +1,6 @@
 """From a configuration to what embeds: the encoders of images and texts, the images and their transform."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from aurank.config.cross_checks import NO_BACKBONE
 from aurank.config.messages import one_line, show
 from aurank.config.schema import NormaliseConfig, SavedFeatures
 from aurank.data import TRANSFORMS, ImageDataset, Manifest, Pipeline, Tokeniser
+from aurank.data.prepared.store import PreparedImages
 from aurank.data.saved_embeddings import EmbeddingDataset, EmbeddingSource
 from aurank.data.transforms.base import INTERPOLATIONS
 from aurank.embedding.cache import Say
@@ -25,7 +27,7 @@ from aurank.embedding.stored.checkpoint import (
     load_weights,
     resolve_checkpoint,
 )
-from aurank.errors import UserError
+from aurank.errors import AurankWarning, UserError
 from aurank.models import Encoder, TextTower, TwoTower
 from aurank.models.adapters.by_name import load_text_model
 from aurank.models.adapters.timm import preprocessing
@@ -141,9 +143,25 @@ def build_dataset(config: DataConfig, manifest: Manifest, *, train: bool, seed: 
     """The images of a manifest under the training or the evaluation pipeline; saved embeddings as they are."""
     if isinstance(manifest.source, EmbeddingSource):
         return EmbeddingDataset(manifest)
-    same = {name: getattr(config, name) for name in ("channels", "on_error", "cache_bytes", "max_pixels")}
-    reduced = train and config.decoding == "reduced"
-    return ImageDataset(manifest, build_transform(config, train=train), seed=seed, reduced=reduced, **same)
+    same: dict[str, Any] = {
+        name: getattr(config, name) for name in ("channels", "on_error", "cache_bytes", "max_pixels")
+    }
+    transform, prepared = build_transform(config, train=train), open_prepared(config)
+    same |= {"reduced": train and config.decoding == "reduced", "prepared": prepared}
+    if prepared is not None and prepared.how.short_side < (needed := transform.needed_side or 0):
+        name = (config.train_transform if train else config.test_transform).name
+        warnings.warn(
+            f"data.prepared: the images in {prepared.folder} have a shorter side of {prepared.how.short_side} pixels, "
+            f"and {name} asks for {needed}; prepare them into another folder with --short-side {needed}",
+            AurankWarning,
+            stacklevel=2,
+        )
+    return ImageDataset(manifest, transform, seed=seed, **same)
+
+
+def open_prepared(config: DataConfig) -> PreparedImages | None:
+    """The images that `aurank data prepare` wrote, None where a configuration names no folder of such."""
+    return None if config.prepared is None else PreparedImages(config.prepared.expanduser())
 
 
 def build_encoder(config: ModelConfig, *, channels: int, load: bool = True, say: Say | None = None) -> Encoder:

@@ -126,7 +126,7 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
     section = {key: value for key, value in section.items() if key != "train_transform"}
     if images.query is not None and images.gallery is not None:
         # A data section needs a reader; of its params only `outside` is used here.
-        section |= {"name": "table", "params": {"file": images.query.name}}
+        section |= {"name": "table", "params": {"file": images.query.name}, "prepared": None}
         odd = [one for one in images.overrides if one.startswith("data.params.") and ".outside=" not in one]
         if odd:
             raise UserError(f"{odd[0]} has no use with --query and --gallery: --root names where their paths start")
@@ -135,10 +135,12 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
         return Selected(data, read_two_tables(images.query, images.gallery, root=images.root, outside=outside))
     if (protocol := images.find_protocol()) is not None:
         root = None if images.root is None else str(images.root)
-        data = read_data_config({**section, "name": protocol.reader, "params": {}, "root": root}, images.overrides)
+        data = read_data_config(
+            {**section, "name": protocol.reader, "params": {}, "root": root, "prepared": None}, images.overrides
+        )
         return Selected(data, protocol.manifest(data_folder(data.root), **data.params))
     if images.data is not None:
-        section |= _located(images.data)
+        section |= {"prepared": None, **_located(images.data)}
     elif checkpoint is None:
         raise UserError(
             "say which images to embed: --data READER:PATH or CONFIGURATION, --protocol NAME, or --query and --gallery"
@@ -197,7 +199,7 @@ def _located(data: str) -> dict[str, Any]:
     shipped = shipped_configs()
     if data in shipped or data.endswith((".yaml", ".yml")):
         config = load_config(shipped.get(data, data), choices=DATA_CHOICES)
-        return config.data.model_dump(include={"name", "params", "root"})
+        return config.data.model_dump(include={"name", "params", "root", "prepared"})
     name, _, path = data.partition(":")
     if name not in READERS:
         readers = (

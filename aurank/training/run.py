@@ -17,7 +17,7 @@ from aurank.config import Config, dump_config
 from aurank.data import Manifest
 from aurank.data.checks.contents import contents
 from aurank.embedding.evaluation_options import try_evaluation
-from aurank.embedding.from_config import build_dataset
+from aurank.embedding.from_config import build_dataset, open_prepared
 from aurank.embedding.stored.checkpoint import load_checkpoint, load_weights, model_weights
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
@@ -141,6 +141,8 @@ def _prepare_loop(config: Config, out: Path, resumed: Resumed | None, listener: 
     seed_everything(config.seed)
     splits = together(lambda: build_splits(config.data, seed=config.seed, texts=config.model.text is not None))
     data = contents(splits.whole)
+    if (prepared := open_prepared(config.data)) is not None:
+        data["prepared"] = str(prepared.how)
     require_same(config, images=splits.whole.sha256[:12])
     if resumed is not None:
         require_same_data(resumed, splits.whole, data)

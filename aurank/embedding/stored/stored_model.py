@@ -80,7 +80,7 @@ class StoredModel:
         if self.config is None:
             assert self.loaded is not None
             return ModelImages(manifest, self.loaded, on_error=on_error, max_pixels=max_pixels)
-        how = {"on_error": on_error, "max_pixels": max_pixels, "cache_bytes": cache_bytes}
+        how = {"on_error": on_error, "max_pixels": max_pixels, "cache_bytes": cache_bytes, "prepared": None}
         return build_dataset(self.config.data.model_copy(update=how), manifest, train=False)
 
     def embed(

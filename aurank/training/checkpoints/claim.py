@@ -42,8 +42,10 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def claimed(out: Path) -> Iterator[None]:
+def claimed(out: Path, doing: str = "trains into it") -> Iterator[None]:
     """Create ``out`` and keep other runs from writing into it while the context lasts; if it ends empty, remove it.
+
+    ``doing``: what the process does there, for others that come.
 
     The lock is the kernel's, which ends it with its owner. Some network folders keep it from other machines: there a
     file says whose it is, and shows that it lives.
@@ -60,7 +62,7 @@ def claimed(out: Path) -> Iterator[None]:
         stack.callback(_remove_empty, created)
         try:
             out.mkdir(parents=True, exist_ok=True)
-            descriptor = _acquire(path)
+            descriptor = _acquire(path, doing)
         except OSError as error:
             raise UserError(
                 f"cannot create --out {out}: {error.strerror or error}; name a folder that can be written"
@@ -71,7 +73,7 @@ def claimed(out: Path) -> Iterator[None]:
         yield
 
 
-def _acquire(path: Path) -> int:
+def _acquire(path: Path, doing: str) -> int:
     """The descriptor of the file, locked and with this process's name in it."""
     while True:
         if path.is_symlink():  # O_NOFOLLOW sees one that comes after this
@@ -79,12 +81,12 @@ def _acquire(path: Path) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         try:
             owner, own = _owner(path, descriptor), _this_process()
-            locked = _lock(path, descriptor, owner)
+            locked = _lock(path, descriptor, owner, doing)
             # A run that ended in between has removed its file, and a third may have created and locked a new one.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), path.lstat()):
                     if owner and not (locked and owner.get("machine") == own["machine"]) and _lives(path):
-                        raise _in_use(path, owner)
+                        raise _in_use(path, owner, doing)
                     os.truncate(descriptor, 0)
                     os.pwrite(descriptor, json.dumps(own).encode(), 0)
                     _held.add(descriptor)
@@ -95,24 +97,22 @@ def _acquire(path: Path) -> int:
             raise
 
 
-def _lock(path: Path, descriptor: int, owner: dict[str, Any]) -> bool:
+def _lock(path: Path, descriptor: int, owner: dict[str, Any], doing: str) -> bool:
     """Whether the file is locked now, False where the file system knows no locks."""
     if fcntl is None:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise _in_use(path, owner) from None
+        raise _in_use(path, owner, doing) from None
     except OSError:
         return False
     return True
 
 
-def _in_use(path: Path, owner: dict[str, Any]) -> UserError:
+def _in_use(path: Path, owner: dict[str, Any], doing: str) -> UserError:
     who = f"process {owner['pid']} on {owner['host']}, since {owner['since']}" if owner else "another process"
-    return UserError(
-        f"--out {path.parent} is in use: {who}, trains into it; wait for it or stop it, or name another folder"
-    )
+    return UserError(f"--out {path.parent} is in use: {who}, {doing}; wait for it or stop it, or name another folder")
 
 
 def _foreign(path: Path) -> UserError:

@@ -1,0 +1,79 @@
+"""Decoding and resizing the images of a configuration once: what ``aurank data prepare`` calls."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from aurank.config import Config
+from aurank.config.cross_checks import EMBEDDINGS
+from aurank.data import FolderSource, Manifest, ZipSource
+from aurank.data.prepared import Preparation, PreparedResult, prepare_images
+from aurank.embedding.from_config import build_transform, with_preprocessing
+from aurank.embedding.manifest_from_config import read_whole
+from aurank.errors import UserError
+from aurank.training.checkpoints.claim import claimed
+from aurank.training.components import read_config
+
+
+def prepare_data(
+    config: Config | Path | str | dict[str, Any],
+    out: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    short_side: int | None = None,
+    raw: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> PreparedResult:
+    """Decode and resize every image of a configuration, of all its splits, into the folder `out` for ``data.prepared``.
+
+    What is there already, and of the same originals, is verified and stays: a killed preparation goes on, and changed
+    or new originals are added.
+
+    Args:
+        short_side: of the images kept; smaller ones stay as they are. By default what the larger of the two transforms
+            needs: the side that it reduces images to, or what makes its smallest random part `data.image_size` wide.
+        raw: keep pixels, not JPEGs.
+        progress: called with a stage, how much of it is done and how much there is.
+
+    Raises:
+        UserError: the folder holds other things, lies among the originals, or is written by another process; an image
+            cannot be read (data.on_error).
+        AurankError: a full disk.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = prepare_data("digits/soprc", f"{folder}/prepared")
+        >>> result.images, result.how.short_side
+        (1797, 128)
+    """
+    settings = config if isinstance(config, Config) and not overrides else _read(config, overrides)
+    data = with_preprocessing(settings).data
+    if data.name == EMBEDDINGS:
+        raise UserError(f"data.name={EMBEDDINGS} has no images to prepare")
+    assert data.interpolation is not None
+    if short_side is None:
+        needed = [build_transform(data, train=train).needed_side for train in (True, False)]
+        short_side = max((side for side in needed if side is not None), default=data.image_size)
+    how = Preparation(short_side, data.channels, data.interpolation, raw)
+    manifest, folder = read_whole(data), Path(out).expanduser()
+    _require_apart(folder, manifest)
+    with claimed(folder, "prepares images into it"):
+        return prepare_images(
+            manifest, folder, how, on_error=data.on_error, max_pixels=data.max_pixels, progress=progress
+        )
+
+
+def _read(config: Config | Path | str | dict[str, Any], overrides: Sequence[str]) -> Config:
+    return read_config(config.model_dump(mode="json") if isinstance(config, Config) else config, overrides)
+
+
+def _require_apart(folder: Path, manifest: Manifest) -> None:
+    """Raise UserError for a folder among the originals, or one that holds them."""
+    source = manifest.source
+    if isinstance(source, FolderSource):
+        originals, own = source.root.resolve(), folder.resolve()
+        if own.is_relative_to(originals) or originals.is_relative_to(own):
+            raise UserError(f"--out {folder}: the originals are in {source.root}; name a folder apart from theirs")
+    elif isinstance(source, ZipSource) and folder.resolve() == source.file.resolve():
+        raise UserError(f"--out {folder} is the archive of the originals; name a folder")

@@ -1,0 +1,44 @@
+"""What the doctor says of prepared images: whether they fit their originals, and are what was written."""
+
+import numpy as np
+
+from aurank.data.checks.findings import Advice, Finding, finding_of
+from aurank.data.manifest import Manifest
+from aurank.data.prepared.store import PreparedImages, again, whole
+
+
+def check_prepared(prepared: PreparedImages, manifest: Manifest) -> list[Finding]:
+    """Return what does not fit; every prepared image is read.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from aurank.data import READERS
+        >>> from aurank.data.prepared import Preparation, prepare_images
+        >>> digits = READERS["digits"](None)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     prepare_images(digits.select([0, 1]), Path(folder), Preparation(8, 1)).written
+        ...     print(check_prepared(PreparedImages(Path(folder)), digits.select([0, 1, 2]))[0])
+        2
+        images that are not prepared: 1 (digit-0002)
+    """
+    missing, changed = prepared.unfit(manifest)
+    places = prepared.places(manifest)
+    held = np.flatnonzero(places >= 0)
+    is_whole = np.fromiter(whole(prepared.folder, prepared.records[places[held]]), np.bool_, len(held))
+    advice = Advice("Training and measuring refuse to begin.", f"{again(prepared.folder).capitalize()}.")
+    found = {
+        "images that are not prepared": missing,
+        "images that changed after they were prepared": changed,
+        "prepared images that are damaged": held[~is_whole],
+    }
+    return [
+        finding_of(
+            check,
+            [manifest.regions[row] for row in rows.tolist()],
+            advice,
+            is_error=True,
+            rows=[[row] for row in rows.tolist()],
+        )
+        for check, rows in found.items()
+    ]

@@ -1,0 +1,278 @@
+"""A folder of prepared images: one file that all processes map, and an index of records of one length.
+
+`prepared.json` says how they were made. `images.bin` holds one image after the other, `index.bin` a record for each:
+its place and sum, and the length, time and sum of its original. Both files only grow, and a record is written after
+what it points to: whatever ends the writing, all that the index names is whole, and who reads meanwhile is not
+disturbed. Of several records of an image the last one counts.
+"""
+
+import dataclasses
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+import torch
+from jaxtyping import Int64, UInt8
+
+from aurank.data.manifest import Manifest
+from aurank.data.sources import FolderSource, file_marks
+from aurank.data.transforms.base import AREA, INTERPOLATIONS, resize_shorter
+from aurank.errors import UserError
+from aurank.files import write_text
+
+SETTINGS, INDEX, IMAGES = "prepared.json", "index.bin", "images.bin"
+RECORD = np.dtype(
+    [
+        ("key", "V16"),  # digest of the path, and of the box where there is one
+        ("offset", "<u8"),
+        ("length", "<u4"),  # 0: the original could not be read
+        ("height", "<u4"),
+        ("width", "<u4"),
+        ("crc", "<u4"),
+        ("original_length", "<i8"),
+        ("original_modified", "<i8"),  # 0 of what is in no folder
+        ("original_crc", "<u4"),
+        ("unused", "<u4"),
+    ]
+)
+QUALITY = 95
+_FORMAT = 1
+_COMPARED = 64  # originals with another time, but the same length, whose contents are compared
+_LONGEST = 65_500  # side of a JPEG
+Pixels = UInt8[np.ndarray, "_ _ channel"]
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How images are prepared.
+
+    Attributes:
+        short_side: larger images are reduced to it.
+        raw: keep their pixels, 5 times as large and faster to read, in place of JPEGs of quality 95 in all colours.
+
+    Example:
+        >>> str(Preparation(short_side=256, channels=3))
+        'shorter side 256, 3 channels, by area, JPEG of quality 95'
+    """
+
+    short_side: int
+    channels: int
+    interpolation: str = AREA
+    raw: bool = False
+
+    def __post_init__(self) -> None:
+        if self.short_side < 1 or self.channels < 1 or self.interpolation not in INTERPOLATIONS:
+            raise UserError(f"images cannot be prepared with {self}")
+        if not self.raw and self.channels not in (1, 3):
+            raise UserError(f"a JPEG holds 1 or 3 channels, not data.channels={self.channels}; prepare raw (--raw)")
+
+    def __str__(self) -> str:
+        kind = "raw" if self.raw else f"JPEG of quality {QUALITY}"
+        channels = "1 channel" if self.channels == 1 else f"{self.channels} channels"
+        return f"shorter side {self.short_side}, {channels}, by {self.interpolation}, {kind}"
+
+    def shrink(self, image: Pixels) -> Pixels:
+        """Return the image as it is kept: a smaller one stays as it is."""
+        if min(image.shape[:2]) <= self.short_side:
+            return image
+        return resize_shorter(image, self.short_side, self.interpolation)
+
+    def encode(self, image: Pixels) -> bytes:
+        """Return the bytes that `decode` takes; UserError for what no JPEG holds."""
+        if self.raw:
+            return image.tobytes()
+        if max(image.shape[:2]) > _LONGEST:
+            raise UserError(f"{image.shape[1]:,} × {image.shape[0]:,} pixels are more than a JPEG holds; prepare --raw")
+        options = [cv2.IMWRITE_JPEG_QUALITY, QUALITY]
+        options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444]
+        given = image if self.channels == 1 else cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+        return bytes(cv2.imencode(".jpg", given, options)[1].data)
+
+    def decode(self, content: UInt8[np.ndarray, " byte"], height: int, width: int) -> Pixels | None:
+        """Return the image that was encoded, as an array of its own; None where the bytes are not one."""
+        shape, size = (height, width, self.channels), height * width * self.channels
+        if self.raw:
+            return np.array(content).reshape(shape) if len(content) == size else None
+        if self.channels == 1:
+            found = cv2.imdecode(content, cv2.IMREAD_GRAYSCALE)
+        else:
+            found = cv2.imdecode(content, cv2.IMREAD_COLOR)
+            found = None if found is None else cv2.cvtColor(found, cv2.COLOR_BGR2RGB, dst=found)
+        return None if found is None or found.size != size else np.asarray(found).reshape(shape)
+
+    def save(self, folder: Path) -> None:
+        """Write the settings of a folder."""
+        write_text(folder / SETTINGS, json.dumps({"format": _FORMAT, **dataclasses.asdict(self)}, indent=1) + "\n")
+
+    @staticmethod
+    def load(folder: Path) -> "Preparation":
+        """Return the settings of a folder; UserError where it holds no prepared images."""
+        path = folder / SETTINGS
+        try:
+            content: Any = json.loads(path.read_bytes())
+            if content.pop("format") != _FORMAT:
+                raise ValueError("another format")
+            kinds = {"short_side": int, "channels": int, "interpolation": str, "raw": bool}
+            if {name: type(value) for name, value in content.items()} != kinds:
+                raise ValueError("other values")
+            return Preparation(**content)
+        except OSError:
+            where = f"{folder} holds no prepared images" if folder.is_dir() else f"there is no folder {folder}"
+        # Any JSON may stand there.
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, UserError):
+            where = f"{path} is not what aurank data prepare writes"
+        raise UserError(f"data.prepared: {where}; {again(folder)}, or set data.prepared=null")
+
+
+def again(folder: Path) -> str:
+    """Return the remedy for what a folder lacks."""
+    return f"give aurank data prepare CONFIG --out {folder} again"
+
+
+def region_keys(regions: Iterable[str]) -> list[bytes]:
+    """Return the key of each row of a manifest, by its path and its box (`Manifest.regions`)."""
+    return [hashlib.blake2b(one.encode("utf-8", "backslashreplace"), digest_size=16).digest() for one in regions]
+
+
+def read_records(folder: Path) -> np.ndarray:
+    """Return the whole records of an index, none where there is no file."""
+    path = folder / INDEX
+    content = path.read_bytes() if path.exists() else b""
+    return np.frombuffer(content[: len(content) // RECORD.itemsize * RECORD.itemsize], RECORD)
+
+
+def last_places(records: np.ndarray) -> dict[bytes, int]:
+    """Return where the record of each key is, the last of several."""
+    keys = records["key"].tobytes()
+    return {keys[16 * place : 16 * place + 16]: place for place in range(len(records))}
+
+
+def whole(folder: Path, records: np.ndarray) -> Iterator[bool]:
+    """Yield for each record whether its image is in the file as it was written."""
+    with (folder / IMAGES).open("rb") as file:
+        for record in records:
+            file.seek(int(record["offset"]))
+            content = file.read(int(record["length"]))
+            yield len(content) == record["length"] and zlib.crc32(content) == record["crc"]
+
+
+class Unfit(NamedTuple):
+    """Rows of a manifest for which prepared images cannot be used: not there, or with a changed original."""
+
+    missing: Int64[np.ndarray, " missing"]
+    changed: Int64[np.ndarray, " changed"]
+
+
+class PreparedImages:
+    """The images of a folder that `prepare_images` wrote.
+
+    Raises:
+        UserError: there are none, or the file was cut short.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.how = Preparation.load(folder)
+        self.records = read_records(folder)
+        path = folder / IMAGES
+        size = path.stat().st_size if path.exists() else 0
+        needed = int((self.records["offset"] + self.records["length"]).max(initial=0))
+        if size < needed:
+            raise UserError(
+                f"data.prepared: {path} was cut short: it has {size:,} bytes of {needed:,}; {again(folder)}, which "
+                "mends it"
+            )
+
+    def places(self, manifest: Manifest) -> Int64[np.ndarray, " image"]:
+        """Return the record of each row, −1 where there is none."""
+        known = last_places(self.records)
+        return np.array([known.get(key, -1) for key in region_keys(manifest.regions)], dtype=np.int64)
+
+    def unfit(self, manifest: Manifest) -> Unfit:
+        """Return the rows that are not there or whose original is another now; an original that is gone is not."""
+        places = self.places(manifest)
+        held = np.flatnonzero(places >= 0)
+        return Unfit(np.flatnonzero(places < 0), held[changed(manifest, held, self.records[places[held]])])
+
+    def rows_of(self, manifest: Manifest, channels: int) -> "PreparedRows":
+        """Return the images of a manifest; UserError names the first that is not there, or is of another original."""
+        if channels != self.how.channels:
+            raise UserError(
+                f"data.prepared: the images in {self.folder} have {self.how.channels} channels, not data.channels="
+                f"{channels}; prepare them into another folder"
+            )
+        missing, other = self.unfit(manifest)
+        for rows, said in ((missing, "are not in"), (other, "were changed after they were prepared in")):
+            if len(rows):
+                first = manifest.regions[rows[0]]
+                raise UserError(
+                    f"data.prepared: {len(rows):,} of {len(manifest):,} images of {manifest.name} {said} {self.folder} "
+                    f"(first: {first!r}); {again(self.folder)}, which takes those only"
+                )
+        return PreparedRows(self, manifest)
+
+
+def changed(manifest: Manifest, rows: Sequence[int] | np.ndarray, records: np.ndarray) -> np.ndarray:
+    """Return for each row, with its record, whether its original is another now than when it was prepared.
+
+    Of originals with another time but the same length, as in a copied folder, 64 at most are read.
+    """
+    source, paths = manifest.source, [manifest.paths[row] for row in rows]
+    found, doubtful = np.zeros(len(paths), dtype=np.bool_), []
+    lengths, times = records["original_length"].tolist(), records["original_modified"].tolist()
+    sums = records["original_crc"].tolist()
+    for place, mark in enumerate(file_marks(source, paths)):
+        if mark is None:
+            continue
+        if mark.length != lengths[place] or (mark.crc is not None and mark.crc != sums[place]):
+            found[place] = True
+        elif mark.modified is not None and mark.modified != times[place]:
+            doubtful.append(place)
+    if doubtful and isinstance(source, FolderSource):
+        chosen = {doubtful[at] for at in np.linspace(0, len(doubtful) - 1, _COMPARED, dtype=np.int64).tolist()}
+        for place in sorted(chosen):
+            found[place] = zlib.crc32(source.read_bytes(paths[place])) != sums[place]
+    return found
+
+
+class PreparedRows:
+    """The prepared images of a manifest, by row. The file is mapped in each process that reads from it."""
+
+    def __init__(self, images: PreparedImages, manifest: Manifest) -> None:
+        self.folder, self.how, self._names = images.folder, images.how, manifest.regions
+        self._records = images.records[images.places(manifest)]
+        # Shared memory: a sum is compared once in a run, by whichever worker comes first.
+        self._verified = torch.zeros(len(manifest), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
+        self._mapped: np.ndarray | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_mapped": None}
+
+    def read(self, row: int) -> Pixels:
+        """Return the pixels of a row; UserError where the original could not be read, or the file is damaged."""
+        record = self._records[row]
+        if not record["length"]:
+            raise UserError(
+                f"image {self._names[row]!r} could not be read when it was prepared in {self.folder}; replace it and "
+                f"{again(self.folder)}, or set data.on_error=skip"
+            )
+        if self._mapped is None:
+            self._mapped = np.memmap(self.folder / IMAGES, mode="r")
+        begin = int(record["offset"])
+        content: Any = np.asarray(self._mapped[begin : begin + int(record["length"])])
+        image = None
+        if self._verified[row] or zlib.crc32(content) == record["crc"]:
+            self._verified[row] = True
+            image = self.how.decode(content, int(record["height"]), int(record["width"]))
+        if image is None:
+            raise UserError(
+                f"image {self._names[row]!r} is damaged in {self.folder / IMAGES}: its bytes are not those that were "
+                f"written; {again(self.folder)}, which mends it"
+            )
+        return image

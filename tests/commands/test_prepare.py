@@ -1,0 +1,169 @@
+"""`aurank data prepare` and what reads from its folder: training, measuring, embedding, the doctor."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from testing.tiny import tiny_config
+
+import aurank
+from aurank.commands import RunOptions, embed_model, evaluate_model, examine_data, prepare_data
+from aurank.embedding import ImageSelection
+from aurank.errors import AurankWarning, UserError
+from aurank.training import read_config, rehearse
+from aurank.training.checkpoints.claim import claimed
+
+
+def photos(root: Path) -> dict[str, Any]:
+    """A configuration of large images: 4 classes of 4 images a split."""
+    for split in ("train", "val", "test"):
+        for label in range(4):
+            for number in range(4):
+                path = root / "photos" / split / f"{split}{label}" / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                small = np.random.default_rng([label, number, len(split)]).integers(0, 255, (6, 8, 3), np.uint8)
+                Image.fromarray(small).resize((80, 60), Image.Resampling.BICUBIC).save(path)
+    transforms = {"train_transform": {"name": "random_crop"}, "test_transform": {"name": "center"}}
+    data = {"name": "folder", "root": str(root / "photos"), "image_size": 32, "channels": 3, "cache": "0", **transforms}
+    train = {"steps": 4, "validate_every": 2, "checkpoint_every": 2}
+    return tiny_config(data=data, sampler={"batch": 8, "params": {"per_class": 2}}, train=train)
+
+
+def test_the_usual_side_is_what_the_larger_of_the_transforms_needs(tmp_path):
+    config = photos(tmp_path)
+    for number, (overrides, side) in enumerate(
+        [
+            ([], 37),
+            (["data.test_transform.params.margin=1.5"], 48),
+            (["data.train_transform={name: crop_flip, params: {margin: null}}"], 80),
+        ]
+    ):
+        result = prepare_data(config, tmp_path / f"out{number}", overrides)
+        assert (result.how.short_side, result.images) == (side, 48)
+        assert result.how.interpolation == "area"
+    assert prepare_data(config, tmp_path / "out", short_side=20, raw=True).how.short_side == 20
+
+
+@pytest.mark.slow
+def test_training_and_measuring_give_the_numbers_of_the_originals(tmp_path):
+    config, prepared = photos(tmp_path), f"data.prepared={tmp_path / 'out'}"
+    prepare_data(config, tmp_path / "out", raw=True)
+    plain = aurank.train(config, tmp_path / "plain")
+    found = aurank.train(config, tmp_path / "found", overrides=[prepared])
+    assert found.best == plain.best
+    assert found.report is not None
+    assert plain.report is not None
+    assert found.report.metrics == plain.report.metrics
+    model, images = f"aurank:{tmp_path / 'found/best'}", str(tmp_path / "photos")
+    for selection in (
+        ImageSelection(),  # of the run, and so from the folder
+        ImageSelection(f"folder:{images}"),  # named anew: the originals
+        ImageSelection(f"folder:{images}", overrides=[prepared]),
+    ):
+        assert evaluate_model(model, selection).metrics == plain.report.metrics
+    embedded, _ = embed_model(model, ImageSelection())
+    assert len(embedded.labels) == 16
+    rehearse(read_config(config, [prepared]))
+    (tmp_path / "out/images.bin").unlink()
+    with pytest.raises(UserError, match="cut short"):
+        evaluate_model(model, ImageSelection())
+    with pytest.raises(UserError, match="cut short"):
+        aurank.train(config, tmp_path / "new", overrides=[prepared])
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_images_prepared_as_they_were(tmp_path):
+    config, prepared = photos(tmp_path), [f"data.prepared={tmp_path / 'out'}"]
+    prepare_data(config, tmp_path / "out")
+    aurank.train(config, tmp_path / "run", overrides=prepared)
+    aurank.train(config, tmp_path / "run", resume=True, overrides=prepared)
+    with pytest.raises(UserError, match=r"data\.prepared: .* != null"):
+        aurank.train(config, tmp_path / "run", resume=True)
+    (tmp_path / "out").rename(tmp_path / "before")
+    prepare_data(config, tmp_path / "out", short_side=40)
+    with pytest.raises(UserError, match=r"how they were prepared \(data\.prepared\) changed"):
+        aurank.train(config, tmp_path / "run", resume=True, overrides=prepared)
+
+
+def test_embeddings_of_prepared_images_are_cached_by_themselves(tmp_path):
+    config = photos(tmp_path)
+    prepare_data(config, tmp_path / "out", short_side=34)
+    lines: list[str] = []
+    running = RunOptions(cache=tmp_path / "cache", say=lines.append)
+    for overrides in ([], [f"data.prepared={tmp_path / 'out'}"], []):
+        images = ImageSelection(f"folder:{tmp_path / 'photos'}", overrides=overrides)
+        evaluate_model("timm:test_resnet,pretrained=false,input_size=32", images, running=running)
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    assert len([line for line in lines if line.startswith("read 16 embeddings")]) == 1
+
+
+def test_a_side_that_is_too_small_for_the_transform_is_told(tmp_path):
+    config = photos(tmp_path)
+    prepare_data(config, tmp_path / "out", short_side=20)
+    settings = read_config(config, [f"data.prepared={tmp_path / 'out'}"])
+    with pytest.warns(
+        AurankWarning, match=r"shorter side of 20 pixels, and (random_crop|center) asks for 37; prepare .*--short"
+    ):
+        rehearse(settings)
+
+
+def test_the_doctor_finds_what_does_not_fit_the_originals(tmp_path):
+    config, prepared = photos(tmp_path), [f"data.prepared={tmp_path / 'out'}"]
+    prepare_data(config, tmp_path / "out")
+    where = f"folder:{tmp_path / 'photos'}"
+    assert not [text for text in examine_data(where, prepared).errors if "prepared" in text]
+    root = tmp_path / "photos/train/train0"
+    (root / "0.png").rename(root / "new.png")
+    Image.new("RGB", (90, 90)).save(root / "1.png")
+    content = bytearray((tmp_path / "out/images.bin").read_bytes())
+    content[-5] ^= 255
+    (tmp_path / "out/images.bin").write_bytes(content)
+    report = examine_data(where, prepared)
+    found = {finding.check: finding.examples for finding in report.findings if "prepared" in finding.check}
+    assert found == {
+        "images that are not prepared": ("train/train0/new.png",),
+        "images that changed after they were prepared": ("train/train0/1.png",),
+        "prepared images that are damaged": ("val/val3/3.png",),
+    }
+    assert report.severity == 2
+
+
+def test_one_process_writes_into_a_folder(tmp_path):
+    config = photos(tmp_path)
+    with (
+        claimed(tmp_path / "out", "prepares images into it"),
+        pytest.raises(UserError, match=r"--out .*out is in use: process \d+ on .*, prepares images into it; wait"),
+    ):
+        prepare_data(config, tmp_path / "out")
+    assert prepare_data(config, tmp_path / "out").written == 48
+
+
+def test_originals_are_never_written_to(tmp_path):
+    config = photos(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    for out in ("photos", "photos/prepared", ".", "photos/train/train0"):
+        with pytest.raises(UserError, match=r"the originals are in .*photos; name a folder apart from theirs"):
+            prepare_data(config, tmp_path / out)
+    (tmp_path / "link").symlink_to(tmp_path / "photos")
+    with pytest.raises(UserError, match="name a folder apart"):
+        prepare_data(config, tmp_path / "link/prepared")
+    (tmp_path / "link").unlink()
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert {path for path in after if path != tmp_path} == {path for path in before if path != tmp_path}
+    assert all(after[path] == before[path] for path in before if path.is_file())
+
+
+def test_saved_embeddings_are_no_images_to_prepare(tmp_path):
+    np.savez(tmp_path / "rows.npz", embeddings=np.eye(4, dtype=np.float32), labels=[0, 0, 1, 1], splits=["train"] * 4)
+    config = {
+        "data": {"name": "embeddings", "root": str(tmp_path), "params": {"file": "rows.npz"}},
+        "model": {"backbone": "none", "dim": 4},
+        "sampler": {"batch": 4, "params": {"per_class": 2}},
+        "loss": {"name": "soprc"},
+        "optim": {"lr": 0.1},
+        "train": {"steps": 1},
+    }
+    with pytest.raises(UserError, match=r"data\.name=embeddings has no images to prepare"):
+        prepare_data(config, tmp_path / "out")

@@ -1,0 +1,296 @@
+"""Images prepared once: the same rows and pixels as the originals', and all ways in which a folder of them can fail."""
+
+import errno
+import multiprocessing
+import os
+import pickle
+import signal
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+from testing.data_trees import pixels, write_tree, zip_tree
+
+import aurank.data.prepared.writing as writing
+from aurank.data import TRANSFORMS, FolderSource, ImageDataset, Manifest, ZipSource, build_manifest
+from aurank.data.prepared import Preparation, PreparedImages, prepare_images
+from aurank.data.prepared.store import RECORD
+from aurank.errors import AurankError, UserError
+
+SIDE = 36
+
+
+def photos(root: Path, count: int = 6) -> Manifest:
+    """Returns images larger than SIDE, saved without loss below `root`."""
+    for number in range(count):
+        (root / f"c{number % 2}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels(number, 50 + number, 70)).save(root / f"c{number % 2}" / f"{number}.png")
+    return listed(root)
+
+
+def listed(root: Path, source: FolderSource | ZipSource | None = None) -> Manifest:
+    paths = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
+    labels = [path.split("/")[0] for path in paths]
+    return build_manifest("m", source or FolderSource(root), paths=paths, labels=labels, splits=["train"] * len(paths))
+
+
+def data_of(manifest: Manifest, prepared: Path | None = None, name: str = "center", **options: object) -> ImageDataset:
+    held = None if prepared is None else PreparedImages(prepared)
+    return ImageDataset(manifest, TRANSFORMS[name](32, 3, margin=SIDE / 32), channels=3, prepared=held, **options)
+
+
+def raw(side: int = SIDE) -> Preparation:
+    return Preparation(side, 3, raw=True)
+
+
+@pytest.mark.parametrize("name", ["center", "crop_flip", "random_crop", "simclr"])
+@pytest.mark.parametrize("cache_bytes", [0, 2**30])
+def test_raw_pixels_at_the_side_that_the_transform_asks_for_are_those_of_the_originals(tmp_path, name, cache_bytes):
+    manifest = photos(tmp_path / "photos")
+    result = prepare_images(manifest, tmp_path / "out", raw())
+    assert (result.images, result.written, result.unreadable) == (6, 6, ())
+    keys = [5, 0, (3, 1, 0), (2, 0, 1), (2, 0, 0)]
+    first, second = (
+        data_of(manifest, folder, name, cache_bytes=cache_bytes).__getitems__(keys)
+        for folder in (None, tmp_path / "out")
+    )
+    assert torch.equal(first.image, second.image)
+    assert torch.equal(first.id, second.id)
+    assert torch.equal(first.label, second.label)
+
+
+def test_jpegs_differ_from_the_originals_by_two_levels_at_most(tmp_path):
+    for number, photo in enumerate(load_sample_images().images):
+        (tmp_path / "photos" / "a").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(photo).save(tmp_path / "photos" / "a" / f"{number}.png")
+    manifest = listed(tmp_path / "photos")
+    for channels in (1, 3):
+        how = Preparation(128, channels)
+        prepare_images(manifest, tmp_path / f"out{channels}", how)
+        rows = PreparedImages(tmp_path / f"out{channels}").rows_of(manifest, channels)
+        whole = ImageDataset(manifest, TRANSFORMS["center"](128, channels, margin=1), channels=channels)
+        for row in range(2):
+            found, expected = rows.read(row), how.shrink(whole._decode(row))
+            assert found.shape == expected.shape == (128, 192, channels)
+            assert np.abs(found.astype(float) - expected).mean() < 2
+
+
+def test_images_that_are_small_stay_as_they_are(tmp_path):
+    manifest = listed(write_tree(tmp_path / "photos", ["a/1.png", "b/2.png"]))
+    prepare_images(manifest, tmp_path / "out", raw())
+    rows = PreparedImages(tmp_path / "out").rows_of(manifest, 3)
+    assert all((rows.read(row) == pixels(row)).all() for row in range(2))
+
+
+def test_a_part_of_an_image_is_prepared_by_itself(tmp_path):
+    photos(tmp_path / "photos", 1)
+    same = {"paths": ["c0/0.png"] * 3, "labels": ["a", "b", "c"], "splits": ["train"] * 3}
+    boxes = [[-1] * 4, [5, 6, 65, 46], [0, 0, 20, 10]]
+    manifest = build_manifest("m", FolderSource(tmp_path / "photos"), **same, boxes=boxes)
+    assert prepare_images(manifest, tmp_path / "out", raw()).images == 3
+    assert torch.equal(*(data_of(manifest, at).__getitems__([0, 1, 2]).image for at in (None, tmp_path / "out")))
+
+
+def test_a_data_set_goes_to_another_process(tmp_path):
+    manifest = photos(tmp_path / "photos")
+    prepare_images(manifest, tmp_path / "out", raw())
+    data = data_of(manifest, tmp_path / "out", cache_bytes=0)
+    expected = data.__getitems__([1, 4]).image
+    assert torch.equal(pickle.loads(pickle.dumps(data)).__getitems__([1, 4]).image, expected)
+
+
+def test_a_part_of_a_data_set_finds_its_images_and_one_more_is_missed(tmp_path):
+    manifest = photos(tmp_path / "photos")
+    prepare_images(manifest, tmp_path / "out", raw())
+    some = manifest.select([4, 1])
+    assert torch.equal(data_of(some, tmp_path / "out")[0][0], data_of(manifest)[4][0])
+    photos(tmp_path / "photos", 8)
+    more = listed(tmp_path / "photos")
+    with pytest.raises(
+        UserError, match=r"2 of 8 images of m are not in .*out \(first: 'c0/6\.png'\); give aurank data"
+    ):
+        data_of(more, tmp_path / "out")
+    assert prepare_images(more, tmp_path / "out", raw()).written == 2
+    assert len(data_of(more, tmp_path / "out")) == 8
+
+
+@pytest.mark.parametrize("kind", ["longer", "as long", "in a zip"])
+def test_an_original_that_changed_is_named_and_prepared_again(tmp_path, kind):
+    manifest = photos(tmp_path / "photos")
+    file = tmp_path / "photos" / "c1" / "3.png"
+    archive = tmp_path / "a.zip"
+    if kind == "in a zip":
+        manifest = listed(tmp_path / "photos", ZipSource(zip_tree(tmp_path / "photos", archive)))
+    prepare_images(manifest, tmp_path / "out", raw())
+    if kind == "as long":
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+        os.utime(file, (10**9, 10**9))
+    else:
+        Image.fromarray(pixels(9, 80, 80)).save(file)
+    if kind == "in a zip":
+        zip_tree(tmp_path / "photos", archive)
+        manifest = listed(tmp_path / "photos", ZipSource(archive))
+    with pytest.raises(
+        UserError, match=r"1 of 6 images of m were changed after .* \(first: 'c1/3\.png'\); give aurank"
+    ):
+        data_of(manifest, tmp_path / "out")
+    assert prepare_images(manifest, tmp_path / "out", raw()).written == 1
+    assert torch.equal(data_of(manifest, tmp_path / "out")[4][0], data_of(manifest)[4][0])
+
+
+def test_originals_that_were_copied_or_are_gone_are_not_changed(tmp_path):
+    manifest = photos(tmp_path / "photos")
+    prepare_images(manifest, tmp_path / "out", raw())
+    expected = data_of(manifest)[2][0]
+    for path in (tmp_path / "photos").rglob("*.png"):
+        os.utime(path, (10**9, 10**9))
+    assert torch.equal(data_of(manifest, tmp_path / "out")[2][0], expected)
+    archive = listed(tmp_path / "photos", ZipSource(zip_tree(tmp_path / "photos", tmp_path / "a.zip")))
+    assert torch.equal(data_of(archive, tmp_path / "out")[2][0], expected)
+    for path in (tmp_path / "photos").rglob("*.png"):
+        path.unlink()
+    assert torch.equal(data_of(manifest, tmp_path / "out")[2][0], expected)
+
+
+def test_a_broken_image_follows_on_error(tmp_path):
+    manifest = photos(tmp_path / "photos")
+    good = (tmp_path / "photos/c0/4.png").read_bytes()
+    (tmp_path / "photos/c0/4.png").write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"image 'c0/4\.png' in .*photos cannot be decoded"):
+        prepare_images(manifest, tmp_path / "out", raw())
+    result = prepare_images(manifest, tmp_path / "out", raw(), on_error="skip")
+    assert (result.images, result.unreadable) == (6, ("c0/4.png",))
+    assert prepare_images(manifest, tmp_path / "out", raw(), on_error="skip").written == 0
+    skipping = data_of(manifest, tmp_path / "out", on_error="skip")
+    assert skipping.__getitems__([2, 1]).id.tolist() == [1]
+    assert skipping.skipped == ["c0/4.png"]
+    with pytest.raises(UserError, match=r"image 'c0/4\.png' could not be read when it was prepared in .*on_error=skip"):
+        data_of(manifest, tmp_path / "out", cache_bytes=0)[2]
+    with pytest.raises(UserError, match="cannot be decoded"):  # asked to raise, it says why
+        prepare_images(manifest, tmp_path / "out", raw())
+    (tmp_path / "photos/c0/4.png").write_bytes(good)
+    assert prepare_images(manifest, tmp_path / "out", raw()).unreadable == ()
+
+
+def _whole(manifest: Manifest, folder: Path) -> tuple[bytes, bytes]:
+    prepare_images(manifest, folder, raw())
+    return (folder / "images.bin").read_bytes(), (folder / "index.bin").read_bytes()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.parametrize("garbage", [b"", b"half an image"])
+def test_a_killed_preparation_goes_on_to_the_same_bytes(tmp_path, monkeypatch, garbage):
+    manifest, expected = photos(tmp_path / "photos", 9), None
+    monkeypatch.setattr(writing, "_KEPT_EVERY", 2)
+
+    def die(stage: str, done: int, total: int) -> None:
+        if done == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    process = multiprocessing.get_context("fork").Process(
+        target=prepare_images, args=(manifest, tmp_path / "out", raw()), kwargs={"progress": die}
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    with pytest.raises(UserError, match=r"5 of 9 images of m are not in"):
+        data_of(manifest, tmp_path / "out")
+    for name in ("images.bin", "index.bin"):
+        with (tmp_path / "out" / name).open("ab") as file:
+            file.write(garbage)
+    assert prepare_images(manifest, tmp_path / "out", raw()).written == 5
+    expected = _whole(manifest, tmp_path / "other")
+    assert _whole(manifest, tmp_path / "out") == expected
+
+
+def test_a_full_disk_ends_in_one_line_and_what_was_prepared_stays(tmp_path, monkeypatch):
+    manifest, left = photos(tmp_path / "photos", 9), 3 * 36 * 50 * 3
+    monkeypatch.setattr(writing, "_KEPT_EVERY", 2)
+    write_all = writing._write_all
+
+    def full(file: object, content: bytes) -> None:
+        nonlocal left
+        write_all(file, content[:left])
+        left -= len(content)
+        if left < 0:
+            left = 0
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(writing, "_write_all", full)
+    with pytest.raises(
+        AurankError, match=r"into .*out: No space left on device; what was prepared stays: give"
+    ) as said:
+        prepare_images(manifest, tmp_path / "out", raw())
+    assert "\n" not in str(said.value)
+    monkeypatch.setattr(writing, "_write_all", write_all)
+    result = prepare_images(manifest, tmp_path / "out", raw())
+    assert 0 < result.images - result.written < 9
+    monkeypatch.undo()
+    assert _whole(manifest, tmp_path / "out") == _whole(manifest, tmp_path / "other")
+
+
+def test_a_truncated_file_is_told_and_mended(tmp_path):
+    manifest = photos(tmp_path / "photos")
+    prepare_images(manifest, tmp_path / "out", raw())
+    size = (tmp_path / "out/images.bin").stat().st_size
+    os.truncate(tmp_path / "out/images.bin", size - 10_000)
+    with pytest.raises(UserError, match=r"images\.bin was cut short: it has [\d,]+ bytes of [\d,]+; give aurank data"):
+        PreparedImages(tmp_path / "out")
+    assert prepare_images(manifest, tmp_path / "out", raw()).written == 2
+    assert torch.equal(*(data_of(manifest, at).__getitems__(range(6)).image for at in (None, tmp_path / "out")))
+    (tmp_path / "out/images.bin").unlink()
+    with pytest.raises(UserError, match="cut short: it has 0 bytes"):
+        PreparedImages(tmp_path / "out")
+    assert prepare_images(manifest, tmp_path / "out", raw()).written == 6
+
+
+@pytest.mark.parametrize("how", [raw(), Preparation(SIDE, 3)])
+def test_a_damaged_image_is_named_and_mended(tmp_path, how):
+    manifest = photos(tmp_path / "photos")
+    prepare_images(manifest, tmp_path / "out", how)
+    record = np.fromfile(tmp_path / "out/index.bin", RECORD)[3]
+    content = bytearray((tmp_path / "out/images.bin").read_bytes())
+    content[int(record["offset"]) + 700] ^= 255
+    (tmp_path / "out/images.bin").write_bytes(content)
+    data = data_of(manifest, tmp_path / "out", cache_bytes=0)
+    data[2]
+    with pytest.raises(UserError, match=rf"image '{manifest.paths[3]}' is damaged in .*images\.bin: .*mends it"):
+        data[3]
+    assert prepare_images(manifest, tmp_path / "out", how).written == 1
+    data_of(manifest, tmp_path / "out", cache_bytes=0)[3]
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    manifest = photos(tmp_path / "photos")
+    with pytest.raises(UserError, match=r"there is no folder .*out; give aurank data prepare CONFIG --out .*out again"):
+        PreparedImages(tmp_path / "out")
+    with pytest.raises(UserError, match="holds no prepared images"):
+        PreparedImages(tmp_path / "photos")
+    with pytest.raises(UserError, match="is not empty and holds no prepared images"):
+        prepare_images(manifest, tmp_path / "photos", raw())
+    prepare_images(manifest, tmp_path / "out", raw())
+    with pytest.raises(UserError, match=r"prepared otherwise \(shorter side 36, .* raw; asked for: .* JPEG of quality"):
+        prepare_images(manifest, tmp_path / "out", Preparation(SIDE, 3))
+    with pytest.raises(UserError, match=r"have 3 channels, not data\.channels=1"):
+        PreparedImages(tmp_path / "out").rows_of(manifest, 1)
+    with pytest.raises(UserError, match=r"a JPEG holds 1 or 3 channels, not data\.channels=4"):
+        Preparation(SIDE, 4)
+    for text in ("[]", '{"format": 2}', '{"format": 1, "short_side": "a"}', "no"):
+        (tmp_path / "out/prepared.json").write_text(text)
+        with pytest.raises(UserError, match=r"prepared\.json is not what aurank data prepare writes"):
+            PreparedImages(tmp_path / "out")
+
+
+def test_an_archive_that_lost_a_member_is_read_from_what_was_prepared(tmp_path):
+    manifest = photos(tmp_path / "photos")
+    manifest = listed(tmp_path / "photos", ZipSource(zip_tree(tmp_path / "photos", tmp_path / "a.zip")))
+    prepare_images(manifest, tmp_path / "out", raw())
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("other.png", b"")
+    assert len(data_of(manifest, tmp_path / "out").__getitems__([0, 1]).id) == 2
