@@ -8,7 +8,18 @@ from testing.shell import Shell
 
 GROUPS = [(), ("index",), ("data",), ("cache",)]
 COMMANDS = ["train", "demo", "evaluate", "embed", "pairs", "probe", "export", "compare", "calibrate", "search", "serve"]
-COMMANDS += ["doctor", "config", "ls", "cp", "index build", "index add", "index remove", "data check", "cache prune"]
+COMMANDS += [
+    "doctor",
+    "config",
+    "ls",
+    "cp",
+    "index build",
+    "index add",
+    "index remove",
+    "data check",
+    "data prepare",
+    "cache prune",
+]
 COMMANDS += ["average"]
 
 

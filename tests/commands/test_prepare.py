@@ -63,7 +63,7 @@ def test_training_and_measuring_give_the_numbers_of_the_originals(tmp_path):
         ImageSelection(f"folder:{images}", overrides=[prepared]),
     ):
         assert evaluate_model(model, selection).metrics == plain.report.metrics
-    embedded, _ = embed_model(model, ImageSelection())
+    embedded = embed_model(model, ImageSelection())
     assert len(embedded.labels) == 16
     rehearse(read_config(config, [prepared]))
     (tmp_path / "out/images.bin").unlink()

@@ -17,8 +17,8 @@ from testing.data_trees import pixels, write_tree, zip_tree
 
 import aurank.data.prepared.writing as writing
 from aurank.data import TRANSFORMS, FolderSource, ImageDataset, Manifest, ZipSource, build_manifest
-from aurank.data.prepared import Preparation, PreparedImages, prepare_images
-from aurank.data.prepared.store import RECORD
+from aurank.data.prepared.store import RECORD, Preparation, PreparedImages
+from aurank.data.prepared.writing import prepare_images
 from aurank.errors import AurankError, UserError
 
 SIDE = 36

@@ -14,7 +14,8 @@ def check_prepared(prepared: PreparedImages, manifest: Manifest) -> list[Finding
         >>> import tempfile
         >>> from pathlib import Path
         >>> from aurank.data import READERS
-        >>> from aurank.data.prepared import Preparation, prepare_images
+        >>> from aurank.data.prepared.store import Preparation
+        >>> from aurank.data.prepared.writing import prepare_images
         >>> digits = READERS["digits"](None)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     prepare_images(digits.select([0, 1]), Path(folder), Preparation(8, 1)).written
