@@ -190,10 +190,14 @@ def prints_or_exits(path: Path) -> set[str]:
     return found & {"print", "exit", "quit", "breakpoint", "sys.exit", "os._exit", "SystemExit"}
 
 
+# Where another process is gone, no exception reaches a thread that waits for it inside of a library.
+MAY_EXIT = {"aurank.training.liveness": {"os._exit"}}
+
+
 def test_only_the_command_line_prints_or_exits() -> None:
     for path in FILES:
         if not within(module_name(path), "aurank.cli") and module_name(path) != "aurank.__main__":
-            assert not prints_or_exits(path), path
+            assert prints_or_exits(path) <= MAY_EXIT.get(module_name(path), set()), path
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,10 @@
 
 import os
 import signal
-import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -20,12 +16,9 @@ from accelerate.utils import gather_object
 from aurank.config import Config, config_difference
 from aurank.errors import AurankError, UserError
 from aurank.sizes import seconds
+from aurank.training.liveness import Liveness, launched
 
 Result = TypeVar("Result")
-
-# What gloo says of a connection, which it raises as a RuntimeError as torch does for anything else.
-_LOST = ("gloo", "Connection closed by peer", "Connection reset", "Broken pipe")
-_NOTICED = 3.0  # seconds in which the system may notice that a process has ended
 
 INSISTING = (signal.SIGINT, signal.SIGTERM)
 # A closed terminal, which often sends it twice, and what schedulers send some time before they kill. Not on Windows.
@@ -62,38 +55,6 @@ class StopRequest:
         self.received = self.received or number
 
 
-@dataclass(frozen=True)
-class Peer:
-    """A process of the run."""
-
-    rank: int
-    host: str
-    pid: int
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} (process {self.pid} on {self.host})"
-
-    @property
-    def trouble(self) -> str:
-        """What is the matter with it, nothing where it runs or is on another machine."""
-        if self.host != socket.gethostname():
-            return ""
-        with suppress(OSError):
-            letter = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
-            return {"Z": "has ended", "X": "has ended", "T": "is stopped", "t": "is stopped"}.get(letter, "")
-        with suppress(PermissionError):
-            try:
-                os.kill(self.pid, 0)  # no signal: whether there is such a process
-            except ProcessLookupError:
-                return "has ended"
-        return ""
-
-
-def launched() -> int:
-    """Return how many processes were launched."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def on_cpu() -> bool:
     """Return whether Accelerate has to be told that there are no GPUs: it would not join processes without them."""
     return launched() > 1 and not torch.cuda.is_available()
@@ -103,44 +64,22 @@ def on_cpu() -> bool:
 def joined(timeout: str) -> Iterator[None]:
     """Join the processes that were launched while the context lasts; of one alone, do nothing.
 
-    A process that ends, stops or cannot be reached is named in one line, after ``timeout`` at most. Accelerate keeps
-    the settings of an Accelerator in a class: they are reset in the end, as the next run may ask for others.
+    One that ends, or shows no sign of life, is named in one line, in every other. Accelerate keeps the settings of an
+    Accelerator in a class: they are reset in the end, as the next run may ask for others.
 
     Raises:
-        AurankError: another process is gone, or does not come.
+        AurankError: another process is gone, or does not come within ``timeout``.
     """
-    peers: list[Peer] = []
     try:
-        if launched() > 1:
-            PartialState(cpu=on_cpu(), timeout=timedelta(seconds=seconds(timeout)))
-            own = Peer(int(os.environ.get("RANK", "0")), socket.gethostname(), os.getpid())
-            peers = [peer for peer in gather_object([own]) if peer != own]
-        yield
-    except RuntimeError as error:
-        lost = isinstance(error, torch.distributed.DistError) or any(text in str(error) for text in _LOST)
-        if launched() < 2 or not lost:
-            raise
-        raise AurankError(_gone(peers, timeout, waited="imed out" in str(error))) from error
+        if launched() == 1:
+            yield
+            return
+        with Liveness(timeout) as life:
+            given = {"store": life.store, "rank": life.rank, "world_size": life.size}
+            PartialState(cpu=on_cpu(), timeout=timedelta(seconds=seconds(timeout)), **given)
+            yield
     finally:
         AcceleratorState._reset_state(reset_partial_state=False)
-
-
-def _gone(peers: list[Peer], timeout: str, *, waited: bool) -> str:
-    """What to say where the other processes do not answer."""
-    if not peers:
-        return (
-            f"not all of the {launched()} processes have come within train.timeout={timeout}: look at what the others "
-            "say, and whether MASTER_ADDR can be reached"
-        )
-    deadline = time.monotonic() + _NOTICED
-    while not (found := [f"{peer} {peer.trouble}" for peer in peers if peer.trouble]) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    what = "; ".join(found)
-    if not found:
-        away = [peer for peer in peers if peer.host != socket.gethostname()] or peers
-        lost = f"did not come within train.timeout={timeout}" if waited else "has ended or cannot be reached"
-        what = f"{' or '.join(map(str, away))} {lost}"
-    return f"{what}; see what it says, then go on from the last checkpoint with --resume in every process"
 
 
 def together(work: Callable[[], Result]) -> Result:

@@ -34,9 +34,10 @@ from aurank.training.build import (
 )
 from aurank.training.checkpoints.state import stream
 from aurank.training.gradient_cache import GradientCache
+from aurank.training.liveness import launched
 from aurank.training.mining import Reencode, nearest_images, offer_reencoding
 from aurank.training.optim import weight_average
-from aurank.training.processes import launched, on_cpu
+from aurank.training.processes import on_cpu
 from aurank.training.tasks import PairTask, Task
 
 

@@ -1,0 +1,370 @@
+"""Signs of life of the processes of a run: one that is gone is named by all others, which end within a minute.
+
+A collective tells that another process is gone where its connection closes; not which one, and not where a machine lost
+its power, where NCCL waits, or while a process works by itself. So every process keeps a connection to rank 0, over
+which both beat once a second. Rank 0 sees whose connection closes or falls silent, and tells all others.
+"""
+
+import contextlib
+import ctypes
+import itertools
+import json
+import os
+import secrets
+import selectors
+import socket
+import threading
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from aurank.errors import AurankError, first_line
+from aurank.sizes import seconds
+
+_stores: Any = torch.distributed
+
+BEAT = 1.0  # seconds from one sign of life to the next
+SILENT = 40.0  # seconds without one after which a process is gone; a call that lets no thread run may take some of them
+ENDING = 5.0  # seconds that a process gets to end by itself, before it is ended or counts as gone
+
+REMEDY = "see what it says, then go on from the last checkpoint with --resume in every process"
+# What gloo says of a connection, which it raises as a RuntimeError as torch does for anything else.
+_LOST = ("gloo", "pair closure", "Connection closed by peer", "Connection reset", "Broken pipe")
+
+
+def launched() -> int:
+    """Return how many processes were launched."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A process of the run; `machine` is the same where process numbers mean the same processes."""
+
+    rank: int
+    host: str
+    pid: int
+    machine: str
+
+    @classmethod
+    def own(cls, rank: int) -> "Peer":
+        """Return this process."""
+        machine = socket.gethostname()
+        with contextlib.suppress(OSError):  # containers of one kernel may have one name, and other process numbers
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+            machine = f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+        return cls(rank, socket.gethostname(), os.getpid(), machine)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (process {self.pid} on {self.host})"
+
+    @property
+    def trouble(self) -> str:
+        """What is the matter with a process of this machine, nothing where it runs."""
+        with contextlib.suppress(OSError):
+            letter = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+            return {"Z": "has ended", "X": "has ended", "T": "is stopped", "t": "is stopped"}.get(letter, "")
+        with contextlib.suppress(PermissionError):
+            try:
+                os.kill(self.pid, 0)  # no signal: whether there is such a process
+            except ProcessLookupError:
+                return "has ended"
+        return ""
+
+
+_joins = itertools.count()  # of this process; each has keys of its own
+_open: set[socket.socket] = set()
+
+
+def _close_open() -> None:
+    """Close the connections in a forked worker: one that outlives its process would keep them up."""
+    for connection in _open:
+        connection.close()
+    _open.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_open)
+
+
+class Lost(BaseException):
+    """Raised in the thread that trains when another process is gone; nothing on its way may take it for a failure."""
+
+
+class _Line:
+    """A connection to another process, and what is known of it by that."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(ENDING)
+        self.connection = connection
+        self.rank: int | None = None  # until it has said which it is
+        self.heard = time.monotonic()
+        self.leaves: str | None = None  # "done" or "failed"
+        self._begun = b""
+        _open.add(connection)
+
+    def send(self, **message: object) -> None:
+        with contextlib.suppress(OSError):  # that it is closed is seen where it is read
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """Return what has come, None where the other side has closed."""
+        try:
+            data = self.connection.recv(65536)
+        except OSError:
+            data = b""
+        self.heard = time.monotonic()
+        *lines, self._begun = (self._begun + data).split(b"\n")
+        try:
+            messages = [dict(json.loads(line)) for line in lines]
+        except (ValueError, TypeError):  # nobody of this run
+            return None
+        return messages if data else None
+
+    def close(self) -> None:
+        _open.discard(self.connection)
+        self.connection.close()
+
+
+class Liveness:
+    """While entered, the processes that were launched watch each other; entering waits until all of them have come.
+
+    When one is gone the thread that trains is interrupted. Where it does not end within `ENDING` seconds, as in a
+    collective that never returns, the process says the line itself and ends.
+
+    Args:
+        timeout: until all have come, as "30min".
+
+    Attributes:
+        store: in which a process group may meet.
+        verdict: who is gone, once that is known.
+    """
+
+    def __init__(self, timeout: str) -> None:
+        self.timeout = timeout
+        self.rank, self.size = int(os.environ.get("RANK", "0")), launched()
+        self.own = Peer.own(self.rank)
+        self.peers: dict[int, Peer] = {}
+        self.verdict: str | None = None
+        self._lines: list[_Line] = []
+        self._met = threading.Event()
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._trains: int | None = threading.get_ident()  # the thread to interrupt, None where it needs not be
+
+    def __enter__(self) -> Self:
+        self.store = self._connect()
+        self._selector = selectors.DefaultSelector()
+        if self.rank == 0:
+            self._token = secrets.token_hex()
+            both = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if both else socket.AF_INET
+            self._door = socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=self.size)
+            _open.add(self._door)
+            self._selector.register(self._door, selectors.EVENT_READ)
+            self.store.set("aurank", json.dumps([self._door.getsockname()[1], self._token]))
+        else:
+            port, token = json.loads(self.store.get("aurank"))
+            try:
+                line = _Line(socket.create_connection((_master()[0], port), timeout=ENDING))
+            except OSError as error:
+                raise AurankError(
+                    f"rank {self.rank} on {self.own.host} cannot reach rank 0 at {_master()[0]}:{port}: {error}; let "
+                    "the machines of a run reach each other's ports, and look at what rank 0 says"
+                ) from error
+            line.rank = 0
+            self._add(line)
+            line.send(token=token, here=asdict(self.own))
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        try:
+            self._meet()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+        return self
+
+    def _connect(self) -> Any:
+        """The store of torch at MASTER_ADDR, which torchrun keeps, or rank 0."""
+        keeps = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        host, port = _master()
+        try:
+            store = _stores.TCPStore(
+                host,
+                port,
+                is_master=keeps,
+                timeout=timedelta(seconds=seconds(self.timeout)),
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
+        except RuntimeError as error:
+            what = "cannot keep the store" if keeps else "cannot reach rank 0, or torchrun,"
+            raise AurankError(
+                f"rank {self.rank} on {self.own.host} {what} at {host}:{port} (train.timeout={self.timeout}): "
+                f"{first_line(error)}; look at MASTER_ADDR and MASTER_PORT, and at what rank 0 says"
+            ) from error
+        return _stores.PrefixStore(f"aurank/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_joins)}", store)
+
+    def _meet(self) -> None:
+        deadline = time.monotonic() + seconds(self.timeout)
+        while not self._met.wait(0.05):
+            if time.monotonic() > deadline:
+                missing = [rank for rank in range(1, self.size) if rank not in self.peers]
+                which = f"rank {', '.join(map(str, missing))}" if self.rank == 0 else "not every one"
+                raise AurankError(
+                    f"{which} of {self.size} processes came within train.timeout={self.timeout}: look at what "
+                    "they say, and whether they reach MASTER_ADDR"
+                )
+
+    # -- the thread -------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        beaten = time.monotonic()
+        while not self._ended.is_set() and self.verdict is None:
+            for key, _ in self._selector.select(timeout=0.1):
+                if key.data is None:
+                    with contextlib.suppress(OSError):
+                        self._add(_Line(self._door.accept()[0]))
+                else:
+                    self._read(key.data)
+            now = time.monotonic()
+            if now - beaten >= BEAT:
+                if now - beaten > SILENT / 2:  # this process was stopped itself, and others only seem silent
+                    for line in self._lines:
+                        line.heard = now
+                beaten = now
+                self._beat(now)
+        if self.verdict is not None:
+            for line in self._lines if self.rank == 0 else []:
+                line.send(gone=self.verdict)
+            self._end_training()
+
+    def _add(self, line: _Line) -> None:
+        self._lines.append(line)
+        self._selector.register(line.connection, selectors.EVENT_READ, line)
+
+    def _beat(self, now: float) -> None:
+        for line in self._lines:
+            line.send(beat=1)
+        silent = [
+            self.peers[line.rank] for line in self._lines if line.rank in self.peers and now - line.heard > SILENT
+        ]
+        if silent:
+            self._lose(dict.fromkeys(silent, f"has shown no sign of life for {SILENT:.0f} seconds"))
+
+    def _read(self, line: _Line) -> None:
+        messages = line.receive()
+        for message in messages or []:
+            if line.rank is None and message.get("token") != self._token:
+                messages = None  # nobody of this run
+                break
+            if "here" in message:
+                peer = Peer(**message["here"])
+                line.rank, self.peers[peer.rank] = peer.rank, peer
+                if len(self.peers) == self.size - 1:
+                    everyone = [asdict(peer) for peer in (self.own, *self.peers.values())]
+                    for other in self._lines:
+                        other.send(peers=everyone)
+                    self._met.set()
+            elif "peers" in message:
+                self.peers = {peer["rank"]: Peer(**peer) for peer in message["peers"] if peer["rank"] != self.rank}
+                self._met.set()
+            elif "gone" in message:
+                self.verdict = message["gone"]
+            line.leaves = message.get("leaves", line.leaves)
+        if messages is None:
+            self._closed(line)
+
+    def _closed(self, line: _Line) -> None:
+        """Drop a line whose other side has closed; that process is gone, unless it has said that it leaves."""
+        self._selector.unregister(line.connection)
+        self._lines.remove(line)
+        line.close()
+        if line.rank is None or line.leaves == "done" or self.verdict is not None:
+            return
+        if line.leaves == "failed":  # what is the matter there may be so in every process: they say it themselves
+            self._ended.wait(ENDING)
+        if not self._ended.is_set():
+            peer = self.peers.get(line.rank)
+            self._lose({peer or f"rank {line.rank} at MASTER_ADDR={_master()[0]}": "has ended"})
+
+    def _lose(self, gone: dict[Peer, str] | dict[Peer | str, str]) -> None:
+        self.verdict = "; ".join(f"{peer} {self._trouble(peer) or what}" for peer, what in gone.items())
+
+    def _trouble(self, peer: Peer | str) -> str:
+        return peer.trouble if isinstance(peer, Peer) and peer.machine == self.own.machine else ""
+
+    def _end_training(self) -> None:
+        with self._lock:
+            if self._trains is None:
+                return
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._trains), ctypes.py_object(Lost))
+        if not self._ended.wait(ENDING):
+            os.write(2, f"error: {self.verdict}; {REMEDY}\n".encode())
+            os._exit(1)  # no exception reaches a thread that waits inside of a library
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._take_over()
+        except Lost as late:
+            error = late
+            self._take_over()
+        text = self._explained(error)
+        self._ended.set()
+        self._thread.join()
+        for line in self._lines:
+            line.send(leaves="done" if error is None else "failed")
+            line.close()
+        if self.rank == 0:
+            _open.discard(self._door)
+            self._door.close()
+        self._selector.close()
+        if text is not None:
+            raise AurankError(f"{text}; {REMEDY}") from error
+
+    def _take_over(self) -> None:
+        """Let nothing interrupt the thread that trains any more."""
+        with self._lock:
+            if self._trains is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._trains), None)
+            self._trains = None
+
+    def _explained(self, error: BaseException | None) -> str | None:
+        """Who is gone where an error, or what it came of, says that somebody is; None for other errors."""
+        lost = error
+        while lost is not None and not (isinstance(lost, Lost) or _is_loss(lost)):
+            lost = lost.__cause__
+        if lost is None:
+            return None
+        waited, deadline = "imed out" in str(lost) or "timeout" in str(lost), time.monotonic() + ENDING
+        away = [peer for peer in self.peers.values() if peer.machine != self.own.machine]
+        if away and not waited:  # one that has lost its power is known by its silence only
+            deadline += SILENT
+        while self.verdict is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+            if stopped := {peer: what for peer in self.peers.values() if (what := self._trouble(peer))}:
+                self._lose(stopped)
+        if self.verdict is None:
+            who = " or ".join(map(str, away or self.peers.values()))
+            what = f"did not come within train.timeout={self.timeout}" if waited else "has ended or cannot be reached"
+            self.verdict = f"{who} {what}"
+        return self.verdict
+
+
+def _master() -> tuple[str, int]:
+    return os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "29500"))
+
+
+def _is_loss(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and (
+        isinstance(error, torch.distributed.DistError) or any(text in str(error) for text in _LOST)
+    )
