@@ -4,19 +4,25 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from accelerate.utils import gather_object
+from torch import Tensor
 
 from aurank.data import Batch, BatchLoader, ImageDataset, view_keys
 from aurank.embedding.stored.checkpoint import fingerprint, save_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.files import write_text
+from aurank.losses.core.distributed import Shares
 from aurank.training.build import learning_rate
 from aurank.training.checkpoints.resume import older_checkpoints
 from aurank.training.checkpoints.state import Progress, random_state
+from aurank.training.liveness import launched
 from aurank.training.logs import (
     NEIGHBOURS,
     MetricsFile,
@@ -25,7 +31,7 @@ from aurank.training.logs import (
     log_pictures,
 )
 from aurank.training.optim import set_learning_rate, update_average
-from aurank.training.processes import StopRequest
+from aurank.training.processes import HostExchange, StopRequest
 from aurank.training.trainer import Trainer
 from aurank.training.watch import LossWatch, SeenBatch
 
@@ -36,6 +42,15 @@ Listener = Callable[[str, dict[str, Any]], None]
 ("notice", {"text": …}) is to be shown. ``skipped`` in a step, a validation or a test counts the unreadable images left
 out so far (data.on_error=skip).
 """
+
+
+class Drawn(NamedTuple):
+    """A batch of this process, its place, and what all processes have of it where there are several."""
+
+    batch: Batch
+    epoch: int
+    number: int
+    shares: Shares | None = None
 
 
 class Loop:
@@ -83,7 +98,7 @@ class Loop:
                     self.save("last")
                 if self.progress.validation_owed:
                     self._conclude()
-                batches: Iterator[tuple[Batch, int, int]] | None = None
+                batches: Iterator[Drawn] | None = None
                 while not self.finished:
                     if self._refresh() or batches is None:
                         batches = self._batches()
@@ -107,7 +122,7 @@ class Loop:
             self.trainer.sampler.refresh(self.progress.epoch, self.progress.batch)
         return due
 
-    def _batches(self) -> Iterator[tuple[Batch, int, int]]:
+    def _batches(self) -> Iterator[Drawn]:
         """Batches with their epoch and number in it, from the next one up to the next refresh or the end."""
         progress, sampler, trainer = self.progress, self.trainer.sampler, self.trainer
         every = sampler.refresh_every or self.settings.steps
@@ -115,19 +130,40 @@ class Loop:
         skips = trainer.config.data.on_error == "skip"
         # How many are wanted is not known where some may be passed over.
         count = None if skips else (last - progress.step) * self.settings.accumulate
-        positions, batches = itertools.tee(itertools.islice(sampler.iterate(progress.epoch, progress.batch), count))
-        wanted = (view_keys(rows, epoch, trainer.views) for epoch, _, rows in batches)
+        drawn = itertools.islice(sampler.iterate_ranks(progress.epoch, progress.batch), count)
+        places, batches = itertools.tee(drawn)
+        wanted = (view_keys(parts[sampler.rank], epoch, trainer.views) for epoch, _, parts in batches)
         data = BatchLoader(trainer.train_data, wanted, workers=trainer.config.data.workers)
-        found = ((batch, epoch, index) for batch, (epoch, index, _) in zip(data, positions, strict=True))
-        return self._large_enough(found) if skips else found
+        both = zip(data, places, strict=True)
+        if skips:
+            return self._large_enough((Drawn(batch, epoch, index), parts) for batch, (epoch, index, parts) in both)
+        return (Drawn(batch, epoch, index, self._shares(parts)) for batch, (epoch, index, parts) in both)
 
-    def _large_enough(self, batches: Iterator[tuple[Batch, int, int]]) -> Iterator[tuple[Batch, int, int]]:
+    def _shares(self, parts: Sequence[np.ndarray]) -> Shares | None:
+        """What every process has of a batch, all its views after one another, None where there is one process."""
+        if len(parts) == 1:
+            return None
+        return self._shares_of_rows([torch.from_numpy(np.tile(rows, self.trainer.views)) for rows in parts])
+
+    def _shares_of_rows(self, rows: list[Tensor]) -> Shares:
+        labels = self.trainer.train_data.manifest.labels
+        return Shares([torch.from_numpy(labels[each.numpy()]) for each in rows], rows)
+
+    @cached_property
+    def _exchange(self) -> HostExchange | None:
+        return HostExchange(self.trainer.accelerator.device) if launched() > 1 else None
+
+    def _large_enough(self, batches: Iterator[tuple[Drawn, list[np.ndarray]]]) -> Iterator[Drawn]:
         """The batches in which every process could read two images: a batch norm and a pair need as many."""
         passed: tuple[int, int] | None = None
-        for batch, epoch, index in batches:
-            if min(gather_object([len(batch.id)])) >= 2 * self.trainer.views:
+        for drawn, parts in batches:
+            (batch, epoch, index, _), views = drawn, self.trainer.views
+            rows = [batch.id]
+            if self._exchange is not None:
+                rows = self._exchange.rows(batch.id, at_most=max(map(len, parts)) * views)
+            if min(map(len, rows)) >= 2 * views:
                 passed = None
-                yield batch, epoch, index
+                yield drawn if self._exchange is None else drawn._replace(shares=self._shares_of_rows(rows))
             elif passed is None:
                 passed = epoch, index
             elif (epoch, index) >= (passed[0] + 1, passed[1]):
@@ -135,18 +171,18 @@ class Loop:
 
     # -- one step -----------------------------------------------------------------------------------------------
 
-    def _step(self, batches: Iterator[tuple[Batch, int, int]]) -> None:
+    def _step(self, batches: Iterator[Drawn]) -> None:
         trainer, progress, watch = self.trainer, self.progress, self.watch
         if not self._images:
             self._started = time.perf_counter()
         rate = learning_rate(trainer.config) * trainer.schedule(progress.step)
         set_learning_rate(trainer.optimiser, rate)
         for part in range(self.settings.accumulate):
-            batch, epoch, index = next(batches)
+            batch, epoch, index, shares = next(batches)
             if part == 0:
                 trainer.set_progress(progress.step, epoch)
             with trainer.accelerator.accumulate(trainer.encoder):
-                embeddings, loss = trainer.forward(batch)
+                embeddings, loss = trainer.forward(batch, shares)
                 watch.add(SeenBatch(progress.step + 1, epoch, index, batch.id, loss.detach(), trainer.loss_terms()))
                 is_last = part == self.settings.accumulate - 1
                 if is_last:

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import gather_object
+from jaxtyping import Int64
+from torch import Tensor
 
 from aurank.config import Config, config_difference
 from aurank.errors import AurankError, UserError
@@ -93,6 +95,22 @@ def together(work: Callable[[], Result]) -> Result:
     for mistake, text in failures:
         raise UserError(text) if mistake else AurankError(text)
     return result
+
+
+class HostExchange:
+    """Tells all processes which images each of them has, from host to host: no device is waited for."""
+
+    def __init__(self, device: torch.device) -> None:
+        # Processes that are joined by their devices alone cannot send what is on the host.
+        self._group: Any = None if device.type == "cpu" else torch.distributed.new_group(backend="gloo")
+
+    def rows(self, own: Int64[Tensor, " row"], *, at_most: int) -> list[Int64[Tensor, " row"]]:
+        """Return the rows of each process, of which none has more than ``at_most``."""
+        sent = torch.zeros(at_most + 1, dtype=torch.int64)
+        sent[0], sent[1 : len(own) + 1] = len(own), own
+        found = [torch.empty_like(sent) for _ in range(launched())]
+        torch.distributed.all_gather(found, sent, group=self._group)
+        return [each[1 : int(each[0]) + 1] for each in found]
 
 
 def differences(saved: Config, given: Config) -> list[str]:

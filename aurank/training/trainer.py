@@ -18,6 +18,7 @@ from aurank.embedding.from_config import build_dataset, build_encoder, build_tow
 from aurank.embedding.image_text_pairs import require_pairs, texts_of
 from aurank.errors import UserError
 from aurank.losses import MultipleLosses
+from aurank.losses.core.distributed import Gather, Shares
 from aurank.losses.core.loss_inputs import TakesInputs
 from aurank.losses.core.training_protocols import FollowsProgress, Reencodes
 from aurank.models.encoder import EachPart
@@ -152,8 +153,18 @@ class Trainer:
     def _sum(self) -> MultipleLosses | None:
         return next((module for module in self.stateful_modules if isinstance(module, MultipleLosses)), None)
 
-    def forward(self, batch: Batch) -> tuple[Float[Tensor, "image dim"], Tensor]:
-        """Return the embeddings of a batch's images, and the loss of the batch."""
+    @cached_property
+    def _gathers(self) -> list[Gather]:
+        return [module.gather for module in self.loss.modules() if isinstance(module, TakesInputs)]
+
+    def forward(self, batch: Batch, shares: Shares | None = None) -> tuple[Float[Tensor, "image dim"], Tensor]:
+        """Return the embeddings of a batch's images, and the loss of the batch.
+
+        Args:
+            shares: what all processes have of the batch, where that is known: less is then exchanged.
+        """
+        for gather in self._gathers:
+            gather.known = shares
         tokens, others = self.task.tokens, {}
         inputs = batch.image if isinstance(batch.image, tuple) else (batch.image,)
         if tokens is not None:

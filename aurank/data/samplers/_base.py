@@ -66,11 +66,11 @@ class Sampler(ABC):
 
     def epoch(self, epoch: int) -> list[Rows]:
         """Return this rank's part of each batch of one epoch; all ranks have the same number of batches."""
-        return [rows for rows in self._parts(epoch) if len(rows)]
+        return [parts[self.rank] for parts in self._dealt(epoch) if len(parts[self.rank])]
 
-    def _parts(self, epoch: int) -> list[Rows]:
-        """This rank's part of each batch, none of those that are passed over."""
-        return [deal(chunks, self.world_size)[self.rank] for chunks in self.global_batches(epoch)]
+    def _dealt(self, epoch: int) -> list[list[Rows]]:
+        """Every rank's part of each batch, none of those that are passed over."""
+        return [deal(chunks, self.world_size) for chunks in self.global_batches(epoch)]
 
     def generator(self, epoch: int, *more: int) -> np.random.Generator:
         """Return a generator for one epoch; `more` numbers give others, independent of it."""
@@ -88,15 +88,19 @@ class Sampler(ABC):
 
     def iterate(self, epoch: int = 0, batch: int = 0) -> Iterator[tuple[int, int, Rows]]:
         """Yield (epoch, batch, rows) without end, from a position on: `batch` counts inside of `epoch`."""
+        return ((epoch, index, parts[self.rank]) for epoch, index, parts in self.iterate_ranks(epoch, batch))
+
+    def iterate_ranks(self, epoch: int = 0, batch: int = 0) -> Iterator[tuple[int, int, list[Rows]]]:
+        """Do as `iterate`, and yield the rows of every rank: each process knows what the others have."""
         passed = False
         while True:
-            parts = self._parts(epoch)
-            if not 0 <= batch <= len(parts):
-                raise UserError(f"epoch {epoch} has {len(parts)} batches, so it cannot start at batch {batch}")
-            for index in range(batch, len(parts)):
-                if len(parts[index]):
+            dealt = self._dealt(epoch)
+            if not 0 <= batch <= len(dealt):
+                raise UserError(f"epoch {epoch} has {len(dealt)} batches, so it cannot start at batch {batch}")
+            for index in range(batch, len(dealt)):
+                if len(dealt[index][0]):
                     passed = False
-                    yield epoch, index, parts[index]
+                    yield epoch, index, dealt[index]
             if passed:
                 raise UserError(
                     f"no batch of epoch {epoch} has {LEAST} rows for each of {self.world_size} processes; raise "

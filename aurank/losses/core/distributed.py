@@ -1,10 +1,11 @@
 """One loss over the batches of all processes: rows are gathered, and their gradients find the way back."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor, distributed, nn
 
 from aurank.errors import UserError
@@ -17,6 +18,14 @@ Distributed = Literal["auto"] | None
 def world_size() -> int:
     """Return how many processes torch.distributed joins; 1 where it is not in use."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """Labels and ids of every process's rows, in the order of the ranks, on the host."""
+
+    labels: Sequence[Int64[Tensor, " row"]]
+    ids: Sequence[Int64[Tensor, " row"]]
 
 
 class Gather:
@@ -33,9 +42,12 @@ class Gather:
 
     Attributes:
         views: so many views of the same images, one after another, are the rows of each process, and of all of them.
+        known: what the processes pass in the next call, where all of them know: only embeddings are then exchanged, at
+            once, and nothing is read of a device.
     """
 
     views = 1
+    known: Shares | None = None
 
     def __init__(self, mode: Distributed) -> None:
         if mode not in (None, "auto"):
@@ -60,6 +72,8 @@ class Gather:
         """
         if self.mode is None or inputs.shared or world_size() == 1:
             return inputs
+        if self.known is not None and is_of_batch(inputs):
+            return self._of_known(inputs, self.known)
         lengths = exchange_lengths(inputs)
         queries, references = ([row[side] for row in lengths] for side in (0, 1))
         views = 1 if isinstance(inputs.indices_tuple, Sequence) else self.views  # what was mined names rows of a rank
@@ -88,6 +102,26 @@ class Gather:
             refuse_copies("ref_emb", whole.ref_emb, references, views)
             self.checked = True
         return whole
+
+    def _of_known(self, inputs: Inputs, known: Shares) -> Inputs:
+        lengths = [len(ids) for ids in known.ids]
+        if len(inputs.embeddings) != lengths[distributed.get_rank()]:
+            own = lengths[distributed.get_rank()]
+            raise UserError(f"{own} embeddings of this process were announced, got {len(inputs.embeddings)}")
+        labels, ids = (in_order(each, views=self.views) for each in (known.labels, known.ids))
+        whole = replace(inputs, labels=labels, ids=ids, shared=True)
+        if inputs.is_self_set:
+            embeddings = gather_rows(inputs.embeddings, lengths, views=self.views)
+            return replace(whole, embeddings=embeddings, ref_emb=None if inputs.ref_emb is None else embeddings)
+        both = torch.cat([inputs.embeddings, inputs.references], dim=1)
+        embeddings, references = gather_rows(both, lengths, views=self.views).chunk(2, dim=1)
+        return replace(whole, embeddings=embeddings, ref_emb=references, ref_labels=labels, ref_ids=ids)
+
+
+def is_of_batch(inputs: Inputs) -> bool:
+    """Return whether all that is passed is of the batch's own rows: references, if any, are theirs one by one."""
+    paired = inputs.ref_labels is inputs.labels and inputs.ref_ids is inputs.ids
+    return inputs.ids is not None and not isinstance(inputs.indices_tuple, Sequence) and (inputs.is_self_set or paired)
 
 
 def exchange_lengths(inputs: Inputs) -> list[list[int]]:
@@ -148,9 +182,14 @@ def mined_in_first(inputs: Inputs) -> Inputs:
         return inputs
     device = inputs.embeddings.device
     found = inputs.mined().indices_tuple if distributed.get_rank() == 0 else None
-    sent = [[part.cpu() for part in found] if isinstance(found, Sequence) else []]
-    distributed.broadcast_object_list(sent, 0, device=device)
-    return replace(inputs, indices_tuple=tuple(part.to(device) for part in sent[0]))
+    parts = [part.to(device).long() for part in found] if isinstance(found, Sequence) else []
+    lengths = torch.tensor([*map(len, parts), *[-1] * (4 - len(parts))], device=device)
+    distributed.broadcast(lengths, 0)
+    sizes = [length for length in lengths.tolist() if length >= 0]
+    whole = torch.cat(parts) if parts else torch.empty(sum(sizes), dtype=torch.int64, device=device)
+    if len(whole):
+        distributed.broadcast(whole, 0)
+    return replace(inputs, indices_tuple=torch.split(whole, sizes))
 
 
 def gather_rows(local: Tensor, lengths: list[int], *, views: int = 1) -> Tensor:
@@ -169,7 +208,12 @@ def gather_rows(local: Tensor, lengths: list[int], *, views: int = 1) -> Tensor:
     if local.requires_grad:
         own = rows[distributed.get_rank()] = local.view_as(local)
         own.register_hook(lambda gradient: gradient * len(lengths))  # type: ignore[no-untyped-call]
+    return in_order(rows, views=views)
+
+
+def in_order(parts: Sequence[Tensor], *, views: int) -> Tensor:
+    """Return the rows of all processes in one, those of all in the first view before those in the next."""
     if views == 1:
-        return torch.cat(rows)
-    by_view = [torch.unflatten(part, 0, (views, length // views)) for part, length in zip(rows, lengths, strict=True)]
+        return torch.cat(list(parts))
+    by_view = [torch.unflatten(part, 0, (views, len(part) // views)) for part in parts]
     return torch.cat(by_view, dim=1).flatten(0, 1)
