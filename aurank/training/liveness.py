@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -157,7 +157,7 @@ class Liveness:
         self._lock = threading.Lock()
         self._trains: int | None = threading.get_ident()  # the thread to interrupt, None where it needs not be
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Liveness":
         self.store = self._connect()
         self._selector = selectors.DefaultSelector()
         if self.rank == 0:
