@@ -103,11 +103,12 @@ def test_a_command_is_one(place: str, words: list[str], monkeypatch: pytest.Monk
 
 
 def run_aurank(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a command of aurank: as it stands, `train` by resolving its configuration, others with their own files."""
-    if words[0] == "train":  # its dry run is below
+    """Run a command of aurank: as it stands, those that train by resolving theirs, others with their own files."""
+    if words[0] in ("train", "profile"):  # the dry run of a training is below
         options = words[2:]
-        while "--out" in options:
-            del options[options.index("--out") : options.index("--out") + 2]
+        for name in ("--out", "--steps", "--trace"):
+            while name in options:
+                del options[options.index(name) : options.index(name) + 2]
         return run(monkeypatch, "config", words[1], *(word for word in options if not word.startswith("--")))
     if words[0] in ("demo", "serve"):  # the one takes minutes, the other ends when it is interrupted
         return run(monkeypatch, *words, "--help")

@@ -1,5 +1,6 @@
 """Commands that train."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +8,7 @@ import typer
 from rich.table import Table
 
 from aurank.cli.app import app
-from aurank.cli.drawing import console, draw_training, keep_baselines, stderr_console
+from aurank.cli.drawing import console, draw_measuring, draw_training, keep_baselines, stderr_console
 from aurank.cli.options import BaselinesOption, ConfigFile, Overrides
 from aurank.errors import UserError
 
@@ -65,6 +66,37 @@ def train(
     elif baselines:
         stderr_console.say("--baselines: left out, as no report on images found by images was made")
     console.say(f"written to {result.out}")
+
+
+@app.command()
+def profile(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(help="Steps to measure, after a warm-up.", min=1)] = 50,
+    trace: Annotated[Path | None, typer.Option(help="A trace (.json) to write, for Chrome or Perfetto.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
+) -> None:
+    """Tell where the time of a training step goes.
+
+    Trains for some steps, writes nothing but the trace, and says what to change.
+
+    \b
+    aurank profile omniglot/soprc
+    aurank profile mine.yaml data.workers=4 --steps 20 --trace trace.json
+    """
+    from aurank.training import profile_training, read_config
+
+    settings = read_config(config, overrides or [])
+    with draw_measuring({}) as running:
+        found = profile_training(settings, steps=steps, trace=trace, listener=running.listener)
+    if not found.is_main:
+        return
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=1))
+        return
+    console.say(found)
+    if trace is not None:
+        console.say(f"written to {trace}")
 
 
 @app.command()

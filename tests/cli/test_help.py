@@ -20,7 +20,7 @@ COMMANDS += [
     "data prepare",
     "cache prune",
 ]
-COMMANDS += ["average"]
+COMMANDS += ["average", "profile"]
 
 
 @pytest.fixture
