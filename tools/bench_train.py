@@ -100,13 +100,19 @@ def trainer_of(given: argparse.Namespace, workers: int, folder: Path) -> Trainer
     return Trainer(config, build_splits(config.data, seed=config.seed), folder)
 
 
+def as_model_sees(trainer: Trainer, batch: Batch) -> Batch:
+    assert isinstance(batch.image, torch.Tensor), "the bare loop takes views of one size"
+    return batch._replace(image=trainer.train_data.to_input(batch.image))
+
+
 def compared(given: argparse.Namespace, workers: int) -> list[tuple[Clock, Clock]]:
     """Seconds of each turn, of the training loop and of the bare one."""
     with tempfile.TemporaryDirectory() as name:
         out = Path(name)
         plain = trainer_of(given, workers, out)
         rows = itertools.islice(plain.sampler.iterate(0, 0), given.steps)
-        batches = [plain.train_data.__getitems__(view_keys(keys, epoch, plain.views)) for epoch, _, keys in rows]
+        keys = (view_keys(keys, epoch, plain.views) for epoch, _, keys in rows)
+        batches = [as_model_sees(plain, plain.train_data.__getitems__(wanted)) for wanted in keys]
         turns = Turns(Bare(plain, batches), given.steps, given.turns)
         loop = Loop(trainer_of(given, workers, out), out, {}, progress=Progress(), listener=turns)
         try:

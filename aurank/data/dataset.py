@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64, UInt8
+from jaxtyping import Bool, Int64, Shaped, UInt8
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -24,7 +24,7 @@ from aurank.errors import UserError
 Key = int | np.integer | tuple[int, int, int]  # row, or (row, epoch, view)
 Pixels = UInt8[np.ndarray, "_ _ channel"]
 _ParsedKey = tuple[int, int | None, int]  # row, epoch (None: not augmented) and view
-Sample = tuple[Float[Tensor, "channel height width"], int, int]
+Sample = tuple[Shaped[Tensor, "channel height width"], int, int]
 _ESTIMATE_FROM = 32  # images whose prepared size decides whether all of them fit in memory
 _ROWS_PER_TASK = 64
 
@@ -32,15 +32,18 @@ _ROWS_PER_TASK = 64
 class Batch(NamedTuple):
     """Images with their labels and ids; an id is a row of the manifest.
 
+    Images are uint8 pixels, a quarter of what is copied to a device as float32; `ImageDataset.to_input` makes of them
+    there what a model is given. Data sets of other things, such as saved embeddings, have these here as they are.
     Images that follow each other in several sizes, as large and small crops do, are a tensor for each size.
 
     Example:
-        >>> batch = Batch(torch.zeros(2, 3, 8, 8), label=torch.tensor([0, 1]), id=torch.tensor([5, 7]))
+        >>> pixels = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+        >>> batch = Batch(pixels, label=torch.tensor([0, 1]), id=torch.tensor([5, 7]))
         >>> len(batch.id)
         2
     """
 
-    image: Float[Tensor, "batch channel height width"] | tuple[Float[Tensor, "_ channel _ _"], ...]
+    image: Shaped[Tensor, "batch channel height width"] | tuple[Shaped[Tensor, "_ channel _ _"], ...]
     label: Int64[Tensor, " batch"]
     id: Int64[Tensor, " batch"]
 
@@ -67,7 +70,7 @@ def with_own_labels(manifest: Manifest) -> Manifest:
 
 
 class ImageDataset(Dataset[Sample]):
-    """The images of a manifest, as a model sees them.
+    """The images of a manifest as a model sees them, but for `to_input`, which is left to the device of the model.
 
     An item is asked for by (row, epoch, view), and is then augmented as (seed, row, epoch, view) say and nothing else,
     or by its row alone, without augmentation. `dataset.__getitems__(keys)` makes a whole Batch.
@@ -90,8 +93,8 @@ class ImageDataset(Dataset[Sample]):
         >>> from aurank.data import READERS, TRANSFORMS
         >>> digits = READERS["digits"](None).split("train")
         >>> image, label, row = ImageDataset(digits, TRANSFORMS["resize"](16, 1), channels=1)[3]
-        >>> image.shape, digits.classes[label], row
-        (torch.Size([1, 16, 16]), '3', 3)
+        >>> image.shape, image.dtype, digits.classes[label], row
+        (torch.Size([1, 16, 16]), torch.uint8, '3', 3)
     """
 
     def __init__(
@@ -160,13 +163,17 @@ class ImageDataset(Dataset[Sample]):
             there = np.split(is_there, np.cumsum([count for count, _ in runs])[:-1])
             kept = [same[chosen] for same, chosen in zip(images, there, strict=True) if chosen.any()]
             images = kept or [images[0][:0]]
-        normalised = [self.pipeline.normalise(same) for same in images]
+        pixels = [torch.from_numpy(same).permute(0, 3, 1, 2) for same in images]
         rows = np.array([row for row, _, _ in parsed], dtype=np.int64)[is_there]
         return Batch(
-            image=normalised[0] if len(normalised) == 1 else tuple(normalised),
+            image=pixels[0] if len(pixels) == 1 else tuple(pixels),
             label=torch.from_numpy(self.manifest.labels[rows]),
             id=torch.from_numpy(rows),
         )
+
+    def to_input(self, images: Shaped[Tensor, "batch ..."]) -> Tensor:
+        """Return what a model is given of a batch's images, on their device: pixels normalised, others as they are."""
+        return self.pipeline.normalise(images) if images.dtype == torch.uint8 else images
 
     def _write(self, keys: Sequence[_ParsedKey], squares: Sequence[Pixels]) -> Bool[np.ndarray, " key"]:
         """Write the image of each key into its square; return which of them are not skipped."""
@@ -193,9 +200,9 @@ class ImageDataset(Dataset[Sample]):
 
     def _prepared(self, row: int) -> Pixels | None:
         """Return one prepared image, or None if it is skipped."""
-        if self._cache is not None:
-            return self._cache[row]
-        return None if self.on_error == "skip" and self._unreadable[row] else self._read(row)
+        if self.on_error == "skip" and self._unreadable[row]:
+            return None
+        return self._read(row) if self._cache is None else self._cache[row]
 
     def _read(self, row: int) -> Pixels | None:
         try:

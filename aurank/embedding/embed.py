@@ -175,6 +175,10 @@ class ModelImages(ImageDataset):
         super().__init__(manifest, _AsDecoded(1, model.channels), cache_bytes=0, **given)
         self.model = model
 
+    def to_input(self, images: torch.Tensor) -> torch.Tensor:
+        """Return them as the model's own transform gave them."""
+        return images
+
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
         """Returns the batch of those rows, in their order, without the images that are skipped."""
         rows: list[int] = []
@@ -245,7 +249,7 @@ def embed(
                     if not len(ids):
                         continue
                     assert isinstance(images, torch.Tensor)  # only augmentation makes several sizes
-                    output = model(images.to(device, non_blocking=True))
+                    output = model(dataset.to_input(images.to(device, non_blocking=True)))
                     pieces.append(Piece(ids.numpy(), _embedding(output, len(ids))))
                     if cache is not None:
                         cache.write(pieces[-1])

@@ -56,6 +56,7 @@ class GradientCache:
     Args:
         encoder: maps a chunk of images to its embeddings, one row for each; on one device.
         micro_batch: most images that are given to the encoder at a time, at least 2.
+        prepare: makes of a chunk, on the device, what the encoder takes, such as normalised images of uint8 pixels.
 
     Source: Gao, Zhang, Han and Callan, Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup
     (RepL4NLP 2021), https://arxiv.org/abs/2101.06983
@@ -71,11 +72,14 @@ class GradientCache:
         torch.Size([2, 3])
     """
 
-    def __init__(self, encoder: nn.Module, micro_batch: int) -> None:
+    def __init__(
+        self, encoder: nn.Module, micro_batch: int, *, prepare: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         if micro_batch < 2:
             raise UserError(f"micro_batch must be at least 2, got {micro_batch}")
         self.encoder = encoder
         self.micro_batch = micro_batch
+        self.prepare = prepare
         self._passes: list[_FirstPass] = []
 
     def embed(self, images: Shaped[Tensor, "batch ..."]) -> Float[Tensor, "batch dim"]:
@@ -133,7 +137,8 @@ class GradientCache:
         with torch.autocast(**autocast):
             # Older torch (issue 65766) keeps a weight that was rounded without a graph while an outer autocast lasts.
             torch.clear_autocast_cache()
-            embeddings: Tensor = self.encoder(chunk.to(device, non_blocking=True))
+            chunk = chunk.to(device, non_blocking=True)
+            embeddings: Tensor = self.encoder(chunk if self.prepare is None else self.prepare(chunk))
             return embeddings
 
     @torch.no_grad()

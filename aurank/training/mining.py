@@ -52,7 +52,7 @@ class Reencode:
         random = random_state()
         try:
             chunks = split_into_chunks(images, self.at_most)
-            return torch.cat([self._embed(chunk.to(device)) for chunk in chunks])[: len(ids)]
+            return torch.cat([self._embed(self.data.to_input(chunk.to(device))) for chunk in chunks])[: len(ids)]
         finally:
             restore_random_state(random)
 

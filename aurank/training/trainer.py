@@ -1,6 +1,6 @@
 """The components of a run, and the way of a batch through them: to embeddings, to the loss, back to gradients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ class Trainer:
         self.encoder, self.optimiser = accelerator.prepare(EachPart(task.model), optimiser)
         check_image_size(task.encoder, config, accelerator.device)
         self.average = None if config.train.ema is None else weight_average(task.model)
-        self.cache = _gradient_cache(config, self.encoder, self.sampler)
+        self.cache = _gradient_cache(config, self.encoder, self.sampler, self.train_data.to_input)
         self.goes_on = False
         self._calls = (0, 0)  # of the loss: the step, and which of its batches
         self._offer_reencoding()
@@ -186,8 +186,13 @@ class Trainer:
         if self.cache is not None:
             return torch.cat([self.cache.embed(same) for same in inputs])
         # In one call: DistributedDataParallel writes to buffers before each, which must not happen between two.
-        embeddings: Tensor = self.encoder(tuple(same.to(self.accelerator.device, non_blocking=True) for same in inputs))
+        embeddings: Tensor = self.encoder(self._on_device(inputs))
         return embeddings
+
+    def _on_device(self, inputs: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        """Return what the encoder takes: a quarter of the bytes are copied, since pixels are normalised there."""
+        there = (same.to(self.accelerator.device, non_blocking=True) for same in inputs)
+        return tuple(self.train_data.to_input(same) for same in there)
 
     def _rehearse(self, inputs: tuple[Tensor, ...]) -> None:
         """Let DistributedDataParallel see a backward pass, after the first of which it orders its sums anew.
@@ -198,7 +203,7 @@ class Trainer:
         has_order = isinstance(self.encoder, DistributedDataParallel)
         if has_order and self.accelerator.num_processes > 2:
             self.encoder.eval()  # neither batch norms nor random generators change
-            self.encoder(tuple(same[:2].to(self.accelerator.device) for same in inputs)).sum().backward()
+            self.encoder(self._on_device(same[:2] for same in inputs)).sum().backward()
             self.encoder.train()
             self.optimiser.zero_grad()
 
@@ -244,7 +249,9 @@ def _task(config: Config, splits: Splits, state: dict[str, Any] | None, say: Cal
     return PairTask(config, build_towers(config, texts, saved=saved, load=load, say=say), splits.train)
 
 
-def _gradient_cache(config: Config, encoder: nn.Module, sampler: Sampler) -> GradientCache | None:
+def _gradient_cache(
+    config: Config, encoder: nn.Module, sampler: Sampler, prepare: Callable[[Tensor], Tensor]
+) -> GradientCache | None:
     micro_batch = config.train.micro_batch
     if micro_batch is None or micro_batch * sampler.world_size >= sampler.largest_batch * config.data.views:
         return None
@@ -254,7 +261,7 @@ def _gradient_cache(config: Config, encoder: nn.Module, sampler: Sampler) -> Gra
             f"train.micro_batch={micro_batch} with model.text works in one process and there are {sampler.world_size}; "
             "set train.micro_batch=null"
         )
-    return GradientCache(encoder, micro_batch)
+    return GradientCache(encoder, micro_batch, prepare=prepare)
 
 
 def _without_effect(trainer: Trainer, splits: Splits) -> list[str]:

@@ -182,7 +182,9 @@ def test_signs_of_collapse_are_of_the_images(root: Path, trained: tuple[Path, li
     trainer.model.eval()
     module: Any = trainer.model
     embeddings, _ = trainer.forward(batch)
-    torch.testing.assert_close(embeddings, module.encode_image(batch.image))  # what the log looks at
+    torch.testing.assert_close(
+        embeddings, module.encode_image(trainer.train_data.to_input(batch.image))
+    )  # what the log looks at
 
 
 def test_cut_texts_are_counted_among_those_that_fill_their_rows(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

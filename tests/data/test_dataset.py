@@ -48,7 +48,8 @@ def test_an_item_is_the_pipelines_image_with_its_label_and_row():
     for row in range(len(dataset)):
         for key, seed in ((row, None), ((row, 2, 1), augmentation_seed(7, row, 2, 1))):
             image, label, id_ = dataset[key]
-            assert torch.equal(image, pipeline(pixels(row, 12, 10), seed))
+            assert image.dtype == torch.uint8
+            assert torch.equal(dataset.to_input(image[None])[0], pipeline(pixels(row, 12, 10), seed))
             assert (label, id_) == (manifest.labels[row], row)
 
 
@@ -63,6 +64,13 @@ def test_a_batch_holds_its_items_in_order(cache_bytes):
     for place, key in enumerate(wanted):
         assert torch.equal(batch.image[place], dataset[key][0])
     assert len({image.numpy().tobytes() for image in batch.image}) == 5
+
+
+def test_what_is_no_pixel_is_given_to_a_model_as_it_is():
+    dataset = _dataset()
+    tokens, pixels_ = torch.tensor([[1, 2], [3, 0]]), torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
+    assert dataset.to_input(tokens) is tokens
+    assert dataset.to_input(pixels_).dtype == torch.float32
 
 
 @settings(max_examples=8, deadline=None)

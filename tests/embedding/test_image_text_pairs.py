@@ -65,7 +65,7 @@ def test_each_image_and_text_is_embedded_once_and_stands_in_every_pair(model: Tw
     assert asked == ["a cat", "asleep", "an owl", "in a tree"]
     batch = data.__getitems__(range(6))
     with torch.inference_mode():
-        np.testing.assert_allclose(found.images, model.image(batch.image), rtol=1e-6)
+        np.testing.assert_allclose(found.images, model.image(data.to_input(batch.image)), rtol=1e-6)
         np.testing.assert_allclose(found.texts, model.text(tokeniser.encode(TEXTS)), rtol=1e-5, atol=1e-6)
     report = found.evaluate(recall_at=(1,))
     assert (report.image_to_text.num_queries, report.text_to_image.num_queries) == (4, 4)

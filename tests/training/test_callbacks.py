@@ -97,6 +97,12 @@ def test_every_module_that_listens_is_told_where_training_stands(
     assert {at["epochs"] for at in loss.progress} == {2.0}
 
 
+def images_of(trainer: Trainer, ids: list[int]) -> torch.Tensor:
+    found = trainer.train_data.__getitems__(ids).image
+    assert isinstance(found, torch.Tensor)
+    return trainer.train_data.to_input(found)
+
+
 @pytest.mark.parametrize("micro_batch", [None, 4])
 def test_images_are_embedded_anew_as_they_are_with_the_weights_as_they_are(micro_batch: int | None) -> None:
     trainer = build("wants", model={"freeze_batch_norm": True, "params": {}}, train={"micro_batch": micro_batch})
@@ -105,18 +111,18 @@ def test_images_are_embedded_anew_as_they_are_with_the_weights_as_they_are(micro
         assert found.shape == (len(ids), 8)
         assert not found.requires_grad
         if ids:
-            torch.testing.assert_close(found, trainer.model(trainer.train_data.__getitems__(ids).image).detach())
+            torch.testing.assert_close(found, trainer.model(images_of(trainer, ids)).detach())
     with torch.no_grad():
         trainer.model.head.bias.add_(1.0)
     moved = trainer.loss.reencode(torch.tensor([5, 0]))
-    torch.testing.assert_close(moved, trainer.model(trainer.train_data.__getitems__([5, 0]).image).detach())
+    torch.testing.assert_close(moved, trainer.model(images_of(trainer, [5, 0])).detach())
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_embedding_anew_changes_nothing_and_keeps_the_mode(training: bool) -> None:
     trainer = build("wants", model={"params": {"drop_rate": 0.5}, "head_layers": 2})
     trainer.encoder.train(training)
-    images = trainer.train_data.__getitems__([1, 2, 3, 4]).image
+    images = images_of(trainer, [1, 2, 3, 4])
     embeddings = trainer.embed((images,))
     buffers, before = [value.clone() for value in trainer.encoder.buffers()], random_state()
     first, second = (trainer.loss.reencode(torch.tensor([1, 2, 3, 4])) for _ in range(2))

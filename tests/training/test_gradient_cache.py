@@ -164,6 +164,25 @@ def test_a_gradient_scaler_scales_the_second_pass_and_not_the_loss() -> None:
     assert_same_gradients(encoder, other, 1e-12)
 
 
+def test_pixels_are_prepared_chunk_by_chunk_for_both_passes() -> None:
+    encoder, other = (make_encoder(stateful=False).eval() for _ in range(2))
+    pixels = (images() * 50 + 128).clamp(0, 255).to(torch.uint8)
+    sizes = []
+
+    def prepare(chunk: Tensor) -> Tensor:
+        sizes.append(len(chunk))
+        return chunk.double() / 255
+
+    cache = GradientCache(encoder, 6, prepare=prepare)
+    seed_all()
+    ranking_loss(cache.embed(pixels)).backward()
+    cache.backward()
+    seed_all()
+    plain(other, pixels.double() / 255, 1)
+    assert sizes == [6] * 8
+    assert_same_gradients(encoder, other, 1e-12)
+
+
 def test_buffers_end_as_the_first_pass_left_them_also_where_the_second_would_differ() -> None:
     """As under DistributedDataParallel, which copies the first process's buffers before one of the passes only."""
 

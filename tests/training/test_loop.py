@@ -115,7 +115,7 @@ def test_accumulated_gradients_are_the_mean_of_their_batches(tmp_path: Path) -> 
         epoch, _, rows = next(position)
         items = [trainer.train_data[(int(row), epoch, 0)] for row in rows]
         images, labels = torch.stack([item[0] for item in items]), torch.tensor([int(item[1]) for item in items])
-        (trainer.loss(trainer.model(images), labels) / 2).backward()
+        (trainer.loss(trainer.model(trainer.train_data.to_input(images)), labels) / 2).backward()
     expected = {name: value.detach() for name, value in trainer.model.named_parameters()}
     momentum_step = 0.1 * 1.9  # Nesterov's first step moves by (1 + momentum) times the gradient
     final = load_checkpoint(tmp_path / "out" / "last.pt")["encoder"]

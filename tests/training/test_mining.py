@@ -36,7 +36,7 @@ def test_nearest_images_are_those_of_all_others_under_the_evaluation_transform(t
     assert trainer.model.training
     rows = [row for row in range(16) if row != 5]
     with torch.no_grad():
-        embeddings = trainer.model.eval()(data_set.__getitems__(rows).image)
+        embeddings = trainer.model.eval()(data_set.to_input(data_set.__getitems__(rows).image))
     similarity = (embeddings @ embeddings.T).fill_diagonal_(-2)
     nearest = torch.from_numpy(np.searchsorted(rows, found[rows][:, :14]))
     # Compared by similarity, since copies of an image are equally near.

@@ -82,7 +82,7 @@ def test_the_loss_is_of_images_and_of_the_texts_of_the_same_rows_both_ways(root:
     assert texts is not None
     module: Any = trainer.model
     tokens = trainer.task.towers.tokenise([texts[row] for row in rows])  # type: ignore[union-attr]
-    images, others = module.encode_image(batch.image), module.encode_text(tokens)
+    images, others = module.encode_image(trainer.train_data.to_input(batch.image)), module.encode_text(tokens)
     torch.testing.assert_close(embeddings, images)
     loss = SogCLRLoss(len(trainer.train_data), two_way=True)
     ids = torch.tensor(rows)
@@ -166,7 +166,7 @@ def test_cached_gradients_of_texts_are_refused_in_several_processes(root: Path) 
     train = build_splits(config.data, seed=0).train
     sampler = build_sampler(config, train, rank=0, world_size=2, neighbours=np.zeros)
     with pytest.raises(UserError, match=r"train\.micro_batch=4 with model\.text works in one process"):
-        _gradient_cache(config, nn.Identity(), sampler)
+        _gradient_cache(config, nn.Identity(), sampler, torch.Tensor.float)
 
 
 @pytest.mark.slow

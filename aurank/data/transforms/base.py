@@ -45,9 +45,9 @@ def usual_look(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
 class Pipeline(ABC):
     """One image, uint8 [height, width, channel] of any size, to a normalised float32 tensor [channel, size, size].
 
-    `pipeline(image, seed)` depends on its two arguments only. Its steps are public, so that the first may be kept:
-    `prepare(image)` never changes, `augment(prepared, seed)` is random or, with seed None, the same without chance, and
-    `normalise` takes a batch.
+    `pipeline(image, seed)` depends on its two arguments only. Its steps are public, so that the first may be kept, and
+    the last done where the model is: `prepare(image)` never changes, `augment(prepared, seed)` is random or, with seed
+    None, the same without chance, and `normalise(pixels)` takes one image or a batch, on any device.
 
     Args:
         mean, std: values are (v / 255 − mean) / std; by default ImageNet's for 3 channels and 0.5 otherwise.
@@ -72,6 +72,7 @@ class Pipeline(ABC):
     _headroom: ClassVar[float] = 1.5  # times `needed_side` that a photo decoded smaller has to have
 
     def __post_init__(self) -> None:
+        self._constants: dict[torch.device, tuple[Tensor, Tensor]] = {}  # of `normalise`
         size, channels = self.image_size, self.channels
         if size < 1 or channels < 1:
             raise UserError(f"image_size and channels must be at least 1, got {size} and {channels}")
@@ -111,14 +112,16 @@ class Pipeline(ABC):
             square[:] = self.augment(image, seed)
 
     def normalise(
-        self, images: UInt8[np.ndarray, "batch height width channel"]
-    ) -> Float[Tensor, "batch channel height width"]:
-        """Return float32 images, channels first."""
-        # Copied: a view of the caller's array might be read-only, which torch warns about.
-        tensor = torch.tensor(np.ascontiguousarray(images)).permute(0, 3, 1, 2)
-        tensor = tensor.to(torch.float32, memory_format=torch.contiguous_format)
-        mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (self.mean, self.std))
-        return tensor.sub_(255 * mean).div_(255 * std)
+        self, pixels: UInt8[Tensor, "*batch channel height width"]
+    ) -> Float[Tensor, "*batch channel height width"]:
+        """Return float32 images on the device of their pixels, with the same numbers on every device."""
+        if pixels.device not in self._constants:  # copied there once: a copy in every step would wait for the device
+            with torch.inference_mode(False):
+                both = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (self.mean, self.std))
+                mean, std = ((255 * values).to(pixels.device) for values in both)
+            self._constants[pixels.device] = mean, std
+        mean, std = self._constants[pixels.device]
+        return pixels.to(torch.float32, memory_format=torch.contiguous_format).sub_(mean).div_(std)
 
     def of_view(self, view: int) -> "Pipeline":
         """Return the pipeline that augments this view of an image prepared here; only the sizes may differ."""
@@ -139,7 +142,7 @@ class Pipeline(ABC):
         if kind != np.uint8 or len(shape) != 3 or shape[2] != self.channels or 0 in shape:
             expected = f"Pillow's or a uint8 array [height, width, {self.channels}]"
             raise UserError(f"the image must be {expected}, got {kind} of shape {list(shape)}")
-        return self.normalise(self.augment(self.prepare(image), seed)[None])[0]
+        return self.normalise(channels_first(self.augment(self.prepare(image), seed)))
 
     def resize(self, image: Pixels, height: int, width: int) -> Prepared:
         """Return the image at another size, by this pipeline's interpolation."""
@@ -148,6 +151,9 @@ class Pipeline(ABC):
     def resize_shorter(self, image: Pixels, margin: Number) -> Prepared:
         """Return the image with its shorter side at `margin` × image_size, its shape kept."""
         return resize_shorter(image, round(margin * self.image_size), self.interpolation)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_constants": {}}
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value}" for name, value in vars(self).items() if not name.startswith("_"))
@@ -168,6 +174,11 @@ class RandomPipeline(Pipeline):
     def augment(self, prepared: Prepared, seed: int | None) -> Square:
         # A generator for each image, so neither order nor worker matters.
         return self.fit(prepared) if seed is None else self.change(prepared, chance_of(seed), seed)
+
+
+def channels_first(square: Square) -> UInt8[Tensor, "channel size size"]:
+    """Return pixels as a tensor: a copy, since torch warns of arrays that are read-only."""
+    return torch.tensor(square).permute(2, 0, 1).contiguous()
 
 
 def resize(image: Pixels, height: int, width: int, interpolation: str = AREA) -> Prepared:

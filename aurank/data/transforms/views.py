@@ -78,7 +78,7 @@ class SimCLR(CropFlip):
         self._changes = [*(colours if self.channels == 3 else []), (self.blur, blur)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_changes": []}
+        return {**super().__getstate__(), "_changes": []}
 
 
 @dataclass(repr=False, eq=False, kw_only=True)

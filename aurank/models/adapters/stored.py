@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import torch
 from PIL.Image import Image
 from torch import Tensor
 
 from aurank.data.decode import to_pixels
 from aurank.data.transforms import TRANSFORMS, Pipeline
+from aurank.data.transforms.base import channels_first
 from aurank.errors import UserError, first_line
 
 PREPROCESSING, ENCODER = "aurank.preprocessing", "aurank.encoder"
@@ -38,10 +38,8 @@ class StoredTransform:
 
     def __call__(self, image: Image) -> Tensor:
         pixels = to_pixels(image, self.pipeline.channels)
-        square = self.pipeline.augment(self.pipeline.prepare(pixels), None)
-        if self.is_inside:
-            return torch.tensor(square).permute(2, 0, 1).contiguous()
-        return self.pipeline.normalise(square[None])[0]
+        square = channels_first(self.pipeline.augment(self.pipeline.prepare(pixels), None))
+        return square if self.is_inside else self.pipeline.normalise(square)
 
     def __repr__(self) -> str:
         return f"{self.pipeline!r}{', normalised inside the model' if self.is_inside else ''}"

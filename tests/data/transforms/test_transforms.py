@@ -95,9 +95,26 @@ def test_the_image_that_came_is_left_as_it_was(name):
 def test_a_batch_is_normalised_as_its_images_are(name):
     pipeline = TRANSFORMS[name](8, 3)
     squares = [pipeline.augment(pipeline.prepare(pixels(number, 20, 20)), number) for number in range(5)]
-    batch = pipeline.normalise(np.stack(squares))
+    batch = pipeline.normalise(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2))
     for number, one in enumerate(batch):
         assert torch.equal(one, pipeline(pixels(number, 20, 20), number))
+
+
+def test_pixels_are_normalised_to_the_numbers_of_the_formula_on_any_device_and_in_any_order():
+    pipeline = TRANSFORMS["resize"](8, 3, mean=[0.1, 0.2, 0.3], std=[0.4, 0.5, 0.6])
+    values = torch.from_numpy(np.stack([pixels(number, 8, 8) for number in range(4)]))
+    mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (pipeline.mean, pipeline.std))
+    expected = (values.permute(0, 3, 1, 2).float() - 255 * mean) / (255 * std)
+    for batch in (values.permute(0, 3, 1, 2), values.permute(0, 3, 1, 2).contiguous()):
+        found = pipeline.normalise(batch)
+        assert torch.equal(found, expected)
+        assert found.is_contiguous()
+        assert torch.equal(pickle.loads(pickle.dumps(pipeline)).normalise(batch), expected)
+    with torch.inference_mode():
+        pipeline.normalise(values.permute(0, 3, 1, 2)[:1])
+    weight = torch.ones(3, 1, 1, requires_grad=True)
+    (pipeline.normalise(batch) * weight).sum().backward()  # nothing of inference is kept
+    assert pipeline.normalise(batch.to("meta")).device.type == "meta"
 
 
 def test_center_keeps_the_middle_of_the_shorter_side():

@@ -90,7 +90,7 @@ def views() -> Tensor:
     keys: list[Key] = [(row, 0, view) for row in range(IMAGES) for view in range(VIEWS)]
     images = data.__getitems__(keys).image
     assert isinstance(images, Tensor)
-    return images.reshape(IMAGES, VIEWS, *images.shape[1:])
+    return data.to_input(images).reshape(IMAGES, VIEWS, *images.shape[1:])
 
 
 def network(seed: int) -> nn.Module:

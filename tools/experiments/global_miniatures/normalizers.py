@@ -89,10 +89,11 @@ def data() -> tuple[Tensor, Tensor, Tensor, int]:
     labels = [line["label"] for line in lines]
     source = open_source(archive, prefix="grocery/images")
     manifest = build_manifest("grocery", source, paths=paths, labels=labels, splits=["train"] * len(paths))
-    images = ImageDataset(manifest, Center(SIDE, 3, margin=1), channels=3).__getitems__(list(range(len(paths)))).image
+    data = ImageDataset(manifest, Center(SIDE, 3, margin=1), channels=3)
+    images = data.__getitems__(list(range(len(paths)))).image
     assert isinstance(images, Tensor)
     tokeniser = Tokeniser.learn(texts, length=LENGTH)
-    return images, tokeniser.encode(texts), torch.tensor(manifest.labels), tokeniser.vocabulary
+    return data.to_input(images), tokeniser.encode(texts), torch.tensor(manifest.labels), tokeniser.vocabulary
 
 
 def loss_of(run: Run, pairs: int) -> FastCLIPLoss | NeuCLIPLoss:

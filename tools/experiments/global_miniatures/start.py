@@ -116,7 +116,7 @@ def images(dataset: ImageDataset, keys: list[Key]) -> Tensor:
     """Images of half the side."""
     found = dataset.__getitems__(keys).image
     assert isinstance(found, Tensor)
-    return avg_pool2d(found, 2)
+    return avg_pool2d(dataset.to_input(found), 2)
 
 
 def network(seed: int) -> nn.Module:

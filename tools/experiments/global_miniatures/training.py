@@ -152,7 +152,7 @@ def embed_view(model: nn.Module, data: ImageDataset, view: int) -> Tensor:
     for rows in torch.split(torch.arange(len(data)), 256):
         images = data.__getitems__([(row, 0, view) for row in rows.tolist()]).image
         assert isinstance(images, Tensor)
-        found.append(normalize(model(images)))
+        found.append(normalize(model(data.to_input(images))))
     return torch.cat(found)
 
 
