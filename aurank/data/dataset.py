@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 from aurank.data.decode import MAX_PIXELS, crop, decode, quiet_decoding
 from aurank.data.manifest import Manifest
 from aurank.data.prepared.store import PreparedImages
+from aurank.data.seeds import augmentation_seeds
 from aurank.data.transforms import Pipeline
 from aurank.errors import UserError
 
@@ -46,11 +47,6 @@ class Batch(NamedTuple):
     image: Shaped[Tensor, "batch channel height width"] | tuple[Shaped[Tensor, "_ channel _ _"], ...]
     label: Int64[Tensor, " batch"]
     id: Int64[Tensor, " batch"]
-
-
-def augmentation_seed(seed: int, row: int, epoch: int, view: int) -> int:
-    """Return the 64-bit seed of one augmentation, the same in every process, on every machine."""
-    return int(np.random.SeedSequence([seed, row, epoch, view]).generate_state(1, np.uint64)[0])
 
 
 def view_keys(rows: Iterable[int] | np.ndarray, epoch: int, views: int = 1) -> list[Key]:
@@ -181,6 +177,7 @@ class ImageDataset(Dataset[Sample]):
         for number, (row, _, _) in enumerate(keys):
             by_row[row].append(number)
         is_there = np.zeros(len(keys), dtype=np.bool_)
+        seeds = self._seeds(keys)
         # Images that are held are changed all at once; others come and go one by one, since they may be large.
         portions = [list(by_row)] if self._cache is not None else [[row] for row in by_row]
         with quiet_decoding() if self._cache is None else nullcontext():
@@ -191,12 +188,17 @@ class ImageDataset(Dataset[Sample]):
                         continue
                     is_there[by_row[row]] = True
                     for number in by_row[row]:
-                        _, epoch, view = keys[number]
-                        seed = None if epoch is None else augmentation_seed(self.seed, row, epoch, view)
-                        tasks[self.pipeline.of_view(view)].append((prepared, seed, squares[number]))
+                        pipeline = self.pipeline.of_view(keys[number][2])
+                        tasks[pipeline].append((prepared, seeds[number], squares[number]))
                 for pipeline, wanted in tasks.items():
                     pipeline.augment_all(*zip(*wanted, strict=True))
         return is_there
+
+    def _seeds(self, keys: Sequence[_ParsedKey]) -> list[int | None]:
+        """Return the seed of each key's augmentation, None without one."""
+        drawn = [(row, epoch, view) for row, epoch, view in keys if epoch is not None]
+        found = iter(augmentation_seeds(self.seed, drawn).tolist() if drawn else [])
+        return [None if epoch is None else next(found) for _, epoch, _ in keys]
 
     def _prepared(self, row: int) -> Pixels | None:
         """Return one prepared image, or None if it is skipped."""

@@ -9,9 +9,14 @@ from hypothesis import strategies as st
 from testing.data_trees import array_manifest, pixels, write_tree
 
 from aurank.data import TRANSFORMS, ArraySource, ImageDataset, view_keys
-from aurank.data.dataset import augmentation_seed, with_own_labels
+from aurank.data.dataset import with_own_labels
 from aurank.data.readers.folder import read_folder
+from aurank.data.seeds import augmentation_seeds
 from aurank.errors import UserError
+
+
+def augmentation_seed(seed, row, epoch, view):
+    return int(augmentation_seeds(seed, [(row, epoch, view)])[0])
 
 
 class CountingSource(ArraySource):
@@ -90,6 +95,21 @@ def test_every_part_of_the_key_and_the_seed_change_the_augmentation():
         changed[place] += 1
         seeds.add(augmentation_seed(*changed))
     assert len(seeds) == 5
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**130),
+    keys=st.lists(st.tuples(*[st.integers(0, 2**32 - 1)] * 3), min_size=1, max_size=5),
+)
+def test_augmentation_seeds_are_those_of_numpys_seed_sequence(seed, keys):
+    expected = [int(np.random.SeedSequence([seed, *key]).generate_state(1, np.uint64)[0]) for key in keys]
+    assert augmentation_seeds(seed, keys).tolist() == expected
+
+
+def test_a_seed_below_zero_is_refused():
+    with pytest.raises(UserError, match="seed must be at least 0, got -1"):
+        augmentation_seeds(-1, [(0, 0, 0)])
 
 
 def test_augmentation_seeds_are_the_same_in_every_version():

@@ -1,0 +1,76 @@
+"""The seeds of augmentations: all of a batch at once, since numpy takes longer for one than this for a hundred."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import UInt32, UInt64
+
+from aurank.errors import UserError
+
+Words = UInt32[np.ndarray, " key"]
+
+# The constants of numpy's SeedSequence, whose stream numpy promises to keep.
+_POOL = 4
+_SHIFT = np.uint32(16)
+_FIRST, _FIRST_FACTOR = 0x43B0D7E5, 0x931E8875
+_LAST, _LAST_FACTOR = 0x8B51F9DD, 0x58F38DED
+_LEFT, _RIGHT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
+
+
+def augmentation_seeds(seed: int, keys: Sequence[tuple[int, int, int]]) -> UInt64[np.ndarray, " key"]:
+    """Return the 64-bit seed of each augmentation (row, epoch, view), the same in every process, on every machine.
+
+    It is `numpy.random.SeedSequence([seed, row, epoch, view]).generate_state(1, numpy.uint64)[0]`.
+
+    Raises:
+        UserError: for a seed below 0.
+
+    Example:
+        >>> augmentation_seeds(1, [(2, 3, 4)]).tolist() == [15323499849503866763]
+        True
+    """
+    if seed < 0:
+        raise UserError(f"seed must be at least 0, got {seed}")
+    words = [seed >> shift & 0xFFFFFFFF for shift in range(0, max(1, seed.bit_length()), 32)]
+    own = np.array(keys, dtype=np.uint32).reshape(-1, 3)
+    entropy = [np.full(len(own), word, dtype=np.uint32) for word in words] + list(own.T)
+    first, second = _words(_mixed(entropy))
+    return first.astype(np.uint64) | second.astype(np.uint64) << np.uint64(32)
+
+
+def _mixed(entropy: list[Words]) -> list[Words]:
+    """Return the pool of numpy's `mix_entropy`; there are as many words as it has, or more."""
+    factor = _FIRST
+
+    def hashed(value: Words) -> Words:
+        nonlocal factor
+        value = value ^ np.uint32(factor)
+        factor = factor * _FIRST_FACTOR & 0xFFFFFFFF
+        return _folded(value * np.uint32(factor))
+
+    def mixed(left: Words, right: Words) -> Words:
+        return _folded(_LEFT * left - _RIGHT * right)
+
+    pool = [hashed(word) for word in entropy[:_POOL]]
+    for source in range(_POOL):
+        for place in range(_POOL):
+            if place != source:
+                pool[place] = mixed(pool[place], hashed(pool[source]))
+    for word in entropy[_POOL:]:
+        pool = [mixed(value, hashed(word)) for value in pool]
+    return pool
+
+
+def _words(pool: list[Words]) -> list[Words]:
+    """Return the first two words of numpy's `generate_state`."""
+    factor, found = _LAST, []
+    for value in pool[:2]:
+        value = value ^ np.uint32(factor)
+        factor = factor * _LAST_FACTOR & 0xFFFFFFFF
+        found.append(_folded(value * np.uint32(factor)))
+    return found
+
+
+def _folded(value: Words) -> Words:
+    folded: Words = value ^ (value >> _SHIFT)
+    return folded
