@@ -7,10 +7,12 @@ import signal
 import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from aurank.data.dataset import Batch, ImageDataset, Key
@@ -44,7 +46,8 @@ class BatchLoader(DataLoader[Any]):
                 dataset,
                 batch_sampler=batches,  # type: ignore[arg-type]  # any sequence serves
                 num_workers=workers,
-                collate_fn=_as_is,
+                # What is pinned has to be tensors.
+                collate_fn=_as_is if torch.cuda.is_available() else _to_send,
                 pin_memory=torch.cuda.is_available(),
                 worker_init_fn=_start_worker if workers else None,
                 multiprocessing_context=_context() if workers else None,
@@ -78,7 +81,7 @@ class Iteration:
         if not self.close.alive:
             raise StopIteration
         try:
-            return next(self._batches)
+            return _received(next(self._batches))
         except UserError as error:
             self.close()
             is_workers = str(error).startswith("Caught UserError in DataLoader worker")
@@ -96,6 +99,9 @@ class Iteration:
             raise
 
 
+_SMALL = 2**18  # bytes
+_PLAIN = (torch.uint8, torch.int64, torch.float32)  # types that arrays have too
+
 _inherited: list[Iterator[Batch]] = []
 
 
@@ -109,6 +115,29 @@ def _shut_down(batches: Iterator[Batch], owner: int) -> None:
 
 def _as_is(batch: Any) -> Any:
     return batch
+
+
+def _to_send(batch: Any) -> Any:
+    """Return the batch with arrays in place of small tensors, which go through the queue with everything else.
+
+    A tensor goes through shared memory of its own, and passing its handle takes longer than a few bytes.
+    """
+    return _changed(batch, lambda value: value.numpy() if _is_small(value) else value)
+
+
+def _is_small(value: Tensor) -> bool:
+    return value.nbytes <= _SMALL and value.dtype in _PLAIN and not value.requires_grad
+
+
+def _received(batch: Batch) -> Batch:
+    """Return the batch with tensors again."""
+    return _changed(batch, lambda value: torch.from_numpy(value) if isinstance(value, np.ndarray) else value)
+
+
+def _changed(batch: Batch, change: Callable[[Any], Any]) -> Batch:
+    """Return the batch with something else for each tensor."""
+    image = tuple(map(change, batch.image)) if isinstance(batch.image, tuple) else change(batch.image)
+    return Batch(image, change(batch.label), change(batch.id))
 
 
 def _context() -> Any:
