@@ -1,14 +1,14 @@
 """Images a second of torchvision's own pipeline, of aurank from the originals, and from prepared images, in turns.
 
-    python tools/bench_data.py [--images 512] [--side 480] [--workers 2] [--rounds 7] [--out FOLDER]
+    python tools/bench_data.py [--images 512] [--side 480] [--workers 2] [--rounds 7] [--normalise]
 
 The photos are parts of two real ones (scikit-learn's), 640 × 480 pixels at --side 480, with the detail of such, saved
 as JPEGs of quality 90 in a temporary folder. torchvision's pipeline is that of its ImageFolder, RandomResizedCrop(224),
 a flip, ToTensor, Normalize, with torch's own DataLoader. aurank's is `crop_flip` at 224 pixels, as its loader gives
-batches to training. Each round is a pass of every contestant over all photos with the same workers, in turns, so that
-another load on the machine hits all of them; the files are in the page cache. Figures are medians over the rounds, and
-ratios those of each round. Beside it, how far pixels are from those of photos decoded whole: the mean over the crops of
-some photos, in levels of 255.
+batches to training: uint8, which the device normalises, or with --normalise this process. Each round is a pass of every
+contestant over all photos with the same workers, in turns, so that another load on the machine hits all of them; the
+files are in the page cache. Figures are medians over the rounds, and ratios those of each round. Beside it, how far
+pixels are from those of photos decoded whole: the mean over the crops of some photos, in levels of 255.
 """
 
 import argparse
@@ -83,14 +83,19 @@ def auranks(data: ImageDataset, workers: int, batch: int) -> Callable[[], Iterab
     return batches
 
 
-def images_per_second(batches: Iterable[Any], workers: int) -> float:
-    """Return the rate from the first batch of each worker on: starting them is not what is compared."""
+def images_per_second(batches: Iterable[Any], workers: int, data: ImageDataset | None) -> float:
+    """Return the rate from the first batch of each worker on: starting them is not what is compared.
+
+    data: aurank's, whose batches are normalised here.
+    """
     count, started = 0, time.perf_counter()
     for number, batch in enumerate(batches):
         if number < max(1, workers):
             count, started = 0, time.perf_counter()
-        else:
-            count += len(batch[1])
+            continue
+        if data is not None:
+            data.to_input(batch.image)
+        count += len(batch[1])
     return count / (time.perf_counter() - started)
 
 
@@ -98,14 +103,14 @@ def difference(found: ImageDataset, whole: ImageDataset) -> float:
     """Return the mean difference of augmented pixels, in levels of 255."""
     rows = np.linspace(0, len(whole) - 1, COMPARED, dtype=np.int64)
     first, second = (data.__getitems__(view_keys(rows, epoch=1)).image for data in (found, whole))
-    scale = torch.tensor(STD).view(-1, 1, 1) if first.is_floating_point() else torch.full((1,), 1 / 255)
-    return float(((first.float() - second.float()).abs() * scale * 255).mean())
+    return float((first.float() - second.float()).abs().mean())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("images", 512), ("side", 480), ("workers", 2), ("rounds", 7), ("batch", 64)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--normalise", action="store_true", help="aurank's batches too, in this process")
     parser.add_argument("--out", type=Path, help="folder to work in, kept; default: a temporary one")
     given = parser.parse_args()
     folder = given.out or Path(tempfile.mkdtemp())
@@ -136,7 +141,8 @@ def compare(given: argparse.Namespace, folder: Path) -> None:
     rates: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(given.rounds):
         for name, run in runs.items():
-            rates[name].append(images_per_second(run(), given.workers))
+            normalised = data.get(name) if given.normalise else None
+            rates[name].append(images_per_second(run(), given.workers, normalised))
     bytes_of = {"prepared": sizes["jpeg"], "prepared, raw": sizes["raw"]}
     originals = sum(path.stat().st_size for path in root.rglob("*.jpg"))
     print(f"{len(manifest)} photos, shorter side {given.side}; {given.workers} workers, {given.rounds} rounds")
