@@ -258,7 +258,7 @@ def embed(
                         progress(done, total)
         finally:
             model.train(training)
-        found = _in_order(pieces, wanted, group)
+        found = gather_pieces(pieces, wanted, group)
     if not len(found.rows):
         raise UserError(f"no image of {dataset.manifest.name} could be read, so there is nothing to embed")
     if group.size > 1:
@@ -310,7 +310,7 @@ def _embedding(output: Any, count: int) -> np.ndarray:
     return output.float().cpu().numpy()
 
 
-def _in_order(pieces: Sequence[Piece], wanted: np.ndarray, group: ProcessGroup) -> Piece:
+def gather_pieces(pieces: Sequence[Piece], wanted: np.ndarray, group: ProcessGroup) -> Piece:
     """The rows wanted of all pieces of all processes as one, by increasing row, in a single array, copied once."""
     held = np.concatenate([np.empty(0, np.int64), *(piece.rows for piece in pieces)])
     everyone = group.concatenate(held[wanted[held]])

@@ -33,7 +33,7 @@ def evaluation_options(config: Config) -> dict[str, Any]:
     return {"recall_at": tuple(settings.recall_at), **same, **metrics, "distributed": False}
 
 
-def evaluate_together(measure: Callable[..., Report], group: ProcessGroup, **options: Any) -> Report:
+def evaluate_together(measure: Callable[..., Result], group: ProcessGroup, **options: Any) -> Result:
     """Return what `measure` returns with these options of ``aurank.evaluate``, in every process of a group.
 
     All count together where they can; else the first measures while the others wait. All hold the same rows.

@@ -12,9 +12,11 @@ from torch import Tensor
 from aurank.data import ImageDataset, Manifest
 from aurank.data.captions import text_key
 from aurank.data.manifest import first_seen
-from aurank.embedding.embed import Embedded, described, embed
+from aurank.embedding.cache import Piece
+from aurank.embedding.embed import Embedded, described, embed, gather_pieces
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import ProgressCallback
+from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import PROMPTS, TwoWayReport, prompts, two_way, zero_shot
 from aurank.models.text_encoder import TwoTower
@@ -75,20 +77,21 @@ def embed_pairs(
     batch: int = 256,
     pairs: Manifest | None = None,
     text_progress: ProgressCallback | None = None,
+    group: ProcessGroup | None = None,
     **options: Any,
 ) -> EmbeddedPairs:
     """The pairs of the data set, each distinct image and text embedded once; those of skipped images are left out.
 
-    `pairs`: those to embed, if other than the rows of `data`, which then has their images. `options` are of `embed`,
-    for the images.
+    `pairs`: those to embed, if other than the rows of `data`, which then has their images. `group`: processes that
+    share both sides. `options` are of `embed`, for the images.
     """
     manifest = data.manifest if pairs is None else pairs
     written = texts_of(manifest)
     image_ids, text_ids = _numbered(manifest.paths), _numbered([text_key(text) for text in written])
     _, first_text = np.unique(text_ids, return_index=True)
-    images = embed(model.image, data, batch=batch, rows=_first(data.manifest.paths), **options)
+    images = embed(model.image, data, batch=batch, rows=_first(data.manifest.paths), group=group, **options)
     distinct = [written[row] for row in first_text.tolist()]
-    texts = embed_texts(model, tokenise, distinct, batch=batch, progress=text_progress)
+    texts = embed_texts(model, tokenise, distinct, batch=batch, progress=text_progress, group=group)
     row_of = {path: row for row, path in enumerate(images.paths.tolist())}
     rows = np.flatnonzero([path in row_of for path in manifest.paths])
     by_pair = images.embeddings[[row_of[manifest.paths[row]] for row in rows]]
@@ -103,19 +106,23 @@ def embed_texts(
     *,
     batch: int = 256,
     progress: ProgressCallback | None = None,
+    group: ProcessGroup | None = None,
 ) -> Float32[np.ndarray, "text dim"]:
-    """Embeddings of the texts; the model is put in evaluation mode, then back; `progress` as for `embed`."""
+    """Embeddings of the texts; the model is put in evaluation mode, then back. The rest is as for `embed`."""
+    group = group or ProcessGroup(False)
     device, training = next(model.parameters()).device, model.training
     model.eval()
-    parts: list[Tensor] = []
-    try:
-        for start in range(0, len(texts), batch):
-            parts.append(model.encode_text(tokenise(texts[start : start + batch]).to(device)))
-            if progress is not None:
-                progress(min(start + batch, len(texts)), len(texts))
-    finally:
-        model.train(training)
-    return torch.cat(parts).float().cpu().numpy()
+    pieces: list[Piece] = []
+    with group.failing_together():
+        try:
+            for start in group.shard(range(0, len(texts), batch)):
+                found = model.encode_text(tokenise(texts[start : start + batch]).to(device)).float().cpu().numpy()
+                pieces.append(Piece(np.arange(start, start + len(found)), found))
+                if progress is not None:
+                    progress(min(start + batch * group.size, len(texts)), len(texts))
+        finally:
+            model.train(training)
+        return gather_pieces(pieces, np.ones(len(texts), dtype=np.bool_), group).embeddings
 
 
 def texts_of(manifest: Manifest) -> tuple[str, ...]:

@@ -308,10 +308,10 @@ class Loop:
         started = time.perf_counter()
         trackers = trainer.accelerator.trackers
         lists = NEIGHBOURS if trackers else 0  # for the pictures that only trackers take
-        report = trainer.task.measure(trainer.measured, trainer.val_data, neighbours=lists) if self.main else None
-        values = gather_object([report.metrics if report is not None else None])[0]
+        report = trainer.task.measure(trainer.measured, trainer.val_data, neighbours=lists)
+        values = report.metrics
         self._record({"step": progress.step, **values}, split="val")
-        if trackers and report is not None:
+        if trackers and self.main:
             pictures = trainer.task.pictures(report, trainer.val_data)
             log_pictures(trackers, {f"val/{name}": one for name, one in pictures.items()}, step=progress.step)
         chosen_by = trainer.task.chosen_by

@@ -13,6 +13,7 @@ from aurank.config import Config
 from aurank.data import ImageDataset
 from aurank.embedding.embed import embed
 from aurank.errors import UserError
+from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.evaluation.index.neighbours import neighbours
 from aurank.losses.core.training_protocols import Reencodes
 from aurank.training.checkpoints.state import random_state, restore_random_state
@@ -80,16 +81,18 @@ def nearest_images(
 ) -> Int64[np.ndarray, "image count"]:
     """Return the rows nearest to each training image with the current weights, the same in each process.
 
-    The nearest stand first; −1 where there are no more, and for images that could not be read. The main process embeds
-    the whole set and searches it with faiss, exactly up to float32; the others wait.
+    The nearest stand first; −1 where there are no more, and for images that could not be read. The processes share the
+    embedding; the main one searches the whole set with faiss, exactly up to float32, while the others wait.
 
     Args:
         training_images: returns them under the evaluation transform.
     """
     data, device = training_images(), accelerator.device
     table = np.full((len(data), count), -1, dtype=np.int64)
+    group = ProcessGroup(None)
+    group.broadcast(encoder.buffers())
+    embedded = embed(encoder, data, batch=config.evaluate.batch, workers=config.data.workers, group=group)
     if accelerator.is_main_process:
-        embedded = embed(encoder, data, batch=config.evaluate.batch, workers=config.data.workers)
         found = neighbours(embedded.embeddings, count, device=device if device.type == "cuda" else "cpu").row
         # An entry that an index did not find names a row behind the last one.
         table[embedded.ids, : found.shape[1]] = np.append(embedded.ids, -1)[found]

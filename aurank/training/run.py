@@ -12,6 +12,7 @@ from typing import Any
 
 from accelerate.state import PartialState
 from accelerate.utils import gather_object
+from torch import Tensor
 
 from aurank.config import Config, dump_config
 from aurank.data import Manifest
@@ -182,9 +183,9 @@ def _run(loop: Loop, splits: Splits, started: float) -> TrainResult:
     if trainer.val_data is not None:
         skipped["validation"] = len(trainer.val_data.skipped)
     tested = TestResult()
+    if stopped_by is None and splits.test is not None:
+        tested, skipped["test"] = _test(loop, splits.test, splits.train)
     if stopped_by is None and loop.main:
-        if splits.test is not None:
-            tested, skipped["test"] = _test(loop, splits.test, splits.train)
         timing = {
             "finished": time.strftime("%Y-%m-%d %H:%M:%S%z"),
             "command": shlex.join(sys.argv),
@@ -200,20 +201,31 @@ def _run(loop: Loop, splits: Splits, started: float) -> TrainResult:
 
 
 def _test(loop: Loop, test: Manifest, train: Manifest) -> tuple[TestResult, int]:
-    """Measure the test split under the best weights and save the reports; also, how many images were skipped."""
-    trainer, out = loop.trainer, loop.out
+    """Measure the test split under the best weights, all processes together, and save the reports in the first.
+
+    Returns what was measured, nothing in other processes, and how many images were skipped.
+    """
+    trainer, out, group = loop.trainer, loop.out, loop.trainer.task.group
     loop.listen("testing", {"images": len(test)})
-    best = load_checkpoint(out / "best.pt")
-    load_weights(trainer.model, model_weights(best), out / "best.pt")
+
+    def load_best() -> int:
+        best = load_checkpoint(out / "best.pt")
+        load_weights(trainer.model, model_weights(best), out / "best.pt")
+        return read_progress(best, out / "best.pt").step
+
+    step = group.in_first(load_best)
+    group.broadcast(value for value in trainer.model.state_dict().values() if isinstance(value, Tensor))
     data = build_dataset(trainer.config.data, test, train=False)
 
     def progress(stage: str, done: int, total: int) -> None:
         loop.listen("measuring", {"stage": stage, "done": done, "total": total})
 
     tested = trainer.task.test(data, train, progress)
+    if not loop.main:
+        return TestResult(), len(data.skipped)
     # Nothing of this process's own course, such as what training skipped: a resumed run writes the same report.
     tested.add_note(
-        f"best weights, of step {read_progress(best, out / 'best.pt').step}; {len(data):,} {trainer.task.unit} of "
+        f"best weights, of step {step}; {len(data):,} {trainer.task.unit} of "
         f"{data.manifest.name}, split test, manifest {data.manifest.sha256[:16]}, {len(data.skipped):,} of them "
         "skipped as unreadable"
     )

@@ -14,11 +14,12 @@ from aurank.data import ImageDataset, Manifest
 from aurank.data.captions import PADDING
 from aurank.data.saved_embeddings import EmbeddingDataset
 from aurank.embedding.embed import embed
-from aurank.embedding.evaluation_options import evaluation_options, two_way_options
+from aurank.embedding.evaluation_options import evaluate_together, evaluation_options, two_way_options
 from aurank.embedding.from_config import Towers
 from aurank.embedding.image_text_pairs import EmbeddedPairs, embed_pairs, reports_by_group, texts_of
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Codes
+from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import DIRECTIONS, TwoWayReport
 from aurank.models import Encoder, TwoTower
@@ -50,6 +51,7 @@ class Task:
     Attributes:
         model: what is trained and saved.
         encoder: of images.
+        group: the processes of the run, which share what is embedded and measured; each calls the same methods.
     """
 
     unit = "images"  # what a row of the data set is
@@ -58,6 +60,7 @@ class Task:
 
     def __init__(self, config: Config, encoder: Encoder, model: nn.Module | None = None) -> None:
         self.config = config
+        self.group = ProcessGroup(None)
         self.encoder = encoder
         self.model = encoder if model is None else model
 
@@ -70,13 +73,18 @@ class Task:
         codes: Codes | None = None,
         progress: StageProgress | None = None,
     ) -> Report:
-        """Return the exact report of a model of this kind, with as many neighbours of each query as are wanted."""
+        """Return the exact report of a model of this kind, in every process of the run.
+
+        In the first it has as many neighbours of each query as are wanted.
+        """
         stage = partial(partial, progress) if progress is not None else lambda name: None
         batch, workers = self.config.evaluate.batch, self.config.data.workers
-        embedded = embed(model, data, batch=batch, workers=workers, progress=stage("embedding"))
+        self.group.broadcast(model.buffers())  # statistics of batch norms are of each process's own batches
+        same: dict[str, Any] = {"batch": batch, "workers": workers, "group": self.group}
+        embedded = embed(model, data, progress=stage("embedding"), **same)
         require_alive(embedded.embeddings)
-        options = {**evaluation_options(self.config), "progress": stage("ranking")}
-        return embedded.evaluate(neighbours=neighbours, codes=codes, **options)
+        options = {**evaluation_options(self.config), "progress": stage("ranking"), "codes": codes}
+        return evaluate_together(embedded.evaluate, self.group, neighbours=neighbours, **options)
 
     def pictures(self, report: Report, data: ImageDataset) -> dict[str, Pixels]:
         """Return pictures of a report that has neighbours, by names for a tracker."""
@@ -151,7 +159,7 @@ class PairTask(Task):
     def measure(  # type: ignore[override]  # it has metrics
         self, model: nn.Module, data: ImageDataset, *, neighbours: int = 0
     ) -> TwoWayReport:
-        return self._embed(model, data).evaluate(**two_way_options(self.config))
+        return evaluate_together(self._embed(model, data).evaluate, self.group, **two_way_options(self.config))
 
     def pictures(self, report: TwoWayReport, data: ImageDataset) -> dict[str, Pixels]:  # type: ignore[override]
         """Return the curves of both directions; what they find are texts, or images by texts."""
@@ -163,6 +171,9 @@ class PairTask(Task):
         Of a matryoshka loss, the images are measured at each of its widths too.
         """
         embedded = self._embed(self.model, data)
+        return self.group.in_first(lambda: self._test(embedded, data, train))
+
+    def _test(self, embedded: EmbeddedPairs, data: ImageDataset, train: Manifest) -> TestResult:
         images = embedded.images_alone(data.manifest)
         options = {**evaluation_options(self.config), "codes": learnt_widths(self.config)}
         report = None if images is None else images.evaluate(**options)
@@ -191,7 +202,9 @@ class PairTask(Task):
     def _embed(self, model: nn.Module, data: ImageDataset) -> EmbeddedPairs:
         assert isinstance(model, TwoTower)
         batch, workers = self.config.evaluate.batch, self.config.data.workers
-        pairs = embed_pairs(model, self.towers.tokenise, data, batch=batch, workers=workers)
+        self.group.broadcast(model.buffers())
+        same: dict[str, Any] = {"batch": batch, "workers": workers, "group": self.group}
+        pairs = embed_pairs(model, self.towers.tokenise, data, **same)
         require_alive(pairs.images)
         require_alive(pairs.texts)
         return pairs

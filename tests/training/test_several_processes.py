@@ -11,6 +11,8 @@ from testing.processes import ended, start, steps_done
 from testing.tiny import SUM, tiny_config
 
 import aurank
+from aurank.commands import RunOptions, evaluate_model
+from aurank.embedding import ImageSelection
 from aurank.embedding.stored.checkpoint import load_checkpoint
 
 
@@ -104,7 +106,9 @@ def test_what_stops_one_process_stops_all(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_only_the_main_process_prints_and_writes(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    config.write_text(json.dumps(tiny_config(train={"steps": 3, "validate_every": 1})), encoding="utf-8")
+    train = {"steps": 3, "validate_every": 1, "ema": 0.5}
+    settings = tiny_config(train=train, evaluate={"batch": 32})  # several batches, of each process some
+    config.write_text(json.dumps(settings), encoding="utf-8")
     results = ended(start(config, tmp_path / "out", 2))
     assert [code for code, _, _ in results] == [0, 0], results
     assert results[0][1].count("a random order has mauprc") == results[0][1].count("written to") == 1
@@ -112,6 +116,13 @@ def test_only_the_main_process_prints_and_writes(tmp_path: Path) -> None:
     assert results[1][1] == ""
     assert "validation" not in results[1][2]
     assert load_checkpoint(tmp_path / "out" / "last.pt")["progress"]["step"] == 3
+    # What both measured together, with statistics of batch norms that differ, is what one measures of what was saved.
+    best = load_checkpoint(tmp_path / "out" / "best.pt")["progress"]["best"]
+    test = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))["metrics"]
+    for split, found in (("val", best), ("test", test)):
+        model = f"aurank:{tmp_path / 'out' / 'best'}"
+        alone = evaluate_model(model, ImageSelection(split=split), running=RunOptions(device="cpu"))
+        assert alone.metrics == {name: found[name] for name in alone.metrics}
 
 
 LARGE = {

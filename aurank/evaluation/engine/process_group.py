@@ -66,9 +66,9 @@ class ProcessGroup:
         try:
             yield
         except Exception as error:
-            is_known = isinstance(error, _LostError) or getattr(error, "told_by", None) is not None
+            is_known = isinstance(error, LostError) or getattr(error, "told_by", None) is not None
             if self.size > 1 and not is_known:
-                with suppress(_LostError):
+                with suppress(LostError):
                     self._tell(error)
             raise
 
@@ -77,7 +77,7 @@ class ProcessGroup:
         try:
             self.all_gather(_Failure(isinstance(error, UserError), _said(error)))
         except AurankError as common:
-            if isinstance(error, AurankError) or isinstance(common, _LostError):
+            if isinstance(error, AurankError) or isinstance(common, LostError):
                 raise common from None
 
     def in_first(self, work: Callable[[], Item]) -> Item:
@@ -143,14 +143,14 @@ class ProcessGroup:
         try:
             yield
         except RuntimeError as error:
-            raise _LostError(
+            raise LostError(
                 f"rank {self.rank} of {self.size} has stopped: another rank is gone ({first_line(error)}); look at "
                 "that rank's own message, and start again"
             ) from error
 
 
-class _LostError(AurankError):
-    """Another process is gone: there is nobody to tell anything."""
+class LostError(AurankError):
+    """Another process of the group is gone."""
 
 
 @dataclass(frozen=True)
