@@ -3,10 +3,12 @@
 import io
 import math
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
+from jaxtyping import Int64, Shaped
 
 from aurank.errors import UserError, first_line
 
@@ -83,3 +85,78 @@ def _load_archive(file: io.BufferedReader, path: Path) -> dict[str, np.ndarray]:
     file.seek(0)
     with np.load(file, allow_pickle=False) as content:
         return dict(content)
+
+
+class MappedRows:
+    """Rows of several matrices in files, one after another, or some of them; a row is read when it is asked for.
+
+    `rows[index]` reads as a NumPy array does, `select` chooses rows without reading any, and `numpy.asarray` reads all.
+
+    Args:
+        parts: matrices of one type and width, mapped.
+        places: the rows that are chosen, by their places in all parts together; by default all.
+
+    Example:
+        >>> rows = MappedRows([np.eye(3), np.ones((2, 3))])
+        >>> rows.shape, rows[2:4].tolist(), rows.select(np.array([4, 0]))[1].tolist()
+        ((5, 3), [[0.0, 0.0, 1.0], [1.0, 1.0, 1.0]], [1.0, 0.0, 0.0])
+    """
+
+    ndim = 2
+
+    def __init__(self, parts: Sequence[np.ndarray], places: Int64[np.ndarray, " row"] | None = None) -> None:
+        self.parts, self.places = parts, places
+        self.edges = np.cumsum([0, *(len(part) for part in parts)])
+        self.dtype: np.dtype[Any] = parts[0].dtype
+        self.itemsize = self.dtype.itemsize
+        self.shape = (int(self.edges[-1]) if places is None else len(places), int(parts[0].shape[1]))
+        self.size = self.shape[0] * self.shape[1]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the rows at an index, in memory: a number, a slice, places or a mask."""
+        if isinstance(index, slice) and self.places is None:
+            start, stop, step = index.indices(len(self))
+            number = int(np.searchsorted(self.edges, start, side="right")) - 1
+            if step == 1 and start < stop <= self.edges[number + 1]:  # within one part
+                return np.array(self.parts[number][start - self.edges[number] : stop - self.edges[number]])
+        chosen = self._chosen(index)
+        return self._read(chosen.reshape(-1)).reshape(*chosen.shape, self.shape[1])
+
+    def select(self, index: Any) -> "MappedRows":
+        """Return the rows at an index, as one such matrix; none is read."""
+        return MappedRows(self.parts, np.asarray(self._chosen(index), dtype=np.int64))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        whole = self[:]
+        return np.asarray(whole if dtype is None else whole.astype(dtype, copy=False))
+
+    def _chosen(self, index: Any) -> np.ndarray:
+        """Return the places in all parts together of the rows at an index."""
+        places = np.arange(len(self)) if self.places is None else self.places
+        return np.asarray(places[index])
+
+    def _read(self, places: Int64[np.ndarray, " row"]) -> Shaped[np.ndarray, "row dim"]:
+        found = np.empty((len(places), self.shape[1]), self.dtype)
+        number = np.searchsorted(self.edges, places, side="right") - 1
+        for part in np.unique(number).tolist():
+            here = number == part
+            found[here] = self.parts[part][places[here] - self.edges[part]]
+        return found
+
+
+Rows: TypeAlias = np.ndarray | MappedRows
+
+
+def select_rows(rows: Rows, index: Any) -> Rows:
+    """Return rows at an index, which are not read where they lie in files.
+
+    Example:
+        >>> select_rows(np.eye(2), [1]).tolist()
+        [[0.0, 1.0]]
+    """
+    if isinstance(rows, np.memmap):
+        rows = MappedRows([rows])
+    return rows.select(index) if isinstance(rows, MappedRows) else rows[index]

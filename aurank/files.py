@@ -2,6 +2,7 @@
 
 import contextlib
 import glob
+import hashlib
 import os
 import shutil
 import uuid
@@ -150,6 +151,12 @@ def require_writable(path: Path, *, suffix: str = "", option: str = "--out") -> 
         raise UserError(f"cannot write {option} {path}: {folder} is a file; name another place")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"cannot write {option} {path}: no permission in {folder}; name another place")
+
+
+def file_sha256(path: Path) -> str:
+    """Return the hexadecimal digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:

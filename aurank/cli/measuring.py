@@ -180,7 +180,12 @@ def _codes(dims: str | None, precision: str | None, rescore: int | None) -> "Cod
 def embed(
     *,
     model: Annotated[str, typer.Option("--model", help=f"{MODELS}.")],
-    out: Annotated[Path, typer.Option(help="The .npz file to write: embeddings, labels, ids, paths.")],
+    out: Annotated[
+        Path, typer.Option(help="The .npz file to write: embeddings, labels, ids, paths; or a folder, for parts.")
+    ],
+    shard_rows: Annotated[
+        int | None, typer.Option(help="Images of each part of a folder; default: 262144.", min=1)
+    ] = None,
     images: "ImageSelection",
     drawn: Drawn,
 ) -> None:
@@ -189,18 +194,32 @@ def embed(
     \b
     aurank embed --model aurank:runs/mine/best --out test.npz
     aurank embed --model timm:resnet18 --data folder:photos --out photos.npz
+    aurank embed --model timm:resnet18 --data folder:photos --out photos_in_parts
     """
-    from aurank.commands import embed_model
+    from aurank.commands import embed_model, embed_to_folder
     from aurank.commands.launched import leave
+    from aurank.data.shards import SHARD_ROWS, require_folder
     from aurank.files import require_writable
 
-    require_writable(out, suffix=".npz")
+    in_parts = out.suffix != ".npz" and (shard_rows is not None or not out.suffix)
+    if shard_rows is not None and not in_parts:
+        raise UserError(
+            f"--shard-rows {shard_rows} is for a folder of parts, and --out {out} is one file: name a folder"
+        )
+    if in_parts:
+        require_folder(out)
+    else:
+        require_writable(out, suffix=".npz")
     with drawn() as running:
-        embedded = embed_model(model, images, running=running)
+        if in_parts:
+            embedded = embed_to_folder(model, images, out=out, shard_rows=shard_rows or SHARD_ROWS, running=running)
+        else:
+            embedded = embed_model(model, images, running=running)
         leave(running.group)
-        if running.group.rank > 0:
+        if running.group.rank > 0 or embedded is None:
             return
-    embedded.save(out)
+    if not in_parts:
+        embedded.save(out)
     rows, width = embedded.embeddings.shape
     console.say(f"{rows} embeddings of {width} dimensions written to {out}")
 

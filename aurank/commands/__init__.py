@@ -7,7 +7,7 @@ from aurank.commands.average import average_models
 from aurank.commands.baselines import measure_baselines
 from aurank.commands.compare import compare_reports
 from aurank.commands.doctor import examine_data, examine_embeddings
-from aurank.commands.embed import embed_model
+from aurank.commands.embed import embed_model, embed_to_folder
 from aurank.commands.evaluate import calibrate_model, evaluate_model
 from aurank.commands.export import Exported, export_model
 from aurank.commands.galleries.build_index import IndexChange, add_images, build_index, remove_images
@@ -33,6 +33,7 @@ __all__ = [
     "calibrate_model",
     "compare_reports",
     "embed_model",
+    "embed_to_folder",
     "evaluate_model",
     "evaluate_pairs",
     "evaluation_page",

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from aurank.arrays import select_rows
 from aurank.commands.run_options import RunOptions, prepare_model, split_name
 from aurank.config import DataConfig
 from aurank.data import Manifest
@@ -128,7 +129,7 @@ class EmbeddingExamination:
 
     def _of_the_whole(self) -> list[Finding]:
         usual = np.setdiff1d(self._sound, self.faulty.odd_length)
-        found = spread(self.embedded.embeddings[usual if len(usual) > 1 else self._sound])
+        found = spread(select_rows(self.embedded.embeddings, usual if len(usual) > 1 else self._sound))
         said = f"effective rank {found.effective_rank:.1f} of {found.dim}, mean cosine {found.mean_cosine:.2f}"
         silent = [str(dimension) for dimension in found.silent.tolist()]
         return [

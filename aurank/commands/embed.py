@@ -1,11 +1,17 @@
 """Embeddings of images: what ``aurank embed`` calls."""
 
+import hashlib
+import json
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from aurank.commands.run_options import RunOptions, prepare_model, split_name
-from aurank.embedding.embed import Embedded
+from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, split_name
+from aurank.data.shards import SHARD_ROWS, ShardWriter
+from aurank.embedding.embed import Embedded, described, embed_rows
 from aurank.embedding.select_images import ImageSelection
 from aurank.embedding.stored.trained_model import made_by
 from aurank.errors import UserError
@@ -29,13 +35,91 @@ def embed_model(model: str, images: ImageSelection | None = None, *, running: Ru
         >>> embedded.embeddings.shape, embedded.paths.tolist()
         ((3, 64), ['blue/one.png', 'green/one.png', 'red/one.png'])
     """
-    images, running = images or ImageSelection(), running or RunOptions()
+    prepared = _prepared(model, images or ImageSelection(), running or RunOptions())
+    embedded, notes = prepared.embed()
+    prepared.run.tell(*prepared.remarks, *notes[1:])
+    return replace(embedded, made_by=np.array(_source(prepared)))
+
+
+def embed_to_folder(
+    model: str,
+    images: ImageSelection | None = None,
+    *,
+    out: Path,
+    shard_rows: int = SHARD_ROWS,
+    running: RunOptions | None = None,
+) -> Embedded | None:
+    """Write the embeddings of the images chosen into a folder of parts, and return them as they lie there.
+
+    No process holds more than a part in memory. A part that is there already, and whole, is not made again. The
+    processes of a group share each part, which the first one writes; the others return None.
+
+    Args:
+        model, images, running: as for `evaluate_model`.
+        out: a new folder, or one that the same call filled in part or whole.
+        shard_rows: images of a part.
+
+    Raises:
+        UserError: the folder holds anything else.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for colour in ("red", "green", "blue"):
+        ...         Path(folder, "photos", colour).mkdir(parents=True)
+        ...         Image.new("RGB", (8, 8), colour).save(f"{folder}/photos/{colour}/one.png")
+        ...     images, out = ImageSelection(f"folder:{folder}/photos"), Path(folder, "rows")
+        ...     _ = embed_to_folder("timm:test_vit,pretrained=false", images, out=out, shard_rows=2)
+        ...     sorted(path.name for path in out.iterdir())
+        ['index.parquet', 'part-00000.npy', 'part-00001.npy']
+    """
+    prepared = _prepared(model, images or ImageSelection(), running or RunOptions())
+    run, dataset, group = prepared.run, prepared.dataset, prepared.run.group
+    manifest, module, total = dataset.manifest, prepared.module.to(run.torch_device), len(dataset)
+    keys = run.cache_keys(module, prepared.description + dataset.made_of, manifest)
+    cache = run.open_cache(model, keys, manifest)
+    key = hashlib.sha256(json.dumps({**keys, "shard_rows": shard_rows}).encode()).hexdigest()
+    with group.failing_together():
+        writer = ShardWriter(out, key, total, shard_rows) if group.rank == 0 else None
+        missing = group.all_gather([] if writer is None else writer.missing)[0]
+    run.tell(*prepared.remarks)
+    for number in missing:
+        wanted = np.zeros(total, dtype=np.bool_)
+        wanted[number * shard_rows : (number + 1) * shard_rows] = True
+        progress = run.stage(f"embedding, part {number + 1} of {-(-total // shard_rows)}")
+        how: dict[str, Any] = {"bf16": run.bf16, "cache": cache, "group": group, **prepared.sizes}
+        piece = embed_rows(module, dataset, wanted, device=run.torch_device, progress=progress, **how)
+        group.in_first(partial(_write, writer, number, *piece))
+    return None if writer is None else _finish(writer, prepared)
+
+
+def _write(writer: ShardWriter | None, number: int, rows: np.ndarray, embeddings: np.ndarray) -> None:
+    assert writer is not None  # in the first process
+    writer.write(number, rows, embeddings)
+
+
+def _finish(writer: ShardWriter, prepared: PreparedModel) -> Embedded:
+    """Write the table of the rows of all parts, and return what the folder then holds."""
+    manifest, rows = prepared.dataset.manifest, writer.ids()
+    if not len(rows):
+        raise UserError(f"no image of {manifest.name} could be read, so there is nothing to embed")
+    columns = vars(described(manifest, rows, np.empty((len(rows), 0), np.float32)))
+    known = {name: values for name, values in columns.items() if values is not None}
+    writer.finish(known, classes=manifest.classes, made_by=_source(prepared))
+    embedded = Embedded.load(writer.folder)
+    prepared.run.tell(*prepared.notes(embedded, manifest)[1:])
+    return embedded
+
+
+def _prepared(model: str, images: ImageSelection, running: RunOptions) -> PreparedModel:
     if split_name(model)[0] == "embeddings":
         raise UserError(f"--model {model}: these are embeddings already; name a model")
     running.torch_device  # noqa: B018  # refused before anything is read
-    prepared = prepare_model(model, images, running)
-    embedded, notes = prepared.embed()
-    running.tell(*prepared.remarks, *notes[1:])
+    return prepare_model(model, images, running)
+
+
+def _source(prepared: PreparedModel) -> str:
+    """Return what saved embeddings remember of the model that made them."""
     stored = prepared.stored()
-    source = made_by(model, stored.module, stored.preprocessing)
-    return replace(embedded, made_by=np.array(source.text))
+    return made_by(prepared.name, stored.module, stored.preprocessing).text

@@ -122,7 +122,9 @@ def evaluate_pairs(
     batch = config.evaluate.batch if running.batch is None else running.batch  # 0 is refused where it is used
     how: dict[str, Any] = {"batch": batch, "workers": config.data.workers, "pairs": manifest}
     how |= {"progress": running.stage("embedding images"), "text_progress": running.stage("embedding texts")}
-    how["cache"] = running.open_cache(model, towers.image, describe_model(config) + shown.made_of, once)
+    if running.cache is not None:
+        keys = running.cache_keys(towers.image, describe_model(config) + shown.made_of, once)
+        how["cache"] = running.open_cache(model, keys, once)
     embedded = embed_pairs(module, towers.tokenise, shown, **how)
     options = {**two_way_options(config), "device": device, "progress": running.stage("ranking")}
     reports, zero_shot = reports_by_group(embedded, train, manifest, **options), None

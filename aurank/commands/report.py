@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aurank.arrays import select_rows
 from aurank.commands.doctor import EmbeddingExamination
 from aurank.data import Manifest
 from aurank.data.checks.findings import Advice, finding_of
@@ -66,7 +67,7 @@ def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[
         True
     """
     embedded, images = measured.embedded, measured.images
-    shown = PageImages(None if images is None else images.source, embedded.embeddings[embedded.is_query])
+    shown = PageImages(None if images is None else images.source, select_rows(embedded.embeddings, embedded.is_query))
     facts = [("model", measured.model), ("data", measured.data)]
     examined = examine_measured(report, measured)
     title = measured.model.split(",")[0]  # without options, which the facts have

@@ -1,6 +1,6 @@
 """How a model is run on images: its options, the model with the images as it wants them, and their embeddings."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -92,17 +92,23 @@ class RunOptions:
             raise UserError(f"--device {self.device!r} cannot be used here ({text}); cpu always can") from error
         return device
 
-    def open_cache(self, name: str, module: nn.Module, description: str, manifest: Manifest) -> EmbeddingCache | None:
+    def open_cache(self, name: str, keys: Mapping[str, str], manifest: Manifest) -> EmbeddingCache | None:
         """Return the cache of a model's embeddings of the images of a manifest, None where none is wanted.
 
-        `description`: all that decides an embedding, beside the weights and the images.
+        `keys`: what `cache_keys` gives.
         """
         if self.cache is None:
             return None
         about = {"model": name, "images": len(set(manifest.paths)), "of": manifest.name}
-        description += " in bf16" if self.bf16 else ""
-        keys = {"weights": weights_sha256(module), "transform": description, "data": data_sha256(manifest)}
         return EmbeddingCache(self.cache, **keys, about=about, say=self.say)
+
+    def cache_keys(self, module: nn.Module, description: str, manifest: Manifest) -> dict[str, str]:
+        """Return digests and words for all that decides the embeddings of the images of a manifest.
+
+        `description`: what decides them beside the weights and the images.
+        """
+        description += " in bf16" if self.bf16 else ""
+        return {"weights": weights_sha256(module), "transform": description, "data": data_sha256(manifest)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,9 +149,16 @@ class PreparedModel:
         dataset = self.dataset if manifest is None else self.dataset_of(manifest)
         device, manifest, progress = self.run.torch_device, dataset.manifest, self.run.stage("embedding")
         module = self.module.to(device)
-        cache = self.run.open_cache(self.name, module, self.description + dataset.made_of, manifest)
+        cache = None
+        if self.run.cache is not None:  # the keys read all weights, and look at every file
+            keys = self.run.cache_keys(module, self.description + dataset.made_of, manifest)
+            cache = self.run.open_cache(self.name, keys, manifest)
         how = {"bf16": self.run.bf16, "group": self.run.group, **self.sizes}
         embedded = embed(module, dataset, device=device, progress=progress, cache=cache, **how)
+        return embedded, self.notes(embedded, manifest)
+
+    def notes(self, embedded: Embedded, manifest: Manifest) -> list[str]:
+        """Return what embeddings are of, and which images could not be read."""
         kept = set(embedded.ids.tolist())
         paths = [path for row, path in enumerate(manifest.paths) if row not in kept]
         name = f"{manifest.name}, manifest {manifest.sha256[:16]}, {len(manifest.classes):,} classes"
@@ -154,7 +167,7 @@ class PreparedModel:
         if paths:
             some = "; ".join(paths[:3]) + (f", and {len(paths) - 3} more" if len(paths) > 3 else "")
             notes.append(f"skipped, unreadable: {len(paths):,} of {len(manifest):,} images ({some})")
-        return embedded, notes
+        return notes
 
 
 def prepare_model(model: str, images: ImageSelection, running: RunOptions) -> PreparedModel:

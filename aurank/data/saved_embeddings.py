@@ -13,6 +13,7 @@ from jaxtyping import Float32
 from aurank.arrays import load_arrays
 from aurank.data.dataset import Batch, ImageDataset, Key
 from aurank.data.manifest import Manifest
+from aurank.data.shards import INDEX, read_shards
 from aurank.data.transforms import Pipeline
 from aurank.errors import UserError, first_line
 from aurank.names import meant, nearest
@@ -60,12 +61,12 @@ class MadeBy:
             raise UserError(f"{said}; leave it out, or embed the images again") from error
 
 
-def read_arrays(path: Path, labels: Path | None = None) -> dict[str, np.ndarray]:
+def read_arrays(path: Path, labels: Path | None = None) -> dict[str, Any]:
     """Return the arrays of a file of embeddings by name, all of one length and of the right kinds.
 
     Args:
-        path: an ``.npz`` of ARRAYS and FURTHER, of which all but ``embeddings`` and ``labels`` may be missing, or an
-            ``.npy`` of embeddings, which is mapped, not read.
+        path: an ``.npz`` of ARRAYS and FURTHER, of which all but ``embeddings`` and ``labels`` may be missing, an
+            ``.npy`` of embeddings, which is mapped, not read, or a folder of such parts, or the table in it.
         labels: the file of their labels, where `path` holds none.
 
     Without ``ids``, rows are counted; without flags, every row is query and gallery; without ``groups`` there are none,
@@ -82,7 +83,10 @@ def read_arrays(path: Path, labels: Path | None = None) -> dict[str, np.ndarray]
         [0, 1]
     """
     known = [*ARRAYS, *FURTHER]
-    content = {name or "embeddings": values for name, values in load_arrays(path).items()}  # "" that of an .npy
+    if path.is_dir() or path.name == INDEX:
+        content = read_shards(path if path.is_dir() else path.parent)
+    else:
+        content = {name or "embeddings": values for name, values in load_arrays(path).items()}  # "" that of an .npy
     for name in content:
         if name not in known:
             what = f"which means nothing here{meant(nearest(name, known))}; known are {', '.join(known)}"
@@ -94,7 +98,7 @@ def read_arrays(path: Path, labels: Path | None = None) -> dict[str, np.ndarray]
     for name, remedy in (("embeddings", ""), ("labels", "; give them with --labels FILE.npy")):
         if name not in content:
             raise UserError(f"{path} holds no array {name!r}, only {', '.join(content) or 'nothing'}{remedy}")
-    count = len(np.atleast_1d(content["embeddings"]))
+    count = content["embeddings"].shape[0] if content["embeddings"].ndim else 1
     usual = {"ids": np.arange(count), "paths": np.array([""] * count), "groups": np.full(count, -1)}
     usual |= {name: np.ones(count, dtype=bool) for name in ("is_query", "is_gallery")}
     content = usual | content
@@ -111,7 +115,7 @@ def read_arrays(path: Path, labels: Path | None = None) -> dict[str, np.ndarray]
     return content
 
 
-def _require_shape(name: str, values: np.ndarray, count: int, path: Path) -> None:
+def _require_shape(name: str, values: Any, count: int, path: Path) -> None:
     if name == "classes":
         return
     if name in PAIRS:

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Int64
 from PIL import Image
 from torch import nn
 
+from aurank.arrays import Rows, select_rows
 from aurank.data import Batch, BatchLoader, ImageDataset, Manifest, Pipeline
 from aurank.data.dataset import Key
 from aurank.data.decode import MAX_PIXELS, quiet_decoding
@@ -33,13 +34,15 @@ from aurank.models.adapters.loading import ImageModel
 class Embedded:
     """Embeddings float32 [row, dim] with each row's label, id (row of the manifest), path, protocol flags and group.
 
+    Embeddings that were saved may stay in their files, and are then read where they are asked for.
+
     Of a query's own label and group (a camera, −1 for none), nothing counts, neither as positive nor as negative.
     `classes[label]` is the name of a class, where names are known; `super_labels` are super-categories, −1 for none.
     `splits` and `made_by`, the text of a ``MadeBy``, may be known too. `positives` and `ignored` are pairs of rows, a
     query's and a gallery row's, as a ``Manifest`` has them.
     """
 
-    embeddings: np.ndarray
+    embeddings: Rows
     labels: np.ndarray
     ids: np.ndarray
     paths: np.ndarray
@@ -74,8 +77,8 @@ class Embedded:
             options |= {"ids": self.ids[query], "gallery_ids": self.ids[gallery]}
             options |= {"groups": self.groups[query], "gallery_groups": self.groups[gallery]}
             options |= {} if above is None else {"super_labels": above[query], "gallery_super_labels": above[gallery]}
-            sides = (self.embeddings[query], self.labels[query], self.embeddings[gallery], self.labels[gallery])
-            report = evaluate(*sides, **options)
+            left, right = (select_rows(self.embeddings, side) for side in (query, gallery))
+            report = evaluate(left, self.labels[query], right, self.labels[gallery], **options)
         if lists and group.rank == 0:
             device = choose_devices(options.get("device"), self.embeddings)[0]
             how = {name: options[name] for name in ("distance", "max_memory", "progress") if name in options}
@@ -100,7 +103,7 @@ class Embedded:
 
     def select(self, rows: np.ndarray) -> "Embedded":
         """Return some rows, by a mask or by places."""
-        whole = ("classes", "made_by", "positives", "ignored")
+        whole = ("embeddings", "classes", "made_by", "positives", "ignored")
         held = {name: values for name, values in vars(self).items() if values is not None and name not in whole}
         chosen = np.arange(len(self.labels))[rows]
         pairs = {
@@ -108,7 +111,8 @@ class Embedded:
             for name, pairs in (("positives", self.positives), ("ignored", self.ignored))
             if pairs is not None
         }
-        return replace(self, **{name: values[rows] for name, values in held.items()}, **pairs)
+        columns = {name: values[rows] for name, values in held.items()}
+        return replace(self, embeddings=select_rows(self.embeddings, rows), **columns, **pairs)
 
     def problem(self) -> RetrievalProblem:
         """Return the same question as `evaluate` answers, for what needs no report."""
@@ -116,7 +120,8 @@ class Embedded:
         if self.is_query.all() and self.is_gallery.all():
             return RetrievalProblem(self.embeddings, labels, groups=self.groups, **self._pairs())
         query, gallery = self.is_query, self.is_gallery
-        sides = (self.embeddings[query], labels[query], self.embeddings[gallery], labels[gallery])
+        left, right = (select_rows(self.embeddings, side) for side in (query, gallery))
+        sides = (left, labels[query], right, labels[gallery])
         ids = (self.ids[query], self.ids[gallery], self.groups[query], self.groups[gallery])
         return RetrievalProblem(*sides, *ids, **self._pairs())
 
@@ -202,7 +207,6 @@ class ModelImages(ImageDataset):
         )
 
 
-@torch.inference_mode()
 def embed(
     model: nn.Module,
     dataset: ImageDataset,
@@ -228,12 +232,34 @@ def embed(
         cache: what it holds is not embedded again, and every batch is added to it; skipped images are tried anew.
         group: processes that share the batches; each calls this with the same model and images, and gets all rows.
     """
+    wanted = np.zeros(len(dataset), dtype=np.bool_)
+    wanted[slice(None) if rows is None else rows] = True
+    how: dict[str, Any] = {"batch": batch, "workers": workers, "device": device, "bf16": bf16}
+    found = embed_rows(model, dataset, wanted, **how, progress=progress, cache=cache, group=group)
+    if not len(found.rows):
+        raise UserError(f"no image of {dataset.manifest.name} could be read, so there is nothing to embed")
+    return described(dataset.manifest, *found)
+
+
+@torch.inference_mode()
+def embed_rows(
+    model: nn.Module,
+    dataset: ImageDataset,
+    wanted: Bool[np.ndarray, " row"],
+    *,
+    batch: int,
+    workers: int = 0,
+    device: torch.device | None = None,
+    bf16: bool = False,
+    progress: ProgressCallback | None = None,
+    cache: EmbeddingCache | None = None,
+    group: ProcessGroup | None = None,
+) -> Piece:
+    """Return the embeddings of the rows wanted of a data set, as `embed` does; there may be none."""
     if batch < 1:
         raise UserError(f"batch must be at least 1, got {batch}")
     group = group or ProcessGroup(False)
     device = device or next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    wanted = np.zeros(len(dataset), dtype=np.bool_)
-    wanted[slice(None) if rows is None else rows] = True
     with group.failing_together():
         pieces, missing = _held(cache, wanted, group)
         total, done = int(wanted.sum()), int(wanted.sum()) - int(missing.sum())
@@ -259,12 +285,9 @@ def embed(
         finally:
             model.train(training)
         found = gather_pieces(pieces, wanted, group)
-    if not len(found.rows):
-        raise UserError(f"no image of {dataset.manifest.name} could be read, so there is nothing to embed")
     if group.size > 1:
-        wanted[found.rows] = False
-        dataset.leave_out(np.flatnonzero(wanted))  # what others could not read
-    return described(dataset.manifest, *found)
+        dataset.leave_out(np.setdiff1d(np.flatnonzero(wanted), found.rows))  # what others could not read
+    return found
 
 
 def _held(
@@ -296,7 +319,7 @@ def embed_pixels(dataset: ImageDataset, *, batch: int = 256, workers: int = 0) -
     which nothing would be left, becomes all ones: at right angles to every other, the same as its like.
     """
     embedded = embed(nn.Flatten(), dataset, batch=batch, workers=workers)
-    pixels = embedded.embeddings
+    pixels = np.asarray(embedded.embeddings)
     constant = pixels.min(axis=1, keepdims=True) == pixels.max(axis=1, keepdims=True)
     centred = pixels - pixels.mean(axis=1, keepdims=True)
     return replace(embedded, embeddings=np.where(constant, np.float32(1), centred))
@@ -328,7 +351,7 @@ def gather_pieces(pieces: Sequence[Piece], wanted: np.ndarray, group: ProcessGro
     return Piece(rows, embeddings)
 
 
-def described(manifest: Manifest, rows: np.ndarray, embeddings: np.ndarray) -> Embedded:
+def described(manifest: Manifest, rows: np.ndarray, embeddings: Rows) -> Embedded:
     """Embeddings of some rows of a manifest, with all that it says of these rows."""
     labels, paths, classes = manifest.labels[rows], np.array(manifest.paths)[rows], np.array(manifest.classes)
     groups = np.full(len(rows), -1) if manifest.groups is None else manifest.groups[rows]

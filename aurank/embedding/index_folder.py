@@ -26,7 +26,7 @@ from aurank.embedding.stored.stored_model import StoredModel, store_model
 from aurank.errors import UserError, first_line
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.postprocessing import PostProcessing
-from aurank.files import replacing, require_ordinary, write_text
+from aurank.files import file_sha256, replacing, require_ordinary, write_text
 
 FORMAT, VERSION = "aurank.image_index", 1
 ABOUT, LOCK = "index.json", ".lock"
@@ -140,12 +140,6 @@ def verify_folder(folder: Path, about: dict[str, Any], name: str) -> None:
 
 def _folder_of(file: str) -> str:
     return file.partition("/")[0]
-
-
-def file_sha256(path: Path) -> str:
-    """Return the hexadecimal digest of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aurank.arrays import Rows
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.postprocessing import GallerySearch, PostProcessing, processed_gallery
 
@@ -23,22 +24,22 @@ class IndexedRows:
     """
 
     images: Table
-    embeddings: np.ndarray
+    embeddings: Rows
     index: Index
     processing: PostProcessing | None = None
     vectors: np.ndarray | None = None
 
     @property
-    def searched(self) -> np.ndarray:
+    def searched(self) -> Rows:
         """What queries are compared with."""
         return self.embeddings if self.vectors is None else self.vectors
 
 
 def index_rows(
-    images: Table, embeddings: np.ndarray, steps: PostProcessing | None, factory: str, *, distance: str, seed: int
+    images: Table, embeddings: Rows, steps: PostProcessing | None, factory: str, *, distance: str, seed: int
 ) -> IndexedRows:
     """Return images and their embeddings behind fitted steps of post-processing, in a faiss index."""
-    vectors = None if steps is None else processed_gallery(steps, embeddings)
+    vectors = None if steps is None else processed_gallery(steps, np.asarray(embeddings))
     searched = embeddings if vectors is None else vectors
     index = Index.build(searched, factory, distance=distance, device="cpu", seed=seed)
     return IndexedRows(images, embeddings, index, steps, vectors)

@@ -64,7 +64,9 @@ class Measured:
         """Keep and return the check of embeddings of the same images."""
         if not np.array_equal(after.ids, self.before.ids):
             raise AurankError(f"{file}: other images could be read than before; export again")
-        difference = float(np.abs(_unit(after.embeddings) - _unit(self.before.embeddings)).max())
+        difference = float(
+            np.abs(_unit(np.asarray(after.embeddings)) - _unit(np.asarray(self.before.embeddings))).max()
+        )
         difference = math.inf if math.isnan(difference) else difference
         mauprc = all_metrics(after, self.options).get("mauprc")
         self.checks.append(Check(file, len(after.ids), difference, self.metrics.get("mauprc"), mauprc))

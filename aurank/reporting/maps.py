@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 from jaxtyping import Float, Float64
 
+from aurank.arrays import Rows
 from aurank.evaluation.report import Report
 from aurank.reporting.charts import embedding_map
 from aurank.reporting.grids import query_names
@@ -16,7 +17,7 @@ SEED = 0
 Points = Float64[np.ndarray, "point 2"]
 
 
-def draw_maps(report: Report, embeddings: Float[np.ndarray, "query dim"]) -> dict[str, str]:
+def draw_maps(report: Report, embeddings: Float[Rows, "query dim"]) -> dict[str, str]:
     """Return the maps of the queries as SVG text, by the sentences that say what they are.
 
     Args:
@@ -81,7 +82,7 @@ def _sample(report: Report, most: int) -> np.ndarray:
     return np.sort(np.random.default_rng(SEED).permutation(len(report.per_query["query"]))[:most])
 
 
-def _rows(report: Report, embeddings: np.ndarray, some: np.ndarray) -> Float64[np.ndarray, "point dim"]:
+def _rows(report: Report, embeddings: Rows, some: np.ndarray) -> Float64[np.ndarray, "point dim"]:
     """Return some queries' rows, by the cosine those of length 1."""
     rows = np.asarray(embeddings[report.per_query["query"][some]], np.float64)
     return rows / np.linalg.norm(rows, axis=1, keepdims=True) if report.distance == "cosine" else rows

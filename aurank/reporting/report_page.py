@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from aurank.arrays import Rows
 from aurank.data.checks.findings import Finding
 from aurank.data.sources import ImageSource
 from aurank.evaluation.failures import confusions, hubs
@@ -29,7 +30,7 @@ class PageImages:
     """What a page shows beside the numbers, where it is at hand."""
 
     source: ImageSource | None = None  # of the images, by the paths in the report
-    embeddings: np.ndarray | None = None  # [query, dim] of all queries, for the map
+    embeddings: Rows | None = None  # [query, dim] of all queries, for the map
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +121,7 @@ def report_page(
     )
 
 
-def _charts(report: Report, embeddings: np.ndarray | None) -> list[dict[str, Any]]:
+def _charts(report: Report, embeddings: Rows | None) -> list[dict[str, Any]]:
     """Return the curves of a report, and maps of the embeddings."""
     shown = {
         "Precision over recall, mean over queries.": precision_recall_chart({"": report}),

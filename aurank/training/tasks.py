@@ -82,7 +82,7 @@ class Task:
         self.group.broadcast(model.buffers())  # statistics of batch norms are of each process's own batches
         same: dict[str, Any] = {"batch": batch, "workers": workers, "group": self.group}
         embedded = embed(model, data, progress=stage("embedding"), **same)
-        require_alive(embedded.embeddings)
+        require_alive(np.asarray(embedded.embeddings))
         options = {**evaluation_options(self.config), "progress": stage("ranking"), "codes": codes}
         return evaluate_together(embedded.evaluate, self.group, neighbours=neighbours, **options)
 

@@ -187,7 +187,7 @@ def add_images(
         replaced = [path for path in paths if path in before]
         kept = np.ones(len(index), bool)
         kept[[before[path] for path in replaced]] = False
-        rows = change_rows(index.rows, kept, new, embedded.embeddings)
+        rows = change_rows(index.rows, kept, new, np.asarray(embedded.embeddings))
         _write(folder, {**index.about, "sources": sources}, rows)
     unreadable = sorted(set(prepared.dataset.manifest.paths) - set(paths))
     added = [path for path in paths if path not in before]

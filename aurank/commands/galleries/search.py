@@ -192,7 +192,7 @@ class ImageIndex:
             raise UserError("search takes photos as a list, also where there is only one: [photo]")
         if not len(queries):
             return []
-        rows = queries if _is_matrix(queries) else self.embed(list(queries))
+        rows = np.asarray(queries) if _is_matrix(queries) else self.embed(list(queries))  # type: ignore[arg-type]
         return self._hits(np.asarray(rows), None, k, threshold, classes, exact)
 
     def search_rows(

@@ -90,7 +90,7 @@ class StoredModel:
         names = [f"{place:09d}" for place in range(len(images))]
         source = ArraySource(dict(zip(names, images, strict=True)))
         manifest = build_manifest("images", source, paths=names, labels=names, splits=["test"] * len(names))
-        return embed(self.module, self.dataset(manifest), batch=batch, device=device).embeddings
+        return np.asarray(embed(self.module, self.dataset(manifest), batch=batch, device=device).embeddings)
 
 
 def store_model(folder: Path, model: StoredModel) -> dict[str, Any]:

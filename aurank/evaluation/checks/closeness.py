@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Float, Float64, Int64
 
+from aurank.arrays import Rows
 from aurank.evaluation.engine.nearest import NearestRows
 from aurank.evaluation.failures import Hubs, hubs
 from aurank.evaluation.index.neighbours import neighbours
@@ -16,7 +17,7 @@ _BLOCK = 2**24  # numbers of rows laid beside each other at a time
 
 
 def near_rows(
-    embeddings: Float[np.ndarray, "row dim"], among: Int64[np.ndarray, " some"] | None = None, *, k: int = LENGTH
+    embeddings: Float[Rows, "row dim"], among: Int64[np.ndarray, " some"] | None = None, *, k: int = LENGTH
 ) -> NearestRows:
     """Return the k nearest other rows of each row with their cosines, by faiss; fewer rows than k make it narrower.
 
@@ -36,7 +37,7 @@ def near_rows(
     return NearestRows(rows, rows[found.row], found.similarity.astype(np.float64), none)
 
 
-def with_cosines(lists: NearestRows, embeddings: Float[np.ndarray, "row dim"]) -> NearestRows:
+def with_cosines(lists: NearestRows, embeddings: Float[Rows, "row dim"]) -> NearestRows:
     """Return lists that were ranked in another way with the cosines as scores, −1 where a list has ended.
 
     Args:

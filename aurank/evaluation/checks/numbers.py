@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int64
 
+from aurank.arrays import Rows
+
 UNIT = 1e-3  # how far from 1 the length of a normalised row is at most
 FAR = 10.0  # times longer or shorter than the usual length is odd where rows are not normalised
 SILENT = 1e-4  # part of the usual variance below which a dimension says nothing
@@ -28,7 +30,7 @@ class FaultyRows:
     usual_length: float  # the median; NaN without any row of a length
 
 
-def faulty_rows(embeddings: Float[np.ndarray, "row dim"]) -> FaultyRows:
+def faulty_rows(embeddings: Float[Rows, "row dim"]) -> FaultyRows:
     """Return the rows with NaN or infinity, those of zeros, and those that are not as long as the others.
 
     Where most rows are of length 1, the others are odd; elsewhere those ten times longer or shorter than the median.
@@ -77,7 +79,7 @@ class Spread:
         return self.mean_cosine > MOST_ALIKE or self.effective_rank < min(LEAST_RANK, self.dim / 4)
 
 
-def spread(embeddings: Float[np.ndarray, "row dim"], *, seed: int = 0) -> Spread:
+def spread(embeddings: Float[Rows, "row dim"], *, seed: int = 0) -> Spread:
     """Return the spread of embeddings without faulty rows, measured on at most 20,000 of them.
 
     Example:

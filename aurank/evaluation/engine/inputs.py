@@ -8,13 +8,14 @@ import torch
 from jaxtyping import Float64, Int64, Shaped
 from torch import Tensor
 
+from aurank.arrays import MappedRows
 from aurank.errors import UserError
 from aurank.evaluation.engine.scores import Distance, tree_sum
 from aurank.sizes import size_in_bytes
 
 Device: TypeAlias = torch.device | str
 Devices: TypeAlias = Device | Sequence[Device] | None
-Embeddings: TypeAlias = Tensor | np.ndarray[Any, np.dtype[Any]]
+Embeddings: TypeAlias = Tensor | np.ndarray[Any, np.dtype[Any]] | MappedRows
 Integers: TypeAlias = Tensor | np.ndarray[Any, np.dtype[Any]] | Sequence[Any]
 Places: TypeAlias = Int64[np.ndarray, " place"]
 ProgressCallback: TypeAlias = Callable[[int, int], object]  # called with what is done and the total
@@ -199,6 +200,8 @@ def plain_array(embeddings: Embeddings) -> np.ndarray[Any, np.dtype[Any]] | None
         if embeddings.is_cuda or embeddings.dtype not in (torch.float32, torch.float64):
             return None
         embeddings = embeddings.detach().numpy()
+    if isinstance(embeddings, MappedRows):
+        return None
     native = embeddings.dtype in (np.float32, np.float64) and embeddings.dtype.isnative
     return np.asarray(embeddings) if native and embeddings.flags.c_contiguous else None
 

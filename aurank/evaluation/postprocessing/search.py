@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from aurank.arrays import Rows
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import check_matrix
 from aurank.evaluation.engine.nearest import NearestRows
@@ -68,8 +69,8 @@ class GallerySearch:
     """
 
     index: Index
-    embeddings: np.ndarray
-    vectors: np.ndarray
+    embeddings: Rows
+    vectors: Rows
     processing: PostProcessing | None = None
 
     def nearest(
@@ -113,7 +114,8 @@ class GallerySearch:
     def _sides(self, queries: np.ndarray, own: Int64[np.ndarray, " query"]) -> Sides:
         """Return queries and gallery behind the steps that change rows."""
         rows = queries if self.processing is None else self.processing.rows(queries)
-        sides = Sides(rows, self.vectors, own, np.arange(len(self.vectors)))
+        gallery = None if self.processing is None else np.asarray(self.vectors)
+        sides = Sides(rows, gallery, own, np.arange(len(self.vectors)))
         for step in () if self.processing is None else self.processing.steps:
             if isinstance(step, SideStep) and not isinstance(step, DatabaseAugmentation):  # done once for all queries
                 sides = step.sides(sides, device="cpu")
@@ -200,7 +202,7 @@ class GallerySearch:
     @cached_property
     def _uncoded_gallery(self) -> np.ndarray:
         steps = self._before_codes
-        return self.embeddings if steps is None else steps.rows(self.embeddings, side="gallery")
+        return np.asarray(self.embeddings if steps is None else steps.rows(self.embeddings, side="gallery"))
 
     def _uncoded(self, queries: np.ndarray, sides: Sides) -> Sides:
         """Return both sides before the first step that makes a code."""

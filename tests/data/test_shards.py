@@ -1,0 +1,207 @@
+"""Embeddings in parts: the arrays of one file, read where they are asked for; what does not fit is named."""
+
+import shutil
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aurank.arrays import MappedRows, select_rows
+from aurank.data.saved_embeddings import read_arrays
+from aurank.data.shards import JOURNAL, ShardWriter, read_shards
+from aurank.embedding.embed import Embedded
+from aurank.errors import UserError
+
+COUNT, DIM, SHARD = 23, 5, 10
+ROWS = np.random.default_rng(0).standard_normal((COUNT, DIM)).astype(np.float32)
+COLUMNS = {
+    "labels": np.arange(COUNT) % 4,
+    "paths": np.array([f"class {row % 4}/{row}.png" for row in range(COUNT - 1)] + ["a\udcff.png"]),
+    "splits": np.array(["test"] * 14 + ["train"] * 9),
+    "groups": np.arange(COUNT) % 3 - 1,
+    "is_query": np.arange(COUNT) % 2 == 0,
+    "is_gallery": np.arange(COUNT) % 5 > 0,
+    "super_labels": np.arange(COUNT) % 2,
+    "positives": np.array([[0, 1], [0, 4], [6, 2], [22, 8]]),
+    "ignored": np.empty((0, 2), np.int64),
+}
+CLASSES = ["ape", "bee", "cat", "dog"]
+
+
+def write(folder: Path, *, key: str = "k", upto: int = 3) -> ShardWriter:
+    """Write what is missing of the first parts, without row 12, and the table if all are there."""
+    writer = ShardWriter(folder, key, COUNT, SHARD)
+    for number in writer.missing:
+        if number < upto:
+            rows = np.arange(COUNT)[writer.extent(number)]
+            rows = rows[rows != 12]
+            writer.write(number, rows, ROWS[rows])
+    if upto == 3:
+        ids = writer.ids()
+        held = {name: value if name in ("positives", "ignored") else value[ids] for name, value in COLUMNS.items()}
+        held["positives"] = held["positives"] - (held["positives"] > 12)
+        writer.finish({**held, "ids": ids}, classes=CLASSES, made_by="by a model")
+    return writer
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_parts_hold_the_arrays_of_one_file(tmp_path: Path) -> None:
+    write(tmp_path / "rows")
+    assert names(tmp_path / "rows") == ["index.parquet", "part-00000.npy", "part-00001.npy", "part-00002.npy"]
+    kept = np.delete(np.arange(COUNT), 12)
+    for path in (tmp_path / "rows", tmp_path / "rows" / "index.parquet"):
+        found = read_arrays(path)
+        assert isinstance(found["embeddings"], MappedRows)
+        assert all(isinstance(part, np.memmap) for part in found["embeddings"].parts)
+        assert np.array_equal(found.pop("embeddings"), ROWS[kept])
+        assert found.pop("classes").tolist() == CLASSES
+        assert str(found.pop("made_by")) == "by a model"
+        assert found.pop("ids").tolist() == kept.tolist()
+        assert found.pop("positives").tolist() == [[0, 1], [0, 4], [6, 2], [21, 8]]
+        assert found.pop("ignored").shape == (0, 2)
+        assert found.keys() == COLUMNS.keys() - {"positives", "ignored"}
+        for name, values in found.items():
+            assert values.tolist() == COLUMNS[name][kept].tolist(), name
+    one = Embedded.load(tmp_path / "rows")
+    one.save(tmp_path / "one.npz")
+    whole = Embedded.load(tmp_path / "one.npz")
+    assert one.evaluate(recall_at=(1,)).metrics == whole.evaluate(recall_at=(1,)).metrics
+    chosen = one.splits == "test"
+    assert one.select(chosen).evaluate(recall_at=(1,)).metrics == whole.select(chosen).evaluate(recall_at=(1,)).metrics
+
+
+def test_rows_are_those_of_the_whole_matrix(tmp_path: Path) -> None:
+    write(tmp_path / "rows")
+    rows, whole = read_shards(tmp_path / "rows")["embeddings"], np.delete(ROWS, 12, axis=0)
+    chance = np.random.default_rng(1)
+    places = chance.integers(0, 22, 50)
+    assert rows.shape == whole.shape
+    assert (rows.ndim, rows.dtype, len(rows), rows.size, rows.itemsize) == (2, np.float32, 22, 110, 4)
+    index = (
+        3,
+        -1,
+        slice(2, 9),
+        slice(8, 21),
+        slice(None),
+        slice(20, 2, -3),
+        slice(4, 4),
+        places,
+        places.reshape(5, 10),
+    )
+    for one in (*index, np.arange(22) % 3 == 0, [1, 2], np.empty(0, np.int64)):
+        assert np.array_equal(rows[one], whole[one]), one
+    chosen = select_rows(select_rows(rows, places), slice(10, 40))
+    assert isinstance(chosen, MappedRows)
+    assert np.array_equal(chosen, whole[places][10:40])
+    assert np.array_equal(chosen[[3, 0]], whole[places][10:40][[3, 0]])
+    assert select_rows(np.load(tmp_path / "rows" / "part-00000.npy", mmap_mode="r"), [2])[:].tolist() == [
+        ROWS[2].tolist()
+    ]
+
+
+def test_a_broken_off_folder_is_gone_on_with_and_a_finished_one_mended(tmp_path: Path) -> None:
+    folder = tmp_path / "rows"
+    write(folder, upto=2)
+    assert names(folder) == [JOURNAL, "part-00000.npy", "part-00001.npy"]
+    with pytest.raises(UserError, match=r"holds no embeddings, as it has no index\.parquet: give the aurank embed"):
+        read_shards(folder)
+    (folder / "part-00002.npy").write_bytes(b"killed before it was noted")
+    assert ShardWriter(folder, "k", COUNT, SHARD).missing == [2]
+    write(folder)
+    before = {name: (folder / name).read_bytes() for name in names(folder)}
+    (folder / "part-00000.npy").unlink()
+    assert ShardWriter(folder, "k", COUNT, SHARD).missing == [0]
+    write(folder)
+    assert {name: (folder / name).read_bytes() for name in names(folder)} == before
+    assert ShardWriter(folder, "k", COUNT, SHARD).missing == []
+    (folder / "index.parquet").write_bytes(b"no table")
+    write(folder)
+    assert {name: (folder / name).read_bytes() for name in names(folder)} == before
+    with pytest.raises(UserError, match="holds embeddings of another model, of other images or in other parts"):
+        ShardWriter(folder, "other", COUNT, SHARD)
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"holds other files, such as 'notes\.txt': name a new folder"):
+        ShardWriter(folder, "k", COUNT, SHARD)
+
+
+def exchange(folder: Path) -> None:
+    (folder / "part-00001.npy").rename(folder / "other")
+    (folder / "part-00002.npy").rename(folder / "part-00001.npy")
+    (folder / "other").rename(folder / "part-00002.npy")
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def another_table(folder: Path) -> None:
+    write(folder.parent / "longer")
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(folder / "index.parquet")
+    pyarrow.parquet.write_table(table.slice(0, 9), folder / "index.parquet")
+
+
+def changed(path: Path) -> None:
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(path)
+    texts = {name: text.replace(b'"rows": 10', b'"rows": 11') for name, text in table.schema.metadata.items()}
+    pyarrow.parquet.write_table(table.replace_schema_metadata(texts), path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: (folder / "part-00001.npy").unlink(), "part-00001.npy is missing"),
+        (lambda folder: cut(folder / "part-00002.npy"), "part-00002.npy is damaged, cut short or another part"),
+        (exchange, "part-00001.npy is damaged, cut short or another part"),
+        (lambda folder: cut(folder / "index.parquet"), "index.parquet is not what aurank embed writes"),
+        (lambda folder: changed(folder / "index.parquet"), "index.parquet is not what aurank embed writes"),
+        (another_table, "index.parquet does not fit its 3 parts of 22 rows"),
+        (lambda folder: shutil.rmtree(folder), "no file|holds no embeddings"),
+    ],
+)
+def test_what_does_not_fit_is_named_in_one_line_with_the_remedy(tmp_path: Path, damage: object, said: str) -> None:
+    folder = tmp_path / "rows"
+    write(folder)
+    damage(folder)  # type: ignore[operator]
+    with pytest.raises(UserError, match=said) as caught:
+        Embedded.load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_page_of_the_table_is_noticed(tmp_path: Path) -> None:
+    write(tmp_path)
+    path = tmp_path / "index.parquet"
+    content = bytearray(path.read_bytes())
+    for place in range(4, len(content) // 2, 97):
+        content[place] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"index\.parquet is (damaged|not what)"):
+        read_shards(tmp_path)
+
+
+def test_an_evaluation_of_a_part_of_the_rows_holds_none_of_them_for_long(tmp_path: Path) -> None:
+    count, width = 1200, 2048
+    chance = np.random.default_rng(0)
+    labels = np.arange(count) // 10
+    rows = (chance.standard_normal((120, width))[labels] + chance.standard_normal((count, width))).astype(np.float32)
+    for number, part in enumerate(np.array_split(rows, 4)):
+        np.save(tmp_path / f"{number}.npy", part)
+    mapped = MappedRows([np.load(tmp_path / f"{number}.npy", mmap_mode="r") for number in range(4)])
+    flags = {"is_query": np.arange(count) % 3 == 0, "is_gallery": np.arange(count) % 3 != 0}
+    others = (labels, np.arange(count), np.array([""] * count), *flags.values(), np.full(count, -1))
+    expected = Embedded(rows, *others).evaluate(recall_at=(1,))
+    tracemalloc.start()
+    try:
+        found = Embedded(mapped, *others).evaluate(recall_at=(1,), max_memory="4MiB")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.metrics == expected.metrics
+    assert peak < rows.nbytes / 2  # of 10 MB
