@@ -5,7 +5,7 @@ import math
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, BinaryIO, TypeAlias, cast
 
 import numpy as np
 from jaxtyping import Int64, Shaped
@@ -13,6 +13,7 @@ from jaxtyping import Int64, Shaped
 from aurank.errors import UserError, first_line
 
 _LARGE, _DENSE = 2**26, 100
+_BLOCK = 2**24  # bytes written at a time
 NPY_MAGIC = b"\x93NUMPY"
 
 
@@ -148,6 +149,25 @@ class MappedRows:
 
 
 Rows: TypeAlias = np.ndarray | MappedRows
+
+
+def save_rows(file: BinaryIO, rows: Rows) -> None:
+    """Write rows as an .npy file, those that lie in files a block at a time.
+
+    Example:
+        >>> file = io.BytesIO()
+        >>> save_rows(file, MappedRows([np.eye(2), np.ones((1, 2))]))
+        >>> np.load(io.BytesIO(file.getvalue())).tolist()
+        [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
+    """
+    if not isinstance(rows, MappedRows):
+        np.save(file, rows, allow_pickle=False)
+        return
+    described = {"descr": np.lib.format.dtype_to_descr(rows.dtype), "fortran_order": False, "shape": rows.shape}
+    np.lib.format.write_array_header_1_0(file, described)
+    step = max(1, _BLOCK // (rows.shape[1] * rows.itemsize))
+    for start in range(0, len(rows), step):
+        file.write(rows[start : start + step].tobytes())
 
 
 def select_rows(rows: Rows, index: Any) -> Rows:

@@ -25,7 +25,7 @@ WIDEST = 40  # characters of a class in a table
 
 
 @index_app.command("build")
-@measuring("data", "split")
+@measuring("data", "split", joined=True)
 def build(
     *,
     model: Annotated[
@@ -45,6 +45,9 @@ def build(
     ] = None,
     fit_on: Annotated[
         Path | None, typer.Option(help="Embeddings (.npz) to fit the steps on; default: the split train.")
+    ] = None,
+    embeddings: Annotated[
+        Path | None, typer.Option(help="What aurank embed wrote of the same model and images, which is taken instead.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the index's training, and of the images it is measured with.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an index that is there.")] = False,
@@ -69,10 +72,13 @@ def build(
             distance=distance,
             postprocess=postprocess,
             fit_on=fit_on,
+            embeddings=embeddings,
             overwrite=overwrite,
             seed=seed,
             running=running,
         )
+    if made is None:
+        return
     console.say(made.description)
     console.say(f"written to {out}")
 

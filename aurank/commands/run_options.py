@@ -23,9 +23,10 @@ from aurank.embedding.select_images import ImageSelection, describe_split, selec
 from aurank.embedding.stored.checkpoint import describe_average, is_head, load_checkpoint, resolve_checkpoint
 from aurank.embedding.stored.stored_model import StoredModel
 from aurank.embedding.stored.trained_model import encoder_of, with_backbone
-from aurank.errors import UserError
+from aurank.errors import UserError, first_line
 from aurank.evaluation.engine.inputs import ProgressCallback
 from aurank.evaluation.engine.process_group import ProcessGroup
+from aurank.models import Encoder
 from aurank.models.adapters.by_name import ADAPTERS, check_model, load_model
 
 # What a model from elsewhere brings along.
@@ -204,10 +205,26 @@ def prepare_model(model: str, images: ImageSelection, running: RunOptions) -> Pr
         config = with_preprocessing(saved.model_copy(update={"data": data}), saved)  # where it was set to null
         config = with_features(config, manifest)
         module = encoder_of(checkpoint, config, what)
+        if config.data.image_size != saved.data.image_size:
+            _require_size(module, config, saved.data.image_size)
         description = describe_model(config)
         dataset_of = partial(build_dataset, config.data, train=False)
     same = (description, data, config, dataset_of, remarks, running)
     return PreparedModel(model, module, dataset_of(manifest), *same, describe_average(checkpoint or {}))
+
+
+def _require_size(encoder: Encoder, config: Config, trained: int) -> None:
+    """Raise UserError where a model that was trained on images of another size cannot take those of this one."""
+    size, training = config.data.image_size, encoder.training
+    try:
+        with torch.inference_mode():
+            encoder.eval()(torch.zeros(1, config.data.channels, size, size))
+    # A backbone refuses an image in its own way: by an assertion, a shape that does not fit, a missing attribute.
+    except Exception as error:
+        said = f"the model cannot take images of data.image_size={size} ({first_line(error)[:100]})"
+        raise UserError(f"{said}; it was trained with {trained}: leave it out, or name another size") from error
+    finally:
+        encoder.train(training)
 
 
 def refuse_preprocessing(images: ImageSelection, model: str) -> None:

@@ -34,7 +34,7 @@ _PAIRS = ("positives", "ignored")  # lists of gallery rows, by query
 
 
 @dataclass(frozen=True)
-class Part:
+class EmbeddingPart:
     """A file of embeddings: how many rows it has, which rows of the data set it lacks, and its digest."""
 
     file: str
@@ -83,7 +83,7 @@ class ShardWriter:
     key: str
     count: int
     shard_rows: int = SHARD_ROWS
-    parts: dict[int, Part] = field(default_factory=dict, init=False)
+    parts: dict[int, EmbeddingPart] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         """Look at what is there."""
@@ -116,7 +116,7 @@ class ShardWriter:
         with replacing(path) as file:
             np.save(file, np.ascontiguousarray(embeddings), allow_pickle=False)
         skipped = np.setdiff1d(np.arange(everything.start, everything.stop), rows).tolist()
-        self.parts[number] = Part(path.name, len(rows), skipped, file_sha256(path))
+        self.parts[number] = EmbeddingPart(path.name, len(rows), skipped, file_sha256(path))
         parts = {str(one): vars(part) for one, part in self.parts.items()}
         content = {"format": FORMAT, "version": VERSION, "key": self.key, "parts": parts}
         write_text(self.folder / JOURNAL, json.dumps(content) + "\n")
@@ -136,7 +136,7 @@ class ShardWriter:
         lengths = [part.rows for part in parts]
         table: dict[str, Any] = {_COLUMNS[name]: columns[name] for name in _COLUMNS if name in columns}
         for name, values in table.items():
-            table[name] = _storable(values.tolist()) if values.dtype.kind == "U" else values
+            table[name] = storable_texts(values.tolist()) if values.dtype.kind == "U" else values
         table["part"] = np.repeat(np.arange(len(parts), dtype=np.int32), lengths)
         table["row"] = np.concatenate([np.arange(length) for length in lengths])
         for name in _PAIRS:
@@ -151,14 +151,14 @@ class ShardWriter:
         with suppress(OSError):
             (self.folder / JOURNAL).unlink()
 
-    def _listed(self, content: dict[str, Any] | None) -> dict[int, Part] | None:
+    def _listed(self, content: dict[str, Any] | None) -> dict[int, EmbeddingPart] | None:
         """Return the parts that a record names, None without one; UserError for one of other embeddings."""
         if content is None:
             return None
         if content["key"] != self.key:
             what = "embeddings of another model, of other images or in other parts"
             raise UserError(f"--out {self.folder} holds {what}: name a new folder, or remove this one")
-        return {int(number): Part(**part) for number, part in content["parts"].items()}
+        return {int(number): EmbeddingPart(**part) for number, part in content["parts"].items()}
 
     def _of_index(self) -> dict[str, Any] | None:
         """Return the record in the table; of a damaged one nothing is known, and all is written anew."""
@@ -197,7 +197,7 @@ def read_shards(folder: Path) -> dict[str, Any]:
 
     path = folder / INDEX
     content = _described(path)
-    parts = [Part(**part) for part in content["parts"]]
+    parts = [EmbeddingPart(**part) for part in content["parts"]]
     for part in parts:
         if (trouble := part.trouble(folder)) is not None:
             raise UserError(f"{trouble}: {AGAIN}")
@@ -227,6 +227,20 @@ def read_shards(folder: Path) -> dict[str, Any]:
     return found | ({} if content["made_by"] is None else {"made_by": np.array(content["made_by"])})
 
 
+def storable_texts(texts: list[str]) -> Sequence[Any]:
+    """Return texts as parquet holds them, or their bytes where a name of a file is no UTF-8.
+
+    Example:
+        >>> storable_texts(["a.png", "\\udcff.png"])
+        [b'a.png', b'\\xff.png']
+    """
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return [os.fsencode(text) for text in texts]
+    return texts
+
+
 def _described(path: Path) -> dict[str, Any]:
     """Return what the table says of itself; UserError unless `finish` wrote it."""
     import pyarrow
@@ -247,15 +261,6 @@ def _described(path: Path) -> dict[str, Any]:
 def _checksum(content: dict[str, Any]) -> str:
     kept = {name: value for name, value in content.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-
-
-def _storable(texts: list[str]) -> Sequence[Any]:
-    """Return texts, or their bytes where a name of a file is no UTF-8."""
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError:
-        return [os.fsencode(text) for text in texts]
-    return texts
 
 
 def _lists(pairs: Int64[np.ndarray, "pair 2"], count: int) -> Any:

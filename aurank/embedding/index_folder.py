@@ -19,8 +19,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from aurank.arrays import load_arrays
+from aurank.arrays import load_arrays, save_rows
 from aurank.data import FolderSource, ImageSource, ZipSource
+from aurank.data.shards import storable_texts
 from aurank.embedding.index_rows import IndexedRows, Table
 from aurank.embedding.stored.stored_model import StoredModel, store_model
 from aurank.errors import UserError, first_line
@@ -220,7 +221,7 @@ def _write_rows(place: Path, rows: IndexedRows) -> None:
     for name, values in ((_EMBEDDINGS, rows.embeddings), (_VECTORS, rows.vectors)):
         if values is not None:
             with replacing(place / name) as file:
-                np.save(file, values, allow_pickle=False)
+                save_rows(file, values)
     rows.index.save(place / _FAISS)
     if rows.processing is not None:
         rows.processing.save(place / _STEPS)
@@ -232,19 +233,10 @@ def _write_images(path: Path, images: Table) -> None:
     import pyarrow.parquet
 
     columns = {
-        name: _storable(values.tolist()) if values.dtype.kind == "U" else values for name, values in images.items()
+        name: storable_texts(values.tolist()) if values.dtype.kind == "U" else values for name, values in images.items()
     }
     with replacing(path) as file:
         pyarrow.parquet.write_table(pyarrow.table(columns), file)
-
-
-def _storable(texts: list[str]) -> Sequence[Any]:
-    """Return texts, or their bytes where a name of a file is no UTF-8."""
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError:
-        return [os.fsencode(text) for text in texts]
-    return texts
 
 
 def _read_images(path: Path) -> Table:

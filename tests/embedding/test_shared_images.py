@@ -10,7 +10,7 @@ import torch.distributed as dist
 from PIL import Image
 from testing.processes import ended, launch, run_ranks
 
-from aurank.commands import RunOptions, embed_model, evaluate_model
+from aurank.commands import ImageIndex, RunOptions, build_index, embed_model, embed_to_folder, evaluate_model
 from aurank.embedding import ImageSelection
 from aurank.embedding.embed import Embedded
 from aurank.errors import AurankError, UserError
@@ -43,6 +43,9 @@ def _member(rank: int, folder: Path) -> None:
     report.save(folder / f"report-{rank}.json")
     alone = evaluate_model(MODEL, images, running=how, postprocess="query_expansion:k=2")  # by the first for all
     alone.save(folder / f"alone-{rank}.json")
+    embed_to_folder(MODEL, images, out=folder / "parts", shard_rows=13, running=how)
+    made = build_index(MODEL, images, out=folder / "index", running=how)
+    assert (made is None) == (rank == 1)
     broken = folder / "photos" / "class 0" / "05.png"  # of the second batch, which is that of rank 1
     dist.barrier()
     if rank == 0:
@@ -86,6 +89,11 @@ def test_two_processes_that_resume_a_third_give_the_bits_of_one(two: Path, tmp_p
     assert len(alone.labels) == COUNT
     for rank in range(2):
         assert same(two / f"shared-{rank}.npz", alone)
+    assert same(two / "parts", alone)
+    assert sorted(path.name for path in (two / "parts").glob("part-*")) == [f"part-0000{part}.npy" for part in range(3)]
+    index = ImageIndex.open(two / "index", device="cpu")
+    assert np.array_equal(index.rows.embeddings, alone.embeddings)
+    assert index.images["path"].tolist() == alone.paths.tolist()
     (cache,) = (two / "cache").iterdir()
     pieces = sorted(cache.glob("*.npz"))
     assert [int(path.stem) for path in pieces] == list(range(0, COUNT, BATCH))  # each once, cut as by one process

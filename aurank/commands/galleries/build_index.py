@@ -9,17 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from aurank.arrays import select_rows
 from aurank.commands.galleries.postprocess import fitted_on_training, read_postprocessing
 from aurank.commands.galleries.search import ImageIndex
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, refuse_preprocessing, split_name
 from aurank.config import DataConfig
 from aurank.data import ImageSource, Manifest
-from aurank.embedding.embed import Embedded
+from aurank.data.saved_embeddings import MadeBy
+from aurank.embedding.embed import Embedded, described
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.index_folder import ABOUT, describe_source, write_index_folder, writing
 from aurank.embedding.index_rows import EXACT, IndexedRows, Table, change_rows, index_rows, measured_recall
 from aurank.embedding.select_images import ALL, ImageSelection, select
 from aurank.embedding.stored.stored_model import StoredModel
+from aurank.embedding.stored.trained_model import made_by
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Index
 from aurank.names import meant, nearest
@@ -36,11 +39,14 @@ def build_index(
     distance: str = "cosine",
     postprocess: str | None = None,
     fit_on: Path | None = None,
+    embeddings: Path | None = None,
     overwrite: bool = False,
     seed: int = 0,
     running: RunOptions | None = None,
-) -> ImageIndex:
+) -> ImageIndex | None:
     """Embed images, and write a folder in which they can be searched: embeddings, faiss index, paths and the model.
+
+    Of several processes, which share the images, the first writes and returns the index; the others return None.
 
     Args:
         model, running: as for `evaluate_model`.
@@ -50,6 +56,8 @@ def build_index(
             true nearest images is measured.
         distance: "cosine", "dot" or "euclidean".
         postprocess, fit_on: as for `evaluate_model`; the steps are kept with the index and applied to each photo.
+        embeddings: what ``aurank embed`` wrote of this model and these images, which are then not embedded again; read
+            a part at a time where they lie in parts.
         overwrite: replace an index that is there.
         seed: of the faiss index's training, and of the images that its recall is measured with.
 
@@ -83,8 +91,10 @@ def build_index(
     prepared = prepare_model(model, images, running)
     if steps is not None:
         steps = fitted_on_training(steps, prepared)
-    embedded, notes = prepared.embed()
+    embedded, notes = prepared.embed() if embeddings is None else embedded_before(prepared, embeddings)
     running.tell(*prepared.remarks, *notes[1:])
+    if running.group.rank > 0:
+        return None
     stored = prepared.stored()
     with writing(out):
         _require_free(out, overwrite=overwrite)
@@ -238,6 +248,31 @@ def remove_images(
         if removed or roots:
             _write(folder, index.about, rows)
     return IndexChange(len(rows.embeddings), removed=removed)
+
+
+def embedded_before(prepared: PreparedModel, path: Path) -> tuple[Embedded, list[str]]:
+    """Return what was saved of the images chosen, by their paths, with notes; UserError unless it is of this model."""
+    saved, stored = Embedded.load(path), prepared.stored()
+    if saved.made_by is None:
+        raise UserError(f"--embeddings {path} does not say which model made it: write it with aurank embed")
+    made, own = MadeBy.parse(str(saved.made_by), str(path)), made_by(prepared.name, stored.module, stored.preprocessing)
+    if (made.weights_sha256, made.preprocessing) != (own.weights_sha256, own.preprocessing):
+        said = f"--embeddings {path} was made by {made.model}, with other weights or preprocessing than --model"
+        raise UserError(f"{said} {prepared.name}: embed the images by that one")
+    manifest = prepared.dataset.manifest
+    place = {name: row for row, name in enumerate(saved.paths.tolist())}
+    if len(place) < len(saved.paths):
+        raise UserError(f"--embeddings {path} holds an image twice; embed each image once")
+    rows = [row for row, name in enumerate(manifest.paths) if name in place]
+    if len(rows) < len(manifest) and (prepared.data.on_error == "raise" or not rows):
+        lacking = next(name for name in manifest.paths if name not in place)
+        count = f"{len(manifest) - len(rows):,} of {len(manifest):,} images"
+        remedy = "embed them again, or leave out what could not be read by data.on_error=skip"
+        raise UserError(f"--embeddings {path} lacks {count}, such as {lacking!r}: {remedy}")
+    found = described(
+        manifest, np.array(rows), select_rows(saved.embeddings, [place[manifest.paths[row]] for row in rows])
+    )
+    return found, prepared.notes(found, manifest)
 
 
 def _prepared(model: StoredModel, manifest: Manifest, data: DataConfig, running: RunOptions) -> PreparedModel:

@@ -7,6 +7,7 @@ import numpy as np
 from aurank.arrays import load_arrays
 from aurank.commands.run_options import PreparedModel
 from aurank.data import Manifest
+from aurank.data.shards import read_shards
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.manifest_from_config import read_whole
 from aurank.errors import UserError
@@ -36,10 +37,11 @@ def read_postprocessing(text: str, *, distance: str = "cosine", fit_on: Path | N
         return steps
     if steps.is_fitted:
         raise UserError(f"--fit-on {fit_on} has no use: no step of {text!r} has anything to learn")
-    content = load_arrays(fit_on)
+    content = read_shards(fit_on) if fit_on.is_dir() else load_arrays(fit_on)
     rows = content.get("embeddings", content.get(""))
     if rows is None:
         raise UserError(f"--fit-on {fit_on} holds no array 'embeddings', only {', '.join(content) or 'nothing'}")
+    rows = np.asarray(rows)
     if (splits := content.get("splits")) is not None and splits.shape == rows.shape[:1]:
         rows = rows[splits == "train"]
         if not len(rows):

@@ -1,0 +1,80 @@
+"""An index of embeddings that were saved before: the same as one that embeds its images itself, a part at a time."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from aurank.commands import RunOptions, build_index, embed_model, embed_to_folder
+from aurank.embedding import ImageSelection
+from aurank.errors import UserError
+
+MODEL = "timm:test_vit,pretrained=false"
+HOW = RunOptions(batch=4, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with photos, and their embeddings in parts and in one file."""
+    folder, chance = tmp_path_factory.mktemp("saved"), np.random.default_rng(0)
+    for row in range(11):
+        path = folder / "photos" / f"class {row % 3}" / f"{row:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(chance.integers(0, 255, (9, 9, 3), dtype=np.uint8)).save(path)
+    images = ImageSelection(f"folder:{folder / 'photos'}", split="all")
+    embed_to_folder(MODEL, images, out=folder / "parts", shard_rows=4, running=HOW)
+    embed_model(MODEL, images, running=HOW).save(folder / "rows.npz")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["parts", "rows.npz"])
+def test_it_is_the_index_of_the_images(saved: Path, tmp_path: Path, name: str) -> None:
+    images = ImageSelection(f"folder:{saved / 'photos'}")
+    plain = build_index(MODEL, images, out=tmp_path / "plain", running=HOW)
+    again = build_index(MODEL, images, out=tmp_path / "again", embeddings=saved / name, running=HOW)
+    assert plain is not None
+    assert again is not None
+    files = [next((tmp_path / one).glob("rows-*/embeddings.npy")).read_bytes() for one in ("plain", "again")]
+    assert files[0] == files[1]
+    for column, values in plain.images.items():
+        assert values.tolist() == again.images[column].tolist(), column
+    photos = sorted((saved / "photos").rglob("*.png"))[:4]
+    assert again.search(photos, k=3) == plain.search(photos, k=3)
+    assert [hits[0].path for hits in again.search(photos, k=1)] == [
+        str(p.relative_to(saved / "photos")) for p in photos
+    ]
+
+
+def test_an_approximate_one_is_measured_by_them(saved: Path, tmp_path: Path) -> None:
+    images = ImageSelection(f"folder:{saved / 'photos'}")
+    found = [
+        build_index(MODEL, images, out=tmp_path / name, factory="IVF2,Flat", embeddings=given, running=HOW)
+        for name, given in (("plain", None), ("again", saved / "parts"))
+    ]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[0].about["recall"] == found[1].about["recall"]
+
+
+def test_embeddings_of_another_model_or_of_other_images_are_refused(saved: Path, tmp_path: Path) -> None:
+    images = ImageSelection(f"folder:{saved / 'photos'}")
+    with pytest.raises(UserError, match="was made by timm:test_vit,pretrained=false, with other weights"):
+        build_index("timm:test_resnet,pretrained=false", images, out=tmp_path / "a", embeddings=saved / "parts")
+    np.savez(tmp_path / "mine.npz", embeddings=np.eye(2), labels=[0, 1])
+    with pytest.raises(UserError, match="does not say which model made it"):
+        build_index(MODEL, images, out=tmp_path / "b", embeddings=tmp_path / "mine.npz")
+    more = tmp_path / "photos"
+    for path in (saved / "photos").rglob("*.png"):
+        (more / path.parent.name).mkdir(parents=True, exist_ok=True)
+        (more / path.parent.name / path.name).write_bytes(path.read_bytes())
+    (more / "class 0" / "99.png").write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"lacks 1 of 12 images, such as 'class 0/99\.png': embed them again"):
+        build_index(MODEL, ImageSelection(f"folder:{more}"), out=tmp_path / "c", embeddings=saved / "parts")
+    said: list[str] = []
+    skipping = ImageSelection(f"folder:{more}", overrides=["data.on_error=skip"])
+    how = RunOptions(batch=4, device="cpu", say=said.append)
+    made = build_index(MODEL, skipping, out=tmp_path / "d", embeddings=saved / "parts", running=how)
+    assert made is not None
+    assert len(made) == 11
+    assert "skipped, unreadable: 1 of 12 images (class 0/99.png)" in said
