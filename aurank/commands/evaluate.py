@@ -1,6 +1,5 @@
 """Measuring any model, and its thresholds: what ``aurank evaluate`` and ``aurank calibrate`` call."""
 
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -91,7 +90,7 @@ def evaluate_model(
     else:
         options, embedded, notes, chosen = embed_chosen(model, images, protocol, running, options)
     options.setdefault("progress", running.stage("ranking"))
-    names = (embedded.paths if all(embedded.paths.tolist()) else embedded.ids).tolist()
+    names = [] if trec_run is None else (embedded.paths if (embedded.paths != "").all() else embedded.ids).tolist()
     if trec_run is not None and embedded.positives is not None:
         raise UserError(f"--trec-run {trec_run} writes qrels by labels, but here positives are listed: leave it out")
     if trec_run is not None:
@@ -203,12 +202,19 @@ def saved_embeddings(
             raise UserError(f"{path} has no embeddings of split {split!r}, only of {held}; choose one with --split")
         notes.append(f"split {split}: {int(rows.sum()):,} of {len(rows):,} rows")
         embedded = embedded.select(rows)
-    again = [name for name, count in Counter(embedded.paths.tolist()).items() if name and count > 1]
-    if again and _KEEP not in images.overrides:
-        raise UserError(f"{path} holds image {again[0]!r} twice; embed each image once, or add {_KEEP}")
+    again = None if _KEEP in images.overrides else _listed_twice(embedded.paths)
+    if again is not None:
+        raise UserError(f"{path} holds image {again!r} twice; embed each image once, or add {_KEEP}")
     if protocol is not None:
         protocol.require_same(embedded, select(images, None).images)
     return embedded, [f"model {model}; {len(set(embedded.labels.tolist())):,} classes", *notes]
+
+
+def _listed_twice(paths: np.ndarray) -> str | None:
+    """Return the first image that is there twice, None without one; unknown paths, which are no text, do not count."""
+    names = np.sort(paths)
+    again = np.unique(names[1:][(names[1:] == names[:-1]) & (names[1:] != "")])
+    return str(paths[np.isin(paths, again)][0]) if len(again) else None
 
 
 def embed_chosen(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Int64, Shaped
 
 from aurank.arrays import MappedRows, load_arrays
 from aurank.errors import UserError, first_line
@@ -30,6 +30,7 @@ _COLUMNS = {  # array of a file of saved embeddings: column of the table
     "is_gallery": "is_gallery",
     "super_labels": "super_label",
 }
+_BLOCK = 2**16  # texts read at a time
 _PAIRS = ("positives", "ignored")  # lists of gallery rows, by query
 
 
@@ -218,8 +219,7 @@ def read_shards(folder: Path) -> dict[str, Any]:
     for name, column in _COLUMNS.items():
         if column in table.column_names:
             values = table[column]
-            texts = name in ("paths", "splits")
-            found[name] = np.array([os.fsdecode(one) for one in values.to_pylist()]) if texts else values.to_numpy()
+            found[name] = _texts(values) if name in ("paths", "splits") else values.to_numpy()
     for name in _PAIRS:
         if name in table.column_names:
             found[name] = _pairs(table[name])
@@ -256,6 +256,13 @@ def _described(path: Path) -> dict[str, Any]:
         return content
     except (OSError, pyarrow.ArrowException, LookupError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not what aurank embed writes ({first_line(error)[:100]}): {AGAIN}") from error
+
+
+def _texts(column: Any) -> Shaped[np.ndarray, " row"]:
+    """Return a column of texts, made a block at a time: as objects they take far more memory than as an array."""
+    starts = range(0, len(column), _BLOCK)
+    blocks = [np.array([os.fsdecode(one) for one in column.slice(start, _BLOCK).to_pylist()]) for start in starts]
+    return np.concatenate([np.empty(0, np.str_), *blocks])
 
 
 def _checksum(content: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from testing.tiny import tiny_config
 from testing.two_towers import pairs_config, write_table
 
 import aurank
-from aurank.commands import embed_model, export_model
+from aurank.commands import embed_model, embed_to_folder, export_model
 from aurank.embedding import ImageSelection
 from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 
@@ -107,6 +107,8 @@ def write_world(folder: Path) -> aurank.TrainResult:
         (folder / "runs" / name).symlink_to(folder / "runs" / run)
     images = ImageSelection(f"folder:{folder / 'photos'}", split="all", overrides=["data.params.test_fraction=0.5"])
     embed_model("timm:test_resnet,pretrained=false,input_size=32", images).save(folder / "features.npz")
+    every = ImageSelection(f"folder:{folder / 'photos'}", split="all")
+    embed_to_folder("timm:resnet18,pretrained=false,input_size=32", every, out=folder / "parts", shard_rows=20)
     (head,) = [block.code for block in blocks("yaml") if "name: embeddings" in block.code]
     (folder / "head.yaml").write_text(head.replace("root: .", f"root: {folder}"), encoding="utf-8")
     aurank.train(folder / "head.yaml", folder / "runs/head", overrides=["train.steps=2", "train.validate_every=2"])

@@ -1,0 +1,81 @@
+"""Wherever saved embeddings are taken, those in parts give what those of one file give."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aurank.commands import RunOptions, calibrate_model, evaluate_model, examine_embeddings, probe_model
+from aurank.commands.evaluate import saved_embeddings
+from aurank.commands.report import Measurement, evaluation_page
+from aurank.data.shards import ShardWriter
+from aurank.embedding import ImageSelection
+from aurank.embedding.embed import Embedded
+from aurank.evaluation import Codes
+
+COUNT, DIM = 60, 16
+HOW = RunOptions(device="cpu")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the same embeddings in four parts and in one file, of two splits."""
+    folder, chance = tmp_path_factory.mktemp("saved"), np.random.default_rng(0)
+    labels = np.arange(COUNT) % 6
+    rows = chance.standard_normal((6, DIM))[labels] + chance.standard_normal((COUNT, DIM))
+    writer = ShardWriter(folder / "parts", "k", COUNT, 17)
+    for number in writer.missing:
+        own = np.arange(COUNT)[writer.extent(number)]
+        writer.write(number, own, rows[own].astype(np.float32))
+    flags = {name: np.ones(COUNT, bool) for name in ("is_query", "is_gallery")}
+    columns = {"labels": labels, "ids": np.arange(COUNT), "paths": np.arange(COUNT).astype(str), **flags}
+    columns |= {"groups": np.full(COUNT, -1), "splits": np.where(np.arange(COUNT) % 3 == 0, "train", "test")}
+    writer.finish(columns, classes=list("abcdef"))
+    Embedded.load(folder / "parts").save(folder / "rows.npz")
+    return folder
+
+
+def page(path: Path) -> str:
+    model = f"embeddings:{path}"
+    embedded, _ = saved_embeddings(model, path, None, ImageSelection(), None)
+    return re.sub(
+        r"\b(?:image|[mp])[0-9a-f]{10}\b",
+        "",
+        evaluation_page(embedded.evaluate(neighbours=3), Measurement("m", embedded)),
+    )
+
+
+def values(path: Path, **options: Any) -> tuple[Any, ...]:
+    report = evaluate_model(f"embeddings:{path}", running=HOW, **options)
+    near = None if report.neighbours is None else report.neighbours.row.tolist()
+    about = {name: value for name, value in (report.approximation or {}).items() if name != "measured"}
+    return report.metrics, near, report.codes, report.postprocessing, about
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda path: values(path, neighbours=4),
+        lambda path: values(path, postprocess="query_expansion:k=2, k_reciprocal:k1=4,k2=2"),
+        lambda path: values(path, postprocess="center, whiten:dim=8", fit_on=path),
+        lambda path: values(path, codes=Codes(dims=(4,), precisions=("int8", "binary"), rescore=5)),
+        lambda path: values(path, index="IVF2,Flat"),
+        lambda path: str(calibrate_model(f"embeddings:{path}", precision=0.3, running=HOW)),
+        lambda path: str(probe_model(f"embeddings:{path}", running=HOW)["knn"]),
+        lambda path: [str(one) for one in examine_embeddings(path).findings],
+        page,
+    ],
+    ids=["lists", "reordered", "whitened", "codes", "index", "threshold", "probes", "doctor", "page"],
+)
+def test_parts_give_what_one_file_gives(saved: Path, measure: Callable[[Path], object]) -> None:
+    parts, one = measure(saved / "parts"), measure(saved / "rows.npz")
+    assert str(parts) == str(one).replace("rows.npz", "parts")
+
+
+def test_a_run_of_trec_is_the_same(saved: Path, tmp_path: Path) -> None:
+    for name in ("parts", "rows.npz"):
+        evaluate_model(f"embeddings:{saved / name}", running=HOW, trec_run=tmp_path / f"{name}.run")
+    assert (tmp_path / "parts.run").read_bytes() == (tmp_path / "rows.npz.run").read_bytes()
