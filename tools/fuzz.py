@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-KINDS = ("config", "table", "lists", "image", "archive", "embeddings", "report", "probe", "trec", "index", "checkpoint")
+KINDS = ("config", "table", "lists", "benchmark", "image", "archive", "embeddings", "report", "probe", "trec", "index")
+KINDS += ("checkpoint",)
 SECONDS = 5.0
 BYTES = 2 * 2**30
 PATIENCE = 60.0  # of the clock, for a case that never ends: other programs may hold the processor

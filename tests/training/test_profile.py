@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from aurank.training.profiling import steps as profiled_steps
 from aurank.training.profiling.phases import PHASES, Phases
 from aurank.training.profiling.report import PhaseTime
 
-SLOW = 0.08  # seconds of a batch, several times what a step takes
+SLOW = 100.0  # seconds by which the clock is put on: longer than any step, however busy the machine is
 
 
 @pytest.fixture
@@ -28,6 +28,18 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that is a second later whenever it is looked at."""
     seconds: Iterator[float] = iter(map(float, range(1000)))
     monkeypatch.setattr(time, "perf_counter", lambda: next(seconds))
+
+
+@pytest.fixture
+def pause(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Waits as `time.sleep` does, by the clock alone."""
+    late, clock = [0.0], time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + late[0])
+
+    def wait() -> None:
+        late[0] += SLOW
+
+    return wait
 
 
 @pytest.mark.usefixtures("ticks")
@@ -101,11 +113,13 @@ def test_phases_add_up_to_the_step(sections: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_reader_is_named_and_more_workers_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_reader_is_named_and_more_workers_are_tried(
+    monkeypatch: pytest.MonkeyPatch, pause: Callable[[], None]
+) -> None:
     read = ImageDataset.__getitems__
 
     def slowly(data: ImageDataset, keys: Any) -> Any:
-        time.sleep(SLOW)
+        pause()
         return read(data, keys)
 
     monkeypatch.setattr(ImageDataset, "__getitems__", slowly)
@@ -116,14 +130,15 @@ def test_a_slow_reader_is_named_and_more_workers_are_tried(monkeypatch: pytest.M
     assert found.phases["data"].mean >= SLOW
     assert list(found.tried_workers) == [2, 0]
     assert found.advice[0].startswith("data: ")
-    assert "data.workers=2 (now 0)" in found.advice[0]
+    assert "with data.workers=2 (now 0) a step took " in found.advice[0]  # theirs is another clock
+    assert found.tried_workers[2] < SLOW <= found.tried_workers[0]
 
 
-def test_a_slow_loss_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_loss_is_named(monkeypatch: pytest.MonkeyPatch, pause: Callable[[], None]) -> None:
     forward = SOPRCLoss.forward
 
     def slowly(loss: SOPRCLoss, *args: Any, **options: Any) -> Any:
-        time.sleep(SLOW)
+        pause()
         return forward(loss, *args, **options)
 
     monkeypatch.setattr(SOPRCLoss, "forward", slowly)
@@ -213,12 +228,13 @@ def test_a_report_fits_a_terminal_of_80_columns() -> None:
 def test_the_process_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps(tiny_config()), encoding="utf-8")
-    slow = (  # the second process alone
-        f"import os, time\nfrom aurank.data import ImageDataset\nlate = {2 * SLOW} * int(os.environ['RANK'])\n"
-        "def slowly(data, keys, read=ImageDataset.__getitems__, late=late, pause=time.sleep):\n"
-        "    pause(late)\n    return read(data, keys)\n"
-        "ImageDataset.__getitems__ = slowly\n"
-        "from aurank.training.profiling import profile\nprofile.workers_to_try = lambda found: None"
+    slow = (  # of the second process the clock is put on by each batch
+        "import os, time\nfrom aurank.data import ImageDataset\nfrom aurank.training.profiling import profile\n"
+        f"late, each, clock = [0.0], {SLOW} * int(os.environ['RANK']), time.perf_counter\n"
+        "def slowly(data, keys, read=ImageDataset.__getitems__, late=late, each=each):\n"
+        "    late[0] += each\n    return read(data, keys)\n"
+        "ImageDataset.__getitems__ = slowly\nprofile.workers_to_try = lambda found: None\n"
+        "time.perf_counter = lambda clock=clock, late=late: clock() + late[0]"
     )
     results = ended(launch([["profile", config, "--steps", 2, "--json"]] * 2, setup=slow))
     assert [code for code, _, _ in results] == [0, 0], results

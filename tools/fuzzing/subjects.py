@@ -33,6 +33,7 @@ from aurank.embedding.embed import Embedded
 from aurank.evaluation import Index, ProbeResult
 from aurank.evaluation.trec import evaluate_run, read_qrels, read_run
 from aurank.training import read_config
+from fuzzing.benchmarks import read_damaged
 from fuzzing.damage import HOSTILE_VALUES, HOSTILE_WORDS, damage_bytes, damage_text, damage_tree
 
 Chance = random.Random
@@ -169,6 +170,11 @@ def lists(folder: Path, chance: Chance) -> None:
     else:
         options = {"attribute": "model"} if what == "vehicleid" and chance.random() < 0.5 else {}
         use(READERS[what](folder, path=".", complete=False, **options))
+
+
+def benchmark(folder: Path, chance: Chance) -> None:
+    """The tree of a published set with one thing damaged: a list, a Matlab file, an image, a name or a folder."""
+    use(read_damaged(folder, chance))
 
 
 def image(folder: Path, chance: Chance) -> None:
@@ -377,6 +383,7 @@ SUBJECTS: dict[str, Callable[[Path, Chance], None]] = {
     "config": config,
     "table": table,
     "lists": lists,
+    "benchmark": benchmark,
     "image": image,
     "archive": archive,
     "embeddings": embeddings,

@@ -78,8 +78,10 @@ def _data(found: TrainingProfile, trainer: Trainer, share: str) -> Iterator[str]
     name = trainer.config.data.train_transform.name
     if trainer.train_data.cached_bytes:
         yield f"data: the images are held decoded: what takes time is data.train_transform={name} and making batches"
-    elif size := _cache_that_holds(trainer.train_data):
-        yield f"data: each image is decoded whenever it is drawn; data.cache={size}GiB would hold all of them decoded"
+    elif trainer.config.data.prepared is None:
+        size = _cache_that_holds(trainer.train_data)
+        memory = "" if size is None else f", and data.cache={size}GiB would hold all of them in memory"
+        yield f"data: each image is decoded whenever it is drawn; aurank data prepare does it once{memory}"
 
 
 def _cache_that_holds(data: ImageDataset) -> int | None:
