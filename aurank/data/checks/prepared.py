@@ -23,8 +23,8 @@ def check_prepared(prepared: PreparedImages, manifest: Manifest) -> list[Finding
         2
         images that are not prepared: 1 (digit-0002)
     """
-    missing, changed = prepared.unfit(manifest)
     places = prepared.places(manifest)
+    missing, changed = prepared.unfit(manifest, places)
     held = np.flatnonzero(places >= 0)
     is_whole = np.fromiter(whole(prepared.folder, prepared.records[places[held]]), np.bool_, len(held))
     advice = Advice("Training and measuring refuse to begin.", f"{again(prepared.folder).capitalize()}.")

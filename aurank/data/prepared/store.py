@@ -99,11 +99,12 @@ class Preparation:
         shape, size = (height, width, self.channels), height * width * self.channels
         if self.raw:
             return np.array(content).reshape(shape) if len(content) == size else None
-        if self.channels == 1:
-            found = cv2.imdecode(content, cv2.IMREAD_GRAYSCALE)
-        else:
-            found = cv2.imdecode(content, cv2.IMREAD_COLOR)
-            found = None if found is None else cv2.cvtColor(found, cv2.COLOR_BGR2RGB, dst=found)
+        try:
+            found = cv2.imdecode(content, cv2.IMREAD_GRAYSCALE if self.channels == 1 else cv2.IMREAD_COLOR)
+        except cv2.error:  # of more pixels than OpenCV takes
+            found = None
+        if found is not None and self.channels == 3:
+            found = cv2.cvtColor(found, cv2.COLOR_BGR2RGB, dst=found)
         return None if found is None or found.size != size else np.asarray(found).reshape(shape)
 
     def save(self, folder: Path) -> None:
@@ -194,9 +195,8 @@ class PreparedImages:
         known = last_places(self.records)
         return np.array([known.get(key, -1) for key in region_keys(manifest.regions)], dtype=np.int64)
 
-    def unfit(self, manifest: Manifest) -> Unfit:
+    def unfit(self, manifest: Manifest, places: Int64[np.ndarray, " image"]) -> Unfit:
         """Return the rows that are not there or whose original is another now; an original that is gone is not."""
-        places = self.places(manifest)
         held = np.flatnonzero(places >= 0)
         return Unfit(np.flatnonzero(places < 0), held[changed(manifest, held, self.records[places[held]])])
 
@@ -207,7 +207,8 @@ class PreparedImages:
                 f"data.prepared: the images in {self.folder} have {self.how.channels} channels, not data.channels="
                 f"{channels}; prepare them into another folder"
             )
-        missing, other = self.unfit(manifest)
+        places = self.places(manifest)
+        missing, other = self.unfit(manifest, places)
         for rows, said in ((missing, "are not in"), (other, "were changed after they were prepared in")):
             if len(rows):
                 first = manifest.regions[rows[0]]
@@ -215,7 +216,7 @@ class PreparedImages:
                     f"data.prepared: {len(rows):,} of {len(manifest):,} images of {manifest.name} {said} {self.folder} "
                     f"(first: {first!r}); {again(self.folder)}, which takes those only"
                 )
-        return PreparedRows(self, manifest)
+        return PreparedRows(self, manifest, places)
 
 
 def changed(manifest: Manifest, rows: Sequence[int] | np.ndarray, records: np.ndarray) -> np.ndarray:
@@ -244,9 +245,9 @@ def changed(manifest: Manifest, rows: Sequence[int] | np.ndarray, records: np.nd
 class PreparedRows:
     """The prepared images of a manifest, by row. The file is mapped in each process that reads from it."""
 
-    def __init__(self, images: PreparedImages, manifest: Manifest) -> None:
+    def __init__(self, images: PreparedImages, manifest: Manifest, places: Int64[np.ndarray, " image"]) -> None:
         self.folder, self.how, self._names = images.folder, images.how, manifest.regions
-        self._records = images.records[images.places(manifest)]
+        self._records = images.records[places]
         # Shared memory: a sum is compared once in a run, by whichever worker comes first.
         self._verified = torch.zeros(len(manifest), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
         self._mapped: np.ndarray | None = None
