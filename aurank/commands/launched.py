@@ -8,46 +8,43 @@ from datetime import timedelta
 import torch
 from torch import distributed
 
-from aurank.errors import AurankError, first_line
 from aurank.evaluation.engine.process_group import ProcessGroup
+from aurank.training.liveness import Liveness, launched
 
-TIMEOUT = timedelta(hours=6)  # of a process that is stopped; one that has ended is noticed at once
+MEET, TIMEOUT = "30min", timedelta(hours=6)  # until all have come, and of one exchange: their shares may differ
+REMEDY = (
+    "see what it says, then give the same command again, with any number of processes: it takes up what was embedded"
+)
 
 
 @contextmanager
 def launched_group() -> Iterator[ProcessGroup]:
     """A context with all processes that were launched for this command; what fails in one of them fails in all.
 
-    Each takes the GPU of its number on its machine. They talk by gloo, which tells at once of a process that has ended;
-    embeddings that cross it are few beside the work that made them.
+    Each takes the GPU of its number on its machine. They talk by gloo: embeddings that cross it are few beside the work
+    that made them. One that is gone is named by the others at once.
 
     Raises:
-        AurankError: the others do not come.
+        AurankError: another process is gone, or does not come.
 
     Example:
         >>> with launched_group() as group:
         ...     group.size
         1
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
+    if launched() == 1:
         yield ProcessGroup(False)
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    try:
-        distributed.init_process_group("gloo", timeout=TIMEOUT)
-    except (RuntimeError, ValueError) as error:
-        raise AurankError(
-            f"the {size} processes that were launched do not meet ({first_line(error)}): look at what the others say, "
-            "and whether MASTER_ADDR can be reached"
-        ) from error
-    group = ProcessGroup(None)
-    try:
-        with group.failing_together():
-            yield group
-    finally:
-        leave(group)
+    with Liveness(MEET, REMEDY, key="") as life:
+        distributed.init_process_group("gloo", store=life.store, rank=life.rank, world_size=life.size, timeout=TIMEOUT)
+        group = ProcessGroup(None)
+        try:
+            with group.failing_together():
+                yield group
+        finally:
+            leave(group)
 
 
 def leave(group: ProcessGroup) -> None:

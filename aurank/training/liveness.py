@@ -139,14 +139,16 @@ class Liveness:
 
     Args:
         timeout: until all have come, as "30min".
+        remedy: what to do when one is gone.
+        key: what stands before the timeout in messages.
 
     Attributes:
         store: in which a process group may meet.
         verdict: who is gone, once that is known.
     """
 
-    def __init__(self, timeout: str) -> None:
-        self.timeout = timeout
+    def __init__(self, timeout: str, remedy: str = REMEDY, *, key: str = "train.timeout=") -> None:
+        self.timeout, self.remedy, self.within = timeout, remedy, f"{key}{timeout}"
         self.rank, self.size = int(os.environ.get("RANK", "0")), launched()
         self.own = Peer.own(self.rank)
         self.peers: dict[int, Peer] = {}
@@ -205,7 +207,7 @@ class Liveness:
         except RuntimeError as error:
             what = "cannot keep the store" if keeps else "cannot reach rank 0, or torchrun,"
             raise AurankError(
-                f"rank {self.rank} on {self.own.host} {what} at {host}:{port} (train.timeout={self.timeout}): "
+                f"rank {self.rank} on {self.own.host} {what} at {host}:{port} ({self.within}): "
                 f"{first_line(error)}; look at MASTER_ADDR and MASTER_PORT, and at what rank 0 says"
             ) from error
         return _stores.PrefixStore(f"aurank/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_joins)}", store)
@@ -217,7 +219,7 @@ class Liveness:
                 missing = [rank for rank in range(1, self.size) if rank not in self.peers]
                 which = f"rank {', '.join(map(str, missing))}" if self.rank == 0 else "not every one"
                 raise AurankError(
-                    f"{which} of {self.size} processes came within train.timeout={self.timeout}: look at what "
+                    f"{which} of {self.size} processes came within {self.within}: look at what "
                     "they say, and whether they reach MASTER_ADDR"
                 )
 
@@ -305,7 +307,7 @@ class Liveness:
                 return
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._trains), ctypes.py_object(Lost))
         if not self._ended.wait(ENDING):
-            os.write(2, f"error: {self.verdict}; {REMEDY}\n".encode())
+            os.write(2, f"error: {self.verdict}; {self.remedy}\n".encode())
             os._exit(1)  # no exception reaches a thread that waits inside of a library
 
     # -- the end ----------------------------------------------------------------------------------------------------
@@ -329,7 +331,7 @@ class Liveness:
             self._door.close()
         self._selector.close()
         if text is not None:
-            raise AurankError(f"{text}; {REMEDY}") from error
+            raise AurankError(f"{text}; {self.remedy}") from error
 
     def _take_over(self) -> None:
         """Let nothing interrupt the thread that trains any more."""
@@ -355,7 +357,7 @@ class Liveness:
                 self._lose(stopped)
         if self.verdict is None:
             who = " or ".join(map(str, away or self.peers.values()))
-            what = f"did not come within train.timeout={self.timeout}" if waited else "has ended or cannot be reached"
+            what = f"did not come within {self.within}" if waited else "has ended or cannot be reached"
             self.verdict = f"{who} {what}"
         return self.verdict
 

@@ -153,10 +153,12 @@ def test_a_rank_that_is_killed_ends_the_other_in_one_line_and_its_pieces_stay(tm
         results = ended(processes)
     assert results[0][0] == 1, results
     assert results[0][2].count("error: ") == 1
-    assert "rank 0 of 2 has stopped: another rank is gone" in results[0][2]
+    said = f"error: rank 1 (process {processes[1].pid} on "
+    assert said in results[0][2]
+    assert ") has ended; see what it says, then give the same command again" in results[0][2]
     assert not out.exists()
     held = len(list((tmp_path / "cache").glob("*/*.npz")))
-    assert held >= COUNT // 4  # the other went on to the end of its share
+    assert held >= 3
     results = ended(launch([command] * 2))
     assert [code for code, _, _ in results] == [0, 0], results
     assert results[0][1] == f"{COUNT} embeddings of 64 dimensions written to {out}\n"
