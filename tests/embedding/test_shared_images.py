@@ -1,5 +1,6 @@
 """Processes that share images: each batch in one of them, the bits of one process, and one end for all."""
 
+import json
 import signal
 import time
 from pathlib import Path
@@ -44,6 +45,8 @@ def _member(rank: int, folder: Path) -> None:
     alone = evaluate_model(MODEL, images, running=how, postprocess="query_expansion:k=2")  # by the first for all
     alone.save(folder / f"alone-{rank}.json")
     embed_to_folder(MODEL, images, out=folder / "parts", shard_rows=13, running=how)
+    dist.barrier()
+    evaluate_model(f"embeddings:{folder / 'parts'}", running=how).save(folder / f"parts-{rank}.json")
     made = build_index(MODEL, images, out=folder / "index", running=how)
     assert (made is None) == (rank == 1)
     broken = folder / "photos" / "class 0" / "05.png"  # of the second batch, which is that of rank 1
@@ -109,6 +112,8 @@ def test_two_processes_give_the_report_of_one_with_lists_in_the_first(two: Path,
     assert (two / "report-0.json").read_bytes() == expected
     evaluate_model(MODEL, images, running=how).save(tmp_path / "plain.json")
     assert (two / "report-1.json").read_bytes() == (tmp_path / "plain.json").read_bytes()
+    found = [json.loads((two / f"{name}-1.json").read_text())["metrics"] for name in ("report", "parts")]
+    assert found[0] == found[1]
     expanded = evaluate_model(MODEL, images, running=how, postprocess="query_expansion:k=2")
     expanded.save(tmp_path / "expanded.json")
     for rank in range(2):

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Integer
 
+from aurank.arrays import MappedRows
 from aurank.errors import AurankError, UserError, first_line
 from aurank.evaluation.engine.problem import RetrievalProblem
 
@@ -217,8 +218,19 @@ def _check_equal(group: ProcessGroup, value: Any, what: str) -> None:
 def _digest(array: Any) -> str | None:
     if array is None:
         return None
+    if isinstance(array, MappedRows):
+        return _digest_of_mapped(array)
     plain = array.detach().cpu() if isinstance(array, torch.Tensor) else np.asarray(array)
     bits = plain.contiguous().view(torch.uint8).numpy() if isinstance(plain, torch.Tensor) else plain
     digest = hashlib.sha256(repr((tuple(plain.shape), str(plain.dtype))).encode())
     digest.update(np.ascontiguousarray(bits).data)
+    return digest.hexdigest()
+
+
+def _digest_of_mapped(rows: MappedRows) -> str:
+    """Return the digest that the rows have in memory, read a block at a time."""
+    digest = hashlib.sha256(repr((tuple(rows.shape), str(rows.dtype))).encode())
+    step = max(1, SENT // max(1, rows.shape[1] * rows.itemsize))
+    for start in range(0, len(rows), step):
+        digest.update(np.ascontiguousarray(rows[start : start + step]).data)
     return digest.hexdigest()
