@@ -259,6 +259,7 @@ class TrainConfig(Strict):
     steps: Count = Field(description="Updates of the weights.")
     accumulate: int = key(1, "Batches whose gradients make one update.", ge=1, le=10**6)
     micro_batch: int | None = key(None, "Images encoded at a time, gradients cached; null: all.", ge=2, le=10**6)
+    compile: bool = key(False, "Compile the encoder (torch.compile): a minute or more at first, then faster steps.")
     mixed_precision: Literal["no", "fp16", "bf16"] = key("no", "Precision of the encoder.")
     validate_every: Count = key(500, "Steps between validations; there is one after the last step too.")
     early_stopping: Count | None = key(None, "Stop after this many validations without improvement; null: never.")

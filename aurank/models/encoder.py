@@ -1,6 +1,6 @@
 """The embedding model: a timm backbone, pooling, a projection and L2 normalisation."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -153,11 +153,49 @@ class EachPart(nn.Sequential):
     """A model, called once for a tuple of tensors, as images of several sizes: the embeddings of all as one matrix.
 
     For training: several processes exchange gradients once for each call, and a gradient cache calls for each part.
+
+    Args:
+        compiled: in training mode the model runs as torch.compile makes it; the names of its weights stay as they are.
     """
 
+    def __init__(self, model: nn.Module, *, compiled: bool = False) -> None:
+        super().__init__(model)
+        # The second size of a batch is compiled for all further ones.
+        self._compiled: Callable[[Tensor], Tensor] | None = torch.compile(model.forward) if compiled else None
+
     def forward(self, batch: Tensor | tuple[Tensor, ...]) -> Float[Tensor, "item dim"]:
-        parts = [self[0](part) for part in (batch if isinstance(batch, tuple) else (batch,))]
+        parts = [self._embed(part) for part in (batch if isinstance(batch, tuple) else (batch,))]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _embed(self, part: Tensor) -> Tensor:
+        if self._compiled is None or not self.training:
+            embeddings: Tensor = self[0](part)
+            return embeddings
+        try:
+            return self._compiled(part)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise UserError(
+                f"train.compile=true: torch.compile fails on this model ({first_line(error)}); set train.compile=false"
+            ) from error
+
+
+def require_compiler(device: torch.device) -> None:
+    """Raise UserError where torch.compile has no compiler for the device."""
+    try:
+        if device.type == "cuda":
+            from torch.utils._triton import has_triton
+
+            missing = "" if has_triton() else "triton does not run here"
+        else:
+            from torch._inductor.cpp_builder import get_cpp_compiler
+
+            missing = "" if get_cpp_compiler() else "no C++ compiler"
+    except ImportError:  # of another version of torch: what it says of the first batch is told then
+        return
+    except RuntimeError as error:
+        missing = first_line(error)
+    if missing:
+        raise UserError(f"train.compile=true has no compiler ({missing}); install g++, or set train.compile=false")
 
 
 def projection(width: int, dim: int, *, layers: int = 1, hidden: int | None = None) -> nn.Module:

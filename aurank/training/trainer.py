@@ -21,7 +21,7 @@ from aurank.losses import MultipleLosses
 from aurank.losses.core.distributed import Gather, Shares
 from aurank.losses.core.loss_inputs import TakesInputs
 from aurank.losses.core.training_protocols import FollowsProgress, Reencodes
-from aurank.models.encoder import EachPart
+from aurank.models.encoder import EachPart, require_compiler
 from aurank.training.build import (
     Splits,
     build_loss,
@@ -85,7 +85,10 @@ class Trainer:
         self.train_data = build_dataset(config.data, splits.train, train=True, seed=config.seed)
         self.val_data = None if splits.val is None else build_dataset(config.data, splits.val, train=False)
         # Accelerate puts autocast into the forward of what it is given; the encoder inside stays as it is.
-        self.encoder, self.optimiser = accelerator.prepare(EachPart(task.model), optimiser)
+        if config.train.compile:
+            require_compiler(accelerator.device)
+        parts = EachPart(task.model, compiled=config.train.compile)
+        self.encoder, self.optimiser = accelerator.prepare(parts, optimiser)
         check_image_size(task.encoder, config, accelerator.device)
         self.average = None if config.train.ema is None else weight_average(task.model)
         self.cache = _gradient_cache(config, self.encoder, self.sampler, self.train_data.to_input)
