@@ -40,6 +40,7 @@ from aurank.training.mining import Reencode, nearest_images, offer_reencoding
 from aurank.training.optim import weight_average
 from aurank.training.processes import on_cpu
 from aurank.training.tasks import PairTask, Task
+from aurank.training.watch import notice_of_waiting
 
 
 class Trainer:
@@ -95,7 +96,8 @@ class Trainer:
         self.goes_on = False
         self._calls = (0, 0)  # of the loss: the step, and which of its batches
         self._offer_reencoding()
-        self.notices += [*task.notices(), *_without_effect(self, splits)]
+        waiting = notice_of_waiting(accelerator.device, self.optimiser.optimizer, config.optim.name)
+        self.notices += [*task.notices(), *_without_effect(self, splits), *waiting]
 
     def _offer_reencoding(self) -> None:
         if isinstance(self.task, PairTask):  # their loss would need texts re-encoded too

@@ -81,7 +81,7 @@ class LossWatch:
         mark = _LAST - len(self.batches)
         if not self.on_host:
             torch.maximum(self._flags[0], torch.where(batch.loss.isfinite(), 0, mark), out=self._flags[0])
-        elif not self._flags[0] and not math.isfinite(float(batch.loss)):
+        elif not math.isfinite(float(batch.loss)) and not self._flags[0]:
             self._flags[0] = mark
 
     def marked(self, loss: Float[Tensor, ""]) -> Float[Tensor, ""]:
@@ -135,7 +135,9 @@ class LossWatch:
 
 def _numbers(values: Sequence[Tensor]) -> list[float]:
     """Return numbers of a device, read at once."""
-    numbers: list[float] = torch.stack([value.detach() for value in values]).tolist()
+    if len(values) == 1:
+        return [float(values[0])]
+    numbers: list[float] = torch.stack(list(values)).tolist()
     return numbers
 
 
@@ -143,3 +145,13 @@ def leaves_out_updates(optimiser: Optimizer) -> bool:
     """Return whether the optimiser takes `found_inf`, by which a gradient scaler tells it to leave out an update."""
     fused = all(group.get("fused") for group in optimiser.param_groups)
     return fused and bool(getattr(optimiser, "_step_supports_amp_scaling", False))
+
+
+def notice_of_waiting(device: torch.device, optimiser: Optimizer, name: str) -> list[str]:
+    """Return what to say where every step waits for the device, because the optimiser cannot leave out an update."""
+    if device.type in READ_AT_ONCE or leaves_out_updates(optimiser):
+        return []
+    return [
+        f"optim.name={name} is not fused here, so every step waits for the device, to see whether its loss is finite; "
+        "adam, adamw and sgd need not"
+    ]

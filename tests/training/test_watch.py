@@ -7,6 +7,7 @@ import pytest
 import torch
 from testing.runs import assert_equal
 from testing.tiny import SUM, tiny_config
+from testing.unread import Unread
 from torch import nn
 
 import aurank
@@ -14,7 +15,7 @@ from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import AurankError
 from aurank.models.encoder import Encoder
 from aurank.training import watch as watching
-from aurank.training.watch import LossWatch, SeenBatch, leaves_out_updates
+from aurank.training.watch import LossWatch, SeenBatch, leaves_out_updates, notice_of_waiting
 
 CPU = torch.device("cpu")
 
@@ -83,11 +84,27 @@ def test_an_optimiser_that_cannot_leave_out_an_update_is_looked_at_in_each_step(
     weight = nn.Parameter(torch.ones(3))
     plain = torch.optim.AdamW([weight], 0.1, fused=False)
     assert not leaves_out_updates(plain)
+    assert notice_of_waiting(CPU, plain, "lars")[0].startswith("optim.name=lars is not fused here, so every step waits")
     watch = LossWatch(CPU, plain, every=10)
     watch.add(seen(0, float("nan")))
     watch.share(None)
     assert watch.guard()
     assert watch.look().bad is not None
+
+
+def test_until_a_look_nothing_of_the_device_is_read() -> None:
+    with Unread():
+        optimiser = torch.optim.AdamW([nn.Parameter(torch.ones(3))], 0.1, fused=True)
+        watch = LossWatch(torch.device("cuda"), optimiser, every=10)
+        assert notice_of_waiting(torch.device("cuda"), optimiser, "adamw") == []
+        for index in range(3):
+            loss = torch.ones(()).to("cuda")
+            watch.add(SeenBatch(index + 1, 0, index, torch.arange(2), loss))
+            watch.share(None)
+            assert watch.marked(loss).device.type == "cuda"
+            assert not watch.guard()
+        with pytest.raises(Exception, match=r"data-dependent|_local_scalar_dense|copies numbers"):
+            watch.look()
 
 
 def test_the_last_signal_and_a_first_look() -> None:
