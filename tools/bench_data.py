@@ -127,14 +127,14 @@ def compare(given: argparse.Namespace, folder: Path) -> None:
     if not root.exists():
         write_photos(root, given.images, given.side)
     sizes = {
-        name: prepare_data(config_of(root), folder / name, raw=name == "raw").num_bytes for name in ("jpeg", "raw")
+        name: prepare_data(config_of(root), folder / name, jpeg=name == "jpeg").num_bytes for name in ("jpeg", "raw")
     }
     manifest: Manifest = read_whole(config_of(root).data).split("train")
     data = {
         "whole": build_dataset(config_of(root, decoding="whole").data, manifest, train=True),
         "originals": build_dataset(config_of(root).data, manifest, train=True),
-        "prepared": build_dataset(config_of(root, prepared=folder / "jpeg").data, manifest, train=True),
-        "prepared, raw": build_dataset(config_of(root, prepared=folder / "raw").data, manifest, train=True),
+        "prepared": build_dataset(config_of(root, prepared=folder / "raw").data, manifest, train=True),
+        "prepared, JPEG": build_dataset(config_of(root, prepared=folder / "jpeg").data, manifest, train=True),
     }
     runs = {"torchvision": torchvisions(root, given.workers, given.batch)}
     runs |= {name: auranks(one, given.workers, given.batch) for name, one in data.items()}
@@ -143,7 +143,7 @@ def compare(given: argparse.Namespace, folder: Path) -> None:
         for name, run in runs.items():
             normalised = data.get(name) if given.normalise else None
             rates[name].append(images_per_second(run(), given.workers, normalised))
-    bytes_of = {"prepared": sizes["jpeg"], "prepared, raw": sizes["raw"]}
+    bytes_of = {"prepared": sizes["raw"], "prepared, JPEG": sizes["jpeg"]}
     originals = sum(path.stat().st_size for path in root.rglob("*.jpg"))
     print(f"{len(manifest)} photos, shorter side {given.side}; {given.workers} workers, {given.rounds} rounds")
     print(f"{'':<16}{'images/s':>10}{'× torchvision':>16}{'difference':>12}{'KB an image':>13}")

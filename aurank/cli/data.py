@@ -123,7 +123,7 @@ def prepare(
     short_side: Annotated[
         int | None, typer.Option(help="Shorter side of the images kept; default: what the transforms need.", min=1)
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Keep pixels, not JPEGs: larger, and faster to read.")] = False,
+    jpeg: Annotated[bool, typer.Option("--jpeg", help="Keep JPEGs: a fifth as large, slower, not exact.")] = False,
 ) -> None:
     """Decode and resize all images once, to be read again and again.
 
@@ -136,7 +136,7 @@ def prepare(
     from aurank.commands import prepare_data
 
     with draw_stages() as progress:
-        result = prepare_data(config, out, overrides or [], short_side=short_side, raw=raw, progress=progress)
+        result = prepare_data(config, out, overrides or [], short_side=short_side, jpeg=jpeg, progress=progress)
     console.say(result)
     console.say(f"read them by data.prepared={out}")
 

@@ -22,7 +22,7 @@ def prepare_data(
     overrides: Sequence[str] = (),
     *,
     short_side: int | None = None,
-    raw: bool = False,
+    jpeg: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> PreparedResult:
     """Decode and resize every image of a configuration, of all its splits, into the folder `out` for ``data.prepared``.
@@ -33,7 +33,7 @@ def prepare_data(
     Args:
         short_side: of the images kept; smaller ones stay as they are. By default what the larger of the two transforms
             needs: the side that it reduces images to, or what makes its smallest random part `data.image_size` wide.
-        raw: keep pixels, not JPEGs.
+        jpeg: keep JPEGs, a fifth as large, whose pixels differ by a level of 255 or two.
         progress: called with a stage, how much of it is done and how much there is.
 
     Raises:
@@ -56,7 +56,7 @@ def prepare_data(
     if short_side is None:
         needed = [build_transform(data, train=train).needed_side for train in (True, False)]
         short_side = max((side for side in needed if side is not None), default=data.image_size)
-    how = Preparation(short_side, data.channels, data.interpolation, raw)
+    how = Preparation(short_side, data.channels, data.interpolation, raw=not jpeg)
     manifest, folder = read_whole(data), Path(out).expanduser()
     _require_apart(folder, manifest)
     with claimed(folder, "prepares images into it"):

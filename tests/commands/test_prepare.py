@@ -31,6 +31,7 @@ def photos(root: Path) -> dict[str, Any]:
     return tiny_config(data=data, sampler={"batch": 8, "params": {"per_class": 2}}, train=train)
 
 
+@pytest.mark.slow
 def test_the_usual_side_is_what_the_larger_of_the_transforms_needs(tmp_path):
     config = photos(tmp_path)
     for number, (overrides, side) in enumerate(
@@ -43,13 +44,13 @@ def test_the_usual_side_is_what_the_larger_of_the_transforms_needs(tmp_path):
         result = prepare_data(config, tmp_path / f"out{number}", overrides)
         assert (result.how.short_side, result.images) == (side, 48)
         assert result.how.interpolation == "area"
-    assert prepare_data(config, tmp_path / "out", short_side=20, raw=True).how.short_side == 20
+    assert prepare_data(config, tmp_path / "out", short_side=20).how.short_side == 20
 
 
 @pytest.mark.slow
 def test_training_and_measuring_give_the_numbers_of_the_originals(tmp_path):
     config, prepared = photos(tmp_path), f"data.prepared={tmp_path / 'out'}"
-    prepare_data(config, tmp_path / "out", raw=True)
+    prepare_data(config, tmp_path / "out")
     plain = aurank.train(config, tmp_path / "plain")
     found = aurank.train(config, tmp_path / "found", overrides=[prepared])
     assert found.best == plain.best
@@ -87,6 +88,7 @@ def test_a_run_goes_on_with_images_prepared_as_they_were(tmp_path):
         aurank.train(config, tmp_path / "run", resume=True, overrides=prepared)
 
 
+@pytest.mark.slow
 def test_embeddings_of_prepared_images_are_cached_by_themselves(tmp_path):
     config = photos(tmp_path)
     prepare_data(config, tmp_path / "out", short_side=34)
@@ -99,6 +101,7 @@ def test_embeddings_of_prepared_images_are_cached_by_themselves(tmp_path):
     assert len([line for line in lines if line.startswith("read 16 embeddings")]) == 1
 
 
+@pytest.mark.slow
 def test_a_side_that_is_too_small_for_the_transform_is_told(tmp_path):
     config = photos(tmp_path)
     prepare_data(config, tmp_path / "out", short_side=20)
@@ -109,6 +112,7 @@ def test_a_side_that_is_too_small_for_the_transform_is_told(tmp_path):
         rehearse(settings)
 
 
+@pytest.mark.slow
 def test_the_doctor_finds_what_does_not_fit_the_originals(tmp_path):
     config, prepared = photos(tmp_path), [f"data.prepared={tmp_path / 'out'}"]
     prepare_data(config, tmp_path / "out")

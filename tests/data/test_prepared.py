@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import types
 import zipfile
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def data_of(manifest: Manifest, prepared: Path | None = None, name: str = "cente
 
 
 def raw(side: int = SIDE) -> Preparation:
-    return Preparation(side, 3, raw=True)
+    return Preparation(side, 3)
 
 
 @pytest.mark.parametrize("name", ["center", "crop_flip", "random_crop", "simclr"])
@@ -69,7 +70,7 @@ def test_jpegs_differ_from_the_originals_by_two_levels_at_most(tmp_path):
         Image.fromarray(photo).save(tmp_path / "photos" / "a" / f"{number}.png")
     manifest = listed(tmp_path / "photos")
     for channels in (1, 3):
-        how = Preparation(128, channels)
+        how = Preparation(128, channels, raw=False)
         prepare_images(manifest, tmp_path / f"out{channels}", how)
         rows = PreparedImages(tmp_path / f"out{channels}").rows_of(manifest, channels)
         whole = ImageDataset(manifest, TRANSFORMS["center"](128, channels, margin=1), channels=channels)
@@ -235,6 +236,15 @@ def test_a_full_disk_ends_in_one_line_and_what_was_prepared_stays(tmp_path, monk
     assert _whole(manifest, tmp_path / "out") == _whole(manifest, tmp_path / "other")
 
 
+def test_too_little_room_is_told_before_anything_is_prepared(tmp_path, monkeypatch):
+    manifest = photos(tmp_path / "photos")
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: types.SimpleNamespace(free=6 * 36 * 40 * 3))
+    with pytest.raises(UserError, match=r"take about 0\.00 GiB, and 0\.00 GiB are free there; make room.*--jpeg"):
+        prepare_images(manifest, tmp_path / "out", raw())
+    assert not (tmp_path / "out/images.bin").stat().st_size
+    assert prepare_images(manifest.select([0, 1]), tmp_path / "out", raw()).written == 2
+
+
 def test_a_truncated_file_is_told_and_mended(tmp_path):
     manifest = photos(tmp_path / "photos")
     prepare_images(manifest, tmp_path / "out", raw())
@@ -250,7 +260,7 @@ def test_a_truncated_file_is_told_and_mended(tmp_path):
     assert prepare_images(manifest, tmp_path / "out", raw()).written == 6
 
 
-@pytest.mark.parametrize("how", [raw(), Preparation(SIDE, 3)])
+@pytest.mark.parametrize("how", [raw(), Preparation(SIDE, 3, raw=False)])
 def test_a_damaged_image_is_named_and_mended(tmp_path, how):
     manifest = photos(tmp_path / "photos")
     prepare_images(manifest, tmp_path / "out", how)
@@ -276,11 +286,11 @@ def test_what_does_not_fit_is_refused(tmp_path):
         prepare_images(manifest, tmp_path / "photos", raw())
     prepare_images(manifest, tmp_path / "out", raw())
     with pytest.raises(UserError, match=r"prepared otherwise \(shorter side 36, .* raw; asked for: .* JPEG of quality"):
-        prepare_images(manifest, tmp_path / "out", Preparation(SIDE, 3))
+        prepare_images(manifest, tmp_path / "out", Preparation(SIDE, 3, raw=False))
     with pytest.raises(UserError, match=r"have 3 channels, not data\.channels=1"):
         PreparedImages(tmp_path / "out").rows_of(manifest, 1)
     with pytest.raises(UserError, match=r"a JPEG holds 1 or 3 channels, not data\.channels=4"):
-        Preparation(SIDE, 4)
+        Preparation(SIDE, 4, raw=False)
     for text in ("[]", '{"format": 2}', '{"format": 1, "short_side": "a"}', "no"):
         (tmp_path / "out/prepared.json").write_text(text)
         with pytest.raises(UserError, match=r"prepared\.json is not what aurank data prepare writes"):

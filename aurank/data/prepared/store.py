@@ -54,23 +54,23 @@ class Preparation:
 
     Attributes:
         short_side: larger images are reduced to it.
-        raw: keep their pixels, 5 times as large and faster to read, in place of JPEGs of quality 95 in all colours.
+        raw: keep their pixels; otherwise JPEGs of quality 95 in all colours, a fifth as large and slower to read.
 
     Example:
         >>> str(Preparation(short_side=256, channels=3))
-        'shorter side 256, 3 channels, by area, JPEG of quality 95'
+        'shorter side 256, 3 channels, by area, raw'
     """
 
     short_side: int
     channels: int
     interpolation: str = AREA
-    raw: bool = False
+    raw: bool = True
 
     def __post_init__(self) -> None:
         if self.short_side < 1 or self.channels < 1 or self.interpolation not in INTERPOLATIONS:
             raise UserError(f"images cannot be prepared with {self}")
         if not self.raw and self.channels not in (1, 3):
-            raise UserError(f"a JPEG holds 1 or 3 channels, not data.channels={self.channels}; prepare raw (--raw)")
+            raise UserError(f"a JPEG holds 1 or 3 channels, not data.channels={self.channels}; leave out --jpeg")
 
     def __str__(self) -> str:
         kind = "raw" if self.raw else f"JPEG of quality {QUALITY}"
@@ -88,7 +88,9 @@ class Preparation:
         if self.raw:
             return image.tobytes()
         if max(image.shape[:2]) > _LONGEST:
-            raise UserError(f"{image.shape[1]:,} × {image.shape[0]:,} pixels are more than a JPEG holds; prepare --raw")
+            raise UserError(
+                f"{image.shape[1]:,} × {image.shape[0]:,} pixels are more than a JPEG holds; leave out --jpeg"
+            )
         options = [cv2.IMWRITE_JPEG_QUALITY, QUALITY]
         options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444]
         given = image if self.channels == 1 else cv2.cvtColor(image, cv2.COLOR_RGB2BGR)

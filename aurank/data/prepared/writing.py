@@ -1,6 +1,7 @@
 """Writing a folder of prepared images: what is there and whole stays, the rest is made by threads, in order."""
 
 import os
+import shutil
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ from aurank.data.sources import FileMark, ImageSource, file_marks
 from aurank.errors import AurankError, UserError
 
 _KEPT_EVERY = 256  # images, after which what was made stays, whatever happens
+_TRIED = 16  # images by which the room that all take is estimated
 _AHEAD = 4  # images for each thread that are made before they are written
 
 _Original = tuple[int, FileMark | None]  # the row, and what its file is known by
@@ -51,7 +53,7 @@ class PreparedResult:
     Example:
         >>> how = Preparation(256, 3)
         >>> print(PreparedResult(Path("p"), how, images=10, written=4, unreadable=("a.jpg",), num_bytes=0))
-        10 images in p (shorter side 256, 3 channels, by area, JPEG of quality 95; 0.00 GiB), 6 of them from before
+        10 images in p (shorter side 256, 3 channels, by area, raw; 0.00 GiB), 6 of them from before
         skipped, unreadable: 1 (a.jpg)
     """
 
@@ -88,14 +90,14 @@ def prepare_images(
         on_error: "raise" a UserError naming an image that cannot be read, or "skip" it: it counts as unreadable then.
 
     Raises:
-        UserError: the folder holds other things, or images prepared otherwise.
+        UserError: the folder holds other things, or images prepared otherwise; or there is too little room.
         AurankError: a full disk; what was prepared stays.
 
     Example:
         >>> import tempfile
         >>> from aurank.data import READERS
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     result = prepare_images(READERS["digits"](None), Path(folder, "prepared"), Preparation(8, 1, raw=True))
+        ...     result = prepare_images(READERS["digits"](None), Path(folder, "prepared"), Preparation(8, 1))
         >>> result.images, result.num_bytes
         (1797, 115008)
     """
@@ -112,7 +114,9 @@ def prepare_images(
         with _Writer(folder) as writer:
             make = partial(_make, manifest, how, on_error=on_error, max_pixels=max_pixels)
             marks = file_marks(manifest.source, [manifest.paths[row] for row in rows[todo]])  # before they are read
-            made = _in_order(make, list(zip(rows[todo].tolist(), marks, strict=True)))
+            originals = list(zip(rows[todo].tolist(), marks, strict=True))
+            _require_room(folder, make, originals, how)
+            made = _in_order(make, originals)
             for done, (place, (record, content)) in enumerate(zip(todo, made, strict=True), start=1):
                 record["key"] = np.frombuffer(keys[place], "V16")[0]
                 writer.add(record, content)
@@ -164,6 +168,23 @@ def _needed(
         needed[place] |= not is_whole
         report("verifying", done, len(held))
     return needed
+
+
+def _require_room(
+    folder: Path,
+    make: Callable[[_Original], tuple[np.ndarray, bytes]],
+    originals: Sequence[_Original],
+    how: Preparation,
+) -> None:
+    """Raise UserError where the disk has less room than the images will take, by a few of them."""
+    places = np.linspace(0, len(originals) - 1, min(_TRIED, len(originals)), dtype=np.int64).tolist()
+    with quiet_decoding():
+        lengths = [len(make(originals[place])[1]) for place in places]
+    needed, free = int(np.mean(lengths) * len(originals)) if lengths else 0, shutil.disk_usage(folder).free
+    if needed > free:
+        smaller = ", or prepare JPEGs (--jpeg), which take about a fifth" if how.raw else ""
+        room = f"take about {needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB are free there"
+        raise UserError(f"--out {folder}: the images {room}; make room, name another folder{smaller}")
 
 
 class _Writer:
