@@ -1,6 +1,5 @@
 """Wherever saved embeddings are taken, those in parts give what those of one file give."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 
 from aurank.commands import RunOptions, calibrate_model, evaluate_model, examine_embeddings, probe_model
 from aurank.commands.evaluate import saved_embeddings
-from aurank.commands.report import Measurement, evaluation_page
+from aurank.commands.report import Measurement, examine_measured
 from aurank.data.shards import ShardWriter
 from aurank.embedding import ImageSelection
 from aurank.embedding.embed import Embedded
@@ -39,13 +38,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def page(path: Path) -> str:
-    model = f"embeddings:{path}"
-    embedded, _ = saved_embeddings(model, path, None, ImageSelection(), None)
-    return re.sub(
-        r"\b(?:image|[mp])[0-9a-f]{10}\b",
-        "",
-        evaluation_page(embedded.evaluate(neighbours=3), Measurement("m", embedded)),
-    )
+    """What a page says of them; its pictures have names of their own each time."""
+    embedded, _ = saved_embeddings(f"embeddings:{path}", path, None, ImageSelection(), None)
+    measured = Measurement("m", embedded)
+    found = examine_measured(embedded.evaluate(neighbours=3), measured)
+    return "\n".join([measured.data, *map(str, found.findings), *found.left_out])
 
 
 def values(path: Path, **options: Any) -> tuple[Any, ...]:
@@ -64,7 +61,7 @@ def values(path: Path, **options: Any) -> tuple[Any, ...]:
         lambda path: values(path, codes=Codes(dims=(4,), precisions=("int8", "binary"), rescore=5)),
         lambda path: values(path, index="IVF2,Flat"),
         lambda path: str(calibrate_model(f"embeddings:{path}", precision=0.3, running=HOW)),
-        lambda path: str(probe_model(f"embeddings:{path}", running=HOW)["knn"]),
+        lambda path: str(probe_model(f"embeddings:{path}", protocols=["knn"], running=HOW)["knn"]),
         lambda path: [str(one) for one in examine_embeddings(path).findings],
         page,
     ],

@@ -187,10 +187,10 @@ def test_a_damaged_page_of_the_table_is_noticed(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_of_a_part_of_the_rows_holds_none_of_them_for_long(tmp_path: Path) -> None:
-    count, width = 1200, 2048
+    count, width = 800, 2048
     chance = np.random.default_rng(0)
     labels = np.arange(count) // 10
-    rows = (chance.standard_normal((120, width))[labels] + chance.standard_normal((count, width))).astype(np.float32)
+    rows = (chance.standard_normal((80, width))[labels] + chance.standard_normal((count, width))).astype(np.float32)
     for number, part in enumerate(np.array_split(rows, 4)):
         np.save(tmp_path / f"{number}.npy", part)
     mapped = MappedRows([np.load(tmp_path / f"{number}.npy", mmap_mode="r") for number in range(4)])
@@ -199,9 +199,9 @@ def test_an_evaluation_of_a_part_of_the_rows_holds_none_of_them_for_long(tmp_pat
     expected = Embedded(rows, *others).evaluate(recall_at=(1,))
     tracemalloc.start()
     try:
-        found = Embedded(mapped, *others).evaluate(recall_at=(1,), max_memory="4MiB")
+        found = Embedded(mapped, *others).evaluate(recall_at=(1,), max_memory="2304KiB")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert found.metrics == expected.metrics
-    assert peak < rows.nbytes / 2  # of 10 MB
+    assert peak < rows.nbytes / 2  # of 6.5 MB
