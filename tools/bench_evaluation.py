@@ -1,15 +1,19 @@
 """Time and memory of exact evaluation beside the product that it rests on and what others offer.
 
     python tools/bench_evaluation.py [--rows 12000 20000] [--gallery] [--peers] [--scale 15000 30000 60502]
+    python tools/bench_evaluation.py --rows 20000 --set clusters trained random collapsed:4000 FILE.npz
     python tools/bench_evaluation.py --rows --scale 60000 --classes 10 --dim 64 --report
 
 Data: unit vectors float32 [row, 512] around random centres, 5 per class, shuffled; everything on the same rows.
 `--dim` and `--per-class` say otherwise; `--classes N` makes N classes, with `--tail S` of lognormal sizes.
 
+- sets (`--set`): `clusters` is the above; `trained` has classes in 12 categories, close by and with a spectrum that
+  decays, as trained embeddings do; `random` has no classes at all; `collapsed` is one point and noise of 1e-7; of a
+  file of `aurank embed` the first rows are taken. `NAME:4000` takes so many rows.
 - side by side (`--rows`): aurank's ranks of every positive (checks, lengths, thresholds, sorting and rechecks
-  included), the plain product in blocks of 1,024 rows, and argsort of 1,000-row blocks as the SOPRC authors evaluate,
-  in turns in one process; medians of `--repeats` turns, and their ratio to the product. With `--gallery` also half of
-  the rows against the other half.
+  included), the same with products of float32 alone, the plain product in blocks of 1,024 rows, and with `--argsort`
+  that of 1,000-row blocks as the SOPRC authors evaluate, in turns in one process; medians of `--repeats` turns, and
+  their ratio to the product. With `--gallery` also half of the rows against the other half.
 - peers: PML's AccuracyCalculator with k=None, torchmetrics and open-metric-learning where installed, each in a process
   of its own under `--limit` gigabytes; a failure is printed as such.
 - scale: aurank on memory-mapped rows with `--max-memory`, in a process of its own: time, peak of resident memory beyond
@@ -28,6 +32,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -49,6 +54,40 @@ def data(rows: int, given: argparse.Namespace, *, spread: float = 2.0) -> tuple[
     order = torch.randperm(rows, generator=chance)
     noise = torch.randn(rows, given.dim, generator=chance)
     return torch.nn.functional.normalize(centres[labels[order]] + spread * noise), labels[order]
+
+
+def trained(rows: int, given: argparse.Namespace) -> tuple[Tensor, Tensor]:
+    """Unit vectors as a trained model makes them, and labels, shuffled."""
+    chance = torch.Generator().manual_seed(1)
+    labels, spectrum = torch.arange(rows) // given.per_class, torch.arange(1, given.dim + 1) ** -0.5
+    basis = torch.linalg.qr(torch.randn(given.dim, given.dim, generator=chance))[0]
+    count = int(labels[-1]) + 1
+
+    def drawn(size: int) -> Tensor:
+        return torch.randn(size, given.dim, generator=chance) * spectrum
+
+    centres = 0.6 * drawn(12)[torch.randint(12, (count,), generator=chance)] + 0.8 * drawn(count)
+    order = torch.randperm(rows, generator=chance)
+    noise = drawn(rows) * (0.35 + 0.5 * torch.rand(rows, 1, generator=chance))
+    return torch.nn.functional.normalize((centres[labels[order]] + noise) @ basis), labels[order]
+
+
+def named(text: str, rows: int, given: argparse.Namespace) -> tuple[Tensor, Tensor]:
+    """Vectors and labels of a `--set`."""
+    name, _, count = text.partition(":")
+    rows = int(count or rows)
+    if name.endswith(".npz"):
+        with np.load(name) as file:
+            vectors, labels = torch.from_numpy(file["embeddings"][:rows]).float(), file["labels"][:rows]
+        return vectors, torch.from_numpy(np.unique(labels, return_inverse=True)[1])
+    if name == "trained":
+        return trained(rows, given)
+    if name == "random":
+        return data(rows, given, spread=1e6)
+    vectors, labels = data(rows, given)
+    if name == "collapsed":
+        vectors = torch.nn.functional.normalize(vectors[:1] + 1e-7 * vectors)
+    return vectors, labels
 
 
 def product(queries: Tensor, gallery: Tensor, block: int = 1024) -> None:
@@ -78,26 +117,39 @@ def turns(steps: dict[str, Callable[[], object]], repeats: int) -> dict[str, flo
     return dict(zip(steps, map(statistics.median, zip(*times, strict=True)), strict=True))
 
 
-def side_by_side(rows: int, given: argparse.Namespace) -> None:
+def side_by_side(text: str, rows: int, given: argparse.Namespace) -> None:
     """Prints one block of lines for a set that is its own gallery."""
     from aurank.evaluation import positive_ranks
     from aurank.evaluation.aggregate import mean
+    from aurank.evaluation.engine import counting
     from aurank.evaluation.metrics import average_precision
 
-    vectors, labels = (part.to(given.device) for part in data(rows, given))
-    found = {}
+    vectors, labels = (part.to(given.device) for part in named(text, rows, given))
+    rows, found = len(vectors), {}
 
     def aurank() -> None:
         found["aurank"] = positive_ranks(vectors, labels, max_memory=given.max_memory)
 
+    def float32() -> None:
+        with mock.patch.object(counting, "code_kinds", return_value=()):
+            found["float32"] = positive_ranks(vectors, labels, max_memory=given.max_memory)
+
     steps: dict[str, Callable[[], object]] = {"product": lambda: product(vectors, vectors), "aurank": aurank}
+    if given.device == "cpu":
+        steps["aurank, float32 alone"] = float32
     if given.argsort:
         steps["argsort"] = lambda: found.update(argsort=argsort_map(vectors, labels))
     result = turns(steps, given.repeats)
-    print(f"{rows:,} rows, the set its own gallery")
+    print(f"{text}: {rows:,} rows of {vectors.shape[1]}, the set its own gallery")
     for name, value in result.items():
         print(f"  {name:24}{value:9.3f} s{value / result['product']:9.2f} x product", flush=True)
     ranks = found["aurank"]
+    if "float32" in found:
+        alike = all(
+            np.array_equal(getattr(ranks, name), getattr(found["float32"], name))
+            for name in ("higher", "tied", "positive")
+        )
+        print(f"  the same digits: {'yes' if alike else 'NO'}")
     said = f"  mAUPRC {mean(average_precision(ranks)):.6f}; {ranks.num_rechecked:,} scores rechecked"
     print(said + (f"; by argsort {found['argsort']:.6f}" if given.argsort else ""), flush=True)
     if given.gallery:
@@ -206,6 +258,7 @@ def alone(words: list[str], given: argparse.Namespace) -> tuple[dict[str, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="*", default=[12_000, 20_000])
+    parser.add_argument("--set", nargs="*", default=["clusters"], help="clusters, trained, random, collapsed, FILE.npz")
     parser.add_argument("--gallery", action="store_true", help="half of the rows against the other half, too")
     parser.add_argument("--argsort", action="store_true", help="argsort of blocks, too")
     parser.add_argument("--peers", type=int, nargs="?", const=12_000, help="other libraries, at so many rows")
@@ -231,7 +284,8 @@ def main() -> None:
     classes = f"{given.classes:,} classes, tail {given.tail:g}" if given.classes else f"{given.per_class} per class"
     print(f"torch {torch.__version__}, {given.device}, {given.threads} threads, {given.dim} wide, {classes}")
     for rows in given.rows:
-        side_by_side(rows, given)
+        for text in given.set:
+            side_by_side(text, rows, given)
     if given.peers:
         print(f"others at {given.peers:,} rows, at most {given.limit:g} GB each")
         for name in PEERS:

@@ -13,13 +13,24 @@ import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64, Integer
 from torch import Tensor
 
+from aurank.evaluation.engine.codes import (
+    BOTH,
+    HIGH,
+    ByteCodes,
+    Coder,
+    code_edges,
+    code_kinds,
+    empty_codes,
+    multiply_codes,
+    scores_in,
+)
 from aurank.evaluation.engine.exact import ExactScores
 from aurank.evaluation.engine.inputs import ProgressCallback, Vectors
 from aurank.evaluation.engine.kernels import Counted, Edges, FusedKernel, make_kernel
@@ -27,8 +38,11 @@ from aurank.evaluation.engine.positives import SortedProblem
 from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.evaluation.engine.tiles import Round, Tiling, consecutive
 
+Tier: TypeAlias = str | torch.dtype | None  # products of codes, products of features of a type, or exact scores
+FLOATS = (torch.float32, torch.float64)
 # Where more than this part of a tile's pairs are near a threshold, the next tier is cheaper than single scores.
-NEAR = {torch.float32: 1 / 32, torch.float64: 1 / 8}
+NEAR: dict[Tier, float] = {HIGH: 1 / 48, BOTH: 1 / 32, torch.float32: 1 / 32, torch.float64: 1 / 8}
+AGAIN = 16  # every so many tiles a thread begins with the fastest product again
 
 
 class ThresholdCounts(NamedTuple):
@@ -86,14 +100,19 @@ class Counts:
 
     def lines(self, queries: slice, dtype: torch.dtype | None) -> Edges:
         """Return the thresholds of these queries with edges, between which a product decides nothing; None: exact."""
-        first = self.queries.start
-        offset = self.offset[queries.start - first : queries.stop - first + 1]
-        low = high = self.scores[self._entries(queries)]
+        offset, low = self.view(queries)
+        high = low
         if dtype is not None:
             kind = torch.empty(0, dtype=dtype).numpy().dtype
             middle, error = low / self.exact.queries.distance.factor, self.error(dtype)
             low, high = (middle - error).astype(kind), (middle + error).astype(kind)
-        return Edges(offset - offset[0], low, high)
+        return Edges(offset, low, high)
+
+    def view(self, queries: slice) -> tuple[Int64[np.ndarray, " query_plus_one"], Float64[np.ndarray, " threshold"]]:
+        """Return the offsets, from 0, and the scores of the thresholds of these queries."""
+        first = self.queries.start
+        offset = self.offset[queries.start - first : queries.stop - first + 1]
+        return offset - offset[0], self.scores[self._entries(queries)]
 
     def thresholds(
         self, queries: slice, at: Int64[np.ndarray, " pair"]
@@ -116,9 +135,10 @@ def count_negatives(
 ) -> None:
     """Fill the counts: this process's share of the tiles of every round, then the sums over all processes."""
     workers: queue.SimpleQueue[TileCounter] = queue.SimpleQueue()
+    kinds = code_kinds(counts.exact) if tiling.backend == "numba" else ()
     for slot in range(tiling.workers):
-        workers.put(TileCounter(counts, tiling, devices[slot % len(devices)]))
-    panels = Panels(counts, tiling, devices)
+        workers.put(TileCounter(counts, tiling, devices[slot % len(devices)], kinds))
+    panels = Panels(counts, tiling, devices, kinds)
 
     def run(queries: slice, gallery: slice) -> None:
         worker = workers.get()
@@ -149,12 +169,18 @@ def count_negatives(
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """Some sorted queries against some of the sorted gallery, and the float32 features of both."""
+    """Some sorted queries against some of the sorted gallery, the float32 features of both and, if used, codes."""
 
     queries: slice
     gallery: slice
     left: Tensor
     right: Tensor
+    codes: tuple[ByteCodes, ByteCodes] | None = None
+
+    @property
+    def size(self) -> int:
+        """How many pairs it has."""
+        return len(self.left) * len(self.right)
 
     def sides(self, transposed: bool) -> tuple[slice, slice]:
         """Return whose thresholds are counted, and against whom; transposed, the gallery's, which are queries too."""
@@ -162,63 +188,106 @@ class Tile:
 
 
 class TileCounter:
-    """One thread's device, kernel and memory."""
+    """One thread's device, kernel and memory, and which tier decided its last tile."""
 
-    def __init__(self, counts: Counts, tiling: Tiling, device: torch.device) -> None:
+    def __init__(self, counts: Counts, tiling: Tiling, device: torch.device, kinds: tuple[str, ...]) -> None:
         self.counts, self.problem, self.exact, self.symmetric = counts, counts.problem, counts.exact, tiling.symmetric
         self.device, self.kernel = device, make_kernel(tiling.backend)
         self.memory = torch.empty(0, dtype=torch.uint8, device=device)
+        self.kinds, self.first, self.done, self.compiled = kinds, 0, 0, tiling.backend == "numba"
+        self.begun: Tile | None = None  # the tile whose scores by the high codes are in memory
 
     def count(self, tile: Tile) -> None:
-        """Add to the counts what a tile says, by products or, where these decide too little, by exact scores."""
+        """Add to the counts what a tile says, by products or, where these decide too little, by exact scores.
+
+        It begins with the tier that decided the tile before, but now and then with the fastest.
+        """
         transposed = [False, True] if self.symmetric and tile.queries != tile.gallery else [False]
-        tiers = (torch.float32, torch.float64) if self.exact.product_type is None else ()
-        for dtype in (*tiers, None):
-            if dtype is None or math.isfinite(self.counts.error(dtype)):
-                transposed = self._count_tier(tile, transposed, dtype)
+        tiers: list[Tier] = []
+        if self.exact.product_type is None:
+            tiers = [*self.kinds, *(kind for kind in FLOATS if math.isfinite(self.counts.error(kind)))]
+        first = 0 if self.done % AGAIN == 0 else self.first
+        self.done += 1
+        for number, tier in enumerate([*tiers, None][first:], first):
+            transposed = self._count_tier(tile, transposed, tier)
             if not transposed:
+                self.first = min(number, len(self.kinds))
                 return
 
-    def _count_tier(self, tile: Tile, transposed: list[bool], dtype: torch.dtype | None) -> list[bool]:
-        """Count the sides of a tile by scores of this type; return the sides of which too many are near a threshold."""
-        lines = [self.counts.lines(tile.sides(side)[0], dtype) for side in transposed]
-        room = None if dtype is None else int(len(tile.left) * len(tile.right) * NEAR[dtype])
+    def _count_tier(self, tile: Tile, transposed: list[bool], tier: Tier) -> list[bool]:
+        """Count the sides of a tile by scores of this tier; return the sides of which too many are near a threshold."""
+        lines = [self._lines(tile, side, tier) for side in transposed]
+        room = None if tier is None else int(tile.size * NEAR[tier])
         extra = self.problem.extra_offset[[tile.queries.start, tile.queries.stop]]
-        if dtype == torch.float32 and isinstance(self.kernel, FusedKernel) and extra[0] == extra[1]:
+        if tier == torch.float32 and isinstance(self.kernel, FusedKernel) and extra[0] == extra[1]:
             own = np.stack([self.problem.class_start[tile.queries], self.problem.class_stop[tile.queries]])
             excluded = np.clip(own - tile.gallery.start, 0, len(tile.right))
             found = iter(self.kernel.multiply_and_count(tile.left, tile.right, excluded, lines, room=room or 0))
         else:
-            scores = self._scores(tile, dtype)
+            scores = self._scores(tile, tier)
             exclude(self.problem, tile, scores)
             sides = zip(transposed, lines, strict=True)
             found = (self.kernel.count(scores, each, transposed=side, room=room) for side, each in sides)
         undecided = []
-        for side, counted in zip(transposed, found, strict=True):
+        for side, edges, counted in zip(transposed, lines, found, strict=True):
             if counted is None:
                 undecided.append(side)
-            elif dtype is None:  # of exact scores the near ones tie
-                again = 0 if self.exact.product_type is not None else len(tile.left) * len(tile.right)
+            elif tier is None:  # of exact scores the near ones tie
+                again = 0 if self.exact.product_type is not None else tile.size
                 self.counts.add(tile.sides(side)[0], counted.above, counted.near, again)
             else:
+                if tier != torch.float64 and self.compiled and len(counted.other):
+                    counted = self._settle(tile, side, edges, counted)
                 self._decide_near(*tile.sides(side), counted)
         return undecided
 
-    def _scores(self, tile: Tile, dtype: torch.dtype | None) -> Tensor:
-        """Products of features, or exact scores without a type, in memory that every tile reuses."""
-        shape, kind = (len(tile.left), len(tile.right)), dtype or torch.float64
-        size = shape[0] * shape[1] * kind.itemsize
-        if len(self.memory) < size:  # fresh pages for every tile would cost more than the product
-            self.memory = torch.empty(size, dtype=torch.uint8, device=self.device)
-        scores = self.memory[:size].view(kind).view(shape)
-        if dtype is None:
+    def _lines(self, tile: Tile, transposed: bool, tier: Tier) -> Edges:
+        """Return the thresholds of one side with the edges that scores of this tier have."""
+        own = tile.sides(transposed)[0]
+        if not isinstance(tier, str) or tile.codes is None:
+            return self.counts.lines(own, tier if isinstance(tier, torch.dtype) else None)
+        one, other = tile.codes[::-1] if transposed else tile.codes
+        error = one.error(other, tier, slack=4 * self.counts.error(torch.float64))
+        offset, thresholds = self.counts.view(own)
+        return code_edges(thresholds, offset, error, self.exact.queries.distance.factor)
+
+    def _scores(self, tile: Tile, tier: Tier) -> Tensor:
+        """Products of codes or features, or exact scores without a tier, in memory that every tile reuses."""
+        shape, kind = (len(tile.left), len(tile.right)), torch.float64 if tier is None else tier
+        if isinstance(kind, str) and tile.codes is not None:
+            memory = self._memory(2 * 4 * tile.size)
+            if kind == HIGH or self.begun is not tile:
+                multiply_codes(*tile.codes, HIGH, memory)
+            self.begun = tile
+            return multiply_codes(*tile.codes, BOTH, memory) if kind == BOTH else scores_in(memory, shape)
+        assert isinstance(kind, torch.dtype)
+        self.begun = None
+        scores = self._memory(tile.size * kind.itemsize).view(kind).view(shape)
+        if tier is None:
             self.exact.tile(tile.queries, tile.gallery, scores)
             return scores
         left, right = tile.left, tile.right
-        if dtype != torch.float32:
-            left = self.exact.queries.features(tile.queries, dtype, gallery=False).to(self.device)
-            right = self.exact.gallery.features(tile.gallery, dtype, gallery=True).to(self.device)
+        if kind != torch.float32:
+            left = self.exact.queries.features(tile.queries, kind, gallery=False).to(self.device)
+            right = self.exact.gallery.features(tile.gallery, kind, gallery=True).to(self.device)
         return torch.mm(left, right.T, out=scores)
+
+    def _memory(self, size: int) -> Tensor:
+        """Return so many bytes; fresh pages for every tile would cost more than the product."""
+        if len(self.memory) < size:
+            self.memory = torch.empty(size, dtype=torch.uint8, device=self.device)
+        return self.memory[:size]
+
+    def _settle(self, tile: Tile, transposed: bool, edges: Edges, counted: Counted) -> Counted:
+        """Decide near pairs by single products of features in float64; return those that stay near."""
+        from aurank.evaluation.engine.kernels import pairs
+
+        own, others = (tile.right, tile.left) if transposed else (tile.left, tile.right)
+        distance = self.exact.queries.distance
+        thresholds, near = self.counts.view(tile.sides(transposed)[0])[1], (counted.threshold, counted.other)
+        bounds = distance.factor, distance.feature_error(self.exact.queries.dim)
+        kept = pairs.settle(own.numpy(), others.numpy(), edges.offset, thresholds, *bounds, counted.above, *near)
+        return Counted(counted.above, counted.near, *(side[:kept] for side in near))
 
     def _decide_near(self, own: slice, others: slice, counted: Counted) -> None:
         """Add what was counted, each near pair by its exact score: above its threshold, a tie with it, or below."""
@@ -251,16 +320,20 @@ def exclude(problem: SortedProblem, tile: Tile, scores: Tensor) -> None:
 
 
 class Panels:
-    """float32 features of a round's two sides on every device, kept while the rounds that follow need them."""
+    """float32 features, and codes, of a round's two sides, kept while the rounds that follow need them."""
 
-    def __init__(self, counts: Counts, tiling: Tiling, devices: list[torch.device]) -> None:
+    def __init__(self, counts: Counts, tiling: Tiling, devices: list[torch.device], kinds: tuple[str, ...]) -> None:
         self.symmetric, self.sides = tiling.symmetric, (counts.exact.queries, counts.exact.gallery)
         self.devices, self.round = set(devices), Round(slice(0, 0), slice(0, 0), [])
         self.features: list[dict[torch.device, Tensor]] = [{}, {}]
-        self.buffers: dict[bool, Tensor] = {}  # by side; new ones for every panel would leave holes in the heap
+        self.coder = Coder(counts.exact) if kinds else None
+        self.codes: list[ByteCodes] = []
+        # By side; new ones for every panel would leave holes in the heap.
+        self.buffers: dict[bool, Tensor] = {}
+        self.code_buffers: dict[bool, ByteCodes] = {}
 
     def load(self, part: Round) -> None:
-        """Make the features of this round's sides that are not there already."""
+        """Make the features and codes of this round's sides that are not there already."""
         before, self.round = self.round, part
         if (before.left, before.right) == (part.left, part.right):
             return
@@ -268,15 +341,20 @@ class Panels:
         if before.left != part.left:
             self.features[0] = {}
             self.features[0] = self._make(self.sides[0], part.left, gallery=False)
-        shared = self.symmetric and part.left == part.right and not self.sides[0].distance.squared
+        alike = self.symmetric and part.left == part.right
+        shared = alike and not self.sides[0].distance.squared
         self.features[1] = self.features[0] if shared else self._make(self.sides[1], part.right, gallery=True)
+        if self.coder is not None:
+            if before.left != part.left or not self.codes:
+                self.codes = [self._encode(self.coder, part.left, gallery=False)]
+            self.codes[1:] = [self.codes[0] if alike else self._encode(self.coder, part.right, gallery=True)]
 
     def tile(self, queries: slice, gallery: slice, device: torch.device) -> Tile:
         """Return a tile of the round that is loaded."""
-        first, second = self.round.left.start, self.round.right.start
-        left = self.features[0][device][queries.start - first : queries.stop - first]
-        right = self.features[1][device][gallery.start - second : gallery.stop - second]
-        return Tile(queries, gallery, left, right)
+        left = slice(queries.start - self.round.left.start, queries.stop - self.round.left.start)
+        right = slice(gallery.start - self.round.right.start, gallery.stop - self.round.right.start)
+        codes = (self.codes[0].part(left), self.codes[1].part(right)) if self.codes else None
+        return Tile(queries, gallery, self.features[0][device][left], self.features[1][device][right], codes)
 
     def _make(self, side: Vectors, rows: slice, *, gallery: bool) -> dict[torch.device, Tensor]:
         count, width = rows.stop - rows.start, side.distance.width(side.dim)
@@ -285,3 +363,10 @@ class Panels:
             kept = self.buffers[gallery] = torch.empty((count, width), dtype=torch.float32, device=side.device)
         features = side.features(rows, torch.float32, gallery=gallery, out=kept[:count])
         return {device: features.to(device) for device in self.devices}
+
+    def _encode(self, coder: Coder, rows: slice, *, gallery: bool) -> ByteCodes:
+        side, count = self.sides[gallery], rows.stop - rows.start
+        kept = self.code_buffers.get(gallery)
+        if kept is None or len(kept.planes) < count:
+            kept = self.code_buffers[gallery] = empty_codes(count, side.dim)
+        return coder.codes(side, rows, kept, gallery=gallery)

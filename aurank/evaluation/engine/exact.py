@@ -49,11 +49,11 @@ class ExactScores:
         """Return the score of each pair of a sorted query and a place in the sorted gallery."""
         out = np.empty(len(queries))
         if len(self.plain) == 2:
-            from aurank.evaluation.engine.kernels import compiled
+            from aurank.evaluation.engine.kernels import pairs
 
             (left, left_order, left_units), (right, right_order, right_units) = self.plain
             here = (left, left_order[queries], left_units[queries], right, right_order[gallery], right_units[gallery])
-            compiled.exact_pairs(*here, self.queries.distance.squared, out)
+            pairs.exact_pairs(*here, self.queries.distance.squared, out)
             return out
         elements = CUDA_ELEMENTS if self.queries.device.type == "cuda" else ELEMENTS
         step = max(1, elements // self.queries.dim)

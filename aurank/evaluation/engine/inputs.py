@@ -213,7 +213,7 @@ def row_lengths(embeddings: Embeddings, *, side: str, distance: str, compiled: b
     """
     array = plain_array(embeddings) if compiled else None
     if array is not None:
-        from aurank.evaluation.engine.kernels.compiled import exact_lengths
+        from aurank.evaluation.engine.kernels.pairs import exact_lengths
 
         lengths = torch.empty(len(array), dtype=torch.float64)
         exact_lengths(array, lengths.numpy())

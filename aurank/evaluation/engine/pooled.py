@@ -241,9 +241,9 @@ def _count(
     None if these are more than there is room for; without `room` none is listed.
     """
     if not scores.is_cuda and importable("numba"):
-        from aurank.evaluation.engine.kernels import compiled
+        from aurank.evaluation.engine.kernels import lists
 
-        return compiled.count_in_order(scores.numpy(), bounds.numpy(), room)
+        return lists.count_in_order(scores.numpy(), bounds.numpy(), room)
     index = torch.bucketize(scores, bounds, out_int32=True)
     counts = torch.bincount(index.view(-1), minlength=len(bounds) + 1).cpu().numpy()
     if room is None:

@@ -106,6 +106,14 @@ class Distance:
             return float("inf")
         return (4.08 if self.squared else 1.02) * count * rounding
 
+    def feature_error(self, dim: int) -> float:
+        """Return how far a product of two float32 features, taken in float64, may be from score / factor.
+
+        As `error` counts it: two rounded inputs and six roundings to spare, and what float64 takes.
+        """
+        rounding = torch.finfo(torch.float32).eps / 2
+        return (4.08 if self.squared else 1.02) * 8 * rounding + self.error(dim, torch.float64)
+
 
 def make_distance(name: str, longest_query: float, longest_gallery: float) -> Distance:
     """Return the Distance for rows of at most these lengths; UserError for an unknown name."""

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
+from aurank.evaluation.engine.codes import CODE_BYTES
 from aurank.evaluation.engine.inputs import Vectors
 from aurank.evaluation.engine.positives import SortedProblem
 
 SIDES = {"cpu": 768, "cuda": 8192}  # of a tile: on the CPU it is counted while in cache
 SMALLEST = 16
-PANELS = {"cpu": 2**26, "cuda": 2**40}  # bytes of features at once: more would save the CPU next to nothing
+PANELS = {"cpu": 7 * 2**24, "cuda": 2**40}  # bytes of features and codes: more would save the CPU next to nothing
 # A whole round is done before the next begins, so rounds are long; but after each processes meet and progress shows.
 TILES = 128  # of a round, for each worker
 SCORE_BYTES = {"numba": 11, "triton": 11, "torch": 48}  # a score of a tile: float64, near pairs, torch's searches
@@ -63,7 +64,7 @@ class Tiling:
             mean = int(problem.offset[queries.stop] - problem.offset[queries.start]) // max(1, count)
             most = min(most, max(self.side**2 // DENSE, NARROWEST * mean))
             self.blocks = consecutive(problem.offset, queries, most=most, side=self.side)
-        room = min(size // 2, PANELS[device]) // (4 * width)
+        room = min(size // 2, PANELS[device]) // _row_bytes(rows, backend)
         fits = gallery + (0 if self.symmetric and shared else count) <= room
         self.panel = max(gallery, count) if fits else room // 2
         wide = max(self.side, min(self._widest(size // 2 // self.workers, width), self.panel))
@@ -98,8 +99,13 @@ class Tiling:
 def tile_memory(rows: Vectors, *, workers: int, backend: str, device: str) -> tuple[int, int]:
     """Return the least bytes that tiles can do with, and the most that they have a use for."""
     width = rows.distance.width(rows.dim)
-    least = 2 * max(_worker_bytes(SMALLEST, width, backend), 2 * SMALLEST * 4 * width)
+    least = 2 * max(_worker_bytes(SMALLEST, width, backend), 2 * SMALLEST * _row_bytes(rows, backend))
     return least, 2 * max(workers * _worker_bytes(SIDES[device], width, backend), PANELS[device])
+
+
+def _row_bytes(rows: Vectors, backend: str) -> int:
+    """Features of a row, and its codes where there may be some; not asked whether, so that all processes cut alike."""
+    return 4 * rows.distance.width(rows.dim) + (CODE_BYTES[0] * rows.dim + CODE_BYTES[1]) * (backend == "numba")
 
 
 def _worker_bytes(side: int, width: int, backend: str) -> int:

@@ -129,8 +129,10 @@ def test_a_product_stays_within_its_bound_of_the_exact_score(
     left = queries.features(slice(0, 60), dtype, gallery=False)
     right = gallery.features(slice(0, 60), dtype, gallery=True)
     with full_precision():
-        strayed = (left @ right.T).double() - block(values, values, name) / distance.factor
+        truth = block(values, values, name) / distance.factor
+        strayed, wide = (left @ right.T).double() - truth, left.double() @ right.double().T - truth
     assert float(strayed.abs().max()) <= distance.error(dim, dtype)
+    assert float(wide.abs().max()) <= distance.feature_error(dim)
 
 
 def test_a_width_beyond_what_the_bound_covers_is_left_to_the_next_tier() -> None:

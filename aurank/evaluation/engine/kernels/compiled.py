@@ -1,4 +1,4 @@
-"""The kernel for the processor, and exact scores, compiled by numba; all run without the interpreter's lock."""
+"""The kernel for the processor, compiled by numba; all here runs without the interpreter's lock."""
 
 from typing import Any, TypeVar, cast, no_type_check
 
@@ -13,23 +13,32 @@ Function = TypeVar("Function")
 # Up to this number of thresholds a query's scores are compared with each in turn, which vectorises; beyond it, they are
 # looked up in a table of cells, whose cost hardly grows with their number.
 MOST_DIRECT = 20
-STRIP = 16  # columns copied at a time, so that each is read as consecutive numbers
+FEW = 6  # with more thresholds, scores that reach none are first left out
+VECTORS = 64  # scores that are compared at once
+# A score that reaches a threshold takes as long by itself as comparing so many with a threshold in turn.
+DIRECT_FOR_ONE = 256
+RARE = 1024  # such scores that are always taken by themselves
+STRIP = 64  # columns copied at a time, so that each is read as consecutive numbers
 TABLE_CELLS = 2**12  # of the table at most; finer would not fit in the first-level cache
-BLOCK = 64  # scores compared with the ends of lists at a time
 PADDING = 16  # numbers beyond a power of two, so that the columns of a strip do not share a cache set
 
 
-def compiled(function: Function) -> Function:
+def compiled(function: Function, **more: Any) -> Function:
     """Return the function, compiled on its first call; it bears `no_type_check`: type checks cannot be compiled.
 
     The machine code is kept on disk, beside this file or in the user's cache; where neither can be written, as in a
     container, each process compiles anew.
     """
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", **more}
     try:
         return cast(Function, numba.njit(cache=True, **options)(function))
     except RuntimeError:  # no folder to keep it in
         return cast(Function, numba.njit(**options)(function))
+
+
+def compiled_in_any_order(function: Function) -> Function:
+    """Return the function, compiled with sums in whatever order is fastest: for what has a bound, never for scores."""
+    return compiled(function, fastmath={"reassoc", "contract"})
 
 
 @compiled
@@ -99,44 +108,156 @@ def count_by_table(scores: Any, low: Any, high: Any, above: Any, near: Any, tabl
 
 @compiled
 @no_type_check
+def keep_reaching(scores: Any, least: Any, kept: Any) -> int:
+    """Copy the scores that reach `least`, filled up to whole vectors; return how many, or all where most do.
+
+    `kept` has room for them and `VECTORS` more.
+    """
+    reaching = np.int32(0)
+    for other in range(len(scores)):
+        reaching += np.int32(scores[other] >= least)
+        kept[other] = scores[other]
+    if 2 * reaching > len(scores):
+        return len(scores)
+    count = 0
+    for other in range(len(scores)):  # without a branch
+        kept[count] = scores[other]
+        count += scores[other] >= least
+    whole = (count + VECTORS - 1) // VECTORS * VECTORS
+    for other in range(count, whole):
+        kept[other] = -np.inf
+    return whole
+
+
+@compiled
+@no_type_check
 def count_query(
-    scores: Any, low: Any, high: Any, above: Any, near: Any, work: Any, first: int, pairs: Any, found: int
+    scores: Any,
+    low: Any,
+    high: Any,
+    above: Any,
+    near: Any,
+    work: Any,
+    words: Any,
+    kept: Any,
+    first: int,
+    pairs: Any,
+    found: int,
 ) -> int:
     """Count one query, list its near pairs (threshold, other) behind the `found` first, and return how many are listed.
 
     -1 where they do not fit. Without rows in `pairs` none is listed.
     """
-    if len(low) <= MOST_DIRECT:
-        total = count_directly(scores, low, high, above, near)
+    some = kept[: keep_reaching(scores, low[0] if len(low) > FEW else -np.inf, kept)]
+    if len(low) <= MOST_DIRECT or len(low) * len(some) <= MOST_DIRECT * len(scores) // 2:
+        total = count_directly(some, low, high, above, near)
     else:
-        total = count_by_table(scores, low, high, above, near, work[0], work[1], work[2])
+        total = count_by_table(some, low, high, above, near, work[0], work[1], work[2])
     if total == 0 or len(pairs) == 0:
         return found
     if found + total > pairs.shape[1]:
         return -1
     for threshold in range(len(low)):
         if near[threshold] > 0:
-            for other in range(len(scores)):
-                if low[threshold] <= scores[other] <= high[threshold]:
-                    pairs[0, found] = first + threshold
-                    pairs[1, found] = other
-                    found += 1
+            least, most = low[threshold], high[threshold]
+            marks = words.view(np.uint8)
+            for other in range(len(scores)):  # vectorises; eight marks are then looked at together
+                marks[other] = np.uint8(scores[other] >= least) & np.uint8(scores[other] <= most)
+            for word in range((len(scores) + 7) // 8):
+                if words[word] != 0:
+                    for other in range(8 * word, min(8 * word + 8, len(scores))):
+                        if marks[other]:
+                            pairs[0, found] = first + threshold
+                            pairs[1, found] = other
+                            found += 1
     return found
 
 
 @compiled
 @no_type_check
-def count_rows(scores: Any, offset: Any, low: Any, high: Any, above: Any, near: Any, work: Any, pairs: Any) -> int:
+def count_rare(
+    scores: Any,
+    offset: Any,
+    low: Any,
+    high: Any,
+    above: Any,
+    near: Any,
+    words: Any,
+    pairs: Any,
+    least: Any,
+    transposed: bool,
+    rare: int,
+    most: int,
+) -> int:
+    """Count queries in the rows of the scores or, transposed, in its columns, where few scores reach a threshold.
+
+    List near pairs as `count_rows` does; -1 where they do not fit, and -2 as soon as more than `rare` scores and, of
+    `most`, the part of the rows done reach the lowest edge of their query. These are found eight at a time.
+    """
+    rows, columns = scores.shape
+    marks = words.view(np.uint8)
+    found, seen = 0, 0
+    for threshold in range(len(above)):
+        above[threshold] = near[threshold] = 0
+    for column in range(columns):
+        least[column] = np.inf
+        if transposed and offset[column] < offset[column + 1]:
+            least[column] = low[offset[column]]
+    for row in range(rows):
+        query = row
+        if not transposed:
+            if offset[row] == offset[row + 1]:
+                continue
+            for column in range(columns):
+                least[column] = low[offset[row]]
+        for column in range(columns):
+            marks[column] = np.uint8(scores[row, column] >= least[column])
+        for word in range((columns + 7) // 8):
+            if words[word] == 0:
+                continue
+            for column in range(8 * word, min(8 * word + 8, columns)):
+                score = scores[row, column]
+                if score < least[column]:
+                    continue
+                seen += 1
+                other = column
+                if transposed:
+                    query, other = column, row
+                for threshold in range(offset[query], offset[query + 1]):
+                    if score < low[threshold]:
+                        break
+                    if score > high[threshold]:
+                        above[threshold] += 1
+                        continue
+                    near[threshold] += 1
+                    if len(pairs) > 0:
+                        if found == pairs.shape[1]:
+                            return -1
+                        pairs[0, found] = threshold
+                        pairs[1, found] = other
+                        found += 1
+        if seen > rare + most * (row + 1) // rows:
+            return -2
+    return found
+
+
+@compiled
+@no_type_check
+def count_rows(
+    scores: Any, offset: Any, low: Any, high: Any, above: Any, near: Any, work: Any, words: Any, pairs: Any
+) -> int:
     """Count for queries in the rows of the scores; query i has the thresholds `offset[i]` to `offset[i + 1]`.
 
     List near pairs as (threshold, column) in the two rows of `pairs`, if it has any, and return their number, or -1
     where there are more than it has columns.
     """
-    found = 0
+    found, kept = 0, np.empty(scores.shape[1] + VECTORS, scores.dtype)
     for row in range(scores.shape[0]):
         a, b = offset[row], offset[row + 1]
         if a < b:
-            found = count_query(scores[row], low[a:b], high[a:b], above[a:b], near[a:b], work, a, pairs, found)
+            found = count_query(
+                scores[row], low[a:b], high[a:b], above[a:b], near[a:b], work, words, kept, a, pairs, found
+            )
             if found < 0:
                 return -1
     return found
@@ -145,11 +266,11 @@ def count_rows(scores: Any, offset: Any, low: Any, high: Any, above: Any, near: 
 @compiled
 @no_type_check
 def count_columns(
-    scores: Any, offset: Any, low: Any, high: Any, above: Any, near: Any, work: Any, pairs: Any, strip: Any
+    scores: Any, offset: Any, low: Any, high: Any, above: Any, near: Any, work: Any, words: Any, pairs: Any, strip: Any
 ) -> int:
     """Count as `count_rows` for queries in the columns of the scores."""
-    found = 0
     rows, columns = scores.shape
+    found, kept = 0, np.empty(rows + VECTORS, scores.dtype)
     for left in range(0, columns, strip.shape[0]):
         width = min(strip.shape[0], columns - left)
         if offset[left] == offset[left + width]:
@@ -161,68 +282,22 @@ def count_columns(
             a, b = offset[left + column], offset[left + column + 1]
             if a < b:
                 found = count_query(
-                    strip[column, :rows], low[a:b], high[a:b], above[a:b], near[a:b], work, a, pairs, found
+                    strip[column, :rows], low[a:b], high[a:b], above[a:b], near[a:b], work, words, kept, a, pairs, found
                 )
                 if found < 0:
                     return -1
     return found
 
 
-@compiled
-@no_type_check
-def fold(terms: Any, size: int) -> Any:
-    """Return `scores.tree_sum` of the first `size` terms, which are overwritten."""
-    while size > 1:
-        half = (size + 1) // 2
-        for term in range(size - half):
-            terms[term] += terms[half + term]
-        size = half
-    return terms[0]
-
-
-@compiled
-@no_type_check
-def exact_score(left: Any, right: Any, squared: bool, terms: Any) -> Any:
-    """Return the exact dot product of two rows, or minus the square of their distance, before any division."""
-    size = len(left)
-    if squared:
-        for column in range(size):
-            difference = np.float64(left[column]) - np.float64(right[column])
-            terms[column] = difference * difference
-        return -fold(terms, size)
-    for column in range(size):
-        terms[column] = np.float64(left[column]) * np.float64(right[column])
-    return fold(terms, size)
-
-
-@compiled
-@no_type_check
-def exact_lengths(rows: Any, out: Any) -> None:
-    """Write the Euclidean length of every row to `out`."""
-    terms = np.empty(rows.shape[1], np.float64)
-    for row in range(len(out)):
-        out[row] = np.sqrt(exact_score(rows[row], rows[row], False, terms))
-
-
-@compiled
-@no_type_check
-def exact_pairs(
-    left: Any, left_rows: Any, left_units: Any, right: Any, right_rows: Any, right_units: Any, squared: bool, out: Any
-) -> None:
-    """Write the exact score of each pair of rows, divided by the product of their units, to `out`."""
-    terms = np.empty(left.shape[1], np.float64)
-    for pair in range(len(out)):
-        i, j = left_rows[pair], right_rows[pair]
-        out[pair] = exact_score(left[i], right[j], squared, terms) / (left_units[pair] * right_units[pair])
-
-
 class CompiledKernel:
     """`Kernel` in compiled loops; keeps its memory from tile to tile, since fresh pages cost more than the counting."""
 
-    def __init__(self) -> None:
+    def __init__(self, rare: int = RARE) -> None:
+        self.rare = rare
         self.above = self.near = np.empty(0, np.int32)
         self.work = np.empty((3, 0), np.int32)
         self.strip = np.empty((0, 0), np.float32)
+        self.words, self.least = np.empty(0, np.uint64), np.empty(0, np.float32)
         self.pairs = np.empty((2, 0), np.int64)
 
     def count(self, scores: Tensor, edges: Edges, *, transposed: bool, room: int | None) -> Counted | None:
@@ -237,102 +312,21 @@ class CompiledKernel:
             self.pairs = np.empty((2, room or 0), np.int64)
         above, near = self.above[:size], self.near[:size]
         pairs = self.pairs[:0] if room is None else self.pairs[:, :room]
-        shared = (tile, edges.offset, edges.low, edges.high, above, near, self.work, pairs)
-        if transposed:
-            if self.strip.dtype != tile.dtype or self.strip.shape[1] < len(tile) + PADDING:
-                self.strip = np.empty((STRIP, len(tile) + PADDING), tile.dtype)
-            found = count_columns(*shared, self.strip)
-        else:
-            found = count_rows(*shared)
+        if 8 * len(self.words) < max(tile.shape):
+            self.words = np.zeros(max(tile.shape) // 8 + 1, np.uint64)
+        if len(self.least) < tile.shape[1] or self.least.dtype != tile.dtype:
+            self.least = np.empty(tile.shape[1], tile.dtype)
+        given = (tile, edges.offset, edges.low, edges.high, above, near)
+        most = tile.size * min(1 + size // len(edges.offset), FEW) // DIRECT_FOR_ONE
+        found = count_rare(*given, self.words, pairs, self.least, transposed, self.rare, most)
+        if found == -2:
+            found = self._count_all(given, pairs, transposed)
         return None if found < 0 else Counted(above, near, self.pairs[0, :found], self.pairs[1, :found])
 
-
-@compiled
-@no_type_check
-def count_between(scores: Any, bounds: Any, table: Any, counts: Any, pairs: Any, lists: bool) -> int:
-    """Count the scores up to the first bound, from each bound to the next, and beyond the last: `bounds` increase.
-
-    List where those behind an even bound, up to the next one, are in the two rows of `pairs`; return how many, or -1
-    where there are more than it has columns. The table works as in `count_by_table`.
-    """
-    size, cells, found = len(bounds), len(table), 0
-    start, end = bounds[0], bounds[size - 1]
-    scale = cells / (end - start) if end > start else start * 0
-    if not np.isfinite(scale):
-        scale = start * 0
-    bound = 0
-    for cell in range(cells):
-        while bound < size and int((bounds[bound] - start) * scale) < cell:
-            bound += 1
-        table[cell] = bound
-    low = 0
-    for row in range(scores.shape[0]):
-        for column in range(scores.shape[1]):
-            score = scores[row, column]
-            if score <= start:
-                low += 1
-                continue
-            passed = size
-            if score <= end:
-                passed = table[min(int((score - start) * scale), cells - 1)]
-                while bounds[passed] < score:
-                    passed += 1
-            counts[passed] += 1
-            if lists and passed & 1:
-                if found == pairs.shape[1]:
-                    return -1
-                pairs[0, found] = row
-                pairs[1, found] = column
-                found += 1
-    counts[0] += low
-    return found
-
-
-def count_in_order(scores: Any, bounds: Any, room: int | None) -> tuple[Any, Any] | None:
-    """Return the counts of `count_between` and its pairs; None where they do not fit into a `room`."""
-    counts, table = np.zeros(len(bounds) + 1, np.int64), np.empty(TABLE_CELLS, np.int32)
-    pairs = np.empty((2, room or 0), np.int64)
-    found = count_between(scores, bounds, table, counts, pairs, room is not None)
-    return None if found < 0 else (counts, pairs[:, :found])
-
-
-@compiled
-@no_type_check
-def insert(value: Any, place: Any, score: Any, other: int) -> None:
-    """Put a score into a decreasing list, whose last it exceeds; behind those that are equal."""
-    slot = len(value) - 1
-    while slot > 0 and value[slot - 1] < score:
-        value[slot] = value[slot - 1]
-        place[slot] = place[slot - 1]
-        slot -= 1
-    value[slot] = score
-    place[slot] = other
-
-
-@compiled
-@no_type_check
-def keep_greatest(scores: Any, value: Any, place: Any, start: int, transposed: bool) -> None:
-    """Put the scores of a tile into the decreasing lists of its rows or, transposed, of its columns.
-
-    `start` is added to the places of the other side. Most scores are below the end of their list: a block of them is
-    first compared without a branch, which vectorises.
-    """
-    rows, columns = scores.shape
-    ends = value[:, -1].copy()
-    for row in range(rows):
-        for left in range(0, columns, BLOCK):
-            right = min(left + BLOCK, columns)
-            exceeding = np.int32(0)
-            if transposed:
-                for column in range(left, right):
-                    exceeding += np.int32(scores[row, column] > ends[column])
-            else:
-                for column in range(left, right):
-                    exceeding += np.int32(scores[row, column] > ends[row])
-            if exceeding == 0:
-                continue
-            for column in range(left, right):
-                query, other = (column, row) if transposed else (row, column)
-                if scores[row, column] > ends[query]:
-                    insert(value[query], place[query], scores[row, column], start + other)
-                    ends[query] = value[query, -1]
+    def _count_all(self, given: tuple[Any, ...], pairs: Any, transposed: bool) -> int:
+        tile = given[0]
+        if not transposed:
+            return int(count_rows(*given, self.work, self.words, pairs))
+        if self.strip.dtype != tile.dtype or self.strip.shape[1] < len(tile) + PADDING:
+            self.strip = np.empty((STRIP, len(tile) + PADDING), tile.dtype)
+        return int(count_columns(*given, self.work, self.words, pairs, self.strip))

@@ -10,10 +10,19 @@ from testing.kernel_tiles import COUNTS, expected, tile
 
 from aurank.errors import AurankWarning, UserError
 from aurank.evaluation.engine import kernels
-from aurank.evaluation.engine.kernels import Counted, Edges, check_backend, make_kernel
+from aurank.evaluation.engine.kernels import Counted, Edges, Kernel, check_backend, make_kernel
 
 CPU = torch.device("cpu")
-KERNELS = ["numba", "torch"]
+KERNELS = ["numba", "numba, all at once", "torch"]
+
+
+def kernel_of(name: str) -> Kernel:
+    """Return a kernel by name; all at once: none that looks at few scores one by one."""
+    if name != "numba, all at once":
+        return make_kernel(name)
+    from aurank.evaluation.engine.kernels.compiled import CompiledKernel
+
+    return CompiledKernel(rare=-(10**9))
 
 
 @pytest.mark.parametrize("backend", KERNELS)
@@ -23,7 +32,7 @@ KERNELS = ["numba", "torch"]
 def test_a_kernel_counts_what_comparing_every_pair_counts(
     backend: str, kind: str, width: float, dtype: type, transposed: bool
 ) -> None:
-    kernel = make_kernel(backend)
+    kernel = kernel_of(backend)
     scores, edges = tile(COUNTS[kind], width=width)
     scores = scores.astype(dtype)
     edges = Edges(edges.offset, edges.low.astype(dtype), edges.high.astype(dtype))
@@ -50,7 +59,7 @@ def test_thresholds_that_all_but_coincide_are_told_apart(backend: str) -> None:
     scores = np.array([[0.25, 0.5, middle[0], middle[50], 0.75]], np.float32)
     edges = Edges(np.array([0, 60]), middle, middle)
     above, near, _ = expected(scores, edges)
-    counted = make_kernel(backend).count(torch.from_numpy(scores), edges, transposed=False, room=None)
+    counted = kernel_of(backend).count(torch.from_numpy(scores), edges, transposed=False, room=None)
     assert counted is not None
     assert (counted.above == above).all()
     assert (counted.near == near).all()

@@ -21,9 +21,9 @@ def test_measuring_needs_no_folder_to_keep_compiled_code_in(tmp_path: Path) -> N
 import numpy as np
 import aurank
 assert aurank.__file__.startswith("PACKAGE"), aurank.__file__
-from aurank.evaluation.engine.kernels import compiled
+from aurank.evaluation.engine.kernels import pairs
 lengths = np.empty(2)
-compiled.exact_lengths(np.array([[3, 4], [0, 1]], np.float32), lengths)
+pairs.exact_lengths(np.array([[3, 4], [0, 1]], np.float32), lengths)
 print(lengths)
 """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}

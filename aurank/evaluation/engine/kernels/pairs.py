@@ -1,0 +1,97 @@
+"""Scores of single pairs, compiled: exact ones, and products of float32 features that decide most near pairs."""
+
+from typing import Any, no_type_check
+
+import numpy as np
+
+from aurank.evaluation.engine.kernels.compiled import compiled, compiled_in_any_order
+
+
+@compiled
+@no_type_check
+def fold(terms: Any, size: int) -> Any:
+    """Return `scores.tree_sum` of the first `size` terms, which are overwritten."""
+    while size > 1:
+        half = (size + 1) // 2
+        for term in range(size - half):
+            terms[term] += terms[half + term]
+        size = half
+    return terms[0]
+
+
+@compiled
+@no_type_check
+def exact_score(left: Any, right: Any, squared: bool, terms: Any) -> Any:
+    """Return the exact dot product of two rows, or minus the square of their distance, before any division."""
+    size = len(left)
+    if squared:
+        for column in range(size):
+            difference = np.float64(left[column]) - np.float64(right[column])
+            terms[column] = difference * difference
+        return -fold(terms, size)
+    for column in range(size):
+        terms[column] = np.float64(left[column]) * np.float64(right[column])
+    return fold(terms, size)
+
+
+@compiled
+@no_type_check
+def exact_lengths(rows: Any, out: Any) -> None:
+    """Write the Euclidean length of every row to `out`."""
+    terms = np.empty(rows.shape[1], np.float64)
+    for row in range(len(out)):
+        out[row] = np.sqrt(exact_score(rows[row], rows[row], False, terms))
+
+
+@compiled
+@no_type_check
+def exact_pairs(
+    left: Any, left_rows: Any, left_units: Any, right: Any, right_rows: Any, right_units: Any, squared: bool, out: Any
+) -> None:
+    """Write the exact score of each pair of rows, divided by the product of their units, to `out`."""
+    terms = np.empty(left.shape[1], np.float64)
+    for pair in range(len(out)):
+        i, j = left_rows[pair], right_rows[pair]
+        out[pair] = exact_score(left[i], right[j], squared, terms) / (left_units[pair] * right_units[pair])
+
+
+@compiled_in_any_order
+@no_type_check
+def dot(left: Any, right: Any) -> Any:
+    """Return the product of two rows in float64, in any order of summation: it is never a score, and has a bound."""
+    total = 0.0
+    for at in range(len(left)):
+        total += np.float64(left[at]) * np.float64(right[at])
+    return total
+
+
+@compiled
+@no_type_check
+def settle(
+    own: Any,
+    others: Any,
+    offset: Any,
+    thresholds: Any,
+    factor: float,
+    error: float,
+    above: Any,
+    threshold: Any,
+    other: Any,
+) -> int:
+    """Decide near pairs (threshold, other) by single products of features with this error; return how many stay near.
+
+    Those are moved to the front of both lists, and those that are above their threshold added to `above`.
+    """
+    kept, query = 0, 0
+    for pair in range(len(threshold)):
+        at, row = threshold[pair], other[pair]
+        if at < offset[query] or at >= offset[query + 1]:
+            query = np.searchsorted(offset, at, side="right") - 1
+        product, middle = dot(own[query], others[row]), thresholds[at] / factor
+        if product > middle + error:
+            above[at] += 1
+        elif product >= middle - error:
+            threshold[kept] = at
+            other[kept] = row
+            kept += 1
+    return kept

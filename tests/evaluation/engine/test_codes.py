@@ -1,0 +1,241 @@
+"""Products of codes of eight bits never stray beyond their bound, and ranks counted with them are the exact ones."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aurank.evaluation import Ranks, RetrievalProblem, positive_ranks
+from aurank.evaluation.engine import codes, counting
+from aurank.evaluation.engine.codes import BOTH, HIGH, ByteCodes, Coder, empty_codes, multiply_codes
+from aurank.evaluation.engine.exact import ExactScores
+
+DISTANCES = ("cosine", "dot", "euclidean")
+ARRAYS = ("query", "labels", "num_negatives", "offset", "positive", "higher", "tied", "at_least")
+
+pytestmark = pytest.mark.skipif(codes.int8_speed() == 0, reason="products of int8 are not exact on this processor")
+
+
+def same(left: Ranks, right: Ranks) -> bool:
+    return all(np.array_equal(getattr(left, name), getattr(right, name)) for name in ARRAYS)
+
+
+def random(chance: np.random.Generator, rows: int, dim: int) -> np.ndarray:
+    return chance.normal(size=(rows, dim))
+
+
+def clustered(chance: np.random.Generator, rows: int, dim: int) -> np.ndarray:
+    """Five rows around each centre, as trained embeddings stand, beside a mean that all share."""
+    return 1 + np.repeat(random(chance, rows // 5, dim), 5, axis=0) + 0.3 * random(chance, rows // 5 * 5, dim)
+
+
+def duplicated(chance: np.random.Generator, rows: int, dim: int) -> np.ndarray:
+    return random(chance, rows // 2, dim)[chance.integers(0, rows // 2, rows)]
+
+
+def near(chance: np.random.Generator, rows: int, dim: int) -> np.ndarray:
+    """Around few points, as far from each as the steps of first and second codes, of float32 and of float64 are."""
+    noise = 10.0 ** -chance.integers(1, 15, (rows, 1))
+    return random(chance, 4, dim)[chance.integers(0, 4, rows)] + noise * random(chance, rows, dim)
+
+
+def collapsed(chance: np.random.Generator, rows: int, dim: int) -> np.ndarray:
+    return random(chance, 1, dim) + 1e-7 * random(chance, rows, dim)
+
+
+def uneven(chance: np.random.Generator, rows: int, dim: int) -> np.ndarray:
+    """Lengths over 40 powers of ten, single numbers that outweigh their row, and a row of almost nothing."""
+    values = random(chance, rows, dim) * 10.0 ** chance.uniform(-20, 20, (rows, 1))
+    values[::3, 5] *= 1e6
+    values[1] = 1e-30
+    return values
+
+
+SETS: dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
+    made.__name__: made for made in (random, clustered, duplicated, near, collapsed, uneven)
+}
+
+
+@pytest.fixture
+def decided(monkeypatch: pytest.MonkeyPatch) -> Counter[Any]:
+    """How many tiles had a side decided in each tier, where codes are used for whatever little work."""
+    monkeypatch.setattr(codes, "FEWEST", 0)
+    monkeypatch.setattr(codes, "int8_speed", lambda: 100.0)
+    found: Counter[Any] = Counter()
+    before = counting.TileCounter._count_tier
+
+    def listening(self: Any, tile: Any, transposed: list[bool], tier: Any) -> list[bool]:
+        left = before(self, tile, transposed, tier)
+        found[tier] += len(left) < len(transposed)
+        return left
+
+    monkeypatch.setattr(counting.TileCounter, "_count_tier", listening)
+    return found
+
+
+def encoded(exact: ExactScores) -> tuple[ByteCodes, ByteCodes]:
+    coder = Coder(exact)
+    left, right = (
+        coder.codes(side, slice(0, len(side.order)), empty_codes(len(side.order), side.dim), gallery=gallery)
+        for side, gallery in ((exact.queries, False), (exact.gallery, True))
+    )
+    return left, right
+
+
+def check_bound(queries: np.ndarray, gallery: np.ndarray, distance: str) -> None:
+    orders = np.arange(len(queries)), np.arange(len(gallery))
+    exact = ExactScores.of(RetrievalProblem(queries, [], gallery, []), *orders, distance=distance, compiled=True)
+    scores = torch.empty(len(queries), len(gallery), dtype=torch.float64)
+    exact.tile(slice(0, len(queries)), slice(0, len(gallery)), scores)
+    truth = scores.numpy() / exact.queries.distance.factor
+    left, right = encoded(exact)
+    memory = torch.empty(8 * truth.size, dtype=torch.uint8)
+    slack = 4 * exact.queries.distance.error(exact.queries.dim, torch.float64)
+    for kind in (HIGH, BOTH):
+        away = np.abs(multiply_codes(left, right, kind, memory).numpy() - truth)
+        assert (away <= left.error(right, kind, slack)[:, None]).all()
+        assert (away <= right.error(left, kind, slack)).all()
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("kind", SETS)
+def test_no_product_of_codes_strays_beyond_its_bound(kind: str, distance: str) -> None:
+    for dim in (16, 100, 512):
+        chance = np.random.default_rng(dim)
+        check_bound(SETS[kind](chance, 60, dim), SETS[kind](chance, 40, dim).astype(np.float32), distance)
+
+
+def test_the_bound_is_narrow_around_a_centre_and_where_few_numbers_outweigh_the_others() -> None:
+    chance = np.random.default_rng(0)
+    rows = random(chance, 100, 512)
+    spiked, shifted = rows.copy(), rows + 10
+    spiked[:, :4] *= 30
+    for embeddings, kind, most in (
+        (rows, HIGH, 0.03),
+        (rows, BOTH, 3e-4),
+        (spiked, HIGH, 0.07),
+        (shifted, HIGH, 1e-3),
+        (shifted, BOTH, 1e-5),
+    ):
+        order = np.arange(100)
+        problem = RetrievalProblem(embeddings, order)
+        left, right = encoded(ExactScores.of(problem, order, order, distance="cosine", compiled=True))
+        assert left.error(right, kind, 0.0).max() < most
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), dim=st.integers(16, 80), distance=st.sampled_from(DISTANCES), data=st.data())
+def test_no_product_of_adverse_rows_strays_beyond_its_bound(seed: int, dim: int, distance: str, data: Any) -> None:
+    chance = np.random.default_rng(seed)
+    numbers = st.sampled_from([0.0, 1.0, -1.0, 0.5, 127.0, 126.5, 63.5, 1 / 254, 1e-3, 1e-30, -1e20, 1e-45])
+    rows = np.array(data.draw(st.lists(st.lists(numbers, min_size=4, max_size=4), min_size=4, max_size=12)))
+    rows = np.tile(rows, (1, dim))[:, :dim] * chance.choice([-1, 1, 1, 2], (len(rows), dim))
+    rows[:, 0] += 1e-3  # none is all zeros
+    check_bound(rows, rows[::-1][:7].copy(), distance)
+
+
+def labelled(kind: str, rows: int = 300, dim: int = 40, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    chance = np.random.default_rng(seed)
+    embeddings = SETS[kind](chance, rows, dim)
+    labels = np.arange(rows) // 5
+    labels[::11] = 10**6  # a class with many positives
+    order = chance.permutation(rows)
+    return embeddings[order], labels[order]
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("kind", SETS)
+def test_ranks_are_those_without_codes(kind: str, distance: str, decided: Counter[Any]) -> None:
+    embeddings, labels = labelled(kind)
+    for memory in ("1GiB", "200KiB"):  # one tile, and many
+        ranks = positive_ranks(embeddings, labels, distance=distance, max_memory=memory)
+        assert same(ranks, positive_ranks(embeddings, labels, distance=distance, backend="torch"))
+        split = (embeddings[:120], labels[:120], embeddings[120:], labels[120:])
+        ranks = positive_ranks(*split, distance=distance, max_memory=memory)
+        assert same(ranks, positive_ranks(*split, distance=distance, backend="torch"))
+    assert decided[HIGH] + decided[BOTH] > 0 or kind in ("collapsed", "near", "uneven")
+
+
+def test_trained_random_and_collapsed_rows_are_decided_in_their_tiers(decided: Counter[Any]) -> None:
+    for kind, tier in (("clustered", HIGH), ("random", BOTH), ("collapsed", None)):
+        decided.clear()
+        chance = np.random.default_rng(1)
+        positive_ranks(SETS[kind](chance, 600, 256), np.arange(600) // 5, max_memory="4MiB")
+        assert decided.most_common(1)[0][0] == tier, (kind, decided)
+
+
+def test_equal_scores_tie_on_both_sides_of_codes(decided: Counter[Any]) -> None:
+    """Copies of positives among the negatives stand exactly on a threshold: no bound may decide them."""
+    chance = np.random.default_rng(2)
+    rows = clustered(chance, 200, 64)
+    rows = np.concatenate([rows, rows[chance.permutation(200)]])
+    labels = np.concatenate([np.arange(200) // 5, 1000 + np.arange(200) // 5])
+    ranks = positive_ranks(rows, labels)
+    assert same(ranks, positive_ranks(rows, labels, backend="torch"))
+    assert int(ranks.tied.sum()) > 0
+    assert decided[HIGH] + decided[BOTH] > 0
+
+
+def test_groups_pairs_and_junk_are_left_out(decided: Counter[Any]) -> None:
+    embeddings, labels = labelled("clustered")
+    groups = np.arange(300) % 3
+    ignore = [(row, (7 * row + 1) % 300) for row in range(300)]
+    for given_ in ({"groups": groups}, {"ignore": ignore}, {"junk": list(range(0, 300, 13))}, {"positives": ignore}):
+        given: dict[str, Any] = given_ if "positives" in given_ else {"query_labels": labels, **given_}
+        ranks = positive_ranks(embeddings, max_memory="300KiB", **given)
+        assert same(ranks, positive_ranks(embeddings, backend="torch", **given))
+    assert decided[HIGH] + decided[BOTH] > 0
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_memory_mapped_rows_and_threads_change_nothing(threads: int, tmp_path: Path, decided: Counter[Any]) -> None:
+    embeddings, labels = labelled("clustered", dim=48)
+    np.save(tmp_path / "rows.npy", embeddings.astype(np.float32))
+    mapped, before = np.load(tmp_path / "rows.npy", mmap_mode="r"), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        ranks = positive_ranks(mapped, labels, max_memory="400KiB")
+    finally:
+        torch.set_num_threads(before)
+    assert same(ranks, positive_ranks(embeddings.astype(np.float32), labels, backend="torch"))
+    assert decided[HIGH] + decided[BOTH] > 0
+
+
+def test_codes_are_left_alone_for_little_work_whole_numbers_and_slow_processors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def kinds(rows: np.ndarray) -> tuple[str, ...]:
+        order = np.arange(len(rows))
+        problem = RetrievalProblem(rows, [0] * len(rows))
+        return codes.code_kinds(ExactScores.of(problem, order, order, distance="cosine", compiled=True))
+
+    rows = random(np.random.default_rng(0), 50, 32)
+    monkeypatch.setattr(codes, "int8_speed", lambda: 100.0)
+    assert kinds(rows) == ()
+    monkeypatch.setattr(codes, "FEWEST", 0)
+    assert kinds(rows) == (HIGH, BOTH)
+    assert kinds(rows[:, :8]) == ()
+    assert kinds(np.sign(rows)) == ()
+    for speed, expected in ((0.0, ()), (1.2, ()), (3.2, (HIGH,))):
+        monkeypatch.setattr(codes, "int8_speed", lambda speed=speed: speed)
+        assert kinds(rows) == expected
+
+
+@pytest.mark.parametrize("fault", [AttributeError, RuntimeError, None])
+def test_products_of_int8_that_are_missing_or_saturate_are_not_used(
+    fault: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        if fault is not None:
+            raise fault("no int8 here")
+        return out.copy_((left.int() @ right.int()).clamp(-(2**22), 2**22))
+
+    monkeypatch.setattr(torch, "_int_mm", broken)
+    assert codes.int8_speed.__wrapped__() == 0
