@@ -155,6 +155,7 @@ class Liveness:
         self.verdict: str | None = None
         self._lines: list[_Line] = []
         self._met = threading.Event()
+        self._done = threading.Event()  # the watching, since somebody is gone
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._trains: int | None = threading.get_ident()  # the thread to interrupt, None where it needs not be
@@ -196,6 +197,8 @@ class Liveness:
         keeps = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         host, port = _master()
         try:
+            if not keeps:
+                _wait_for(host, port, seconds(self.timeout))  # torch would print a page where nobody comes
             store = _stores.TCPStore(
                 host,
                 port,
@@ -204,7 +207,7 @@ class Liveness:
                 wait_for_workers=False,
                 multi_tenant=True,
             )
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             what = "cannot keep the store" if keeps else "cannot reach rank 0, or torchrun,"
             raise AurankError(
                 f"rank {self.rank} on {self.own.host} {what} at {host}:{port} ({self.within}): "
@@ -213,15 +216,13 @@ class Liveness:
         return _stores.PrefixStore(f"aurank/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_joins)}", store)
 
     def _meet(self) -> None:
-        deadline = time.monotonic() + seconds(self.timeout)
+        deadline = time.monotonic() + seconds(self.timeout) + (0 if self.rank == 0 else ENDING)  # rank 0 knows more
         while not self._met.wait(0.05):
             if time.monotonic() > deadline:
-                missing = [rank for rank in range(1, self.size) if rank not in self.peers]
-                which = f"rank {', '.join(map(str, missing))}" if self.rank == 0 else "not every one"
-                raise AurankError(
-                    f"{which} of {self.size} processes came within {self.within}: look at what "
-                    "they say, and whether they reach MASTER_ADDR"
-                )
+                missing = ", ".join(str(rank) for rank in range(1, self.size) if rank not in self.peers)
+                which = f"rank {missing}" if self.rank == 0 else f"one of {self.size} processes"
+                self.verdict = f"{which} did not come within {self.within}"
+                raise AurankError(f"{self.verdict}; see what it says, and whether it reaches MASTER_ADDR")
 
     # -- the thread -------------------------------------------------------------------------------------------------
 
@@ -241,6 +242,7 @@ class Liveness:
                         line.heard = now
                 beaten = now
                 self._beat(now)
+        self._done.set()
         if self.verdict is not None:
             for line in self._lines if self.rank == 0 else []:
                 line.send(gone=self.verdict)
@@ -302,6 +304,8 @@ class Liveness:
         return peer.trouble if isinstance(peer, Peer) and peer.machine == self.own.machine else ""
 
     def _end_training(self) -> None:
+        # A collective mostly fails at once: an exception on top of that one might miss who waits for it here.
+        self._ended.wait(2 * BEAT)
         with self._lock:
             if self._trains is None:
                 return
@@ -346,7 +350,9 @@ class Liveness:
         while lost is not None and not (isinstance(lost, Lost) or _is_loss(lost)):
             lost = lost.__cause__
         if lost is None:
-            return None
+            is_odd = isinstance(error, Exception) and not isinstance(error, AurankError)
+            # It may be what comes of a process that is gone.
+            return self.verdict if is_odd and self._done.wait(BEAT) else None
         waited, deadline = "imed out" in str(lost) or "timeout" in str(lost), time.monotonic() + ENDING
         away = [peer for peer in self.peers.values() if peer.machine != self.own.machine]
         if away and not waited:  # one that has lost its power is known by its silence only
@@ -364,6 +370,19 @@ class Liveness:
 
 def _master() -> tuple[str, int]:
     return os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "29500"))
+
+
+def _wait_for(host: str, port: int, timeout: float) -> None:
+    """Wait until somebody listens there; OSError after the timeout."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=ENDING).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def _is_loss(error: BaseException) -> bool:

@@ -32,6 +32,7 @@ from aurank.training.logs import (
 )
 from aurank.training.optim import set_learning_rate, update_average
 from aurank.training.processes import HostExchange, StopRequest
+from aurank.training.sharding import whole_state
 from aurank.training.trainer import Trainer
 from aurank.training.watch import LossWatch, SeenBatch
 
@@ -119,6 +120,7 @@ class Loop:
         every = self.trainer.sampler.refresh_every
         due = every is not None and self.progress.step % every == 0
         if due:
+            self.trainer.gather()
             self.trainer.sampler.refresh(self.progress.epoch, self.progress.batch)
         return due
 
@@ -196,6 +198,7 @@ class Loop:
             progress.epoch, progress.batch = epoch, index + 1
             self._images += len(batch.id) * trainer.accelerator.num_processes
         if trainer.average is not None and self.settings.ema is not None:
+            trainer.gather()
             update_average(trainer.average, trainer.model, decay=self.settings.ema, step=progress.step)
         progress.step += 1
         due = (self.settings.log_every, self.settings.checkpoint_every, self.settings.validate_every)
@@ -306,6 +309,7 @@ class Loop:
         if trainer.val_data is None:
             return True
         started = time.perf_counter()
+        trainer.gather()
         trackers = trainer.accelerator.trackers
         lists = NEIGHBOURS if trackers else 0  # for the pictures that only trackers take
         report = trainer.task.measure(trainer.measured, trainer.val_data, neighbours=lists)
@@ -332,6 +336,8 @@ class Loop:
         """
         self._look()
         trainer, progress, saved_step = self.trainer, self.progress, self.saved_step
+        trainer.gather()
+        optimiser = whole_state(trainer.optimiser.state_dict()) if name == "last" else {}
         parameters = itertools.chain(trainer.model.parameters(), trainer.loss.parameters())
         is_finite = all(bool(parameter.isfinite().all()) for parameter in parameters)
         gathered = gather_object([(is_finite, random_state())])
@@ -365,7 +371,7 @@ class Loop:
             content |= {
                 "loss": trainer.loss.state_dict(),
                 "miner": {} if trainer.miner is None else trainer.miner.state_dict(),
-                "optimiser": trainer.optimiser.state_dict(),
+                "optimiser": optimiser,
                 "scaler": None if scaler is None else scaler.state_dict(),
                 "sampler": trainer.sampler.state_dict(),
                 "random": [state for _, state in gathered],

@@ -117,7 +117,7 @@ def differences(saved: Config, given: Config) -> list[str]:
     """Return the settings that differ, as "key: saved != given", but for those that cannot change a result."""
     harmless = (
         *("data.workers", "data.root", "data.cache", "data.repeated", "data.odd_classes"),
-        *("train.timeout", "train.trackers", "train.keep_last"),
+        *("train.timeout", "train.trackers", "train.keep_last", "train.sharded"),
     )
     return [line for line in config_difference(saved, given) if not line.startswith(harmless)]
 

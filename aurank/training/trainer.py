@@ -1,5 +1,6 @@
 """The components of a run, and the way of a batch through them: to embeddings, to the loss, back to gradients."""
 
+import os
 from collections.abc import Callable, Iterable
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -39,6 +40,7 @@ from aurank.training.liveness import launched
 from aurank.training.mining import Reencode, nearest_images, offer_reencoding
 from aurank.training.optim import weight_average
 from aurank.training.processes import on_cpu
+from aurank.training.sharding import ShardedCopy, require_shardable, settle_on_shards
 from aurank.training.tasks import PairTask, Task
 from aurank.training.watch import notice_of_waiting
 
@@ -75,7 +77,11 @@ class Trainer:
                 module.gather.views = self.views
         miner = None if is_sum(config) else build_miner(config.miner, splits.train)  # a sum asks its own
         self.miner = None if miner is None else miner.to(accelerator.device)
-        optimiser = build_optimiser(config, task.model, self.loss)
+        self.sharded = _sharded(config, task.model.to(accelerator.device), accelerator, self.stateful_modules)
+        trained = task.model if self.sharded is None else self.sharded.module
+        optimiser = build_optimiser(config, trained, self.loss)
+        if self.sharded is not None:
+            settle_on_shards(optimiser, config)
         self.schedule = build_schedule(config)
         images = cache(partial(build_dataset, config.data, splits.train, train=False))
         nearest = partial(
@@ -88,8 +94,12 @@ class Trainer:
         # Accelerate puts autocast into the forward of what it is given; the encoder inside stays as it is.
         if config.train.compile:
             require_compiler(accelerator.device)
-        parts = EachPart(task.model, compiled=config.train.compile)
-        self.encoder, self.optimiser = accelerator.prepare(parts, optimiser)
+        if self.sharded is None:
+            parts = EachPart(trained, compiled=config.train.compile)
+            self.encoder, self.optimiser = accelerator.prepare(parts, optimiser)
+        else:  # which exchanges gradients by itself
+            self.encoder = accelerator.prepare_model(EachPart(trained), evaluation_mode=True)
+            self.optimiser = accelerator.prepare(optimiser)
         check_image_size(task.encoder, config, accelerator.device)
         self.average = None if config.train.ema is None else weight_average(task.model)
         self.cache = _gradient_cache(config, self.encoder, self.sampler, self.train_data.to_input)
@@ -115,6 +125,11 @@ class Trainer:
     def model(self) -> nn.Module:
         """What is trained and saved, without any wrapper."""
         return self.task.model
+
+    def gather(self) -> None:
+        """Give `model` the weights as they stand, where they are shared out; all processes call it."""
+        if self.sharded is not None:
+            self.sharded.gather()
 
     @property
     def measured(self) -> nn.Module:
@@ -242,6 +257,18 @@ class Trainer:
             own.zero_grad()
 
 
+def _sharded(
+    config: Config, model: nn.Module, accelerator: Accelerator, stateful: list[nn.Module]
+) -> ShardedCopy | None:
+    """A copy of the model with its weights shared out, where that is asked for and there are several processes."""
+    if not config.train.sharded or accelerator.num_processes == 1:
+        return None
+    require_shardable(config)
+    if any(isinstance(module, Reencodes) and module.wants_reencode for module in stateful):
+        raise UserError('train.sharded=true does not work with out_of_batch=reencode; set it to "stored"')
+    return ShardedCopy(model)
+
+
 def _task(config: Config, splits: Splits, state: dict[str, Any] | None, say: Callable[[str], None]) -> Task:
     """What the configuration trains, with its first weights."""
     load = state is None
@@ -314,6 +341,12 @@ def _accelerator(config: Config, out: Path | None) -> Accelerator:
             f"train.trackers: {', '.join(missing)} cannot be used, its package is not installed; "
             f"pip install {packages}, or leave it out"
         )
+    for option, variable in (("--use_fsdp", "ACCELERATE_USE_FSDP"), ("--use_deepspeed", "ACCELERATE_USE_DEEPSPEED")):
+        if os.environ.get(variable, "").lower() == "true":
+            raise UserError(
+                f"accelerate launch {option} shares out a model in a way that is not known here: leave it out, and set "
+                "train.sharded=true"
+            )
     trackers = list(config.train.trackers) if out is not None else []
     try:
         accelerator = Accelerator(

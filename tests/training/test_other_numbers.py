@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,19 +12,26 @@ from testing.tiny import tiny_config
 
 import aurank
 from aurank.embedding.stored.checkpoint import load_checkpoint
+from aurank.errors import UserError
+from aurank.training import read_config
 from aurank.training.checkpoints.state import seed_stream, stream
+from aurank.training.sharding import require_shardable
 
 
 @pytest.mark.slow
 def test_two_then_one_then_four_processes_train_the_weights_of_one(tmp_path: Path) -> None:
-    """With every state that a loss keeps: tables by image, chains that draw, a memory that no batch fills evenly."""
+    """With every state that a loss keeps: tables by image, chains that draw, a memory that no batch fills evenly.
+
+    The four share out weights, gradients and the state of the optimiser, and write what one process reads.
+    """
     sections = {
         **EXACT,
         "data": {"views": 2, "train_labels": "image", "validation_fraction": 0},
         "sampler": {"name": "shuffled", "batch": 22, "params": {}},
         "memory": {"size": 51, "start_at": 1},
-        "optim": {**EXACT["optim"], "schedule": {"name": "constant"}},  # steps are added
-        "train": {"steps": 6, "validate_every": 100, "checkpoint_every": 100},
+        "optim": {**EXACT["optim"], "params": {"momentum": 0.9}, "schedule": {"name": "constant"}},
+        # steps are added
+        "train": {"steps": 6, "validate_every": 100, "checkpoint_every": 100, "ema": 0.9},
     }
     terms = [{"name": "soprc"}, {"name": "sogclr"}, {"name": "emc2"}]
     config, many = tmp_path / "config.yaml", tmp_path / "many"
@@ -31,7 +39,7 @@ def test_two_then_one_then_four_processes_train_the_weights_of_one(tmp_path: Pat
     aurank.train(config, tmp_path / "one")
     two = ended(start(config, many, 2, common=["train.steps=2"]))
     aurank.train(config, many, resume=True, overrides=["train.steps=4"])
-    four = ended(start(config, many, 4, common=["train.steps=6", "--resume"]))
+    four = ended(start(config, many, 4, common=["train.steps=6", "train.sharded=true", "--resume"]))
     assert [code for code, _, _ in (*two, *four)] == [0] * 6, (two, four)
     assert "the run used 1 process(es) and goes on with 4: batches" in four[0][2]
 
@@ -41,8 +49,27 @@ def test_two_then_one_then_four_processes_train_the_weights_of_one(tmp_path: Pat
         torch.testing.assert_close(last["encoder"][name], value, rtol=0, atol=1e-6, msg=name)
     for name, value in first["loss"].items():  # the rows of a memory stand in the same order, too
         torch.testing.assert_close(last["loss"][name], value, rtol=1e-4, atol=1e-5, msg=name)
+    torch.testing.assert_close(last["average"], first["average"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(last["optimiser"]["state"], first["optimiser"]["state"], rtol=1e-4, atol=1e-6)
     losses = [[record["loss"] for record in records(tmp_path / name, "train")] for name in ("one", "many")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"train": {"micro_batch": 4}},
+            "train.micro_batch=4: processes may have other numbers of",
+        ),
+        ({"train": {"mixed_precision": "fp16"}}, "train.mixed_precision=fp16; use bf16 or no"),
+        ({"model": {"text": {}}}, "model.text, which has two encoders"),
+    ],
+)
+def test_what_sharded_weights_cannot_be_combined_with_is_refused(sections: dict[str, Any], message: str) -> None:
+    config = read_config(tiny_config("sogclr", sampler={"name": "shuffled", "params": {}}, **sections))
+    with pytest.raises(UserError, match=f"train.sharded=true does not work with {message}"):
+        require_shardable(config)
 
 
 def test_a_stream_is_named_by_its_numbers_and_leaves_the_generators_alone() -> None:

@@ -30,6 +30,7 @@ from aurank.training.checkpoints.claim import is_passing
 from aurank.training.checkpoints.state import Progress, restore_random_state, seed_stream
 from aurank.training.components import read_config
 from aurank.training.processes import differences
+from aurank.training.sharding import spread_state
 from aurank.training.trainer import Trainer
 
 KEPT = 100  # how many checkpoints train.keep_last may ask for, and older runs have kept
@@ -219,6 +220,9 @@ def restore(trainer: Trainer, resumed: Resumed) -> Progress:
     if trainer.average is not None:
         load_weights(trainer.measured, (state["average"] or {}).get("values", {}), path, part="average")
     load_optimiser(trainer.optimiser, state["optimiser"], path)
+    if trainer.sharded is not None:
+        trainer.sharded.spread()
+        spread_state(trainer.optimiser.optimizer, trainer.config)
     for name in ("loss", "miner", "sampler"):
         component = getattr(trainer, name)
         if component is not None:

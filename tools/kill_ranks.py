@@ -1,0 +1,316 @@
+"""Kill a process of a training on two simulated machines, in every phase: who says what, how soon, and what resumes.
+
+    sudo python tools/kill_ranks.py [--only backward "a machine"] [--out FOLDER]
+
+A machine is a namespace of the network, of process numbers and of the host's name (`ip netns`, `unshare`, so as root);
+two ranks run on each, a veth pair is between. In a case one rank kills itself (SIGKILL) in the middle of a phase; or a
+whole machine is killed; or the cable is pulled. Of the others the table has the time until the last has ended, their
+exit codes, and the line that they print. Then all ranks start again with --resume, and last.pt has to be that of a run
+that nobody killed, bit for bit. Without root all ranks are of one machine, and the last two cases are left out.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aurank import cli
+from aurank.embedding.stored.checkpoint import load_checkpoint
+from aurank.training import run as training_run
+from aurank.training.loop import Loop
+from aurank.training.tasks import Task
+from aurank.training.trainer import Trainer
+
+RANKS = 4
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+SPACES = ("aurank-a", "aurank-b")
+LIMIT = 100.0  # seconds after which a rank that is left is killed, and the case has failed
+CONFIG: dict[str, Any] = {
+    "data": {"name": "digits", "image_size": 16, "channels": 1, "validation_fraction": 0.2},
+    "sampler": {"name": "pk", "batch": 32, "params": {"per_class": 4}},
+    "model": {"backbone": "test_resnet", "pretrained": False, "dim": 8, "params": {"drop_rate": 0.1}},
+    "loss": {"name": "soprc"},
+    "optim": {"lr": 1e-3},
+    "train": {"steps": 6, "validate_every": 3, "checkpoint_every": 2, "log_every": 1},
+}
+# Where a rank kills itself: the name of a phase, an object, its method, and in which of its calls.
+PHASES: dict[str, tuple[Any, str, int]] = {
+    "joining": (cli, "main", 1),
+    "building": (Trainer, "__init__", 1),
+    "reading a batch": (Loop, "_step", 4),
+    "forward": (Trainer, "embed", 4),
+    "backward": (Trainer, "backward", 4),
+    "optimiser": (Trainer, "update", 4),
+    "validation": (Loop, "_validate", 1),
+    "measuring": (Task, "measure", 1),
+    "saving": (Loop, "save", 3),
+    "replacing last.pt": (os, "replace", 4),
+    "final test": (training_run, "_test", 1),
+}
+CASES = [(phase, victim) for phase in PHASES for victim in (0, 3)]
+OUTSIDE = ("a machine", "the machine of rank 0", "the cable")
+
+
+def kill_in(phase: str, note: Path) -> None:
+    """Let this process kill itself in a phase, once the time stands in the note."""
+    owner, name, wanted = PHASES[phase]
+    original: Callable[..., Any] = getattr(owner, name)
+    calls = 0
+
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == wanted:
+            note.write_text(str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments, **named)
+
+    setattr(owner, name, wrapped)
+
+
+def work(rank: int, case: dict[str, Any]) -> None:
+    """Be a rank: what `aurank train` does, with its output in a file."""
+    folder = Path(case["folder"])
+    descriptor = os.open(folder / f"{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    local = RANKS // len(SPACES)
+    shared = {"MASTER_ADDR": case["address"], "MASTER_PORT": str(case["port"]), "WORLD_SIZE": str(RANKS)}
+    os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank % local), LOCAL_WORLD_SIZE=str(local))
+    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME=case["interface"])
+    torch.set_num_threads(1)
+    if case["victim"] == rank:
+        kill_in(case["phase"], folder / "killed")
+    if case["phase"] in OUTSIDE and rank == 0 and not case["resume"]:
+        original = Trainer.backward
+
+        def told(trainer: Trainer, loss: torch.Tensor) -> None:  # a long run, to be killed from outside
+            (folder / "runs").touch()
+            original(trainer, loss)
+
+        Trainer.backward = told  # type: ignore[method-assign]
+    sys.argv = ["aurank", "train", str(folder / "config.json"), "--out", str(folder / "run"), *case["options"]]
+    cli.main()
+
+
+def be_host() -> None:
+    """Be a machine: for each line of input fork its ranks, and say of each when and how it ended."""
+    for line in sys.stdin:
+        case = json.loads(line)
+        ranks = {}
+        for rank in case["ranks"]:
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    work(rank, case)
+                    code = 0
+                except SystemExit as exit_:
+                    code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    sys.stderr.flush()
+                    os._exit(code)
+            ranks[pid] = rank
+        found, deadline = {}, time.time() + 2 * LIMIT
+        while ranks:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid in ranks:
+                found[ranks.pop(pid)] = (time.time(), os.waitstatus_to_exitcode(status))
+            elif time.time() > deadline:
+                for one in ranks:
+                    os.kill(one, signal.SIGKILL)
+            time.sleep(0.01)
+        print(json.dumps(found), flush=True)
+
+
+class Host:
+    """A machine that can be given a case, killed and started again."""
+
+    def __init__(self, number: int, isolated: bool) -> None:
+        self.number, self.isolated = number, isolated
+        self.ranks = list(range(RANKS))[number * RANKS // 2 : (number + 1) * RANKS // 2]
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, str(Path(__file__).resolve()), "--host"]
+        if self.isolated:
+            inside = ["unshare", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c"]
+            name = SPACES[self.number]
+            command = ["ip", "netns", "exec", name, *inside, f'hostname {name}; exec "$@"', "sh", *command]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, case: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        interface = f"aurank{self.number}" if self.isolated else "lo"
+        self.process.stdin.write(json.dumps({**case, "ranks": self.ranks, "interface": interface}) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[int, tuple[float, int]]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        return {int(rank): tuple(ended) for rank, ended in json.loads(line or "{}").items()}
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def shell(command: str, *, check: bool = True) -> None:
+    subprocess.run(command.split(), check=check, capture_output=not check)
+
+
+@contextlib.contextmanager
+def network() -> Iterator[None]:
+    """Two namespaces of the network, and a cable."""
+    for name in SPACES:
+        shell(f"ip netns del {name}", check=False)
+    try:
+        for name in SPACES:
+            shell(f"ip netns add {name}")
+        shell(f"ip link add aurank0 netns {SPACES[0]} type veth peer name aurank1 netns {SPACES[1]}")
+        for number, (name, address) in enumerate(zip(SPACES, ADDRESSES, strict=True)):
+            shell(f"ip -n {name} addr add {address}/24 dev aurank{number}")
+            shell(f"ip -n {name} link set lo up")
+            shell(f"ip -n {name} link set aurank{number} up")
+        yield
+    finally:
+        for name in SPACES:
+            shell(f"ip netns del {name}", check=False)
+
+
+class Cases:
+    """The cases, one after another, on two machines."""
+
+    def __init__(self, folder: Path, isolated: bool) -> None:
+        self.folder, self.isolated = folder, isolated
+        self.hosts = [Host(number, isolated) for number in range(len(SPACES))]
+        self.port = 29600
+
+    def launch(self, folder: Path, phase: str = "", victim: int = -1, *options: str, resume: bool = False) -> None:
+        self.port += 1
+        address = ADDRESSES[0] if self.isolated else "127.0.0.1"
+        case = {"folder": str(folder), "phase": phase, "victim": victim, "port": self.port, "address": address}
+        for host in self.hosts:
+            host.ask({**case, "resume": resume, "options": [*options, *["--resume"] * resume]})
+
+    def answers(self) -> dict[int, tuple[float, int]]:
+        return {rank: ended for host in self.hosts for rank, ended in host.answer().items()}
+
+    def prepare(self, name: str) -> Path:
+        folder = self.folder / name.replace(" ", "_")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(CONFIG))
+        return folder
+
+    def whole(self) -> dict[str, Any]:
+        """The last checkpoint of a run that nobody kills."""
+        folder = self.prepare("whole")
+        self.launch(folder)
+        answers = self.answers()
+        if any(code for _, code in answers.values()):
+            raise SystemExit("\n".join((folder / f"{rank}.txt").read_text() for rank in answers))
+        return load_checkpoint(folder / "run" / "last.pt")
+
+    def try_case(self, phase: str, victim: int, whole: dict[str, Any]) -> list[str]:
+        """A row of the table."""
+        folder = self.prepare(f"{phase} {victim}")
+        options = ["train.timeout=20s"] if phase == "joining" else []
+        self.launch(folder, phase, victim, *options)
+        if phase in OUTSIDE:
+            killed = self.break_from_outside(folder, phase)
+        answers = self.answers()
+        if (folder / "killed").exists():
+            killed = float((folder / "killed").read_text())
+        elif phase not in OUTSIDE:
+            return [phase, str(victim), "–", "has no part in it", "", ""]
+        others = {rank: ended for rank, ended in answers.items() if rank != victim}
+        if phase == "the cable":
+            shell(f"ip -n {SPACES[1]} link set aurank1 up")
+        for host in self.hosts:
+            if host.process.poll() is not None:
+                host.start()
+        slowest = max(ended - killed for ended, _ in others.values())
+        codes = ", ".join(sorted({str(code) for _, code in others.values()}))
+        said = {line for rank in others for line in errors_in(folder / f"{rank}.txt")}
+        for rank in others:
+            shutil.copy(folder / f"{rank}.txt", folder / f"{rank}.killed.txt")
+        self.launch(folder, resume=True)
+        resumed = self.answers()
+        if any(code for _, code in resumed.values()):
+            went_on = "; ".join(line for rank in resumed for line in errors_in(folder / f"{rank}.txt"))
+        else:
+            went_on = "bit for bit" if same(load_checkpoint(folder / "run" / "last.pt"), whole) else "other weights"
+        return [phase, str(victim) if victim >= 0 else "", f"{slowest:.1f} s", codes, " / ".join(sorted(said)), went_on]
+
+    def break_from_outside(self, folder: Path, phase: str) -> float:
+        while not (folder / "runs").exists():
+            time.sleep(0.02)
+        now = time.time()
+        if phase == "the cable":
+            shell(f"ip -n {SPACES[1]} link set aurank1 down")
+        else:
+            self.hosts[phase == "a machine"].kill()
+        return now
+
+
+def errors_in(path: Path) -> list[str]:
+    """What a rank printed but progress, notices and warnings of torch, as of names that it cannot look up."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line for line in lines if line and not line.startswith(("step ", "validation ", "notice", "[W"))]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether weights, state and optimiser are those of another checkpoint."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return all(same(one[key], other[key]) for key in one if key in other)
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", help="phases")
+    parser.add_argument("--out", type=Path, help="a folder for the runs; default: a temporary one")
+    parser.add_argument("--host", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.host:
+        be_host()
+        return
+    isolated = os.geteuid() == 0 and shutil.which("ip") is not None and shutil.which("unshare") is not None
+    cases = [*CASES, *((phase, -1) for phase in OUTSIDE if isolated)]
+    cases = [case for case in cases if not arguments.only or case[0] in arguments.only]
+    with contextlib.ExitStack() as held:
+        folder = arguments.out or Path(held.enter_context(tempfile.TemporaryDirectory()))
+        if isolated:
+            held.enter_context(network())
+        machines = Cases(folder, isolated)
+        whole = machines.whole()
+        print(
+            "| phase | rank killed | others ended after | with | saying | resumed |\n|---|---|---|---|---|---|",
+            flush=True,
+        )
+        for phase, victim in cases:
+            print("| " + " | ".join(machines.try_case(phase, victim, whole)) + " |", flush=True)
+        for host in machines.hosts:
+            host.kill()
+
+
+if __name__ == "__main__":
+    main()
