@@ -126,12 +126,15 @@ class Loop:
 
     def _batches(self) -> Iterator[Drawn]:
         """Batches with their epoch and number in it, from the next one up to the next refresh or the end."""
+        step, every = self.progress.step, self.trainer.sampler.refresh_every or self.settings.steps
+        return self.batches((min(self.settings.steps, step - step % every + every) - step) * self.settings.accumulate)
+
+    def batches(self, count: int | None) -> Iterator[Drawn]:
+        """Yield so many batches from the next one on, without end for None."""
         progress, sampler, trainer = self.progress, self.trainer.sampler, self.trainer
-        every = sampler.refresh_every or self.settings.steps
-        last = min(self.settings.steps, progress.step - progress.step % every + every)
         skips = trainer.config.data.on_error == "skip"
-        # How many are wanted is not known where some may be passed over.
-        count = None if skips else (last - progress.step) * self.settings.accumulate
+        if skips:  # how many are wanted is not known where some may be passed over
+            count = None
         drawn = itertools.islice(sampler.iterate_ranks(progress.epoch, progress.batch), count)
         places, batches = itertools.tee(drawn)
         wanted = (view_keys(parts[sampler.rank], epoch, trainer.views) for epoch, _, parts in batches)

@@ -131,11 +131,6 @@ class Phases:
             start = end
         return found
 
-    @property
-    def total(self) -> float:
-        """Seconds of all steps that have ended since `begin`."""
-        return _between(self._marks[0][1], self._marks[self._ends[-1]][1])
-
 
 def _between(mark: Any, following: Any) -> float:
     if isinstance(mark, float):

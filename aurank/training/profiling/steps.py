@@ -128,12 +128,13 @@ class MeasuredLoop(Loop):
 def read_alone(trainer: Trainer, progress: Progress, batches: int) -> float:
     """Return the seconds that the loader takes for a batch when nothing else is done.
 
-    With workers after what they read ahead, so that they are all at work.
+    With workers after what they read ahead, so that they are all at work; past a refresh of the sampler, whose rows
+    before and after it are read alike.
     """
     with tempfile.TemporaryDirectory(prefix="aurank-profile-") as folder:
         loop = Loop(trainer, Path(folder), {}, progress=progress)
         try:
-            workers, found = trainer.config.data.workers, loop._batches()
+            workers, found = trainer.config.data.workers, loop.batches(None)
             for _ in range(2 * workers):
                 next(found)
             count = max(batches, 2 * workers)
