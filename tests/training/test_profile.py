@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from testing.processes import ended, launch
 from testing.tiny import tiny_config
+from torch import nn
 
 from aurank.data import ImageDataset
 from aurank.errors import AurankError, UserError
@@ -20,6 +22,7 @@ from aurank.training.profiling import advice
 from aurank.training.profiling import steps as profiled_steps
 from aurank.training.profiling.phases import PHASES, Phases
 from aurank.training.profiling.report import PhaseTime
+from aurank.training.trainer import Trainer
 
 SLOW = 100.0  # seconds by which the clock is put on: longer than any step, however busy the machine is
 
@@ -236,6 +239,15 @@ def test_a_report_fits_a_terminal_of_80_columns() -> None:
     assert "bound                         80.0        1,125  the step itself; 1.12 × as fast" in text
     assert json.loads(json.dumps(made_up().to_json()))["bottleneck"] != "data"
     assert made_up(data_alone=0.2).bottleneck == "data"
+
+
+def test_a_gpu_that_computes_without_a_compiler_is_told_of_it() -> None:
+    config = read_config(tiny_config())
+    trainer = Mock(spec=Trainer, config=config, accelerator=Mock(device=torch.device("cuda")), model=nn.Linear(2, 2))
+    trainer.cache = None
+    assert "train.mixed_precision=bf16, train.compile=true, whose first" in advice.advise(made_up(), trainer)[0]
+    trainer.config = config.model_copy(update={"train": config.train.model_copy(update={"compile": True})})
+    assert "train.compile" not in advice.advise(made_up(), trainer)[0]
 
 
 @pytest.mark.slow

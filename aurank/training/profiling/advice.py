@@ -104,6 +104,8 @@ def _model(found: TrainingProfile, trainer: Trainer, share: str) -> Iterator[str
     worth = []
     if device.type == "cuda" and config.train.mixed_precision == "no":
         worth.append("train.mixed_precision=bf16")
+    if device.type == "cuda" and not config.train.compile and not config.train.sharded:
+        worth.append("train.compile=true, whose first steps wait for a compiler")
     if device.type == "cpu" and threads < free:
         worth.append(f"OMP_NUM_THREADS={free} (now {threads}) where nothing else wants the processors")
     grouped = any(isinstance(one, nn.Conv2d) and one.groups > 1 for one in trainer.model.modules())
