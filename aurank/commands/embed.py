@@ -11,9 +11,9 @@ import numpy as np
 
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, split_name
 from aurank.data.shards import SHARD_ROWS, ShardWriter
+from aurank.embedding.cache import image_marks
 from aurank.embedding.embed import Embedded, described, embed_rows
 from aurank.embedding.select_images import ImageSelection
-from aurank.embedding.stored.trained_model import made_by
 from aurank.errors import UserError
 
 
@@ -38,7 +38,8 @@ def embed_model(model: str, images: ImageSelection | None = None, *, running: Ru
     prepared = _prepared(model, images or ImageSelection(), running or RunOptions())
     embedded, notes = prepared.embed()
     prepared.run.tell(*prepared.remarks, *notes[1:])
-    return replace(embedded, made_by=np.array(_source(prepared)))
+    marks = image_marks(prepared.dataset.manifest, embedded.ids)
+    return replace(embedded, made_by=np.array(prepared.made_by.text), marks=marks)
 
 
 def embed_to_folder(
@@ -106,7 +107,8 @@ def _finish(writer: ShardWriter, prepared: PreparedModel) -> Embedded:
         raise UserError(f"no image of {manifest.name} could be read, so there is nothing to embed")
     columns = vars(described(manifest, rows, np.empty((len(rows), 0), np.float32)))
     known = {name: values for name, values in columns.items() if values is not None}
-    writer.finish(known, classes=manifest.classes, made_by=_source(prepared))
+    known["marks"] = image_marks(manifest, rows)
+    writer.finish(known, classes=manifest.classes, made_by=prepared.made_by.text)
     embedded = Embedded.load(writer.folder)
     prepared.run.tell(*prepared.notes(embedded, manifest)[1:])
     return embedded
@@ -117,9 +119,3 @@ def _prepared(model: str, images: ImageSelection, running: RunOptions) -> Prepar
         raise UserError(f"--model {model}: these are embeddings already; name a model")
     running.torch_device  # noqa: B018  # refused before anything is read
     return prepare_model(model, images, running)
-
-
-def _source(prepared: PreparedModel) -> str:
-    """Return what saved embeddings remember of the model that made them."""
-    stored = prepared.stored()
-    return made_by(prepared.name, stored.module, stored.preprocessing).text

@@ -1,7 +1,7 @@
 """How a model is run on images: its options, the model with the images as it wants them, and their embeddings."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from torch import nn
 from aurank.config import Config, DataConfig
 from aurank.config.schema import EvaluateConfig
 from aurank.data import ImageDataset, Manifest
+from aurank.data.saved_embeddings import MadeBy
 from aurank.embedding.cache import EmbeddingCache, Say, data_sha256, weights_sha256
 from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import Embedded, ModelImages, embed
@@ -22,7 +23,7 @@ from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import ImageSelection, describe_split, select
 from aurank.embedding.stored.checkpoint import describe_average, is_head, load_checkpoint, resolve_checkpoint
 from aurank.embedding.stored.stored_model import StoredModel
-from aurank.embedding.stored.trained_model import encoder_of, with_backbone
+from aurank.embedding.stored.trained_model import encoder_of, made_by, with_backbone
 from aurank.errors import UserError, first_line
 from aurank.evaluation.engine.inputs import ProgressCallback
 from aurank.evaluation.engine.process_group import ProcessGroup
@@ -144,6 +145,13 @@ class PreparedModel:
         """Return the model as it is stored, or remembered."""
         loaded = self.dataset.model if isinstance(self.dataset, ModelImages) else None
         return StoredModel(self.name, self.module, self.config, loaded)
+
+    @property
+    def made_by(self) -> MadeBy:
+        """What saved embeddings remember of the model that made them."""
+        stored, further = self.stored(), [self.dataset.made_of.strip(), "in bf16" * self.run.bf16]
+        known = made_by(self.name, stored.module, stored.preprocessing)
+        return replace(known, precision=", ".join(filter(None, further)))
 
     def embed(self, manifest: Manifest | None = None) -> tuple[Embedded, list[str]]:
         """Return the embeddings of the images chosen, or of others, and notes on them; what is cached is read."""

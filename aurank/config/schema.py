@@ -206,6 +206,7 @@ class SavedFeatures(Strict):
     model: str | None = key(None, "The model that made them, as --model takes it; null: nobody knows.")
     weights_sha256: str | None = key(None, "Digest of its weights.")
     preprocessing: str | None = key(None, "How images were shown to it, in words.")
+    precision: str = key("", "What else decides the rows, in words: bf16, prepared images.")
 
 
 class ModelConfig(Strict):

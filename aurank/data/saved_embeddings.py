@@ -20,7 +20,7 @@ from aurank.names import meant, nearest
 
 ARRAYS = ("embeddings", "labels", "ids", "paths", "is_query", "is_gallery", "groups", "classes")
 PAIRS = ("positives", "ignored")
-FURTHER = ("splits", "super_labels", "made_by", *PAIRS)
+FURTHER = ("splits", "super_labels", "made_by", "marks", *PAIRS)
 """Arrays of a file of saved embeddings; what FURTHER names, files of other programs and of before lack."""
 
 
@@ -32,6 +32,7 @@ class MadeBy:
         model: its name, as ``--model`` takes it, with whole paths.
         weights_sha256: digest of its weights.
         preprocessing: how images were shown to it, in words.
+        precision: what else decides the rows, in words: bf16, prepared images; "" where nothing does.
 
     Example:
         >>> MadeBy.parse(MadeBy("timm:resnet18", "00ff", "Resize(224)").text, "rows.npz").model
@@ -41,6 +42,7 @@ class MadeBy:
     model: str
     weights_sha256: str
     preprocessing: str
+    precision: str = ""
 
     @property
     def text(self) -> str:

@@ -1,6 +1,7 @@
 """Embeddings kept on disk in pieces that are each whole or not there: a broken run goes on, a second one reads."""
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -228,8 +229,20 @@ def data_sha256(manifest: Manifest) -> str:
 
     A file that is missing counts as such, so it is looked for again once it is there.
     """
-    found = file_marks(manifest.source, manifest.paths)
-    marks = [mark and (mark.crc if mark.modified is None else mark.modified, mark.length) for mark in found]
     digest = hashlib.sha256(manifest.sha256.encode())
-    digest.update(json.dumps(marks).encode())
+    digest.update(json.dumps(_marks(manifest)).encode())
     return digest.hexdigest()
+
+
+def image_marks(manifest: Manifest, rows: Int64[np.ndarray, " row"]) -> Int64[np.ndarray, " row"]:
+    """Return a number for each of these rows, another one where its file or its box in that is another."""
+    chosen = manifest.select(rows)
+    boxes = itertools.repeat(None) if chosen.boxes is None else chosen.boxes.tolist()
+    texts = (json.dumps(both).encode() for both in zip(_marks(chosen), boxes, strict=False))
+    digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
+    return np.frombuffer(digests, dtype="<i8").astype(np.int64)
+
+
+def _marks(manifest: Manifest) -> list[tuple[int | None, int] | None]:
+    found = file_marks(manifest.source, manifest.paths)
+    return [mark and (mark.crc if mark.modified is None else mark.modified, mark.length) for mark in found]

@@ -137,6 +137,10 @@ def require_same_features(known: SavedFeatures | None, found: SavedFeatures, whe
             f"{where} was made by {found.model}, and the head was trained on embeddings by {known.model}, of other "
             "weights or preprocessing; embed the images by that one"
         )
+    if both and known.precision != found.precision:
+        said, usual = f"{where} was made", "in float32 of the images themselves"
+        remedy = f"the head was trained on embeddings made {known.precision or usual}; embed the images like that"
+        raise UserError(f"{said} {found.precision or usual}, and {remedy}")
 
 
 def build_dataset(config: DataConfig, manifest: Manifest, *, train: bool, seed: int = 0) -> ImageDataset:

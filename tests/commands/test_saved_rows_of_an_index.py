@@ -1,5 +1,7 @@
 """An index of embeddings that were saved before: the same as one that embeds its images itself, a part at a time."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -62,12 +64,10 @@ def test_embeddings_of_another_model_or_of_other_images_are_refused(saved: Path,
     with pytest.raises(UserError, match="was made by timm:test_vit,pretrained=false, with other weights"):
         build_index("timm:test_resnet,pretrained=false", images, out=tmp_path / "a", embeddings=saved / "parts")
     np.savez(tmp_path / "mine.npz", embeddings=np.eye(2), labels=[0, 1])
-    with pytest.raises(UserError, match="does not say which model made it"):
+    with pytest.raises(UserError, match="does not say what it was made of"):
         build_index(MODEL, images, out=tmp_path / "b", embeddings=tmp_path / "mine.npz")
     more = tmp_path / "photos"
-    for path in (saved / "photos").rglob("*.png"):
-        (more / path.parent.name).mkdir(parents=True, exist_ok=True)
-        (more / path.parent.name / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(saved / "photos", more)
     (more / "class 0" / "99.png").write_bytes(b"no image")
     with pytest.raises(UserError, match=r"lacks 1 of 12 images, such as 'class 0/99\.png': embed them again"):
         build_index(MODEL, ImageSelection(f"folder:{more}"), out=tmp_path / "c", embeddings=saved / "parts")
@@ -78,3 +78,19 @@ def test_embeddings_of_another_model_or_of_other_images_are_refused(saved: Path,
     assert made is not None
     assert len(made) == 11
     assert "skipped, unreadable: 1 of 12 images (class 0/99.png)" in said
+
+
+@pytest.mark.parametrize("name", ["parts", "rows.npz"])
+def test_embeddings_of_other_files_of_the_same_names_are_refused(saved: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(saved / "photos", tmp_path / "photos")
+    Image.new("RGB", (9, 9), "red").save(tmp_path / "photos" / "class 1" / "04.png")
+    images = ImageSelection(f"folder:{tmp_path / 'photos'}")
+    with pytest.raises(UserError, match=r"1 of 11 images are other files than were .*'class 1/04\.png'"):
+        build_index(MODEL, images, out=tmp_path / "index", embeddings=saved / name, running=HOW)
+
+
+def test_embeddings_in_bfloat16_are_no_others(saved: Path, tmp_path: Path) -> None:
+    images = ImageSelection(f"folder:{saved / 'photos'}", split="all")
+    embed_model(MODEL, images, running=replace(HOW, bf16=True)).save(tmp_path / "rows.npz")
+    with pytest.raises(UserError, match="was made in bf16, and here it is in float32 of the images themselves"):
+        build_index(MODEL, images, out=tmp_path / "index", embeddings=tmp_path / "rows.npz", running=HOW)

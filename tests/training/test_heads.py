@@ -14,9 +14,11 @@ from torch.nn.functional import normalize
 import aurank
 from aurank.commands import embed_model, evaluate_model, export_model
 from aurank.config import ConfigError
+from aurank.config.schema import SavedFeatures
 from aurank.data import READERS
 from aurank.data.decode import decode
 from aurank.embedding import ImageSelection
+from aurank.embedding.from_config import require_same_features
 from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import UserError
 from aurank.training import read_config, rehearse
@@ -215,3 +217,10 @@ def test_another_model_than_made_the_embeddings_is_refused(photos: Path, tmp_pat
         if "model" not in change:
             with pytest.raises(UserError, match=r"was made by .* and the head was trained on embeddings by"):
                 evaluate_model(f"aurank:{out}/best", ImageSelection(f"embeddings:{photos}/rows.npz"))
+
+
+def test_rows_made_in_another_precision_are_refused() -> None:
+    known = SavedFeatures(width=2, model="timm:any", weights_sha256="00", preprocessing="Resize(8)")
+    require_same_features(known, known.model_copy(), "rows.npz")
+    with pytest.raises(UserError, match=r"rows\.npz was made in bf16, and the head was trained on .* in float32"):
+        require_same_features(known, known.model_copy(update={"precision": "in bf16"}), "rows.npz")

@@ -16,13 +16,13 @@ from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.config import DataConfig
 from aurank.data import ImageSource, Manifest
 from aurank.data.saved_embeddings import MadeBy
+from aurank.embedding.cache import image_marks
 from aurank.embedding.embed import Embedded, described
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.index_folder import ABOUT, describe_source, write_index_folder, writing
 from aurank.embedding.index_rows import EXACT, IndexedRows, Table, change_rows, index_rows, measured_recall
 from aurank.embedding.select_images import ALL, ImageSelection, select
 from aurank.embedding.stored.stored_model import StoredModel
-from aurank.embedding.stored.trained_model import made_by
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Index
 from aurank.names import meant, nearest
@@ -252,13 +252,16 @@ def remove_images(
 
 def embedded_before(prepared: PreparedModel, path: Path) -> tuple[Embedded, list[str]]:
     """Return what was saved of the images chosen, by their paths, with notes; UserError unless it is of this model."""
-    saved, stored = Embedded.load(path), prepared.stored()
-    if saved.made_by is None:
-        raise UserError(f"--embeddings {path} does not say which model made it: write it with aurank embed")
-    made, own = MadeBy.parse(str(saved.made_by), str(path)), made_by(prepared.name, stored.module, stored.preprocessing)
+    saved, own = Embedded.load(path), prepared.made_by
+    if saved.made_by is None or saved.marks is None:
+        raise UserError(f"--embeddings {path} does not say what it was made of: write it with aurank embed")
+    made = MadeBy.parse(str(saved.made_by), str(path))
     if (made.weights_sha256, made.preprocessing) != (own.weights_sha256, own.preprocessing):
         said = f"--embeddings {path} was made by {made.model}, with other weights or preprocessing than --model"
         raise UserError(f"{said} {prepared.name}: embed the images by that one")
+    if made.precision != own.precision:
+        said = f"--embeddings {path} was made {made.precision or 'in float32 of the images themselves'}, and here it is"
+        raise UserError(f"{said} {own.precision or 'in float32 of the images themselves'}: embed the images like that")
     manifest = prepared.dataset.manifest
     place = {name: row for row, name in enumerate(saved.paths.tolist())}
     if len(place) < len(saved.paths):
@@ -269,9 +272,13 @@ def embedded_before(prepared: PreparedModel, path: Path) -> tuple[Embedded, list
         count = f"{len(manifest) - len(rows):,} of {len(manifest):,} images"
         remedy = "embed them again, or leave out what could not be read by data.on_error=skip"
         raise UserError(f"--embeddings {path} lacks {count}, such as {lacking!r}: {remedy}")
-    found = described(
-        manifest, np.array(rows), select_rows(saved.embeddings, [place[manifest.paths[row]] for row in rows])
-    )
+    there = np.array([place[manifest.paths[row]] for row in rows])
+    is_other = image_marks(manifest, np.array(rows)) != saved.marks[there]
+    if is_other.any():
+        count, first = f"{int(is_other.sum()):,} of {len(rows):,} images", str(saved.paths[there[is_other][0]])
+        said = f"--embeddings {path}: {count} are other files than were embedded, such as {first!r}"
+        raise UserError(f"{said} (another length, time or checksum): embed them again")
+    found = described(manifest, np.array(rows), select_rows(saved.embeddings, there))
     return found, prepared.notes(found, manifest)
 
 
