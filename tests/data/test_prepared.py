@@ -18,6 +18,7 @@ from testing.data_trees import pixels, write_tree, zip_tree
 
 import aurank.data.prepared.writing as writing
 from aurank.data import TRANSFORMS, FolderSource, ImageDataset, Manifest, ZipSource, build_manifest
+from aurank.data.checks.prepared import check_prepared
 from aurank.data.prepared.store import RECORD, Preparation, PreparedImages
 from aurank.data.prepared.writing import prepare_images
 from aurank.errors import AurankError, UserError
@@ -157,6 +158,29 @@ def test_originals_that_were_copied_or_are_gone_are_not_changed(tmp_path):
     for path in (tmp_path / "photos").rglob("*.png"):
         path.unlink()
     assert torch.equal(data_of(manifest, tmp_path / "out")[2][0], expected)
+
+
+def test_of_many_originals_of_one_length_a_run_reads_some_and_the_preparation_all_once(tmp_path):
+    for number in range(100):
+        (tmp_path / "photos" / "a").mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / "photos" / "a" / f"{number:02d}.npy", np.full((4, 4, 3), number, np.uint8))
+    paths = [f"a/{number:02d}.npy" for number in range(100)]
+    source = FolderSource(tmp_path / "photos")
+    manifest = build_manifest("m", source, paths=paths, labels=["a"] * 100, splits=["train"] * 100)
+    prepare_images(manifest, tmp_path / "out", raw())
+    for path in paths:
+        os.utime(tmp_path / "photos" / path, (10**9, 10**9))
+    np.save(tmp_path / "photos" / paths[2], np.full((4, 4, 3), 255, np.uint8))
+    held = PreparedImages(tmp_path / "out")
+    assert len(held.unfit(manifest, held.places(manifest)).changed) == 0  # not among the 64
+    found = {finding.check: finding.examples for finding in check_prepared(held, manifest)}
+    assert found["images that changed after they were prepared"] == (paths[2],)
+    assert prepare_images(manifest, tmp_path / "out", raw()).written == 1
+    rows = PreparedImages(tmp_path / "out").rows_of(manifest, 3)
+    assert [rows.read(row)[0, 0, 0] for row in (0, 2, 3)] == [0, 255, 3]
+    size = (tmp_path / "out/index.bin").stat().st_size
+    assert prepare_images(manifest, tmp_path / "out", raw()).written == 0  # the new times are known
+    assert (tmp_path / "out/index.bin").stat().st_size == size == 200 * RECORD.itemsize
 
 
 def test_a_broken_image_follows_on_error(tmp_path):

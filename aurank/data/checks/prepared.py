@@ -8,7 +8,7 @@ from aurank.data.prepared.store import PreparedImages, again, whole
 
 
 def check_prepared(prepared: PreparedImages, manifest: Manifest) -> list[Finding]:
-    """Return what does not fit; every prepared image is read.
+    """Return what does not fit; every prepared image is read, and every original with another time.
 
     Example:
         >>> import tempfile
@@ -24,7 +24,7 @@ def check_prepared(prepared: PreparedImages, manifest: Manifest) -> list[Finding
         images that are not prepared: 1 (digit-0002)
     """
     places = prepared.places(manifest)
-    missing, changed = prepared.unfit(manifest, places)
+    missing, changed = prepared.unfit(manifest, places, at_most=None)
     held = np.flatnonzero(places >= 0)
     is_whole = np.fromiter(whole(prepared.folder, prepared.records[places[held]]), np.bool_, len(held))
     advice = Advice("Training and measuring refuse to begin.", f"{again(prepared.folder).capitalize()}.")

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Bool, Int64, UInt8
 
 from aurank.data.manifest import Manifest
-from aurank.data.sources import FolderSource, file_marks
+from aurank.data.sources import file_marks
 from aurank.data.transforms.base import AREA, INTERPOLATIONS, resize_shorter
 from aurank.errors import UserError
 from aurank.files import write_text
@@ -43,7 +43,7 @@ RECORD = np.dtype(
 )
 QUALITY = 95
 _FORMAT = 1
-_COMPARED = 64  # originals with another time, but the same length, whose contents are compared
+COMPARED = 64  # originals with another time, but the same length, that a run reads before it begins
 _LONGEST = 65_500  # side of a JPEG
 Pixels = UInt8[np.ndarray, "_ _ channel"]
 
@@ -197,10 +197,14 @@ class PreparedImages:
         known = last_places(self.records)
         return np.array([known.get(key, -1) for key in region_keys(manifest.regions)], dtype=np.int64)
 
-    def unfit(self, manifest: Manifest, places: Int64[np.ndarray, " image"]) -> Unfit:
-        """Return the rows that are not there or whose original is another now; an original that is gone is not."""
+    def unfit(self, manifest: Manifest, places: Int64[np.ndarray, " image"], at_most: int | None = COMPARED) -> Unfit:
+        """Return the rows that are not there or whose original is another now; an original that is gone is not.
+
+        `at_most`: how many originals are read, see `compared`.
+        """
         held = np.flatnonzero(places >= 0)
-        return Unfit(np.flatnonzero(places < 0), held[changed(manifest, held, self.records[places[held]])])
+        changed, _ = compared(manifest, held, self.records[places[held]], at_most=at_most)
+        return Unfit(np.flatnonzero(places < 0), held[changed])
 
     def rows_of(self, manifest: Manifest, channels: int) -> "PreparedRows":
         """Return the images of a manifest; UserError names the first that is not there, or is of another original."""
@@ -221,13 +225,16 @@ class PreparedImages:
         return PreparedRows(self, manifest, places)
 
 
-def changed(manifest: Manifest, rows: Sequence[int] | np.ndarray, records: np.ndarray) -> np.ndarray:
+def compared(
+    manifest: Manifest, rows: Sequence[int] | np.ndarray, records: np.ndarray, *, at_most: int | None = None
+) -> tuple[Bool[np.ndarray, " row"], dict[int, int]]:
     """Return for each row, with its record, whether its original is another now than when it was prepared.
 
-    Of originals with another time but the same length, as in a copied folder, 64 at most are read.
+    Originals with another time but the same length, as in a copied folder, are read, or ``at_most`` so many of them.
+    Also returned: the time now of those that were read and are the same, by their place among the rows.
     """
     source, paths = manifest.source, [manifest.paths[row] for row in rows]
-    found, doubtful = np.zeros(len(paths), dtype=np.bool_), []
+    found, doubtful = np.zeros(len(paths), dtype=np.bool_), {}
     lengths, times = records["original_length"].tolist(), records["original_modified"].tolist()
     sums = records["original_crc"].tolist()
     for place, mark in enumerate(file_marks(source, paths)):
@@ -236,12 +243,13 @@ def changed(manifest: Manifest, rows: Sequence[int] | np.ndarray, records: np.nd
         if mark.length != lengths[place] or (mark.crc is not None and mark.crc != sums[place]):
             found[place] = True
         elif mark.modified is not None and mark.modified != times[place]:
-            doubtful.append(place)
-    if doubtful and isinstance(source, FolderSource):
-        chosen = {doubtful[at] for at in np.linspace(0, len(doubtful) - 1, _COMPARED, dtype=np.int64).tolist()}
-        for place in sorted(chosen):
-            found[place] = zlib.crc32(source.read_bytes(paths[place])) != sums[place]
-    return found
+            doubtful[place] = mark.modified
+    chosen = list(doubtful)
+    if at_most is not None and len(chosen) > at_most:
+        chosen = [chosen[at] for at in np.linspace(0, len(chosen) - 1, at_most, dtype=np.int64).tolist()]
+    for place in chosen:
+        found[place] = zlib.crc32(source.read_bytes(paths[place])) != sums[place]
+    return found, {place: doubtful[place] for place in chosen if not found[place]}
 
 
 class PreparedRows:

@@ -22,7 +22,7 @@ from aurank.data.prepared.store import (
     RECORD,
     SETTINGS,
     Preparation,
-    changed,
+    compared,
     last_places,
     read_records,
     region_keys,
@@ -110,8 +110,10 @@ def prepare_images(
     try:
         if not (folder / SETTINGS).exists():
             how.save(folder)
-        todo = [place for place, needed in enumerate(_needed(manifest, rows, keys, folder, on_error, report)) if needed]
+        needed, same = _needed(manifest, rows, keys, folder, on_error, report)
+        todo = np.flatnonzero(needed).tolist()
         with _Writer(folder) as writer:
+            writer.renew(same)
             make = partial(_make, manifest, how, on_error=on_error, max_pixels=max_pixels)
             marks = file_marks(manifest.source, [manifest.paths[row] for row in rows[todo]])  # before they are read
             originals = list(zip(rows[todo].tolist(), marks, strict=True))
@@ -153,21 +155,26 @@ def _require_fitting(folder: Path, how: Preparation) -> None:
 
 def _needed(
     manifest: Manifest, rows: np.ndarray, keys: Sequence[bytes], folder: Path, on_error: str, report: Progress
-) -> np.ndarray:
-    """Return which rows are to be prepared: not there, with another original now, or damaged."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return which rows are to be prepared: not there, with another original now, or damaged.
+
+    Also returned: of originals that have another time only, the records with that time, so that they are read once.
+    """
     records, needed = read_records(folder), np.ones(len(rows), dtype=np.bool_)
     known = last_places(records)
     held = np.array([place for place, key in enumerate(keys) if key in known], dtype=np.int64)
     if not len(held) or not (folder / IMAGES).exists():
-        return needed
+        return needed, records[:0]
     own = records[[known[keys[place]] for place in held]]
-    needed[held] = changed(manifest, rows[held], own)
+    needed[held], times = compared(manifest, rows[held], own)
     if on_error == "raise":  # then it says why
         needed[held[own["length"] == 0]] = True
     for done, (place, is_whole) in enumerate(zip(held.tolist(), whole(folder, own), strict=True), start=1):
         needed[place] |= not is_whole
         report("verifying", done, len(held))
-    return needed
+    renewed = own[list(times)]
+    renewed["original_modified"] = list(times.values())
+    return needed, renewed[~needed[held[list(times)]]]
 
 
 def _require_room(
@@ -220,6 +227,11 @@ class _Writer:
         self._waiting.append(record)
         if len(self._waiting) >= _KEPT_EVERY:
             self._keep()
+
+    def renew(self, records: np.ndarray) -> None:
+        """Write other records of images that stay where they are."""
+        if len(records):
+            self._waiting.append(records)
 
     def _keep(self) -> None:
         """Write the records of what is on disk."""
