@@ -22,7 +22,8 @@ from pathlib import Path
 CONFIGS = {"sop": "sop/soprc", "inaturalist2018": "inaturalist/soprc", "vehicleid": "vehicleid/soprc"}
 PROTOCOLS = {"sop": "sop", "inaturalist2018": "inaturalist2018", "vehicleid": "vehicleid-large"}
 SMALL = (
-    *("data.image_size=32", "data.workers=0", "model.backbone=resnet18", "model.pretrained=false"),
+    *("data.image_size=32", "data.workers=0", "data.cache=0"),  # photos of the published size would not fit a cache
+    *("model.backbone=resnet18", "model.pretrained=false"),
     *("train.steps=20", "train.validate_every=20", "train.checkpoint_every=5", "train.log_every=1"),
     "optim.schedule.params.milestones=[]",
 )
