@@ -58,7 +58,8 @@ def exact(folder: Path, max_memory: str) -> dict[str, Any]:
     import aurank
 
     sides = [read(folder, name) for name in ("queries", "query_labels", "gallery", "labels")]
-    aurank.evaluate(*(side[:100] for side in sides), neighbours=1)  # imports, compiled code
+    few, alike = sides[0][:100], np.arange(100) // 2
+    aurank.evaluate(few, alike, few, alike, neighbours=1)  # imports, compiled code
     found: dict[str, Any] = {}
     before = start_memory()
     taken = seconds(
