@@ -104,14 +104,19 @@ class Loop:
                     if self._refresh() or batches is None:
                         batches = self._batches()
                     self._step(batches)
-                    if self.watch.received is not None:
+                    if (received := self._received) is not None:
                         self.save("last")
-                        return self.watch.received
+                        return received
                 self._announce_early_end()
                 return None
         finally:
             if self.metrics is not None:
                 self.metrics.close()
+
+    @property
+    def _received(self) -> int | None:
+        """The signal that ends the run after this step: in several processes the one that they agreed on."""
+        return self.stop.received if self.watch.processes == 1 else self.watch.received
 
     # -- batches ------------------------------------------------------------------------------------------------
 

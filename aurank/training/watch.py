@@ -91,7 +91,6 @@ class LossWatch:
     def share(self, signal: int | None) -> None:
         """Let the other processes know, after the last batch of a step and before its backward pass."""
         if self.processes == 1:
-            self.received = signal
             return
         self._flags[1].fill_(signal or 0)
         self._work = distributed.all_reduce(self._flags, distributed.ReduceOp.MAX, async_op=True)
