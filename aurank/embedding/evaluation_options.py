@@ -40,11 +40,16 @@ def evaluate_together(measure: Callable[..., Result], group: ProcessGroup, **opt
     """
     if group.size == 1:
         return measure(**options)
-    alone = any(options.get(name) for name in ("index", "postprocess", "codes"))
-    if alone or hierarchical_names(options.get("metrics")):
+    if measured_alone(**options):
         return group.in_first(lambda: measure(**{**options, "distributed": False}))
     with group.failing_together():
         return measure(**{**options, "distributed": None})
+
+
+def measured_alone(**options: Any) -> bool:
+    """Return whether one process measures with these options of ``aurank.evaluate``, however many there are."""
+    alone = any(options.get(name) for name in ("index", "postprocess", "codes"))
+    return alone or bool(hierarchical_names(options.get("metrics")))
 
 
 def two_way_options(config: Config) -> dict[str, Any]:

@@ -13,8 +13,13 @@ from aurank.config import Config
 from aurank.data import ImageDataset, Manifest
 from aurank.data.captions import PADDING
 from aurank.data.saved_embeddings import EmbeddingDataset
-from aurank.embedding.embed import embed
-from aurank.embedding.evaluation_options import evaluate_together, evaluation_options, two_way_options
+from aurank.embedding.embed import Embedded, embed
+from aurank.embedding.evaluation_options import (
+    evaluate_together,
+    evaluation_options,
+    measured_alone,
+    two_way_options,
+)
 from aurank.embedding.from_config import Towers
 from aurank.embedding.image_text_pairs import EmbeddedPairs, embed_pairs, reports_by_group, texts_of
 from aurank.errors import AurankError, UserError
@@ -70,20 +75,14 @@ class Task:
         data: ImageDataset,
         *,
         neighbours: int = 0,
-        codes: Codes | None = None,
         progress: StageProgress | None = None,
     ) -> Report:
         """Return the exact report of a model of this kind, in every process of the run.
 
         In the first it has as many neighbours of each query as are wanted.
         """
-        stage = partial(partial, progress) if progress is not None else lambda name: None
-        batch, workers = self.config.evaluate.batch, self.config.data.workers
-        self.group.broadcast(model.buffers())  # statistics of batch norms are of each process's own batches
-        same: dict[str, Any] = {"batch": batch, "workers": workers, "group": self.group}
-        embedded = embed(model, data, progress=stage("embedding"), **same)
-        require_alive(np.asarray(embedded.embeddings))
-        options = {**evaluation_options(self.config), "progress": stage("ranking"), "codes": codes}
+        options = {**evaluation_options(self.config), "progress": _stage(progress, "ranking")}
+        embedded = self._embedded(model, data, progress)
         return evaluate_together(embedded.evaluate, self.group, neighbours=neighbours, **options)
 
     def pictures(self, report: Report, data: ImageDataset) -> dict[str, Pixels]:
@@ -94,8 +93,26 @@ class Task:
         return {"grid": grid_snapshot(report, data.manifest.source), **curves}
 
     def test(self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None) -> TestResult:
-        """Return all that is measured of a test split: of a matryoshka loss, each of its widths too."""
-        return TestResult(self.measure(self.model, data, codes=learnt_widths(self.config), progress=progress))
+        """Return all that is measured of a test split: of a matryoshka loss, each of its widths too.
+
+        What the first process measures alone the others do not wait for, however long it takes: they return nothing.
+        """
+        options = {**evaluation_options(self.config), "codes": learnt_widths(self.config)}
+        options["progress"] = _stage(progress, "ranking")
+        embedded = self._embedded(self.model, data, progress)
+        if measured_alone(**options):
+            return TestResult(embedded.evaluate(**options) if self.group.rank == 0 else None)
+        return TestResult(evaluate_together(embedded.evaluate, self.group, **options))
+
+    def _embedded(self, model: nn.Module, data: ImageDataset, progress: StageProgress | None) -> Embedded:
+        """Return the embeddings of a split in every process; raise AurankError where they cannot be compared."""
+        batch, workers = self.config.evaluate.batch, self.config.data.workers
+        self.group.broadcast(model.buffers())  # statistics of batch norms are of each process's own batches
+        same: dict[str, Any] = {"batch": batch, "workers": workers, "group": self.group}
+        with self.group.failing_together():
+            embedded = embed(model, data, progress=_stage(progress, "embedding"), **same)
+            require_alive(np.asarray(embedded.embeddings))
+        return embedded
 
     def sample(self, data: ImageDataset, name: str, most: int) -> Sequence[int]:
         """Return a few rows of a split that can be measured; raise UserError where the whole split cannot be."""
@@ -168,10 +185,11 @@ class PairTask(Task):
     def test(self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None) -> TestResult:
         """Measure both ways all pairs and each group; and the images with each other where their labels allow it.
 
-        Of a matryoshka loss, the images are measured at each of its widths too.
+        Of a matryoshka loss, the images are measured at each of its widths too. The first process measures; the others
+        do not wait for it, and return nothing.
         """
         embedded = self._embed(self.model, data)
-        return self.group.in_first(lambda: self._test(embedded, data, train))
+        return TestResult() if self.group.rank > 0 else self._test(embedded, data, train)
 
     def _test(self, embedded: EmbeddedPairs, data: ImageDataset, train: Manifest) -> TestResult:
         images = embedded.images_alone(data.manifest)
@@ -204,10 +222,15 @@ class PairTask(Task):
         batch, workers = self.config.evaluate.batch, self.config.data.workers
         self.group.broadcast(model.buffers())
         same: dict[str, Any] = {"batch": batch, "workers": workers, "group": self.group}
-        pairs = embed_pairs(model, self.towers.tokenise, data, **same)
-        require_alive(pairs.images)
-        require_alive(pairs.texts)
+        with self.group.failing_together():
+            pairs = embed_pairs(model, self.towers.tokenise, data, **same)
+            require_alive(pairs.images)
+            require_alive(pairs.texts)
         return pairs
+
+
+def _stage(progress: StageProgress | None, name: str) -> Callable[[int, int], None] | None:
+    return None if progress is None else partial(progress, name)
 
 
 def _curves(reports: dict[str, Report]) -> dict[str, Pixels]:
