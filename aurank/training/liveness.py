@@ -34,7 +34,14 @@ ENDING = 5.0  # seconds that a process gets to end by itself, before it is ended
 
 REMEDY = "see what it says, then go on from the last checkpoint with --resume in every process"
 # What gloo says of a connection, which it raises as a RuntimeError as torch does for anything else.
-_LOST = ("gloo", "pair closure", "Connection closed by peer", "Connection reset", "Broken pipe")
+_CUT = (
+    "pair closure",
+    "Connection closed by peer",
+    "Connection reset",
+    "Broken pipe",
+    "No route to host",
+    "unreachable",
+)
 
 
 def launched() -> int:
@@ -353,7 +360,8 @@ class Liveness:
             is_odd = isinstance(error, Exception) and not isinstance(error, AurankError)
             # It may be what comes of a process that is gone.
             return self.verdict if is_odd and self._done.wait(BEAT) else None
-        waited, deadline = "imed out" in str(lost) or "timeout" in str(lost), time.monotonic() + ENDING
+        waited, is_cut = (any(text in str(lost) for text in texts) for texts in (("imed out", "timeout"), _CUT))
+        deadline = time.monotonic() + ENDING
         away = [peer for peer in self.peers.values() if peer.machine != self.own.machine]
         if away and not waited:  # one that has lost its power is known by its silence only
             deadline += SILENT
@@ -361,7 +369,7 @@ class Liveness:
             time.sleep(0.02)
             if stopped := {peer: what for peer in self.peers.values() if (what := self._trouble(peer))}:
                 self._lose(stopped)
-        if self.verdict is None:
+        if self.verdict is None and (waited or is_cut):  # otherwise all are there, and the error is of this process
             who = " or ".join(map(str, away or self.peers.values()))
             what = f"did not come within {self.within}" if waited else "has ended or cannot be reached"
             self.verdict = f"{who} {what}"
@@ -387,5 +395,5 @@ def _wait_for(host: str, port: int, timeout: float) -> None:
 
 def _is_loss(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and (
-        isinstance(error, torch.distributed.DistError) or any(text in str(error) for text in _LOST)
+        isinstance(error, torch.distributed.DistError) or any(text in str(error) for text in ("gloo", *_CUT))
     )
