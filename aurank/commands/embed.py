@@ -78,7 +78,7 @@ def embed_to_folder(
     prepared = _prepared(model, images or ImageSelection(), running or RunOptions())
     run, dataset, group = prepared.run, prepared.dataset, prepared.run.group
     manifest, module, total = dataset.manifest, prepared.module.to(run.torch_device), len(dataset)
-    keys = run.cache_keys(module, prepared.description + dataset.made_of, manifest)
+    keys = run.cache_keys(module, prepared.description, dataset)
     cache = run.open_cache(model, keys, manifest)
     key = hashlib.sha256(json.dumps({**keys, "shard_rows": shard_rows}).encode()).hexdigest()
     with group.failing_together():

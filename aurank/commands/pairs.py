@@ -123,7 +123,7 @@ def evaluate_pairs(
     how: dict[str, Any] = {"batch": batch, "workers": config.data.workers, "pairs": manifest}
     how |= {"progress": running.stage("embedding images"), "text_progress": running.stage("embedding texts")}
     if running.cache is not None:
-        keys = running.cache_keys(towers.image, describe_model(config) + shown.made_of, once)
+        keys = running.cache_keys(towers.image, describe_model(config), shown)
         how["cache"] = running.open_cache(model, keys, once)
     embedded = embed_pairs(module, towers.tokenise, shown, **how)
     options = {**two_way_options(config), "device": device, "progress": running.stage("ranking")}

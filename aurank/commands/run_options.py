@@ -104,13 +104,13 @@ class RunOptions:
         about = {"model": name, "images": len(set(manifest.paths)), "of": manifest.name}
         return EmbeddingCache(self.cache, **keys, about=about, say=self.say)
 
-    def cache_keys(self, module: nn.Module, description: str, manifest: Manifest) -> dict[str, str]:
-        """Return digests and words for all that decides the embeddings of the images of a manifest.
+    def cache_keys(self, module: nn.Module, description: str, dataset: ImageDataset) -> dict[str, str]:
+        """Return digests and words for all that decides the embeddings of the images of a data set.
 
         `description`: what decides them beside the weights and the images.
         """
-        description += " in bf16" if self.bf16 else ""
-        return {"weights": weights_sha256(module), "transform": description, "data": data_sha256(manifest)}
+        description += dataset.made_of + dataset.prepared_sha256 + (" in bf16" if self.bf16 else "")
+        return {"weights": weights_sha256(module), "transform": description, "data": data_sha256(dataset.manifest)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +160,7 @@ class PreparedModel:
         module = self.module.to(device)
         cache = None
         if self.run.cache is not None:  # the keys read all weights, and look at every file
-            keys = self.run.cache_keys(module, self.description + dataset.made_of, manifest)
+            keys = self.run.cache_keys(module, self.description, dataset)
             cache = self.run.open_cache(self.name, keys, manifest)
         how = {"bf16": self.run.bf16, "group": self.run.group, **self.sizes}
         embedded = embed(module, dataset, device=device, progress=progress, cache=cache, **how)

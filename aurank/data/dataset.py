@@ -113,7 +113,7 @@ class ImageDataset(Dataset[Sample]):
         pipeline.get_ready()
         self.manifest, self.pipeline, self.channels, self.seed = manifest, pipeline, channels, seed
         self.on_error, self.max_pixels = on_error, max_pixels
-        self._prepared_rows = None if prepared is None else prepared.rows_of(manifest, channels)
+        self._prepared_rows = None if prepared is None else prepared.rows_of(manifest, channels, on_error=on_error)
         self._least_side = pipeline.least_decoded_side if reduced else None
         # Shared memory, so that what a worker skips is counted here too.
         self._unreadable = torch.zeros(len(manifest), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
@@ -123,6 +123,11 @@ class ImageDataset(Dataset[Sample]):
     def made_of(self) -> str:
         """Words for how the images were prepared, which decides pixels too; "" of originals."""
         return "" if self._prepared_rows is None else f" of prepared images ({self._prepared_rows.how})"
+
+    @property
+    def prepared_sha256(self) -> str:
+        """Digest of the prepared images themselves, also where their originals are gone; "" of originals."""
+        return "" if self._prepared_rows is None else self._prepared_rows.sha256
 
     def __len__(self) -> int:
         return len(self.manifest)

@@ -255,7 +255,7 @@ def file_marks(source: ImageSource, paths: Sequence[str]) -> list[FileMark | Non
         [None]
     """
     if isinstance(source, FolderSource):
-        return [_stat_mark(f"{source.root}/{path}") for path in paths]  # joined as text: there may be half a million
+        return [_stat_mark(os.path.join(source.root, path)) for path in paths]  # noqa: PTH118  # there may be half a million
     if isinstance(source, ZipSource):
         members = source.members()
         held = [members.get(source.prefix + path) for path in paths]

@@ -115,10 +115,12 @@ class HostExchange:
 
 def differences(saved: Config, given: Config) -> list[str]:
     """Return the settings that differ, as "key: saved != given", but for those that cannot change a result."""
-    harmless = (
+    harmless: tuple[str, ...] = (
         *("data.workers", "data.root", "data.cache", "data.repeated", "data.odd_classes"),
         *("train.timeout", "train.trackers", "train.keep_last", "train.sharded"),
     )
+    if (saved.data.prepared is None) == (given.data.prepared is None):
+        harmless += ("data.prepared",)  # what the folder holds is compared, wherever it lies
     return [line for line in config_difference(saved, given) if not line.startswith(harmless)]
 
 

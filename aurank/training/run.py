@@ -17,6 +17,7 @@ from torch import Tensor
 from aurank.config import Config, dump_config
 from aurank.data import Manifest
 from aurank.data.checks.contents import contents
+from aurank.data.prepared.store import PreparedRows
 from aurank.embedding.evaluation_options import try_evaluation
 from aurank.embedding.from_config import build_dataset, open_prepared
 from aurank.embedding.stored.checkpoint import load_checkpoint, load_weights, model_weights
@@ -141,10 +142,8 @@ def _prepare_loop(config: Config, out: Path, resumed: Resumed | None, listener: 
     """Build the components of the run, restore what it goes on from, and write its configuration."""
     seed_everything(config.seed)
     splits = together(lambda: build_splits(config.data, seed=config.seed, texts=config.model.text is not None))
-    data = contents(splits.whole)
-    if (prepared := open_prepared(config.data)) is not None:
-        data["prepared"] = str(prepared.how)
-    require_same(config, images=splits.whole.sha256[:12])
+    data = together(lambda: contents(splits.whole, _prepared_rows(config, splits.whole)))
+    require_same(config, images=splits.whole.sha256[:12], **{"prepared images": data.get("pixels", "")[:12]})
     if resumed is not None:
         require_same_data(resumed, splits.whole, data)
     trainer = Trainer(config, splits, out, state=None if resumed is None else resumed.state)
@@ -169,6 +168,14 @@ def _prepare_loop(config: Config, out: Path, resumed: Resumed | None, listener: 
         text = done if loop.finished else f"resumed from step {progress.step} of {config.train.steps}"
         trainer.notices[:0] = [*resumed.notices, text]
     return loop, splits
+
+
+def _prepared_rows(config: Config, whole: Manifest) -> PreparedRows | None:
+    """The prepared images of all splits, so that what one of them lacks is told before any training."""
+    prepared = open_prepared(config.data)
+    if prepared is None:
+        return None
+    return prepared.rows_of(whole, config.data.channels, on_error=config.data.on_error)
 
 
 def _run(loop: Loop, splits: Splits, started: float) -> TrainResult:

@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import types
 import zipfile
@@ -18,6 +19,7 @@ from testing.data_trees import pixels, write_tree, zip_tree
 
 import aurank.data.prepared.writing as writing
 from aurank.data import TRANSFORMS, FolderSource, ImageDataset, Manifest, ZipSource, build_manifest
+from aurank.data.checks.contents import contents
 from aurank.data.checks.prepared import check_prepared
 from aurank.data.prepared.store import RECORD, Preparation, PreparedImages
 from aurank.data.prepared.writing import prepare_images
@@ -195,12 +197,39 @@ def test_a_broken_image_follows_on_error(tmp_path):
     skipping = data_of(manifest, tmp_path / "out", on_error="skip")
     assert skipping.__getitems__([2, 1]).id.tolist() == [1]
     assert skipping.skipped == ["c0/4.png"]
-    with pytest.raises(UserError, match=r"image 'c0/4\.png' could not be read when it was prepared in .*on_error=skip"):
-        data_of(manifest, tmp_path / "out", cache_bytes=0)[2]
+    with pytest.raises(UserError, match=r"1 of 6 images of m could not be .* \(first: 'c0/4\.png'\); .*on_error=skip"):
+        data_of(manifest, tmp_path / "out", cache_bytes=0)
     with pytest.raises(UserError, match="cannot be decoded"):  # asked to raise, it says why
         prepare_images(manifest, tmp_path / "out", raw())
     (tmp_path / "photos/c0/4.png").write_bytes(good)
     assert prepare_images(manifest, tmp_path / "out", raw()).unreadable == ()
+
+
+def test_other_pixels_have_another_digest_also_without_their_originals(tmp_path):
+    first = photos(tmp_path / "photos")
+    prepare_images(first, tmp_path / "one", raw())
+    known = contents(first, PreparedImages(tmp_path / "one").rows_of(first, 3))
+    assert contents(first).items() < known.items()
+    Image.fromarray(pixels(9, 52, 70)).save(tmp_path / "photos/c0/2.png")
+    prepare_images(listed(tmp_path / "photos"), tmp_path / "two", raw())
+    shutil.rmtree(tmp_path / "photos")
+    assert contents(first, PreparedImages(tmp_path / "one").rows_of(first, 3)) == known
+    one, two = (data_of(first, tmp_path / name) for name in ("one", "two"))
+    assert one.made_of == two.made_of
+    assert one.prepared_sha256 == data_of(first, tmp_path / "one").prepared_sha256 != two.prepared_sha256
+
+
+def test_a_store_that_cannot_be_read_is_told(tmp_path, monkeypatch):
+    manifest = photos(tmp_path / "photos")
+    prepare_images(manifest, tmp_path / "out", raw())
+    copy = pickle.dumps(data_of(manifest, tmp_path / "out", cache_bytes=0, on_error="skip"))
+    (tmp_path / "out/index.bin").rename(tmp_path / "index.bin")
+    (tmp_path / "out/index.bin").mkdir()
+    with pytest.raises(UserError, match=r"data\.prepared: .*index\.bin: Is a directory; make it readable, or set"):
+        PreparedImages(tmp_path / "out")
+    (tmp_path / "out/images.bin").unlink()
+    with pytest.raises(AurankError, match=r"images\.bin cannot be read any more \(.*No such file.*\); put it back"):
+        pickle.loads(copy)[0]
 
 
 def _whole(manifest: Manifest, folder: Path) -> tuple[bytes, bytes]:

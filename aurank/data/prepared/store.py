@@ -9,8 +9,10 @@ disturbed. Of several records of an image the last one counts.
 import dataclasses
 import hashlib
 import json
+import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +23,9 @@ import torch
 from jaxtyping import Bool, Int64, UInt8
 
 from aurank.data.manifest import Manifest
-from aurank.data.sources import file_marks
+from aurank.data.sources import FileMark, file_marks
 from aurank.data.transforms.base import AREA, INTERPOLATIONS, resize_shorter
-from aurank.errors import UserError
+from aurank.errors import AurankError, UserError, first_line
 from aurank.files import write_text
 
 SETTINGS, INDEX, IMAGES = "prepared.json", "index.bin", "images.bin"
@@ -182,9 +184,16 @@ class PreparedImages:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.how = Preparation.load(folder)
-        self.records = read_records(folder)
         path = folder / IMAGES
-        size = path.stat().st_size if path.exists() else 0
+        try:
+            self.records = read_records(folder)
+            with ExitStack() as opened:  # what may not be read is told before a run begins
+                size = os.fstat(opened.enter_context(path.open("rb")).fileno()).st_size if path.exists() else 0
+        except OSError as error:
+            remedy = "make it readable, or set data.prepared=null"
+            raise UserError(
+                f"data.prepared: {error.filename or folder}: {error.strerror or error}; {remedy}"
+            ) from error
         needed = int((self.records["offset"] + self.records["length"]).max(initial=0))
         if size < needed:
             raise UserError(
@@ -206,8 +215,11 @@ class PreparedImages:
         changed, _ = compared(manifest, held, self.records[places[held]], at_most=at_most)
         return Unfit(np.flatnonzero(places < 0), held[changed])
 
-    def rows_of(self, manifest: Manifest, channels: int) -> "PreparedRows":
-        """Return the images of a manifest; UserError names the first that is not there, or is of another original."""
+    def rows_of(self, manifest: Manifest, channels: int, *, on_error: str = "raise") -> "PreparedRows":
+        """Return the images of a manifest; UserError names the first that is not there, or is of another original.
+
+        `on_error`: "raise" that too where an original could not be read, or "skip" it later.
+        """
         if channels != self.how.channels:
             raise UserError(
                 f"data.prepared: the images in {self.folder} have {self.how.channels} channels, not data.channels="
@@ -222,6 +234,13 @@ class PreparedImages:
                     f"data.prepared: {len(rows):,} of {len(manifest):,} images of {manifest.name} {said} {self.folder} "
                     f"(first: {first!r}); {again(self.folder)}, which takes those only"
                 )
+        unreadable = np.flatnonzero(self.records["length"][places] == 0)
+        if on_error == "raise" and len(unreadable):
+            raise UserError(
+                f"data.prepared: {len(unreadable):,} of {len(manifest):,} images of {manifest.name} could not be read "
+                f"when they were prepared in {self.folder} (first: {manifest.regions[unreadable[0]]!r}); replace them "
+                f"and {again(self.folder)}, or set data.on_error=skip"
+            )
         return PreparedRows(self, manifest, places)
 
 
@@ -260,21 +279,36 @@ class PreparedRows:
         self._records = images.records[places]
         # Shared memory: a sum is compared once in a run, by whichever worker comes first.
         self._verified = torch.zeros(len(manifest), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
-        self._mapped: np.ndarray | None = None
+        self._mapped = self._map() if self._records["length"].any() else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_mapped": None}
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the sums of the images kept and of their originals, which tells other pixels at the same paths."""
+        return hashlib.sha256(self._records["crc"].tobytes() + self._records["original_crc"].tobytes()).hexdigest()
+
+    @property
+    def originals(self) -> list[FileMark]:
+        """What the original of each row is known by, as it was when it was prepared."""
+        lengths, sums = (self._records[name].tolist() for name in ("original_length", "original_crc"))
+        return [FileMark(length, None, crc) for length, crc in zip(lengths, sums, strict=True)]
+
+    def _map(self) -> np.ndarray:
+        try:
+            return np.memmap(self.folder / IMAGES, mode="r")
+        except (OSError, ValueError) as error:  # gone since the run began; none of its images is to be skipped for that
+            said = f"{self.folder / IMAGES} cannot be read any more ({first_line(error)})"
+            raise AurankError(f"data.prepared: {said}; put it back, or {again(self.folder)}") from error
 
     def read(self, row: int) -> Pixels:
         """Return the pixels of a row; UserError where the original could not be read, or the file is damaged."""
         record = self._records[row]
         if not record["length"]:
-            raise UserError(
-                f"image {self._names[row]!r} could not be read when it was prepared in {self.folder}; replace it and "
-                f"{again(self.folder)}, or set data.on_error=skip"
-            )
+            raise UserError(f"image {self._names[row]!r} could not be read when it was prepared in {self.folder}")
         if self._mapped is None:
-            self._mapped = np.memmap(self.folder / IMAGES, mode="r")
+            self._mapped = self._map()
         begin = int(record["offset"])
         content: Any = np.asarray(self._mapped[begin : begin + int(record["length"])])
         image = None

@@ -207,7 +207,7 @@ def require_same_data(resumed: Resumed, whole: Manifest, found: dict[str, str]) 
         )
     recorded = state["data"] or {}
     words = {"sizes": "the lengths of its files", "sample": "what files of it hold", "sums": "what its files hold"}
-    words["prepared"] = "how they were prepared (data.prepared)"
+    words |= {"prepared": "how they were prepared (data.prepared)", "pixels": "what the folder of data.prepared holds"}
     for name, what in words.items():
         if name in recorded and name in found and recorded[name] != found[name]:
             raise UserError(f"{path} was trained on other images of {whole.name}: {what} changed; {remedy}")
