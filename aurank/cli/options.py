@@ -1,7 +1,6 @@
 """Options that several commands share."""
 
 import inspect
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -12,6 +11,7 @@ import typer
 
 from aurank.cli.drawing import draw_measuring
 from aurank.errors import UserError
+from aurank.launched import launched
 
 ConfigFile = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped one (aurank ls).")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Dotted overrides, such as optim.lr=1e-4.")]
@@ -110,7 +110,7 @@ def measuring(
 
 def _launched() -> AbstractContextManager[Any]:
     """Return a context with the group of the processes that were launched, None for one alone."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
+    if launched() == 1:
         return nullcontext()
     from aurank.commands.launched import launched_group
 

@@ -9,9 +9,10 @@ import torch
 from torch import distributed
 
 from aurank.evaluation.engine.process_group import ProcessGroup
-from aurank.training.liveness import Liveness, launched
+from aurank.launched import launched
+from aurank.training.liveness import Liveness
 
-MEET, TIMEOUT = "30min", timedelta(hours=6)  # until all have come, and of one exchange: their shares may differ
+MEET, TIMEOUT = "10min", timedelta(hours=6)  # until all have come, and of one exchange: their shares may differ
 REMEDY = (
     "see what it says, then give the same command again, with any number of processes: it takes up what was embedded"
 )

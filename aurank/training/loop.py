@@ -18,11 +18,11 @@ from aurank.data import Batch, BatchLoader, ImageDataset, view_keys
 from aurank.embedding.stored.checkpoint import fingerprint, save_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.files import write_text
+from aurank.launched import launched
 from aurank.losses.core.distributed import Shares
 from aurank.training.build import learning_rate
 from aurank.training.checkpoints.resume import older_checkpoints
 from aurank.training.checkpoints.state import Progress, random_state
-from aurank.training.liveness import launched
 from aurank.training.logs import (
     NEIGHBOURS,
     MetricsFile,

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from aurank.config import Config, config_difference
 from aurank.errors import AurankError, UserError
+from aurank.launched import launched
 from aurank.sizes import seconds
-from aurank.training.liveness import Liveness, launched
+from aurank.training.liveness import Liveness
 
 Result = TypeVar("Result")
 

@@ -18,6 +18,7 @@ from aurank.data import Batch, MultiCrop, Sampler
 from aurank.embedding.from_config import build_dataset, build_encoder, build_towers, fill_preprocessing, with_features
 from aurank.embedding.image_text_pairs import require_pairs, texts_of
 from aurank.errors import UserError
+from aurank.launched import launched
 from aurank.losses import MultipleLosses
 from aurank.losses.core.distributed import Gather, Shares
 from aurank.losses.core.loss_inputs import TakesInputs
@@ -36,7 +37,6 @@ from aurank.training.build import (
 )
 from aurank.training.checkpoints.state import stream
 from aurank.training.gradient_cache import GradientCache
-from aurank.training.liveness import launched
 from aurank.training.mining import Reencode, nearest_images, offer_reencoding
 from aurank.training.optim import weight_average
 from aurank.training.processes import on_cpu

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import aurank
 from aurank.commands import RunOptions, evaluate_model
 from aurank.embedding import ImageSelection
 from aurank.embedding.stored.checkpoint import load_checkpoint
+from aurank.errors import AurankError
+from aurank.launched import launched
+from aurank.training import liveness
 
 
 @pytest.mark.slow
@@ -187,3 +191,18 @@ def test_two_processes_train_the_weights_of_one(tmp_path: Path, sections: dict[s
         for name, value in states[0]["loss"].items():
             if name.startswith("loss."):  # what the losses keep of each class, proxies among it
                 torch.testing.assert_close(states[1]["loss"][name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_process_that_waits_alone_says_so(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert launched() == 1  # which may be of anything
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    for name, value in {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(liveness, "WAITING", 0.05)
+    with pytest.raises(AurankError, match="rank 1 of 2 processes came within"), liveness.Liveness("0.2s", key=""):
+        pass
+    expected = f"rank 0 waits for the other 1 of 2 processes at 127.0.0.1:{port}, for 0.2s at most; if there are none"
+    assert expected in capfd.readouterr().err
