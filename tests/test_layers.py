@@ -12,7 +12,15 @@ FILES = sorted((ROOT / "aurank").rglob("*.py"))
 
 # A file imports only from rooms to its left, or from its own.
 ROOMS = [
-    ("aurank.errors", "aurank.arrays", "aurank.files", "aurank.launched", "aurank.lazy", "aurank.names", "aurank.sizes"),
+    (
+        "aurank.errors",
+        "aurank.arrays",
+        "aurank.files",
+        "aurank.launched",
+        "aurank.lazy",
+        "aurank.names",
+        "aurank.sizes",
+    ),
     ("aurank.config",),
     ("aurank.data",),
     ("aurank.models",),

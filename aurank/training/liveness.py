@@ -24,14 +24,13 @@ from typing import Any
 import torch
 
 from aurank.errors import AurankError, first_line
-from aurank.launched import launched
+from aurank.launched import launched, waiting_told
 from aurank.sizes import seconds
 
 _stores: Any = torch.distributed
 
 BEAT = 1.0  # seconds from one sign of life to the next
 SILENT = 40.0  # seconds without one after which a process is gone; a call that lets no thread run may take some of them
-WAITING = 15.0  # seconds after which a process says whom it waits for
 ENDING = 5.0  # seconds that a process gets to end by itself, before it is ended or counts as gone
 
 REMEDY = "see what it says, then go on from the last checkpoint with --resume in every process"
@@ -165,17 +164,8 @@ class Liveness:
         self._trains: int | None = threading.get_ident()  # the thread to interrupt, None where it needs not be
 
     def __enter__(self) -> "Liveness":
-        waiting = threading.Timer(WAITING, self._say_waiting)
-        waiting.start()
-        try:
+        with waiting_told(self.timeout):
             return self._join()
-        finally:
-            waiting.cancel()
-
-    def _say_waiting(self) -> None:
-        where = ":".join(map(str, _master()))
-        text = f"{where}, for {self.timeout} at most; if there are none, unset WORLD_SIZE\n"
-        os.write(2, f"rank {self.rank} waits for the other {self.size - 1} of {self.size} processes at {text}".encode())
 
     def _join(self) -> "Liveness":
         self.store = self._connect()

@@ -201,8 +201,8 @@ def test_a_process_that_waits_alone_says_so(monkeypatch: pytest.MonkeyPatch, cap
         port = str(probe.getsockname()[1])
     for name, value in {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(liveness, "WAITING", 0.05)
-    with pytest.raises(AurankError, match="rank 1 of 2 processes came within"), liveness.Liveness("0.2s", key=""):
+    monkeypatch.setattr("aurank.launched.WAITING", 0.05)
+    with pytest.raises(AurankError, match="rank 1 did not come within"), liveness.Liveness("0.2s", key=""):
         pass
-    expected = f"rank 0 waits for the other 1 of 2 processes at 127.0.0.1:{port}, for 0.2s at most; if there are none"
+    expected = f"rank 0 waits until all 2 processes have come to 127.0.0.1:{port}, for 0.2s at most; if there are no"
     assert expected in capfd.readouterr().err
