@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, split_name
-from aurank.data.shards import SHARD_ROWS, ShardWriter
+from aurank.data.shards import SHARD_ROWS, ShardWriter, require_folder
 from aurank.embedding.cache import image_marks
 from aurank.embedding.embed import Embedded, described, embed_rows
 from aurank.embedding.select_images import ImageSelection
@@ -61,7 +62,7 @@ def embed_to_folder(
         shard_rows: images of a part.
 
     Raises:
-        UserError: the folder holds anything else.
+        UserError: the folder holds anything else, or another process embeds into it.
 
     Example:
         >>> import tempfile
@@ -75,24 +76,31 @@ def embed_to_folder(
         ...     sorted(path.name for path in out.iterdir())
         ['index.parquet', 'part-00000.npy', 'part-00001.npy']
     """
+    from aurank.training.checkpoints.claim import claimed
+
     prepared = _prepared(model, images or ImageSelection(), running or RunOptions())
     run, dataset, group = prepared.run, prepared.dataset, prepared.run.group
     manifest, module, total = dataset.manifest, prepared.module.to(run.torch_device), len(dataset)
     keys = run.cache_keys(module, prepared.description, dataset)
     cache = run.open_cache(model, keys, manifest)
     key = hashlib.sha256(json.dumps({**keys, "shard_rows": shard_rows}).encode()).hexdigest()
-    with group.failing_together():
-        writer = ShardWriter(out, key, total, shard_rows) if group.rank == 0 else None
-        missing = group.all_gather([] if writer is None else writer.missing)[0]
-    run.tell(*prepared.remarks)
-    for number in missing:
-        wanted = np.zeros(total, dtype=np.bool_)
-        wanted[number * shard_rows : (number + 1) * shard_rows] = True
-        progress = run.stage(f"embedding, part {number + 1} of {-(-total // shard_rows)}")
-        how: dict[str, Any] = {"bf16": run.bf16, "cache": cache, "group": group, **prepared.sizes}
-        piece = embed_rows(module, dataset, wanted, device=run.torch_device, progress=progress, **how)
-        group.in_first(partial(_write, writer, number, *piece))
-    return None if writer is None else _finish(writer, prepared)
+    with ExitStack() as held:
+        with group.failing_together():
+            writer = None
+            if group.rank == 0:
+                require_folder(out)
+                held.enter_context(claimed(out, "embeds images into it"))
+                writer = ShardWriter(out, key, total, shard_rows)
+            missing = group.all_gather([] if writer is None else writer.missing)[0]
+        run.tell(*prepared.remarks)
+        for number in missing:
+            wanted = np.zeros(total, dtype=np.bool_)
+            wanted[number * shard_rows : (number + 1) * shard_rows] = True
+            progress = run.stage(f"embedding, part {number + 1} of {-(-total // shard_rows)}")
+            how: dict[str, Any] = {"bf16": run.bf16, "cache": cache, "group": group, **prepared.sizes}
+            piece = embed_rows(module, dataset, wanted, device=run.torch_device, progress=progress, **how)
+            group.in_first(partial(_write, writer, number, *piece))
+        return None if writer is None else _finish(writer, prepared)
 
 
 def _write(writer: ShardWriter | None, number: int, rows: np.ndarray, embeddings: np.ndarray) -> None:

@@ -12,8 +12,6 @@ from aurank.data.prepared.writing import PreparedResult, prepare_images
 from aurank.embedding.from_config import build_transform, with_preprocessing
 from aurank.embedding.manifest_from_config import read_whole
 from aurank.errors import UserError
-from aurank.training.checkpoints.claim import claimed
-from aurank.training.components import read_config
 
 
 def prepare_data(
@@ -48,6 +46,8 @@ def prepare_data(
         >>> result.images, result.how.short_side
         (1797, 128)
     """
+    from aurank.training.checkpoints.claim import claimed
+
     settings = config if isinstance(config, Config) and not overrides else _read(config, overrides)
     data = with_preprocessing(settings).data
     if data.name == EMBEDDINGS:
@@ -66,6 +66,8 @@ def prepare_data(
 
 
 def _read(config: Config | Path | str | dict[str, Any], overrides: Sequence[str]) -> Config:
+    from aurank.training.components import read_config
+
     return read_config(config.model_dump(mode="json") if isinstance(config, Config) else config, overrides)
 
 

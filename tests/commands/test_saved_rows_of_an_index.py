@@ -11,6 +11,7 @@ from PIL import Image
 from aurank.commands import RunOptions, build_index, embed_model, embed_to_folder
 from aurank.embedding import ImageSelection
 from aurank.errors import UserError
+from aurank.training.checkpoints.claim import claimed
 
 MODEL = "timm:test_vit,pretrained=false"
 HOW = RunOptions(batch=4, device="cpu")
@@ -94,3 +95,12 @@ def test_embeddings_in_bfloat16_are_no_others(saved: Path, tmp_path: Path) -> No
     embed_model(MODEL, images, running=replace(HOW, bf16=True)).save(tmp_path / "rows.npz")
     with pytest.raises(UserError, match="was made in bf16, and here it is in float32 of the images themselves"):
         build_index(MODEL, images, out=tmp_path / "index", embeddings=tmp_path / "rows.npz", running=HOW)
+
+
+def test_two_do_not_embed_into_one_folder(saved: Path, tmp_path: Path) -> None:
+    images = ImageSelection(f"folder:{saved / 'photos'}", split="all")
+    with (
+        claimed(tmp_path / "parts", "embeds images into it"),
+        pytest.raises(UserError, match=r"parts is in use: process \d+ .* embeds images into it; wait for it"),
+    ):
+        embed_to_folder(MODEL, images, out=tmp_path / "parts", running=HOW)
