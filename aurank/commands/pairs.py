@@ -131,6 +131,8 @@ def evaluate_pairs(
     skipped = f"{len(manifest) - len(embedded.rows):,} of them skipped as unreadable"
     note = f"model {model}; {len(manifest):,} pairs of {manifest.name}, manifest {manifest.sha256[:16]}, {skipped}"
     notes = [note, *describe_average(checkpoint)]
+    if shown.made_of:
+        notes.append(f"embeddings{shown.made_of}")
     if has_classes:
         names = [name.replace("-", " ").replace("_", " ") for name in manifest.classes]
         zero_shot = embedded.zero_shot(towers.module, towers.tokenise, names, templates=templates or PROMPTS)

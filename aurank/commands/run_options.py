@@ -173,6 +173,8 @@ class PreparedModel:
         name = f"{manifest.name}, manifest {manifest.sha256[:16]}, {len(manifest.classes):,} classes"
         precision = ", embedded in bf16" if self.run.bf16 else ""
         notes = [f"model {self.name}; {len(manifest):,} images of {name}{precision}", *self.origin]
+        if self.dataset.made_of:
+            notes.append(f"embeddings{self.dataset.made_of}")
         if paths:
             some = "; ".join(paths[:3]) + (f", and {len(paths) - 3} more" if len(paths) > 3 else "")
             notes.append(f"skipped, unreadable: {len(paths):,} of {len(manifest):,} images ({some})")

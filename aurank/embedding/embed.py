@@ -1,5 +1,6 @@
 """Embeddings of a manifest's images, with the rows, labels and paths they belong to."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from aurank.data.manifest import pairs_among
 from aurank.data.prepared.store import PreparedImages
 from aurank.data.saved_embeddings import read_arrays
 from aurank.embedding.cache import EmbeddingCache, Piece
-from aurank.errors import UserError
+from aurank.errors import AurankWarning, UserError
 from aurank.evaluation.engine.inputs import ProgressCallback, choose_devices
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.problem import RetrievalProblem
@@ -180,6 +181,18 @@ class ModelImages(ImageDataset):
         given["channels"] = model.channels
         super().__init__(manifest, _AsDecoded(1, model.channels), cache_bytes=0, **given)
         self.model = model
+        if prepared is not None:
+            side = prepared.how.short_side
+            shape = model.transform(self._as_image(np.zeros((side, side, self.channels), np.uint8))).shape
+            if min(shape[-2:]) > side:
+                said = (
+                    f"have a shorter side of {side} pixels, and {model.name} takes {' × '.join(map(str, shape[-2:]))}"
+                )
+                remedy = "set data.prepared=null, or prepare larger ones"
+                warnings.warn(f"data.prepared: the images in {prepared.folder} {said}; {remedy}", AurankWarning, 2)
+
+    def _as_image(self, pixels: np.ndarray) -> Image.Image:
+        return Image.fromarray(pixels.squeeze(2) if self.channels == 1 else pixels)
 
     def to_input(self, images: torch.Tensor) -> torch.Tensor:
         """Return them as the model's own transform gave them."""
@@ -193,8 +206,7 @@ class ModelImages(ImageDataset):
             for key in keys:
                 row = int(key[0] if isinstance(key, tuple) else key)
                 if (pixels := self._prepared(row)) is not None:
-                    image = Image.fromarray(pixels.squeeze(2) if self.channels == 1 else pixels)
-                    images.append(self.model.transform(image))
+                    images.append(self.model.transform(self._as_image(pixels)))
                     rows.append(row)
         shapes = sorted({tuple(image.shape) for image in images})
         if len(shapes) > 1 or (shapes and len(shapes[0]) != 3):

@@ -199,7 +199,7 @@ def _located(data: str) -> dict[str, Any]:
     shipped = shipped_configs()
     if data in shipped or data.endswith((".yaml", ".yml")):
         config = load_config(shipped.get(data, data), choices=DATA_CHOICES)
-        return config.data.model_dump(include={"name", "params", "root", "prepared"})
+        return config.data.model_dump(include={"name", "params", "root"})
     name, _, path = data.partition(":")
     if name not in READERS:
         readers = (

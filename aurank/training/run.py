@@ -236,6 +236,8 @@ def _test(loop: Loop, test: Manifest, train: Manifest) -> tuple[TestResult, int]
         f"{data.manifest.name}, split test, manifest {data.manifest.sha256[:16]}, {len(data.skipped):,} of them "
         "skipped as unreadable"
     )
+    if data.made_of:
+        tested.add_note(f"embeddings{data.made_of}")
     loop.listen("tested", {"images": len(test), "skipped": len(data.skipped)})
     if tested.report is not None:
         save_results(tested.report, out)

@@ -313,6 +313,19 @@ def test_a_truncated_file_is_told_and_mended(tmp_path):
     assert prepare_images(manifest, tmp_path / "out", raw()).written == 6
 
 
+def test_a_lost_index_disturbs_nobody_who_reads(tmp_path):
+    manifest = photos(tmp_path / "photos")
+    prepare_images(manifest, tmp_path / "out", raw())
+    reading, size = data_of(manifest, tmp_path / "out", cache_bytes=0), (tmp_path / "out/images.bin").stat().st_size
+    expected = data_of(manifest)[5][0]
+    (tmp_path / "out/index.bin").unlink()
+    with (tmp_path / "out/images.bin").open("rb") as before:
+        assert prepare_images(manifest, tmp_path / "out", raw()).written == 6
+        assert os.fstat(before.fileno()).st_size == size
+        assert os.fstat(before.fileno()).st_ino != (tmp_path / "out/images.bin").stat().st_ino
+    assert torch.equal(reading[5][0], expected)
+
+
 @pytest.mark.parametrize("how", [raw(), Preparation(SIDE, 3, raw=False)])
 def test_a_damaged_image_is_named_and_mended(tmp_path, how):
     manifest = photos(tmp_path / "photos")

@@ -201,6 +201,8 @@ class _Writer:
         records = read_records(folder)
         end = int((records["offset"] + records["length"]).max(initial=0))
         self._waiting: list[np.ndarray] = []
+        if not len(records):
+            (folder / IMAGES).unlink(missing_ok=True)  # the index was lost: who still reads keeps the old file
         with ExitStack() as stack:
             self._images = stack.enter_context((folder / IMAGES).open("ab", buffering=0))
             self._index = stack.enter_context((folder / INDEX).open("ab", buffering=0))
