@@ -136,8 +136,19 @@ class MappedRows:
 
     def _chosen(self, index: Any) -> np.ndarray:
         """Return the places in all parts together of the rows at an index."""
-        places = np.arange(len(self)) if self.places is None else self.places
-        return np.asarray(places[index])
+        if self.places is not None:
+            return np.asarray(self.places[index])
+        if isinstance(index, slice):
+            return np.arange(*index.indices(len(self)))
+        given = np.asarray(index)
+        if given.dtype == np.bool_ and given.shape == (len(self),):
+            return np.flatnonzero(given)
+        if given.dtype.kind not in "iu" or isinstance(index, tuple):  # nothing at all, or what NumPy refuses
+            return np.asarray(np.arange(len(self))[index])
+        if given.size and not (-len(self) <= given.min() and given.max() < len(self)):
+            raise IndexError(f"rows {given.min()} to {given.max()} are asked for, and there are {len(self)}")
+        wide = given.astype(np.int64, copy=False)
+        return np.where(wide < 0, wide + len(self), wide)
 
     def _read(self, places: Int64[np.ndarray, " row"]) -> Shaped[np.ndarray, "row dim"]:
         found = np.empty((len(places), self.shape[1]), self.dtype)

@@ -14,13 +14,14 @@ from accelerate.state import PartialState
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from aurank.config import Config, dump_config
+from aurank.config import Config, DataConfig, dump_config
 from aurank.data import Manifest
 from aurank.data.checks.contents import contents
 from aurank.data.prepared.store import PreparedRows
 from aurank.embedding.evaluation_options import try_evaluation
 from aurank.embedding.from_config import build_dataset, open_prepared
 from aurank.embedding.stored.checkpoint import load_checkpoint, load_weights, model_weights
+from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import write_text
@@ -222,7 +223,7 @@ def _test(loop: Loop, test: Manifest, train: Manifest) -> tuple[TestResult, int]
 
     step = group.in_first(load_best)
     group.broadcast(value for value in trainer.model.state_dict().values() if isinstance(value, Tensor))
-    data = build_dataset(trainer.config.data, test, train=False)
+    data = build_dataset(_read_once(trainer.config.data, group), test, train=False)
 
     def progress(stage: str, done: int, total: int) -> None:
         loop.listen("measuring", {"stage": stage, "done": done, "total": total})
@@ -244,3 +245,8 @@ def _test(loop: Loop, test: Manifest, train: Manifest) -> tuple[TestResult, int]
     for name, found in tested.two_way.items():
         found.save(out / "two_way" / name)
     return tested, len(data.skipped)
+
+
+def _read_once(config: DataConfig, group: ProcessGroup) -> DataConfig:
+    """Return the section for images of which each process reads its own share once: none decodes and holds them all."""
+    return config if group.size == 1 else config.model_copy(update={"cache": "0"})

@@ -94,6 +94,9 @@ def test_rows_are_those_of_the_whole_matrix(tmp_path: Path) -> None:
     )
     for one in (*index, np.arange(22) % 3 == 0, [1, 2], np.empty(0, np.int64)):
         assert np.array_equal(rows[one], whole[one]), one
+    for wrong in (22, [0, -23], (1, 2), np.ones(21, bool)):
+        with pytest.raises(IndexError):
+            rows[wrong]
     chosen = select_rows(select_rows(rows, places), slice(10, 40))
     assert isinstance(chosen, MappedRows)
     assert np.array_equal(chosen, whole[places][10:40])
@@ -205,3 +208,15 @@ def test_an_evaluation_of_a_part_of_the_rows_holds_none_of_them_for_long(tmp_pat
         tracemalloc.stop()
     assert found.metrics == expected.metrics
     assert peak < rows.nbytes / 2  # of 6.5 MB
+
+
+def test_a_few_of_very_many_rows_are_found_without_a_table_of_all() -> None:
+    rows = MappedRows([np.broadcast_to(np.full((1, 2), number, np.float32), (10**9, 2)) for number in range(2)])
+    tracemalloc.start()
+    try:
+        found = [rows[7], rows[[5, -1]], rows[10**9 - 1 : 10**9 + 1], rows.select([10**9, 0])[:]]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [one.tolist() for one in found] == [[0, 0], [[0, 0], [1, 1]], [[0, 0], [1, 1]], [[1, 1], [0, 0]]]
+    assert peak < 2**20

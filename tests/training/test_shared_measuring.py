@@ -8,13 +8,15 @@ import torch
 from testing.tiny import tiny_config
 from torch import nn
 
-from aurank.data import ImageDataset, Manifest
+from aurank.data import READERS, ImageDataset, Manifest
 from aurank.embedding.embed import Embedded
+from aurank.embedding.from_config import build_dataset, with_preprocessing
 from aurank.embedding.image_text_pairs import EmbeddedPairs
 from aurank.errors import AurankError
 from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.training import read_config, tasks
+from aurank.training.run import _read_once
 from aurank.training.tasks import PairTask, Task, TestResult
 
 LABELS, ROWS = np.arange(12) // 3, np.random.default_rng(0).standard_normal((12, 8)).astype(np.float32)
@@ -62,3 +64,11 @@ def test_a_collapse_is_told_by_the_first(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(AurankError, match="the network has collapsed: of 12 embeddings 12 are all zeros") as error:
         task_of(1).measure(nn.Identity(), DATA)
     assert error.value.told_by == 0
+
+
+def test_no_process_decodes_the_whole_test_split_ahead() -> None:
+    config = with_preprocessing(read_config(tiny_config("smooth_ap"))).data
+    images = READERS["digits"](None).split("test").select(np.arange(8))
+    alone, shared = (_read_once(config, group) for group in (ProcessGroup(False), one_of_two(1)))
+    assert build_dataset(alone, images, train=False).cached_bytes > 0
+    assert build_dataset(shared, images, train=False).cached_bytes == 0
