@@ -91,6 +91,7 @@ def arcface(
         Deng et al., ArcFace, CVPR 2019, Eq. 3. https://arxiv.org/abs/1801.07698
 
     Example:
+        >>> import torch
         >>> arcface(3, 2)(torch.eye(2), torch.tensor([0, 2])).isfinite().item()
         True
     """
