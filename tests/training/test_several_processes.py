@@ -52,7 +52,7 @@ def test_a_process_that_ends_or_stops_is_named_in_one_line(
     config = tmp_path / "config.yaml"
     train = {"steps": 100_000, "validate_every": 100_000, "checkpoint_every": 100_000}
     config.write_text(json.dumps(tiny_config(train=train)), encoding="utf-8")
-    timeout = "15s" if number == signal.SIGSTOP else "30min"  # an ended process is noticed without
+    timeout = "6s" if number == signal.SIGSTOP else "30min"  # an ended process is noticed without
     # However late the second starts: the timeout is of the collectives alone.
     join = "from aurank.training import liveness\nliveness.seconds = lambda timeout: 1800.0"
     processes = start(config, tmp_path / "out", 2, common=[f"train.timeout={timeout}"], setup=join)
