@@ -60,6 +60,23 @@ def count_directly(scores: Any, low: Any, high: Any, above: Any, near: Any) -> i
 
 @compiled
 @no_type_check
+def fill_table(edges: Any, table: Any, cells: int) -> Any:
+    """Write to each cell how many edges lie in cells before it; return the cells of a unit of score, 0 for one cell."""
+    size = len(edges)
+    start, end = edges[0], edges[size - 1]
+    scale = cells / (end - start) if end > start else start * 0
+    if not np.isfinite(scale):
+        scale = start * 0
+    edge = 0
+    for cell in range(cells):
+        while edge < size and int((edges[edge] - start) * scale) < cell:
+            edge += 1
+        table[cell] = edge
+    return scale
+
+
+@compiled
+@no_type_check
 def count_by_table(scores: Any, low: Any, high: Any, above: Any, near: Any, table: Any, over: Any, reach: Any) -> int:
     """Count as `count_directly`, by histograms over the number of thresholds that a score passes.
 
@@ -69,14 +86,7 @@ def count_by_table(scores: Any, low: Any, high: Any, above: Any, near: Any, tabl
     size = len(low)
     cells = min(2 * size, TABLE_CELLS)
     start, end = high[0], high[size - 1]
-    scale = cells / (end - start) if end > start else start * 0
-    if not np.isfinite(scale):
-        scale = start * 0
-    edge = 0
-    for cell in range(cells):
-        while edge < size and int((high[edge] - start) * scale) < cell:
-            edge += 1
-        table[cell] = edge
+    scale = fill_table(high, table, cells)
     over[: size + 1] = 0
     reach[: size + 1] = 0
     least = low[0]

@@ -4,7 +4,7 @@ from typing import Any, no_type_check
 
 import numpy as np
 
-from aurank.evaluation.engine.kernels.compiled import TABLE_CELLS, compiled
+from aurank.evaluation.engine.kernels.compiled import TABLE_CELLS, compiled, fill_table
 
 BLOCK = 64  # scores compared with the ends of lists at a time
 
@@ -19,14 +19,7 @@ def count_between(scores: Any, bounds: Any, table: Any, counts: Any, pairs: Any,
     """
     size, cells, found = len(bounds), len(table), 0
     start, end = bounds[0], bounds[size - 1]
-    scale = cells / (end - start) if end > start else start * 0
-    if not np.isfinite(scale):
-        scale = start * 0
-    bound = 0
-    for cell in range(cells):
-        while bound < size and int((bounds[bound] - start) * scale) < cell:
-            bound += 1
-        table[cell] = bound
+    scale = fill_table(bounds, table, cells)
     low = 0
     for row in range(scores.shape[0]):
         for column in range(scores.shape[1]):
