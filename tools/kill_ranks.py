@@ -5,8 +5,9 @@
 A machine is a namespace of the network, of process numbers and of the host's name (`ip netns`, `unshare`, so as root);
 two ranks run on each, a veth pair is between. In a case one rank kills itself (SIGKILL) in the middle of a phase; or a
 whole machine is killed; or the cable is pulled. Of the others the table has the time until the last has ended, their
-exit codes, and the line that they print. Then all ranks start again with --resume, and last.pt has to be that of a run
-that nobody killed, bit for bit. Without root all ranks are of one machine, and the last two cases are left out.
+exit codes, and the line that they print. Then all ranks start again with --resume, and last.pt and the report have to
+be those of a run that nobody killed, bit for bit. Without root all ranks are of one machine, and the last two cases are
+left out.
 """
 
 import argparse
@@ -27,7 +28,11 @@ from typing import Any
 import torch
 
 from aurank import cli
+from aurank.embedding import embed as embedding
+from aurank.embedding.embed import Embedded
 from aurank.embedding.stored.checkpoint import load_checkpoint
+from aurank.evaluation.engine.counting import TileCounter
+from aurank.reporting.results import PER_CLASS, PER_QUERY, REPORT
 from aurank.training import run as training_run
 from aurank.training.loop import Loop
 from aurank.training.tasks import Task
@@ -44,6 +49,7 @@ CONFIG: dict[str, Any] = {
     "loss": {"name": "soprc"},
     "optim": {"lr": 1e-3},
     "train": {"steps": 6, "validate_every": 3, "checkpoint_every": 2, "log_every": 1},
+    "evaluate": {"batch": 64},  # each rank has several of the test split
 }
 # Where a rank kills itself: the name of a phase, an object, its method, and in which of its calls.
 PHASES: dict[str, tuple[Any, str, int]] = {
@@ -59,13 +65,36 @@ PHASES: dict[str, tuple[Any, str, int]] = {
     "replacing last.pt": (os, "replace", 4),
     "final test": (training_run, "_test", 1),
 }
-CASES = [(phase, victim) for phase in PHASES for victim in (0, 3)]
+# The same of calls in the final test.
+TEST_PHASES: dict[str, tuple[Any, str, int]] = {
+    "test: embedding": (embedding, "_embedding", 2),
+    "test: measuring": (Embedded, "evaluate", 1),
+    "test: counting": (TileCounter, "count", 1),
+    "test: measuring alone": (Embedded, "evaluate", 1),
+    "test: writing": (training_run, "save_results", 1),
+    "test: replacing its files": (os, "replace", 6),
+}
+OPTIONS = {"test: measuring alone": ["loss.matryoshka=[4]"]}  # also of the run that nobody kills
+CASES = [(phase, victim) for phase in (*PHASES, *TEST_PHASES) for victim in (0, 3)]
 OUTSIDE = ("a machine", "the machine of rank 0", "the cable")
 
 
 def kill_in(phase: str, note: Path) -> None:
     """Let this process kill itself in a phase, once the time stands in the note."""
-    owner, name, wanted = PHASES[phase]
+    if phase in PHASES:
+        kill_at(*PHASES[phase], note)
+        return
+    test = training_run._test
+
+    def begun(*arguments: Any) -> Any:
+        kill_at(*TEST_PHASES[phase], note)
+        return test(*arguments)
+
+    training_run._test = begun
+
+
+def kill_at(owner: Any, name: str, wanted: int, note: Path) -> None:
+    """Let this process kill itself in one of the calls of a function."""
     original: Callable[..., Any] = getattr(owner, name)
     calls = 0
 
@@ -200,6 +229,7 @@ class Cases:
         self.folder, self.isolated = folder, isolated
         self.hosts = [Host(number, isolated) for number in range(len(SPACES))]
         self.port = 29600
+        self.wholes: dict[str, Path] = {}
 
     def launch(self, folder: Path, phase: str = "", victim: int = -1, *options: str, resume: bool = False) -> None:
         self.port += 1
@@ -218,20 +248,23 @@ class Cases:
         (folder / "config.json").write_text(json.dumps(CONFIG))
         return folder
 
-    def whole(self) -> dict[str, Any]:
-        """The last checkpoint of a run that nobody kills."""
-        folder = self.prepare("whole")
-        self.launch(folder)
-        answers = self.answers()
-        if any(code for _, code in answers.values()):
-            raise SystemExit("\n".join((folder / f"{rank}.txt").read_text() for rank in answers))
-        return load_checkpoint(folder / "run" / "last.pt")
+    def whole(self, phase: str) -> Path:
+        """The folder of a run with the options of a phase that nobody kills."""
+        options = OPTIONS.get(phase, [])
+        name = " ".join(["whole", *options])
+        if name not in self.wholes:
+            folder = self.prepare(name)
+            self.launch(folder, "", -1, *options)
+            answers = self.answers()
+            if any(code for _, code in answers.values()):
+                raise SystemExit("\n".join((folder / f"{rank}.txt").read_text() for rank in answers))
+            self.wholes[name] = folder / "run"
+        return self.wholes[name]
 
-    def try_case(self, phase: str, victim: int, whole: dict[str, Any]) -> list[str]:
+    def try_case(self, phase: str, victim: int) -> list[str]:
         """A row of the table."""
-        folder = self.prepare(f"{phase} {victim}")
-        options = ["train.timeout=20s"] if phase == "joining" else []
-        self.launch(folder, phase, victim, *options)
+        whole, folder, options = self.whole(phase), self.prepare(f"{phase} {victim}"), OPTIONS.get(phase, [])
+        self.launch(folder, phase, victim, *options, *["train.timeout=20s"] * (phase == "joining"))
         if phase in OUTSIDE:
             killed = self.break_from_outside(folder, phase)
         answers = self.answers()
@@ -250,13 +283,14 @@ class Cases:
         said = {line for rank in others for line in errors_in(folder / f"{rank}.txt")}
         for rank in others:
             shutil.copy(folder / f"{rank}.txt", folder / f"{rank}.killed.txt")
-        self.launch(folder, resume=True)
+        self.launch(folder, "", -1, *options, resume=True)
         resumed = self.answers()
         if any(code for _, code in resumed.values()):
             went_on = "; ".join(line for rank in resumed for line in errors_in(folder / f"{rank}.txt"))
         else:
-            went_on = "bit for bit" if same(load_checkpoint(folder / "run" / "last.pt"), whole) else "other weights"
-        return [phase, str(victim) if victim >= 0 else "", f"{slowest:.1f} s", codes, " / ".join(sorted(said)), went_on]
+            went_on = same_run(folder / "run", whole)
+        after = f"{slowest:.1f} s" if slowest > 0 else "before"
+        return [phase, str(victim) if victim >= 0 else "", after, codes, " / ".join(sorted(said)), went_on]
 
     def break_from_outside(self, folder: Path, phase: str) -> float:
         while not (folder / "runs").exists():
@@ -272,7 +306,18 @@ class Cases:
 def errors_in(path: Path) -> list[str]:
     """What a rank printed but progress, notices and warnings of torch, as of names that it cannot look up."""
     lines = path.read_text().splitlines() if path.exists() else []
-    return [line for line in lines if line and not line.startswith(("step ", "validation ", "notice", "[W"))]
+    return [
+        line for line in lines if line and not line.startswith(("step ", "validation ", "measuring ", "notice", "[W"))
+    ]
+
+
+def same_run(folder: Path, whole: Path) -> str:
+    """What of a run is other than in one that nobody killed."""
+    if not same(*(load_checkpoint(run / "last.pt") for run in (folder, whole))):
+        return "other weights"
+    names = (REPORT, PER_QUERY, PER_CLASS)
+    other = [name for name in names if (folder / name).read_bytes() != (whole / name).read_bytes()]
+    return f"another {', '.join(other)}" if other else "bit for bit"
 
 
 def same(one: Any, other: Any) -> bool:
@@ -301,13 +346,12 @@ def main() -> None:
         if isolated:
             held.enter_context(network())
         machines = Cases(folder, isolated)
-        whole = machines.whole()
         print(
             "| phase | rank killed | others ended after | with | saying | resumed |\n|---|---|---|---|---|---|",
             flush=True,
         )
         for phase, victim in cases:
-            print("| " + " | ".join(machines.try_case(phase, victim, whole)) + " |", flush=True)
+            print("| " + " | ".join(machines.try_case(phase, victim)) + " |", flush=True)
         for host in machines.hosts:
             host.kill()
 

@@ -39,7 +39,7 @@ def embed_model(model: str, images: ImageSelection | None = None, *, running: Ru
     prepared = _prepared(model, images or ImageSelection(), running or RunOptions())
     embedded, notes = prepared.embed()
     prepared.run.tell(*prepared.remarks, *notes[1:])
-    marks = image_marks(prepared.dataset.manifest, embedded.ids)
+    marks = image_marks(prepared.dataset, embedded.ids)
     return replace(embedded, made_by=np.array(prepared.made_by.text), marks=marks)
 
 
@@ -115,7 +115,7 @@ def _finish(writer: ShardWriter, prepared: PreparedModel) -> Embedded:
         raise UserError(f"no image of {manifest.name} could be read, so there is nothing to embed")
     columns = vars(described(manifest, rows, np.empty((len(rows), 0), np.float32)))
     known = {name: values for name, values in columns.items() if values is not None}
-    known["marks"] = image_marks(manifest, rows)
+    known["marks"] = image_marks(prepared.dataset, rows)
     writer.finish(known, classes=manifest.classes, made_by=prepared.made_by.text)
     embedded = Embedded.load(writer.folder)
     prepared.run.tell(*prepared.notes(embedded, manifest)[1:])

@@ -19,6 +19,7 @@ from aurank.data.decode import MAX_PIXELS, crop, decode, quiet_decoding
 from aurank.data.manifest import Manifest
 from aurank.data.prepared.store import PreparedImages
 from aurank.data.seeds import augmentation_seeds
+from aurank.data.sources import FileMark, file_marks
 from aurank.data.transforms import Pipeline
 from aurank.errors import UserError
 
@@ -128,6 +129,12 @@ class ImageDataset(Dataset[Sample]):
     def prepared_sha256(self) -> str:
         """Digest of the prepared images themselves, also where their originals are gone; "" of originals."""
         return "" if self._prepared_rows is None else self._prepared_rows.sha256
+
+    def marks(self, rows: Int64[np.ndarray, " row"]) -> list[FileMark | None]:
+        """Return what tells the images of these rows from others: their files, or what is kept of prepared images."""
+        if self._prepared_rows is not None:
+            return [*self._prepared_rows.marks(rows)]
+        return file_marks(self.manifest.source, [self.manifest.paths[row] for row in rows])
 
     def __len__(self) -> int:
         return len(self.manifest)

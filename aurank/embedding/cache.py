@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,8 @@ from jaxtyping import Bool, Float32, Int64
 from torch import Tensor, nn
 
 from aurank.arrays import load_arrays
-from aurank.data import Manifest
-from aurank.data.sources import file_marks
+from aurank.data import ImageDataset, Manifest
+from aurank.data.sources import FileMark, file_marks
 from aurank.errors import AurankError, UserError
 from aurank.files import replacing, write_text
 
@@ -230,19 +230,21 @@ def data_sha256(manifest: Manifest) -> str:
     A file that is missing counts as such, so it is looked for again once it is there.
     """
     digest = hashlib.sha256(manifest.sha256.encode())
-    digest.update(json.dumps(_marks(manifest)).encode())
+    digest.update(json.dumps(_plain(file_marks(manifest.source, manifest.paths))).encode())
     return digest.hexdigest()
 
 
-def image_marks(manifest: Manifest, rows: Int64[np.ndarray, " row"]) -> Int64[np.ndarray, " row"]:
-    """Return a number for each of these rows, another one where its file or its box in that is another."""
-    chosen = manifest.select(rows)
-    boxes = itertools.repeat(None) if chosen.boxes is None else chosen.boxes.tolist()
-    texts = (json.dumps(both).encode() for both in zip(_marks(chosen), boxes, strict=False))
+def image_marks(dataset: ImageDataset, rows: Int64[np.ndarray, " row"]) -> Int64[np.ndarray, " row"]:
+    """Return a number for each of these rows, another one where its file, its box in that or what is kept is another.
+
+    Of prepared images the pixels that are kept count, and not the file that they were made of, which may be gone.
+    """
+    boxes = dataset.manifest.boxes
+    parts = itertools.repeat(None) if boxes is None else boxes[rows].tolist()
+    texts = (json.dumps(both).encode() for both in zip(_plain(dataset.marks(rows)), parts, strict=False))
     digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
     return np.frombuffer(digests, dtype="<i8").astype(np.int64)
 
 
-def _marks(manifest: Manifest) -> list[tuple[int | None, int] | None]:
-    found = file_marks(manifest.source, manifest.paths)
-    return [mark and (mark.crc if mark.modified is None else mark.modified, mark.length) for mark in found]
+def _plain(marks: Sequence[FileMark | None]) -> list[tuple[int | None, int] | None]:
+    return [mark and (mark.crc if mark.modified is None else mark.modified, mark.length) for mark in marks]

@@ -23,6 +23,7 @@ from aurank.data.checks.contents import contents
 from aurank.data.checks.prepared import check_prepared
 from aurank.data.prepared.store import RECORD, Preparation, PreparedImages
 from aurank.data.prepared.writing import prepare_images
+from aurank.embedding.cache import image_marks
 from aurank.errors import AurankError, UserError
 
 SIDE = 36
@@ -177,7 +178,10 @@ def test_of_many_originals_of_one_length_a_run_reads_some_and_the_preparation_al
     assert len(held.unfit(manifest, held.places(manifest)).changed) == 0  # not among the 64
     found = {finding.check: finding.examples for finding in check_prepared(held, manifest)}
     assert found["images that changed after they were prepared"] == (paths[2],)
-    assert prepare_images(manifest, tmp_path / "out", raw()).written == 1
+    told: list[tuple[str, int, int]] = []
+    result = prepare_images(manifest, tmp_path / "out", raw(), progress=lambda *stage: told.append(stage))
+    assert result.written == 1
+    assert told[:100] == [("comparing originals", done, 100) for done in range(1, 101)]
     rows = PreparedImages(tmp_path / "out").rows_of(manifest, 3)
     assert [rows.read(row)[0, 0, 0] for row in (0, 2, 3)] == [0, 255, 3]
     size = (tmp_path / "out/index.bin").stat().st_size
@@ -217,6 +221,10 @@ def test_other_pixels_have_another_digest_also_without_their_originals(tmp_path)
     one, two = (data_of(first, tmp_path / name) for name in ("one", "two"))
     assert one.made_of == two.made_of
     assert one.prepared_sha256 == data_of(first, tmp_path / "one").prepared_sha256 != two.prepared_sha256
+    rows = np.array([5, 2, 1, 0])
+    marks = [image_marks(data, rows) for data in (one, two, data_of(first, tmp_path / "one"))]
+    assert (marks[0] == marks[1]).tolist() == [True, True, False, True]
+    assert (marks[0] == marks[2]).all()
 
 
 def test_a_store_that_cannot_be_read_is_told(tmp_path, monkeypatch):
@@ -239,8 +247,8 @@ def _whole(manifest: Manifest, folder: Path) -> tuple[bytes, bytes]:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.parametrize("garbage", [b"", b"half an image"])
-def test_a_killed_preparation_goes_on_to_the_same_bytes(tmp_path, monkeypatch, garbage):
-    manifest, expected = photos(tmp_path / "photos", 9), None
+def test_a_killed_preparation_goes_on_and_cuts_nothing_off(tmp_path, monkeypatch, garbage):
+    manifest = photos(tmp_path / "photos", 9)
     monkeypatch.setattr(writing, "_KEPT_EVERY", 2)
 
     def die(stage: str, done: int, total: int) -> None:
@@ -258,9 +266,28 @@ def test_a_killed_preparation_goes_on_to_the_same_bytes(tmp_path, monkeypatch, g
     for name in ("images.bin", "index.bin"):
         with (tmp_path / "out" / name).open("ab") as file:
             file.write(garbage)
+    left = (tmp_path / "out/images.bin").read_bytes()
     assert prepare_images(manifest, tmp_path / "out", raw()).written == 5
-    expected = _whole(manifest, tmp_path / "other")
-    assert _whole(manifest, tmp_path / "out") == expected
+    images, index = _whole(manifest, tmp_path / "out")
+    assert images.startswith(left)
+    assert len(index) == 9 * RECORD.itemsize
+    assert torch.equal(*(data_of(manifest, at).__getitems__(range(9)).image for at in (None, tmp_path / "out")))
+
+
+def test_an_index_that_was_cut_disturbs_nobody_who_reads(tmp_path):
+    manifest = photos(tmp_path / "photos")
+    prepare_images(manifest, tmp_path / "out", raw())
+    reading = data_of(manifest, tmp_path / "out", cache_bytes=0)
+    os.truncate(tmp_path / "out/index.bin", 2 * RECORD.itemsize + 7)
+    file, sizes = tmp_path / "out/images.bin", list[int]()
+    whole = file.stat().st_size
+    result = prepare_images(
+        manifest, tmp_path / "out", raw(), progress=lambda *stage: sizes.append(file.stat().st_size)
+    )
+    assert result.written == 4
+    assert min(sizes) >= whole
+    after = data_of(manifest, tmp_path / "out", cache_bytes=0)
+    assert torch.equal(*(data.__getitems__(range(6)).image for data in (reading, after)))
 
 
 def test_a_full_disk_ends_in_one_line_and_what_was_prepared_stays(tmp_path, monkeypatch):

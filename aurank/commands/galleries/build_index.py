@@ -184,7 +184,8 @@ def add_images(
         own = np.flatnonzero(index.images["source"] == number)
         before = dict(zip(index.images["path"][own].tolist(), own.tolist(), strict=True))
         known = {path: str(index.images["sha256"][row]) for path, row in before.items()}
-        wanted = np.array([known.get(path) != digests[path] for path in manifest.paths])
+        # Of a file that cannot be read nothing is known, as where prepared images were embedded.
+        wanted = np.array([not digests[path] or known.get(path) != digests[path] for path in manifest.paths])
         present = [path for path, is_wanted in zip(manifest.paths, wanted, strict=True) if not is_wanted]
         if not wanted.any():
             if roots:
@@ -273,7 +274,7 @@ def embedded_before(prepared: PreparedModel, path: Path) -> tuple[Embedded, list
         remedy = "embed them again, or leave out what could not be read by data.on_error=skip"
         raise UserError(f"--embeddings {path} lacks {count}, such as {lacking!r}: {remedy}")
     there = np.array([place[manifest.paths[row]] for row in rows])
-    is_other = image_marks(manifest, np.array(rows)) != saved.marks[there]
+    is_other = image_marks(prepared.dataset, np.array(rows)) != saved.marks[there]
     if is_other.any():
         count, first = f"{int(is_other.sum()):,} of {len(rows):,} images", str(saved.paths[there[is_other][0]])
         said = f"--embeddings {path}: {count} are other files than were embedded, such as {first!r}"

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -245,11 +245,17 @@ class PreparedImages:
 
 
 def compared(
-    manifest: Manifest, rows: Sequence[int] | np.ndarray, records: np.ndarray, *, at_most: int | None = None
+    manifest: Manifest,
+    rows: Sequence[int] | np.ndarray,
+    records: np.ndarray,
+    *,
+    at_most: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Bool[np.ndarray, " row"], dict[int, int]]:
     """Return for each row, with its record, whether its original is another now than when it was prepared.
 
-    Originals with another time but the same length, as in a copied folder, are read, or ``at_most`` so many of them.
+    Originals with another time but the same length, as in a copied folder, are read, or ``at_most`` so many of them;
+    `progress` is given how many have been, of how many.
     Also returned: the time now of those that were read and are the same, by their place among the rows.
     """
     source, paths = manifest.source, [manifest.paths[row] for row in rows]
@@ -266,8 +272,10 @@ def compared(
     chosen = list(doubtful)
     if at_most is not None and len(chosen) > at_most:
         chosen = [chosen[at] for at in np.linspace(0, len(chosen) - 1, at_most, dtype=np.int64).tolist()]
-    for place in chosen:
+    for done, place in enumerate(chosen, start=1):
         found[place] = zlib.crc32(source.read_bytes(paths[place])) != sums[place]
+        if progress is not None:
+            progress(done, len(chosen))
     return found, {place: doubtful[place] for place in chosen if not found[place]}
 
 
@@ -293,6 +301,11 @@ class PreparedRows:
     def originals(self) -> list[FileMark]:
         """What the original of each row is known by, as it was when it was prepared."""
         lengths, sums = (self._records[name].tolist() for name in ("original_length", "original_crc"))
+        return [FileMark(length, None, crc) for length, crc in zip(lengths, sums, strict=True)]
+
+    def marks(self, rows: Sequence[int] | np.ndarray) -> list[FileMark]:
+        """Return what the image kept of each of these rows is known by."""
+        lengths, sums = (self._records[name][rows].tolist() for name in ("length", "crc"))
         return [FileMark(length, None, crc) for length, crc in zip(lengths, sums, strict=True)]
 
     def _map(self) -> np.ndarray:

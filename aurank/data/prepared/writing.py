@@ -166,7 +166,7 @@ def _needed(
     if not len(held) or not (folder / IMAGES).exists():
         return needed, records[:0]
     own = records[[known[keys[place]] for place in held]]
-    needed[held], times = compared(manifest, rows[held], own)
+    needed[held], times = compared(manifest, rows[held], own, progress=partial(report, "comparing originals"))
     if on_error == "raise":  # then it says why
         needed[held[own["length"] == 0]] = True
     for done, (place, is_whole) in enumerate(zip(held.tolist(), whole(folder, own), strict=True), start=1):
@@ -195,11 +195,14 @@ def _require_room(
 
 
 class _Writer:
-    """Appends images, and their records after them. What a killed process left behind the last record is cut off."""
+    """Appends images, and their records after them.
+
+    What stands behind the last image that the index names stays: a killed process left it, or the index was cut, and
+    somebody may read it whose index still names it.
+    """
 
     def __init__(self, folder: Path) -> None:
-        records = read_records(folder)
-        end = int((records["offset"] + records["length"]).max(initial=0))
+        records, self._folder = read_records(folder), folder
         self._waiting: list[np.ndarray] = []
         if not len(records):
             (folder / IMAGES).unlink(missing_ok=True)  # the index was lost: who still reads keeps the old file
@@ -207,8 +210,8 @@ class _Writer:
             self._images = stack.enter_context((folder / IMAGES).open("ab", buffering=0))
             self._index = stack.enter_context((folder / INDEX).open("ab", buffering=0))
             self._index.truncate(len(records) * RECORD.itemsize)
-            self._images.truncate(end)  # or made longer, by nothing, where it had been cut short
-            self._end = end
+            self._begin = self._end = max(_end(records), os.fstat(self._images.fileno()).st_size)
+            self._images.truncate(self._end)  # longer, by nothing, where it had been cut short
             self._files = stack.pop_all()
 
     def __enter__(self) -> "_Writer":
@@ -218,9 +221,11 @@ class _Writer:
         with self._files:
             if error[0] is None:
                 self._keep()
-            else:
-                with suppress(OSError):  # of a full disk: the index may still find room
-                    self._keep()
+                return
+            with suppress(OSError):  # of a full disk: the index may still find room
+                self._keep()
+            with suppress(OSError):  # what was written, and no index has ever named
+                self._images.truncate(max(self._begin, _end(read_records(self._folder))))
 
     def add(self, record: np.ndarray, content: bytes) -> None:
         record["offset"] = self._end
@@ -241,6 +246,11 @@ class _Writer:
         waiting, self._waiting = self._waiting, []
         _write_all(self._index, b"".join(record.tobytes() for record in waiting))
         os.fsync(self._index.fileno())
+
+
+def _end(records: np.ndarray) -> int:
+    """Return where the last image that an index names ends."""
+    return int((records["offset"] + records["length"]).max(initial=0))
 
 
 def _write_all(file: Any, content: bytes) -> None:
