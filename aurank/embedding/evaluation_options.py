@@ -27,7 +27,7 @@ TRIAL = Embedded(
 def evaluation_options(config: Config) -> dict[str, Any]:
     """The arguments of ``aurank.evaluate`` that a configuration holds."""
     settings = config.evaluate
-    # By mauprc the best validation is chosen, and the main process alone evaluates.
+    # By mauprc the best validation is chosen. Who measures with others says so (`evaluate_together`).
     metrics = {} if settings.metrics is None else {"metrics": ("mauprc", *settings.metrics)}
     same = {"ties": settings.ties, "max_memory": settings.max_memory}
     return {"recall_at": tuple(settings.recall_at), **same, **metrics, "distributed": False}

@@ -26,7 +26,7 @@ WAIT = {
 }
 # Nothing is read, but they need a device that is there.
 ELSEWHERE = {
-    "isogclr host": "rows of a table on the host go through pinned memory; tests marked gpu",
+    "isogclr host": "rows of a table on the host go through pinned memory; in core/test_losses_gpu.py",
     "sogclr host": "the same",
     "neuclip steps": "gradients are taken within; on meta in test_contract.py",
     "neuclip two_way": "the same",

@@ -67,9 +67,9 @@ class ProcessGroup:
         try:
             yield
         except Exception as error:
-            is_known = isinstance(error, LostError) or getattr(error, "told_by", None) is not None
+            is_known = isinstance(error, _LostError) or getattr(error, "told_by", None) is not None
             if self.size > 1 and not is_known:
-                with suppress(LostError):
+                with suppress(_LostError):
                     self._tell(error)
             raise
 
@@ -78,7 +78,7 @@ class ProcessGroup:
         try:
             self.all_gather(_Failure(isinstance(error, UserError), _said(error)))
         except AurankError as common:
-            if isinstance(error, AurankError) or isinstance(common, LostError):
+            if isinstance(error, AurankError) or isinstance(common, _LostError):
                 raise common from None
 
     def in_first(self, work: Callable[[], Item]) -> Item:
@@ -144,13 +144,13 @@ class ProcessGroup:
         try:
             yield
         except RuntimeError as error:
-            raise LostError(
+            raise _LostError(
                 f"rank {self.rank} of {self.size} has stopped: another rank is gone ({first_line(error)}); look at "
                 "that rank's own message, and start again"
             ) from error
 
 
-class LostError(AurankError):
+class _LostError(AurankError):
     """Another process of the group is gone."""
 
 
