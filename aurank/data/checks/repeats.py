@@ -3,7 +3,7 @@
 import itertools
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -115,7 +115,7 @@ def _near(
     with _squares(manifest, [firsts[place] for place in used.tolist()], max_pixels) as squares:
         for start in range(0, len(pairs), _BLOCK):
             first, second = at[start : start + _BLOCK].T
-            shown[start : start + _BLOCK] = likeness(squares[first], squares[second]) >= ALIKE
+            shown[start : start + _BLOCK] = likeness(squares(first), squares(second)) >= ALIKE
     linked = pairs[shown]
     size = (len(firsts), len(firsts))
     links = coo_array((np.ones(len(linked), np.int8), (linked[:, 0], linked[:, 1])), shape=size)
@@ -129,8 +129,12 @@ def _near(
 @contextmanager
 def _squares(
     manifest: Manifest, paths: Sequence[str], max_pixels: int
-) -> Iterator[UInt8[np.ndarray, "image side side"]]:
-    """Yield the squares of some images, each read once; they are kept in a temporary file, 4 KiB an image."""
+) -> Iterator[Callable[[Int64[np.ndarray, " chosen"]], UInt8[np.ndarray, "chosen side side"]]]:
+    """Yield what returns the squares of chosen images, by their places in `paths`; each image is read once.
+
+    The squares are kept in a temporary file, 4 KiB an image. It is mapped anew for every choice, for a page that was
+    read through a mapping counts as this process's memory until the mapping goes.
+    """
 
     def read(path: str) -> np.ndarray:
         return square(grey(decode(manifest.source, path, None, max_pixels=max_pixels)))
@@ -146,7 +150,7 @@ def _squares(
                 f"{tempfile.gettempdir()} ({error.strerror}): let TMPDIR name a folder with more room"
             ) from error
         shape = (len(paths), SIDE, SIDE)
-        yield np.memmap(file, np.uint8, "r", shape=shape) if paths else np.empty(shape, np.uint8)
+        yield lambda places: np.array(np.memmap(file, np.uint8, "r", shape=shape)[places])
 
 
 def _of_groups(manifest: Manifest, labels: Int64[np.ndarray, " image"], what: str, groups: Groups) -> list[Finding]:

@@ -50,8 +50,8 @@ def count_directly(scores: Any, low: Any, high: Any, above: Any, near: Any) -> i
         least, most = low[threshold], high[threshold]
         over, reach = np.int32(0), np.int32(0)
         for other in range(len(scores)):
-            over += np.int32(scores[other] > most)
-            reach += np.int32(scores[other] >= least)
+            over = np.int32(over + np.int32(scores[other] > most))  # np.int32 again: numba's sums are int64
+            reach = np.int32(reach + np.int32(scores[other] >= least))
         above[threshold] = over
         near[threshold] = reach - over
         total += reach - over
@@ -125,7 +125,7 @@ def keep_reaching(scores: Any, least: Any, kept: Any) -> int:
     """
     reaching = np.int32(0)
     for other in range(len(scores)):
-        reaching += np.int32(scores[other] >= least)
+        reaching = np.int32(reaching + np.int32(scores[other] >= least))
         kept[other] = scores[other]
     if 2 * reaching > len(scores):
         return len(scores)
