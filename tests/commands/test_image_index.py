@@ -97,6 +97,16 @@ def test_images_are_added_replaced_and_left_as_they_are(copied: Path) -> None:
     np.testing.assert_array_equal(index.read_image(21), np.asarray(Image.open(copied / "more/c0/0.png")))
 
 
+def test_a_file_of_which_nothing_is_known_is_not_taken_for_the_same(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an index of prepared images whose originals are gone."""
+    monkeypatch.setattr("aurank.commands.galleries.build_index._digest", lambda source, path: "")
+    small_index(copied / "photos", copied / "other")
+    change = add_images(copied / "other", ImageSelection(f"folder:{copied / 'photos'}"))
+    assert (len(change.present), len(change.replaced)) == (0, change.count)
+
+
 def test_images_are_removed(copied: Path) -> None:
     index, (gone, *_), kept = copied / "index", [copied / "photos/c2/1.png"], copied / "photos/c0/0.png"
     before = found(ImageIndex.open(index), kept, k=30)
