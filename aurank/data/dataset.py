@@ -130,11 +130,11 @@ class ImageDataset(Dataset[Sample]):
         """Digest of the prepared images themselves, also where their originals are gone; "" of originals."""
         return "" if self._prepared_rows is None else self._prepared_rows.sha256
 
-    def marks(self, rows: Int64[np.ndarray, " row"]) -> list[FileMark | None]:
-        """Return what tells the images of these rows from others: their files, or what is kept of prepared images."""
+    def marks(self) -> list[FileMark | None]:
+        """Return what tells each image from another now: its file, or what is kept of a prepared image."""
         if self._prepared_rows is not None:
-            return [*self._prepared_rows.marks(rows)]
-        return file_marks(self.manifest.source, [self.manifest.paths[row] for row in rows])
+            return [*self._prepared_rows.marks]
+        return file_marks(self.manifest.source, self.manifest.paths)
 
     def __len__(self) -> int:
         return len(self.manifest)

@@ -234,14 +234,15 @@ def data_sha256(manifest: Manifest) -> str:
     return digest.hexdigest()
 
 
-def image_marks(dataset: ImageDataset, rows: Int64[np.ndarray, " row"]) -> Int64[np.ndarray, " row"]:
-    """Return a number for each of these rows, another one where its file, its box in that or what is kept is another.
+def image_marks(dataset: ImageDataset) -> Int64[np.ndarray, " row"]:
+    """Return a number for each row, another one where its file, its box in that or what is kept is another.
 
-    Of prepared images the pixels that are kept count, and not the file that they were made of, which may be gone.
+    Of prepared images the pixels that are kept count, and not the file that they were made of, which may be gone. Take
+    them before the images are embedded: a file that is replaced meanwhile then counts as another.
     """
     boxes = dataset.manifest.boxes
-    parts = itertools.repeat(None) if boxes is None else boxes[rows].tolist()
-    texts = (json.dumps(both).encode() for both in zip(_plain(dataset.marks(rows)), parts, strict=False))
+    parts = itertools.repeat(None) if boxes is None else boxes.tolist()
+    texts = (json.dumps(both).encode() for both in zip(_plain(dataset.marks()), parts, strict=False))
     digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
     return np.frombuffer(digests, dtype="<i8").astype(np.int64)
 

@@ -184,11 +184,10 @@ class ModelImages(ImageDataset):
         if prepared is not None:
             side = prepared.how.short_side
             shape = model.transform(self._as_image(np.zeros((side, side, self.channels), np.uint8))).shape
-            if min(shape[-2:]) > side:
-                said = (
-                    f"have a shorter side of {side} pixels, and {model.name} takes {' × '.join(map(str, shape[-2:]))}"
-                )
-                remedy = "set data.prepared=null, or prepare larger ones"
+            needed = max(model.needed_side or 0, min(shape[-2:]))
+            if needed > side:
+                said = f"have a shorter side of {side} pixels, and {model.name} asks for {needed}"
+                remedy = f"set data.prepared=null, or prepare them into another folder with --short-side {needed}"
                 warnings.warn(f"data.prepared: the images in {prepared.folder} {said}; {remedy}", AurankWarning, 2)
 
     def _as_image(self, pixels: np.ndarray) -> Image.Image:

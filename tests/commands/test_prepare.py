@@ -117,15 +117,17 @@ def test_a_side_that_is_too_small_for_the_transform_is_told(tmp_path):
 @pytest.mark.slow
 def test_a_foreign_model_sees_small_prepared_images_only_where_asked_and_told(tmp_path):
     config = photos(tmp_path)
-    prepare_data(config, tmp_path / "out", short_side=20)
+    prepare_data(config, tmp_path / "out", short_side=32)  # as large as its input, which is cut out of more
     config["data"]["prepared"] = str(tmp_path / "out")
     (tmp_path / "mine.yaml").write_text(json.dumps(config))
     model, notes = "timm:test_resnet,pretrained=false,input_size=32", []
     notes.append(evaluate_model(model, ImageSelection(str(tmp_path / "mine.yaml"))).notes)
     again = ImageSelection(str(tmp_path / "mine.yaml"), overrides=[f"data.prepared={tmp_path / 'out'}"])
-    with pytest.warns(AurankWarning, match=r"a shorter side of 20 pixels, and timm:\S+ takes 32 × 32; set data"):
+    with pytest.warns(
+        AurankWarning, match=r"a shorter side of 32 pixels, and timm:\S+ asks for 33; set data.*--short-side 33"
+    ):
         notes.append(evaluate_model(model, again).notes)
-    told = ["embeddings of prepared images (shorter side 20, 3 channels, by area, raw)" in list(some) for some in notes]
+    told = ["embeddings of prepared images (shorter side 32, 3 channels, by area, raw)" in list(some) for some in notes]
     assert told == [False, True]
 
 

@@ -90,6 +90,23 @@ def test_embeddings_of_other_files_of_the_same_names_are_refused(saved: Path, tm
         build_index(MODEL, images, out=tmp_path / "index", embeddings=saved / name, running=HOW)
 
 
+@pytest.mark.parametrize("name", ["parts", "rows.npz"])
+def test_a_file_that_was_replaced_while_others_were_embedded_is_another(saved: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(saved / "photos", tmp_path / "photos")
+    first = next(path for path in sorted((tmp_path / "photos").rglob("*.png")))
+
+    def replace_first(stage: str, done: int, total: int) -> None:
+        Image.new("RGB", (9, 9), "red").save(first)  # its batch is done by then
+
+    images, how = ImageSelection(f"folder:{tmp_path / 'photos'}", split="all"), replace(HOW, listener=replace_first)
+    if name == "parts":
+        embed_to_folder(MODEL, images, out=tmp_path / name, shard_rows=4, running=how)
+    else:
+        embed_model(MODEL, images, running=how).save(tmp_path / name)
+    with pytest.raises(UserError, match=r"1 of 11 images are other files than were .*'class 0/00\.png'"):
+        build_index(MODEL, images, out=tmp_path / "index", embeddings=tmp_path / name, running=HOW)
+
+
 def test_embeddings_in_bfloat16_are_no_others(saved: Path, tmp_path: Path) -> None:
     images = ImageSelection(f"folder:{saved / 'photos'}", split="all")
     embed_model(MODEL, images, running=replace(HOW, bf16=True)).save(tmp_path / "rows.npz")

@@ -210,6 +210,27 @@ def test_transformers_are_pooled_or_give_their_first_token(pooled: bool, monkeyp
     assert found.tolist() == [[1.5, 5.5, 9.5] if pooled else [0.0, 4.0, 8.0]]
 
 
+@pytest.mark.parametrize(
+    ("said", "side"),
+    [
+        ({"do_resize": True, "size": {"shortest_edge": 40, "longest_edge": None}}, 40),
+        ({"do_resize": True, "size": {"height": 36, "width": 38}}, 36),
+        ({"do_resize": False, "size": {"height": 36, "width": 36}}, None),
+        ({}, None),
+    ],
+)
+def test_a_model_of_transformers_says_how_large_it_wants_images(
+    said: dict[str, Any], side: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, processor = ModuleType("transformers"), SimpleNamespace(to_dict=lambda: said)
+    vars(library).update(
+        AutoImageProcessor=SimpleNamespace(from_pretrained=lambda what, **_: processor),
+        AutoModel=SimpleNamespace(from_pretrained=lambda what, **_: Tower(pooled=True)),
+    )
+    monkeypatch.setitem(sys.modules, "transformers", library)
+    assert load_model("transformers:some/model").needed_side == side
+
+
 class Session:
     """Stands for onnxruntime's: the mean of each channel."""
 

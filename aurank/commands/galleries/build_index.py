@@ -274,7 +274,7 @@ def embedded_before(prepared: PreparedModel, path: Path) -> tuple[Embedded, list
         remedy = "embed them again, or leave out what could not be read by data.on_error=skip"
         raise UserError(f"--embeddings {path} lacks {count}, such as {lacking!r}: {remedy}")
     there = np.array([place[manifest.paths[row]] for row in rows])
-    is_other = image_marks(prepared.dataset, np.array(rows)) != saved.marks[there]
+    is_other = image_marks(prepared.dataset)[rows] != saved.marks[there]
     if is_other.any():
         count, first = f"{int(is_other.sum()):,} of {len(rows):,} images", str(saved.paths[there[is_other][0]])
         said = f"--embeddings {path}: {count} are other files than were embedded, such as {first!r}"

@@ -4,7 +4,7 @@ import numpy as np
 
 from aurank.data.checks.findings import Advice, Finding, finding_of
 from aurank.data.manifest import Manifest
-from aurank.data.prepared.store import PreparedImages, again, whole
+from aurank.data.prepared.store import PreparedImages, are_whole, remedy_for
 
 
 def check_prepared(prepared: PreparedImages, manifest: Manifest) -> list[Finding]:
@@ -26,8 +26,8 @@ def check_prepared(prepared: PreparedImages, manifest: Manifest) -> list[Finding
     places = prepared.places(manifest)
     missing, changed = prepared.unfit(manifest, places, at_most=None)
     held = np.flatnonzero(places >= 0)
-    is_whole = np.fromiter(whole(prepared.folder, prepared.records[places[held]]), np.bool_, len(held))
-    advice = Advice("Training and measuring refuse to begin.", f"{again(prepared.folder).capitalize()}.")
+    is_whole = np.fromiter(are_whole(prepared.folder, prepared.records[places[held]]), np.bool_, len(held))
+    advice = Advice("Training and measuring refuse to begin.", f"{remedy_for(prepared.folder).capitalize()}.")
     found = {
         "images that are not prepared": missing,
         "images that changed after they were prepared": changed,

@@ -132,10 +132,10 @@ class Preparation:
         # Any JSON may stand there.
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError, UserError):
             where = f"{path} is not what aurank data prepare writes"
-        raise UserError(f"data.prepared: {where}; {again(folder)}, or set data.prepared=null")
+        raise UserError(f"data.prepared: {where}; {remedy_for(folder)}, or set data.prepared=null")
 
 
-def again(folder: Path) -> str:
+def remedy_for(folder: Path) -> str:
     """Return the remedy for what a folder lacks."""
     return f"give aurank data prepare CONFIG --out {folder} again"
 
@@ -158,7 +158,7 @@ def last_places(records: np.ndarray) -> dict[bytes, int]:
     return {keys[16 * place : 16 * place + 16]: place for place in range(len(records))}
 
 
-def whole(folder: Path, records: np.ndarray) -> Iterator[bool]:
+def are_whole(folder: Path, records: np.ndarray) -> Iterator[bool]:
     """Yield for each record whether its image is in the file as it was written."""
     with (folder / IMAGES).open("rb") as file:
         for record in records:
@@ -197,8 +197,8 @@ class PreparedImages:
         needed = int((self.records["offset"] + self.records["length"]).max(initial=0))
         if size < needed:
             raise UserError(
-                f"data.prepared: {path} was cut short: it has {size:,} bytes of {needed:,}; {again(folder)}, which "
-                "mends it"
+                f"data.prepared: {path} was cut short: it has {size:,} bytes of {needed:,}; {remedy_for(folder)}, "
+                "which mends it"
             )
 
     def places(self, manifest: Manifest) -> Int64[np.ndarray, " image"]:
@@ -209,10 +209,10 @@ class PreparedImages:
     def unfit(self, manifest: Manifest, places: Int64[np.ndarray, " image"], at_most: int | None = COMPARED) -> Unfit:
         """Return the rows that are not there or whose original is another now; an original that is gone is not.
 
-        `at_most`: how many originals are read, see `compared`.
+        `at_most`: how many originals are read, see `compare_originals`.
         """
         held = np.flatnonzero(places >= 0)
-        changed, _ = compared(manifest, held, self.records[places[held]], at_most=at_most)
+        changed, _ = compare_originals(manifest, held, self.records[places[held]], at_most=at_most)
         return Unfit(np.flatnonzero(places < 0), held[changed])
 
     def rows_of(self, manifest: Manifest, channels: int, *, on_error: str = "raise") -> "PreparedRows":
@@ -232,19 +232,19 @@ class PreparedImages:
                 first = manifest.regions[rows[0]]
                 raise UserError(
                     f"data.prepared: {len(rows):,} of {len(manifest):,} images of {manifest.name} {said} {self.folder} "
-                    f"(first: {first!r}); {again(self.folder)}, which takes those only"
+                    f"(first: {first!r}); {remedy_for(self.folder)}, which takes those only"
                 )
         unreadable = np.flatnonzero(self.records["length"][places] == 0)
         if on_error == "raise" and len(unreadable):
             raise UserError(
                 f"data.prepared: {len(unreadable):,} of {len(manifest):,} images of {manifest.name} could not be read "
                 f"when they were prepared in {self.folder} (first: {manifest.regions[unreadable[0]]!r}); replace them "
-                f"and {again(self.folder)}, or set data.on_error=skip"
+                f"and {remedy_for(self.folder)}, or set data.on_error=skip"
             )
         return PreparedRows(self, manifest, places)
 
 
-def compared(
+def compare_originals(
     manifest: Manifest,
     rows: Sequence[int] | np.ndarray,
     records: np.ndarray,
@@ -303,9 +303,10 @@ class PreparedRows:
         lengths, sums = (self._records[name].tolist() for name in ("original_length", "original_crc"))
         return [FileMark(length, None, crc) for length, crc in zip(lengths, sums, strict=True)]
 
-    def marks(self, rows: Sequence[int] | np.ndarray) -> list[FileMark]:
-        """Return what the image kept of each of these rows is known by."""
-        lengths, sums = (self._records[name][rows].tolist() for name in ("length", "crc"))
+    @property
+    def marks(self) -> list[FileMark]:
+        """What the image kept of each row is known by."""
+        lengths, sums = (self._records[name].tolist() for name in ("length", "crc"))
         return [FileMark(length, None, crc) for length, crc in zip(lengths, sums, strict=True)]
 
     def _map(self) -> np.ndarray:
@@ -313,7 +314,7 @@ class PreparedRows:
             return np.memmap(self.folder / IMAGES, mode="r")
         except (OSError, ValueError) as error:  # gone since the run began; none of its images is to be skipped for that
             said = f"{self.folder / IMAGES} cannot be read any more ({first_line(error)})"
-            raise AurankError(f"data.prepared: {said}; put it back, or {again(self.folder)}") from error
+            raise AurankError(f"data.prepared: {said}; put it back, or {remedy_for(self.folder)}") from error
 
     def read(self, row: int) -> Pixels:
         """Return the pixels of a row; UserError where the original could not be read, or the file is damaged."""
@@ -331,6 +332,6 @@ class PreparedRows:
         if image is None:
             raise UserError(
                 f"image {self._names[row]!r} is damaged in {self.folder / IMAGES}: its bytes are not those that were "
-                f"written; {again(self.folder)}, which mends it"
+                f"written; {remedy_for(self.folder)}, which mends it"
             )
         return image

@@ -22,11 +22,11 @@ from aurank.data.prepared.store import (
     RECORD,
     SETTINGS,
     Preparation,
-    compared,
+    are_whole,
+    compare_originals,
     last_places,
     read_records,
     region_keys,
-    whole,
 )
 from aurank.data.sources import FileMark, ImageSource, file_marks
 from aurank.errors import AurankError, UserError
@@ -166,10 +166,10 @@ def _needed(
     if not len(held) or not (folder / IMAGES).exists():
         return needed, records[:0]
     own = records[[known[keys[place]] for place in held]]
-    needed[held], times = compared(manifest, rows[held], own, progress=partial(report, "comparing originals"))
+    needed[held], times = compare_originals(manifest, rows[held], own, progress=partial(report, "comparing originals"))
     if on_error == "raise":  # then it says why
         needed[held[own["length"] == 0]] = True
-    for done, (place, is_whole) in enumerate(zip(held.tolist(), whole(folder, own), strict=True), start=1):
+    for done, (place, is_whole) in enumerate(zip(held.tolist(), are_whole(folder, own), strict=True), start=1):
         needed[place] |= not is_whole
         report("verifying", done, len(held))
     renewed = own[list(times)]

@@ -51,6 +51,16 @@ class ImageModel:
             return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.transform))
         return " ".join([*self.description.split(" ")[:1], *self.description.split(" ")[2:]])  # without the version
 
+    @property
+    def needed_side(self) -> int | None:
+        """The shorter side below which its transform enlarges an image before it cuts; None where that is unknown."""
+        if hasattr(self.transform, "needed_side"):
+            own: int | None = self.transform.needed_side
+            return own
+        steps = (step for step in getattr(self.transform, "transforms", ()) if type(step).__name__.startswith("Resize"))
+        size = getattr(next(steps, None), "size", None)  # of torchvision's Resize, and timm's
+        return min(size) if isinstance(size, list | tuple) else size
+
 
 @dataclass(frozen=True, eq=False)
 class TextModel:

@@ -34,7 +34,7 @@ class StoredTransform:
     """
 
     def __init__(self, pipeline: Pipeline, *, is_inside: bool) -> None:
-        self.pipeline, self.is_inside = pipeline, is_inside
+        self.pipeline, self.is_inside, self.needed_side = pipeline, is_inside, pipeline.needed_side
 
     def __call__(self, image: Image) -> Tensor:
         pixels = to_pixels(image, self.pipeline.channels)
