@@ -143,14 +143,19 @@ def require_same_features(known: SavedFeatures | None, found: SavedFeatures, whe
         raise UserError(f"{said} {found.precision or usual}, and {remedy}")
 
 
-def build_dataset(config: DataConfig, manifest: Manifest, *, train: bool, seed: int = 0) -> ImageDataset:
-    """The images of a manifest under the training or the evaluation pipeline; saved embeddings as they are."""
+def build_dataset(
+    config: DataConfig, manifest: Manifest, *, train: bool, seed: int = 0, prepared: PreparedImages | None = None
+) -> ImageDataset:
+    """The images of a manifest under the training or the evaluation pipeline; saved embeddings as they are.
+
+    `prepared`: what `open_prepared` gave before, so that no original is looked at twice.
+    """
     if isinstance(manifest.source, EmbeddingSource):
         return EmbeddingDataset(manifest)
     same: dict[str, Any] = {
         name: getattr(config, name) for name in ("channels", "on_error", "cache_bytes", "max_pixels")
     }
-    transform, prepared = build_transform(config, train=train), open_prepared(config)
+    transform, prepared = build_transform(config, train=train), prepared or open_prepared(config)
     same |= {"reduced": train and config.decoding == "reduced", "prepared": prepared}
     if prepared is not None and prepared.how.short_side < (needed := transform.needed_side or 0):
         name = (config.train_transform if train else config.test_transform).name

@@ -17,7 +17,7 @@ from torch import Tensor
 from aurank.config import Config, DataConfig, dump_config
 from aurank.data import Manifest
 from aurank.data.checks.contents import contents
-from aurank.data.prepared.store import PreparedRows
+from aurank.data.prepared.store import PreparedImages
 from aurank.embedding.evaluation_options import try_evaluation
 from aurank.embedding.from_config import build_dataset, open_prepared
 from aurank.embedding.stored.checkpoint import load_checkpoint, load_weights, model_weights
@@ -143,11 +143,11 @@ def _prepare_loop(config: Config, out: Path, resumed: Resumed | None, listener: 
     """Build the components of the run, restore what it goes on from, and write its configuration."""
     seed_everything(config.seed)
     splits = together(lambda: build_splits(config.data, seed=config.seed, texts=config.model.text is not None))
-    data = together(lambda: contents(splits.whole, _prepared_rows(config, splits.whole)))
+    prepared, data = together(lambda: _contents(config, splits.whole))
     require_same(config, images=splits.whole.sha256[:12], **{"prepared images": data.get("pixels", "")[:12]})
     if resumed is not None:
         require_same_data(resumed, splits.whole, data)
-    trainer = Trainer(config, splits, out, state=None if resumed is None else resumed.state)
+    trainer = Trainer(config, splits, out, state=None if resumed is None else resumed.state, prepared=prepared)
     if resumed is None:
         progress = Progress()
         if rank := trainer.accelerator.process_index:
@@ -171,12 +171,12 @@ def _prepare_loop(config: Config, out: Path, resumed: Resumed | None, listener: 
     return loop, splits
 
 
-def _prepared_rows(config: Config, whole: Manifest) -> PreparedRows | None:
-    """The prepared images of all splits, so that what one of them lacks is told before any training."""
+def _contents(config: Config, whole: Manifest) -> tuple[PreparedImages | None, dict[str, str]]:
+    """Return the prepared images, and digests of those of all splits; what one lacks is told before any training."""
     prepared = open_prepared(config.data)
     if prepared is None:
-        return None
-    return prepared.rows_of(whole, config.data.channels, on_error=config.data.on_error)
+        return None, contents(whole)
+    return prepared, contents(whole, prepared.rows_of(whole, config.data.channels, on_error=config.data.on_error))
 
 
 def _run(loop: Loop, splits: Splits, started: float) -> TrainResult:
@@ -248,5 +248,5 @@ def _test(loop: Loop, test: Manifest, train: Manifest) -> tuple[TestResult, int]
 
 
 def _read_once(config: DataConfig, group: ProcessGroup) -> DataConfig:
-    """Return the section for images of which each process reads its own share once: none decodes and holds them all."""
+    """Return the data section without a cache: each of several processes reads only its share of the images."""
     return config if group.size == 1 else config.model_copy(update={"cache": "0"})

@@ -15,7 +15,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from aurank.config import Config
 from aurank.data import Batch, MultiCrop, Sampler
-from aurank.embedding.from_config import build_dataset, build_encoder, build_towers, fill_preprocessing, with_features
+from aurank.data.prepared.store import PreparedImages
+from aurank.embedding.from_config import (
+    build_dataset,
+    build_encoder,
+    build_towers,
+    fill_preprocessing,
+    open_prepared,
+    with_features,
+)
 from aurank.embedding.image_text_pairs import require_pairs, texts_of
 from aurank.errors import UserError
 from aurank.launched import launched
@@ -60,7 +68,13 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, splits: Splits, out: Path | None = None, *, state: dict[str, Any] | None = None
+        self,
+        config: Config,
+        splits: Splits,
+        out: Path | None = None,
+        *,
+        state: dict[str, Any] | None = None,
+        prepared: PreparedImages | None = None,
     ) -> None:
         if config.train.early_stopping is not None and splits.val is None:
             raise UserError(
@@ -83,14 +97,15 @@ class Trainer:
         if self.sharded is not None:
             settle_on_shards(optimiser, config)
         self.schedule = build_schedule(config)
-        images = cache(partial(build_dataset, config.data, splits.train, train=False))
+        build = partial(build_dataset, config.data, prepared=prepared or open_prepared(config.data))
+        images = cache(partial(build, splits.train, train=False))
         nearest = partial(
             nearest_images, encoder=task.encoder, training_images=images, accelerator=accelerator, config=config
         )
         rank, processes = accelerator.process_index, accelerator.num_processes
         self.sampler = build_sampler(config, splits.train, rank=rank, world_size=processes, neighbours=nearest)
-        self.train_data = build_dataset(config.data, splits.train, train=True, seed=config.seed)
-        self.val_data = None if splits.val is None else build_dataset(config.data, splits.val, train=False)
+        self.train_data = build(splits.train, train=True, seed=config.seed)
+        self.val_data = None if splits.val is None else build(splits.val, train=False)
         # Accelerate puts autocast into the forward of what it is given; the encoder inside stays as it is.
         if config.train.compile:
             require_compiler(accelerator.device)

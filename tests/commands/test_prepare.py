@@ -11,6 +11,7 @@ from testing.tiny import tiny_config
 
 import aurank
 from aurank.commands import RunOptions, embed_model, evaluate_model, examine_data, prepare_data
+from aurank.data.prepared import store
 from aurank.embedding import ImageSelection
 from aurank.errors import AurankWarning, UserError
 from aurank.training import read_config, rehearse
@@ -49,11 +50,16 @@ def test_the_usual_side_is_what_the_larger_of_the_transforms_needs(tmp_path):
 
 
 @pytest.mark.slow
-def test_training_and_measuring_give_the_numbers_of_the_originals(tmp_path):
+def test_training_and_measuring_give_the_numbers_of_the_originals(tmp_path, monkeypatch):
     config, prepared = photos(tmp_path), f"data.prepared={tmp_path / 'out'}"
     prepare_data(config, tmp_path / "out")
     plain = aurank.train(config, tmp_path / "plain")
+    looked_at: list[str] = []
+    marks = store.file_marks
+    monkeypatch.setattr(store, "file_marks", lambda source, paths: looked_at.extend(paths) or marks(source, paths))
     found = aurank.train(config, tmp_path / "found", overrides=[prepared])
+    once, again = looked_at[:48], looked_at[48:]
+    assert (len(set(once)), len(again)) == (48, 16)  # before the first step, and those of the test before it
     assert found.best == plain.best
     assert found.report is not None
     assert plain.report is not None

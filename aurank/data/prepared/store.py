@@ -187,6 +187,7 @@ class PreparedImages:
         path = folder / IMAGES
         try:
             self.records = read_records(folder)
+            self._is_fit = np.zeros(len(self.records), dtype=np.bool_)  # given out by `rows_of` before
             with ExitStack() as opened:  # what may not be read is told before a run begins
                 size = os.fstat(opened.enter_context(path.open("rb")).fileno()).st_size if path.exists() else 0
         except OSError as error:
@@ -209,9 +210,12 @@ class PreparedImages:
     def unfit(self, manifest: Manifest, places: Int64[np.ndarray, " image"], at_most: int | None = COMPARED) -> Unfit:
         """Return the rows that are not there or whose original is another now; an original that is gone is not.
 
+        Originals of rows that `rows_of` returned before are not looked at again.
+
         `at_most`: how many originals are read, see `compare_originals`.
         """
         held = np.flatnonzero(places >= 0)
+        held = held[~self._is_fit[places[held]]]
         changed, _ = compare_originals(manifest, held, self.records[places[held]], at_most=at_most)
         return Unfit(np.flatnonzero(places < 0), held[changed])
 
@@ -241,6 +245,7 @@ class PreparedImages:
                 f"when they were prepared in {self.folder} (first: {manifest.regions[unreadable[0]]!r}); replace them "
                 f"and {remedy_for(self.folder)}, or set data.on_error=skip"
             )
+        self._is_fit[places] = True
         return PreparedRows(self, manifest, places)
 
 
