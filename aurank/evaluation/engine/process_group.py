@@ -23,6 +23,8 @@ SENT = 2**25  # bytes of rows that are sent at a time
 class ProcessGroup:
     """Processes that share out tiles and add up counts: all of torch.distributed, or this one alone.
 
+    Every exchange begins with `all_gather`: one that has failed sends its failure there, whatever the others send.
+
     Args:
         distributed: None or "shards" for all processes of an initialised group; False for this process by itself.
     """
@@ -44,8 +46,8 @@ class ProcessGroup:
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def barrier(self) -> None:
-        """Return when all processes are here; AurankError when one is gone."""
-        self.all_reduce(np.ones(1, np.int64))
+        """Return when all processes are here; AurankError when one is gone or has failed."""
+        self.all_gather(None)
 
     def all_gather(self, value: Item) -> list[Item]:
         """Return what every process gave, in the order of ranks; raise the error of one that failed meanwhile."""
@@ -90,6 +92,7 @@ class ProcessGroup:
     def all_reduce(self, counts: Integer[np.ndarray, " count"]) -> None:
         """Replace the counts by their sums over all processes."""
         if self.size > 1:
+            self.barrier()
             total = torch.from_numpy(counts).to(self.device)
             with self._all_present():
                 dist.all_reduce(total)
@@ -102,6 +105,7 @@ class ProcessGroup:
         own = torch.from_numpy(np.asarray(rows)) if isinstance(rows, np.ndarray) else rows.detach()
         edges = self._edges(len(own))
         whole = torch.empty((edges[-1], *own.shape[1:]), dtype=own.dtype, device=own.device)
+        self.barrier()  # all have the room
         for place, part in self._parts(own, edges):
             whole[place] = part
         return whole.numpy() if isinstance(rows, np.ndarray) else whole
@@ -133,7 +137,10 @@ class ProcessGroup:
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         """Replace the tensors of all processes by those of rank 0, of the same shapes and types."""
-        for tensor in tensors if self.size > 1 else ():
+        every = list(tensors) if self.size > 1 else []
+        if every:
+            self.barrier()
+        for tensor in every:
             with self._all_present():
                 sent = tensor.detach().to(self.device).contiguous()
                 dist.broadcast(sent, src=0)
