@@ -32,7 +32,6 @@ from aurank.training.logs import (
 )
 from aurank.training.optim import set_learning_rate, update_average
 from aurank.training.processes import HostExchange, StopRequest
-from aurank.training.sharding import whole_state
 from aurank.training.trainer import Trainer
 from aurank.training.watch import LossWatch, SeenBatch
 
@@ -345,7 +344,7 @@ class Loop:
         self._look()
         trainer, progress, saved_step = self.trainer, self.progress, self.saved_step
         trainer.gather()
-        optimiser = whole_state(trainer.optimiser.state_dict()) if name == "last" else {}
+        optimiser = trainer.optimiser_state() if name == "last" else {}
         parameters = itertools.chain(trainer.model.parameters(), trainer.loss.parameters())
         is_finite = all(bool(parameter.isfinite().all()) for parameter in parameters)
         gathered = gather_object([(is_finite, random_state())])

@@ -1,13 +1,15 @@
 """Weights, gradients and optimiser state shared out over the processes (train.sharded), and whole copies of them."""
 
 import copy
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from aurank.config import Config
@@ -30,62 +32,116 @@ class ShardedCopy:
 
     def __init__(self, whole: nn.Module) -> None:
         self.whole = whole
-        self.module = copy.deepcopy(whole)
-        mesh = init_device_mesh(next(whole.parameters()).device.type, (distributed.get_world_size(),))
+        device = next(whole.parameters()).device
+        for value in itertools.chain(whole.parameters(), whole.buffers()):
+            _send_first(value)
+        # On the host: a layer goes to the device when it is shared out, so that there are never two whole models.
+        self.module = copy.deepcopy(whole.cpu())
+        _make_shardable(self.module)
+        mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
         for layer in _layers(self.module):
             fully_shard(layer, mesh=mesh)
         fully_shard(self.module, mesh=mesh)
+        whole.to(device)
 
     @torch.no_grad()
     def gather(self) -> None:
         """Give the whole model the weights as they stand, and the statistics of the first process."""
         for own, sharded in zip(self.whole.parameters(), self.module.parameters(), strict=True):
-            own.copy_(whole_tensor(sharded))
+            own.copy_(_whole(sharded).view_as(own))
         for kept, theirs in zip(self.whole.buffers(), self.module.buffers(), strict=True):
             kept.copy_(theirs)
-            distributed.broadcast(kept, 0)
+            _send_first(kept)
 
     @torch.no_grad()
     def spread(self) -> None:
         """Give the sharded model the weights and statistics of the whole one."""
         for own, sharded in zip(self.whole.parameters(), self.module.parameters(), strict=True):
-            sharded.copy_(as_sharded(own, sharded))
+            _take_part(own, sharded)
         for kept, theirs in zip(self.whole.buffers(), self.module.buffers(), strict=True):
             theirs.copy_(kept)
 
+    @torch.no_grad()
+    def optimiser_state(self, optimiser: Optimizer, *, keep: bool) -> dict[str, Any]:
+        """Return the state of the optimiser on the host, as one of the whole model has it.
 
-def whole_tensor(value: Any) -> Any:
-    """Return a tensor that is shared out as a whole one, which all processes ask for together; all else as it is."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
+        All processes call it, and those that do not keep it get nothing. No device holds more than one whole tensor.
+        """
+        state, wholes = (
+            optimiser.state_dict(),
+            dict(zip(self.module.parameters(), self.whole.parameters(), strict=True)),
+        )
+
+        def on_host(value: Any, parameter: Tensor) -> Any:
+            if not isinstance(value, DTensor):
+                return value
+            whole, like = _whole(value), wholes[parameter]  # type: ignore[index]
+            return torch.empty_like(like, device="cpu").copy_(whole.view_as(like)) if keep else None
+
+        held = _each_value(on_host, state["state"], optimiser)
+        return {**state, "state": held} if keep else {}
 
 
-def whole_state(state: Any) -> Any:
-    """Return an optimiser's state, or any part of it, with whole tensors; all processes call it."""
-    if isinstance(state, dict):
-        return {name: whole_state(value) for name, value in state.items()}
-    return [whole_state(value) for value in state] if isinstance(state, list) else whole_tensor(state)
+def load_state(optimiser: Optimizer, saved: dict[str, Any]) -> None:
+    """Load an optimiser's state; of parameters that are shared out each process takes its part from the host."""
+
+    def part(value: Any, parameter: Tensor) -> Any:
+        if not isinstance(parameter, DTensor) or not isinstance(value, Tensor):
+            return value
+        shard = torch.zeros_like(parameter)
+        _take_part(value, shard)
+        return shard
+
+    with torch.no_grad():
+        held = _each_value(part, saved["state"], optimiser)
+    optimiser.load_state_dict({**saved, "state": held})
 
 
-def spread_state(optimiser: Optimizer, config: Config) -> None:
-    """Share out what `load_state_dict` took over whole."""
-    settle_on_shards(optimiser, config)
-    for parameter, state in optimiser.state.items():
-        for name, value in state.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
-                state[name] = as_sharded(value, parameter)
+def _each_value(work: Callable[[Any, Tensor], Any], held: dict[int, Any], optimiser: Optimizer) -> dict[int, Any]:
+    """Return the state of single parameters, its values as ``work`` makes them: all but the count of steps."""
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    return {
+        index: {name: value if name == "step" else work(value, parameters[index]) for name, value in state.items()}
+        for index, state in held.items()
+    }
 
 
-def as_sharded(value: Tensor, like: Tensor) -> Tensor:
-    """Return a whole tensor, which every process has, shared out as the other one is."""
-    if not isinstance(like, DTensor) or isinstance(value, DTensor):
-        return value
-    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+def _whole(sharded: Tensor) -> Tensor:
+    """A tensor that is shared out as a whole one, which all processes ask for together."""
+    assert isinstance(sharded, DTensor)
+    return sharded.full_tensor()
+
+
+def _take_part(whole: Tensor, sharded: Tensor) -> None:
+    """Copy what this process has of a whole tensor, which may be on the host."""
+    assert isinstance(sharded, DTensor)
+    part, mesh = sharded.to_local(), sharded.device_mesh
+    start = mesh.get_local_rank() * -(-len(sharded) // mesh.size())
+    part.copy_(whole.view(sharded.shape)[start : start + len(part)])
+
+
+@torch.no_grad()
+def _send_first(value: Tensor) -> None:
+    """Replace a tensor of all processes by that of the first."""
+    sent = value.contiguous()
+    distributed.broadcast(sent, 0)
+    value.copy_(sent)
+
+
+def _make_shardable(model: nn.Module) -> None:
+    """Give single numbers a dimension, and lay out all weights in order: others cannot be shared out."""
+    made: dict[nn.Parameter, nn.Parameter] = {}  # a parameter may stand in several places
+    for module in model.modules():
+        for name, own in list(module._parameters.items()):
+            if own is None or (own.ndim and own.is_contiguous()):
+                continue
+            if own not in made:
+                made[own] = nn.Parameter(own.detach().reshape(own.shape or (1,)).contiguous(), own.requires_grad)
+            setattr(module, name, made[own])
 
 
 def settle_on_shards(optimiser: Optimizer, config: Config) -> None:
-    """Let the optimiser step shards; UserError for one that is not known to."""
-    if config.optim.name not in ("sgd", "adam", "adamw"):
-        raise UserError(f"{_REFUSED} optim.name={config.optim.name}; use adamw, adam or sgd")
+    """Prepare the optimiser for sharded weights."""
     if config.optim.name == "sgd":  # torch has no fused one for shards
         for group in optimiser.param_groups:
             group["fused"] = False
@@ -94,6 +150,8 @@ def settle_on_shards(optimiser: Optimizer, config: Config) -> None:
 def require_shardable(config: Config) -> None:
     """Raise UserError for what sharded weights cannot be combined with."""
     settings = config.train
+    if config.optim.name not in ("sgd", "adam", "adamw"):
+        raise UserError(f"{_REFUSED} optim.name={config.optim.name}; use adamw, adam or sgd")
     if settings.micro_batch is not None:
         raise UserError(
             f"{_REFUSED} train.micro_batch={settings.micro_batch}: processes may have other numbers of chunks; use "

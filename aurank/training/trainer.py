@@ -121,7 +121,9 @@ class Trainer:
         self.goes_on = False
         self._calls = (0, 0)  # of the loss: the step, and which of its batches
         self._offer_reencoding()
-        waiting = notice_of_waiting(accelerator.device, self.optimiser.optimizer, config.optim.name)
+        waiting = notice_of_waiting(
+            accelerator.device, self.optimiser.optimizer, config.optim.name, sharded=self.sharded is not None
+        )
         self.notices += [*task.notices(), *_without_effect(self, splits), *waiting]
 
     def _offer_reencoding(self) -> None:
@@ -145,6 +147,12 @@ class Trainer:
         """Give `model` the weights as they stand, where they are shared out; all processes call it."""
         if self.sharded is not None:
             self.sharded.gather()
+
+    def optimiser_state(self) -> dict[str, Any]:
+        """Return the state of the optimiser, whole in the main process; all processes call it."""
+        if self.sharded is None:
+            return dict(self.optimiser.state_dict())
+        return self.sharded.optimiser_state(self.optimiser, keep=self.accelerator.is_main_process)
 
     @property
     def measured(self) -> nn.Module:

@@ -146,11 +146,15 @@ def leaves_out_updates(optimiser: Optimizer) -> bool:
     return fused and bool(getattr(optimiser, "_step_supports_amp_scaling", False))
 
 
-def notice_of_waiting(device: torch.device, optimiser: Optimizer, name: str) -> list[str]:
-    """Return what to say where every step waits for the device, because the optimiser cannot leave out an update."""
+def notice_of_waiting(device: torch.device, optimiser: Optimizer, name: str, *, sharded: bool = False) -> list[str]:
+    """Return what to say where every step waits for the device, because the optimiser cannot leave out an update.
+
+    sharded: with train.sharded, for which torch has no fused SGD.
+    """
     if device.type in READ_AT_ONCE or leaves_out_updates(optimiser):
         return []
+    where, others = (" with train.sharded=true", "adam and adamw") if sharded else (" here", "adam, adamw and sgd")
     return [
-        f"optim.name={name} is not fused here, so every step waits for the device, to see whether its loss is finite; "
-        "adam, adamw and sgd need not"
+        f"optim.name={name} is not fused{where}, so every step waits for the device, to see whether its loss is "
+        f"finite; {others} need not"
     ]

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,10 +11,7 @@ from testing.tiny import tiny_config
 
 import aurank
 from aurank.embedding.stored.checkpoint import load_checkpoint
-from aurank.errors import UserError
-from aurank.training import read_config
 from aurank.training.checkpoints.state import seed_stream, stream
-from aurank.training.sharding import require_shardable
 
 
 @pytest.mark.slow
@@ -53,23 +49,6 @@ def test_two_then_one_then_four_processes_train_the_weights_of_one(tmp_path: Pat
     torch.testing.assert_close(last["optimiser"]["state"], first["optimiser"]["state"], rtol=1e-4, atol=1e-6)
     losses = [[record["loss"] for record in records(tmp_path / name, "train")] for name in ("one", "many")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        (
-            {"train": {"micro_batch": 4}},
-            "train.micro_batch=4: processes may have other numbers of",
-        ),
-        ({"train": {"mixed_precision": "fp16"}}, "train.mixed_precision=fp16; use bf16 or no"),
-        ({"model": {"text": {}}}, "model.text, which has two encoders"),
-    ],
-)
-def test_what_sharded_weights_cannot_be_combined_with_is_refused(sections: dict[str, Any], message: str) -> None:
-    config = read_config(tiny_config("sogclr", sampler={"name": "shuffled", "params": {}}, **sections))
-    with pytest.raises(UserError, match=f"train.sharded=true does not work with {message}"):
-        require_shardable(config)
 
 
 def test_a_stream_is_named_by_its_numbers_and_leaves_the_generators_alone() -> None:

@@ -85,6 +85,9 @@ def test_an_optimiser_that_cannot_leave_out_an_update_is_looked_at_in_each_step(
     plain = torch.optim.AdamW([weight], 0.1, fused=False)
     assert not leaves_out_updates(plain)
     assert notice_of_waiting(CPU, plain, "lars")[0].startswith("optim.name=lars is not fused here, so every step waits")
+    sharded = notice_of_waiting(CPU, plain, "sgd", sharded=True)[0]
+    assert sharded.startswith("optim.name=sgd is not fused with train.sharded=true, so")
+    assert sharded.endswith("; adam and adamw need not")
     watch = LossWatch(CPU, plain, every=10)
     watch.add(seen(0, float("nan")))
     watch.share(None)

@@ -4,6 +4,7 @@ import hashlib
 import json
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from aurank.training.checkpoints.claim import is_passing
 from aurank.training.checkpoints.state import Progress, restore_random_state, seed_stream
 from aurank.training.components import read_config
 from aurank.training.processes import differences
-from aurank.training.sharding import spread_state
+from aurank.training.sharding import load_state, settle_on_shards
 from aurank.training.trainer import Trainer
 
 KEPT = 100  # how many checkpoints train.keep_last may ask for, and older runs have kept
@@ -222,7 +223,7 @@ def restore(trainer: Trainer, resumed: Resumed) -> Progress:
     load_optimiser(trainer.optimiser, state["optimiser"], path)
     if trainer.sharded is not None:
         trainer.sharded.spread()
-        spread_state(trainer.optimiser.optimizer, trainer.config)
+        settle_on_shards(trainer.optimiser.optimizer, trainer.config)
     for name in ("loss", "miner", "sampler"):
         component = getattr(trainer, name)
         if component is not None:
@@ -266,7 +267,7 @@ def load_optimiser(optimiser: Optimizer, saved: dict[str, Any], source: Path | s
         trouble = trouble or _misfit(held, optimiser)
     if trouble is not None:
         raise UserError(f"{source} does not fit this run: its 'optimiser': {trouble}; use another checkpoint")
-    load_part(optimiser.load_state_dict, saved, source, "optimiser")
+    load_part(partial(load_state, optimiser), saved, source, "optimiser")
 
 
 def _but_fused(group: Any) -> Any:
