@@ -1,9 +1,14 @@
-"""How many processes were launched for this command, and what one says that waits for the others."""
+"""How many processes were launched for this command, who they are, and what one says that waits for the others."""
 
+import contextlib
 import os
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 _NEEDED = ("RANK", "MASTER_ADDR")  # which a launcher sets for each process; a bare WORLD_SIZE may be of something else
 WAITING = 15.0  # seconds after which a process says whom it waits for
@@ -40,3 +45,51 @@ def waiting_told(timeout: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A process of the run; `machine` is the same where process numbers mean the same processes."""
+
+    rank: int
+    host: str
+    pid: int
+    machine: str
+
+    @classmethod
+    def own(cls, rank: int) -> "Peer":
+        """Return this process."""
+        machine = socket.gethostname()
+        with contextlib.suppress(OSError):  # containers of one kernel may have one name, and other process numbers
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+            machine = f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+        return cls(rank, socket.gethostname(), os.getpid(), machine)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (process {self.pid} on {self.host})"
+
+    @property
+    def trouble(self) -> str:
+        """What is the matter with a process of this machine, nothing where it runs."""
+        with contextlib.suppress(OSError):
+            letter = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+            return {"Z": "has ended", "X": "has ended", "T": "is stopped", "t": "is stopped"}.get(letter, "")
+        with contextlib.suppress(PermissionError):
+            try:
+                os.kill(self.pid, 0)  # no signal: whether there is such a process
+            except ProcessLookupError:
+                return "has ended"
+        return ""
+
+
+def wait_for(host: str, port: int, timeout: float) -> None:
+    """Wait until somebody listens there; OSError after so many seconds."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=5).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)

@@ -15,16 +15,15 @@ import selectors
 import socket
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 
 from aurank.errors import AurankError, first_line
-from aurank.launched import launched, waiting_told
+from aurank.launched import Peer, launched, wait_for, waiting_told
 from aurank.sizes import seconds
 
 _stores: Any = torch.distributed
@@ -45,41 +44,6 @@ _CUT = (
 )
 
 
-@dataclass(frozen=True)
-class Peer:
-    """A process of the run; `machine` is the same where process numbers mean the same processes."""
-
-    rank: int
-    host: str
-    pid: int
-    machine: str
-
-    @classmethod
-    def own(cls, rank: int) -> "Peer":
-        """Return this process."""
-        machine = socket.gethostname()
-        with contextlib.suppress(OSError):  # containers of one kernel may have one name, and other process numbers
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-            machine = f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-        return cls(rank, socket.gethostname(), os.getpid(), machine)
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} (process {self.pid} on {self.host})"
-
-    @property
-    def trouble(self) -> str:
-        """What is the matter with a process of this machine, nothing where it runs."""
-        with contextlib.suppress(OSError):
-            letter = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
-            return {"Z": "has ended", "X": "has ended", "T": "is stopped", "t": "is stopped"}.get(letter, "")
-        with contextlib.suppress(PermissionError):
-            try:
-                os.kill(self.pid, 0)  # no signal: whether there is such a process
-            except ProcessLookupError:
-                return "has ended"
-        return ""
-
-
 _joins = itertools.count()  # of this process; each has keys of its own
 _open: set[socket.socket] = set()
 
@@ -96,7 +60,11 @@ if hasattr(os, "register_at_fork"):
 
 
 class Lost(BaseException):
-    """Raised in the thread that trains when another process is gone; nothing on its way may take it for a failure."""
+    """Raised in the thread that trains when another process is gone; `except Exception` must not catch it."""
+
+
+uninterrupted = threading.Lock()
+"""While the thread that trains holds it, the end of another process lets it go on: what it writes is written whole."""
 
 
 class _Line:
@@ -125,7 +93,7 @@ class _Line:
         *lines, self._begun = (self._begun + data).split(b"\n")
         try:
             messages = [dict(json.loads(line)) for line in lines]
-        except (ValueError, TypeError):  # nobody of this run
+        except (ValueError, TypeError, RecursionError):  # nobody of this run
             return None
         return messages if data else None
 
@@ -179,7 +147,7 @@ class Liveness:
             self._selector.register(self._door, selectors.EVENT_READ)
             self.store.set("aurank", json.dumps([self._door.getsockname()[1], self._token]))
         else:
-            port, token = json.loads(self.store.get("aurank"))
+            port, token = self._door_of_first()
             try:
                 line = _Line(socket.create_connection((_master()[0], port), timeout=ENDING))
             except OSError as error:
@@ -205,7 +173,7 @@ class Liveness:
         host, port = _master()
         try:
             if not keeps:
-                _wait_for(host, port, seconds(self.timeout))  # torch would print a page where nobody comes
+                wait_for(host, port, seconds(self.timeout))  # torch would print a page where nobody comes
             store = _stores.TCPStore(
                 host,
                 port,
@@ -222,6 +190,19 @@ class Liveness:
             ) from error
         return _stores.PrefixStore(f"aurank/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_joins)}", store)
 
+    def _door_of_first(self) -> tuple[int, str]:
+        """Return the port that rank 0 listens at, and the word that it asks for."""
+        try:
+            port, token = json.loads(self.store.get("aurank"))
+        except RuntimeError as error:
+            text = first_line(error)
+            what = f"did not come within {self.within}" if "timeout" in text else f"cannot be asked for: {text}"
+            raise AurankError(
+                f"rank {self.rank} on {self.own.host} has reached {':'.join(map(str, _master()))}, but rank 0 {what}; "
+                "see what rank 0 says, or its launcher"
+            ) from error
+        return port, token
+
     def _meet(self) -> None:
         deadline = time.monotonic() + seconds(self.timeout) + (0 if self.rank == 0 else ENDING)  # rank 0 knows more
         while not self._met.wait(0.05):
@@ -234,6 +215,17 @@ class Liveness:
     # -- the thread -------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
+        try:
+            self._attend()
+        except Exception as error:
+            self.verdict = f"rank {self.rank} cannot watch the others any more: {type(error).__name__}: {error}"
+        self._done.set()
+        if self.verdict is not None:
+            for line in self._lines if self.rank == 0 else []:
+                line.send(gone=self.verdict, remedy=self.remedy)
+            self._end_training()
+
+    def _attend(self) -> None:
         beaten = time.monotonic()
         while not self._ended.is_set() and self.verdict is None:
             for key, _ in self._selector.select(timeout=0.1):
@@ -249,11 +241,6 @@ class Liveness:
                         line.heard = now
                 beaten = now
                 self._beat(now)
-        self._done.set()
-        if self.verdict is not None:
-            for line in self._lines if self.rank == 0 else []:
-                line.send(gone=self.verdict)
-            self._end_training()
 
     def _add(self, line: _Line) -> None:
         self._lines.append(line)
@@ -270,26 +257,44 @@ class Liveness:
 
     def _read(self, line: _Line) -> None:
         messages = line.receive()
-        for message in messages or []:
-            if line.rank is None and message.get("token") != self._token:
-                messages = None  # nobody of this run
-                break
-            if "here" in message:
-                peer = Peer(**message["here"])
-                line.rank, self.peers[peer.rank] = peer.rank, peer
-                if len(self.peers) == self.size - 1:
-                    everyone = [asdict(peer) for peer in (self.own, *self.peers.values())]
-                    for other in self._lines:
-                        other.send(peers=everyone)
-                    self._met.set()
-            elif "peers" in message:
-                self.peers = {peer["rank"]: Peer(**peer) for peer in message["peers"] if peer["rank"] != self.rank}
-                self._met.set()
-            elif "gone" in message:
-                self.verdict = message["gone"]
-            line.leaves = message.get("leaves", line.leaves)
+        try:
+            for message in messages or []:
+                self._take(line, message)
+        except (KeyError, TypeError, ValueError):  # nobody of this run, or another version of aurank
+            messages = None
         if messages is None:
             self._closed(line)
+
+    def _take(self, line: _Line, message: dict[str, Any]) -> None:
+        if line.rank is None and message["token"] != self._token:
+            raise ValueError("of another run")
+        if "here" in message:
+            self._welcome(line, Peer(**message["here"]))
+        elif "peers" in message:
+            self.peers = {peer["rank"]: Peer(**peer) for peer in message["peers"] if peer["rank"] != self.rank}
+            self._met.set()
+        elif "gone" in message:
+            self.verdict, self.remedy = message["gone"], message["remedy"]
+        line.leaves = message.get("leaves", line.leaves)
+
+    def _welcome(self, line: _Line, peer: Peer) -> None:
+        """Note that a process has come, and tell everyone once all have; before that, one too many ends the run."""
+        there = {0: self.own, **self.peers}
+        if peer.rank in there or not 0 < peer.rank < self.size:
+            known = f" and {there[peer.rank]} have the same RANK" if peer.rank in there else ""
+            verdict = f"{peer}{known or f' is beyond WORLD_SIZE={self.size}'}"
+            remedy = f"give every process a RANK of its own, from 0 to {self.size - 1}, and WORLD_SIZE={self.size}"
+            if self._met.is_set():
+                line.send(gone=verdict, remedy=remedy)
+                raise ValueError(verdict)
+            self.verdict, self.remedy = verdict, remedy
+            return
+        line.rank, self.peers[peer.rank] = peer.rank, peer
+        if len(self.peers) == self.size - 1:
+            everyone = [asdict(peer) for peer in (self.own, *self.peers.values())]
+            for other in self._lines:
+                other.send(peers=everyone)
+            self._met.set()
 
     def _closed(self, line: _Line) -> None:
         """Drop a line whose other side has closed; that process is gone, unless it has said that it leaves."""
@@ -298,7 +303,7 @@ class Liveness:
         line.close()
         if line.rank is None or line.leaves == "done" or self.verdict is not None:
             return
-        if line.leaves == "failed":  # what is the matter there may be so in every process: they say it themselves
+        if line.leaves == "failed":  # another process may fail for the same reason, and says so itself
             self._ended.wait(ENDING)
         if not self._ended.is_set():
             peer = self.peers.get(line.rank)
@@ -313,7 +318,7 @@ class Liveness:
     def _end_training(self) -> None:
         # A collective mostly fails at once: an exception on top of that one might miss who waits for it here.
         self._ended.wait(2 * BEAT)
-        with self._lock:
+        with uninterrupted, self._lock:
             if self._trains is None:
                 return
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._trains), ctypes.py_object(Lost))
@@ -378,19 +383,6 @@ class Liveness:
 
 def _master() -> tuple[str, int]:
     return os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "29500"))
-
-
-def _wait_for(host: str, port: int, timeout: float) -> None:
-    """Wait until somebody listens there; OSError after the timeout."""
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=ENDING).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
 
 
 def _is_loss(error: BaseException) -> bool:

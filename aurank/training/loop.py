@@ -23,6 +23,7 @@ from aurank.losses.core.distributed import Shares
 from aurank.training.build import learning_rate
 from aurank.training.checkpoints.resume import older_checkpoints
 from aurank.training.checkpoints.state import Progress, random_state
+from aurank.training.liveness import uninterrupted
 from aurank.training.logs import (
     NEIGHBOURS,
     MetricsFile,
@@ -372,7 +373,8 @@ class Loop:
         if name == "best":
             content["progress"]["best_sha256"] = None  # that of the best before it is not its own
             progress.best_sha256 = fingerprint(content)
-            save_checkpoint(self.out / "best.pt", content)
+            with uninterrupted:
+                save_checkpoint(self.out / "best.pt", content)
         else:
             scaler = trainer.accelerator.scaler
             content |= {
@@ -384,7 +386,8 @@ class Loop:
                 "random": [state for _, state in gathered],
             }
             keep = self.settings.keep_last if progress.step != saved_step else 1
-            save_checkpoint(self.out / "last.pt", content, displaced=older_checkpoints(self.out, keep))
+            with uninterrupted:
+                save_checkpoint(self.out / "last.pt", content, displaced=older_checkpoints(self.out, keep))
         self.listen("saved", {"name": name, "step": progress.step})
 
 

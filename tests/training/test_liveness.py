@@ -7,13 +7,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
 
 from aurank.errors import AurankError
+from aurank.launched import Peer
 from aurank.training import liveness
-from aurank.training.liveness import Liveness, Peer
+from aurank.training.liveness import Liveness, uninterrupted
 
 TOKEN = "of this run"
 GIVEN_UP = 60.0
@@ -237,6 +240,96 @@ def test_one_that_does_not_come_is_named_and_strangers_do_not_count(call: Callab
     said = first.ends_with()
     assert said is not None
     assert said.startswith("rank 1 did not come within train.timeout=0.2s; ")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ((1, 1), "rank 1 (process 7 on far-1) and rank 1 (process 7 on far-1) have the same RANK"),
+        ((0,), f"rank 0 (process 7 on far-0) and {Peer.own(0)} have the same RANK"),
+        ((3,), "rank 3 (process 7 on far-3) is beyond WORLD_SIZE=3"),
+    ],
+)
+def test_a_rank_that_is_there_already_or_that_nobody_has_ends_all_at_once(
+    call: Callable[[], Wire], ranks: tuple[int, ...], said: str
+) -> None:
+    first = Member(0, 3, for_ever)
+    wires = [call() for _ in ranks]
+    for rank, wire in zip(ranks, wires, strict=True):
+        wire.say(token=TOKEN, here=here(rank))
+    assert wires[-1].hear("gone") == said
+    assert first.ends_with() == f"{said}; give every process a RANK of its own, from 0 to 2, and WORLD_SIZE=3"
+
+
+def test_one_too_many_is_sent_away_from_a_run_that_goes_on(call: Callable[[], Wire]) -> None:
+    ended = threading.Event()
+    first = Member(0, 2, lambda life: (ended.wait(GIVEN_UP), None)[1])
+    second, late = call(), call()
+    second.say(token=TOKEN, here=here(1))
+    second.hear("peers")
+    late.say(token=TOKEN, here=here(1))
+    assert late.hear("gone").endswith(" have the same RANK")
+    second.hear("beat")
+    ended.set()
+    assert first.ends_with() is None
+
+
+def test_what_nobody_of_this_run_says_ends_no_watching(call: Callable[[], Wire]) -> None:
+    first = Member(0, 2, for_ever)
+    another_version = json.dumps({"token": TOKEN, "here": {"rank": 1}}).encode()
+    for said in (b"[" * 50_000, b"[]", b"3", another_version):
+        stranger = call()
+        stranger._connection.sendall(said + b"\n")
+        for _ in stranger._lines:  # until it is closed
+            pass
+    second = call()
+    second.say(token=TOKEN, here=here(1))
+    second.hear("peers")
+    second.close()
+    assert first.ends_with() == f"rank 1 (process 7 on far-1) has ended; {liveness.REMEDY}"
+
+
+def test_a_watching_that_fails_is_told(call: Callable[[], Wire], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(life: Liveness, now: float) -> None:
+        raise ZeroDivisionError("a mistake")
+
+    first = Member(0, 2, for_ever)
+    wire = call()
+    wire.say(token=TOKEN, here=here(1))
+    wire.hear("peers")
+    monkeypatch.setattr(Liveness, "_beat", fail)
+    assert wire.hear("gone") == "rank 0 cannot watch the others any more: ZeroDivisionError: a mistake"
+    assert (first.ends_with() or "").startswith("rank 0 cannot watch the others any more: ")
+
+
+def test_a_file_that_is_being_written_is_written_whole(call: Callable[[], Wire]) -> None:
+    written: list[bool] = []
+
+    def work(life: Liveness) -> None:
+        with uninterrupted:
+            life._done.wait(GIVEN_UP)
+            time.sleep(2 * liveness.BEAT + 2 * liveness.ENDING)
+            written.append(True)
+        for_ever(life)
+
+    first = Member(0, 2, work)
+    wire = call()
+    wire.say(token=TOKEN, here=here(1))
+    wire.hear("peers")
+    wire.close()
+    assert first.ends_with() == f"rank 1 (process 7 on far-1) has ended; {liveness.REMEDY}"
+    assert written == [True]
+
+
+def test_a_store_without_rank_0_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    stores: Any = torch.distributed
+    store = stores.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    setting = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    for name, value in setting.items():
+        monkeypatch.setenv(name, value)
+    expected = rf"127.0.0.1:{store.port}, but rank 0 did not come within train.timeout=0.5s; see what rank 0 says"
+    with pytest.raises(AurankError, match=expected), Liveness("0.5s"):
+        pass
 
 
 CUT = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3741"
