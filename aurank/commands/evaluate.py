@@ -236,7 +236,7 @@ def embed_chosen(
         options["postprocess"] = fitted_on_training(steps, prepared)
     embedded, notes = prepared.embed()
     measured = None if isinstance(manifest.source, EmbeddingSource) else manifest
-    return options, embedded, [notes[0], *prepared.remarks, *notes[1:]], measured
+    return options, embedded, [notes[0], *prepared.remarks, *prepared.overlap, *notes[1:]], measured
 
 
 def _evaluate_run(model: str, qrels: Path | None, given: list[str], options: dict[str, Any]) -> Report:

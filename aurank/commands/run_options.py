@@ -20,7 +20,7 @@ from aurank.embedding.evaluation_options import evaluation_options
 from aurank.embedding.from_config import build_dataset, describe_model, open_prepared, with_features, with_preprocessing
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.protocols import Protocol
-from aurank.embedding.select_images import ImageSelection, describe_split, select
+from aurank.embedding.select_images import ImageSelection, describe_overlap, describe_split, select
 from aurank.embedding.stored.checkpoint import describe_average, is_head, load_checkpoint, resolve_checkpoint
 from aurank.embedding.stored.stored_model import StoredModel
 from aurank.embedding.stored.trained_model import encoder_of, made_by, with_backbone
@@ -127,6 +127,7 @@ class PreparedModel:
     remarks: list[str]  # what the split means, and what was taken of a file of weights
     run: RunOptions
     origin: list[str] = field(default_factory=list)  # of a model that is the average of others
+    overlap: list[str] = field(default_factory=list)  # how many of the images it was trained on, for a measure's notes
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -219,8 +220,9 @@ def prepare_model(model: str, images: ImageSelection, running: RunOptions) -> Pr
             _require_size(module, config, saved.data.image_size)
         description = describe_model(config)
         dataset_of = partial(build_dataset, config.data, train=False)
+    overlap = describe_overlap(images, selected)
     same = (description, data, config, dataset_of, remarks, running)
-    return PreparedModel(model, module, dataset_of(manifest), *same, describe_average(checkpoint or {}))
+    return PreparedModel(model, module, dataset_of(manifest), *same, describe_average(checkpoint or {}), overlap)
 
 
 def _require_size(encoder: Encoder, config: Config, trained: int) -> None:

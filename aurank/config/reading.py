@@ -162,7 +162,7 @@ def _read_text(source: Path, shipped: Mapping[str, Path]) -> str:
             name = source.with_suffix("").as_posix().removeprefix("configs/")
             beside = {path.name: path for path in source.parent.glob("*.yaml")}
             like = [] if name in shipped else [str(beside[one]) for one in nearest(source.name, beside)]
-            text = f"no such file{meant(like or [str(shipped[one]) for one in nearest(name, shipped)])}"
+            text = f"no such file{meant(like or nearest(name, shipped))}"
     except UnicodeDecodeError as error:
         text = f"is not UTF-8 text (byte {error.start}), expected a YAML file"
     # A path can hold a zero byte, which is a ValueError.

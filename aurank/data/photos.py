@@ -85,6 +85,12 @@ def _read(photo: Photo, channels: int | None, max_pixels: int) -> np.ndarray:
         return decode(photo.source, photo.name, channels, max_pixels=max_pixels)
     if isinstance(photo, Path | str):
         path = Path(photo)
+        try:
+            is_there = path.exists()
+        except OSError:  # of a name longer than the file system takes: reading says so
+            is_there = True
+        if not is_there:
+            raise UserError(f"there is no photo {str(photo)!r}")
         return decode(FolderSource(path.parent), path.name, channels, max_pixels=max_pixels)
     if isinstance(photo, Image.Image):
         if photo.width * photo.height > max_pixels:

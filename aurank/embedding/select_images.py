@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aurank.config import DataConfig, load_config, shipped_configs
+from aurank.config import Config, DataConfig, load_config, shipped_configs
 from aurank.config.cross_checks import EMBEDDINGS
 from aurank.data import READERS, Manifest
 from aurank.data.readers.table import read_two_tables
@@ -171,9 +171,21 @@ def _with_splits(
             trained = hold_out(given, data.model_copy(update=held_out), seed=seed)
         if trained is not None and trained.sha256 != checkpoint["manifest"]:
             trained = None
+        if trained is None and images.data is not None:
+            trained = _split_otherwise(saved, data, checkpoint["manifest"])
     if any(override.startswith(tuple(f"data.{key}" for key in _HELD_OUT)) for override in images.overrides):
         return hold_out(given, data, seed=seed), trained
     return given if trained is None or images.data is not None else trained, trained
+
+
+def _split_otherwise(saved: Config, data: DataConfig, sha256: str) -> Manifest | None:
+    """Return the data of a run as it read them, None where those of a data section lie elsewhere or have changed."""
+    if saved.data.name != data.name or data_folder(saved.data.root).resolve() != data_folder(data.root).resolve():
+        return None
+    with suppress(UserError):
+        found = hold_out(read_whole(saved.data), saved.data, seed=saved.seed)
+        return found if found.sha256 == sha256 else None
+    return None
 
 
 def describe_split(images: ImageSelection, selected: Selected) -> list[str]:
@@ -185,6 +197,17 @@ def describe_split(images: ImageSelection, selected: Selected) -> list[str]:
     if images.data is not None:
         return [f"--split {images.split} is as the data have it; of these data {used}"]
     return [f"--split {images.split} is that of the training run: {used}; --data READER:PATH takes splits as they are"]
+
+
+def describe_overlap(images: ImageSelection, selected: Selected) -> list[str]:
+    """Return a line where a model was trained or chosen on some of the images, unless they were asked for by name."""
+    if images.split in ("train", "val") or (trained := selected.trained) is None:
+        return []
+    used = {path for path, split in zip(trained.paths, trained.splits, strict=True) if split in ("train", "val")}
+    if not (count := sum(path in used for path in selected.images.paths)):
+        return []
+    said = f"{count:,} of these {len(selected.images):,} images are of the model's own training or validation split"
+    return [f"{said}, so this is no test; without --data and --split its test images are taken"]
 
 
 def require_comparable(manifest: Manifest) -> None:

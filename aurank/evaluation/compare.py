@@ -45,6 +45,7 @@ class Comparison:
     difference: float
     interval: tuple[float, float]  # the percentile bootstrap interval of the difference
     # twice the part of the resamples in which the difference is 0 or has the other sign, at least 2 / (resamples + 1)
+    # and 2 / 2^(classes that changed), the chance that all of them change the same way
     p_value: float
     num_queries: int
     num_better: int  # queries for which b scores higher than a
@@ -113,7 +114,8 @@ def compare(
     a, b = report_a.values(metric), report_b.values(metric)
     units = Units.of(report_a.per_query)
     change = b - a
-    (draws,) = resampled_means(units.terms(metric, change)[None], resamples=resamples, seed=seed)
+    terms = units.terms(metric, change)
+    (draws,) = resampled_means(terms[None], resamples=resamples, seed=seed)
     first, second = (average(metric, values, units.classes) for values in (a, b))
     beyond = 1 + min(int((draws <= 0).sum()), int((draws >= 0).sum()))
     # Among equal changes the first query comes first.
@@ -125,7 +127,7 @@ def compare(
         b=second,
         difference=second - first,
         interval=resampling.bounds(draws),
-        p_value=min(1.0, 2 * beyond / (resamples + 1)),
+        p_value=min(1.0, max(2 * beyond / (resamples + 1), 2 * 0.5 ** np.count_nonzero(terms[:, 0]))),
         num_queries=len(change),
         num_better=int((change > 0).sum()),
         num_worse=int((change < 0).sum()),
@@ -192,7 +194,7 @@ def _check_pair(a: Report, b: Report, metric: str, force: bool) -> None:
         raise UserError(f"the reports follow different protocols: {named}: {under_one}")
     if a.distance != b.distance and not force:
         raise UserError(f"the reports are of the distances {a.distance} and {b.distance}: {under_one}")
-    remedy = "evaluate both models on the same lists, in the same order"
+    remedy = "evaluate both models on the same lists, in the same order, such as by one --data CONFIGURATION"
     facts = {"query": "rows", "label": "labels", "path": "paths", "num_positives": "numbers of positives"}
     for name, what in facts.items():
         left, right = a.per_query.get(name), b.per_query.get(name)

@@ -5,10 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from testing.tiny import tiny_config
 
 from aurank.commands import RunOptions, embed_model, evaluate_model
 from aurank.embedding import ImageSelection
+from aurank.embedding.manifest_from_config import hold_out, read_whole
+from aurank.embedding.select_images import describe_overlap, select
 from aurank.errors import UserError
+from aurank.training import read_config
 
 pytestmark = pytest.mark.slow
 
@@ -55,4 +59,19 @@ def test_what_the_splits_of_the_training_data_mean_is_said(model: str) -> None:
         assert rows == count
         assert said.startswith(f"--split {split} is that of the training run: {used}; --data READER:PATH takes")
     assert embedded(model, ImageSelection()) == (899, "")
+    notes = [evaluate_model(model, ImageSelection("digits:", split)).notes for split in ("test", "all")]
+    told = "898 of these 1,797 images are of the model's own training or validation split, so this is no test; without"
+    assert [[note for note in some if note.startswith(told)] != [] for some in notes] == [False, True]
     assert said in evaluate_model(model, ImageSelection(split="val")).notes
+
+
+def test_images_of_training_are_told_where_the_data_are_split_otherwise(photos: Path) -> None:
+    root, params = str(photos / "train"), {"test_fraction": 0.5}
+    config = read_config(tiny_config(data={"name": "folder", "root": root, "params": params}))
+    whole = hold_out(read_whole(config.data), config.data, seed=config.seed)
+    checkpoint = {"config": config.model_dump(mode="json"), "manifest": whole.sha256}
+    images = ImageSelection(f"folder:{root}")
+    (told,) = describe_overlap(images, select(images, checkpoint))
+    assert told.startswith("10 of these 20 images are of the model's own training or validation split")
+    (photos / "train" / "0" / "0.png").unlink()  # other data: nothing is known of them
+    assert describe_overlap(images, select(images, checkpoint)) == []

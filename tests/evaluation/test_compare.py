@@ -64,6 +64,16 @@ def test_a_change_of_every_query_is_beyond_chance() -> None:
     assert result.p_value == 2 / 1000
 
 
+def test_of_few_classes_no_p_value_is_below_the_chance_that_all_change_the_same_way() -> None:
+    one, _ = noisy(0, shift=0.0, classes=6)
+    other = replace(one, per_query={**one.per_query, "ap": one.per_query["ap"] + 0.25})
+    result = compare(one, other, resamples=9999)
+    assert result.p_value == 2 / 64
+    assert result.how.endswith("of 6 classes, seed 0; of so few it comes out too narrow")
+    other.per_query["ap"][10:] = one.per_query["ap"][10:]  # four of the classes do not change
+    assert compare(one, other, resamples=9999).p_value >= 2 / 4
+
+
 def test_swapping_the_reports_mirrors_the_result() -> None:
     one, other = noisy(1, shift=0.002)
     there, back = compare(one, other), compare(other, one)

@@ -18,7 +18,10 @@ from aurank.data.sources import FolderSource, ImageSource
 
 _PAIRS = (("train", "test"), ("train", "val"), ("val", "test"))
 _MISSING = Advice("Training and measuring stop at them.", "Fetch them, or leave their rows out; --fix does.")
-_EMPTY = Advice("There is nothing to train on, or nothing to measure.", "See the reader's parameters for splits.")
+_EMPTY = Advice(
+    "There is nothing to train on, or nothing to measure.",
+    "Name folders train and test, or set the reader's parameters, such as data.params.test_fraction=0.5.",
+)
 _LONE = Advice("As a query such an image has no positive, and training makes no pair of it.", "Add images of them.")
 _ODD = Advice(
     "Folders that are no classes are taken for labels.", "Name the folder that holds a folder for each class."

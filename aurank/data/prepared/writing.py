@@ -30,6 +30,7 @@ from aurank.data.prepared.store import (
 )
 from aurank.data.sources import FileMark, ImageSource, file_marks
 from aurank.errors import AurankError, UserError
+from aurank.sizes import as_text
 
 _KEPT_EVERY = 256  # images, after which what was made stays, whatever happens
 _TRIED = 16  # images by which the room that all take is estimated
@@ -53,7 +54,7 @@ class PreparedResult:
     Example:
         >>> how = Preparation(256, 3)
         >>> print(PreparedResult(Path("p"), how, images=10, written=4, unreadable=("a.jpg",), num_bytes=0))
-        10 images in p (shorter side 256, 3 channels, by area, raw; 0.00 GiB), 6 of them from before
+        10 images in p (shorter side 256, 3 channels, by area, raw; 0.0 B), 6 of them from before
         skipped, unreadable: 1 (a.jpg)
     """
 
@@ -66,7 +67,7 @@ class PreparedResult:
 
     def __str__(self) -> str:
         before = f", {self.images - self.written:,} of them from before" if self.images > self.written else ""
-        text = f"{self.images:,} images in {self.folder} ({self.how}; {self.num_bytes / 2**30:.2f} GiB){before}"
+        text = f"{self.images:,} images in {self.folder} ({self.how}; {as_text(self.num_bytes)}){before}"
         if not self.unreadable:
             return text
         more = ", …" if len(self.unreadable) > 3 else ""
