@@ -67,10 +67,8 @@ class ShardedCopy:
 
         All processes call it, and those that do not keep it get nothing. No device holds more than one whole tensor.
         """
-        state, wholes = (
-            optimiser.state_dict(),
-            dict(zip(self.module.parameters(), self.whole.parameters(), strict=True)),
-        )
+        state = optimiser.state_dict()
+        wholes = dict(zip(self.module.parameters(), self.whole.parameters(), strict=True))
 
         def on_host(value: Any, parameter: Tensor) -> Any:
             if not isinstance(value, DTensor):
