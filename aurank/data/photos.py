@@ -3,6 +3,7 @@
 import os
 import zipfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -80,18 +81,20 @@ def read_photo(
         raise UserError(str(error).removesuffix(_OF_DATA_SETS)) from None
 
 
+def _require_there(path: Path) -> None:
+    """Raise UserError where there is no such file."""
+    with suppress(OSError):  # of a name longer than the file system takes: reading says so
+        if not path.exists():
+            raise UserError(f"there is no photo {str(path)!r}")
+
+
 def _read(photo: Photo, channels: int | None, max_pixels: int) -> np.ndarray:
-    if isinstance(photo, PhotoFile):
-        return decode(photo.source, photo.name, channels, max_pixels=max_pixels)
     if isinstance(photo, Path | str):
-        path = Path(photo)
-        try:
-            is_there = path.exists()
-        except OSError:  # of a name longer than the file system takes: reading says so
-            is_there = True
-        if not is_there:
-            raise UserError(f"there is no photo {str(photo)!r}")
-        return decode(FolderSource(path.parent), path.name, channels, max_pixels=max_pixels)
+        photo = PhotoFile(FolderSource(Path(photo).parent), Path(photo).name, str(photo))
+    if isinstance(photo, PhotoFile):
+        if isinstance(photo.source, FolderSource):
+            _require_there(photo.source.root / photo.name)
+        return decode(photo.source, photo.name, channels, max_pixels=max_pixels)
     if isinstance(photo, Image.Image):
         if photo.width * photo.height > max_pixels:
             raise UserError(f"the photo has {photo.width:,} × {photo.height:,} pixels, at most {max_pixels:,} are read")
