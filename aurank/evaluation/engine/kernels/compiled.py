@@ -12,14 +12,16 @@ Function = TypeVar("Function")
 
 # Up to this number of thresholds a query's scores are compared with each in turn, which vectorises; beyond it, they are
 # looked up in a table of cells, whose cost hardly grows with their number.
-MOST_DIRECT = 20
+MOST_DIRECT = 64
+MOST_MARKED = 8  # thresholds of a query whose near scores are listed one after the other; of more, by the table
 FEW = 6  # with more thresholds, scores that reach none are first left out
 VECTORS = 64  # scores that are compared at once
 # A score that reaches a threshold takes as long by itself as comparing so many with a threshold in turn.
 DIRECT_FOR_ONE = 256
 RARE = 1024  # such scores that are always taken by themselves
 STRIP = 64  # columns copied at a time, so that each is read as consecutive numbers
-TABLE_CELLS = 2**12  # of the table at most; finer would not fit in the first-level cache
+CELLS = 4  # of the table, for each threshold,
+TABLE_CELLS = 2**12  # and at most: finer would not fit in the first-level cache
 PADDING = 16  # numbers beyond a power of two, so that the columns of a strip do not share a cache set
 
 
@@ -67,53 +69,64 @@ def fill_table(edges: Any, table: Any, cells: int) -> Any:
     scale = cells / (end - start) if end > start else start * 0
     if not np.isfinite(scale):
         scale = start * 0
-    edge = 0
+    table[:cells] = 0
+    for edge in range(size):
+        cell = int((edges[edge] - start) * scale)
+        if cell + 1 < cells:
+            table[cell + 1] += 1
+    before = 0
     for cell in range(cells):
-        while edge < size and int((edges[edge] - start) * scale) < cell:
-            edge += 1
-        table[cell] = edge
+        before += table[cell]
+        table[cell] = before
     return scale
 
 
 @compiled
 @no_type_check
-def count_by_table(scores: Any, low: Any, high: Any, above: Any, near: Any, table: Any, over: Any, reach: Any) -> int:
-    """Count as `count_directly`, by histograms over the number of thresholds that a score passes.
+def count_by_table(
+    scores: Any, low: Any, high: Any, above: Any, near: Any, work: Any, edges: Any, first: int, pairs: Any, found: int
+) -> int:
+    """Count as `count_directly`, by histograms over the number of thresholds that a score passes; list near pairs.
 
     A cell of the table says how many upper edges lie in cells before it. The cell is a monotone function of the score,
-    rounding included, so those edges are below any score of the cell, and the search goes on from there.
+    rounding included, so those edges are below any score of the cell, and the search goes on from there. The first step
+    of it has no branch, and most scores need no other. Pairs are listed, and what is returned, as by `count_query`.
     """
     size = len(low)
-    cells = min(2 * size, TABLE_CELLS)
+    table, over, reach = work[0], work[1], work[2]
+    bottoms, tops = edges[0], edges[1]
+    cells = min(CELLS * min(size, len(scores)), TABLE_CELLS)
     start, end = high[0], high[size - 1]
     scale = fill_table(high, table, cells)
+    for threshold in range(size):
+        bottoms[threshold], tops[threshold] = low[threshold], high[threshold]
+    bottoms[size] = tops[size] = np.inf
     over[: size + 1] = 0
     reach[: size + 1] = 0
-    least = low[0]
     for other in range(len(scores)):
         score = scores[other]
-        if score < least:
-            continue
-        passed = 0
-        if score > start:
-            passed = size
-            if score <= end:
-                passed = table[min(int((score - start) * scale), cells - 1)]
-                while high[passed] < score:
-                    passed += 1
+        passed = table[min(int((max(score, start) - start) * scale), cells - 1)] if score <= end else size
+        passed += tops[passed] < score
+        while tops[passed] < score:
+            passed += 1
         reached = passed
-        while reached < size and low[reached] <= score:
+        while bottoms[reached] <= score:
+            if len(pairs) > 0:
+                if found == pairs.shape[1]:
+                    return -1
+                pairs[0, found] = first + reached
+                pairs[1, found] = other
+                found += 1
             reached += 1
         over[passed] += 1
         reach[reached] += 1
-    passed, reached, total = 0, 0, 0
+    passed, reached = 0, 0
     for threshold in range(size - 1, -1, -1):
         passed += over[threshold + 1]
         reached += reach[threshold + 1]
         above[threshold] = passed
         near[threshold] = reached - passed
-        total += reached - passed
-    return total
+    return found
 
 
 @compiled
@@ -141,6 +154,27 @@ def keep_reaching(scores: Any, least: Any, kept: Any) -> int:
 
 @compiled
 @no_type_check
+def list_marked(scores: Any, low: Any, high: Any, near: Any, words: Any, first: int, pairs: Any, found: int) -> int:
+    """List the near pairs of a query behind the `found` first, threshold by threshold; return how many are listed."""
+    marks = words.view(np.uint8)
+    for threshold in range(len(low)):
+        if near[threshold] == 0:
+            continue
+        least, most = low[threshold], high[threshold]
+        for other in range(len(scores)):  # vectorises; eight marks are then looked at together
+            marks[other] = np.uint8(scores[other] >= least) & np.uint8(scores[other] <= most)
+        for word in range((len(scores) + 7) // 8):
+            if words[word] != 0:
+                for other in range(8 * word, min(8 * word + 8, len(scores))):
+                    if marks[other]:
+                        pairs[0, found] = first + threshold
+                        pairs[1, found] = other
+                        found += 1
+    return found
+
+
+@compiled
+@no_type_check
 def count_query(
     scores: Any,
     low: Any,
@@ -148,6 +182,7 @@ def count_query(
     above: Any,
     near: Any,
     work: Any,
+    edges: Any,
     words: Any,
     kept: Any,
     first: int,
@@ -161,26 +196,16 @@ def count_query(
     some = kept[: keep_reaching(scores, low[0] if len(low) > FEW else -np.inf, kept)]
     if len(low) <= MOST_DIRECT or len(low) * len(some) <= MOST_DIRECT * len(scores) // 2:
         total = count_directly(some, low, high, above, near)
-    else:
-        total = count_by_table(some, low, high, above, near, work[0], work[1], work[2])
-    if total == 0 or len(pairs) == 0:
-        return found
-    if found + total > pairs.shape[1]:
-        return -1
-    for threshold in range(len(low)):
-        if near[threshold] > 0:
-            least, most = low[threshold], high[threshold]
-            marks = words.view(np.uint8)
-            for other in range(len(scores)):  # vectorises; eight marks are then looked at together
-                marks[other] = np.uint8(scores[other] >= least) & np.uint8(scores[other] <= most)
-            for word in range((len(scores) + 7) // 8):
-                if words[word] != 0:
-                    for other in range(8 * word, min(8 * word + 8, len(scores))):
-                        if marks[other]:
-                            pairs[0, found] = first + threshold
-                            pairs[1, found] = other
-                            found += 1
-    return found
+        if total == 0 or len(pairs) == 0:
+            return found
+        if found + total > pairs.shape[1]:
+            return -1
+        marked = 0
+        for threshold in range(len(low)):
+            marked += near[threshold] > 0
+        if marked <= MOST_MARKED:
+            return list_marked(scores, low, high, near, words, first, pairs, found)
+    return count_by_table(scores, low, high, above, near, work, edges, first, pairs, found)
 
 
 @compiled
@@ -262,11 +287,12 @@ def count_rows(
     where there are more than it has columns.
     """
     found, kept = 0, np.empty(scores.shape[1] + VECTORS, scores.dtype)
+    edges = np.empty((2, work.shape[1] + 1), scores.dtype)
     for row in range(scores.shape[0]):
         a, b = offset[row], offset[row + 1]
         if a < b:
             found = count_query(
-                scores[row], low[a:b], high[a:b], above[a:b], near[a:b], work, words, kept, a, pairs, found
+                scores[row], low[a:b], high[a:b], above[a:b], near[a:b], work, edges, words, kept, a, pairs, found
             )
             if found < 0:
                 return -1
@@ -281,6 +307,7 @@ def count_columns(
     """Count as `count_rows` for queries in the columns of the scores."""
     rows, columns = scores.shape
     found, kept = 0, np.empty(rows + VECTORS, scores.dtype)
+    edges = np.empty((2, work.shape[1] + 1), scores.dtype)
     for left in range(0, columns, strip.shape[0]):
         width = min(strip.shape[0], columns - left)
         if offset[left] == offset[left + width]:
@@ -292,7 +319,18 @@ def count_columns(
             a, b = offset[left + column], offset[left + column + 1]
             if a < b:
                 found = count_query(
-                    strip[column, :rows], low[a:b], high[a:b], above[a:b], near[a:b], work, words, kept, a, pairs, found
+                    strip[column, :rows],
+                    low[a:b],
+                    high[a:b],
+                    above[a:b],
+                    near[a:b],
+                    work,
+                    edges,
+                    words,
+                    kept,
+                    a,
+                    pairs,
+                    found,
                 )
                 if found < 0:
                     return -1
