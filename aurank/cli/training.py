@@ -1,6 +1,7 @@
 """Commands that train."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -120,3 +121,5 @@ def demo(out: Annotated[Path, typer.Option(help="Folder for demo.json and the ru
         table.add_row(name.replace("_", " "), f"{metrics['mauprc']:.4f}", f"{metrics['recall@1']:.4f}")
     console.print(table)
     console.say(f"written to {out / 'demo.json'}")
+    shown = shlex.join(["aurank", "evaluate", "--model", f"aurank:{out / 'run/best'}", "--out", str(out / "measured")])
+    console.say(f"next, a page to look at: {shown}")
