@@ -249,6 +249,7 @@ def test_one_that_does_not_come_is_named_and_strangers_do_not_count(call: Callab
         ((0,), f"rank 0 (process 7 on far-0) and {Peer.own(0)} have the same RANK"),
         ((3,), "rank 3 (process 7 on far-3) is beyond WORLD_SIZE=3"),
     ],
+    ids=["twice", "that of rank 0", "beyond"],
 )
 def test_a_rank_that_is_there_already_or_that_nobody_has_ends_all_at_once(
     call: Callable[[], Wire], ranks: tuple[int, ...], said: str
