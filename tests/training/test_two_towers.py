@@ -207,9 +207,16 @@ def test_the_command_pairs_measures_what_training_did_and_classifies_by_names(
     assert zero_shot["metrics"]["recall@1"] > 0.3
     assert "zero-shot: 8 classes by 1 prompt each" in printed
     assert printed.count("manifest ") == 1
-    (root / "others.csv").write_text((root / "pairs.csv").read_text(encoding="utf-8").replace("train", "val"))
-    elsewhere = evaluate_pairs(f"aurank:{out}/best", ImageSelection(data=f"table:{root}/others.csv"))
-    assert list(elsewhere.two_way) == ["all"]  # nothing is known of what training has seen
+    table = (root / "pairs.csv").read_text(encoding="utf-8")
+    (root / "others.csv").write_text(table.replace("train", "val"), encoding="utf-8")
+    others = ImageSelection(data=f"table:{root}/others.csv")
+    assert list(evaluate_pairs(f"aurank:{out}/best", others).two_way) == list(result.two_way)
+    (root / "pairs.csv").write_text(table.replace("square", "rectangle"), encoding="utf-8")
+    try:
+        found = evaluate_pairs(f"aurank:{out}/best", others)
+    finally:
+        (root / "pairs.csv").write_text(table, encoding="utf-8")
+    assert list(found.two_way) == ["all"]  # the table of training is another: nothing is known of what it has seen
     with pytest.raises(UserError, match="pairs need both encoders"):
         evaluate_pairs("timm:resnet10t")
     with pytest.raises(UserError, match="--protocol sop has no use here"):
