@@ -14,6 +14,7 @@ from aurank.evaluation.bootstrap import Resampling, Units, resampled_means
 from aurank.evaluation.report import RUN, Report
 
 FACTS = ("query", "label", "path", "class")
+ROUNDING = 1e-12  # of a sum of changes that cancel
 
 
 class CompareOptions(TypedDict, total=False):
@@ -117,6 +118,7 @@ def compare(
     terms = units.terms(metric, change)
     (draws,) = resampled_means(terms[None], resamples=resamples, seed=seed)
     first, second = (average(metric, values, units.classes) for values in (a, b))
+    changed = np.count_nonzero(np.abs(terms[:, 0]) > ROUNDING)  # classes, or queries
     beyond = 1 + min(int((draws <= 0).sum()), int((draws >= 0).sum()))
     # Among equal changes the first query comes first.
     order = np.argsort(-np.abs(change), kind="stable")[: max(0, min(most, int((change != 0).sum())))]
@@ -127,7 +129,7 @@ def compare(
         b=second,
         difference=second - first,
         interval=resampling.bounds(draws),
-        p_value=min(1.0, max(2 * beyond / (resamples + 1), 2 * 0.5 ** np.count_nonzero(terms[:, 0]))),
+        p_value=min(1.0, max(2 * beyond / (resamples + 1), 2 * 0.5**changed)),
         num_queries=len(change),
         num_better=int((change > 0).sum()),
         num_worse=int((change < 0).sum()),

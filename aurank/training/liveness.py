@@ -2,7 +2,8 @@
 
 A collective tells that another process is gone where its connection closes; not which one, and not where a machine lost
 its power, where NCCL waits, or while a process works by itself. So every process keeps a connection to rank 0, over
-which both beat once a second. Rank 0 sees whose connection closes or falls silent, and tells all others.
+which both beat once a second. Rank 0 sees whose connection closes or falls silent, and tells all others. A checkpoint
+that is being written is written to its end first, however long that takes.
 """
 
 import contextlib

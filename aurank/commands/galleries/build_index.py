@@ -91,6 +91,9 @@ def build_index(
     prepared = prepare_model(model, images, running)
     if steps is not None:
         steps = fitted_on_training(steps, prepared)
+    source, digests = prepared.dataset.manifest.source, {}
+    if running.group.rank == 0:  # before any is embedded: of a file that is replaced meanwhile, that of the old one
+        digests = {path: _digest(source, path) for path in prepared.dataset.manifest.paths}
     embedded, notes = prepared.embed() if embeddings is None else embedded_before(prepared, embeddings)
     running.tell(*prepared.remarks, *notes[1:])
     if running.group.rank > 0:
@@ -98,8 +101,6 @@ def build_index(
     stored = prepared.stored()
     with writing(out):
         _require_free(out, overwrite=overwrite)
-        source = prepared.dataset.manifest.source
-        digests = {path: _digest(source, path) for path in embedded.paths.tolist()}
         table = _table(embedded, digests, number=0)
         rows = index_rows(table, embedded.embeddings, steps, factory, distance=distance, seed=seed)
         about = _write(out, {"distance": distance, "sources": [describe_source(source)], "seed": seed}, rows, stored)

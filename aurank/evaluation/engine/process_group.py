@@ -73,6 +73,8 @@ class ProcessGroup:
             if self.size > 1 and not is_known:
                 with suppress(_LostError):
                     self._tell(error)
+                with suppress(AttributeError):  # told once: a context around this one leaves it alone
+                    error.told_by = self.rank  # type: ignore[attr-defined]
             raise
 
     def _tell(self, error: Exception) -> None:
@@ -105,7 +107,6 @@ class ProcessGroup:
         own = torch.from_numpy(np.asarray(rows)) if isinstance(rows, np.ndarray) else rows.detach()
         edges = self._edges(len(own))
         whole = torch.empty((edges[-1], *own.shape[1:]), dtype=own.dtype, device=own.device)
-        self.barrier()  # all have the room
         for place, part in self._parts(own, edges):
             whole[place] = part
         return whole.numpy() if isinstance(rows, np.ndarray) else whole
@@ -131,6 +132,7 @@ class ProcessGroup:
                 else:
                     sent = torch.empty((place.stop - start, *own.shape[1:]), dtype=own.dtype, device=self.device)
                 if self.size > 1:
+                    self.barrier()  # nobody has failed on the part before, or has no room for this one
                     with self._all_present():
                         dist.broadcast(sent, src=rank)
                 yield place, sent
@@ -141,10 +143,10 @@ class ProcessGroup:
         if every:
             self.barrier()
         for tensor in every:
+            sent = tensor.detach().to(self.device).contiguous()
             with self._all_present():
-                sent = tensor.detach().to(self.device).contiguous()
                 dist.broadcast(sent, src=0)
-                tensor.detach().copy_(sent)
+            tensor.detach().copy_(sent)
 
     @contextmanager
     def _all_present(self) -> Iterator[None]:

@@ -186,7 +186,8 @@ def _fail_in_turns(rank: int, folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if rank == 1 and place is not None:
                 patch.setattr(place, name, fail)
-            with pytest.raises((AurankError, MemoryError)) as error:
+            # Around it another such context, as the commands have it: what was told is not told twice.
+            with pytest.raises((AurankError, MemoryError)) as error, group.failing_together():
                 evaluate_together(partial(measure, where), group, metrics=metrics)
             told[where] = str(error.value)
     (folder / f"told-{rank}.json").write_text(json.dumps(told))
