@@ -10,7 +10,8 @@ from typing import Any, BinaryIO, TypeAlias, cast
 import numpy as np
 from jaxtyping import Int64, Shaped
 
-from aurank.errors import UserError, first_line
+from aurank.errors import UserError
+from aurank.files import reading
 
 _LARGE, _DENSE = 2**26, 100
 _BLOCK = 2**24  # bytes written at a time
@@ -53,10 +54,10 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
     Raises:
         UserError: the file is missing, damaged, neither of the two, or claims more than it holds.
     """
-    try:
-        # A pipe or a device would be waited for, or never end.
-        if not path.is_file():
-            raise UserError(f"no file {path}; expected saved arrays, .npz or .npy")
+    # A pipe or a device would be waited for, or never end.
+    if not path.is_file():
+        raise UserError(f"no file {path}; expected saved arrays, .npz or .npy")
+    with reading(path, "plain arrays", remedy="save them anew, with numpy.savez or numpy.save"):
         with path.open("rb") as file:
             start = file.read(len(NPY_MAGIC))
             file.seek(0)
@@ -66,13 +67,6 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
                 raise UserError(f"{path} is neither .npz nor .npy; save arrays with numpy.savez or numpy.save")
             read_header(file, path.stat().st_size)
         return {"": np.load(path, mmap_mode="r", allow_pickle=False)}
-    except UserError as error:
-        raise error if str(path) in str(error) else UserError(f"{path}: {error}; save it anew") from None
-    except MemoryError:
-        raise
-    # A file that is cut short or damaged fails anywhere: in the archive, its compression, an array's header.
-    except Exception as error:
-        raise UserError(f"{path} is no readable .npz or .npy of plain arrays: {first_line(error)}") from error
 
 
 def _load_archive(file: io.BufferedReader, path: Path) -> dict[str, np.ndarray]:

@@ -59,11 +59,7 @@ class Peer:
     @classmethod
     def own(cls, rank: int) -> "Peer":
         """Return this process."""
-        machine = socket.gethostname()
-        with contextlib.suppress(OSError):  # containers of one kernel may have one name, and other process numbers
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-            machine = f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-        return cls(rank, socket.gethostname(), os.getpid(), machine)
+        return cls(rank, socket.gethostname(), os.getpid(), own_machine())
 
     def __str__(self) -> str:
         return f"rank {self.rank} (process {self.pid} on {self.host})"
@@ -71,15 +67,30 @@ class Peer:
     @property
     def trouble(self) -> str:
         """What is the matter with a process of this machine, nothing where it runs."""
-        with contextlib.suppress(OSError):
-            letter = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
-            return {"Z": "has ended", "X": "has ended", "T": "is stopped", "t": "is stopped"}.get(letter, "")
-        with contextlib.suppress(PermissionError):
-            try:
-                os.kill(self.pid, 0)  # no signal: whether there is such a process
-            except ProcessLookupError:
-                return "has ended"
+        return trouble_of(self.pid)
+
+
+def own_machine() -> str:
+    """Return what is the same in all processes for which process numbers mean the same processes."""
+    with contextlib.suppress(OSError):  # containers of one kernel may have one name, and other process numbers
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    return socket.gethostname()
+
+
+def trouble_of(pid: int) -> str:
+    """Return what is the matter with a process of this machine, nothing where it runs."""
+    with contextlib.suppress(OSError):
+        letter = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+        return {"Z": "has ended", "X": "has ended", "T": "is stopped", "t": "is stopped"}.get(letter, "")
+    if os.name != "posix":  # where 0 is the signal of Ctrl-C
         return ""
+    with contextlib.suppress(PermissionError):
+        try:
+            os.kill(pid, 0)  # no signal: whether there is such a process
+        except ProcessLookupError:
+            return "has ended"
+    return ""
 
 
 def wait_for(host: str, port: int, timeout: float) -> None:

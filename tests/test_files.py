@@ -1,16 +1,31 @@
 import errno
+import json
+import math
 import os
+import pickle
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Index, Report
-from aurank.files import ABANDONED, replacing, replacing_folder, require_writable, write_text
+from aurank.files import (
+    ABANDONED,
+    EXACT,
+    checked,
+    read_record,
+    reading,
+    replacing,
+    replacing_folder,
+    require_writable,
+    write_text,
+)
 
 
 def test_a_file_takes_its_place_only_when_it_is_complete(tmp_path: Path) -> None:
@@ -22,10 +37,11 @@ def test_a_file_takes_its_place_only_when_it_is_complete(tmp_path: Path) -> None
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_a_killed_process_left_behind_goes_with_a_write_of_that_file_an_hour_later(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_behind_goes_with_the_next_write_of_that_file(tmp_path: Path) -> None:
     script = f"""
 import os, signal
 from pathlib import Path
+from typing import Any
 from aurank.files import replacing
 with replacing(Path({str(tmp_path / "last[1].pt")!r})) as file:
     file.write(b"half")
@@ -33,15 +49,22 @@ with replacing(Path({str(tmp_path / "last[1].pt")!r})) as file:
     os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
-    assert [path.name.startswith(".last[1].pt.") for path in tmp_path.iterdir()] == [True]
     (left,) = tmp_path.iterdir()
-    write_text(tmp_path / "last[1].pt", "whole")
-    assert left.exists()
-    os.utime(left, (time.time() - ABANDONED - 60,) * 2)
+    assert left.name.startswith(".last[1].pt.")
     write_text(tmp_path / "other.pt", "other")
-    assert len(list(tmp_path.iterdir())) == 3
+    assert left.exists()
     write_text(tmp_path / "last[1].pt", "whole")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last[1].pt", "other.pt"]
+
+
+def test_what_another_machine_left_behind_goes_an_hour_later(tmp_path: Path) -> None:
+    left = tmp_path / f".last.pt.{0:024x}.part"
+    left.touch()
+    write_text(tmp_path / "last.pt", "whole")
+    assert left.exists()
+    os.utime(left, (time.time() - ABANDONED - 60,) * 2)
+    write_text(tmp_path / "last.pt", "whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
 
 
 def test_of_two_writers_of_one_path_each_file_is_whole_and_the_last_to_end_stays(tmp_path: Path) -> None:
@@ -61,6 +84,7 @@ def test_a_full_disk_is_told_with_file_and_reason_and_leaves_the_old_file(tmp_pa
     script = f"""
 import resource, signal
 from pathlib import Path
+from typing import Any
 from aurank.errors import AurankError
 from aurank.files import write_text
 path = Path({str(path)!r})
@@ -199,3 +223,102 @@ def test_a_folder_that_cannot_take_its_place_leaves_the_old_one(
     with pytest.raises(KeyboardInterrupt), replacing_folder(tmp_path / "out") as folder:
         (folder / "new").touch()
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "old"]
+
+
+def fail(error: BaseException, path: str = "rows.json") -> None:
+    with reading(path, "a report", remedy="evaluate again"):
+        raise error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("metrics"),
+        TypeError("two\nlines"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
+        RecursionError(),
+        OverflowError("cannot fit"),
+        pickle.UnpicklingError("GLOBAL os.system"),
+        FileNotFoundError(errno.ENOENT, "No such file", "rows.json"),
+        MemoryError("Unable to allocate 8 EiB"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_a_damaged_file_raises_is_one_line_with_its_name_and_the_remedy(error: Exception) -> None:
+    with pytest.raises(UserError, match=r"^rows\.json: .*; evaluate again$") as caught:
+        fail(error)
+    assert caught.value.__cause__ is error
+
+
+def test_a_clear_error_keeps_its_words_and_gets_the_name_that_it_lacks() -> None:
+    for said in ("rows.json holds no labels", "no labels"):
+        with pytest.raises(UserError, match=r"rows\.json.* no labels$") as caught:
+            fail(UserError(said))
+        assert str(caught.value).count("rows.json") == 1
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), AurankError("lost"), OSError(errno.EMFILE, "Too many open files")]
+)
+def test_what_is_not_the_files_fault_passes_through_its_reader(error: BaseException) -> None:
+    with pytest.raises(type(error)) as caught:
+        fail(error)
+    assert caught.value is error
+
+
+@dataclass(frozen=True)
+class Described:
+    __pydantic_config__ = EXACT
+
+    count: int
+    scale: float = 1.0
+
+
+def test_a_value_of_a_file_is_what_its_type_says_or_names_the_entry() -> None:
+    assert checked({"count": 3, "scale": 2}, Described) == Described(3, 2.0)
+    for value, entry in (({}, "count"), ({"count": "x"}, "count"), ({"count": 1, "scal": 2}, "scal"), ([], "")):
+        with pytest.raises(ValueError, match=f"^{entry}"):
+            checked(value, Described)
+    with pytest.raises(ValueError, match="scale"):
+        checked(json.loads('{"count": 1, "scale": 1e999}'), Described)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "\u0000", "[" * 100_000, '{"format": "rows"}', '{"format": "rows", "version": 3}']
+)
+def test_a_record_of_another_format_or_version_is_refused_by_name(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "about.json"
+    path.write_text('{"format": "rows", "version": 2, "a": 1}')
+    assert read_record(path, "a record", named="rows", versions=(1, 2))["a"] == 1
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"about\.json"):
+        read_record(path, "a record", named="rows", versions=(1, 2))
+
+
+def test_a_name_that_is_no_utf_8_is_written_as_an_escape(tmp_path: Path) -> None:
+    write_text(tmp_path / "page.html", "é \udcff \ud800")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == "é \\udcff \\ud800"
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (True, int),
+        ("1", int),
+        (1.0, int),
+        ("0.5", float),
+        (True, float),
+        ("off", bool),
+        (1, bool),
+        ([1, "2"], list[int]),
+    ],
+)
+def test_a_value_of_another_type_is_no_number(value: Any, kind: Any) -> None:
+    with pytest.raises(ValueError, match="valid"):
+        checked(value, kind)
+
+
+def test_what_json_writes_otherwise_comes_back() -> None:
+    assert checked({"0": [1, 0.5]}, dict[int, tuple[int, float]]) == {0: (1, 0.5)}
+    assert checked("caf\udce9.png", Any) == "caf\udce9.png"
+    assert math.isnan(checked(math.nan, float))

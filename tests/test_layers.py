@@ -15,6 +15,7 @@ ROOMS = [
     (
         "aurank.errors",
         "aurank.arrays",
+        "aurank.claim",
         "aurank.files",
         "aurank.launched",
         "aurank.lazy",

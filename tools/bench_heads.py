@@ -80,7 +80,7 @@ class Bare:
         times.append(time.perf_counter())
         loss.backward()
         times.append(time.perf_counter())
-        own = trainer.optimiser.optimizer
+        own = trainer.optimiser
         own.step()
         own.zero_grad()
         times.append(time.perf_counter())

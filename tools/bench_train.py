@@ -47,7 +47,7 @@ class Bare:
 
     def __init__(self, trainer: Trainer, batches: list[Batch]) -> None:
         self.trainer, self.batches = trainer, itertools.cycle(batches)
-        self.optimiser = trainer.optimiser.optimizer
+        self.optimiser = trainer.optimiser
 
     def step(self) -> None:
         batch, trainer = next(self.batches), self.trainer

@@ -1,75 +1,168 @@
-"""Try damaged and hostile input, case after case; each must end in a result or in one clear error.
+"""Damage files of every kind, case after case, and run the commands that read them: each ends in a result or one line.
 
-    python tools/fuzz.py --seconds 1800                     # all kinds, from seed 0
-    python tools/fuzz.py --only table --case 1234           # one case again, with its traceback
+    python tools/fuzz.py --seconds 600                      # all kinds, in equal time, from seed 0
+    python tools/fuzz.py --only index --case 1234           # one case again, with its traceback
 
-A find is any other exception, a dead process, more than 5 s of processor time, or 2 GiB beyond what the imports take.
-Cases run in a process of their own, which is replaced where one kills it. Exits with 1 where anything was found.
+Of each kind the table counts how cases ended:
+
+    fine        a result: of files with checksums the same as of whole ones
+    one line    an error of one clear line
+    traceback   anything else: another exception, a dead process, an error without a line, or advice on memory
+    hang        more than 5 s of processor time beyond what whole files take, or no end at all
+    wrong       another result than of whole files, without a word
+
+Cases run in a process of their own, with 2 GiB beyond what its imports take, which is replaced where one kills it.
+Exits with 1 where anything but the first two was found.
 """
 
 import argparse
+import contextlib
+import io
 import multiprocessing
+import os
+import pickle
 import random
 import resource
+import shlex
+import shutil
+import sys
 import tempfile
 import time
 import traceback
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
-KINDS = ("config", "table", "lists", "benchmark", "image", "archive", "embeddings", "report", "probe", "trec", "index")
-KINDS += ("checkpoint",)
+from fuzzing.damage import damage_file
+from fuzzing.kinds import KINDS, Command
+
+OUTCOMES = ("fine", "one line", "traceback", "hang", "wrong")
 SECONDS = 5.0
 BYTES = 2 * 2**30
-PATIENCE = 60.0  # of the clock, for a case that never ends: other programs may hold the processor
+PATIENCE = 90.0  # of the clock, for a case that never ends: other programs may hold the processor
 
 
 @dataclass(frozen=True)
-class Find:
-    """A case that did not end as it should."""
+class Ended:
+    """How a command, or a case, ended: one of OUTCOMES, what was printed or raised, and processor seconds."""
 
-    kind: str
-    case: int
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.what}\n  again: python tools/fuzz.py --only {self.kind} --case {self.case}"
+    outcome: str
+    said: str
+    seconds: float = 0.0
 
 
-def run_case(kind: str, case: int, *, seed: int) -> str | None:
-    """Run one case in this process; return None where it ended in a result or a refusal, else what happened."""
-    from fuzzing.subjects import SUBJECTS
-
+def run_command(command: Command, part: str = "", further: tuple[str, ...] = ()) -> Ended:
+    """Run a command, as the shell would, in this process and the current folder."""
+    from aurank import cli
     from aurank.errors import AurankError
 
-    chance = random.Random(f"{seed} {kind} {case}")
-    started = time.process_time()
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    if not isinstance(command, str):
         try:
-            SUBJECTS[kind](Path(folder), chance)
-        except AurankError:
-            pass
+            return Ended("fine", repr(command()))
+        except AurankError as error:
+            return Ended("one line", str(error))
         except BaseException:
-            return f"{kind} {case}: {traceback.format_exc()}"
+            return Ended("traceback", traceback.format_exc())
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    words = [word.replace("{part}", part) for word in shlex.split(command.removeprefix("="))]
+    before, sys.argv = sys.argv, ["aurank", *words, *further]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            cli.main()
+    except SystemExit:
+        pass
+    except BaseException:
+        return Ended("traceback", f"aurank {shlex.join(words)}\n{traceback.format_exc()}")
+    finally:
+        sys.argv = before
+    printed, said = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    if "not enough memory" in said or "Traceback" in said:
+        return Ended("traceback", f"aurank {shlex.join(words)}\n{said}")
+    return Ended("one line", errors[-1]) if errors else Ended("fine", printed)
+
+
+def run_case(name: str, case: int, *, seed: int, root: Path) -> Ended:
+    """Damage a whole example of a kind, run its commands, and return how it ended, the worst of them."""
+    kind, chance = KINDS[name], random.Random(f"{seed} {name} {case}")
+    place, whole, expected = root / name, root / f"{name} whole", root / f"{name} expected"
+    if not expected.exists():
+        _make(name, place, whole, expected)
+    results, seconds = pickle.loads(expected.read_bytes())
+    _restore(whole, place)
+    os.chdir(place)
+    damaged = Path(kind.damaged)
+    files = sorted(path for path in [damaged, *damaged.rglob("*")] if path.is_file() and path.name != ".lock")
+    path = chance.choice(files)
+    inside = path.relative_to(damaged)
+    part = inside.parts[0] if inside.parts else path.name
+    damage_file(path, files, chance)
+    is_sealed = kind.seal is not None and chance.random() < 0.5
+    if is_sealed and kind.seal is not None:
+        kind.seal()
+    started, worst = time.process_time(), Ended("fine", "")
+    for number, command in enumerate(kind.commands):
+        ended = run_command(command, part, tuple(kind.further(chance)) if not number else ())
+        is_same = command.startswith("=") if isinstance(command, str) else kind.seal is not None
+        if ended.outcome == "fine" and is_same and not is_sealed and ended.said != results[number]:
+            ended = Ended("wrong", f"{command}\nprints {ended.said[:2000]}\nof whole files {results[number][:2000]}")
+        worst = max(worst, ended, key=lambda one: OUTCOMES.index(one.outcome))
     spent = time.process_time() - started
-    return f"{kind} {case}: took {spent:.1f} s" if spent > SECONDS else None
+    if spent > seconds + SECONDS and worst.outcome in OUTCOMES[:2]:
+        worst = Ended("hang", f"took {spent:.1f} s of the processor, whole files {seconds:.1f} s")
+    return Ended(worst.outcome, f"{path}: {worst.said}", spent)
 
 
-def _work(connection: Connection, seed: int) -> None:
+def _make(name: str, place: Path, whole: Path, expected: Path) -> None:
+    """Write a whole example, and keep what its commands print, and in which time."""
+    place.mkdir()
+    os.chdir(place)
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        KINDS[name].make()
+    shutil.copytree(place, whole, symlinks=True)
+    results, seconds = [], 0.0
+    part = min((path.name for path in Path(KINDS[name].damaged).glob("*")), default="")
+    for _ in range(2):  # once more: what a first call compiles is not the input's fault
+        _restore(whole, place)
+        os.chdir(place)
+        started, results = time.process_time(), []
+        for command in KINDS[name].commands:
+            results.append(run_command(command, part))
+            if results[-1].outcome != "fine":
+                raise RuntimeError(f"whole files of the kind {name} fail: {results[-1].said}")
+        seconds = time.process_time() - started
+    expected.write_bytes(pickle.dumps(([ended.said for ended in results], seconds)))
+
+
+def _restore(whole: Path, place: Path) -> None:
+    os.chdir(place.parent)
+    shutil.rmtree(place)
+    shutil.copytree(whole, place, symlinks=True)
+
+
+def _work(connection: Connection, seed: int, root: Path) -> None:
     """Run the cases that come through the connection, and answer each."""
     import torch
-    from fuzzing import subjects
 
     torch.set_num_threads(1)
-    subjects._run(), subjects._report_text()  # made once, outside of any case's time
+    os.environ["AURANK_CACHE"] = str(root / "cache of the worker")
+    for name in connection.recv():  # made once, outside of any case's time and memory
+        if not (root / f"{name} expected").exists():
+            _make(name, root / name, root / f"{name} whole", root / f"{name} expected")
     resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + BYTES, resource.RLIM_INFINITY))
     connection.send(None)
     while True:
-        kind, case = connection.recv()
-        connection.send(run_case(kind, case, seed=seed))
+        name, case = connection.recv()
+        connection.send(run_case(name, case, seed=seed, root=root))
 
 
 def _data_bytes() -> int:
@@ -83,25 +176,26 @@ def _data_bytes() -> int:
 class Worker:
     """A process that runs cases."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, root: Path, kinds: tuple[str, ...]) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, seed), daemon=True)
+        self.process = context.Process(target=_work, args=(theirs, seed, root), daemon=True)
         self.process.start()
         theirs.close()
+        self.connection.send(kinds)
         self.connection.recv()
 
-    def run(self, kind: str, case: int) -> tuple[str | None, bool]:
-        """Return what happened in a case, and whether the worker can go on."""
-        self.connection.send((kind, case))
+    def run(self, name: str, case: int) -> tuple[Ended, bool]:
+        """Return how a case ended, and whether the worker can go on."""
+        self.connection.send((name, case))
         if not self.connection.poll(PATIENCE):
             self.close()
-            return f"{kind} {case}: did not end within {PATIENCE:.0f} s", False
+            return Ended("hang", f"did not end within {PATIENCE:.0f} s", PATIENCE), False
         try:
             return self.connection.recv(), True
         except EOFError:
             self.process.join()
-            return f"{kind} {case}: the process died with exit code {self.process.exitcode}", False
+            return Ended("traceback", f"the process died with exit code {self.process.exitcode}", SECONDS), False
 
     def close(self) -> None:
         """End the process."""
@@ -109,40 +203,49 @@ class Worker:
         self.process.join()
 
 
-def fuzz(seconds: float, *, seed: int = 0, kinds: tuple[str, ...] = KINDS, start: int = 0) -> tuple[int, list[Find]]:
-    """Try cases of each kind in turn for so long; return how many were tried and what was found."""
-    finds, case = [], start
-    worker = Worker(seed)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        kind = kinds[case % len(kinds)]
-        what, alive = worker.run(kind, case)
-        if what is not None and alive:
-            what, alive = worker.run(kind, case)  # once more: what a first call compiles is not the input's fault
-        if what is not None:
-            finds.append(Find(kind, case, what))
-        if not alive:
-            worker = Worker(seed)
-        case += 1
-    worker.close()
-    return case - start, finds
+def fuzz(
+    seconds: float, *, seed: int = 0, kinds: tuple[str, ...] = tuple(KINDS), start: int = 0
+) -> tuple[dict[str, Counter[str]], list[str]]:
+    """Try cases of all kinds, of each in the same time; return how many ended how, by kind, and what was found."""
+    counts, spent = {name: Counter[str]() for name in kinds}, dict.fromkeys(kinds, 0.0)
+    found: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        worker = Worker(seed, Path(folder), kinds)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            name = min(spent, key=lambda one: spent[one])
+            case, before = start + counts[name].total(), time.monotonic()
+            ended, alive = worker.run(name, case)
+            spent[name] += time.monotonic() - before
+            counts[name][ended.outcome] += 1
+            if ended.outcome not in OUTCOMES[:2]:
+                found.append(f"{ended.outcome}: {name} {case}: {ended.said}\n  again: --only {name} --case {case}")
+            if not alive:
+                worker = Worker(seed, Path(folder), kinds)
+        worker.close()
+    return counts, found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--only", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--case", type=int, help="run this one case, in this process")
     arguments = parser.parse_args()
     if arguments.case is not None:
-        print(run_case(arguments.only[0], arguments.case, seed=arguments.seed) or "a result, or a clear error")
-        return
-    tried, finds = fuzz(arguments.seconds, seed=arguments.seed, kinds=tuple(arguments.only))
-    for find in finds:
-        print(find)
-    print(f"{tried:,} cases, {len(finds)} finds")
-    raise SystemExit(bool(finds))
+        with tempfile.TemporaryDirectory() as folder:
+            ended: Any = run_case(arguments.only[0], arguments.case, seed=arguments.seed, root=Path(folder))
+            os.chdir("/")
+        print(f"{ended.outcome}: {ended.said}")
+        raise SystemExit(ended.outcome not in OUTCOMES[:2])
+    counts, found = fuzz(arguments.seconds, seed=arguments.seed, kinds=tuple(arguments.only))
+    print("\n".join(found))
+    print(f"{'':14}" + "".join(f"{outcome:>11}" for outcome in OUTCOMES))
+    total = sum(counts.values(), Counter[str]())
+    for name, row in {**counts, "all": total}.items():
+        print(f"{name:14}" + "".join(f"{row[outcome]:11,}" for outcome in OUTCOMES))
+    raise SystemExit(bool(found))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import typer
 
 from aurank.cli.app import app
 from aurank.cli.drawing import console
-from aurank.cli.options import Drawn, measuring
+from aurank.cli.options import Drawn, claiming, measuring
 from aurank.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 @app.command()
 @measuring("data", "split", "protocol", "root", "query", "gallery")
+@claiming()
 def calibrate(
     report: Annotated[
         str | None, typer.Argument(metavar="REPORT", help="A report.json, or the folder that holds it.")

@@ -7,9 +7,11 @@ import typer
 
 from aurank.cli.app import app
 from aurank.cli.drawing import console
+from aurank.cli.options import claiming
 
 
 @app.command()
+@claiming(is_file=True)
 def compare(
     reports: Annotated[
         list[str],

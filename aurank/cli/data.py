@@ -10,7 +10,7 @@ import typer
 
 from aurank.cli.app import app, cache_app, data_app
 from aurank.cli.drawing import console, draw_bar, draw_stages
-from aurank.cli.options import CacheOption, ConfigFile, Drawn, Overrides, measuring
+from aurank.cli.options import CacheOption, ConfigFile, Drawn, Overrides, claimed_out, measuring
 from aurank.errors import UserError
 from aurank.sizes import size_in_bytes
 
@@ -34,7 +34,16 @@ def doctor(
     labels: Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings.")] = None,
     html: Annotated[Path | None, typer.Option(help="A page (.html) to write, with pictures of what was found.")] = None,
     fix: Annotated[
-        Path | None, typer.Option(help="A table (.csv) to write, of the data without what was found.")
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Findings that the table in --out leaves out, with commas: missing, unreadable, repeats, "
+            "near-repeats, leaks, near-leaks, conflicts, near-conflicts, blurred, dark, tiny, odd-shapes; with --model "
+            "also embeddings, labels.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A table (.csv) to write, of the data without what --fix names.")
     ] = None,
     images: "ImageSelection",
     drawn: Drawn,
@@ -46,11 +55,12 @@ def doctor(
 
     \b
     aurank doctor folder:photos --html doctor.html
-    aurank doctor folder:photos --model timm:resnet18 --fix cleaned.csv
+    aurank doctor folder:photos --fix unreadable,repeats --out clean.csv
     aurank doctor --embeddings rows.npz
     """
     from aurank.commands import examine_data, examine_embeddings
-    from aurank.data.checks.cleaned import write_table
+    from aurank.data.checks.cleaned import describe_cleaning, write_table
+    from aurank.data.checks.findings import NEED_MODEL, read_fixes
     from aurank.files import require_writable, write_text
     from aurank.reporting.doctor_page import doctor_page
 
@@ -58,7 +68,10 @@ def doctor(
     data, overrides = (target, images.overrides) if images.data is None else (images.data, images.overrides)
     if images.data is not None and target is not None:
         overrides = [target, *overrides]
-    for option, file, suffix in (("--html", html, ".html"), ("--fix", fix, ".csv")):
+    fixes = [] if fix is None else read_fixes(fix)
+    if (fix is None) != (out is None):
+        raise UserError("--fix NAMES and --out FILE.csv go together: what is left out, and the table of what stays")
+    for option, file, suffix in (("--html", html, ".html"), ("--out", out, ".csv")):
         if file is not None:
             require_writable(file, suffix=suffix, option=option)
     if embeddings is not None:
@@ -66,23 +79,29 @@ def doctor(
         for option, value in given.items():
             if value is not None:
                 raise UserError(f"{option} {value} has no use with --embeddings {embeddings}: leave one out")
-        report = examine_embeddings(embeddings, labels)
     elif data is None:
         raise UserError("say what to examine: READER:PATH such as folder:photos, or --embeddings FILE")
     elif labels is not None:
         raise UserError(f"--labels {labels} goes with --embeddings: the labels of {data} come with the images")
-    else:
-        with drawn() as running:
-            report = examine_data(data, overrides, model=model, table=fix, running=running)
-    console.say(report)
-    if html is not None:
-        command = shlex.join(["aurank", *sys.argv[1:]])
-        write_text(html, doctor_page(report, command=command))
-        console.say(f"written to {html}")
-    if fix is not None:
-        kept = report.kept()
-        where = write_table(kept, fix)
-        console.say(f"{len(kept):,} of {report.counts.get('pairs', report.counts['images']):,} rows are in {where}")
+    elif model is None and (needing := [name for name in fixes if name in NEED_MODEL]):
+        raise UserError(f"--fix {needing[0]} goes with --model, whose embeddings show it; add one, or leave it out")
+    with claimed_out(out, is_file=True):
+        if embeddings is not None:
+            report = examine_embeddings(embeddings, labels)
+        else:
+            assert data is not None
+            with drawn() as running:
+                report = examine_data(data, overrides, model=model, table=out, running=running)
+        console.say(report)
+        if html is not None:
+            command = shlex.join(["aurank", *sys.argv[1:]])
+            write_text(html, doctor_page(report, command=command))
+            console.say(f"written to {html}")
+        if out is not None:
+            console.say(describe_cleaning(report, fixes))
+            kept = report.kept(fixes)
+            where = write_table(kept, out)
+            console.say(f"{len(kept):,} of {report.counts.get('pairs', report.counts['images']):,} rows are in {where}")
     if report.severity:
         raise SystemExit(report.severity)
 

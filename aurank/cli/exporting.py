@@ -7,13 +7,14 @@ import typer
 
 from aurank.cli.app import app
 from aurank.cli.drawing import console
-from aurank.cli.options import Drawn, measuring
+from aurank.cli.options import Drawn, claiming, measuring
 
 if TYPE_CHECKING:
     from aurank.embedding import ImageSelection
 
 
 @app.command()
+@claiming()
 def average(
     runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Folders of runs, or DIR/best, DIR/last.")],
     out: Annotated[Path, typer.Option(help="Folder to make, with best.pt in it.")],
@@ -35,6 +36,7 @@ def average(
 
 @app.command()
 @measuring("data", "split", allow_code=False, caching=False)
+@claiming()
 def export(
     checkpoint: Annotated[str, typer.Argument(help="DIR/best of a run, such as runs/mine/best.")],
     *,

@@ -10,7 +10,16 @@ import typer
 
 from aurank.cli.app import app
 from aurank.cli.drawing import console, keep_baselines
-from aurank.cli.options import MODELS, BaselinesOption, Drawn, ModelOption, measuring, whole_numbers
+from aurank.cli.options import (
+    MODELS,
+    BaselinesOption,
+    Drawn,
+    ModelOption,
+    claimed_out,
+    claiming,
+    measuring,
+    whole_numbers,
+)
 from aurank.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,6 +33,7 @@ DEFAULT_RESAMPLES = 1000  # where a page is written: 0.25 s for 60,502 queries o
 
 @app.command()
 @measuring(*_SIDES, "seeds", bf16=True, joined=True)
+@claiming()
 def evaluate(
     *,
     model: ModelOption,
@@ -210,7 +220,8 @@ def embed(
         require_folder(out)
     else:
         require_writable(out, suffix=".npz")
-    with drawn() as running:
+    # A folder of parts is claimed by what fills it.
+    with claimed_out(None if in_parts else out, is_file=True), drawn() as running:
         if in_parts:
             embedded = embed_to_folder(model, images, out=out, shard_rows=shard_rows or SHARD_ROWS, running=running)
         else:
@@ -218,14 +229,15 @@ def embed(
         leave(running.group)
         if running.group.rank > 0 or embedded is None:
             return
-    if not in_parts:
-        embedded.save(out)
+        if not in_parts:
+            embedded.save(out)
     rows, width = embedded.embeddings.shape
     console.say(f"{rows} embeddings of {width} dimensions written to {out}")
 
 
 @app.command()
 @measuring("data", "split", allow_code=False)
+@claiming()
 def pairs(
     *,
     model: Annotated[str, typer.Option("--model", help="aurank:DIR/best of a run with model.text.")],
@@ -256,6 +268,7 @@ def pairs(
 
 @app.command()
 @measuring("data", "split")
+@claiming()
 def probe(
     *,
     model: ModelOption,

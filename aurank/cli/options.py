@@ -1,14 +1,16 @@
 """Options that several commands share."""
 
 import inspect
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from aurank.claim import claimed
 from aurank.cli.drawing import draw_measuring
 from aurank.errors import UserError
 from aurank.launched import launched
@@ -106,6 +108,35 @@ def measuring(
         return parsed
 
     return decorate
+
+
+def claiming(*, is_file: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a command begin only where no other command writes to its --out.
+
+    Args:
+        is_file: --out is a file, and not a folder.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def alone(**given: Any) -> None:
+            with claimed_out(given["out"], is_file=is_file):
+                command(**given)
+
+        return alone
+
+    return decorate
+
+
+def claimed_out(out: Path | None, *, is_file: bool = False) -> AbstractContextManager[None]:
+    """Return a context in which no other command writes to `out`; of several processes the first claims it.
+
+    Raises:
+        UserError: another command writes there; the line names its process.
+    """
+    if out is None or (launched() > 1 and os.environ["RANK"] != "0"):
+        return nullcontext()
+    return claimed(out, "writes to it", is_file=is_file)
 
 
 def _launched() -> AbstractContextManager[Any]:

@@ -190,7 +190,7 @@ def search(
         options += [] if threshold is None else [("least score", str(threshold))]
         options += [("class", name) for name in classes or []]
         page = results_page(index, found, options)
-        write_text(html, page.encode("utf-8", "backslashreplace").decode())
+        write_text(html, page)
     if as_json:
         typer.echo(results_json(index, found))
     else:

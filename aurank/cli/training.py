@@ -10,7 +10,7 @@ from rich.table import Table
 
 from aurank.cli.app import app
 from aurank.cli.drawing import console, draw_measuring, draw_training, keep_baselines, stderr_console
-from aurank.cli.options import BaselinesOption, ConfigFile, Overrides
+from aurank.cli.options import BaselinesOption, ConfigFile, Overrides, claiming
 from aurank.errors import UserError
 
 
@@ -19,7 +19,9 @@ def train(
     config: ConfigFile,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write; default: runs/mine for mine.yaml.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint in --out; without one, begin.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Build everything, run two batches, write nothing.")
     ] = False,
@@ -101,6 +103,7 @@ def profile(
 
 
 @app.command()
+@claiming()
 def demo(out: Annotated[Path, typer.Option(help="Folder for demo.json and the run.")] = Path("runs/demo")) -> None:
     """Train on scikit-learn's digits, in half a minute.
 

@@ -81,7 +81,7 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
     names, out = [str(model).removeprefix("aurank:") for model in models], Path(out)
     _require_several(names)
     require_writable(out / "best.pt")
-    if out.is_dir() and any(out.iterdir()):
+    if out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir()):
         raise UserError(f"--out {out} is not empty; name another folder")
     first = _read(names[0])
     parts = [first]

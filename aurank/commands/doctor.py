@@ -113,8 +113,8 @@ class EmbeddingExamination:
         """Return what is wrong, by embeddings alone."""
         faulty, sound = self.faulty, self._sound
         found = [
-            self._of("embeddings with NaN or infinity", faulty.not_finite, _BROKEN, is_error=True),
-            self._of("embeddings of zeros", faulty.zero, _BROKEN, is_error=True),
+            self._of("embeddings with NaN or infinity", faulty.not_finite, _BROKEN, is_error=True, fix="embeddings"),
+            self._of("embeddings of zeros", faulty.zero, _BROKEN, is_error=True, fix="embeddings"),
             self._of("embeddings of another length", faulty.odd_length, _LENGTH),
         ]
         if len(sound) > 1:
@@ -144,7 +144,7 @@ class EmbeddingExamination:
         named = self._class_name
         pairs = zip(labels[rows].tolist(), found.label.tolist(), strict=True)
         words = [f": labelled {named(own)}, looks like {named(other)}" for own, other in pairs]
-        return self._of("doubtful labels", rows, _LABELS, words, is_dropped=True)
+        return self._of("doubtful labels", rows, _LABELS, words, fix="labels")
 
     def _close(self) -> list[Finding]:
         query, gallery = self.embedded.is_query, self.embedded.is_gallery
@@ -168,14 +168,14 @@ class EmbeddingExamination:
         words: Sequence[str] | None = None,
         *,
         is_error: bool = False,
-        is_dropped: bool = False,
+        fix: str = "",
     ) -> Finding:
         names = [self._name(row) for row in rows.tolist()]
         if words is not None:
             names = [name + said for name, said in zip(names, words, strict=True)]
         given = rows if self.rows is None else self.rows[rows]
-        drop = given.tolist() if is_error or is_dropped else []
-        return finding_of(check, names, advice, is_error=is_error, rows=[[row] for row in given.tolist()], drop=drop)
+        drop, groups = given.tolist() if fix else [], [[row] for row in given.tolist()]
+        return finding_of(check, names, advice, is_error=is_error, rows=groups, fix=fix, drop=drop)
 
     def _name(self, row: int) -> str:
         return str(self.embedded.paths[row]) or f"row {row}"

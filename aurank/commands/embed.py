@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
+from aurank.claim import claimed
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, split_name
 from aurank.data.shards import SHARD_ROWS, ShardWriter, require_folder
-from aurank.embedding.cache import image_marks
+from aurank.embedding.cache import image_marks, row_sums
 from aurank.embedding.embed import Embedded, described, embed_rows
 from aurank.embedding.select_images import ImageSelection
 from aurank.errors import UserError
@@ -41,7 +42,9 @@ def embed_model(model: str, images: ImageSelection | None = None, *, running: Ru
     marks = image_marks(prepared.dataset)
     embedded, notes = prepared.embed()
     prepared.run.tell(*prepared.remarks, *notes[1:])
-    return replace(embedded, made_by=np.array(prepared.made_by.text), marks=marks[embedded.ids])
+    marks = marks[embedded.ids]
+    sums = row_sums(np.asarray(embedded.embeddings), embedded.paths, marks)
+    return replace(embedded, made_by=np.array(prepared.made_by.text), marks=marks, sums=sums)
 
 
 def embed_to_folder(
@@ -77,21 +80,21 @@ def embed_to_folder(
         ...     sorted(path.name for path in out.iterdir())
         ['index.parquet', 'part-00000.npy', 'part-00001.npy']
     """
-    from aurank.training.checkpoints.claim import claimed
-
-    prepared = _prepared(model, images or ImageSelection(), running or RunOptions())
-    run, dataset, group = prepared.run, prepared.dataset, prepared.run.group
-    manifest, module, total = dataset.manifest, prepared.module.to(run.torch_device), len(dataset)
-    marks = image_marks(dataset)
-    keys = run.cache_keys(module, prepared.description, dataset)
-    cache = run.open_cache(model, keys, manifest)
-    key = hashlib.sha256(json.dumps({**keys, "shard_rows": shard_rows}).encode()).hexdigest()
+    run = running or RunOptions()
+    group, writer = run.group, None
     with ExitStack() as held:
         with group.failing_together():
-            writer = None
             if group.rank == 0:
                 require_folder(out)
                 held.enter_context(claimed(out, "embeds images into it"))
+            prepared = _prepared(model, images or ImageSelection(), run)
+            dataset = prepared.dataset
+            manifest, module, total = dataset.manifest, prepared.module.to(run.torch_device), len(dataset)
+            marks = image_marks(dataset)
+            keys = run.cache_keys(module, prepared.description, dataset)
+            cache = run.open_cache(model, keys, manifest)
+            key = hashlib.sha256(json.dumps({**keys, "shard_rows": shard_rows}).encode()).hexdigest()
+            if group.rank == 0:
                 writer = ShardWriter(out, key, total, shard_rows)
             missing = group.all_gather([] if writer is None else writer.missing)[0]
         run.tell(*prepared.remarks)

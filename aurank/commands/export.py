@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from torch import nn
 
+from aurank.claim import LOCK
 from aurank.commands.galleries.postprocess import training_images
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.config import Config
@@ -195,7 +196,7 @@ def _require_possible(to: Target, out: Path, *, int8: bool, overwrite: bool) -> 
     if out.resolve() == Path.cwd():
         raise UserError(f"--out {out} is the folder that you are in; name one to make, such as exported")
     require_writable(out / _RESULT)
-    found = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+    found = sorted(path.name for path in out.iterdir() if path.name != LOCK) if out.is_dir() else []
     if not found:
         return
     strange = [name for name in found if name not in _KNOWN]
@@ -320,7 +321,7 @@ def _quantise(folder: Path, pixels: Sequence[np.ndarray], prepared: PreparedMode
     except Exception as error:
         said = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(f"--int8: onnxruntime cannot quantise this graph ({said}); leave out --int8") from error
-    measured.compare(_INT8, _embed(prepared, _read_back("onnx", folder / _INT8), "checking int8"))
+    measured.compare(_INT8, _embed(prepared, _read_back("onnx", folder / _INT8), "checking int8"), is_other=True)
     count = sum(len(batch) for batch in pixels)
     measured.notes.append(f"{_INT8}: ranges of {count:,} training images")
 
@@ -335,7 +336,7 @@ def _facts(folder: Path, to: Target, measured: Measured, config: Config, state: 
     return {
         "target": to,
         "files": _sizes(folder),
-        "metrics": measured.metrics,
+        "metrics": measured.reached,
         "measured": measured.images,
         "checks": [str(measured.checks[0]), *map(describe_change, measured.checks[1:])],
         "trained": describe_training(config, state),

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from aurank.claim import claimed
 from aurank.config import Config
 from aurank.config.cross_checks import EMBEDDINGS
 from aurank.data import FolderSource, Manifest, ZipSource
@@ -46,8 +47,6 @@ def prepare_data(
         >>> result.images, result.how.short_side
         (1797, 128)
     """
-    from aurank.training.checkpoints.claim import claimed
-
     settings = config if isinstance(config, Config) and not overrides else _read(config, overrides)
     data = with_preprocessing(settings).data
     if data.name == EMBEDDINGS:

@@ -180,9 +180,9 @@ def _fill(tree: Tree, schema: type[Sections]) -> None:
     for path in (*_SECTIONS, *DEFAULT_NAMES):
         *parents, last = path.split(".")
         if path.split(".")[0] in schema.model_fields and isinstance(holder := lookup(tree, parents), dict):
-            if holder.get(last) is None:
+            if holder.get(last) is None and known_keys()[*parents, last].default is not None:
                 holder[last] = {}
-            if isinstance(holder[last], dict) and path in DEFAULT_NAMES:
+            if isinstance(holder.get(last), dict) and path in DEFAULT_NAMES:
                 holder[last].setdefault("name", DEFAULT_NAMES[path])
     if lookup(tree, ("data", "name")) == EMBEDDINGS and isinstance(model := tree.get("model"), dict):
         model.setdefault("backbone", NO_BACKBONE)

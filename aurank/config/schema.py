@@ -152,7 +152,9 @@ class DataConfig(Strict):
         None, "Training JPEGs: at a fraction of their size where that is enough, or whole; null: reduced."
     )
     train_transform: Component = _component("data.train_transform", "Augmentation while training.")
-    test_transform: Component = _component("data.test_transform", "Transform for validation and test.")
+    test_transform: Component | None = key(
+        None, "Transform for validation and test; null: the backbone's, else center."
+    )
     views: int = key(1, "Augmented views of each image in a training batch.", ge=1, le=16)
     train_labels: Literal["class", "image"] = key("class", "Positives are images of a class, or views of one image.")
     validation_fraction: float = key(0.1, "Training classes held out where the data has no split.", ge=0, le=0.5)

@@ -34,6 +34,7 @@ def decode(
     *,
     max_pixels: int = MAX_PIXELS,
     least_side: int | None = None,
+    on_white: bool = False,
 ) -> UInt8[np.ndarray, "height width channel"]:
     """Return the pixels of one image, upright, as 1 (grey), 3 (RGB) or 4 (RGBA) channels; None keeps the file's own.
 
@@ -44,6 +45,7 @@ def decode(
     Args:
         least_side: a JPEG is decoded at an eighth, a fourth or a half of its size where that divides it and leaves
             so many pixels of its shorter side; None: whole.
+        on_white: with None channels, what is transparent in a file is laid on white too; an array stays as it is.
 
     Raises:
         UserError: names the file when it is missing, corrupt, cannot be converted, has more than `max_pixels`, or is so
@@ -58,7 +60,7 @@ def decode(
             _check_size(*file.size, max_pixels)
             if least_side is not None and file.format == "JPEG" and file.width * file.height > _SMALL:
                 _reduce(file, least_side)
-            return to_pixels(file, channels)
+            return to_pixels(file, channels, on_white=on_white)
     except MemoryError:
         raise
     except UserError as error:
@@ -147,14 +149,16 @@ def _check_array(shape: tuple[int, ...], dtype: np.dtype, max_pixels: int) -> No
     _check_size(shape[1], shape[0], max_pixels)
 
 
-def to_pixels(file: Image.Image, channels: int | None) -> UInt8[np.ndarray, "height width channel"]:
+def to_pixels(
+    file: Image.Image, channels: int | None, *, on_white: bool = False
+) -> UInt8[np.ndarray, "height width channel"]:
     """Return the pixels of an opened file, or of any image of Pillow, by the rules of `decode`."""
     file.load()
     is_turned = file.getexif().get(ExifTags.Base.Orientation, 1) != 1
     image: Image.Image = ImageOps.exif_transpose(file) if is_turned else file  # which copies
     transparent = image.mode in _ALPHA_MODES or "transparency" in image.info
     if channels is None:
-        channels = 4 if transparent else 1 if image.mode in _GREY_MODES else 3
+        channels = (3 if on_white else 4) if transparent else 1 if image.mode in _GREY_MODES else 3
     if channels not in _COLOURS:
         kind = f"a {file.format} file" if file.format else "an image of Pillow"
         raise UserError(f"{kind} gives 1, 3 or 4 channels, not {channels}; store .npy files instead")

@@ -15,12 +15,13 @@ from aurank.data.dataset import Batch, ImageDataset, Key
 from aurank.data.manifest import Manifest
 from aurank.data.shards import INDEX, read_shards
 from aurank.data.transforms import Pipeline
-from aurank.errors import UserError, first_line
+from aurank.errors import UserError
+from aurank.files import EXACT, checked, reading
 from aurank.names import meant, nearest
 
 ARRAYS = ("embeddings", "labels", "ids", "paths", "is_query", "is_gallery", "groups", "classes")
 PAIRS = ("positives", "ignored")
-FURTHER = ("splits", "super_labels", "made_by", "marks", *PAIRS)
+FURTHER = ("splits", "super_labels", "made_by", "marks", "sums", *PAIRS)
 """Arrays of a file of saved embeddings; what FURTHER names, files of other programs and of before lack."""
 
 
@@ -39,6 +40,8 @@ class MadeBy:
         'timm:resnet18'
     """
 
+    __pydantic_config__ = EXACT
+
     model: str
     weights_sha256: str
     preprocessing: str
@@ -52,15 +55,11 @@ class MadeBy:
     @staticmethod
     def parse(text: str, source: str) -> "MadeBy":
         """Return what `text` says; raise UserError, naming `source`, where it says nothing that is known."""
-        try:
+        with reading(source, "embeddings with made_by", remedy="leave it out, or embed the images again"):
             content: Any = json.loads(text)
-            if content.pop("format") != 1 or not all(isinstance(value, str) for value in content.values()):
+            if content.pop("format") != 1:
                 raise ValueError("another format")
-            return MadeBy(**content)
-        # Any JSON may stand there: another type, another key.
-        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            said = f"{source}: made_by is not what aurank embed writes ({first_line(error)[:100]})"
-            raise UserError(f"{said}; leave it out, or embed the images again") from error
+            return checked(content, MadeBy)
 
 
 def read_arrays(path: Path, labels: Path | None = None) -> dict[str, Any]:

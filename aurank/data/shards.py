@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int64, Shaped
+from typing_extensions import TypedDict
 
 from aurank.arrays import MappedRows, load_arrays
-from aurank.errors import UserError, first_line
-from aurank.files import file_sha256, replacing, require_writable, write_text
+from aurank.errors import UserError
+from aurank.files import checked, file_sha256, reading, replacing, require_version, require_writable, write_text
 
 INDEX, JOURNAL = "index.parquet", ".parts.json"
 FORMAT, VERSION = "aurank.embeddings", 1
@@ -32,6 +33,7 @@ _COLUMNS = {  # array of a file of saved embeddings: column of the table
     "marks": "mark",
 }
 _BLOCK = 2**16  # texts read at a time
+_WHAT = "a table of embeddings"
 _PAIRS = ("positives", "ignored")  # lists of gallery rows, by query
 
 
@@ -54,6 +56,22 @@ class EmbeddingPart:
         except OSError as error:
             return f"{path} cannot be read ({error.strerror})"
         return None if is_whole else f"{path} is damaged, cut short or another part"
+
+
+class _Record(TypedDict):
+    """What the table of a folder says of itself."""
+
+    key: str
+    parts: list[EmbeddingPart]
+    classes: list[str] | None
+    made_by: str | None
+
+
+class _Journal(TypedDict):
+    """What a folder that is not finished says of the parts that are there, by their numbers."""
+
+    key: str
+    parts: dict[int, EmbeddingPart]
 
 
 @dataclass
@@ -92,8 +110,8 @@ class ShardWriter:
         if self.shard_rows < 1:
             raise UserError(f"a part needs at least 1 row, got {self.shard_rows}")
         require_folder(self.folder)
-        known = [self._listed(self._of_index()), self._listed(self._of_journal())]
-        parts = next((parts for parts in known if parts is not None), {})
+        known = filter(None, (self._of_index(), self._of_journal()))
+        parts = next((self._own(*one) for one in known), {})
         self.parts = {number: part for number, part in parts.items() if part.trouble(self.folder) is None}
 
     @property
@@ -153,26 +171,25 @@ class ShardWriter:
         with suppress(OSError):
             (self.folder / JOURNAL).unlink()
 
-    def _listed(self, content: dict[str, Any] | None) -> dict[int, EmbeddingPart] | None:
-        """Return the parts that a record names, None without one; UserError for one of other embeddings."""
-        if content is None:
-            return None
-        if content["key"] != self.key:
+    def _own(self, key: str, parts: dict[int, EmbeddingPart]) -> dict[int, EmbeddingPart]:
+        """Return the parts that a record names; UserError where they are of other embeddings."""
+        if key != self.key:
             what = "embeddings of another model, of other images or in other parts"
             raise UserError(f"--out {self.folder} holds {what}: name a new folder, or remove this one")
-        return {int(number): EmbeddingPart(**part) for number, part in content["parts"].items()}
+        return parts
 
-    def _of_index(self) -> dict[str, Any] | None:
-        """Return the record in the table; of a damaged one nothing is known, and all is written anew."""
+    def _of_index(self) -> tuple[str, dict[int, EmbeddingPart]] | None:
+        """Return key and parts of the table; of a damaged one nothing is known, and all is written anew."""
         with suppress(UserError):
-            content = _described(self.folder / INDEX)
-            return {**content, "parts": dict(enumerate(content["parts"]))}
+            record = _described(self.folder / INDEX)
+            return record["key"], dict(enumerate(record["parts"]))
         return None
 
-    def _of_journal(self) -> dict[str, Any] | None:
-        with suppress(OSError, ValueError):
-            content: dict[str, Any] = json.loads((self.folder / JOURNAL).read_text(encoding="utf-8"))
-            return content
+    def _of_journal(self) -> tuple[str, dict[int, EmbeddingPart]] | None:
+        path = self.folder / JOURNAL
+        with suppress(UserError), reading(path, "a journal of parts"):
+            journal = checked(json.loads(path.read_bytes()), _Journal)
+            return journal["key"], journal["parts"]
         return None
 
 
@@ -198,34 +215,34 @@ def read_shards(folder: Path) -> dict[str, Any]:
     import pyarrow.parquet
 
     path = folder / INDEX
-    content = _described(path)
-    parts = [EmbeddingPart(**part) for part in content["parts"]]
+    record = _described(path)
+    parts = record["parts"]
     for part in parts:
         if (trouble := part.trouble(folder)) is not None:
             raise UserError(f"{trouble}: {AGAIN}")
-    try:
+    with reading(path, _WHAT, remedy=AGAIN):
         table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise UserError(f"{path} is damaged ({first_line(error)[:100]}): {AGAIN}") from error
-    lengths = [part.rows for part in parts]
-    place = np.concatenate([np.empty(0, np.int64), *(np.arange(length) for length in lengths)])
-    has_parts = {"part", "row", "label", "id"} <= set(table.column_names)
-    if not has_parts or not (
-        np.array_equal(table["part"].to_numpy(), np.repeat(np.arange(len(parts)), lengths))
-        and np.array_equal(table["row"].to_numpy(), place)
-    ):
-        raise UserError(f"{path} does not fit its {len(parts)} parts of {sum(lengths):,} rows: {AGAIN}")
-    matrices = [load_arrays(folder / part.file)[""] for part in parts if part.rows]
-    found: dict[str, Any] = {"embeddings": matrices[0] if len(matrices) == 1 else MappedRows(matrices)}
-    for name, column in _COLUMNS.items():
-        if column in table.column_names:
-            values = table[column]
-            found[name] = _texts(values) if name in ("paths", "splits") else values.to_numpy()
-    for name in _PAIRS:
-        if name in table.column_names:
-            found[name] = _pairs(table[name])
-    found |= {} if content["classes"] is None else {"classes": np.array(content["classes"], dtype=np.str_)}
-    return found | ({} if content["made_by"] is None else {"made_by": np.array(content["made_by"])})
+        lengths = [part.rows for part in parts]
+        if not (
+            sum(lengths) == table.num_rows
+            and {"label", "id"} <= set(table.column_names)
+            and np.array_equal(table["part"].to_numpy(), np.repeat(np.arange(len(parts)), lengths))
+            and np.array_equal(table["row"].to_numpy(), np.concatenate([np.arange(length) for length in lengths]))
+        ):
+            raise UserError(f"{path} does not fit its {len(parts)} parts of {sum(lengths):,} rows: {AGAIN}")
+        matrices = [load_arrays(folder / part.file)[""] for part in parts if part.rows]
+        if [len(matrix) for matrix in matrices] != [length for length in lengths if length]:
+            raise ValueError("its parts have other lengths")
+        found: dict[str, Any] = {"embeddings": matrices[0] if len(matrices) == 1 else MappedRows(matrices)}
+        for name, column in _COLUMNS.items():
+            if column in table.column_names:
+                values = table[column]
+                found[name] = _texts(values) if name in ("paths", "splits") else values.to_numpy()
+        for name in _PAIRS:
+            if name in table.column_names:
+                found[name] = _pairs(table[name])
+    found |= {} if record["classes"] is None else {"classes": np.array(record["classes"], dtype=np.str_)}
+    return found | ({} if record["made_by"] is None else {"made_by": np.array(record["made_by"])})
 
 
 def storable_texts(texts: list[str]) -> Sequence[Any]:
@@ -242,21 +259,20 @@ def storable_texts(texts: list[str]) -> Sequence[Any]:
     return texts
 
 
-def _described(path: Path) -> dict[str, Any]:
+def _described(path: Path) -> _Record:
     """Return what the table says of itself; UserError unless `finish` wrote it."""
     import pyarrow
     import pyarrow.parquet
 
     if not path.is_file():
         raise UserError(f"{path.parent} holds no embeddings, as it has no {INDEX}: {AGAIN}")
-    try:
+    with reading(path, _WHAT, remedy=AGAIN):
         metadata = pyarrow.parquet.read_schema(path).metadata or {}
-        content: dict[str, Any] = json.loads(metadata[FORMAT.encode()])
-        if content["checksum"] != _checksum(content) or content["version"] != VERSION:
-            raise ValueError("it was changed, or is of another version of aurank")
-        return content
-    except (OSError, pyarrow.ArrowException, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not what aurank embed writes ({first_line(error)[:100]}): {AGAIN}") from error
+        content = json.loads(metadata[FORMAT.encode()])
+        require_version(content, path, _WHAT, named=FORMAT, versions=(VERSION,), remedy=AGAIN)
+        if content["checksum"] != _checksum(content):
+            raise ValueError("its description was changed")
+        return checked(content, _Record)
 
 
 def _texts(column: Any) -> Shaped[np.ndarray, " row"]:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +14,16 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Float32, Int64, Shaped
 from torch import Tensor, nn
 
 from aurank.arrays import load_arrays
 from aurank.data import ImageDataset, Manifest
 from aurank.data.sources import FileMark, file_marks
 from aurank.errors import AurankError, UserError
-from aurank.files import replacing, write_text
+from aurank.files import reading, replacing, write_text
 
-FORMAT = 1  # raised when what is stored, or how pixels are made, changes: older pieces are then not found
+FORMAT = 2  # raised when what is stored, or how pixels are made, changes: older pieces are then not found
 ABOUT = "about.json"
 _NAME_LENGTH = 32
 _REMOVED = ".removed-"
@@ -142,11 +142,10 @@ def cached_sets(root: Path) -> list[CachedSet]:
     for folder in root.glob("[0-9a-f]" * _NAME_LENGTH):
         if (folder / ABOUT).is_file() and (stats := _stats(folder)):
             used, size = max(stat.st_mtime for stat in stats), sum(stat.st_size for stat in stats)
-            try:
-                content = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+            about = "unknown"
+            with suppress(UserError), reading(folder / ABOUT, "what a cache holds"):
+                content = json.loads((folder / ABOUT).read_bytes())
                 about = f"{content['model']}; {content['images']:,} images of {content['of']}"
-            except (OSError, ValueError, KeyError, TypeError):
-                about = "unknown"
             found.append(CachedSet(folder, size, used, about))
     return sorted(found, key=lambda held: (held.used, held.folder))
 
@@ -243,7 +242,28 @@ def image_marks(dataset: ImageDataset) -> Int64[np.ndarray, " row"]:
     boxes = dataset.manifest.boxes
     parts = itertools.repeat(None) if boxes is None else boxes.tolist()
     texts = (json.dumps(both).encode() for both in zip(_plain(dataset.marks()), parts, strict=False))
-    digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
+    return _numbers(texts)
+
+
+def row_sums(
+    embeddings: Shaped[np.ndarray, "row dim"], paths: Shaped[np.ndarray, " row"], marks: Int64[np.ndarray, " row"]
+) -> Int64[np.ndarray, " row"]:
+    """Return a number for each row, which changes with its embedding, its path and the mark of its image.
+
+    A row that stands under another image's path, as after sorting one array of several, is found by it.
+
+    Example:
+        >>> rows, paths, marks = np.eye(2, dtype=np.float32), np.array(["a.png", "b.png"]), np.array([5, 6])
+        >>> (row_sums(rows[::-1], paths, marks) == row_sums(rows, paths, marks)).tolist()
+        [False, False]
+    """
+    described = zip(embeddings, paths.tolist(), marks.tolist(), strict=True)
+    contents = (os.fsencode(f"{path}\n{mark}\n") + row.tobytes() for row, path, mark in described)
+    return _numbers(contents)
+
+
+def _numbers(contents: Iterable[bytes]) -> Int64[np.ndarray, " content"]:
+    digests = b"".join(hashlib.blake2b(content, digest_size=8).digest() for content in contents)
     return np.frombuffer(digests, dtype="<i8").astype(np.int64)
 
 

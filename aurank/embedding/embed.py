@@ -39,8 +39,9 @@ class Embedded:
 
     Of a query's own label and group (a camera, −1 for none), nothing counts, neither as positive nor as negative.
     `classes[label]` is the name of a class, where names are known; `super_labels` are super-categories, −1 for none.
-    `splits`, `made_by`, the text of a ``MadeBy``, and `marks` of the files may be known too. `positives` and `ignored`
-    are pairs of rows, a query's and a gallery row's, as a ``Manifest`` has them.
+    `splits`, `made_by`, the text of a ``MadeBy``, `marks` of the files and `sums`, which tie each row to its path and
+    mark, may be known too. `positives` and `ignored` are pairs of rows, a query's and a gallery row's, as a
+    ``Manifest`` has them.
     """
 
     embeddings: Rows
@@ -57,6 +58,7 @@ class Embedded:
     positives: np.ndarray | None = None
     ignored: np.ndarray | None = None
     marks: np.ndarray | None = None
+    sums: np.ndarray | None = None
 
     def evaluate(self, **options: Any) -> Report:
         """The exact ``Report`` under the manifest's query and gallery flags; ``options`` go to ``aurank.evaluate``.

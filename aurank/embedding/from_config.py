@@ -11,7 +11,7 @@ from torch import Tensor
 from aurank.config import Config, DataConfig, ModelConfig
 from aurank.config.cross_checks import NO_BACKBONE
 from aurank.config.messages import one_line, show
-from aurank.config.schema import NormaliseConfig, SavedFeatures
+from aurank.config.schema import Component, NormaliseConfig, SavedFeatures
 from aurank.data import TRANSFORMS, ImageDataset, Manifest, Pipeline, Tokeniser
 from aurank.data.prepared.store import PreparedImages
 from aurank.data.saved_embeddings import EmbeddingDataset, EmbeddingSource
@@ -40,12 +40,14 @@ _OF_TRAINING = (
     *("pretrained", "weights", "init_from", "text", "lora"),
     *("freeze", "freeze_batch_norm", "gradient_checkpointing"),
 )
+_OF_BACKBONE = ("normalise", "interpolation", "test_transform")  # keys that say how a backbone is shown images
 OWN_TEXTS = "transformer"  # the text model that is trained from random weights, with a tokeniser of its own
 
 
 def build_transform(config: DataConfig, *, train: bool) -> Pipeline:
     """The training or the evaluation pipeline; what the backbone wants has been filled in (`fill_preprocessing`)."""
     component = config.train_transform if train else config.test_transform
+    assert component is not None
     assert config.normalise is not None
     assert config.interpolation is not None
     look = {"interpolation": config.interpolation, **vars(config.normalise), **component.params}
@@ -54,7 +56,7 @@ def build_transform(config: DataConfig, *, train: bool) -> Pipeline:
 
 
 def fill_preprocessing(config: Config, state: dict[str, Any] | None = None) -> Config:
-    """The configuration with the normalisation and interpolation of its backbone, unless it names its own.
+    """The configuration with the normalisation, interpolation and crop of its backbone, unless it names its own.
 
     state: the checkpoint that a run resumes from, whose values it keeps; otherwise `model.init_from` may name one.
     """
@@ -69,7 +71,7 @@ def fill_preprocessing(config: Config, state: dict[str, Any] | None = None) -> C
 
 
 def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
-    """The configuration with `data.normalise`, `interpolation` and `decoding`, which a checkpoint then keeps.
+    """The configuration with `data.normalise`, `interpolation`, `test_transform`, `decoding`, kept by a checkpoint.
 
     They are those of `saved`, the run to go on with or to take the first weights from, else the backbone's: UserError
     for one's that no configuration may hold, as its checkpoints could not be read.
@@ -80,12 +82,11 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
         return config.model_copy(update={"model": model.model_copy(update={"features": known})})
     if data.decoding is None:
         data = data.model_copy(update={"decoding": (saved and saved.data.decoding) or "reduced"})
-    if data.normalise is not None and data.interpolation is not None:
+    wanted = [key for key in _OF_BACKBONE if getattr(data, key) is None]
+    if not wanted:
         return config.model_copy(update={"data": data})
-    normalise: NormaliseConfig | None
-    interpolation: Any
     if saved is not None:
-        normalise, interpolation = saved.data.normalise, saved.data.interpolation
+        found = {key: getattr(saved.data, key) for key in wanted}
     else:
         try:
             same: dict[str, Any] = {"pretrained": model.pretrained, "weights": model.weights}
@@ -93,10 +94,14 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
                 own = tower_preprocessing(model.backbone, **same)
             else:
                 own = preprocessing(model.backbone, model.params, channels=data.channels, **same)
-            normalise = data.normalise or NormaliseConfig(mean=own.mean, std=own.std)
-            interpolation = data.interpolation or own.interpolation
-            if interpolation not in INTERPOLATIONS:
-                raise UserError(f"interpolation is {interpolation!r}, expected one of {', '.join(INTERPOLATIONS)}")
+            found = {
+                "normalise": data.normalise or NormaliseConfig(mean=own.mean, std=own.std),
+                "interpolation": data.interpolation or own.interpolation,
+                "test_transform": data.test_transform or Component(name=own.transform, params=own.params),
+            }
+            if found["interpolation"] not in INTERPOLATIONS:
+                others = ", ".join(INTERPOLATIONS)
+                raise UserError(f"interpolation is {found['interpolation']!r}, expected one of {others}")
         except (UserError, ValidationError) as error:
             said = str(error)
             if isinstance(error, ValidationError):
@@ -105,9 +110,8 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
             remedy = "" if is_tower(model.backbone) else "correct model.params.pretrained_cfg_overlay, or "
             raise UserError(
                 f"model.backbone={model.backbone}: how it was shown images cannot be taken over ({one_line(said)}); "
-                f"{remedy}set data.normalise and data.interpolation"
+                f"{remedy}set data.normalise, data.interpolation and data.test_transform"
             ) from error
-    found = {"normalise": data.normalise or normalise, "interpolation": data.interpolation or interpolation}
     return config.model_copy(update={"data": data.model_copy(update=found)})
 
 
@@ -158,10 +162,11 @@ def build_dataset(
     transform, prepared = build_transform(config, train=train), prepared or open_prepared(config)
     same |= {"reduced": train and config.decoding == "reduced", "prepared": prepared}
     if prepared is not None and prepared.how.short_side < (needed := transform.needed_side or 0):
-        name = (config.train_transform if train else config.test_transform).name
+        component = config.train_transform if train else config.test_transform
+        assert component is not None
         warnings.warn(
             f"data.prepared: the images in {prepared.folder} have a shorter side of {prepared.how.short_side} pixels, "
-            f"and {name} asks for {needed}; prepare them into another folder with --short-side {needed}",
+            f"and {component.name} asks for {needed}; prepare them into another folder with --short-side {needed}",
             AurankWarning,
             stacklevel=2,
         )

@@ -6,42 +6,65 @@ the old ones or all of the new ones.
 
 import contextlib
 import hashlib
-import importlib
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from aurank.arrays import load_arrays, save_rows
 from aurank.data import FolderSource, ImageSource, ZipSource
 from aurank.data.shards import storable_texts
 from aurank.embedding.index_rows import IndexedRows, Table
-from aurank.embedding.stored.stored_model import StoredModel, store_model
-from aurank.errors import UserError, first_line
+from aurank.embedding.stored.stored_model import StoredModel, StoredRecord, store_model
+from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.postprocessing import PostProcessing
-from aurank.files import file_sha256, replacing, require_ordinary, write_text
+from aurank.files import checked, file_sha256, read_record, reading, replacing, write_text
 
 FORMAT, VERSION = "aurank.image_index", 1
-ABOUT, LOCK = "index.json", ".lock"
+ABOUT = "index.json"
 _EMBEDDINGS, _VECTORS, _IMAGES, _FAISS, _STEPS = (
     *("embeddings.npy", "vectors.npy", "images.parquet", "index.faiss"),
     "postprocessing.safetensors",
 )
-_FIELDS = {"revision": int, "rows": str, "files": dict, "model": dict, "sources": list, "distance": str, "count": int}
-_LONGEST = 2**24  # bytes of an index.json
+_WHAT, _REMEDY = "an image index", "build the index again"
 _TRIED = 1000  # images that are looked for where they are said to have moved
 
-fcntl: Any = None
-with contextlib.suppress(ImportError):  # not on Windows
-    fcntl = importlib.import_module("fcntl")
+
+class SourceRecord(TypedDict):
+    """Where images are: a folder, the folder `prefix` of a zip archive, or the memory of a process that ended."""
+
+    kind: Literal["folder", "zip", "memory"]
+    place: str
+    prefix: str
+
+
+class _About(TypedDict):
+    """What index.json says."""
+
+    format: str
+    version: int
+    aurank: str
+    revision: int
+    rows: str
+    files: dict[str, str]
+    model: StoredRecord
+    sources: list[SourceRecord]
+    distance: str
+    count: int
+    dim: int
+    factory: str
+    postprocessing: str | None
+    recall: dict[str, float] | None
+    seed: int
+    checksum: str
 
 
 def write_index_folder(
@@ -82,41 +105,34 @@ def read_about(folder: Path) -> dict[str, Any]:
     if not path.exists():
         what = "there is no index in it" if folder.is_dir() else "there is no such folder"
         raise UserError(f"no index at {folder}: {what}; make one with aurank index build --out {folder}")
-    require_ordinary(path)
-    try:
-        with path.open("rb") as file:
-            content = json.loads(file.read(_LONGEST))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise UserError(f"{path} is damaged or describes no image index: build the index again")
-    if (found := content.get("version")) != VERSION:
-        raise UserError(
-            f"{path} is of format version {found!r}, and this aurank reads version {VERSION}: use the aurank that "
-            f"wrote it ({content.get('aurank')}), or build the index again"
-        )
-    if content.get("checksum") != _checksum(content) or any(
-        type(content.get(name)) is not kind for name, kind in _FIELDS.items()
-    ):
-        raise UserError(f"{path} is damaged, or was changed by hand: build the index again")
-    return content
+    content = read_record(path, _WHAT, named=FORMAT, versions=(VERSION,), remedy=_REMEDY)
+    with reading(path, _WHAT, remedy=_REMEDY):
+        if content["checksum"] != _checksum(content):
+            raise ValueError("it is damaged, or was changed by hand")
+        return dict(checked(content, _About))
 
 
 def read_rows(folder: Path, about: dict[str, Any]) -> IndexedRows:
     """Return the rows that index.json names; UserError unless every file is as it was written."""
     place, prefix = folder / about["rows"], f"{about['rows']}/"
     verify_folder(folder, about, about["rows"])
-    embeddings = load_arrays(place / _EMBEDDINGS)[""]
-    index = Index.load(place / _FAISS, device="cpu")
-    has = {name.removeprefix(prefix) for name in about["files"]}
-    vectors = load_arrays(place / _VECTORS)[""] if _VECTORS in has else None
-    processing = PostProcessing.load(place / _STEPS) if _STEPS in has else None
-    images = _read_images(place / _IMAGES)
-    if not len(embeddings) == len(index) == len(images["path"]) == about["count"]:
-        raise UserError(f"the files of {folder} do not belong together: build the index again")
-    return IndexedRows(images, embeddings, index, processing, vectors)
+    with reading(folder, _WHAT, remedy=_REMEDY):
+        embeddings = load_arrays(place / _EMBEDDINGS)[""]
+        index = Index.load(place / _FAISS, device="cpu")
+        has = {name.removeprefix(prefix) for name in about["files"]}
+        vectors = load_arrays(place / _VECTORS)[""] if _VECTORS in has else None
+        processing = PostProcessing.load(place / _STEPS) if _STEPS in has else None
+        images = _read_images(place / _IMAGES)
+        searched = embeddings if vectors is None else vectors
+        if not (
+            about["count"] == len(images["path"])
+            and embeddings.shape == (about["count"], about["dim"])
+            and searched.shape == (len(index), index.dim)
+            and set(images["source"].tolist()) <= set(range(len(about["sources"])))
+            and about["distance"] == index.distance
+        ):
+            raise ValueError("its files do not belong together")
+        return IndexedRows(images, embeddings, index, processing, vectors)
 
 
 def verify_model(folder: Path, about: dict[str, Any]) -> None:
@@ -143,30 +159,7 @@ def _folder_of(file: str) -> str:
     return file.partition("/")[0]
 
 
-@contextmanager
-def writing(folder: Path, *, create: bool = True) -> Iterator[None]:
-    """A context in which no other process changes the index; UserError where one does."""
-    if not create:
-        read_about(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; name a folder that can be written") from error
-    try:
-        if fcntl is not None:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"another process is changing the index {folder}: wait until it has ended") from None
-            except OSError:  # a file system without locks
-                pass
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def describe_source(source: ImageSource) -> dict[str, str]:
+def describe_source(source: ImageSource) -> SourceRecord:
     """Return where images are, as index.json keeps it; a source in memory is gone afterwards."""
     if isinstance(source, ZipSource):
         return {"kind": "zip", "place": str(source.file.absolute()), "prefix": source.prefix}
@@ -175,7 +168,7 @@ def describe_source(source: ImageSource) -> dict[str, str]:
     return {"kind": "memory", "place": source.where, "prefix": ""}
 
 
-def open_described(described: dict[str, str]) -> ImageSource | None:
+def open_described(described: SourceRecord) -> ImageSource | None:
     """Return the source that `describe_source` described, None where it is there no more."""
     place = Path(described["place"])
     with contextlib.suppress(UserError, OSError):
@@ -186,7 +179,7 @@ def open_described(described: dict[str, str]) -> ImageSource | None:
     return None
 
 
-def moved_sources(about: dict[str, Any], images: Table, roots: Sequence[Path]) -> list[dict[str, str]]:
+def moved_sources(about: dict[str, Any], images: Table, roots: Sequence[Path]) -> list[SourceRecord]:
     """Return the sources of an index whose images were moved.
 
     Args:
@@ -205,7 +198,7 @@ def moved_sources(about: dict[str, Any], images: Table, roots: Sequence[Path]) -
         place, prefix = root.absolute(), sources[number]["prefix"]
         if place.is_dir():
             inside = place / prefix
-            found = {"kind": "folder", "place": str(inside if inside.is_dir() else place), "prefix": ""}
+            found: SourceRecord = {"kind": "folder", "place": str(inside if inside.is_dir() else place), "prefix": ""}
         else:
             found = {"kind": "zip", "place": str(place), "prefix": prefix}
         if (source := open_described(found)) is None:
@@ -243,16 +236,14 @@ def _read_images(path: Path) -> Table:
     import pyarrow
     import pyarrow.parquet
 
-    try:
+    with reading(path, "a table of images", remedy=_REMEDY):
         table = pyarrow.parquet.read_table(path)
         columns = {name: table[name].to_pylist() for name in ("path", "class", "source", "sha256")}
-    except (OSError, KeyError, pyarrow.ArrowException) as error:
-        raise UserError(f"cannot read {path} ({first_line(error)}): build the index again") from error
-    found = {name: np.array(values, dtype=np.int64) for name, values in columns.items() if name == "source"}
-    for name in ("path", "class", "sha256"):
-        texts = [os.fsdecode(text) for text in cast(list[str | bytes], columns[name])]
-        found[name] = np.array(texts, dtype=np.str_)
-    return found
+        found = {name: np.array(values, dtype=np.int64) for name, values in columns.items() if name == "source"}
+        for name in ("path", "class", "sha256"):
+            texts = [os.fsdecode(text) for text in cast(list[str | bytes], columns[name])]
+            found[name] = np.array(texts, dtype=np.str_)
+        return found
 
 
 def _checksum(content: dict[str, Any]) -> str:

@@ -1,120 +1,91 @@
-"""Saved results, read back: a file may be damaged, or somebody else's, so all is checked before a number is used."""
+"""What a saved report holds: a file may be damaged, or somebody else's, so all is checked before a number is used."""
 
-import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 
-from aurank.errors import UserError, first_line
-from aurank.files import require_ordinary
+from annotated_types import Ge, Gt, Lt, MinLen
+from typing_extensions import TypedDict
 
-COUNT, NUMBER, NUMBERS = "a whole number of at least 0", "a number", "numbers"
-TEXT, NAME, LIST, MAPPING = "a text", "a text, or a whole number", "a list", "a mapping"
-FITS: dict[str, Callable[[Any], bool]] = {
-    COUNT: lambda value: _is_whole(value) and 0 <= value < 2**53,  # what floats hold exactly
-    NUMBER: lambda value: (_is_whole(value) or isinstance(value, float)) and abs(value) < 1e300,
-    TEXT: lambda value: isinstance(value, str),
-    NAME: lambda value: isinstance(value, str) or (_is_whole(value) and -(2**63) <= value < 2**63),
-    LIST: lambda value: isinstance(value, list),
-    MAPPING: lambda value: isinstance(value, dict),
-    NUMBERS: lambda value: holds(list, NUMBER, value),
+from aurank.files import checked
+
+Count = Annotated[int, Ge(0), Lt(2**53)]  # what floats hold exactly
+Number = Annotated[int | float, Gt(-1e300), Lt(1e300)]
+Names = list[str] | list[Annotated[int, Ge(-(2**63)), Lt(2**63)]]
+Metrics = Annotated[dict[str, Number], MinLen(1)]
+_COLUMNS: dict[str, Any] = {
+    **dict.fromkeys(("query", "num_positives", "num_negatives", "first_rank", "last_rank"), list[Count]),
+    **dict.fromkeys(("label", "class", "path"), Names),
 }
-# Entries of a report, and the columns of `per_query` that do not hold numbers.
-_NEEDED = {"metrics": MAPPING, "per_query": MAPPING, "ties": TEXT}
-_OPTIONAL = {
-    **dict.fromkeys(
-        ("protocol", "intervals", "curve", "approximation", "versions", "neighbours", "gallery", "postprocessing"),
-        MAPPING,
-    ),
-    **dict.fromkeys(("tie_bounds", "notes", "codes"), LIST),
-    **dict.fromkeys(("distance", "date", "command"), TEXT),
-}
-_COLUMNS = {
-    **dict.fromkeys(("query", "num_positives", "num_negatives", "first_rank", "last_rank"), COUNT),
-    **dict.fromkeys(("label", "class", "path"), NAME),
-}
+"""The columns of `per_query` and of the gallery that are no metrics."""
 
 
-def read_saved(
-    path: Path, what: str, *, named: str, versions: tuple[int, ...], writer: str, remedy: str
-) -> dict[str, Any]:
-    """Return the content of a saved `what`, whose format is `named` so; UserError for any other file."""
-    require_ordinary(path)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read the {what} {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not a {what}, or is cut short: {first_line(error)}") from error
-    if not isinstance(content, dict) or content.get("format") != named:
-        raise UserError(f"{path} is not a {what}: expected a file that {writer} wrote")
-    if content.get("version") not in versions:
-        read = f"version{'s' if len(versions) > 1 else ''} {' and '.join(map(str, versions))}"
-        raise UserError(
-            f"{path} is a {what} of version {content.get('version')}, and this aurank reads {read}: update aurank, or "
-            f"{remedy}"
-        )
-    return content
+class _Intervals(TypedDict):
+    bounds: dict[str, tuple[Number, Number]]
+    unit: Literal["class", "query"]
+    num_units: Count
+    resamples: Count
+    seed: int
+    level: Number
 
 
-def holds(kind: type, expected: str, values: Any) -> bool:
-    """Return whether it is a list, or a mapping, of what is expected."""
-    listed = values.values() if isinstance(values, dict) else values
-    return isinstance(values, kind) and all(map(FITS[expected], listed))
+class _Curve(TypedDict):
+    recall: list[Number]
+    precision: list[Number]
 
 
-def check_report(content: dict[str, Any]) -> None:
-    """Raise ValueError, naming the entry, unless the content of a report has the types and lengths it needs."""
-    for right, name, value, expected in _entries(content):
-        if not right:
-            shown = repr(value)
-            raise ValueError(f"{name} is {shown if len(shown) <= 60 else shown[:60] + '…'}, expected {expected}")
+class _Code(TypedDict):
+    dim: Count
+    precision: str
+    bytes: Count
+    rescored: NotRequired[Count | None]
+    metrics: Metrics
 
 
-def _entries(content: dict[str, Any]) -> Iterator[tuple[bool, str, Any, str]]:
-    """Yield (right, name, value, what was expected) for each entry; an entry may rely on those before it."""
-    for name in ("num_queries", "num_lone_queries", "num_gallery"):
-        yield FITS[COUNT](content[name]), name, content[name], COUNT
-    for name, kind in _NEEDED.items():
-        yield FITS[kind](content[name]) and bool(content[name]), name, content[name], kind
-    for name, kind in _OPTIONAL.items():
-        value = content.get(name)
-        yield value is None or FITS[kind](value), name, value, f"{kind}, or null"
-    for name, value in content["metrics"].items():
-        yield FITS[NUMBER](value), f"metrics.{name}", value, NUMBER
-    plain = (content.get("postprocessing") or {}).get("plain", {})
-    yield holds(dict, NUMBER, plain), "postprocessing.plain", plain, "numbers by name"
-    codes = content.get("codes") or []
-    for code in codes:
-        right = isinstance(code, dict) and _is_code(code) and code["metrics"].keys() == codes[0]["metrics"].keys()
-        yield right, "codes", code, "dim, precision, bytes, rescored and the same metrics in each"
-    yield holds(list, TEXT, content.get("notes") or []), "notes", content.get("notes"), "texts"
-    rows, columns = content["num_queries"] - content["num_lone_queries"], content["per_query"]
-    yield rows >= 1, "num_queries", content["num_queries"], "more than num_lone_queries"
-    for name in ("query", "num_positives", *(() if content["tie_bounds"] is None else ("ap",))):
-        yield name in columns, f"per_query.{name}", None, "a column"
-    for name, values in columns.items():
-        expected = _COLUMNS.get(name, NUMBER)
-        right = holds(list, expected, values) and len(values) == rows
-        yield right, f"per_query.{name}", values, f"{rows} values, each {expected}"
-    kinds = sorted({type(value).__name__ for value in columns.get("label", [])})
-    yield len(kinds) <= 1, "per_query.label", kinds, "values of one type"
-    if (intervals := content.get("intervals")) is not None:
-        yield intervals["unit"] in ("class", "query"), "intervals.unit", intervals["unit"], "class or query"
-    for name in ("recall", "precision") if content.get("curve") is not None else ():
-        yield FITS[NUMBERS](values := content["curve"].get(name)), f"curve.{name}", values, NUMBERS
+class _PostProcessing(TypedDict):
+    steps: str
+    transductive: list[str]
+    fitted_rows: Count
+    plain: NotRequired[dict[str, Number]]
 
 
-def _is_code(code: dict[str, Any]) -> bool:
-    counts = [code.get("dim"), code.get("bytes"), code.get("rescored") or 0]
-    values = code.get("metrics")
-    return (
-        all(map(FITS[COUNT], counts))
-        and FITS[TEXT](code.get("precision"))
-        and bool(values)
-        and holds(dict, NUMBER, values)
-    )
+class _Report(TypedDict):
+    metrics: Metrics
+    per_query: Annotated[dict[str, Any], MinLen(1)]
+    num_queries: Count
+    num_lone_queries: Count
+    num_gallery: Count
+    ties: Annotated[str, MinLen(1)]
+    tie_bounds: tuple[Number, Number] | None
+    protocol: NotRequired[dict[str, Any] | None]
+    notes: NotRequired[list[str] | None]
+    intervals: NotRequired[_Intervals | None]
+    curve: NotRequired[_Curve | None]
+    approximation: NotRequired[dict[str, Any] | None]
+    postprocessing: NotRequired[_PostProcessing | None]
+    codes: NotRequired[list[_Code] | None]
+    neighbours: NotRequired[dict[str, list[Any]] | None]
+    gallery: NotRequired[dict[str, list[Any]] | None]
+    distance: NotRequired[str | None]
+    versions: NotRequired[dict[str, str] | None]
+    date: NotRequired[str | None]
+    command: NotRequired[str | None]
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def checked_report(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a report; raise ValueError, naming the entry that has not the type or length it needs."""
+    report: Any = checked(content, _Report)
+    rows = report["num_queries"] - report["num_lone_queries"]
+    if rows < 1:
+        raise ValueError(f"num_queries is {report['num_queries']}, expected more than num_lone_queries")
+    for name in ("query", "num_positives", *(() if report["tie_bounds"] is None else ("ap",))):
+        if name not in report["per_query"]:
+            raise ValueError(f"per_query.{name} is missing")
+    for name, values in report["per_query"].items():
+        whole = f"per_query.{name}"
+        kind: Any = dict[str, _COLUMNS.get(name, list[Number])]  # type: ignore[misc]  # it is known here alone
+        report["per_query"][name] = checked({whole: values}, kind)[whole]
+        if len(report["per_query"][name]) != rows:
+            raise ValueError(f"{whole} has {len(values)} values, expected {rows}")
+    codes = report.get("codes") or []
+    if any(code["metrics"].keys() != codes[0]["metrics"].keys() for code in codes):
+        raise ValueError("codes have other metrics in each row")
+    return dict(report)

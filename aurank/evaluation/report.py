@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Shaped
 
-from aurank.errors import UserError, first_line
+from aurank.errors import UserError
 from aurank.evaluation._report_files import Column, report_from_json, report_to_json, table_columns
-from aurank.evaluation._saved import check_report, read_saved
+from aurank.evaluation._saved import checked_report
 from aurank.evaluation.aggregate import MACRO, Classes, mean
 from aurank.evaluation.bootstrap import Intervals, Resampling, Units, resampled_means
 from aurank.evaluation.curves import Curve, random_order_ap
@@ -25,7 +25,7 @@ from aurank.evaluation.engine.nearest import NearestRows
 from aurank.evaluation.metrics import names_per_query
 from aurank.evaluation.postprocessing.code_table import describe_codes
 from aurank.evaluation.text_tables import html_table, latex_table, markdown_table
-from aurank.files import replacing, write_text
+from aurank.files import read_record, reading, replacing, write_text
 from aurank.names import meant, nearest
 
 _LIBRARIES = ("aurank", "numpy", "torch", "timm", "numba", "faiss-cpu", "faiss-gpu")
@@ -286,14 +286,9 @@ class Report:
     @classmethod
     def load(cls, path: Path | str) -> "Report":
         """Return the report that `save` wrote, digit for digit; UserError if the file is missing or something else."""
-        again = {"writer": "Report.save or `aurank evaluate`", "remedy": "evaluate again"}
-        content = read_saved(Path(path), "report", named=FORMAT, versions=(1, VERSION), **again)
-        try:
-            check_report(content)
-            return cls(**report_from_json(content, [each.name for each in fields(cls)]))
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            what = f"{error} is missing" if isinstance(error, KeyError) else first_line(error)
-            raise UserError(f"{path} is a damaged report ({what}): evaluate again") from error
+        content = read_record(Path(path), "a report", named=FORMAT, versions=(1, VERSION), remedy="evaluate again")
+        with reading(path, "a report", remedy="evaluate again"):
+            return cls(**report_from_json(checked_report(content), [each.name for each in fields(cls)]))
 
     @property
     def _metric_names(self) -> list[str]:

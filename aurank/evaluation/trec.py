@@ -24,7 +24,7 @@ from aurank.evaluation.engine.ranks import Ranks
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.metrics import check_names, query_values, sorted_cuts, split_cut
 from aurank.evaluation.report import RUN, Report
-from aurank.files import replacing, require_ordinary
+from aurank.files import reading, replacing, require_ordinary
 
 Table = dict[str, dict[str, float]]  # a number for each document of each query
 
@@ -42,27 +42,25 @@ def read_qrels(path: Path) -> Table:
 def _read(path: Path, *, columns: int, number: int, what: str) -> Table:
     table: Table = {}
     require_ordinary(path)
-    try:
-        with path.open(encoding="utf-8-sig") as file:  # a mark of the byte order is no part of the first name
-            for count, line in enumerate(file, start=1):
-                parts = line.split()
-                if not parts:
-                    continue
-                where = f"{path}, line {count}"
-                if len(parts) != columns:
-                    raise UserError(f"{where}: {len(parts)} columns, expected the {columns} of a {what}")
-                try:
-                    value = float(parts[number])
-                except ValueError:
-                    value = math.nan
-                if not math.isfinite(value):
-                    raise UserError(f"{where}: {parts[number][:40]!r} is no number, expected a {what}")
-                listed = table.setdefault(parts[0], {})
-                if parts[2] in listed:
-                    raise UserError(f"{where}: document {parts[2][:80]!r} is listed twice for query {parts[0][:80]!r}")
-                listed[parts[2]] = value
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path} as a {what}: {error}") from error
+    # A mark of the byte order is no part of the first name.
+    with reading(path, f"a {what}"), path.open(encoding="utf-8-sig") as file:
+        for count, line in enumerate(file, start=1):
+            parts = line.split()
+            if not parts:
+                continue
+            where = f"{path}, line {count}"
+            if len(parts) != columns:
+                raise UserError(f"{where}: {len(parts)} columns, expected the {columns} of a {what}")
+            try:
+                value = float(parts[number])
+            except ValueError:
+                value = math.nan
+            if not math.isfinite(value):
+                raise UserError(f"{where}: {parts[number][:40]!r} is no number, expected a {what}")
+            listed = table.setdefault(parts[0], {})
+            if parts[2] in listed:
+                raise UserError(f"{where}: document {parts[2][:80]!r} is listed twice for query {parts[0][:80]!r}")
+            listed[parts[2]] = value
     if not table:
         raise UserError(f"{path} is empty: expected a {what}")
     return table

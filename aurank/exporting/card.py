@@ -22,7 +22,7 @@ class Facts:
     Attributes:
         target: what was exported, such as "onnx".
         files: bytes of each file by name.
-        metrics: those of the test images, by name.
+        metrics: of the exported files behind their own transform, by name.
         data: the name of the images that were measured.
         measured: the images that the metrics and the check are of, in words.
         checks: lines on how the exported files compare with the checkpoint.

@@ -50,6 +50,7 @@ class Measured:
     Attributes:
         images: which they are, in words.
         options: of the evaluation; empty where nothing can be measured.
+        reached: metrics of what was exported, behind its own transform.
         checks: of the model's own file first.
     """
 
@@ -57,19 +58,22 @@ class Measured:
     metrics: dict[str, float]
     images: str
     options: dict[str, Any]
+    reached: dict[str, float] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def compare(self, file: str, after: Embedded) -> Check:
-        """Keep and return the check of embeddings of the same images."""
+    def compare(self, file: str, after: Embedded, *, is_other: bool = False) -> Check:
+        """Keep and return the check of embeddings of the same images; `is_other`: by a file that is meant to differ."""
         if not np.array_equal(after.ids, self.before.ids):
             raise AurankError(f"{file}: other images could be read than before; export again")
         difference = float(
             np.abs(_unit(np.asarray(after.embeddings)) - _unit(np.asarray(self.before.embeddings))).max()
         )
         difference = math.inf if math.isnan(difference) else difference
-        mauprc = all_metrics(after, self.options).get("mauprc")
-        self.checks.append(Check(file, len(after.ids), difference, self.metrics.get("mauprc"), mauprc))
+        metrics = all_metrics(after, self.options)
+        self.reached = self.reached if is_other else metrics
+        mauprc = self.metrics.get("mauprc"), metrics.get("mauprc")
+        self.checks.append(Check(file, len(after.ids), difference, *mauprc))
         return self.checks[-1]
 
 

@@ -42,12 +42,15 @@ class Portable(nn.Module):
         self.encoder = encoder
         self.offset: Tensor
         self.scale: Tensor
+        self.unit: Tensor
         # The same sums as Pipeline.normalise, so that both give the same float32 numbers.
-        for name, values in (("offset", pipeline.mean), ("scale", pipeline.std)):
-            self.register_buffer(name, 255 * torch.tensor(values, dtype=torch.float32).view(-1, 1, 1))
+        for name, values in zip(("unit", "offset", "scale"), pipeline.constants(), strict=True):
+            self.register_buffer(name, values)
+        self.is_divided = pipeline.unit != 1
 
     def forward(self, pixels: UInt8[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
-        embeddings: Tensor = self.encoder((pixels.float() - self.offset) / self.scale)
+        values = pixels.float() / self.unit if self.is_divided else pixels.float()
+        embeddings: Tensor = self.encoder((values - self.offset) / self.scale)
         return embeddings
 
 

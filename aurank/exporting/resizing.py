@@ -1,6 +1,7 @@
 """Which of Pillow's ways to resize comes nearest to that of a pipeline."""
 
 import importlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,26 +14,29 @@ from aurank.data import Manifest, Pipeline
 from aurank.data.transforms.base import AREA
 from aurank.embedding.embed import ModelImages
 from aurank.models.adapters.loading import ImageModel, Transform
-from aurank.models.adapters.stored import StoredTransform, crop_margin
+from aurank.models.adapters.stored import StoredTransform, crop_of
 
 _LIKELY = ("box", "bilinear", "bicubic")
 _SAMPLE = 64  # images that are tried
 
 
 def timm_settings(pipeline: Pipeline, interpolation: str) -> dict[str, Any]:
-    """Return the settings with which timm makes a transform like the pipeline.
+    """Return the settings with which timm makes the pipeline's pixels, up to another interpolation.
 
     Example:
         >>> from aurank.data import TRANSFORMS
         >>> timm_settings(TRANSFORMS["center"](224, 3), "bicubic")["crop_pct"]
         0.875
     """
-    margin, size = crop_margin(pipeline), pipeline.image_size
+    (mode, side), size = crop_of(pipeline), pipeline.image_size
+    crop_pct = getattr(pipeline, "crop_pct", size / side)
+    if math.floor(size / crop_pct) < side:  # timm's own sum, which may miss a whole number by a bit
+        crop_pct = math.nextafter(crop_pct, 0)
     return {
         "input_size": [pipeline.channels, size, size],
         "interpolation": interpolation,
-        "crop_pct": 1.0 if margin is None else 1 / margin,
-        "crop_mode": "squash" if margin is None else "center",
+        "crop_pct": crop_pct,
+        "crop_mode": mode,
         "mean": list(pipeline.mean or ()),
         "std": list(pipeline.std or ()),
     }

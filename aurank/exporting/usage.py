@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from aurank.data import Pipeline
-from aurank.models.adapters.stored import crop_margin
+from aurank.data.transforms.standard import TransformersCenter
+from aurank.models.adapters.stored import crop_of
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
@@ -33,15 +34,21 @@ def _upright(pipeline: Pipeline) -> str:
 
 def _pixels(pipeline: Pipeline, method: str) -> str:
     """Return code that makes `pixels` uint8 [1, channel, size, size] of a photo with Pillow."""
-    size, margin = pipeline.image_size, crop_margin(pipeline)
-    resampling = f"Image.Resampling.{method.upper()}"
-    code = _upright(pipeline)
-    if margin is None:
-        code += f"image = image.resize(({size}, {size}), {resampling})\n"
-    else:
-        code += f"scale = {round(margin * size)} / min(image.size)\n"
-        code += f"image = image.resize([round(side * scale) for side in image.size], {resampling})\n"
-        code += f"left, top = ((side - {size}) // 2 for side in image.size)\n"
+    (mode, side), size = crop_of(pipeline), pipeline.image_size
+    sizes = {
+        "squash": f"({side}, {side})",
+        "border": f"[max(1, round(side / (max(image.size) / {side}))) for side in image.size]",
+        "center": f"[{side} * side // min(image.size) for side in image.size]",
+    }[mode]
+    code = _upright(pipeline) + f"image = image.resize({sizes}, Image.Resampling.{method.upper()})\n"
+    if (mode, side) != ("squash", size):
+        if mode == "border" or side < size:
+            fill = tuple(round(255 * value * (mode == "border")) for value in pipeline.mean or ())
+            code += f"whole = Image.new(image.mode, [max(side, {size}) for side in image.size], {fill})\n"
+            code += "whole.paste(image, [(most - side) // 2 for most, side in zip(whole.size, image.size)])\n"
+            code += "image = whole\n"
+        half = f"(side - {size}) // 2" if isinstance(pipeline, TransformersCenter) else f"round((side - {size}) / 2)"
+        code += f"left, top = ({half} for side in image.size)\n"
         code += f"image = image.crop((left, top, left + {size}, top + {size}))\n"
     shape = f"1, {size}, {size}, {pipeline.channels}"
     return code + f"pixels = np.ascontiguousarray(np.asarray(image).reshape({shape}).transpose(0, 3, 1, 2))\n"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aurank.data.checks.findings import DoctorReport, Finding
-from aurank.reporting.page import render
+from aurank.reporting.page import endings, render
 from aurank.reporting.pictures import Pictures
 
 MOST_SHOWN = 24  # things found that are shown of a finding
@@ -31,7 +31,7 @@ def doctor_page(report: DoctorReport, *, command: str = "", budget: int = 10 * 2
     def image(row: int) -> tuple[str, str]:
         assert manifest is not None
         path, label, split = manifest.paths[row], manifest.classes[manifest.labels[row]], str(manifest.splits[row])
-        return path, split if label == path else f"{split} · {label}"
+        return path, split if label == path else f"{split} · {endings([label])[0]}"
 
     findings = shown_findings(report.findings, pictures, image)
     return render(
@@ -65,7 +65,10 @@ def shown_findings(
         groups: list[dict[str, Any]] = []
         for rows in finding.rows[:MOST_SHOWN] if pictures.source is not None else ():
             named = [image(row) for row in rows[:MOST_OF_ONE]]
-            items = [{"path": path, "beside": beside, "picture": pictures.of(path)} for path, beside in named]
+            items = [
+                {"path": path, "caption": caption, "beside": beside, "picture": pictures.of(path)}
+                for (path, beside), caption in zip(named, endings([path for path, _ in named]), strict=True)
+            ]
             groups.append({"items": items, "more": len(rows) - len(items)})
         if not any(item["picture"] for group in groups for item in group["items"]):
             groups = []

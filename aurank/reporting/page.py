@@ -1,6 +1,7 @@
 """Pages from templates: one file each, every text from outside escaped."""
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -36,6 +37,19 @@ def breakable(name: str) -> Markup:
         a/<wbr>b_<wbr>1.jpg
     """
     return Markup(re.sub(r"([/_-])", r"\1<wbr>", str(escape(name))))
+
+
+def endings(names: Sequence[str], most: int = 30) -> list[str]:
+    """Return the ends of names, as long as it takes to tell them apart, and `most` characters at least.
+
+    Example:
+        >>> endings(["a/long/way/to/1/front.jpg", "a/long/way/to/2/front.jpg", "3.jpg"], most=5)
+        ['…/1/front.jpg', '…/2/front.jpg', '3.jpg']
+    """
+    longest = max(map(len, names), default=0)
+    enough = (length for length in range(most, longest) if len({name[-length:] for name in names}) == len({*names}))
+    length = next(enough, longest) + 1  # with one character of those before the first that differ
+    return [name if len(name) <= length else f"…{name[-length:]}" for name in names]
 
 
 def trusted(text: str) -> Markup:

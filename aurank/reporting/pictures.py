@@ -46,7 +46,7 @@ class Pictures:
             return None
         if path not in self._made:
             try:
-                encoded = _encode(decode(self.source, path, None))
+                encoded = _encode(decode(self.source, path, None, on_white=True))
             except UserError as error:
                 self.missing[path] = str(error)
                 return None
@@ -65,12 +65,14 @@ class Pictures:
 def thumbnail(pixels: UInt8[np.ndarray, "height width channel"], side: int = SIDE) -> tuple[str, bytes]:
     """Return the media type and the bytes of a small picture: JPEG, or PNG where that keeps a small drawing sharp.
 
+    Of two channels the first is shown, of more than three the first three.
+
     Example:
         >>> thumbnail(np.zeros((80, 80, 3), np.uint8))[0]
         'image/jpeg'
     """
     channels = pixels.shape[2]
-    image = Image.fromarray(pixels[..., 0] if channels in (1, 2) else pixels[..., :3] if channels > 3 else pixels)
+    image = Image.fromarray(pixels[..., 0] if channels in (1, 2) else pixels[..., :3])
     small = max(image.size) < SMALLEST * 2
     if small:
         factor = max(1, side // max(image.size))

@@ -16,7 +16,7 @@ from aurank.reporting.code_plot import codes_chart
 from aurank.reporting.doctor_page import shown_findings
 from aurank.reporting.grids import gallery_names, make_grids, query_names
 from aurank.reporting.maps import draw_maps
-from aurank.reporting.page import render, trusted
+from aurank.reporting.page import endings, render, trusted
 from aurank.reporting.pictures import Pictures
 from aurank.reporting.tables import describe_ties
 
@@ -259,7 +259,7 @@ def _found(examined: Examined, pictures: Pictures) -> list[dict[str, Any]]:
     """Return the findings as the page shows them."""
 
     def image(row: int) -> tuple[str, str]:
-        return str(examined.paths[row]), str(examined.classes[row])
+        return str(examined.paths[row]), endings([str(examined.classes[row])])[0]
 
     return shown_findings(examined.findings, pictures, image)
 

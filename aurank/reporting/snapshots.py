@@ -77,7 +77,7 @@ def _place(
     """Draw an image in its frame, below it a line of text and its class."""
     left, top = corner
     try:
-        _, content = thumbnail(decode(source, item.path, None), SIDE - 8)
+        _, content = thumbnail(decode(source, item.path, None, on_white=True), SIDE - 8)
     except UserError:
         _write(canvas, (left + 4, top + SIDE // 2 - LINE // 2), item.path or "no picture", _MUTED, SIDE - 8)
     else:

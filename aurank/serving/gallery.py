@@ -104,7 +104,7 @@ class Gallery:
         self.require(row)
         if (kept := self._pictures.get(row)) is None:
             try:
-                kept = thumbnail(self.index.read_image(row), SIDE)
+                kept = thumbnail(self.index.read_image(row, on_white=True), SIDE)
             except UserError:  # its text names the folder
                 raise Refused(404, f"image {row} ({self.names[row]}) is gone or cannot be decoded") from None
             self._pictures.put(row, kept)

@@ -5,6 +5,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,12 +82,8 @@ class Loop:
         self.validation_seconds = 0.0
         self.saved_step = progress.step  # that of last.pt
         self.stop = StopRequest()
-        self.watch = LossWatch(
-            trainer.accelerator.device,
-            trainer.optimiser.optimizer,
-            every=self.settings.log_every,
-            processes=trainer.accelerator.num_processes,
-        )
+        processes, every = trainer.accelerator.num_processes, self.settings.log_every
+        self.watch = LossWatch(trainer.accelerator.device, trainer.optimiser, every=every, processes=processes)
         self.told: dict[str, float] = {}  # what the listener heard of the steps up to the last look
         self._started = 0.0  # when the first step after it began
         self._images = 0  # in the steps since then
@@ -191,20 +188,21 @@ class Loop:
             batch, epoch, index, shares = next(batches)
             if part == 0:
                 trainer.set_progress(progress.step, epoch)
-            with trainer.accelerator.accumulate(trainer.encoder):
+                trainer.restore_order(batch)
+            is_last = part == self.settings.accumulate - 1
+            with nullcontext() if is_last else trainer.accelerator.no_sync(trainer.encoder):
                 embeddings, loss = trainer.forward(batch, shares)
                 watch.add(SeenBatch(progress.step + 1, epoch, index, batch.id, loss.detach(), trainer.loss_terms()))
-                is_last = part == self.settings.accumulate - 1
                 if is_last:
                     watch.share(self.stop.received)
                 trainer.backward(loss if trainer.accelerator.scaler is None else watch.marked(loss))
-                if trainer.config.optim.clip_norm is not None and is_last:
-                    trainer.accelerator.clip_grad_norm_(trainer.encoder.parameters(), trainer.config.optim.clip_norm)
-                if is_last and watch.guard():
-                    self._look()
-                trainer.update()
             progress.epoch, progress.batch = epoch, index + 1
             self._images += len(batch.id) * trainer.accelerator.num_processes
+        if trainer.config.optim.clip_norm is not None:
+            trainer.accelerator.clip_grad_norm_(trainer.encoder.parameters(), trainer.config.optim.clip_norm)
+        if watch.guard():
+            self._look()
+        trainer.update()
         if trainer.average is not None and self.settings.ema is not None:
             trainer.gather()
             update_average(trainer.average, trainer.model, decay=self.settings.ema, step=progress.step)

@@ -14,6 +14,7 @@ from accelerate.state import PartialState
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from aurank.claim import claimed
 from aurank.config import Config, DataConfig, dump_config
 from aurank.data import Manifest
 from aurank.data.checks.contents import contents
@@ -27,7 +28,7 @@ from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import write_text
 from aurank.reporting.results import save_results
 from aurank.training.build import Splits, build_splits
-from aurank.training.checkpoints.claim import claimed, remove_temporaries
+from aurank.training.checkpoints.claim import remove_temporaries
 from aurank.training.checkpoints.resume import (
     Resumed,
     prepare_folder,
@@ -91,7 +92,7 @@ def train(
 
     Args:
         config: a ``Config``, the path of a YAML file, the name of a shipped configuration, or a plain dict.
-        resume: go on from ``out/last.pt``; a run that is already finished is only measured again.
+        resume: go on from ``out/last.pt``; a run without a checkpoint begins, a finished one is only measured again.
         overrides: dotted changes of the configuration, ``["optim.lr=1e-4", "train.steps=600"]``.
         listener: called with an event name and its values, in the main process.
 

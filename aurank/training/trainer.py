@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
+from accelerate.utils import GradientAccumulationPlugin
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -109,21 +110,21 @@ class Trainer:
         # Accelerate puts autocast into the forward of what it is given; the encoder inside stays as it is.
         if config.train.compile:
             require_compiler(accelerator.device)
+        # Torch's own: what Accelerate makes of it skips a call of step or zero_grad between two batches of a step.
+        self.optimiser = optimiser
         if self.sharded is None:
             parts = EachPart(trained, compiled=config.train.compile)
-            self.encoder, self.optimiser = accelerator.prepare(parts, optimiser)
+            self.encoder, _ = accelerator.prepare(parts, optimiser)
         else:  # which exchanges gradients by itself
             self.encoder = accelerator.prepare_model(EachPart(trained), evaluation_mode=True)
-            self.optimiser = accelerator.prepare(optimiser)
+            accelerator.prepare(optimiser)
         check_image_size(task.encoder, config, accelerator.device)
         self.average = None if config.train.ema is None else weight_average(task.model)
         self.cache = _gradient_cache(config, self.encoder, self.sampler, self.train_data.to_input)
         self.goes_on = False
         self._calls = (0, 0)  # of the loss: the step, and which of its batches
         self._offer_reencoding()
-        waiting = notice_of_waiting(
-            accelerator.device, self.optimiser.optimizer, config.optim.name, sharded=self.sharded is not None
-        )
+        waiting = notice_of_waiting(accelerator.device, optimiser, config.optim.name, sharded=self.sharded is not None)
         self.notices += [*task.notices(), *_without_effect(self, splits), *waiting]
 
     def _offer_reencoding(self) -> None:
@@ -208,14 +209,9 @@ class Trainer:
         """
         for gather in self._gathers:
             gather.known = shares
-        tokens, others = self.task.tokens, {}
-        inputs = batch.image if isinstance(batch.image, tuple) else (batch.image,)
-        if tokens is not None:
-            inputs = *inputs, tokens[batch.id]
-        if self.goes_on:
-            self._rehearse(inputs)
-        images = self.embed(inputs)
-        if tokens is not None:
+        others: dict[str, Tensor] = {}
+        images = self.embed(self._inputs(batch))
+        if self.task.tokens is not None:
             images, texts = torch.split(images, len(batch.id))
             others = {"ref_emb": texts, "ref_labels": batch.label, "ref_ids": batch.id}
         step, call = self._calls
@@ -223,6 +219,11 @@ class Trainer:
         # What a loss or a miner draws from the global generators is of the whole batch, alike in every process.
         with stream(self.config.seed, step, call):
             return images, self.loss(images, batch.label, self.miner, ids=batch.id, **others)
+
+    def _inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Return the images of each size, and the tokens of their texts."""
+        inputs = batch.image if isinstance(batch.image, tuple) else (batch.image,)
+        return inputs if self.task.tokens is None else (*inputs, self.task.tokens[batch.id])
 
     def embed(self, inputs: tuple[Tensor, ...]) -> Float[Tensor, "row dim"]:
         """Return the embeddings of images of one or several sizes, or of images and of texts as tokens."""
@@ -237,16 +238,19 @@ class Trainer:
         there = (same.to(self.accelerator.device, non_blocking=True) for same in inputs)
         return tuple(self.train_data.to_input(same) for same in there)
 
-    def _rehearse(self, inputs: tuple[Tensor, ...]) -> None:
+    def restore_order(self, batch: Batch) -> None:
         """Let DistributedDataParallel see a backward pass, after the first of which it orders its sums anew.
 
-        The run that goes on has seen one, and of more than two processes the order of a sum shows in the last digit.
+        A run that goes on has seen one, and of more than two processes the order of a sum shows in the last digit. All
+        processes call it before the first batch of a step, while gradients are exchanged and there are none yet.
         """
+        if not self.goes_on:
+            return
         self.goes_on = False
         has_order = isinstance(self.encoder, DistributedDataParallel)
         if has_order and self.accelerator.num_processes > 2:
             self.encoder.eval()  # neither batch norms nor random generators change
-            self.encoder(self._on_device(same[:2] for same in inputs)).sum().backward()
+            self.encoder(self._on_device(same[:2] for same in self._inputs(batch))).sum().backward()
             self.encoder.train()
             self.optimiser.zero_grad()
 
@@ -269,15 +273,14 @@ class Trainer:
         self.cache.backward(self.accelerator.backward)
 
     def update(self) -> None:
-        """Let the optimiser step, unless further batches add to its gradient."""
-        if self.accelerator.scaler is not None:
+        """Let the optimiser step along the gradient of all batches of a step, and forget it."""
+        scaler = self.accelerator.scaler
+        if scaler is None:
             self.optimiser.step()
-            self.optimiser.zero_grad()
-        elif self.accelerator.sync_gradients:
-            # Its own: Accelerate's, which does the same, looks through the installed packages in every step.
-            own = self.optimiser.optimizer
-            own.step()
-            own.zero_grad()
+        else:
+            scaler.step(self.optimiser)
+            scaler.update()
+        self.optimiser.zero_grad()
 
 
 def _sharded(
@@ -375,7 +378,7 @@ def _accelerator(config: Config, out: Path | None) -> Accelerator:
         accelerator = Accelerator(
             cpu=on_cpu(),
             mixed_precision=config.train.mixed_precision,
-            gradient_accumulation_steps=config.train.accumulate,
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=config.train.accumulate),
             log_with=trackers or None,
             project_dir=None if out is None else str(out),
         )

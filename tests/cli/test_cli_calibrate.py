@@ -92,7 +92,7 @@ def test_names_are_text_in_the_page(place: Path, aurank: Shell) -> None:
             "no threshold fits",
         ),
         (("--model", "embeddings:rows.npz", "--precision", "0.9", "--fit-on", "rows.npz"), "goes with --postprocess"),
-        (("none.json", "--precision", "0.9"), "cannot read the report none.json"),
+        (("none.json", "--precision", "0.9"), "none.json: cannot be read"),
         (("measured", "--false-match-rate", "1e-9"), "less than one of the 3,000 negative pairs"),
         (("measured", "--precision", "0.9", "--out", "bare.json"), "bare.json is a file"),
         (("--model", "trec:run", "--precision", "0.9"), "trec:run"),

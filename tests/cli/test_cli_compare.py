@@ -59,7 +59,7 @@ def test_a_file_of_something_else_is_not_replaced(place: Path, aurank: Shell) ->
 
 def test_what_cannot_be_compared_is_refused_and_leaves_nothing(place: Path, aurank: Shell) -> None:
     assert "needs two reports or more; got runs/small" in aurank("compare", "runs/small")[2]
-    assert "cannot read the report runs/none" in aurank("compare", "runs/small", "runs/none")[2]
+    assert "runs/none: cannot be read" in aurank("compare", "runs/small", "runs/none")[2]
     evaluate(np.eye(8), np.arange(8) // 2, neighbours=2).save(place / "other.json")
     code, _, complaint = aurank("compare", "runs/small", "other.json")
     assert code == 2

@@ -108,7 +108,7 @@ def test_two_reports_are_compared(place: Path, aurank: Shell) -> None:
     assert "8 equal" in output
     code, _, complaint = aurank("compare", "one", "none.json")
     assert code == 2
-    assert complaint.startswith("error: cannot read the report none.json")
+    assert complaint.startswith("error: none.json: cannot be read")
 
 
 def test_an_incomplete_data_set_ends_with_2_and_says_what_is_missing(place: Path, aurank: Shell) -> None:

@@ -234,7 +234,7 @@ def test_too_few_models_folders_in_use_and_other_files_are_refused(two: list[Pat
     with pytest.raises(UserError, match=r"file is a file; name another place"):
         aurank.average_models(two, tmp_path / "file")
     torch.save({"weight": torch.ones(1)}, tmp_path / "best.pt")
-    with pytest.raises(UserError, match=r"is not an aurank checkpoint"):
+    with pytest.raises(UserError, match=r"cannot be read as a checkpoint of aurank"):
         aurank.average_models([two[0], tmp_path], out)
 
 

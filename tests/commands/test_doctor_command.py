@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,8 @@ def test_a_model_is_examined_on_all_readable_images(photos: Path) -> None:
     # The untrained network sees all images alike.
     assert [error.split(":")[0] for error in report.errors] == ["unreadable images", "collapsed embeddings"]
     assert report.manifest is not None
-    assert not any("broken" in path for path in report.kept().paths)
+    assert len(report.kept(["unreadable"])) == 12
+    assert not any("broken" in path for path in report.kept(["unreadable"]).paths)
 
 
 def test_data_that_no_table_can_name_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +97,20 @@ def test_the_page_shows_pictures_and_escapes_names(photos: Path) -> None:
     assert page.count("data:image/") == 2
     assert EVIL not in page
     assert "http://" not in page
+
+
+def test_captions_show_the_ends_of_paths_that_tell_photos_apart(photos: Path) -> None:
+    """As they are seen: what is cut off is written as such, and no style cuts off more."""
+    folder = photos / "a_class_that_has_quite_a_long_name"
+    for name in ("of_a_photo_with_a_long_name_1.png", "of_a_photo_with_a_long_name_2.png"):
+        folder.mkdir(exist_ok=True)
+        Image.fromarray(pixels(0, 40, 40)).save(folder / name)
+    (photos / "class0/0.png").unlink()
+    page = doctor_page(examine_data(f"folder:{photos}", ["data.odd_classes=keep"]))
+    captions = re.findall(r'<div class="muted">(.*?)</div></li>', page)
+    assert [caption.replace("<wbr>", "") for caption in captions] == [
+        f"…{name}" for name in ("_a_photo_with_a_long_name_1.png", "_a_photo_with_a_long_name_2.png")
+    ]
 
 
 def test_a_page_keeps_to_its_budget(photos: Path) -> None:

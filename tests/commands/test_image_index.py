@@ -97,6 +97,20 @@ def test_images_are_added_replaced_and_left_as_they_are(copied: Path) -> None:
     np.testing.assert_array_equal(index.read_image(21), np.asarray(Image.open(copied / "more/c0/0.png")))
 
 
+def test_a_photo_that_changed_within_its_length_and_time_is_embedded_anew(tmp_path: Path) -> None:
+    photo, images = tmp_path / "photos/c0/0.bmp", ImageSelection(f"folder:{tmp_path / 'photos'}")
+    write_photo(photo, 0)
+    how, before = RunOptions(device="cpu", cache=tmp_path / "cache"), photo.stat()
+    build_index(MODEL, images, out=tmp_path / "index", running=how)
+    write_photo(photo, 1)
+    os.utime(photo, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert photo.stat().st_size == before.st_size
+    assert add_images(tmp_path / "index", images, running=how).replaced == ["c0/0.bmp"]
+    index = ImageIndex.open(tmp_path / "index")
+    assert index.images["sha256"].tolist() == [hashlib.sha256(photo.read_bytes()).hexdigest()]
+    np.testing.assert_allclose(np.asarray(index.rows.embeddings), index.embed([photo]), atol=1e-6)
+
+
 def test_a_file_of_which_nothing_is_known_is_not_taken_for_the_same(
     copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

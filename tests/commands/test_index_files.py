@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from testing.indexes import MODEL, small_index, write_photo, write_photos
 
+from aurank.claim import claimed
 from aurank.commands import ImageIndex, add_images, build_index, remove_images
 from aurank.embedding import ImageSelection
 from aurank.embedding import index_folder as files
@@ -80,10 +81,10 @@ def rewritten(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"version": 2}, "format version 2, and this aurank reads version 1"),
-        ({"format": "other"}, "describes no image index"),
+        ({"version": 2}, "version 2, and this aurank reads version 1"),
+        ({"format": "other"}, "is not an image index"),
         ({"count": 7}, "do not belong together"),
-        ({"count": None}, "is damaged, or was changed by hand"),
+        ({"count": None}, r"index\.json: .*count"),
     ],
 )
 def test_an_index_of_another_version_is_refused(changes: dict[str, Any], said: str, folder: Path) -> None:
@@ -104,7 +105,7 @@ def test_another_model_is_refused(folder: Path) -> None:
         use(folder)
     shutil.copyfile(next(Path(folder).glob("rows-*/embeddings.npy")), path)
     rewritten(folder, files={**about["files"], name_there: files.file_sha256(path)})
-    with pytest.raises(UserError, match="do not fit the model"):
+    with pytest.raises(UserError, match="cannot be read as a stored model"):
         use(folder)
 
 
@@ -165,8 +166,13 @@ def test_a_killed_change_leaves_the_old_index_or_the_new(place: str, left: int, 
 
 
 def test_one_process_at_a_time_changes_an_index(folder: Path) -> None:
-    with files.writing(folder), pytest.raises(UserError, match="another process is changing the index"):
-        remove_images(folder, ["c0/0.png"])
+    with claimed(folder, "changes the index"):
+        with pytest.raises(UserError, match=r"the index .* is in use: process \d+ .*, changes the index; wait"):
+            remove_images(folder, ["c0/0.png"])
+        with pytest.raises(UserError, match="is in use"):
+            add_images(folder, ImageSelection("folder:photos"))
+        with pytest.raises(UserError, match="is in use"):
+            build_index(MODEL, ImageSelection("folder:photos"), out=folder, overwrite=True)
     assert remove_images(folder, ["c0/0.png"]).count == 5
 
 

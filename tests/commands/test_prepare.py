@@ -10,12 +10,12 @@ from PIL import Image
 from testing.tiny import tiny_config
 
 import aurank
+from aurank.claim import claimed
 from aurank.commands import RunOptions, embed_model, evaluate_model, examine_data, prepare_data
 from aurank.data.prepared import store
 from aurank.embedding import ImageSelection
 from aurank.errors import AurankWarning, UserError
 from aurank.training import read_config, rehearse
-from aurank.training.checkpoints.claim import claimed
 
 
 def photos(root: Path) -> dict[str, Any]:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from aurank.claim import claimed
 from aurank.commands import RunOptions, build_index, embed_model, embed_to_folder
 from aurank.embedding import ImageSelection
 from aurank.errors import UserError
-from aurank.training.checkpoints.claim import claimed
 
 MODEL = "timm:test_vit,pretrained=false"
 HOW = RunOptions(batch=4, device="cpu")
@@ -105,6 +105,33 @@ def test_a_file_that_was_replaced_while_others_were_embedded_is_another(saved: P
         embed_model(MODEL, images, running=how).save(tmp_path / name)
     with pytest.raises(UserError, match=r"1 of 11 images are other files than were .*'class 0/00\.png'"):
         build_index(MODEL, images, out=tmp_path / "index", embeddings=tmp_path / name, running=HOW)
+
+
+def test_rows_in_another_order_than_their_paths_are_refused(saved: Path, tmp_path: Path) -> None:
+    images = ImageSelection(f"folder:{saved / 'photos'}")
+    with np.load(saved / "rows.npz") as content:
+        columns = dict(content)
+    order = np.array([0, 2, 1, *range(3, 11)])
+    np.savez(tmp_path / "swapped.npz", **{**columns, "embeddings": columns["embeddings"][order]})
+    with pytest.raises(UserError, match=r"2 of 11 rows are not what was embedded of their images, .*'class 0/03\.png'"):
+        build_index(MODEL, images, out=tmp_path / "a", embeddings=tmp_path / "swapped.npz", running=HOW)
+    of_rows = {name: values[order] for name, values in columns.items() if len(np.atleast_1d(values)) == len(order)}
+    np.savez(tmp_path / "sorted.npz", **{**columns, **of_rows})  # every column in the same new order
+    made = build_index(MODEL, images, out=tmp_path / "b", embeddings=tmp_path / "sorted.npz", running=HOW)
+    assert made is not None
+    assert np.array_equal(made.rows.embeddings, columns["embeddings"])
+    del columns["sums"]  # which files of before lack
+    np.savez(tmp_path / "old.npz", **columns)
+    with pytest.raises(UserError, match="does not say what it was made of: write it with aurank embed"):
+        build_index(MODEL, images, out=tmp_path / "c", embeddings=tmp_path / "old.npz", running=HOW)
+
+
+@pytest.mark.parametrize("name", ["parts", "rows.npz"])
+def test_it_is_told_how_rows_are_matched_to_images(saved: Path, tmp_path: Path, name: str) -> None:
+    said: list[str] = []
+    images, how = ImageSelection(f"folder:{saved / 'photos'}"), replace(HOW, say=said.append)
+    build_index(MODEL, images, out=tmp_path / "index", embeddings=saved / name, running=how)
+    assert [line for line in said if "length and time" in line and str(saved / name) in line]
 
 
 def test_embeddings_in_bfloat16_are_no_others(saved: Path, tmp_path: Path) -> None:

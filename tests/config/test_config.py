@@ -14,7 +14,6 @@ from testing.config_tables import CHOICES, MINIMAL, VALID
 from testing.yaml_text import read_yaml
 
 from aurank.config import (
-    Component,
     Config,
     ConfigError,
     LossTerm,
@@ -44,7 +43,9 @@ def test_a_valid_file_gives_its_values_and_documented_defaults(tmp_path: Path) -
         0.01,
         "no",
     )
-    assert config.data.test_transform == Component(name="center")
+    assert config.data.test_transform is None
+    assert config.data.train_transform.name == "crop_flip"
+    assert config.sampler.name == "pk"
     assert config.train.log_every == 10
     assert config.train.early_stopping is None
     assert config.data.cache_bytes == 2**30

@@ -180,9 +180,9 @@ def test_kept_and_unkept_images_are_the_same():
 
 
 def test_images_are_kept_only_if_all_of_them_fit():
-    # Prepared for 8 × 8 crops: shorter side 9, so 11 × 9 × 3 bytes each.
-    assert _dataset(cache_bytes=7 * 297).cached_bytes == 7 * 297
-    assert _dataset(cache_bytes=7 * 297 - 1).cached_bytes == 0
+    # Prepared for 8 × 8 crops: shorter side 9, so 10 × 9 × 3 bytes each.
+    assert _dataset(cache_bytes=7 * 270).cached_bytes == 7 * 270
+    assert _dataset(cache_bytes=7 * 270 - 1).cached_bytes == 0
 
 
 def test_kept_images_are_read_once_and_only_the_rows_of_the_manifest():

@@ -80,7 +80,7 @@ def test_jpegs_differ_from_the_originals_by_two_levels_at_most(tmp_path):
         whole = ImageDataset(manifest, TRANSFORMS["center"](128, channels, margin=1), channels=channels)
         for row in range(2):
             found, expected = rows.read(row), how.shrink(whole._decode(row))
-            assert found.shape == expected.shape == (128, 192, channels)
+            assert found.shape == expected.shape == (128, 191, channels)
             assert np.abs(found.astype(float) - expected).mean() < 2
 
 
@@ -232,7 +232,7 @@ def test_a_store_that_cannot_be_read_is_told(tmp_path, monkeypatch):
     copy = pickle.dumps(data_of(manifest, tmp_path / "out", cache_bytes=0, on_error="skip"))
     (tmp_path / "out/index.bin").rename(tmp_path / "index.bin")
     (tmp_path / "out/index.bin").mkdir()
-    with pytest.raises(UserError, match=r"data\.prepared: .*index\.bin: Is a directory; make it readable, or set"):
+    with pytest.raises(UserError, match=r"data\.prepared: .*index\.bin: .*Is a directory"):
         PreparedImages(tmp_path / "out")
     (tmp_path / "out/images.bin").unlink()
     with pytest.raises(AurankError, match=r"images\.bin cannot be read any more \(.*No such file.*\); put it back"):
@@ -328,13 +328,13 @@ def test_a_truncated_file_is_told_and_mended(tmp_path):
     manifest = photos(tmp_path / "photos")
     prepare_images(manifest, tmp_path / "out", raw())
     size = (tmp_path / "out/images.bin").stat().st_size
-    os.truncate(tmp_path / "out/images.bin", size - 10_000)
-    with pytest.raises(UserError, match=r"images\.bin was cut short: it has [\d,]+ bytes of [\d,]+; give aurank data"):
+    os.truncate(tmp_path / "out/images.bin", size - 9_900)  # of the last two
+    with pytest.raises(UserError, match=r"images\.bin was cut short, .*: 2 images lie beyond"):
         PreparedImages(tmp_path / "out")
     assert prepare_images(manifest, tmp_path / "out", raw()).written == 2
     assert torch.equal(*(data_of(manifest, at).__getitems__(range(6)).image for at in (None, tmp_path / "out")))
     (tmp_path / "out/images.bin").unlink()
-    with pytest.raises(UserError, match="cut short: it has 0 bytes"):
+    with pytest.raises(UserError, match="images lie beyond its 0 bytes"):
         PreparedImages(tmp_path / "out")
     assert prepare_images(manifest, tmp_path / "out", raw()).written == 6
 
@@ -385,7 +385,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
         Preparation(SIDE, 4, raw=False)
     for text in ("[]", '{"format": 2}', '{"format": 1, "short_side": "a"}', "no"):
         (tmp_path / "out/prepared.json").write_text(text)
-        with pytest.raises(UserError, match=r"prepared\.json is not what aurank data prepare writes"):
+        with pytest.raises(UserError, match=r"prepared\.json: cannot be read"):
             PreparedImages(tmp_path / "out")
 
 

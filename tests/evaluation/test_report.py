@@ -122,24 +122,21 @@ def test_a_report_of_version_1_still_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[1, 2]", "is not a report: expected a file that"),
-        ('{"metrics": {}}', "is not a report: expected a file that"),
+        ("[1, 2]", "is not a report"),
+        ('{"metrics": {}}', "is not a report"),
         ('{"format": "aurank.report", "version": 99}', "is a report of version 99, and this aurank reads versions 1 a"),
-        ('{"format": "aurank.report", "version": 2, "metrics": {}}', "is a damaged report"),
-        (json.dumps({**VERSION_1, "intervals": {"bounds": {"mauprc": [1]}}}), "is a damaged report"),
-        (json.dumps({**VERSION_1, "curve": {"recall": [1.0]}}), "is a damaged report"),
-        (
-            json.dumps({**VERSION_1, "metrics": {"mauprc": {}}}),
-            r"damaged report \(metrics\.mauprc is {}, expected a number",
-        ),
-        (json.dumps({**VERSION_1, "num_queries": "3"}), r"num_queries is '3', expected a whole number"),
-        (json.dumps({**VERSION_1, "per_query": {"ap": [0.5]}}), r"per_query\.query is None, expected a column"),
-        (json.dumps({**VERSION_1, "per_query": {**VERSION_1["per_query"], "ap": [[1], 2]}}), r"per_query\.ap is "),
-        (json.dumps({**VERSION_1, "per_query": {**VERSION_1["per_query"], "label": [1, "b"]}}), "values of one type"),
+        ('{"format": "aurank.report", "version": 2, "metrics": {}}', "metrics"),
+        (json.dumps({**VERSION_1, "intervals": {"bounds": {"mauprc": [1]}}}), r"intervals\.bounds\.mauprc"),
+        (json.dumps({**VERSION_1, "curve": {"recall": [1.0]}}), r"curve\.precision"),
+        (json.dumps({**VERSION_1, "metrics": {"mauprc": {}}}), r"metrics\.mauprc"),
+        (json.dumps({**VERSION_1, "num_queries": 2.5}), "num_queries"),
+        (json.dumps({**VERSION_1, "per_query": {"ap": [0.5]}}), r"per_query\.query"),
+        (json.dumps({**VERSION_1, "per_query": {**VERSION_1["per_query"], "ap": [[1], 2]}}), r"per_query\.ap"),
+        (json.dumps({**VERSION_1, "per_query": {**VERSION_1["per_query"], "label": [1, "b"]}}), r"per_query\.label"),
         (json.dumps({**VERSION_1, "num_lone_queries": 3, "num_queries": 3}), "expected more than num_lone_queries"),
-        ("[" * 100_000, "is not a report, or is cut short"),
-        ("\u0000\u0001", "is not a report, or is cut short"),
-        ('{"metrics": ', "is not a report, or is cut short"),
+        ("[" * 100_000, "cannot be read as a report"),
+        ("\u0000\u0001", "cannot be read as a report"),
+        ('{"metrics": ', "cannot be read as a report"),
     ],
 )
 def test_what_is_no_report_is_refused(content: str, message: str, tmp_path: Path) -> None:
@@ -149,7 +146,7 @@ def test_what_is_no_report_is_refused(content: str, message: str, tmp_path: Path
 
 
 def test_a_missing_report_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot read the report .*nothing\.json: No such file"):
+    with pytest.raises(UserError, match=r"nothing\.json: .*No such file"):
         Report.load(tmp_path / "nothing.json")
 
 

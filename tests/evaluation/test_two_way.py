@@ -127,7 +127,7 @@ def test_a_report_comes_back_from_its_folder_and_says_chance(tmp_path: Path) -> 
         "0.2778)",
     ]
     assert len(lines) == 7
-    with pytest.raises(UserError, match=r"cannot read the report .*image_to_text\.json"):
+    with pytest.raises(UserError, match=r"image_to_text\.json: .*No such file"):
         TwoWayReport.load(tmp_path)
 
 

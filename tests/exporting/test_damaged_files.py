@@ -67,15 +67,16 @@ def test_graphs_that_cannot_be_used(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     said = refusal(graph(path))
     assert said.startswith("the graph takes tensor(uint8), and no preprocessing is stored inside; export it by aurank")
-    newer = stored.replace('"format": 1', '"format": 2')
-    assert refusal(graph(path, stored=newer)) == (
-        "its stored preprocessing is of format 2, and this aurank reads 1; upgrade aurank"
-    )
+    for number, remedy in ((1, "export the model again"), (3, "upgrade aurank")):
+        other = stored.replace('"format": 2', f'"format": {number}')
+        assert refusal(graph(path, stored=other)) == (
+            f"its stored preprocessing is of format {number}, and this aurank reads 2; {remedy}"
+        )
     assert "it again, or upgrade onnxruntime" in refusal(graph(path, opset=99))
     name = graph(path, stored=stored)
     path.write_bytes(path.read_bytes()[:-100])
     said = refusal(name)
-    assert said.startswith("no ONNX model that can be run (")
+    assert said.startswith("cannot be read as an ONNX model (")
     assert "ONNXRuntimeError" not in said
 
 
@@ -105,8 +106,6 @@ def test_weights_that_do_not_fit_their_network(change: Callable[[Any], Any], mes
         metadata = file.metadata()
     save_file(load_file(path), path, {**metadata, ENCODER: json.dumps(change(json.loads(metadata[ENCODER])))})
     said = refusal(f"safetensors:{path}")
-    assert said.startswith("its weights do not fit what it says of its network (")
-    assert said.endswith("); export it again")
     assert message in said
 
 

@@ -1,6 +1,7 @@
 """Files of an encoder give its embeddings: graphs, programs, weights, folders of timm."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,19 @@ import numpy as np
 import pytest
 import timm
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch.nn import functional
 
 from aurank.config import ModelConfig
 from aurank.data import TRANSFORMS, Pipeline
+from aurank.data.transforms.standard import CROP_MODES
 from aurank.embedding.from_config import encoder_arguments
 from aurank.errors import UserError
 from aurank.exporting.graphs import quantise, write_graph
 from aurank.exporting.portable import write_program, write_weights
+from aurank.exporting.resizing import timm_settings
 from aurank.exporting.timm_folder import require_expressible, write_folder
+from aurank.exporting.usage import usage
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
 from aurank.models.adapters.stored import StoredTransform, pack_preprocessing, unpack_preprocessing
@@ -147,6 +151,34 @@ def test_what_timm_cannot_express_is_said_in_one_line(given: dict[str, Any], mes
         require_expressible(ModelConfig(**given))
 
 
+@pytest.mark.parametrize("shape", [(40, 50), (51, 40), (37, 200), (9, 16), (32, 32)])
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("center", {}),
+        ("center", {"margin": 35 / 32}),
+        ("transformers_center", {"margin": 35 / 32}),
+        ("resize", {}),
+        *(("timm", {"crop_mode": mode, "crop_pct": pct}) for mode in CROP_MODES for pct in (0.9, 1.0, 1.15)),
+    ],
+)
+def test_the_code_of_a_card_makes_the_pixels_of_the_model_and_timms_settings_do(
+    name: str, params: dict[str, Any], shape: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = TRANSFORMS[name](SIZE, 3, interpolation="bicubic", **params)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8))
+    image.save(tmp_path / "photo.jpg", "png")
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"(image = .*?)embedding", usage("torchexport", pipeline, 8, "bicubic"), flags=re.DOTALL)
+    scope: dict[str, Any] = {"Image": Image, "ImageOps": ImageOps, "np": np}
+    exec(code, scope)
+    expected = torch.tensor(pipeline.prepare(np.asarray(image))).permute(2, 0, 1)[None]
+    assert torch.equal(torch.from_numpy(scope["pixels"]), expected)
+    if name != "transformers_center":  # of which timm has no like
+        found = timm.data.create_transform(**timm_settings(pipeline, "bicubic"), normalize=False)(image)
+        assert torch.equal(found, expected[0])
+
+
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_stored_preprocessing_gives_the_same_tensor(name: str) -> None:
     pipeline = TRANSFORMS[name](16, 3, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7), interpolation="bicubic")
@@ -159,17 +191,24 @@ def test_stored_preprocessing_gives_the_same_tensor(name: str) -> None:
     assert torch.equal(pipeline.normalise(pixels), pipeline(image))
 
 
+def test_a_file_of_an_earlier_version_names_the_crop_of_torchvision() -> None:
+    pipeline = TRANSFORMS["center"](16, 3, margin=1.25, interpolation="bicubic")
+    text = pack_preprocessing(pipeline, dim=8, is_inside=False).replace('"center"', '"torchvision_center"')
+    (image,) = photos(1)
+    assert torch.equal(unpack_preprocessing(text, "here")(image), pipeline(image))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda content: "[" * 100_000, "cannot be used"),
+        (lambda content: "[" * 100_000, "cannot be read"),
         (lambda content: "[]", "list indices must be integers"),
         (
             lambda content: json.dumps({**content, "format": 0}),
             "of format 0, and this aurank reads 1; export the model",
         ),
-        (lambda content: json.dumps({**content, "transform": {"name": "other"}}), "'other' is missing or unknown"),
-        (lambda content: json.dumps({**content, "transform": {"name": "resize", "image_size": "9"}}), "cannot be used"),
+        (lambda content: json.dumps({**content, "transform": {"name": "other"}}), "'other' is missing"),
+        (lambda content: json.dumps({**content, "transform": {"name": "resize", "image_size": "9"}}), "channels"),
         (
             lambda content: json.dumps({**content, "transform": {**content["transform"], "image_size": 10**9}}),
             "images of",
@@ -180,7 +219,7 @@ def test_preprocessing_that_is_none_is_refused_in_one_line(change: Callable[[Any
     text = change(json.loads(pack_preprocessing(TRANSFORMS["resize"](16, 3), dim=8, is_inside=True)))
     with pytest.raises(UserError, match=message) as caught:
         unpack_preprocessing(text, "model.onnx")
-    assert str(caught.value).startswith("model.onnx: its stored preprocessing ")
+    assert str(caught.value).startswith("model.onnx: ")
     assert "\n" not in str(caught.value)
 
 
@@ -191,11 +230,11 @@ def test_files_of_others_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no aurank\.preprocessing, so it was not written by aurank export"):
         load_model(f"safetensors:{tmp_path / 'other.safetensors'}")
     (tmp_path / "text.safetensors").write_text("text")
-    with pytest.raises(UserError, match="no safetensors file that can be read"):
+    with pytest.raises(UserError, match=r"text\.safetensors: cannot be read"):
         load_model(f"safetensors:{tmp_path / 'text.safetensors'}")
     with pytest.raises(UserError, match="there is no file"):
         load_model(f"safetensors:{tmp_path / 'none.safetensors'}")
     with pytest.raises(UserError, match="torch reads it with pickle, which can run code; if you trust it, add --allow"):
         load_model(f"torchexport:{tmp_path / 'model.pt2'}")
-    with pytest.raises(UserError, match=r"cannot read .*preprocessing\.json, which lies beside an exported program"):
+    with pytest.raises(UserError, match=r"preprocessing\.json: cannot be read as the preprocessing beside"):
         load_model(f"torchexport:{tmp_path / 'text.safetensors'}", allow_code=True)

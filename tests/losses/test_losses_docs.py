@@ -1,9 +1,20 @@
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
-from aurank.losses import EMC2Loss, FastCLIPLoss, ISogCLRLoss, NegativeCacheLoss, NeuCLIPLoss, PairLoss, SogCLRLoss
+from aurank.losses import (
+    LOSSES,
+    CrossBatchMemory,
+    EMC2Loss,
+    FastCLIPLoss,
+    ISogCLRLoss,
+    NegativeCacheLoss,
+    NeuCLIPLoss,
+    PairLoss,
+    SogCLRLoss,
+)
 
 DOCS = Path(__file__).parents[2] / "docs" / "losses.md"
 MADE = {
@@ -35,3 +46,12 @@ def test_what_is_saved_is_what_is_documented(name: str) -> None:
     assert {key for key in loss.state_dict() if ".1." not in key} == saved
     assert all(hasattr(loss, each) for each in read)
     assert documented().keys() == MADE.keys()
+
+
+def test_every_loss_that_can_be_official_says_which_program_that_is() -> None:
+    section = DOCS.read_text(encoding="utf-8").split("### What `official` means\n")[1].split("\nWhat a paper has")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    makers = {**{name: LOSSES[name] for name in LOSSES}, "CrossBatchMemory": CrossBatchMemory}
+    official = [name for name, make in makers.items() if "official" in inspect.signature(make).parameters]
+    assert sorted(listed) == sorted(official)

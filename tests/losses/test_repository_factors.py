@@ -1,13 +1,16 @@
 """By which factor gradients differ from those of the authors' repositories, as docs/losses.md says."""
 
+import math
+
 import pytest
 import torch
 from pytorch_metric_learning import losses as pml
 from testing import oracles_repositories
-from testing.oracles_repositories import Average
+from testing.oracles_repositories import Average, Temperatures
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from aurank.errors import UserError
 from aurank.losses import CrossBatchMemory, FastCLIPLoss, ISogCLRLoss, SogCLRLoss
 
 SIZE, SAMPLES = 5, 9
@@ -31,18 +34,61 @@ def two_way(loss: torch.nn.Module, sides: tuple[Tensor, Tensor], samples: list[i
     return loss(sides[0], rows, ref_emb=sides[1], ref_labels=rows, ids=rows, ref_ids=rows)
 
 
-def test_sogclr_s_gradient_is_half_of_its_repository_s() -> None:
-    loss, average = SogCLRLoss(SAMPLES, temperature=0.5, gamma=0.3, official=True).double(), Average(0.3)
+FIXED = {"rate": 0.0, "beta": 1.0, "bounds": (0.0, math.inf), "clip": math.inf}  # a temperature that stays
+
+
+@pytest.mark.parametrize("gamma", [0.3, 0.9])
+def test_official_sogclr_has_half_of_libauc_s_gradient_also_where_part_of_a_batch_is_new(gamma: float) -> None:
+    loss, table = SogCLRLoss(SAMPLES, temperature=0.5, gamma=gamma, official=True).double(), [0.0] * SAMPLES
     for step, samples in enumerate(STEPS):
         sides = batch(step)
-        theirs = oracles_repositories.sogclr(*sides, samples, average, temperature=0.5)
+        theirs = oracles_repositories.libauc_one_modality(*sides, samples, table, gamma, Temperatures(0.5, **FIXED))
         ours = loss(torch.cat(sides), torch.tensor(samples * 2))
         torch.testing.assert_close(gradients(ours, sides), gradients(theirs, sides) / 2, rtol=1e-9, atol=1e-12)
+        kept = [math.log(u) if u else 0.0 for u in table]
+        torch.testing.assert_close(loss.log_u[0], torch.tensor(kept, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+@pytest.mark.parametrize("gamma", [0.3, 0.9])
+def test_official_isogclr_has_half_of_libauc_s_gradient_and_its_temperatures(gamma: float, clip: float | None) -> None:
+    given = {"temperature": 0.3, "temperature_lr": 0.05, "temperature_beta": 0.8, "temperature_clip": clip}
+    loss = ISogCLRLoss(SAMPLES, temperature_bounds=(0.25, 0.7), gamma=gamma, official=True, **given).double()
+    table, moved = [0.0] * SAMPLES, {"rate": 0.05, "beta": 0.8, "bounds": (0.25, 0.7), "clip": clip or math.inf}
+    theirs = Temperatures(0.3, **moved)
+    for step, samples in enumerate(STEPS):
+        sides = batch(step)
+        value = oracles_repositories.libauc_one_modality(*sides, samples, table, gamma, theirs, rho=0.3)
+        ours = loss(torch.cat(sides), torch.tensor(samples * 2))
+        # a temperature is float32 at first
+        torch.testing.assert_close(gradients(ours, sides), gradients(value, sides) / 2, rtol=1e-5, atol=1e-7)
+        expected = torch.tensor([theirs.of(sample) for sample in range(SAMPLES)], dtype=torch.float64)
+        torch.testing.assert_close(loss.temperatures, expected, rtol=1e-6, atol=0)
+    assert len(set(loss.temperatures.tolist())) > 4
+
+
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        (SogCLRLoss, {"normalizer": "shared"}),
+        (SogCLRLoss, {"positive_in_denominator": True}),
+        (SogCLRLoss, {"previous_normalizer": True}),
+        (SogCLRLoss, {"two_way": True}),
+        (ISogCLRLoss, {"individual": False}),
+        (ISogCLRLoss, {"weighted_pull": True}),
+        (ISogCLRLoss, {"temperature_update": "adam"}),
+        (ISogCLRLoss, {"two_way": True}),
+    ],
+)
+def test_what_libauc_s_loss_of_one_modality_has_not_is_refused_beside_official(make: type, given: object) -> None:
+    with pytest.raises(UserError, match=f"{next(iter(given))}=.* has no effect with official=True, LibAUC's loss"):
+        make(SAMPLES, official=True, **given)
 
 
 def test_isogclr_s_gradient_of_one_modality_is_half_of_its_repository_s_on_a_first_batch() -> None:
-    sides, loss = batch(0), ISogCLRLoss(SAMPLES, temperature=0.5).double()
-    theirs = oracles_repositories.sogclr(*sides, STEPS[0], Average(1.0), temperature=0.5)
+    sides, loss, table = batch(0), ISogCLRLoss(SAMPLES, temperature=0.5).double(), [0.0] * SAMPLES
+    temperatures = Temperatures(0.5, **FIXED)
+    theirs = oracles_repositories.libauc_one_modality(*sides, STEPS[0], table, 0.9, temperatures)
     ours = loss(torch.cat(sides), torch.tensor(STEPS[0] * 2))
     torch.testing.assert_close(gradients(ours, sides), gradients(theirs, sides) / 2, rtol=1e-9, atol=1e-12)
 
@@ -58,7 +104,10 @@ def test_libauc_s_two_modalities_are_fastclip_v1_with_its_pull_times_half_the_ne
 
 
 def test_sogclr_of_two_modalities_has_libauc_s_direction_on_a_first_batch_only() -> None:
-    loss, average = SogCLRLoss(SAMPLES, temperature=0.5, gamma=0.3, official=True, two_way=True).double(), Average(0.3)
+    loss, average = (
+        SogCLRLoss(SAMPLES, temperature=0.5, gamma=0.3, average="plain", two_way=True).double(),
+        Average(0.3),
+    )
     for step, samples in enumerate(STEPS[:2]):
         sides = batch(step)
         theirs = oracles_repositories.libauc_two_modalities(sides[0] @ sides[1].T, samples, average, temperature=0.5)

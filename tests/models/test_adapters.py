@@ -272,10 +272,10 @@ def test_an_onnx_file_says_its_image_size_and_takes_a_normalisation(
         load_model(f"onnx:{file},scale=3")
     with pytest.raises(UserError, match="std must be one number, above 0"):
         load_model(f"onnx:{file},std=0")
-    with pytest.raises(UserError, match="cannot read the file"):
+    with pytest.raises(UserError, match=r"none\.onnx: cannot be read"):
         load_model(f"onnx:{tmp_path}/none.onnx")
     file.write_bytes(b"other")
-    with pytest.raises(UserError, match=r"no ONNX model that can be run \(not a graph\); copy or export it again"):
+    with pytest.raises(UserError, match=r"cannot be read as an ONNX model \(not a graph\); copy or export it again"):
         load_model(f"onnx:{file}")
 
 
@@ -286,7 +286,7 @@ def test_an_onnx_file_says_its_image_size_and_takes_a_normalisation(
         (("batch", 3, 8, 16), "", r"takes images of 8 × 16; export it for square ones"),
         (("batch", 3, 8, 8), ",size=16", r"takes images of 8 × 8 alone: leave out size=16, or export it"),
         ((1, 3, 8, 8), "", r"takes one image at a time: add --batch 1, or export it"),
-        (("batch", 3, "height", "width"), ",size=9", r"fails on images \[2, 3, 9, 9\] \(Got invalid dimensions\)$"),
+        (("batch", 3, "height", "width"), ",size=9", r"fails on images \[1, 3, 9, 9\] \(Got invalid dimensions\)$"),
     ],
 )
 def test_a_graph_of_fixed_sizes_is_told_with_the_remedy(

@@ -155,9 +155,9 @@ def test_a_file_of_weights_is_read_as_data_alone(key: str, tmp_path: Path, monke
     # Whatever the surroundings say.
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     for file in ("pickled.pth", "pickle.bin"):
-        with pytest.raises(UserError, match=f"{file} is no file of weights alone"):
+        with pytest.raises(UserError, match=f"{file}: cannot be read as a file of weights alone"):
             Encoder("resnet10t", weights=str(tmp_path / file))
-        with pytest.raises(UserError, match=f"{file} is no file of weights alone"):
+        with pytest.raises(UserError, match=f"{file}: cannot be read as a file of weights alone"):
             load_model(f"timm:resnet10t,{key}={tmp_path / file}")
     assert not ran.exists()
 

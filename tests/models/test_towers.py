@@ -1,20 +1,24 @@
 """Image towers of transformers and open_clip as backbones: the library's features, trained, saved and loaded again."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from testing.tiny import tiny_config
 from testing.transformers_folders import SIZES, folder_of
 from torch import nn
 
 import aurank
 from aurank.config import ConfigError
-from aurank.embedding.from_config import build_encoder, fill_preprocessing
+from aurank.embedding.from_config import build_encoder, build_transform, fill_preprocessing
 from aurank.errors import UserError
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
+from aurank.models.adapters.towers import tower_preprocessing
 from aurank.models.tuning import add_lora, checkpoint_gradients, freeze, layer_scales, merge_lora
 from aurank.training.components import read_config
 
@@ -73,6 +77,36 @@ def test_weights_of_a_file_fill_a_tower(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(1)}, tmp_path / "other.pth")
     with pytest.raises(UserError, match=r"do not fit transformers:.*tensors are missing"):
         Encoder(f"transformers:{folder}", weights=str(tmp_path / "other.pth"))
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_a_tower_is_measured_by_the_crop_of_its_processor(kind: str, tmp_path: Path) -> None:
+    middle = {"size": {"shortest_edge": 41}, "crop_size": {"height": 32, "width": 32}} if kind == "clip" else {}
+    name = f"transformers:{folder_of(tmp_path, kind, **middle)}"
+    data = {"channels": 3, "image_size": 32, "test_transform": None}
+    config = read_config(tiny_config(model={"backbone": name, "pretrained": True, "params": {}}, data=data))
+    transform, expected = build_transform(fill_preprocessing(config).data, train=False), load_model(name).transform
+    for shape in ((41, 57), (60, 35), (20, 31)):
+        image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8))
+        # Of 255, by a deviation of 0.2: torch resizes with other roundings; a crop beside it differs by tens.
+        assert float((transform(image) - expected(image)).abs().mean()) * 255 * 0.2 < 0.5
+
+
+def test_a_folder_of_weights_keeps_the_crop_of_its_processor(tmp_path: Path) -> None:
+    middle = {"size": {"shortest_edge": 41}, "crop_size": {"height": 32, "width": 32}}
+    name = f"transformers:{folder_of(tmp_path, 'clip', **middle)}"
+    by_name = tower_preprocessing(name, pretrained=True)
+    assert (by_name.transform, by_name.params) == ("transformers_center", {"margin": 41 / 32})
+    assert tower_preprocessing(name, pretrained=False, weights=str(tmp_path)) == by_name
+
+
+@pytest.mark.parametrize("mode", ["squash", "shortest"])
+def test_a_folder_of_weights_keeps_the_crop_of_open_clip(mode: str, tmp_path: Path) -> None:
+    look = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "resize_mode": mode}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"preprocess_cfg": look}))
+    found = tower_preprocessing("open_clip:ViT-B-32", pretrained=False, weights=str(tmp_path))
+    expected = {"crop_pct": 1.0, "crop_mode": "squash" if mode == "squash" else "center"}
+    assert (found.transform, found.params) == ("timm", expected)
 
 
 class Loaded:

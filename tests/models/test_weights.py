@@ -21,6 +21,7 @@ from aurank.errors import UserError
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
 from aurank.models.adapters.layouts import from_transformers
+from aurank.models.adapters.loading import require_likely
 from aurank.models.adapters.timm import FILE_OPTIONS, load_file
 from aurank.models.adapters.weight_files import read_weights
 from aurank.training.components import read_config
@@ -155,10 +156,10 @@ def test_what_does_not_fit_is_told_in_one_line(case: str, tmp_path: Path) -> Non
 def test_files_that_are_no_weights_are_told_in_one_line(tmp_path: Path) -> None:
     for name, content in (("a.pth", b"x" * 100), ("b.safetensors", b"\xff" * 100), ("c.pth", b"")):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(UserError, match=r"is no file of weights alone \(.*\); name a file") as caught:
+        with pytest.raises(UserError, match=r"a file of weights alone \(.*\); name a file") as caught:
             read_weights(tmp_path / name)
         assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match=r"a.pth is no file of weights alone \(torch cannot read it\)"):
+    with pytest.raises(UserError, match=r"a.pth: cannot be read as a file of weights alone \(torch cannot read it\)"):
         read_weights(tmp_path / "a.pth")
     with pytest.raises(UserError, match="holds several files of weights"):
         read_weights(tmp_path)
@@ -167,7 +168,10 @@ def test_files_that_are_no_weights_are_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no file of weights"):
         read_weights(tmp_path / "empty")
-    for content, message in (("{", "no index"), ('{"weight_map": {"a": "../a.pth"}}', "no file beside it")):
+    for content, message in (
+        ("{", "index of files of weights"),
+        ('{"weight_map": {"a": "../a.pth"}}', "no file beside it"),
+    ):
         (tmp_path / "empty/model.safetensors.index.json").write_text(content)
         with pytest.raises(UserError, match=message):
             read_weights(tmp_path / "empty")
@@ -260,3 +264,17 @@ def test_checkpoints_of_before_keep_their_file_and_two_sources_are_refused() -> 
         assert read_config(tiny_config(model=model)).model.weights == "a.pth"
     with pytest.raises(ConfigError, match=r"model.weights: got 'a.pth', but model.init_from brings all weights"):
         read_config(tiny_config(model={"weights": "a.pth", "init_from": "b"}))
+
+
+def test_sizes_that_no_network_has_are_found_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"architecture": "resnet18", "num_params": 22_050_664}
+    (tmp_path / "resnet18").mkdir()
+    config = tmp_path / "resnet18/config.json"
+    config.write_text(json.dumps(settings))
+    require_likely(tmp_path / "resnet18")
+    for senseless in ({"model_args": {"base": [10**9]}}, {"vision_config": {"num_hidden_layers": 10**9}}):
+        config.write_text(json.dumps({**settings, **senseless}))
+        with pytest.raises(UserError, match="has the number 1000000000"):
+            load_model("timm:local-dir:" + str(tmp_path / "resnet18"))
+    monkeypatch.chdir(tmp_path)
+    assert load_model("timm:resnet18,pretrained=false").channels == 3

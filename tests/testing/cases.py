@@ -103,13 +103,13 @@ SAMPLES = 40  # rows of the data set; classes may stand in for them, so a label 
 MADE_MINERS: dict[str, Callable[[], nn.Module]] = {**MINERS, "emc2": lambda: EMC2Miner(SAMPLES, views=SAMPLES)}
 
 
-def sogclr(positives: bool = False, official: bool = False, **own: object) -> Case:
+def sogclr(positives: bool = False, **own: object) -> Case:
     """On its first batch, when a sample's normaliser is the batch's own."""
-    denominator, own = {"temperature": 0.1, "positive_in_denominator": positives}, {**own, "official": official}
+    denominator = {"temperature": 0.1, "positive_in_denominator": positives}
     return Case(
         lambda **given: SogCLRLoss(SAMPLES, views=SAMPLES, positive_in_denominator=positives, **own, **given),
         lambda s, p, n, y: {"loss": oracles_contrastive.decoupled(s, p, n, **denominator)},
-        joins_queries=not official,
+        joins_queries="average" not in own,
     )
 
 
@@ -134,13 +134,12 @@ def negative_cache(weighted: bool) -> Case:
 LEARNT = float(torch.tensor(0.07).log().double().exp())  # a learnable temperature as its parameter holds it, in float32
 
 
-def isogclr(official: bool = False, **own: object) -> Case:
+def isogclr(**own: object) -> Case:
     """On its first batch, when a sample's normaliser is the batch's own."""
-    own = {**own, "official": official}
     return Case(
         lambda **given: ISogCLRLoss(SAMPLES, views=SAMPLES, temperature=0.5, **own, **given),
         lambda s, p, n, y: {"loss": oracles_temperatures.robust(s, p, n, temperature=0.5, rho=0.3)},
-        joins_queries=not official,
+        joins_queries="average" not in own,
     )
 
 
@@ -216,6 +215,7 @@ TABLE = {
     "isogclr": isogclr(),
     "isogclr global": isogclr(individual=False),
     "isogclr official": isogclr(official=True),
+    "isogclr plain": isogclr(average="plain"),
     "isogclr weighted_pull": isogclr(weighted_pull=True),
     "listwise_ap": Case(ListwiseAPLoss, lambda s, p, n, y: {"loss": oracles_binned.binned_ap(s, p, n, number=20)}),
     "listwise_ap official": Case(
@@ -259,6 +259,7 @@ TABLE = {
     ),
     "sogclr": sogclr(),
     "sogclr official": sogclr(official=True),
+    "sogclr plain": sogclr(average="plain"),
     "sogclr previous": sogclr(previous_normalizer=True),
     "sogclr with positive": sogclr(positives=True),
     "soprc": Case(
@@ -288,6 +289,7 @@ FURTHER = {
     for name, make in {
         "cyclip in_modal": lambda **given: CyCLIPLoss(two_way=False, **given),
         "dcl weighted": lambda **given: DCLLoss(weight_sigma=0.5, **given),
+        "dcl weight_gradient": lambda **given: DCLLoss(weight_sigma=0.5, weight_gradient=True, **given),
         "emc2 official": lambda **given: EMC2Loss(SAMPLES, views=SAMPLES, official=True, **given),
         "fastclip official": lambda **given: FastCLIPLoss(
             SAMPLES, two_way=False, views=SAMPLES, gamma_schedule="constant", rho=0.3, official=True, **given

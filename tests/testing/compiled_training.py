@@ -37,9 +37,8 @@ def gradient(model: dict[str, Any], train: dict[str, Any]) -> tuple[torch.Tensor
     whole = next(trainer.sampler.iterate(0, 0))[2]
     for rows in (whole, whole[:12]):
         batch = trainer.train_data.__getitems__(view_keys(rows, 0))
-        with trainer.accelerator.accumulate(trainer.encoder):
-            _, loss = trainer.forward(batch)
-            trainer.backward(loss)
+        _, loss = trainer.forward(batch)
+        trainer.backward(loss)
     found = [each.grad.flatten() for each in trainer.model.parameters() if each.grad is not None]
     return torch.cat(found), list(trainer.model.state_dict())
 

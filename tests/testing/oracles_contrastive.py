@@ -60,16 +60,24 @@ def sup_con(similarity: Tensor, positive: Mask, negative: Mask, *, temperature: 
 
 
 def dcl(
-    similarity: Tensor, positive: Mask, negative: Mask, *, temperature: float, weight_sigma: float | None = None
+    similarity: Tensor,
+    positive: Mask,
+    negative: Mask,
+    *,
+    temperature: float,
+    weight_sigma: float | None = None,
+    weight_gradient: bool = False,
 ) -> PerQuery:
     """−w·s⁺/τ + log Σ exp(s⁻/τ), w = 2 − exp(s⁺/σ) over its mean, of positives in a query and then of queries."""
-    mean = 1.0
+    mean: Tensor | float = 1.0
+    weighed = similarity if weight_gradient else similarity.detach()
     if weight_sigma is not None:
-        scores = per_positive(similarity, positive, negative, lambda one, *_: (one.detach() / weight_sigma).exp())
-        mean = float(sum(scores.values()) / len(scores))
+        scores = per_positive(weighed, positive, negative, lambda one, *_: (one / weight_sigma).exp())
+        mean = sum(scores.values()) / len(scores)
 
     def value(one: Tensor, below: Tensor, _: Tensor) -> Tensor:
-        weight = 1.0 if weight_sigma is None else 2 - (one.detach() / weight_sigma).exp() / mean
+        known = one if weight_gradient else one.detach()
+        weight = 1.0 if weight_sigma is None else 2 - (known / weight_sigma).exp() / mean
         return (below / temperature).exp().sum().log() - weight * one / temperature
 
     return per_positive(similarity, positive, negative, value)
@@ -144,12 +152,12 @@ def sogclr(
     gamma: float,
     shared: bool = False,
     previous: bool = False,
-    official: bool = False,
+    plain: bool = False,
 ) -> PerQuery:
     """−s⁺ + τ·log u with the gradient −∇s⁺ + (τ/u)·∇ḡ of each query; the table, u by id, moves on.
 
     u is the blend of the table with the query's own ḡ or, shared, with the mean over all queries of the id. Unless
-    official, the table has u over the level, the geometric mean of ḡ over the batch's queries, which is its entry
+    plain, the table has u over the level, the geometric mean of ḡ over the batch's queries, which is its entry
     LEVEL, and u is multiplied by what makes the mean weight ḡ/u 1.
     """
     both = sides(positive, negative)
@@ -161,7 +169,7 @@ def sogclr(
     }
 
     level = 1.0
-    if not official:
+    if not plain:
         for value in own.values():
             level *= float(value.detach()) ** (1 / len(own))
 
@@ -175,7 +183,7 @@ def sogclr(
         if previous and one in table:
             normalizers[query] = level * table[one]
     balance = 1.0
-    if not official:
+    if not plain:
         balance = sum(float(own[query].detach()) / normalizers[query] for query in own) / len(own)
     found = {}
     for query, (above, _) in both.items():

@@ -1,5 +1,7 @@
 """The losses of the authors' repositories by their formulas, as slow loops: what their gradients are is compared."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -20,24 +22,72 @@ class Average:
         self.values[side, sample] = value.detach()
 
 
-def sogclr(first: Tensor, second: Tensor, samples: list[int], average: Average, *, temperature: float) -> Tensor:
-    """SogCLR's repository and LibAUC's GCLoss_v1: the mean over images of the sum over both views.
+class Temperatures:
+    """τ of each sample in GCLoss_v1: down the average of its gradient, onto the bounds; `clip` as in iSogCLR's."""
 
-    For each view −s⁺ + Σ_j (exp(s_j/τ)/u)·s_j / (2(B − 1)), the weights constants. What is kept is the mean of both u.
+    def __init__(self, start: float, *, rate: float, beta: float, bounds: tuple[float, float], clip: float) -> None:
+        self.start, self.rate, self.beta, self.bounds, self.clip = start, rate, beta, bounds, clip
+        self.values: dict[int, float] = {}
+        self.averages: dict[int, float] = {}
+
+    def of(self, sample: int) -> float:
+        return self.values.get(sample, self.start)
+
+    def move(self, sample: int, slope: float) -> None:
+        slope = min(max(slope, -self.clip), self.clip)
+        average = (1 - self.beta) * self.averages.get(sample, 0.0) + self.beta * slope
+        moved = self.of(sample) - self.rate * average
+        self.averages[sample], self.values[sample] = average, min(max(moved, self.bounds[0]), self.bounds[1])
+
+
+def libauc_one_modality(
+    first: Tensor,
+    second: Tensor,
+    samples: list[int],
+    table: list[float],
+    gamma: float,
+    temperatures: Temperatures,
+    *,
+    rho: float = 0.0,
+) -> Tensor:
+    """GCLoss_v1: the mean over images of the sum over both views of −s⁺ + Σ_j (exp(s_j/τ)/u)·s_j / (2(B − 1)).
+
+    The weights are constants. The table of u is of zeros at first, and γ is 1 in a batch that finds zeros alone; what
+    is kept is the mean of both views' u. The views share τ, which moves by the mean of their gradients.
     """
     size, total = len(first), first.new_zeros(())
-    for image in range(size):
-        kept = []
+    gamma = gamma if any(table[sample] for sample in samples) else 1.0
+    for image, sample in enumerate(samples):
+        tau, kept, slopes = temperatures.of(sample), [], []
         for own, other in ((first, second), (second, first)):
-            scores = [own[image] @ each[j] for each in (other, own) for j in range(size) if j != image]
-            mean = torch.stack([(score / temperature).exp() for score in scores]).mean()
-            u = average.of(0, samples[image], mean)
-            weights = [(score.detach() / temperature).exp() / u for score in scores]
-            pushed = sum(weight * score for weight, score in zip(weights, scores, strict=True)) / (2 * (size - 1))
-            total = total + pushed - own[image] @ other[image]
+            scores = torch.stack([own[image] @ each[j] for each in (other, own) for j in range(size) if j != image])
+            weights = (scores.detach() / tau).exp()
+            u = (1 - gamma) * table[sample] + gamma * float(weights.mean())
+            total = total + (weights / u * scores).mean() - own[image] @ other[image]
+            slopes.append(math.log(u) + rho - float((weights / u * scores.detach()).mean()) / tau)
             kept.append(u)
-        average.keep(0, samples[image], (kept[0] + kept[1]) / 2)
+        table[sample] = sum(kept) / 2
+        temperatures.move(sample, sum(slopes) / 2)
     return total / size
+
+
+def dclw(first: Tensor, second: Tensor, *, temperature: float, sigma: float) -> Tensor:
+    """raminnakhli/Decoupled-Contrastive-Learning, loss/dcl.py, both directions: the weights are no constants."""
+    size, total = len(first), first.new_zeros(())
+    for own, other in ((first, second), (second, first)):
+        positive = (own * other).sum(dim=1)
+        weights = 2 - size * (positive / sigma).softmax(dim=0)
+        scores = torch.cat([own @ own.T, own @ other.T], dim=1) / temperature
+        below = scores.masked_fill(torch.eye(size, dtype=torch.bool).repeat(1, 2), -torch.inf).logsumexp(dim=1)
+        total = total + (below - weights * positive / temperature).mean() / 2
+    return total
+
+
+def anti_collapse_of_pairs(rows: Tensor, *, epsilon: float) -> Tensor:
+    """Anti-Collapse-Loss, criteria/antico.py, antico_type="pair", of rows of length 1."""
+    columns = rows.T
+    width, number = columns.shape
+    return (-torch.logdet(torch.eye(width) + width / (number * epsilon) * columns @ columns.T) / 2).exp()
 
 
 def h_and_mean(

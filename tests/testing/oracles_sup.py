@@ -14,15 +14,25 @@ from torch import Tensor
 OFFICIAL = 1.44
 
 
-def step_bound(t: Tensor, *, temperature: float, slope: float, delta: float, jump: float, official: bool) -> Tensor:
+def step_bound(
+    t: Tensor,
+    *,
+    temperature: float,
+    slope: float,
+    delta: float,
+    jump: float,
+    official: bool,
+    offset: float | None = None,
+) -> Tensor:
     """H⁻ of one difference of scores of ROADMAP; `official`, SupRank's step_rank."""
     sigmoid = 1 / (1 + torch.exp(-t / temperature))
     if t < 0 or (official and t == 0):
         return sigmoid
     if t <= delta:
         return sigmoid + jump
-    height = OFFICIAL if official else 1 / (1 + math.exp(-delta / temperature)) + jump
-    return slope * (t - delta) + height
+    if offset is None:
+        offset = OFFICIAL if official else 1 / (1 + math.exp(-delta / temperature)) + jump
+    return slope * (t - delta) + offset
 
 
 PUBLISHED = {"temperature": 0.01, "slope": 100.0, "delta": 0.05, "jump": 0.5}
@@ -69,11 +79,12 @@ def sup_recall(
     include_self: bool = True,
     share: float = 0.9,
     cuts: Sequence[int] = (1, 2, 4, 8, 16),
+    **width: float,
 ) -> PerQuery:
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
         ranked = [*positives, row] if official and include_self else positives
-        _, ranks = bounded_ranks(similarity[row], ranked, negatives, official=official)
+        _, ranks = bounded_ranks(similarity[row], ranked, negatives, official=official, **width)
         recalls = []
         for k in cuts:
             hits = torch.sigmoid(k - torch.stack(ranks)).sum()  # an exponential would overflow
@@ -149,6 +160,7 @@ def hierarchical_ap(
     official: bool = False,
     include_self: bool = True,
     share: float = 1.0,
+    **width: float,
 ) -> PerQuery:
     """1 − H-AP by its definition, each rank made of exact counts and H⁻ of what is less relevant."""
     references = labels if ref_labels is None else ref_labels
@@ -178,7 +190,7 @@ def hierarchical_ap(
                 reached += min(worth[j], worth[k]) * ahead
                 less = level[j] < level[k]
                 rank = rank + (
-                    step_bound(scores[j] - scores[k], official=official, **PUBLISHED) if less else int(ahead)
+                    step_bound(scores[j] - scores[k], official=official, **PUBLISHED | width) if less else int(ahead)
                 )
             shares.append(reached / rank)
         losses[row] = share * (1 - torch.stack(shares).sum() / sum(worth.values()))

@@ -1,29 +1,62 @@
 """Damaged and hostile input of every kind, for some seconds: each ends in a result or in one clear error."""
 
 import random
+from pathlib import Path
 
 import pytest
-from fuzz import KINDS, fuzz, run_case
-from fuzzing import subjects
+from fuzz import OUTCOMES, fuzz, run_case
 from fuzzing.damage import damage_bytes, damage_text, damage_tree
+from fuzzing.formats import FORMATS
+from fuzzing.kinds import KINDS, Kind
+
+from aurank.errors import UserError
 
 
 @pytest.mark.slow
 def test_damaged_input_finds_nothing() -> None:
-    tried, finds = fuzz(8)
-    assert not finds, "\n".join(map(str, finds))
-    assert tried > len(KINDS)
+    counts, found = fuzz(20, kinds=("config", "table", "probe", "faiss", "steps"))
+    assert not found, "\n".join(found)
+    assert all(row.total() for row in counts.values())
 
 
-@pytest.mark.parametrize("failure", [ValueError("no"), RecursionError(), MemoryError(), SystemExit(1)])
-def test_whatever_is_not_an_error_of_aurank_is_a_find(monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
-    def fail(*_: object) -> None:
-        raise failure
+def refuse() -> None:
+    raise UserError("no")
 
-    monkeypatch.setitem(subjects.SUBJECTS, "table", fail)
-    assert type(failure).__name__ in (run_case("table", 7, seed=0) or "")
-    monkeypatch.setitem(subjects.SUBJECTS, "table", lambda *_: None)
-    assert run_case("table", 7, seed=0) is None
+
+def crash() -> None:
+    raise RecursionError
+
+
+@pytest.mark.parametrize(
+    ("command", "outcome"), [(lambda: 1, "fine"), (refuse, "one line"), (crash, "traceback"), ("ls", "fine")]
+)
+def test_a_case_ends_as_its_worst_command_does(
+    command: object, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = True
+
+    def read() -> object:
+        return 0 if whole or isinstance(command, str) else command()  # type: ignore[operator]
+
+    kind = Kind(
+        lambda: Path("a.txt").write_text("a,b\n1,2\n"), (read, command if isinstance(command, str) else read), "a.txt"
+    )
+    monkeypatch.setitem(KINDS, "probe", kind)
+    monkeypatch.chdir(tmp_path)
+    assert run_case("probe", 7, seed=0, root=tmp_path).outcome == "fine"
+    whole = False
+    assert run_case("probe", 7, seed=0, root=tmp_path).outcome == outcome
+    monkeypatch.chdir("/")
+
+
+def test_another_result_of_files_with_checksums_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = Kind(lambda: Path("a.txt").write_text("a,b\n1,2\n"), (Path("a.txt").read_bytes,), "a.txt", seal=lambda: None)
+    monkeypatch.setitem(KINDS, "probe", kind)
+    monkeypatch.chdir(tmp_path)
+    outcomes = {run_case("probe", case, seed=0, root=tmp_path).outcome for case in range(60)}
+    monkeypatch.chdir("/")
+    assert outcomes == {"fine", "traceback", "wrong"}
+    assert outcomes < set(OUTCOMES)
 
 
 def test_damage_is_the_same_for_the_same_chance() -> None:
@@ -33,3 +66,17 @@ def test_damage_is_the_same_for_the_same_chance() -> None:
         assert first == second
         assert len({repr(damage(content, random.Random(seed))) for seed in range(30)}) > 10
     assert tree == {"a": [1, {"b": 2}], "c": "x"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["config", "table", "embeddings", "probe", "prepared", "parts", "resume", "onnx"])
+def test_a_file_that_is_opened_and_written_again_says_the_same(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    KINDS[name].make()
+    files = [path for path in Path(KINDS[name].damaged).rglob("*") if path.suffix in FORMATS]
+    assert files or Path(KINDS[name].damaged).suffix in FORMATS
+    for path in files:
+        content, (read, write) = path.read_bytes(), FORMATS[path.suffix]
+        assert repr(read(write(read(content), content))) == repr(read(content))

@@ -100,7 +100,7 @@ def test_the_best_of_another_run_or_none_is_refused(images: Path, out: Path, who
 
 def test_a_best_that_cannot_be_read_is_told_with_a_remedy(images: Path, out: Path) -> None:
     (out / "best.pt").write_bytes(b"damaged")
-    told = r"best\.pt is damaged.*\), which .*last\.pt recorded; put it back, or train into another --out$"
+    told = r"best\.pt: .*\), which .*last\.pt recorded; put it back, or train into another --out$"
     with pytest.raises(UserError, match=told):
         aurank.train(config_of(images), out, resume=True)
 
@@ -168,7 +168,8 @@ def test_the_checkpoint_before_stands_in_for_one_that_the_disk_does_not_give(
         return real(self, *arguments, **options)
 
     monkeypatch.setattr(Path, "open", broken)
-    told = f"{out / 'last.pt'} cannot be read: Input/output error; name another checkpoint: the run goes on from "
+    reason = "cannot be read as a checkpoint of aurank (Input/output error); use another one"
+    told = f"{out / 'last.pt'}: {reason}: the run goes on from "
     assert resume(config_of(images), out)[0] == f"{told}{out / 'last.1.pt'}, step 4"
     assert_same(out, whole)
 

@@ -58,7 +58,7 @@ def test_every_random_generator_continues_where_it_stood(tmp_path: Path) -> None
 def test_a_broken_file_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "last.pt"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"last\.pt is damaged, truncated or not an aurank checkpoint") as caught:
+    with pytest.raises(UserError, match=r"last\.pt: cannot be read as a checkpoint of aurank") as caught:
         load_checkpoint(path)
     assert "\n" not in str(caught.value)
 
@@ -67,7 +67,7 @@ def test_a_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
     save_checkpoint(path, content(encoder={"weights": torch.zeros(1000)}))
     path.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(UserError, match="truncated"):
+    with pytest.raises(UserError, match=r"last\.pt: cannot be read"):
         load_checkpoint(path)
 
 
@@ -75,7 +75,7 @@ def test_a_missing_or_foreign_or_future_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no checkpoint at"):
         load_checkpoint(tmp_path / "none.pt")
     torch.save({"weights": 1}, tmp_path / "foreign.pt")
-    with pytest.raises(UserError, match="no format number"):
+    with pytest.raises(UserError, match="cannot be read as a checkpoint of aurank"):
         load_checkpoint(tmp_path / "foreign.pt")
     for sums in ({}, {"checksums": {"progress": "of another kind"}}):
         torch.save({"format": FORMAT + 1, **sums}, tmp_path / "future.pt")
@@ -104,7 +104,7 @@ def test_a_checkpoint_that_lacks_a_part_or_holds_another_type_is_refused(tmp_pat
     with pytest.raises(UserError, match=f"'{name}' is of type int, expected"):
         load_checkpoint(path)
     torch.save({**whole, "format": "1"}, path)
-    with pytest.raises(UserError, match="no format number"):
+    with pytest.raises(UserError, match="cannot be read as a checkpoint of aurank"):
         load_checkpoint(path)
 
 
@@ -114,7 +114,7 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
             return (Path.touch, (tmp_path / "owned",))  # type: ignore[return-value]
 
     torch.save({"format": FORMAT, "evil": Evil()}, tmp_path / "evil.pt")
-    with pytest.raises(UserError, match="not an aurank checkpoint"):
+    with pytest.raises(UserError, match="it would run"):
         load_checkpoint(tmp_path / "evil.pt")
     assert not (tmp_path / "owned").exists()
 
@@ -191,11 +191,11 @@ def test_a_tensor_that_is_not_what_was_written_is_named(tmp_path: Path) -> None:
     written = torch.load(path, weights_only=True)
     written["encoder"]["second"][1] = 1
     torch.save(written, path)  # with sums of the archive that are right
-    with pytest.raises(UserError, match=r"last\.pt is damaged.*encoder/second is not what was written"):
+    with pytest.raises(UserError, match=r"last\.pt: .*encoder/second is not what was written"):
         load_checkpoint(path)
     del written["checksums"]
     torch.save(written, path)
-    with pytest.raises(UserError, match=r"last\.pt is damaged.*checksums is not what was written"):
+    with pytest.raises(UserError, match=r"last\.pt: .*checksums is not what was written"):
         load_checkpoint(path)
 
 
@@ -239,7 +239,7 @@ def test_lists_that_refer_to_each_other_ten_times_are_refused_at_once(tmp_path: 
     for _ in range(4 if below else 30):
         below = [below] * 10
     torch.save(of_before(progress={"nested": below}), tmp_path / "bomb.pt")
-    with pytest.raises(UserError, match=r"bomb\.pt is damaged.*values that take more than 16 times the"):
+    with pytest.raises(UserError, match=r"bomb\.pt: .*values that take more than 16 times the"):
         load_checkpoint(tmp_path / "bomb.pt")
 
 

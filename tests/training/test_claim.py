@@ -15,9 +15,10 @@ from testing.processes import ended, run_aurank
 from testing.tiny import tiny_config
 
 import aurank
+from aurank import claim
+from aurank.claim import LOCK, claimed
 from aurank.errors import UserError
-from aurank.training.checkpoints import claim
-from aurank.training.checkpoints.claim import LOCK, claimed, remove_temporaries
+from aurank.training.checkpoints.claim import is_passing, remove_temporaries
 
 FORK = multiprocessing.get_context("fork")
 BEATING = "import os, sys, time\nfor _ in range(600): os.utime(sys.argv[1]), time.sleep(0.05)"
@@ -101,7 +102,7 @@ def test_a_lock_of_another_machine_is_its_own_while_it_shows_signs_of_life(
 def test_what_killed_runs_left_half_written_goes_and_nothing_else(tmp_path: Path) -> None:
     left = [
         ".last.pt.0123456789ab.part",
-        ".report.json.0123456789ab.part",
+        ".report.json.0123456789ab0123456789ab.part",
         "two_way/all/.report.json.0123456789ab.part",
     ]
     others = [".mine.part", ".rows.npz.0123456789ab.part", "deeper/.last.pt.0123456789ab.part", ".2024.part/a"]
@@ -113,6 +114,7 @@ def test_what_killed_runs_left_half_written_goes_and_nothing_else(tmp_path: Path
     (staging / "report.json").write_bytes(b"half")
     remove_temporaries(tmp_path)
     assert not any((tmp_path / name).exists() for name in [*left, staging.name])
+    assert is_passing(tmp_path / left[0])  # another process of the run has just seen it
     assert all((tmp_path / name).exists() for name in others)
 
 

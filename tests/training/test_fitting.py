@@ -88,10 +88,10 @@ def with_(value: Any, *path: Any) -> Callable[[Any], None]:
             with_(torch.zeros(1, 2), "optimiser", "state", 0, "exp_avg"),
             r"state\.0\.exp_avg is float32 \[1, 2\], expected \[",
         ),
-        (with_("two", "progress", "step"), r"progress 'step' is 'two', expected a value like 0"),
-        (with_(-1, "progress", "batch"), r"progress 'batch' is -1"),
-        (with_(1, "progress", "steps"), r"progress 'steps' is 1, expected no such value"),
-        (with_({"mauprc": "x"}, "progress", "best"), r"progress 'best' is .*expected numbers by name"),
+        (with_("two", "progress", "step"), r"progress of a run \(step:"),
+        (with_(-1, "progress", "batch"), r"progress of a run \(batch:"),
+        (with_(1, "progress", "steps"), r"progress of a run \(steps:"),
+        (with_({"mauprc": "x"}, "progress", "best"), r"progress of a run \(best\.mauprc:"),
     ],
 )
 def test_a_run_is_not_resumed_from_what_does_not_fit(
@@ -102,7 +102,7 @@ def test_a_run_is_not_resumed_from_what_does_not_fit(
     with pytest.raises(UserError, match=rf"last\.pt.*{message}") as caught:
         restore(trainer, Resumed(run / "last.pt", state, [], settled=True))
     assert "\n" not in str(caught.value)
-    assert "; use " in str(caught.value) or "expected numbers" in str(caught.value)
+    assert "; use " in str(caught.value)
 
 
 def test_a_whole_state_is_restored(run: Path, trainer: Trainer) -> None:

@@ -4,11 +4,14 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from testing.pages import blocks
 from testing.processes import Running, run_aurank
 from testing.runs import assert_same_run
 from testing.tiny import STEPS, SUM, tiny_config
@@ -81,6 +84,47 @@ def test_signals_save_and_the_run_that_is_resumed_after_each_is_the_whole_one(tm
     assert aurank.train(config, tmp_path / "stopped", resume=True).steps == STEPS
     # Checking types in this process draws from Python's own generator; nothing of the training does.
     assert_same_run(tmp_path / "whole", tmp_path / "stopped", ignore=("python",))
+
+
+# Half of the first checkpoint is written.
+HALF = """
+import os, signal, torch
+def half(content, file):
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+torch.save = half
+"""
+SLURM = {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "here"}
+COMMANDS = {"scontrol": "echo localhost", "srun": 'shift; exec "$@"', "python": f'exec {sys.executable} "$@"'}
+
+
+@pytest.mark.slow
+def test_a_job_that_is_killed_in_its_first_checkpoint_is_submitted_again_as_it_is(tmp_path: Path) -> None:
+    """The job is that of the pages; the commands of SLURM are of one process."""
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps(tiny_config(train={"steps": 3})), encoding="utf-8")
+    (job,) = [block.code for block in blocks("text") if "#SBATCH" in block.code]
+    for name, script in COMMANDS.items():
+        (tmp_path / "bin" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{script}\n", encoding="utf-8")
+        (tmp_path / "bin" / name).chmod(0o755)
+    environment = {**os.environ, **SLURM, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    for name in ("whole", "killed"):
+        out = tmp_path / name / "runs/soprc"
+        out.parent.mkdir(parents=True)
+        if name == "killed":
+            assert run_aurank("train", config, "--out", out, "--resume", setup=HALF).wait() == -signal.SIGKILL
+            assert list(out.glob(".last.pt.*.part"))
+        text = job.replace("omniglot/soprc --", f"{config} --")
+        done = subprocess.run(
+            ["bash", "-c", text], cwd=tmp_path / name, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert not list(out.glob(".*"))
+    whole, killed = (tmp_path / name / "runs/soprc" for name in ("whole", "killed"))
+    for file in ("last.pt", "best.pt", "metrics.jsonl", "report.json", "config.yaml"):
+        assert (whole / file).read_bytes() == (killed / file).read_bytes(), file
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Two processes over gloo train one model."""
+"""Several processes over gloo train one model."""
 
 import json
 import signal
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from testing.processes import ended, start, steps_done
+from testing.processes import KILLED, ended, start, steps_done
+from testing.runs import assert_same_run
 from testing.tiny import SUM, tiny_config
 
 import aurank
@@ -147,6 +148,35 @@ def test_only_the_main_process_prints_and_writes(tmp_path: Path) -> None:
         model = f"aurank:{tmp_path / 'out' / 'best'}"
         alone = evaluate_model(model, ImageSelection(split=split), running=RunOptions(device="cpu"))
         assert alone.metrics == {name: found[name] for name in alone.metrics}
+
+
+CROPS = {"views": 4, "train_transform": {"name": "multi_crop", "params": {"local_size": 8, "blur": 0}}}
+KEPT: dict[str, dict[str, Any]] = {
+    "accumulated": {"data": CROPS},  # images of two sizes
+    "cached": {"memory": {"size": 50, "start_at": 2}, "train": {"micro_batch": 3}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sections", KEPT.values(), ids=KEPT)
+def test_three_processes_that_are_killed_while_gradients_add_up_go_on_bit_for_bit(
+    tmp_path: Path, sections: dict[str, Any]
+) -> None:
+    """Of three numbers the order of the sum shows. Every part of a state is in it: proxies, dropout, batch norms."""
+    config, whole, out = (tmp_path / name for name in ("config.yaml", "whole", "killed"))
+    train = {**sections.get("train", {}), "accumulate": 2, "ema": 0.9}
+    every = {"sampler": {"params": {"per_class": 2}}, "optim": {"clip_norm": 0.5}}
+    content = tiny_config(SUM, **every, **{**sections, "train": train})
+    config.write_text(json.dumps(content), encoding="utf-8")
+    undisturbed = ended(start(config, whole, 3))
+    assert [code for code, _, _ in undisturbed] == [0, 0, 0], undisturbed
+    killed = ended(start(config, out, 3, setup=KILLED))
+    assert -signal.SIGKILL in [code for code, _, _ in killed], killed
+    assert load_checkpoint(out / "last.pt")["progress"]["step"] == 3
+    resumed = ended(start(config, out, 3, common=["--resume"]))
+    assert [code for code, _, _ in resumed] == [0, 0, 0], resumed
+    assert "resumed from step 3 of 8" in resumed[0][2]
+    assert_same_run(whole, out)
 
 
 LARGE = {

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from testing.processes import ended, start
-from testing.runs import assert_equal, records
+from testing.processes import KILLED, ended, start
+from testing.runs import assert_equal, assert_same_run, records
 from testing.tiny import tiny_config
 from testing.two_towers import pairs_config, trainer_of, write_table
 from torch import Tensor, nn
@@ -128,6 +128,18 @@ def test_an_interrupted_run_resumes_bit_for_bit(root: Path, tmp_path: Path) -> N
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "stopped" / name).read_bytes()
     value = load_checkpoint(tmp_path / "whole" / "last.pt")["loss"]["temperature.parameter"].exp()
     assert records(tmp_path / "whole", "train")[-1]["temperature"] == pytest.approx(float(value))
+
+
+@pytest.mark.slow
+def test_three_processes_that_are_killed_go_on_bit_for_bit(root: Path, tmp_path: Path) -> None:
+    config, whole, out = (tmp_path / name for name in ("config.yaml", "whole", "killed"))
+    sections = {"train": {"accumulate": 2, "checkpoint_every": 4}, "optim": {"temperature_lr": 0.01}}
+    config.write_text(json.dumps(pairs_config(root, "clip", **sections)), encoding="utf-8")
+    undisturbed, killed = (ended(start(config, path, 3, setup=setup)) for path, setup in ((whole, ""), (out, KILLED)))
+    resumed = ended(start(config, out, 3, common=["--resume"]))
+    assert [code for code, _, _ in (*undisturbed, *resumed)] == [0] * 6, (undisturbed, killed, resumed)
+    assert "resumed from step 4 of 8" in resumed[0][2]
+    assert_same_run(whole, out)
 
 
 @pytest.mark.slow

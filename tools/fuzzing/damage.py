@@ -1,10 +1,18 @@
-"""Random damage: to bytes, to the words of a text, to the values of a tree (JSON, YAML, a checkpoint)."""
+"""Random damage: to the place of a file, to bytes, to the words of a text, to the values of a tree."""
 
 import copy
 import random
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from fuzzing.formats import FORMATS, TEXTS
+
+_NAMES = ("x", ".hidden.jpg", "é.jpg", "0002_c1s1.jpg", "_.jpg", "9" * 30 + "_c1s1_0_0.jpg", "a" * 200)
 HOSTILE_WORDS = (
     *("", " ", "nan", "inf", "-1", "0", "1e999", "9" * 30, "9" * 5000, "0x10", "true", "null", "~", "[]", "{}"),
     *("\x00", "a\x00b", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\r", "\u202e", "\ufeff", "\ud7ff", "é" * 300),
@@ -28,9 +36,57 @@ HOSTILE_WORDS = (
 )
 HOSTILE_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63), 10**30, 0.5, -0.5, 1e300, float("nan"), float("inf")),
-    *("", "x", "1", [], [1], [[1], 2], {}, {"a": 1}, {"name": "x", "params": {}}, "a" * 5000, "\x1b[31m"),
+    *("", "x", "1", [], [1], [[1], 2], {}, {"a": 1}, {"name": "x", "params": {}}, "a" * 5000, "\x1b[31m", "\ud800"),
+)
+HOSTILE_ARRAYS: tuple[Any, ...] = (
+    *(np.zeros(0), np.zeros((0, 4)), np.zeros((12, 0)), np.zeros((12, 4, 2)), np.float64(3), np.zeros(5)),
+    *(np.full((12, 4), np.nan), np.full((12, 4), 1e38), np.arange(12) * 1.5, np.arange(12) - 5, np.ones((2, 2, 2))),
+    *(np.array(["x\x1b[31m"] * 12), np.zeros(12, dtype="datetime64[s]"), np.zeros(12, dtype=complex)),
+    *(np.zeros(12, dtype=[("a", "i4")]), np.full(12, 2**63, dtype=np.uint64), np.zeros((12, 4), dtype="f2")),
+    *(np.array([["x", 1]], dtype=object), np.array([[-5, 10**9]]), np.array([[None]])),
 )
 _NUMBERS = (0, 1, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF)
+
+
+def damage_file(path: Path, files: list[Path], chance: random.Random) -> None:
+    """Damage one file in any way; `files` are those beside it, whose places and bytes it may get."""
+    if chance.random() < 0.15:
+        return _move(path, files, chance)
+    content, (read, write) = path.read_bytes(), FORMATS.get(path.suffix, (None, None))
+    if read is not None and chance.random() < 0.65:
+        with suppress(Exception):  # what cannot be opened or written keeps its format, and its bytes are damaged
+            values = (*HOSTILE_VALUES, *HOSTILE_ARRAYS) if path.suffix in _OF_ARRAYS else HOSTILE_VALUES
+            path.write_bytes(write(damage_tree(read(content), chance, values), content))
+            return None
+    if path.suffix in TEXTS and chance.random() < 0.7:
+        with suppress(UnicodeDecodeError):
+            path.write_bytes(damage_text(content.decode(), chance).encode("utf-8", "surrogatepass"))
+            return None
+    path.write_bytes(damage_bytes(content, chance, chance.choice(files).read_bytes()))
+
+
+_OF_ARRAYS = (".npz", ".npy", ".mat")
+
+
+def _move(path: Path, files: list[Path], chance: random.Random) -> None:
+    """Remove, rename, double, empty, swap or turn into something else one file."""
+    how = chance.randrange(7)
+    if how == 0:
+        path.unlink()
+    elif how == 1:
+        path.rename(path.with_name(chance.choice(_NAMES)))
+    elif how == 2:
+        shutil.copy(path, path.with_name(chance.choice(_NAMES)))
+    elif how == 3:
+        path.write_bytes(b"")
+    elif how == 4:
+        path.write_bytes(chance.choice(files).read_bytes())
+    elif how == 5:
+        path.unlink()
+        path.mkdir()
+    else:
+        path.unlink()
+        path.symlink_to(chance.choice(("/dev/null", "/dev/zero", "/etc", "nowhere", path.name)))
 
 
 def damage_bytes(content: bytes, chance: random.Random, other: bytes = b"") -> bytes:

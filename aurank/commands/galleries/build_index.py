@@ -1,7 +1,8 @@
 """Making an index of images and changing it: what ``aurank index`` calls."""
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -10,16 +11,18 @@ from typing import Any
 import numpy as np
 
 from aurank.arrays import select_rows
+from aurank.claim import claimed
 from aurank.commands.galleries.postprocess import fitted_on_training, read_postprocessing
 from aurank.commands.galleries.search import ImageIndex
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, refuse_preprocessing, split_name
 from aurank.config import DataConfig
 from aurank.data import ImageSource, Manifest
 from aurank.data.saved_embeddings import MadeBy
-from aurank.embedding.cache import image_marks
+from aurank.data.shards import INDEX
+from aurank.embedding.cache import image_marks, row_sums
 from aurank.embedding.embed import Embedded, described
 from aurank.embedding.image_text_pairs import each_image_once
-from aurank.embedding.index_folder import ABOUT, describe_source, write_index_folder, writing
+from aurank.embedding.index_folder import ABOUT, SourceRecord, describe_source, read_about, write_index_folder
 from aurank.embedding.index_rows import EXACT, IndexedRows, Table, change_rows, index_rows, measured_recall
 from aurank.embedding.select_images import ALL, ImageSelection, select
 from aurank.embedding.stored.stored_model import StoredModel
@@ -74,7 +77,7 @@ def build_index(
         ...     photos = ImageSelection(f"folder:{folder}/photos")
         ...     index = build_index("timm:test_vit,pretrained=false", photos, out=Path(folder, "index"))
         ...     sorted(file.name.partition("-")[0] for file in Path(folder, "index").iterdir())
-        ['.lock', 'index.json', 'model', 'rows']
+        ['index.json', 'model', 'rows']
     """
     running = running or RunOptions()
     images = images or ImageSelection()
@@ -87,21 +90,20 @@ def build_index(
     if steps is None and fit_on is not None:
         raise UserError(f"--fit-on {fit_on} goes with --postprocess, whose steps are fitted on it")
     _check_factory(factory, distance)
-    _require_free(out, overwrite=overwrite)
-    prepared = prepare_model(model, images, running)
-    if steps is not None:
-        steps = fitted_on_training(steps, prepared)
-    source, digests = prepared.dataset.manifest.source, {}
-    if running.group.rank == 0:  # before any is embedded: of a file that is replaced meanwhile, that of the old one
-        digests = {path: _digest(source, path) for path in prepared.dataset.manifest.paths}
-    embedded, notes = prepared.embed() if embeddings is None else embedded_before(prepared, embeddings)
-    running.tell(*prepared.remarks, *notes[1:])
-    if running.group.rank > 0:
-        return None
-    stored = prepared.stored()
-    with writing(out):
+    is_first = running.group.rank == 0
+    with claimed(out, "builds an index in it") if is_first else nullcontext():
         _require_free(out, overwrite=overwrite)
-        table = _table(embedded, digests, number=0)
+        prepared = prepare_model(model, images, running)
+        if steps is not None:
+            steps = fitted_on_training(steps, prepared)
+        source, digests = prepared.dataset.manifest.source, {}
+        if is_first:  # before any is embedded: of a file that is replaced meanwhile, that of the old one
+            digests = {path: _digest(source, path) for path in prepared.dataset.manifest.paths}
+        embedded, notes = prepared.embed() if embeddings is None else embedded_before(prepared, embeddings)
+        running.tell(*prepared.remarks, *notes[1:])
+        if not is_first:
+            return None
+        stored, table = prepared.stored(), _table(embedded, digests, number=0)
         rows = index_rows(table, embedded.embeddings, steps, factory, distance=distance, seed=seed)
         about = _write(out, {"distance": distance, "sources": [describe_source(source)], "seed": seed}, rows, stored)
     return ImageIndex(out, about, rows, device=running.torch_device, allow_code=running.allow_code)
@@ -175,7 +177,7 @@ def add_images(
     images = replace(images, split=images.split or ALL)
     if images.data is None:
         raise UserError("say which images to add: --data READER:PATH, such as folder:photos")
-    with writing(folder, create=False):
+    with _changing(folder):
         index = ImageIndex.open(folder, roots=roots, device="cpu", allow_code=running.allow_code)
         selected = select(images, None)
         refuse_preprocessing(images, index.load_model().name)
@@ -192,6 +194,9 @@ def add_images(
             if roots:
                 _write(folder, index.about, index.rows)
             return IndexChange(len(index), present=present)
+        if any(digests[path] and known[path] != digests[path] for path in manifest.paths if known.get(path)):
+            # By length and time, as the cache tells files apart, one that has changed may be what it was.
+            running = replace(running, cache=None)
         prepared = _prepared(index.load_model(), manifest.select(wanted), selected.data, running)
         embedded, _ = prepared.embed()
         new = _table(embedded, digests, number=number)
@@ -229,7 +234,7 @@ def remove_images(
         Traceback (most recent call last):
         aurank.errors.UserError: no index at no such folder: there is no such folder; make one with aurank index ...
     """
-    with writing(folder, create=False):
+    with _changing(folder):
         index = ImageIndex.open(folder, roots=roots, device="cpu")
         known = set(index.images["path"].tolist())
         if unknown := [path for path in paths if path not in known]:
@@ -252,19 +257,22 @@ def remove_images(
     return IndexChange(len(rows.embeddings), removed=removed)
 
 
+@contextmanager
+def _changing(folder: Path) -> Iterator[None]:
+    """A context in which no other command changes the index; UserError where one does, or where there is none."""
+    read_about(folder)  # a folder that is none is not created
+    with claimed(folder, "changes the index", name="the index"):
+        yield
+
+
 def embedded_before(prepared: PreparedModel, path: Path) -> tuple[Embedded, list[str]]:
     """Return what was saved of the images chosen, by their paths, with notes; UserError unless it is of this model."""
-    saved, own = Embedded.load(path), prepared.made_by
-    if saved.made_by is None or saved.marks is None:
+    saved, manifest = Embedded.load(path), prepared.dataset.manifest
+    # The parts of a folder have checksums of their own, which were compared when it was opened.
+    in_parts = path.is_dir() or path.name == INDEX
+    if saved.made_by is None or saved.marks is None or (saved.sums is None and not in_parts):
         raise UserError(f"--embeddings {path} does not say what it was made of: write it with aurank embed")
-    made = MadeBy.parse(str(saved.made_by), str(path))
-    if (made.weights_sha256, made.preprocessing) != (own.weights_sha256, own.preprocessing):
-        said = f"--embeddings {path} was made by {made.model}, with other weights or preprocessing than --model"
-        raise UserError(f"{said} {prepared.name}: embed the images by that one")
-    if made.precision != own.precision:
-        said = f"--embeddings {path} was made {made.precision or 'in float32 of the images themselves'}, and here it is"
-        raise UserError(f"{said} {own.precision or 'in float32 of the images themselves'}: embed the images like that")
-    manifest = prepared.dataset.manifest
+    _require_made_alike(prepared, MadeBy.parse(str(saved.made_by), str(path)), path)
     place = {name: row for row, name in enumerate(saved.paths.tolist())}
     if len(place) < len(saved.paths):
         raise UserError(f"--embeddings {path} holds an image twice; embed each image once")
@@ -275,13 +283,32 @@ def embedded_before(prepared: PreparedModel, path: Path) -> tuple[Embedded, list
         remedy = "embed them again, or leave out what could not be read by data.on_error=skip"
         raise UserError(f"--embeddings {path} lacks {count}, such as {lacking!r}: {remedy}")
     there = np.array([place[manifest.paths[row]] for row in rows])
-    is_other = image_marks(prepared.dataset)[rows] != saved.marks[there]
-    if is_other.any():
-        count, first = f"{int(is_other.sum()):,} of {len(rows):,} images", str(saved.paths[there[is_other][0]])
-        said = f"--embeddings {path}: {count} are other files than were embedded, such as {first!r}"
-        raise UserError(f"{said} (another length, time or checksum): embed them again")
     found = described(manifest, np.array(rows), select_rows(saved.embeddings, there))
-    return found, prepared.notes(found, manifest)
+    marks = saved.marks[there]
+
+    def require_none(is_other: np.ndarray, what: str, how: str) -> None:
+        if is_other.any():
+            count, first = f"{int(is_other.sum()):,} of {len(rows):,}", str(found.paths[is_other][0])
+            raise UserError(f"--embeddings {path}: {count} {what}, such as {first!r} ({how}): embed them again")
+
+    is_other = image_marks(prepared.dataset)[rows] != marks
+    require_none(is_other, "images are other files than were embedded", "another length, time or checksum")
+    if saved.sums is not None:
+        is_other = row_sums(np.asarray(found.embeddings), found.paths, marks) != saved.sums[there]
+        require_none(is_other, "rows are not what was embedded of their images", "changed, or in another order")
+    told = f"--embeddings {path}: rows are matched to images by path and by each file's length and time"
+    return found, [*prepared.notes(found, manifest), f"{told}; a photo that changed without either keeps its old row"]
+
+
+def _require_made_alike(prepared: PreparedModel, made: MadeBy, path: Path) -> None:
+    """Raise UserError where embeddings were made by another model than the one that was prepared, or otherwise."""
+    own = prepared.made_by
+    if (made.weights_sha256, made.preprocessing) != (own.weights_sha256, own.preprocessing):
+        said = f"--embeddings {path} was made by {made.model}, with other weights or preprocessing than --model"
+        raise UserError(f"{said} {prepared.name}: embed the images by that one")
+    if made.precision != own.precision:
+        said = f"--embeddings {path} was made {made.precision or 'in float32 of the images themselves'}, and here it is"
+        raise UserError(f"{said} {own.precision or 'in float32 of the images themselves'}: embed the images like that")
 
 
 def _prepared(model: StoredModel, manifest: Manifest, data: DataConfig, running: RunOptions) -> PreparedModel:
@@ -293,7 +320,7 @@ def _prepared(model: StoredModel, manifest: Manifest, data: DataConfig, running:
     )
 
 
-def _numbered_source(sources: list[dict[str, str]], source: ImageSource) -> tuple[list[dict[str, str]], int]:
+def _numbered_source(sources: list[SourceRecord], source: ImageSource) -> tuple[list[SourceRecord], int]:
     """Return the sources of an index with this one among them, and its number."""
     described = describe_source(source)
     if described not in sources:

@@ -126,7 +126,7 @@ class ImageIndex:
                     self._model.module.to(self.device)
             return self._model
 
-    def read_image(self, row: int, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    def read_image(self, row: int, *, max_pixels: int = MAX_PIXELS, on_white: bool = False) -> np.ndarray:
         """Return the pixels of an image, uint8 [height, width, channel]; UserError where it is gone or unreadable."""
         if not 0 <= row < len(self):
             raise UserError(f"the index holds images 0 to {len(self) - 1}; there is no image {row}")
@@ -135,7 +135,7 @@ class ImageIndex:
             place = self.about["sources"][int(self.images["source"][row])]["place"]
             raise UserError(f"image {path!r} is gone: {place} is not there any more; say where it is with --root")
         with quiet_decoding():
-            return decode(source, path, None, max_pixels=max_pixels)
+            return decode(source, path, None, max_pixels=max_pixels, on_white=on_white)
 
     @property
     def description(self) -> str:

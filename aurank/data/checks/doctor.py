@@ -1,6 +1,5 @@
 """What is wrong or odd in a data set, found before a long run finds it."""
 
-import functools
 import itertools
 import os
 import posixpath
@@ -12,7 +11,7 @@ import numpy as np
 from jaxtyping import Int64, Shaped
 
 from aurank.data.captions import text_key
-from aurank.data.checks.findings import Advice, DoctorReport, Finding, finding_of
+from aurank.data.checks.findings import Advice, DoctorReport, Finding, finding_of, surplus
 from aurank.data.manifest import Manifest
 from aurank.data.sources import FolderSource, ImageSource
 
@@ -27,7 +26,10 @@ _ODD = Advice(
     "Folders that are no classes are taken for labels.", "Name the folder that holds a folder for each class."
 )
 _SHARED = Advice("Scores are of classes that training has seen.", "Split by class, unless this is meant.")
-_REPEATED = Advice("An image is a perfect match of itself.", "List each once; --fix keeps the first row of each.")
+_REPEATED = Advice("An image is a perfect match of itself.", "List each once; --fix leaves out the others.")
+_SPELT = Advice(
+    "If one thing is meant, its images count as negatives of each other.", "Give them one name, or names that differ."
+)
 _SPLIT_NAMES = {
     *("train", "training", "val", "valid", "validation", "dev", "test", "testing"),
     *("query", "queries", "gallery", "index", "database", "distractors"),
@@ -56,7 +58,9 @@ def examine(
     empty = [split for split in ("train", "test")[: 1 + train_labels] if split not in splits]
     lost = [row for rows in missing.values() for row in rows]
     findings = [
-        finding_of("missing files", list(missing), _MISSING, is_error=True, rows=list(missing.values()), drop=lost),
+        finding_of(
+            "missing files", list(missing), _MISSING, is_error=True, rows=[*missing.values()], fix="missing", drop=lost
+        ),
         *_repeated_rows(manifest),
         finding_of("empty splits", empty, _EMPTY),
     ]
@@ -68,6 +72,7 @@ def examine(
     held = [classes[label] for label in np.unique(labels[labelled]).tolist()]
     if ask_classes and held and (odd := odd_classes(held)) is not None:
         findings.append(finding_of(f"{odd[0]}, so the folder may be a level too high", odd[1], _ODD))
+    findings.append(_spelt_alike(manifest, np.flatnonzero(labelled)))
     for one, other in _PAIRS:
         shared = np.intersect1d(labels[labelled & (splits == one)], labels[labelled & (splits == other)])
         names = [classes[label] for label in shared.tolist()]
@@ -123,23 +128,17 @@ def repeated_image(manifest: Manifest) -> str | None:
 
 
 def _identities(source: ImageSource, paths: Sequence[str]) -> list[str]:
-    """Return what tells images apart: the file that a path leads to, or the member of an archive."""
+    """Return what tells images apart: the file that a path leads to, by links too, or the member of an archive."""
     if not isinstance(source, FolderSource):
         return [posixpath.normpath(path) for path in paths]
-    root = source.root
-
-    @functools.cache  # one look at a folder for all of its images
-    def resolved(parent: str) -> tuple[str, dict[str, str]]:
-        """Where a folder really is, and of the links in it where they lead."""
+    found = []
+    for path in paths:
         try:
-            with os.scandir(root / parent) as entries:
-                links = {entry.name: os.path.realpath(entry.path) for entry in entries if entry.is_symlink()}
-            return os.path.realpath(root / parent), links
-        except (OSError, ValueError):  # missing, or no folder: so are its images, which is said when they are read
-            return str(root / parent), {}
-
-    places = ((*resolved(parent), name) for parent, name in map(posixpath.split, paths))
-    return [links.get(name) or f"{folder}/{name}" for folder, links, name in places]
+            file = os.stat(os.path.join(source.root, path))  # noqa: PTH116, PTH118  # there may be half a million
+            found.append(f"{file.st_dev} {file.st_ino}")
+        except (OSError, ValueError):  # missing, which is said when it is read
+            found.append(posixpath.normpath(path))
+    return found
 
 
 def _counts(manifest: Manifest, labelled: Shaped[np.ndarray, " image"]) -> dict[str, int]:
@@ -160,7 +159,7 @@ def _repeated_rows(manifest: Manifest) -> list[Finding]:
     """Return the images that stand twice; of pairs those, and the images that one split has seen of another."""
     paths, splits = manifest.paths, manifest.splits.tolist()
     if manifest.texts is None:
-        return [_repeated("duplicate paths", manifest.regions, paths)]
+        return [_repeated("duplicate paths", manifest, manifest.regions)]
     pairs = [f"{path}: {text_key(text)}" for path, text in zip(paths, manifest.texts, strict=True)]
     places: dict[str, dict[str, list[int]]] = {}
     for row, (path, split) in enumerate(zip(paths, splits, strict=True)):
@@ -168,15 +167,33 @@ def _repeated_rows(manifest: Manifest) -> list[Finding]:
     several = {path: held for path, held in places.items() if len(held) > 1}
     rows = [[row for part in held.values() for row in part] for held in several.values()]
     drop = [row for held in several.values() for row in held.get("train", list(held.values())[-1])]
-    seen = finding_of("images in several splits", list(several), _REPEATED, is_error=True, rows=rows, drop=drop)
-    return [_repeated("duplicate pairs", pairs, paths), seen]
+    names = list(several)
+    seen = finding_of("images in several splits", names, _REPEATED, is_error=True, rows=rows, fix="leaks", drop=drop)
+    return [_repeated("duplicate pairs", manifest, pairs), seen]
 
 
-def _repeated(check: str, names: Sequence[str], paths: Sequence[str]) -> Finding:
+def _spelt_alike(manifest: Manifest, rows: Int64[np.ndarray, " labelled"]) -> Finding:
+    """Return the classes whose names differ only in letter case, blanks or Unicode form (a composed é or not)."""
+    labels, first = np.unique(manifest.labels[rows], return_index=True)
+    alike: dict[str, dict[str, int]] = {}
+    for label, row in zip(labels.tolist(), rows[first].tolist(), strict=True):
+        alike.setdefault(text_key(manifest.classes[label]), {})[manifest.classes[label]] = row
+    several = [named for named in alike.values() if len(named) > 1]
+    # Escaped where need be: two forms of one letter look the same.
+    names = [" = ".join(name if name.isascii() else ascii(name) for name in named) for named in several]
+    return finding_of("classes spelt alike", names, _SPELT, rows=[list(named.values()) for named in several])
+
+
+def _repeated(check: str, manifest: Manifest, names: Sequence[str]) -> Finding:
     rows: dict[str, list[int]] = {}
     counts = Counter(names)
     for row, name in enumerate(names):
         if counts[name] > 1:
             rows.setdefault(name, []).append(row)
-    drop = [row for held in rows.values() for row in held[1:]]
-    return finding_of(check, list(rows), _REPEATED, is_error=True, rows=list(rows.values()), drop=drop)
+    drop = []
+    for held in rows.values():
+        alike: dict[tuple[str, int], list[int]] = {}  # what stands in two splits or classes is a leak or a conflict
+        for row in held:
+            alike.setdefault((manifest.splits[row], manifest.labels[row]), []).append(row)
+        drop += [row for each in alike.values() for row in surplus(manifest, each, by_path=False)]
+    return finding_of(check, [*rows], _REPEATED, is_error=True, rows=[*rows.values()], fix="repeats", drop=drop)

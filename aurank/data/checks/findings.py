@@ -1,12 +1,35 @@
 """What the doctor found: findings with their consequence and remedy, and what a cleaned table leaves out."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from aurank.data.manifest import Manifest
+from aurank.errors import UserError
+from aurank.names import meant, nearest
 
 _EXAMPLES = 3
+_KEPT_SPLITS = ("test", "val", "train")  # of an image in several, the first keeps it
+
+FIXES = {
+    "missing": "missing files",
+    "unreadable": "images that cannot be decoded",
+    "repeats": "an image more than once in a split and class: all rows but one",
+    "near-repeats": "the same of nearly the same image",
+    "leaks": "an image in two splits: all rows but one, of test before val before train",
+    "near-leaks": "the same of nearly the same image",
+    "conflicts": "an image under two classes: all its rows",
+    "near-conflicts": "the same of nearly the same image",
+    "blurred": "blurred images",
+    "dark": "dark images",
+    "tiny": "tiny images",
+    "odd-shapes": "images of an odd shape",
+    "embeddings": "images whose embedding is NaN, infinite or zero (--model)",
+    "labels": "doubtful labels (--model)",
+}
+"""The names of what a cleaned table can leave out, and what that is."""
+NEED_MODEL = ("embeddings", "labels")
+"""Those of FIXES that only embeddings show."""
 
 
 class Advice(NamedTuple):
@@ -22,6 +45,7 @@ class Finding:
 
     Attributes:
         rows: of the data set, those of each thing found; empty where a finding is of no rows.
+        fix: its name among FIXES, "" where a cleaned table leaves nothing out for it.
         drop: rows that a cleaned table leaves out for it.
 
     Example:
@@ -36,6 +60,7 @@ class Finding:
     consequence: str = ""
     remedy: str = ""
     rows: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
+    fix: str = ""
     drop: tuple[int, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
@@ -82,10 +107,14 @@ class DoctorReport:
         """Return the report with further findings behind its own; those of nothing are left out."""
         return replace(self, findings=(*self.findings, *(found for found in more if found.count)))
 
-    def kept(self) -> Manifest:
-        """Return the data set without the rows that findings would drop."""
+    def left_out(self, fix: str) -> set[int]:
+        """Return the rows that the findings of one name of FIXES leave out."""
+        return {row for finding in self.findings if finding.fix == fix for row in finding.drop}
+
+    def kept(self, fixes: Collection[str]) -> Manifest:
+        """Return the data set without the rows that the findings of these names leave out."""
         assert self.manifest is not None
-        dropped = {row for finding in self.findings for row in finding.drop}
+        dropped = set().union(*map(self.left_out, fixes))
         return self.manifest.select([row for row in range(len(self.manifest)) if row not in dropped])
 
     def __str__(self) -> str:
@@ -102,13 +131,60 @@ def finding_of(
     *,
     is_error: bool = False,
     rows: Sequence[Sequence[int]] = (),
+    fix: str = "",
     drop: Sequence[int] = (),
 ) -> Finding:
-    """Return the finding of some things by their names.
+    """Return the finding of some things by their names; `--fix` in its remedy is written out with the name of the fix.
 
     Example:
         >>> finding_of("empty splits", ["test"]).count
         1
     """
     groups, left_out = tuple(tuple(group) for group in rows), tuple(drop)
-    return Finding(check, len(found), tuple(found[:_EXAMPLES]), is_error, *advice, rows=groups, drop=left_out)
+    told = advice.consequence, advice.remedy.replace("--fix", f"--fix {fix}")
+    return Finding(check, len(found), tuple(found[:_EXAMPLES]), is_error, *told, rows=groups, fix=fix, drop=left_out)
+
+
+def read_fixes(text: str) -> list[str]:
+    """Return the names in "repeats,unreadable"; UserError for one that is not among FIXES.
+
+    Example:
+        >>> read_fixes("repeats, unreadable")
+        ['repeats', 'unreadable']
+    """
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in FIXES:
+            hint = "; the table to write is --out FILE.csv" if name.endswith(".csv") else meant(nearest(name, FIXES))
+            raise UserError(f"--fix {text}: no finding is named {name!r}{hint}; expected some of {', '.join(FIXES)}")
+    return list(dict.fromkeys(names))
+
+
+def surplus(manifest: Manifest, rows: Sequence[int], *, by_path: bool = True) -> list[int]:
+    """Return which rows of one image a cleaned table leaves out: all that stand beside one that it keeps.
+
+    A test row is kept before one of validation and of training, and a query before others.
+
+    Args:
+        by_path: a path that is kept once is kept in all its rows of the split, which differ in their box or text.
+    """
+    order = {split: place for place, split in enumerate(_KEPT_SPLITS)}
+    ordered = sorted(rows, key=lambda row: (order[str(manifest.splits[row])], not manifest.is_query[row], row))
+    kept: list[int] = []
+    left: list[int] = []
+    for row in ordered:
+        place = manifest.paths[row], manifest.splits[row]
+        is_kept = by_path and place in {(manifest.paths[other], manifest.splits[other]) for other in kept}
+        (left if not is_kept and any(stand_alike(manifest, row, other) for other in kept) else kept).append(row)
+    return left
+
+
+def stand_alike(manifest: Manifest, one: int, other: int) -> bool:
+    """Return whether two rows are of one camera (group) and, within a split, both query, both gallery, or both both.
+
+    Nearly the same picture by two cameras, or as query and in the gallery, is what is to be found, and no repetition.
+    """
+    groups, query, gallery = manifest.groups, manifest.is_query, manifest.is_gallery
+    same_camera = groups is None or groups[one] == groups[other]
+    same_roles = query[one] == query[other] and gallery[one] == gallery[other]
+    return bool(same_camera and (same_roles or manifest.splits[one] != manifest.splits[other]))

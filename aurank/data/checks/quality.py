@@ -12,15 +12,16 @@ BLURRED, DARK, TINY, LONG = 0.52, 0.3, 64, 2.5
 _ADVICE = {
     "blurred": Advice(
         "An embedding of a blurred image says little of its class, and pulls others there in training.",
-        "Look at them; replace them, or leave them out.",
+        "Look at them; replace them, or leave them out (--fix).",
     ),
-    "dark": Advice("A network sees next to nothing in them.", "Brighten or replace them, or leave them out."),
+    "dark": Advice("A network sees next to nothing in them.", "Brighten or replace them, or leave them out (--fix)."),
     "tiny": Advice(
-        "They are enlarged to the size of the others and look blurred.", "Fetch them in full size, or leave them out."
+        "They are enlarged to the size of the others and look blurred.",
+        "Fetch them in full size, or leave them out (--fix).",
     ),
-    "odd": Advice(
+    "odd-shapes": Advice(
         "Resized or cropped to a square, most of such an image is squeezed or cut away.",
-        "Crop them to what they show, or leave them out.",
+        "Crop them to what they show, or leave them out (--fix).",
     ),
 }
 
@@ -59,11 +60,11 @@ def examine_quality(looks: Mapping[str, Look], rows: Mapping[str, Sequence[int]]
         groups = [rows[paths[place]] for place in places]
         names = [f"{paths[place]}: {words(place)}" for place in places]
         drop = [row for group in groups for row in group]
-        return finding_of(check, names, _ADVICE[kind], rows=groups, drop=drop)
+        return finding_of(check, names, _ADVICE[kind], rows=groups, fix=kind, drop=drop)
 
     return [
         found("blurred", "blurred images", is_blurred, lambda at: f"blur {blur[at]:.2f}, usual {usual_blur:.2f}"),
         found("dark", "dark images", is_dark, lambda at: f"brightest parts at {100 * bright[at]:.0f} %"),
         found("tiny", "tiny images", is_tiny, lambda at: f"{sides[at, 1]} × {sides[at, 0]} pixels"),
-        found("odd", "images of an odd shape", is_long, lambda at: f"{sides[at, 1]} × {sides[at, 0]} pixels"),
+        found("odd-shapes", "images of an odd shape", is_long, lambda at: f"{sides[at, 1]} × {sides[at, 0]} pixels"),
     ]

@@ -11,7 +11,7 @@ from jaxtyping import Int64, UInt8
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from aurank.data.checks.findings import Advice, Finding, finding_of
+from aurank.data.checks.findings import Advice, Finding, finding_of, stand_alike, surplus
 from aurank.data.checks.looks import Looks, for_each, grey, look_at_images
 from aurank.data.checks.quality import examine_quality
 from aurank.data.checks.same_picture import SIDE, close_hashes, likeness, square
@@ -24,7 +24,7 @@ HASH_BITS_APART = 16  # of 64; a copy cropped by 6 % at each side has up to 20, 
 ALIKE = 0.95  # least likeness; of copies all but 1 in 200 have more, of pairs of different photos 1 in 100,000
 LEAST_SIDE = 32  # pixels; smaller pictures of one kind are too alike to tell copies
 _BLOCK = 8192  # pairs, and images, at a time
-_KEPT_SPLITS = ("test", "val", "train")  # of an image in several, the first keeps it
+_FIXES = {"splits": "leaks", "classes": "conflicts", "within": "repeats"}  # of nearly the same images "near-…"
 
 Groups = list[list[int]]  # rows that show one image
 _LEAK = Advice(
@@ -71,13 +71,22 @@ def examine_contents(
         Advice("Training and measuring stop at them.", "Replace them, or set data.on_error=skip."),
         is_error=True,
         rows=[rows[path] for path in looks.unreadable],
+        fix="unreadable",
         drop=[row for path in looks.unreadable for row in rows[path]],
     )
     same: defaultdict[bytes, list[str]] = defaultdict(list)
     for path, look in looks.of.items():
         same[look.digest].append(path)
-    # One path is one file, or a duplicate path, which has its own check.
-    exact = [sorted(itertools.chain(*(rows[path] for path in alike))) for alike in same.values() if len(alike) > 1]
+    regions = manifest.regions
+
+    def differ(held: Sequence[int]) -> bool:
+        """Return whether one image is listed in two splits or classes."""
+        is_one = manifest.texts is None and len({regions[row] for row in held}) == 1
+        return is_one and len({(manifest.splits[row], labels[row]) for row in held}) > 1
+
+    # One path that is listed again in the same split and class is a duplicate path, which has its own check.
+    several = [alike for alike in same.values() if len(alike) > 1 or differ(rows[alike[0]])]
+    exact = [sorted(itertools.chain(*(rows[path] for path in alike))) for alike in several]
     told_apart = (alike[0] for alike in same.values())
     firsts = [path for path in told_apart if min(looks.of[path].height, looks.of[path].width) >= LEAST_SIDE]
     near = _near(manifest, looks, firsts, max_pixels, candidates)
@@ -162,8 +171,10 @@ def _of_groups(manifest: Manifest, labels: Int64[np.ndarray, " image"], what: st
     def of(kind: str, check: str, chosen: Iterable[bool]) -> Finding:
         selected = list(chosen)
         held = list(itertools.compress(groups, selected))
-        drop = [row for rows in held for row in _surplus(manifest, rows, keep=kind != "classes")]
-        return finding_of(check, list(itertools.compress(texts, selected)), _ADVICE[kind], rows=held, drop=drop)
+        fix = f"{'near-' * what.startswith('nearly')}{_FIXES[kind]}" if kind in _FIXES else ""
+        drop = [row for rows in held for row in _left_out(manifest, labels, rows, kind)]
+        names = list(itertools.compress(texts, selected))
+        return finding_of(check, names, _ADVICE[kind], rows=held, fix=fix, drop=drop)
 
     return [
         *(
@@ -186,12 +197,15 @@ def _between_sides(manifest: Manifest, rows: Sequence[int]) -> bool:
     return bool((query & ~gallery).any() and (gallery & ~query).any())
 
 
-def _surplus(manifest: Manifest, rows: Sequence[int], *, keep: bool) -> list[int]:
-    """Return the rows that a cleaned table leaves out: all but those of the image kept."""
-    if not keep:
-        return list(rows)
-    order = {split: place for place, split in enumerate(_KEPT_SPLITS)}
-    kept = manifest.paths[
-        min(rows, key=lambda row: (order[str(manifest.splits[row])], not manifest.is_query[row], row))
-    ]
-    return [row for row in rows if manifest.paths[row] != kept]
+def _left_out(manifest: Manifest, labels: Int64[np.ndarray, " image"], rows: Sequence[int], kind: str) -> list[int]:
+    """Return which rows of one image a cleaned table leaves out for a kind of finding."""
+    if kind == "splits":
+        return surplus(manifest, rows)
+    if kind == "within":  # two classes are no repetition: nobody knows which is right
+        of_class = [[row for row in rows if labels[row] == label] for label in np.unique(labels[rows])]
+        return [row for held in of_class for row in surplus(manifest, held)]
+    if kind == "classes":
+        known = [row for row in rows if labels[row] >= 0]
+        strangers = ((row, [other for other in known if labels[other] != labels[row]]) for row in known)
+        return [row for row, others in strangers if any(stand_alike(manifest, row, other) for other in others)]
+    return []

@@ -12,7 +12,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from aurank.data.manifest import Manifest
 from aurank.data.sources import FileMark, file_marks
 from aurank.data.transforms.base import AREA, INTERPOLATIONS, resize_shorter
 from aurank.errors import AurankError, UserError, first_line
-from aurank.files import write_text
+from aurank.files import EXACT, checked, reading, write_text
 
 SETTINGS, INDEX, IMAGES = "prepared.json", "index.bin", "images.bin"
 RECORD = np.dtype(
@@ -62,6 +62,8 @@ class Preparation:
         >>> str(Preparation(short_side=256, channels=3))
         'shorter side 256, 3 channels, by area, raw'
     """
+
+    __pydantic_config__ = EXACT
 
     short_side: int
     channels: int
@@ -119,25 +121,24 @@ class Preparation:
     def load(folder: Path) -> "Preparation":
         """Return the settings of a folder; UserError where it holds no prepared images."""
         path = folder / SETTINGS
-        try:
+        if not path.is_file():
+            where = f"{folder} holds no prepared images" if folder.is_dir() else f"there is no folder {folder}"
+            raise UserError(f"data.prepared: {where}; {remedy_for(folder)}, or set data.prepared=null")
+        with _reading(path):
             content: Any = json.loads(path.read_bytes())
             if content.pop("format") != _FORMAT:
-                raise ValueError("another format")
-            kinds = {"short_side": int, "channels": int, "interpolation": str, "raw": bool}
-            if {name: type(value) for name, value in content.items()} != kinds:
-                raise ValueError("other values")
-            return Preparation(**content)
-        except OSError:
-            where = f"{folder} holds no prepared images" if folder.is_dir() else f"there is no folder {folder}"
-        # Any JSON may stand there.
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, UserError):
-            where = f"{path} is not what aurank data prepare writes"
-        raise UserError(f"data.prepared: {where}; {remedy_for(folder)}, or set data.prepared=null")
+                raise ValueError("it is of another format")
+            return checked(content, Preparation)
 
 
 def remedy_for(folder: Path) -> str:
     """Return the remedy for what a folder lacks."""
     return f"give aurank data prepare CONFIG --out {folder} again"
+
+
+def _reading(path: Path) -> AbstractContextManager[None]:
+    remedy = f"{remedy_for(path.parent)}, or set data.prepared=null"
+    return reading(f"data.prepared: {path}", "prepared images", remedy=remedy)
 
 
 def region_keys(regions: Iterable[str]) -> list[bytes]:
@@ -158,13 +159,19 @@ def last_places(records: np.ndarray) -> dict[bytes, int]:
     return {keys[16 * place : 16 * place + 16]: place for place in range(len(records))}
 
 
+def lie_within(records: np.ndarray, size: int) -> Bool[np.ndarray, " record"]:
+    """Return for each record whether its image ends within a file of so many bytes; damaged sums of both may wrap."""
+    offsets, lengths = records["offset"], records["length"]
+    return np.asarray((offsets <= size) & (lengths <= np.uint64(size) - np.minimum(offsets, np.uint64(size))))
+
+
 def are_whole(folder: Path, records: np.ndarray) -> Iterator[bool]:
     """Yield for each record whether its image is in the file as it was written."""
-    with (folder / IMAGES).open("rb") as file:
-        for record in records:
-            file.seek(int(record["offset"]))
-            content = file.read(int(record["length"]))
-            yield len(content) == record["length"] and zlib.crc32(content) == record["crc"]
+    size = (folder / IMAGES).stat().st_size
+    mapped: Any = np.memmap(folder / IMAGES, mode="r") if size else b""
+    for record, is_there in zip(records, lie_within(records, size).tolist(), strict=True):
+        begin, length = int(record["offset"]), int(record["length"])
+        yield is_there and zlib.crc32(mapped[begin : begin + length]) == record["crc"]
 
 
 class Unfit(NamedTuple):
@@ -185,21 +192,15 @@ class PreparedImages:
         self.folder = folder
         self.how = Preparation.load(folder)
         path = folder / IMAGES
-        try:
+        with _reading(folder / INDEX):
             self.records = read_records(folder)
             self._is_fit = np.zeros(len(self.records), dtype=np.bool_)  # given out by `rows_of` before
             with ExitStack() as opened:  # what may not be read is told before a run begins
                 size = os.fstat(opened.enter_context(path.open("rb")).fileno()).st_size if path.exists() else 0
-        except OSError as error:
-            remedy = "make it readable, or set data.prepared=null"
+        if lost := int((~lie_within(self.records, size)).sum()):
             raise UserError(
-                f"data.prepared: {error.filename or folder}: {error.strerror or error}; {remedy}"
-            ) from error
-        needed = int((self.records["offset"] + self.records["length"]).max(initial=0))
-        if size < needed:
-            raise UserError(
-                f"data.prepared: {path} was cut short: it has {size:,} bytes of {needed:,}; {remedy_for(folder)}, "
-                "which mends it"
+                f"data.prepared: {path} was cut short, or {INDEX} is damaged: {lost:,} images lie beyond its "
+                f"{size:,} bytes; {remedy_for(folder)}, which mends it"
             )
 
     def places(self, manifest: Manifest) -> Int64[np.ndarray, " image"]:

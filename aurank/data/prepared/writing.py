@@ -25,11 +25,13 @@ from aurank.data.prepared.store import (
     are_whole,
     compare_originals,
     last_places,
+    lie_within,
     read_records,
     region_keys,
 )
 from aurank.data.sources import FileMark, ImageSource, file_marks
 from aurank.errors import AurankError, UserError
+from aurank.files import replacing
 from aurank.sizes import as_text
 
 _KEPT_EVERY = 256  # images, after which what was made stays, whatever happens
@@ -199,7 +201,8 @@ class _Writer:
     """Appends images, and their records after them.
 
     What stands behind the last image that the index names stays: a killed process left it, or the index was cut, and
-    somebody may read it whose index still names it.
+    somebody may read it whose index still names it. Records of images that are not in the file are left out: it was cut
+    short, or they are damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -209,10 +212,14 @@ class _Writer:
             (folder / IMAGES).unlink(missing_ok=True)  # the index was lost: who still reads keeps the old file
         with ExitStack() as stack:
             self._images = stack.enter_context((folder / IMAGES).open("ab", buffering=0))
+            self._begin = self._end = os.fstat(self._images.fileno()).st_size
+            is_there = lie_within(records, self._end)
+            if not is_there.all():
+                records = records[is_there]
+                with replacing(folder / INDEX) as file:
+                    file.write(records.tobytes())
             self._index = stack.enter_context((folder / INDEX).open("ab", buffering=0))
             self._index.truncate(len(records) * RECORD.itemsize)
-            self._begin = self._end = max(_end(records), os.fstat(self._images.fileno()).st_size)
-            self._images.truncate(self._end)  # longer, by nothing, where it had been cut short
             self._files = stack.pop_all()
 
     def __enter__(self) -> "_Writer":

@@ -9,7 +9,8 @@ import numpy as np
 
 from aurank.data.manifest import Manifest, build_manifest
 from aurank.data.sources import ImageSource
-from aurank.errors import UserError, first_line
+from aurank.errors import UserError
+from aurank.files import reading
 
 DIGITS = 18  # of a number that fits 64 bits
 
@@ -31,10 +32,8 @@ def read_text(source: ImageSource, file: str) -> str:
     """Return a text file of the source."""
     if not source.exists(file):
         raise UserError(f"list file {file!r} is not in {source.where}")
-    try:
+    with reading(file, "UTF-8 text", remedy="save it as UTF-8"):
         return source.read_bytes(file).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file}: not UTF-8 text ({error}); save it as UTF-8") from None
 
 
 def read_lines(source: ImageSource, file: str) -> Iterator[tuple[str, str]]:
@@ -67,16 +66,8 @@ def _mat_value(source: ImageSource, file: str, name: str) -> Any:
 
     if not source.exists(file):
         raise UserError(f"file {file!r} is not in {source.where}")
-    try:
+    with reading(f"{file} in {source.where}", f"a Matlab file with {name!r}", remedy="get it again"):
         return loadmat(io.BytesIO(source.read_bytes(file)), simplify_cells=True, variable_names=[name])[name]
-    except (UserError, MemoryError):
-        raise
-    # A damaged file fails anywhere: ValueError, KeyError, TypeError, struct.error, zlib.error, …
-    except Exception as error:
-        raise UserError(
-            f"{file} in {source.where} is not a Matlab file with {name!r} ({type(error).__name__}: "
-            f"{first_line(error)}); get it again"
-        ) from None
 
 
 def is_number(text: str) -> bool:

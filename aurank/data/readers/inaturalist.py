@@ -8,7 +8,8 @@ from aurank.data.manifest import Manifest
 from aurank.data.readers import published
 from aurank.data.readers._rows import Row, read_lines, read_text
 from aurank.data.sources import ImageSource
-from aurank.errors import UserError, first_line
+from aurank.errors import UserError
+from aurank.files import reading
 
 _ORIGIN = "https://github.com/visipedia/inat_comp/tree/master/2018#Data"
 _SPLITS_ORIGIN = (
@@ -90,16 +91,9 @@ def _compare_annotations(place: published.Place, rows: Sequence[Row]) -> list[st
 
 def _annotations(source: ImageSource, file: str) -> dict[str, str]:
     """Return the class "SUPERCATEGORY/CATEGORY" of each image in an annotation file of the competition, by path."""
-    try:
+    what = "the competition's annotation file"
+    with reading(f"{file} in {source.where}", what, remedy=f"unpack {file}.tar.gz again"):
         content = json.loads(read_text(source, file))
         names = {category["id"]: f"{category['supercategory']}/{category['id']}" for category in content["categories"]}
         name_of = {note["image_id"]: names[note["category_id"]] for note in content["annotations"]}
         return {str(image["file_name"]): name_of[image["id"]] for image in content["images"]}
-    except UserError:
-        raise
-    # Not JSON, nested without end, or other things where these should be.
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{file} in {source.where} is not the competition's annotation file ({type(error).__name__}: "
-            f"{first_line(error)}); unpack {file}.tar.gz again"
-        ) from None

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,11 +15,14 @@ from aurank.data.captions import text_key, tidied
 from aurank.data.manifest import SPLITS, Manifest, first_seen
 from aurank.data.readers._rows import Row, build_listed, check_listing, is_number, read_text
 from aurank.data.sources import FolderSource, ImageSource, open_source
-from aurank.errors import UserError, first_line
+from aurank.errors import AurankWarning, UserError
+from aurank.files import reading
+from aurank.names import meant, nearest
 
 _REQUIRED = ("path", "label", "text", "split")  # those of them that a table has are filled in every line
 _BOX = ("x1", "y1", "x2", "y2")
 _OPTIONAL = ("is_query", "is_gallery", "group", "super_label", *_BOX)
+_NEARLY = 0.76  # likeness of names: "groups" and "group" have 0.91, "query" and "is_query" 0.77
 _FLAGS = {"1": True, "true": True, "yes": True, "": True, "0": False, "false": False, "no": False}
 
 Line = tuple[str, dict[str, str]]  # its place ("FILE, line 7"), and its values by column
@@ -28,7 +32,7 @@ def read_table(root: Path, *, file: str, path: str = ".", images: str = "", outs
     """Return the images of a csv or parquet table.
 
     Columns: `path,label,split[,is_query,is_gallery,group,super_label,x1,y1,x2,y2]`, or with a text of each image
-    `path,text,split[,label,…]`. Others are ignored.
+    `path,text,split[,label,…]`. Others are ignored, and named in a warning.
 
     Args:
         file: the table, in `path` or in `root`; parquet if it ends so, otherwise csv in UTF-8 with a header.
@@ -45,7 +49,7 @@ def read_table(root: Path, *, file: str, path: str = ".", images: str = "", outs
     may be empty: the data set then has none.
 
     Raises:
-        UserError: names the line that is wrong.
+        UserError: names the line that is wrong, or a column whose name is nearly one of these.
     """
     archive = open_source(root / path)
     lines = list(_table_lines(archive if archive.exists(file) else FolderSource(root), file))
@@ -187,6 +191,7 @@ def _table_lines(source: ImageSource, file: str, *, splits: bool = True) -> Iter
     known = [name for name in header if name in _REQUIRED + _OPTIONAL]
     if len(known) > len(set(known)):
         raise UserError(f"{file}: a column occurs twice in {','.join(header)}")
+    _tell_unknown(file, header)
     try:
         for number, line in body:
             if not line:
@@ -199,13 +204,26 @@ def _table_lines(source: ImageSource, file: str, *, splits: bool = True) -> Iter
         raise UserError(f"{file}: not a csv table that can be read ({error})") from None
 
 
+def _tell_unknown(file: str, header: Sequence[str]) -> None:
+    """Warn of columns that nobody reads; raise UserError for a near miss of a column that is missing."""
+    unknown = [name for name in header if name not in _REQUIRED + _OPTIONAL]
+    lacking = [name for name in _REQUIRED + _OPTIONAL if name not in header]
+    for name in unknown:
+        if likely := nearest(name, lacking, cutoff=_NEARLY):
+            remedy = "Rename it; if it is something else, give it another name"
+            raise UserError(f"{file}: column {name!r} is not known{meant(likely)} {remedy}")
+    if unknown:
+        names, known = ", ".join(map(repr, unknown)), ", ".join(_REQUIRED + _OPTIONAL)
+        warnings.warn(f"{file}: ignored columns: {names}; those read are {known}", AurankWarning, stacklevel=2)
+
+
 def _parquet(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
     # Imported here: it takes a third of a second that no other format needs.
     import pyarrow
     import pyarrow.parquet
 
     data = source.read_bytes(file)
-    try:
+    with reading(file, "a parquet table", remedy="write the table anew"):
         schema = pyarrow.parquet.read_schema(pyarrow.BufferReader(data))
         wanted = [name for name in schema.names if name in _REQUIRED + _OPTIONAL]
         # A value that stands in many rows is then held once.
@@ -214,14 +232,9 @@ def _parquet(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[
         about, rows = content.metadata, content.metadata.num_rows
         claimed = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
         if rows > len(data) or claims_too_much(claimed, len(data)):
-            raise UserError(f"{file} claims {rows:,} rows, {claimed:,} bytes, in {len(data):,}; write the table anew")
+            raise ValueError(f"it claims {rows:,} rows, {claimed:,} bytes, in {len(data):,}")
         found = content.read(columns=wanted)
         columns = dict(zip(found.column_names, map(_texts, found.columns), strict=True))
-    except (UserError, MemoryError):
-        raise
-    # A damaged file fails anywhere: ArrowException, OSError, UnicodeDecodeError, ValueError, …
-    except Exception as error:
-        raise UserError(f"{file}: not a parquet table that can be read ({first_line(error)})") from None
     absent = [""] * rows  # of a column that is ignored
     lines = zip(*(columns.get(name, absent) for name in schema.names), strict=True)
     return schema.names, enumerate(map(list, lines), start=1)

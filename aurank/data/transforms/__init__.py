@@ -3,10 +3,10 @@
 from aurank.data.transforms.base import Pipeline
 from aurank.data.transforms.standard import (
     Affine,
-    Center,
     CropFlip,
     RandomCrop,
     Resize,
+    Timm,
     TorchvisionCenter,
     TransformersCenter,
 )
@@ -18,9 +18,10 @@ TRANSFORMS: dict[str, type[Pipeline]] = {
     "affine": Affine,
     "simclr": SimCLR,
     "multi_crop": MultiCrop,
-    "center": Center,
-    "torchvision_center": TorchvisionCenter,
+    "torchvision_center": TorchvisionCenter,  # its name in files of earlier versions, where "center" rounded otherwise
+    "center": TorchvisionCenter,
     "transformers_center": TransformersCenter,
+    "timm": Timm,
     "resize": Resize,
 }
 

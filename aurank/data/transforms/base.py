@@ -17,6 +17,7 @@ from torch import Tensor
 from aurank.data.decode import to_pixels
 from aurank.data.transforms.geometry import Number, Pixels, chance_of, with_channels
 from aurank.errors import UserError
+from aurank.files import EXACT
 
 # One thread: images are small, several workers run at once, and OpenCV's own threads do not survive a fork.
 cv2.setNumThreads(0)
@@ -63,6 +64,8 @@ class Pipeline(ABC):
         torch.Size([3, 8, 8])
     """
 
+    __pydantic_config__ = EXACT
+
     image_size: int
     channels: int
     _: KW_ONLY
@@ -70,9 +73,11 @@ class Pipeline(ABC):
     std: Sequence[Number] | None = None
     interpolation: str = AREA
     _headroom: ClassVar[float] = 1.5  # times `needed_side` that a photo decoded smaller has to have
+    unit: ClassVar[int] = 1
+    """What values are divided by before the mean, in that unit, is taken off: 1, or 255 as torchvision does."""
 
     def __post_init__(self) -> None:
-        self._constants: dict[torch.device, tuple[Tensor, Tensor]] = {}  # of `normalise`
+        self._constants: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}  # of `normalise`
         size, channels = self.image_size, self.channels
         if size < 1 or channels < 1:
             raise UserError(f"image_size and channels must be at least 1, got {size} and {channels}")
@@ -117,11 +122,20 @@ class Pipeline(ABC):
         """Return float32 images on the device of their pixels, with the same numbers on every device."""
         if pixels.device not in self._constants:  # copied there once: a copy in every step would wait for the device
             with torch.inference_mode(False):
-                both = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (self.mean, self.std))
-                mean, std = ((255 * values).to(pixels.device) for values in both)
-            self._constants[pixels.device] = mean, std
-        mean, std = self._constants[pixels.device]
-        return pixels.to(torch.float32, memory_format=torch.contiguous_format).sub_(mean).div_(std)
+                unit, mean, std = (values.to(pixels.device) for values in self.constants())
+            self._constants[pixels.device] = unit, mean, std
+        unit, mean, std = self._constants[pixels.device]
+        values = pixels.to(torch.float32, memory_format=torch.contiguous_format)
+        return (values if self.unit == 1 else values.div_(unit)).sub_(mean).div_(std)
+
+    def constants(self) -> tuple[Float[Tensor, "1 1 1"], Float[Tensor, "channel 1 1"], Float[Tensor, "channel 1 1"]]:
+        """Return `unit`, and mean and deviation in it, for others that do the sums of `normalise` to the last bit."""
+        mean, std = (
+            255 // self.unit * torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
+            for values in (self.mean, self.std)
+        )
+        # A tensor: CUDA would multiply by the inverse of a number.
+        return torch.full((1, 1, 1), float(self.unit)), mean, std
 
     def of_view(self, view: int) -> "Pipeline":
         """Return the pipeline that augments this view of an image prepared here; only the sizes may differ."""
@@ -201,13 +215,28 @@ def resize(image: Pixels, height: int, width: int, interpolation: str = AREA) ->
 
 
 def resize_shorter(image: Pixels, side: int, interpolation: str = AREA) -> Prepared:
-    """Return the image with its shorter side at `side`, its shape kept."""
+    """Return the image with its shorter side at `side`, its shape kept: the longer one is cut down to whole pixels.
+
+    Source: torchvision.transforms.functional.resize, of one number.
+    """
     height, width = image.shape[:2]
-    scale = side / min(height, width)
-    return resize(image, max(side, round(height * scale)), max(side, round(width * scale)), interpolation)
+    shorter = min(height, width)
+    return resize(image, side * height // shorter, side * width // shorter, interpolation)
 
 
-def centre_crop(image: Pixels, size: int) -> Square:
-    """Return the size × size middle of an image at least that large."""
-    top, left = (image.shape[0] - size) // 2, (image.shape[1] - size) // 2
+def centre_crop(image: Pixels, size: int, fill: Sequence[int] | int = 0) -> Square:
+    """Return the size × size middle of an image, `fill` around one that is smaller.
+
+    What lies beside the middle is halved, and a half pixel rounded to the even number.
+
+    Source: torchvision.transforms.functional.center_crop.
+    """
+    height, width = image.shape[:2]
+    if min(height, width) < size:
+        padded = np.empty((max(height, size), max(width, size), image.shape[2]), np.uint8)
+        padded[:] = fill
+        top, left = (padded.shape[0] - height) // 2, (padded.shape[1] - width) // 2
+        padded[top : top + height, left : left + width] = image
+        image = padded
+    top, left = (round((length - size) / 2) for length in image.shape[:2])
     return np.ascontiguousarray(image[top : top + size, left : left + size])

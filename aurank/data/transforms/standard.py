@@ -9,7 +9,15 @@ from typing import ClassVar
 import cv2
 import numpy as np
 
-from aurank.data.transforms.base import AnyPrepared, Pipeline, Prepared, RandomPipeline, Square, centre_crop
+from aurank.data.transforms.base import (
+    AnyPrepared,
+    Pipeline,
+    Prepared,
+    RandomPipeline,
+    Square,
+    centre_crop,
+    resize_shorter,
+)
 from aurank.data.transforms.geometry import (
     Number,
     Pixels,
@@ -27,6 +35,7 @@ from aurank.errors import UserError
 
 # Image transforms of ImageNet models: shorter side 256 for crops of 224.
 MARGIN = 256 / 224
+CROP_MODES = ("center", "squash", "border")  # timm's words
 # OpenCV's like of Pillow's interpolations, for parts of an image; bilinear for the others.
 _ENLARGING = {"nearest": cv2.INTER_NEAREST, "bicubic": cv2.INTER_CUBIC, "lanczos": cv2.INTER_LANCZOS4}
 
@@ -44,8 +53,10 @@ class Resize(Pipeline):
 
 
 @dataclass(repr=False, eq=False, kw_only=True)
-class Center(Pipeline):
+class TorchvisionCenter(Pipeline):
     """Evaluation: shorter side to `margin` × image_size, then the square of image_size in the middle.
+
+    The longer side and the edges of the square are those of torchvision.
 
     Args:
         margin: 256/224 as in the papers; 1 keeps all of the shorter side.
@@ -65,37 +76,56 @@ class Center(Pipeline):
         return centre_crop(self.resize_shorter(image, self.margin), self.image_size)
 
 
-class TransformersCenter(Center):
-    """Evaluation as processors of transformers do it: as `center`, but the longer side is cut down to whole pixels.
+class TransformersCenter(TorchvisionCenter):
+    """Evaluation as processors of transformers do it: as `center`, but half a pixel beside the square is cut off.
 
     Args:
         margin: the shorter side before the crop, by image_size.
     """
 
     def prepare(self, image: Pixels) -> Prepared:
-        return centre_crop(self.cut_down(image), self.image_size)
-
-    def cut_down(self, image: Pixels) -> Prepared:
-        """Return the image with its shorter side at `margin` × image_size, and no more of the longer one than fits."""
-        height, width = image.shape[:2]
-        side, shorter = round(self.margin * self.image_size), min(height, width)
-        return self.resize(image, int(side * height / shorter), int(side * width / shorter))
+        image, size = self.resize_shorter(image, self.margin), self.image_size
+        top, left = (image.shape[0] - size) // 2, (image.shape[1] - size) // 2
+        return np.ascontiguousarray(image[top : top + size, left : left + size])
 
 
-class TorchvisionCenter(TransformersCenter):
-    """Evaluation as torchvision, and so timm, does it: as `center`, but sides and edges are rounded as it rounds them.
-
-    The longer side is cut down to whole pixels, and what lies beside the square is halved to even: up to a pixel's
-    difference, for networks that saw the pixels of torchvision.
+@dataclass(repr=False, eq=False, kw_only=True)
+class Timm(Pipeline):
+    """Evaluation as timm does it for a network with these settings: its sizes, its edges and its sums, to the last bit.
 
     Args:
-        margin: the shorter side before the crop, by image_size; timm's is 1 / crop_pct.
+        crop_pct: image_size by the side that the image is resized to before; timm's word, as the next.
+        crop_mode: center: the shorter side is resized to that, and the square in the middle taken; squash: both sides
+            are; border: the longer side is, and the mean fills what the square has more.
+
+    Source: timm.data.transforms_factory.transforms_imagenet_eval.
     """
 
+    crop_pct: Number = 0.875
+    crop_mode: str = "center"
+    unit: ClassVar[int] = 255
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.crop_pct <= self.image_size:
+            raise UserError(f"crop_pct must be above 0 and at most image_size, {self.image_size}, got {self.crop_pct}")
+        if self.crop_mode not in CROP_MODES:
+            raise UserError(f"crop_mode must be one of {', '.join(CROP_MODES)}, got {self.crop_mode!r}")
+
+    @property
+    def needed_side(self) -> int:
+        return math.floor(self.image_size / self.crop_pct)
+
     def prepare(self, image: Pixels) -> Prepared:
-        image = self.cut_down(image)
-        top, left = (round((length - self.image_size) / 2) for length in image.shape[:2])
-        return np.ascontiguousarray(image[top : top + self.image_size, left : left + self.image_size])
+        side, fill = self.needed_side, [0]
+        if self.crop_mode == "squash":
+            image = self.resize(image, side, side)
+        elif self.crop_mode == "border":
+            ratio, fill = max(image.shape[:2]) / side, [round(255 * value) for value in self.mean or ()]
+            image = self.resize(image, *(max(1, round(length / ratio)) for length in image.shape[:2]))
+        else:
+            image = resize_shorter(image, side, self.interpolation)
+        return centre_crop(image, self.image_size, fill)
 
 
 @dataclass(repr=False, eq=False, kw_only=True)

@@ -17,7 +17,7 @@ from aurank.data.transforms.base import AREA, usual_look
 from aurank.embedding._checksums import DamageError, check_archive, checksums, first_difference, require_small
 from aurank.embedding.choices import read_trained
 from aurank.errors import AurankError, UserError, first_line
-from aurank.files import replacing
+from aurank.files import reading, replacing
 from aurank.models.adapters.timm import split_file
 
 FORMAT = 2
@@ -132,37 +132,24 @@ def _with_weights(model: Any) -> Any:
 
 def _read(path: Path) -> dict[str, Any]:
     """What the file holds, as it was written; of one with sums, without them."""
-    try:
+    with reading(path, "a checkpoint of aurank", remedy="use another one", raising=DamagedCheckpointError):
         if not path.is_file():
             raise UserError(f"no checkpoint at {path}; a run writes last.pt and best.pt into its --out folder")
         with path.open("rb") as file:
             check_archive(file)
             content: Any = torch.load(file, map_location="cpu", weights_only=True)
-        if isinstance(content, dict):
-            found = content.get("format")
-            if type(found) is int and found > FORMAT:  # it may be summed otherwise
-                known = f"this aurank reads up to {FORMAT}; upgrade aurank"
-                raise UserError(f"{path} has checkpoint format {found}, {known}")
-            require_small(content, path.stat().st_size)
-            if found == FORMAT or "checksums" in content:
-                wrong = first_difference(content.pop("checksums", None), checksums(content))
-                if wrong is not None:
-                    raise DamageError(f"{wrong} is not what was written")
-    except UserError:
-        raise
-    except OSError as error:
-        what = f"cannot be read: {error.strerror or error}; name another checkpoint"
-        raise DamagedCheckpointError(f"{path} {what}") from error
-    except Exception as error:
-        what, said = (
-            ("damaged, truncated", str(error)) if isinstance(error, DamageError) else ("damaged", first_line(error))
-        )
-        what = f"is {what} or not an aurank checkpoint ({one_line(said)}); use another one"
-        raise DamagedCheckpointError(f"{path} {what}") from error
-    if not isinstance(content, dict) or type(content.get("format")) is not int:
-        what = "is not an aurank checkpoint: it holds no format number; use last.pt or best.pt of a run"
-        raise DamagedCheckpointError(f"{path} {what}")
-    return content
+        found = content["format"]
+        if type(found) is int and found > FORMAT:  # it may be summed otherwise
+            known = f"this aurank reads up to {FORMAT}; upgrade aurank"
+            raise UserError(f"{path} has checkpoint format {found}, {known}")
+        require_small(content, path.stat().st_size)
+        if found == FORMAT or "checksums" in content:
+            wrong = first_difference(content.pop("checksums", None), checksums(content))
+            if wrong is not None:
+                raise DamageError(f"{wrong} is not what was written")
+        if type(found) is not int:
+            raise ValueError("it holds no format number")
+        return dict(content)
 
 
 def _incomplete(path: Path, what: str) -> UserError:

@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float32
-from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import nn
+from typing_extensions import TypedDict
 
 from aurank.config import Config
 from aurank.data import ArraySource, ImageDataset, Manifest
@@ -23,8 +22,8 @@ from aurank.embedding.embed import ModelImages, embed
 from aurank.embedding.from_config import build_dataset, build_transform, describe_model
 from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 from aurank.embedding.stored.trained_model import encoder_of
-from aurank.errors import UserError, first_line
-from aurank.files import replacing
+from aurank.errors import UserError
+from aurank.files import reading, replacing
 from aurank.models.adapters.by_name import load_model
 from aurank.models.adapters.exported import PROGRAM_PREPROCESSING
 from aurank.models.adapters.loading import ImageModel
@@ -37,7 +36,18 @@ _SAVED = {  # by kind; other kinds are loaded by their name again
     "safetensors": "model.safetensors",
     "torchexport": "model.pt2",
 }
+_REMEDY = "build the index again"
 _LEFT_OUT = (*FILE_OPTIONS, "pretrained")  # of timm's options, where the weights are at hand
+
+
+class StoredRecord(TypedDict):
+    """What `load_stored` loads a model again by; `file` lies below the folder of the record, where there is one."""
+
+    name: str
+    weights_sha256: str
+    preprocessing: str
+    load: str
+    file: str | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,15 +103,20 @@ class StoredModel:
         return np.asarray(embed(self.module, self.dataset(manifest), batch=batch, device=device).embeddings)
 
 
-def store_model(folder: Path, model: StoredModel) -> dict[str, Any]:
+def store_model(folder: Path, model: StoredModel) -> StoredRecord:
     """Write what is needed to load the model again into a new folder; return the record that `load_stored` takes.
 
     A model that was trained here is kept as a checkpoint of its weights, one of timm by its tensors, one that is a file
     as that file. Models of other libraries are loaded by name again, and held against the digest of their weights.
     """
     kind, _, what = model.name.partition(":")
-    record: dict[str, Any] = {"name": model.name, "weights_sha256": weights_sha256(model.module)}
-    record |= {"preprocessing": model.preprocessing, "load": model.name, "file": None}
+    record: StoredRecord = {
+        "name": model.name,
+        "weights_sha256": weights_sha256(model.module),
+        "preprocessing": model.preprocessing,
+        "load": model.name,
+        "file": None,
+    }
     if kind not in _SAVED:
         return record
     file = folder / _SAVED[kind]
@@ -122,7 +137,7 @@ def store_model(folder: Path, model: StoredModel) -> dict[str, Any]:
     return record
 
 
-def load_stored(folder: Path, record: dict[str, Any], *, allow_code: bool = False) -> StoredModel:
+def load_stored(folder: Path, record: StoredRecord, *, allow_code: bool = False) -> StoredModel:
     """Return the model of a record; UserError unless its weights and its preprocessing are what they were.
 
     Args:
@@ -130,21 +145,22 @@ def load_stored(folder: Path, record: dict[str, Any], *, allow_code: bool = Fals
     """
     name, file = record["name"], None if record["file"] is None else folder / record["file"]
     kind = name.partition(":")[0]
-    if kind == "aurank":
-        assert file is not None
-        checkpoint = load_checkpoint(file)
-        config = read_trained(checkpoint["config"])
-        model = StoredModel(name, encoder_of(checkpoint, config, str(file)).eval(), config, None)
-    else:
-        loaded = load_model(record["load"], allow_code=allow_code, file=None if kind == "timm" else file)
-        if kind == "timm":
-            assert file is not None
-            _load_tensors(loaded.module, file)
-        model = StoredModel(name, loaded.module, None, loaded)
+    with reading(folder, "a stored model", remedy=_REMEDY):
+        if (file is not None) != (kind in _SAVED):
+            raise ValueError(f"{name} with the file {file}")
+        if kind == "aurank" and file is not None:
+            checkpoint = load_checkpoint(file)
+            config = read_trained(checkpoint["config"])
+            model = StoredModel(name, encoder_of(checkpoint, config, str(file)).eval(), config, None)
+        else:
+            loaded = load_model(record["load"], allow_code=allow_code, file=None if kind == "timm" else file)
+            if kind == "timm" and file is not None:
+                loaded.module.load_state_dict(load_tensors(file.read_bytes()))
+            model = StoredModel(name, loaded.module, None, loaded)
     if (found := weights_sha256(model.module)) != record["weights_sha256"]:
         raise UserError(
             f"the model of {folder} has other weights than its images were embedded with: {name} has the digest "
-            f"{found[:12]}…, expected {record['weights_sha256'][:12]}…; build the index again"
+            f"{found[:12]}…, expected {record['weights_sha256'][:12]}…; {_REMEDY}"
         )
     if model.preprocessing != record["preprocessing"]:
         raise UserError(
@@ -164,12 +180,3 @@ def _save_encoder(file: Path, encoder: nn.Module, config: Config) -> None:
 def _write_bytes(path: Path, content: bytes) -> None:
     with replacing(path) as file:
         file.write(content)
-
-
-def _load_tensors(module: nn.Module, file: Path) -> None:
-    try:
-        module.load_state_dict(load_tensors(file.read_bytes()))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise UserError(
-            f"the weights in {file} do not fit the model: {first_line(error)}; build the index again"
-        ) from error

@@ -1,6 +1,5 @@
 """Trained models from their checkpoints; a head on saved embeddings with the backbone that made them."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +37,13 @@ from aurank.models import Encoder, TwoTower
 from aurank.models.adapters.by_name import check_model, load_model
 from aurank.models.adapters.fit_weights import fit_tensors, some
 from aurank.models.adapters.loading import ImageModel
-from aurank.models.adapters.timm import FILE_OPTIONS, evaluation_settings, split_file
+from aurank.models.adapters.timm import FILE_OPTIONS, evaluation_settings, split_file, timm_crop
 from aurank.models.adapters.towers import tower_preprocessing
 from aurank.models.encoder import network_of
 from aurank.models.tuning import WHOLE, merge_lora
 
 _OWN = ("pretrained", "input_size", "in_chans")  # options that are no arguments of the network
-_CENTRES = dict.fromkeys(("timm", "open_clip"), "torchvision_center") | {"transformers": "transformers_center"}
-"""The transform that cuts out the middle as a library does it, whose models a head can be put behind."""
+_BACKBONES = ("timm", "open_clip", "transformers")  # whose models a head can be put behind
 _AS_ROWS = f"measure embeddings: --data {EMBEDDINGS}:FILE"
 _TOLERANCE = 1e-4  # of features, by their largest
 _LEVELS = 0.5  # of 255, of pixels on average: processors of transformers round otherwise than Pillow
@@ -198,7 +196,7 @@ def with_backbone(checkpoint: dict[str, Any], name: str) -> dict[str, Any]:
 def _load_again(known: SavedFeatures, name: str) -> ImageModel:
     """Return the model that made embeddings; raise UserError unless it is what it was."""
     assert known.model is not None
-    if known.model.partition(":")[0] not in _CENTRES:
+    if known.model.partition(":")[0] not in _BACKBONES:
         raise UserError(
             f"{name} is a head on embeddings by {known.model}; only a model of timm, open_clip or transformers and its "
             f"head become one network: embed the images by that one, and {_AS_ROWS}"
@@ -227,15 +225,12 @@ def _as_configuration(config: Config, loaded: ImageModel) -> tuple[DataConfig, M
     if kind == "timm":
         settings = evaluation_settings(loaded.name, loaded.module, options)
         params = {key: value for key, value in own.items() if key not in _OWN} | _pooling(loaded.module)
-        longer = math.floor(settings["input_size"][-1] / settings["crop_pct"])
-        mode = settings.get("crop_mode") or "center"
-        margin = longer / settings["input_size"][-1] if mode == "center" else None
+        crop = Component(name="timm", params=timm_crop(settings))
     else:
         what, params = loaded.name, {}
         settings = vars(tower_preprocessing(what, pretrained=True))
-        margin = settings["margin"]
+        crop = Component(name=settings["transform"], params=settings["params"])
     size = int(loaded.transform(_picture(np.zeros((64, 64, loaded.channels), np.uint8))).shape[-1])
-    centre = Component(name=_CENTRES[kind], params={"margin": margin})
     data = {
         "name": "folder",
         "params": {},
@@ -243,7 +238,7 @@ def _as_configuration(config: Config, loaded: ImageModel) -> tuple[DataConfig, M
         "image_size": size,
         "normalise": NormaliseConfig(mean=settings["mean"], std=settings["std"]),
         "interpolation": settings["interpolation"],
-        "test_transform": Component(name="resize") if margin is None else centre,
+        "test_transform": crop,
     }
     first = {"pretrained": file is None and options.get("pretrained", True) is not False, "weights": file}
     model: dict[str, Any] = {"backbone": what, **first, "init_from": None, "freeze": (WHOLE,)}

@@ -81,7 +81,9 @@ def doubtful_labels(
 
 def _centred(embeddings: Float[np.ndarray, "row dim"]) -> Float32[np.ndarray, "row dim"]:
     """Return rows of length 1, of which the mean was taken off."""
-    rows = np.array(embeddings, np.float32)
+    rows = np.asarray(embeddings, np.result_type(embeddings, np.float32))
+    size = np.frexp(np.abs(rows).max(axis=1, keepdims=True))[1]  # powers of two: the same digits, and squares fit
+    rows = np.asarray(np.ldexp(rows, -size), np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     rows -= rows.mean(axis=0, dtype=np.float64).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)

@@ -5,17 +5,28 @@ import json
 import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
+
+from typing_extensions import TypedDict
 
 from aurank.errors import UserError
 from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.index.faiss_bridge import faiss_library, faiss_says
-from aurank.files import replacing, require_ordinary
+from aurank.files import checked, read_record, reading, replacing, require_ordinary
 
 FORMAT, VERSION = "aurank.index", 2
-FIELDS = {"factory": str, "distance": str, "dim": int, "count": int, "sha256": str}
-LONGEST_DESCRIPTION = 4096
 PIECE = 2**20
+_REMEDY = "build the index again"
+
+
+class Description(TypedDict):
+    """What faiss's file must be."""
+
+    factory: str
+    distance: str
+    dim: int
+    count: int
+    sha256: str
 
 
 def description_of(path: Path) -> Path:
@@ -44,41 +55,33 @@ def write_index(host: Any, path: Path, *, factory: str, distance: str) -> None:
         os.fsync(description.fileno())  # before faiss's file gets its name: a full disk then leaves both old files
 
 
-def read_index(path: Path, *, memory_map: bool = False) -> tuple[Any, dict[str, Any]]:
+def read_index(path: Path, *, memory_map: bool = False) -> tuple[Any, Description]:
     """Return the faiss index and its description; UserError unless `write_index` wrote both and no byte has changed.
 
     The checksum comes first: faiss trusts the sizes that it reads, and damaged ones could take all memory.
     With `memory_map` lists and vectors stay in the file, and are read as searches need them.
     """
     require_ordinary(path)
-    require_ordinary(description_of(path))
-    try:
-        with path.open("rb") as file:
-            description = _read_description(path, file)
-            file.seek(0)
-            if hashlib.file_digest(file, "sha256").hexdigest() != description["sha256"]:
-                raise UserError(
-                    f"the index {path} is damaged, cut short, or not the one that {description_of(path).name} "
-                    "describes: build the index again"
-                )
-            file.seek(0)
-            faiss = faiss_library()
-            with ExitStack() as stack:  # in which no array may be larger than the file
-                if hasattr(faiss, "set_deserialization_vector_byte_limit"):  # of newer releases
-                    before = faiss.get_deserialization_vector_byte_limit()
-                    stack.callback(faiss.set_deserialization_vector_byte_limit, before)
-                    faiss.set_deserialization_vector_byte_limit(max(2**20, path.stat().st_size))
-                stack.enter_context(faiss_says(f"the index {path} cannot be read: build the index again"))
-                flags = faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE  # larger than a small file, and refused
-                if memory_map:
-                    host = faiss.read_index(str(path), flags | faiss.IO_FLAG_MMAP_IFC)
-                else:
-                    host = faiss.read_index(faiss.PyCallbackIOReader(file.read, PIECE), flags)
-                _precompute(host)
-    except OSError as error:
-        raise UserError(f"cannot read the index {path}: {error.strerror}") from error
-    if (host.d, host.ntotal) != (description["dim"], description["count"]):
-        raise UserError(f"{path} holds another index than {description_of(path).name} says: build the index again")
+    with reading(path, "an index", remedy=_REMEDY), path.open("rb") as file:
+        description = _read_description(path)
+        if hashlib.file_digest(file, "sha256").hexdigest() != description["sha256"]:
+            raise ValueError(f"it is damaged, cut short, or not the one that {description_of(path).name} describes")
+        file.seek(0)
+        faiss = faiss_library()
+        with ExitStack() as stack:  # in which no array may be larger than the file
+            if hasattr(faiss, "set_deserialization_vector_byte_limit"):  # of newer releases
+                before = faiss.get_deserialization_vector_byte_limit()
+                stack.callback(faiss.set_deserialization_vector_byte_limit, before)
+                faiss.set_deserialization_vector_byte_limit(max(2**20, path.stat().st_size))
+            stack.enter_context(faiss_says(f"the index {path} cannot be read: {_REMEDY}"))
+            flags = faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE  # larger than a small file, and refused
+            if memory_map:
+                host = faiss.read_index(str(path), flags | faiss.IO_FLAG_MMAP_IFC)
+            else:
+                host = faiss.read_index(faiss.PyCallbackIOReader(file.read, PIECE), flags)
+            _precompute(host)
+        if (host.d, host.ntotal) != (description["dim"], description["count"]):
+            raise ValueError(f"it is another index than {description_of(path).name} says")
     return host, description
 
 
@@ -92,30 +95,16 @@ def _precompute(host: Any) -> None:
         lists.precompute_table()
 
 
-def _read_description(path: Path, file: BinaryIO) -> dict[str, Any]:
+def _read_description(path: Path) -> Description:
     description = description_of(path)
     if not description.exists():
-        reason = f"has no {description.name} beside it, which Index.save writes"
-        if f'"format": "{FORMAT}"'.encode() in file.readline(LONGEST_DESCRIPTION):
-            reason = "is an index file of version 1, which this aurank does not read"
-        raise UserError(f"the index {path} {reason}: build the index again with Index.build and write it with save")
-    try:
-        with description.open("rb") as text:
-            content = json.loads(text.read(LONGEST_DESCRIPTION))
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise UserError(f"{description} does not describe an index: build the index again")
-    if content.get("version") != VERSION:
         raise UserError(
-            f"{description} describes an index of version {content.get('version')}, and this aurank reads version "
-            f"{VERSION}: update aurank, or build the index again"
+            f"the index {path} has no {description.name} beside it, which Index.save writes: build it again by "
+            "Index.build, and write it by save"
         )
-    for name, kind in FIELDS.items():
-        if type(value := content.get(name)) is not kind:
-            raise UserError(f"{description} is damaged, {name} is {value!r}, no {kind.__name__}: build the index again")
-    if content["distance"] not in DISTANCES:
-        known = ", ".join(DISTANCES)
-        named = f"{description} names the distance {content['distance']!r}"
-        raise UserError(f"{named}, not one of {known}: build the index again")
-    return content
+    content = read_record(description, "the description of an index", named=FORMAT, versions=(VERSION,), remedy=_REMEDY)
+    with reading(description, "the description of an index", remedy=_REMEDY):
+        found = checked(content, Description)
+        if found["distance"] not in DISTANCES:
+            raise ValueError(f"distance {found['distance']!r} is not one of {', '.join(DISTANCES)}")
+        return found

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from jaxtyping import Float64
+from typing_extensions import TypedDict
 
-from aurank.errors import UserError, first_line
+from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import (
     ELEMENTS,
     Embeddings,
@@ -31,7 +32,7 @@ from aurank.evaluation.postprocessing.expansion import DatabaseAugmentation, Que
 from aurank.evaluation.postprocessing.k_reciprocal import KReciprocal
 from aurank.evaluation.postprocessing.linear import Centring, Whiten
 from aurank.evaluation.postprocessing.reorder import reordered_ranks
-from aurank.files import replacing, require_ordinary
+from aurank.files import checked, reading, replacing, require_ordinary, require_version
 from aurank.names import meant, nearest
 
 _ALL: tuple[type[Step], ...] = (
@@ -41,6 +42,15 @@ _ALL: tuple[type[Step], ...] = (
 STEPS = {step.name: step for step in _ALL}
 Source = TypeVar("Source", Ranks, RankBlocks)
 FORMAT, VERSION, SUFFIX = "aurank.postprocessing", 1, ".safetensors"
+_WHAT = "post-processing"
+
+
+class _About(TypedDict):
+    """What a file says of its steps."""
+
+    steps: str
+    distance: str
+    fitted_rows: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,25 +208,19 @@ class PostProcessing:
     @classmethod
     def load(cls, path: Path | str) -> "PostProcessing":
         """Return what `save` wrote, digit for digit; UserError for a file that is missing or something else."""
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
 
-        require_ordinary(Path(path))
-        try:
-            with safe_open(str(path), framework="numpy") as file:
+        require_ordinary(path := Path(path))
+        with reading(path, _WHAT, remedy="save it anew"):
+            with safe_open(path, framework="numpy") as file:
                 header = file.metadata() or {}
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"cannot read the post-processing {path}: {first_line(error)}") from error
-        if header.get("format") != FORMAT or header.get("version") != str(VERSION):
-            raise UserError(f"{path} is no post-processing that this version reads: save it anew")
-        try:
-            about = json.loads(header["content"])
+            kept = {name: header.get(name) for name in ("format", "version")}
+            require_version(kept, path, _WHAT, named=FORMAT, versions=(str(VERSION),), remedy="save it anew")
+            about = checked(json.loads(header["content"]), _About)
             found = cls.parse(about["steps"], distance=about["distance"])
             steps = tuple(_with_state(step, place, arrays) for place, step in enumerate(found.steps))
-            return replace(found, steps=steps, fitted_rows=int(about["fitted_rows"]))
-        except (LookupError, TypeError, ValueError, RecursionError) as error:
-            what = f"{error} is missing" if isinstance(error, KeyError) else first_line(error)
-            raise UserError(f"{path} is a damaged post-processing ({what}): save it anew") from error
+            return replace(found, steps=steps, fitted_rows=about["fitted_rows"])
 
     @property
     def note(self) -> str:

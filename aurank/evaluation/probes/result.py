@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from aurank.errors import UserError
-from aurank.evaluation._saved import COUNT, FITS, NUMBER, NUMBERS, TEXT, holds, read_saved
 from aurank.evaluation.aggregate import mean
 from aurank.evaluation.probes.splits import ProbeSplit
-from aurank.files import write_text
+from aurank.files import EXACT, checked, read_record, reading, write_text
 
 FORMAT, VERSION = "aurank.probe", 1
 TOP = (1, 5)
@@ -35,6 +33,8 @@ class ProbeResult:
         >>> {name: round(value, 4) for name, value in result.spread.items()}
         {'top1': 0.1414}
     """
+
+    __pydantic_config__ = EXACT
 
     protocol: str
     design: str
@@ -88,27 +88,17 @@ class ProbeResult:
     @classmethod
     def load(cls, path: Path | str) -> "ProbeResult":
         """Return the result that `save` wrote; UserError if the file is missing or something else."""
-        again = {"writer": "`aurank probe`", "remedy": "probe again"}
-        content = read_saved(Path(path), "probe's result", named=FORMAT, versions=(VERSION,), **again)
-        lacking = [name for name in cls.__dataclass_fields__ if name not in content]
-        if lacking:
-            raise UserError(f"{path} is damaged, {lacking[0]!r} is missing: probe again")
-        saved = {name: content[name] for name in cls.__dataclass_fields__}
-        fits = {
-            **{name: FITS[TEXT](saved[name]) for name in ("protocol", "design")},
-            **{name: FITS[COUNT](saved[name]) for name in ("num_train", "num_test", "num_classes", "num_left_out")},
-            "metrics": bool(saved["metrics"]) and holds(dict, NUMBER, saved["metrics"]),
-            "per_seed": holds(dict, NUMBERS, saved["per_seed"]),
-            "seeds": holds(list, COUNT, saved["seeds"]),
-            "settings": isinstance(saved["settings"], dict),
-            "notes": holds(list, TEXT, saved["notes"]),
-        }
-        if wrong := next((name for name, right in fits.items() if not right), None):
-            raise UserError(f"{path} is damaged, {wrong!r} is of another type: probe again")
-        lengths = {len(values) for values in saved["per_seed"].values()}
-        if saved["per_seed"].keys() != saved["metrics"].keys() or lengths != {max(1, len(saved["seeds"]))}:
-            raise UserError(f"{path} is damaged, 'per_seed' fits neither 'metrics' nor 'seeds': probe again")
-        return cls(**saved)
+        content = read_record(Path(path), "a probe's result", named=FORMAT, versions=(VERSION,), remedy="probe again")
+        with reading(path, "a probe's result", remedy="probe again"):
+            found = checked({name: content[name] for name in cls.__dataclass_fields__}, cls)
+            if found.per_seed.keys() != found.metrics.keys():
+                raise ValueError("'per_seed' does not fit 'metrics'")
+            for name, values in found.per_seed.items():
+                if len(values) != max(1, len(found.seeds)) or not all(
+                    0 <= one <= 1 for one in [*values, found.metrics[name]]
+                ):
+                    raise ValueError(f"'per_seed' of {name} is not an accuracy, from 0 to 1, for each seed")
+            return found
 
 
 def result_of(

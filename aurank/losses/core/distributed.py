@@ -81,7 +81,6 @@ class Gather:
         def gather(values: Tensor | None, counts: list[int]) -> Any:
             if values is None:
                 return None
-            values = values if values.is_floating_point() else values.long()
             return gather_rows(values.to(inputs.embeddings.device), counts, views=views)
 
         embeddings = gather(inputs.embeddings, queries)

@@ -4,6 +4,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+# the longest number whose square fits in a sum of squares, and by what a row with a longer one is multiplied
+LARGEST = {torch.float32: (2.0**52, 2.0**-80), torch.float64: (2.0**500, 2.0**-530)}
 
 
 class HostCopy:
@@ -35,6 +39,22 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
+
+
+def normalize(rows: Tensor, dim: int = 1) -> Tensor:
+    """Return the rows at length 1, those whose squares would overflow too."""
+    return functional.normalize(shrink_huge(rows, dim), dim=dim)
+
+
+def shrink_huge(rows: Tensor, dim: int = 1) -> Tensor:
+    """Return the rows, those whose squares would overflow times a power of two, which changes no direction."""
+    if rows.dtype not in LARGEST:
+        return rows
+    largest, factor = LARGEST[rows.dtype]
+    known = rows.detach()
+    peak = torch.maximum(known.amax(dim, keepdim=True), -known.amin(dim, keepdim=True))
+    huge = peak > largest
+    return rows * torch.ones_like(peak).masked_fill(huge, factor)
 
 
 def to_device_of(like: Tensor, values: Tensor) -> Tensor:

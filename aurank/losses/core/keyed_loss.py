@@ -63,7 +63,7 @@ class KeyedLoss(PairLoss):
         self, labels_name: str, labels: Int64[Tensor, " row"], ids_name: str, ids: Tensor | None
     ) -> Int64[Tensor, " row"]:
         """Return the ids of one side, on the host; UserError where they are unclear, or outside of the data set."""
-        found = (labels if ids is None else ids).detach().cpu().long()
+        found = (labels if ids is None else ids).detach().cpu()
         if ids is None:
             values, counts = torch.unique(found, return_counts=True)
             if int(counts.max()) > self.views:

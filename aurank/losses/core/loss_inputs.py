@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from aurank.errors import UserError
 from aurank.losses.core.checks import check_embeddings, check_integers
 from aurank.losses.core.dtypes import in_common_precision, to_device_of, without_autocast
+from aurank.losses.core.from_pml import for_any_length
 
 if TYPE_CHECKING:
     from aurank.losses.core.distributed import Gather
@@ -59,7 +60,7 @@ class Inputs:
         like = self.embeddings if like is None else like
         found = like.new_zeros(size, len(self.references), dtype=torch.bool)
         if self.ids is not None and self.ref_ids is not None:
-            ids, ref_ids = (to_device_of(found, each.long()) for each in (self.ids, self.ref_ids))
+            ids, ref_ids = (to_device_of(found, each) for each in (self.ids, self.ref_ids))
             found = ids[:, None] == ref_ids
         if self.batch_leads:  # others of the batch are other images, or other views of the same: both count
             found[:, :size] = False
@@ -76,7 +77,7 @@ class Inputs:
         taken = inspect.signature(self.indices_tuple.forward).parameters  # PML's miners know of no ids
         named = {name: getattr(self, name) for name in names if name in taken}
         with without_autocast(query.device):  # not without gradients, where a miner with a state would not write it
-            found = self.indices_tuple(query, self.labels, *given, **named)
+            found = for_any_length(self.indices_tuple)(query, self.labels, *given, **named)
         return replace(self, indices_tuple=found)
 
     @property
@@ -149,21 +150,28 @@ def read_inputs(
     ids: Tensor | None = None,
     ref_ids: Tensor | None = None,
 ) -> Inputs:
-    """Return the arguments as one; UserError when what a loss was called with does not fit together."""
+    """Return the arguments as one, labels and ids in int64; UserError where they do not fit together."""
     check_embeddings("embeddings", embeddings, "labels", labels)
     assert labels is not None
     tensors = isinstance(indices_tuple, Sequence) and all(isinstance(part, Tensor) for part in indices_tuple)
     if indices_tuple is not None and not isinstance(indices_tuple, nn.Module) and not tensors:
         raise UserError(f"indices_tuple must be a miner's tuple of tensors, or a miner, got {indices_tuple!r}")
-    inputs = Inputs(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids, ref_ids)
     if ids is not None:
         check_integers("ids", ids, "embeddings", len(embeddings))
     if ref_emb is None:
         if ref_labels is not None or ref_ids is not None:
             raise UserError("ref_labels and ref_ids describe ref_emb, which was not given")
-        return inputs
-    if ref_labels is None and ref_emb is embeddings:
-        return inputs
+    elif ref_labels is not None or ref_emb is not embeddings:
+        check_references(embeddings, ref_emb, ref_labels, ids, ref_ids)
+    whole = {id(each): each.long() for each in (labels, ref_labels, ids, ref_ids) if each is not None}  # one stays one
+    ref_labels, ids, ref_ids = (whole.get(id(each)) for each in (ref_labels, ids, ref_ids))
+    return Inputs(embeddings, whole[id(labels)], indices_tuple, ref_emb, ref_labels, ids, ref_ids)
+
+
+def check_references(
+    embeddings: Tensor, ref_emb: Tensor, ref_labels: Tensor | None, ids: Tensor | None, ref_ids: Tensor | None
+) -> None:
+    """Raise UserError unless the references fit the embeddings, and their labels and ids them."""
     check_embeddings("ref_emb", ref_emb, "ref_labels", ref_labels)
     if ref_emb.shape[1] != embeddings.shape[1]:
         raise UserError(f"ref_emb must be as wide as embeddings, {embeddings.shape[1]}, got {ref_emb.shape[1]}")
@@ -171,4 +179,3 @@ def read_inputs(
         check_integers("ref_ids", ref_ids, "ref_emb", len(ref_emb))
         if ids is None:
             raise UserError("ref_ids were given without ids: a reference is left out where it has the id of the query")
-    return inputs

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from aurank.errors import UserError
 from aurank.losses.core.checks import is_integer, kind_of
 from aurank.losses.core.dtypes import in_common_precision, to_device_of, without_autocast
-from aurank.losses.core.from_pml import BaseDistance, CosineSimilarity
+from aurank.losses.core.from_pml import BaseDistance, CosineSimilarity, for_any_length
 from aurank.losses.core.loss_inputs import Inputs
 
 Computed = TypeVar("Computed")
@@ -171,17 +171,17 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
     inputs = inputs.mined()
     ids, ref_ids, is_self_set, mined = inputs.ids, inputs.ref_ids, inputs.is_self_set, inputs.indices_tuple
     query, reference = in_common_precision(inputs.embeddings, inputs.references)
-    host_labels = inputs.labels.detach().cpu().long()
-    host_ref_labels = host_labels if inputs.ref_labels is None else inputs.ref_labels.detach().cpu().long()
+    host_labels = inputs.labels.detach().cpu()
+    host_ref_labels = host_labels if inputs.ref_labels is None else inputs.ref_labels.detach().cpu()
     if is_self_set and not torch.equal(host_labels, host_ref_labels):
         raise UserError("ref_labels differ from labels though ref_emb is embeddings: leave out ref_emb and ref_labels")
 
     with without_autocast(query.device):
-        found: Tensor = distance(query, None if is_self_set else reference)
+        found: Tensor = for_any_length(distance)(query, None if is_self_set else reference)
     query_labels = to_device_of(query, host_labels)
     reference_labels = query_labels if is_self_set else to_device_of(query, host_ref_labels)
-    query_ids = None if ids is None else to_device_of(query, ids.long())
-    reference_ids = query_ids if is_self_set else None if ref_ids is None else to_device_of(query, ref_ids.long())
+    query_ids = None if ids is None else to_device_of(query, ids)
+    reference_ids = query_ids if is_self_set else None if ref_ids is None else to_device_of(query, ref_ids)
 
     positive, itself = query_labels[:, None] == reference_labels, None
     negative = ~positive
@@ -261,7 +261,7 @@ def valid_by_labels(
         return [(positives > 0) & (negatives > 0), (same > 0) & (same < len(labels))]
     own = len(labels) if inputs.is_self_set or inputs.batch_leads else 0  # references that are the batch, one by one
     if inputs.ids is not None and inputs.ref_ids is not None and not inputs.is_self_set:
-        ids, ref_ids = inputs.ids.cpu().long(), inputs.ref_ids.cpu().long()[own:]
+        ids, ref_ids = inputs.ids.cpu(), inputs.ref_ids.cpu()[own:]
         codes = torch.unique(torch.cat([ids, ref_ids]), return_inverse=True)[1]
         classes = torch.unique(torch.cat([labels, ref_labels[own:]]), return_inverse=True)[1]
         both = codes * len(classes) + classes  # one number per (id, label)

@@ -122,6 +122,8 @@ class RowTable(FullPrecision):
         width: numbers per row.
         start: what every row holds from the beginning, as if seen; None: zeros, unseen.
         logarithms: rows and values are logarithms; what they are logarithms of is averaged.
+        starts_at_zero: unseen rows count as 0, as in a published table of zeros, unless the whole batch is unseen:
+            then its values are copied. For logarithms alone.
         on_host: stay in host memory when the module moves. A batch's rows are fetched by `prefetch` before they are
             read, kept where the batch is, and written back behind it; `settle` waits for the last.
 
@@ -143,10 +145,11 @@ class RowTable(FullPrecision):
         *,
         start: Float[Tensor, " width"] | None = None,
         logarithms: bool = False,
+        starts_at_zero: bool = False,
         on_host: bool = False,
     ) -> None:
         super().__init__()
-        self.logarithms = logarithms
+        self.logarithms, self.starts_at_zero = logarithms, starts_at_zero
         self.on_host = on_host
         self._staging: Staging | None = None
         device, seen = "cpu" if on_host else None, start is not None
@@ -175,15 +178,25 @@ class RowTable(FullPrecision):
             self.rows[staging.host_ids], self.seen[staging.host_ids] = staging.returning.wait()
 
     @torch.no_grad()
-    def blended(self, index: EntryIndex, values: EntryValues, *, rate: float) -> EntryValues:
-        """Return (1 − rate)·row + rate·value for each entry by itself, its value where the row was never written."""
+    def blended(
+        self, index: EntryIndex, values: EntryValues, *, rate: float, batch: Int64[Tensor, " batch_entry"] | None = None
+    ) -> EntryValues:
+        """Return (1 − rate)·row + rate·value for each entry by itself, its value where the row was never written.
+
+        Args:
+            batch: the entries of all ranks, where `index` has those of one: for `starts_at_zero`.
+        """
         old, seen = self.read(index)
         if self.logarithms:
             kept = math.log1p(-rate) if rate < 1 else -math.inf
             new = torch.logaddexp(old + kept, values + math.log(rate))
         else:
             new = old.lerp(values, rate)
-        return torch.where(seen[:, None], new, values)
+        first = values
+        if self.starts_at_zero:
+            is_known = seen if batch is None else self.read(batch)[1]
+            first = torch.where(is_known.any(), values + math.log(rate), values)
+        return torch.where(seen[:, None], new, first)
 
     @torch.no_grad()
     def update(self, index: EntryIndex, values: EntryValues, *, rate: float, is_shared: bool = False) -> None:

@@ -135,6 +135,7 @@ class RobustLoss(NormalizedLoss):
     temperature: Temperature | IndividualTemperatures
     rho: float
     weighted_pull: bool
+    of_similarity = False  # ḡ is of s⁻, not of h
     rho_checked = False
 
     @property
@@ -155,9 +156,14 @@ class RobustLoss(NormalizedLoss):
     def relative_log_mean(
         self, pairs: Pairs, temperature: AnyTemperature
     ) -> tuple[Float[Tensor, " query"], Float[Tensor, " query"] | int]:
-        """Return log ḡ, through which s⁺ has a gradient if `weighted_pull`, and s⁺ − s⁺, which has it otherwise."""
-        pull = attraction(pairs)
-        log_mean = log_mean_exp(pairs, temperature) - (pull if self.weighted_pull else pull.detach()) / temperature
+        """Return log ḡ, through which s⁺ has a gradient if `weighted_pull`, and s⁺ − s⁺, which has it otherwise.
+
+        LibAUC's ḡ is of exp(s⁻/τ), and all of s⁺ is beside it.
+        """
+        pull, log_mean = attraction(pairs), log_mean_exp(pairs, temperature)
+        if self.of_similarity:
+            return log_mean, pull
+        log_mean = log_mean - (pull if self.weighted_pull else pull.detach()) / temperature
         return log_mean, 0 if self.weighted_pull else pull - pull.detach()
 
     def step_temperatures(
@@ -170,7 +176,7 @@ class RobustLoss(NormalizedLoss):
         if not writes(self) or not isinstance(self.temperature, IndividualTemperatures):
             return
         with torch.no_grad():
-            relative = pairs.similarity - attraction(pairs)[:, None]
+            relative = pairs.similarity if self.of_similarity else pairs.similarity - attraction(pairs)[:, None]
             count = pairs.negative_count.clamp(min=1).to(relative.dtype)
             log_weight = relative / column(tau) - (log_mean + count.log())[:, None]
             mean = (log_weight.masked_fill(~pairs.negative, -torch.inf).exp() * relative).sum(dim=1)

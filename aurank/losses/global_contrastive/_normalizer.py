@@ -34,7 +34,9 @@ from aurank.losses.core.row_table import (
 Schedule = Literal["constant", "cosine"]
 Every = Literal["epoch", "step"]
 Residence = Literal["device", "host"]
+Average = Literal["relative", "plain"]
 LARGEST_LOG_WEIGHT = 80.0
+OFFICIAL = "official=True, LibAUC's loss of one modality"  # whose other options are not there
 
 
 def surrogate_loss(
@@ -148,9 +150,11 @@ class NormalizedLoss(KeyedLoss):
     """A loss that keeps log u of each sample, one for each direction; `SogCLRLoss` describes the arguments.
 
     Args:
-        relative: False averages ḡ itself, as the papers do. True averages ḡ / M, where log M, the batch's level, is the
-            mean of log ḡ over its valid queries; u is that average times the present M, and balanced: times what makes
-            the mean of the weights ḡ / u 1.
+        average: "plain" averages ḡ itself, as the papers do. "relative" averages ḡ / M, where log M, the batch's level,
+            is the mean of log ḡ over its valid queries; u is that average times the present M, and balanced: times what
+            makes the mean of the weights ḡ / u 1.
+        official: True averages ḡ itself, and where a batch has samples that were seen, those that were not from 0, as
+            LibAUC does.
     """
 
     def __init__(
@@ -158,10 +162,11 @@ class NormalizedLoss(KeyedLoss):
         num_samples: int,
         gamma: Number,
         gamma_schedule: Schedule,
-        relative: bool,
+        average: Average,
         /,
         *,
         two_way: bool,
+        official: bool = False,
         gamma_every: Every = "epoch",
         gamma_decay: Number = 0.5,
         state_on: Residence = "device",
@@ -171,9 +176,12 @@ class NormalizedLoss(KeyedLoss):
         self.two_way = require_flag("two_way", two_way)
         self.gamma = Gamma(gamma, gamma_schedule, gamma_every=gamma_every, gamma_decay=gamma_decay)
         on_host = require_choice("state_on", state_on, get_args(Residence)) == "host"
-        self.levels = Levels(1 + two_way) if relative else None
+        relative = require_choice("average", average, get_args(Average)) == "relative"
+        official = require_flag("official", official)
+        self.levels = Levels(1 + two_way) if relative and not official else None
         self.tables = nn.ModuleList(
-            RowTable(num_samples, 1, logarithms=True, on_host=on_host) for _ in range(1 + self.two_way)
+            RowTable(num_samples, 1, logarithms=True, starts_at_zero=official, on_host=on_host)
+            for _ in range(1 + self.two_way)
         )
 
     @property
@@ -203,7 +211,7 @@ class NormalizedLoss(KeyedLoss):
         own = values.masked_fill(~pairs.valid[:, None], torch.nan)  # which means and tables leave out
 
         def blended(index: EntryIndex, own: EntryValues) -> EntryValues:
-            found = table.blended(index, table.mean(index, own)[0] if shared else own, rate=gamma)
+            found = table.blended(index, table.mean(index, own)[0] if shared else own, rate=gamma, batch=ids)
             if not previous:
                 return found
             before, seen = table.read(index)
@@ -227,11 +235,11 @@ class NormalizedLoss(KeyedLoss):
         return torch.where(pairs.valid[:, None], normalizer, values)[:, 0].to(log_mean.dtype)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        """Take over what `official=True` or an earlier version kept, log u itself, less its mean."""
+        """Take over what the plain average or an earlier version kept, log u itself, less its mean."""
         saved = f"{prefix}levels._extra_state"
         if self.levels is None and saved in state_dict:
             raise UserError(
-                f"the saved state {prefix}tables is of {self.owner} without official=True: make the loss without it"
+                f'the saved state {prefix}tables is of {self.owner} with average="relative": make the loss with it'
             )
         if self.levels is not None and saved not in state_dict and f"{prefix}tables.0.rows" in state_dict:
             levels = []

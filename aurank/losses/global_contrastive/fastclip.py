@@ -79,7 +79,7 @@ class FastCLIPLoss(RobustLoss):
         two_way: bool = True,
         **options: Unpack[NormalizedLossOptions],
     ) -> None:
-        super().__init__(num_samples, gamma, gamma_schedule, False, two_way=two_way, **options)
+        super().__init__(num_samples, gamma, gamma_schedule, "plain", two_way=two_way, **options)
         self.version = require_choice("version", version, get_args(Version))
         default_temperature, default_rho = DEFAULTS[version]
         if rho is not None and not default_rho:

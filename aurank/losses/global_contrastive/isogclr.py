@@ -8,12 +8,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, require_flag, require_positive
+from aurank.losses.core.checks import Number, refuse_unused, require_positive
 from aurank.losses.core.from_pml import CosineSimilarity
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import Temperature, require_bounds
 from aurank.losses.global_contrastive._individual_temperatures import IndividualTemperatures, RobustLoss, Update
-from aurank.losses.global_contrastive._normalizer import NormalizedLossOptions, Schedule, surrogate_loss
+from aurank.losses.global_contrastive._normalizer import (
+    OFFICIAL,
+    Average,
+    NormalizedLossOptions,
+    Schedule,
+    surrogate_loss,
+)
 
 
 class ISogCLRLoss(RobustLoss):
@@ -21,15 +27,14 @@ class ISogCLRLoss(RobustLoss):
 
     It is the dual of RGCL (Eq. 6-7), the greatest mean of h = s⁻ − s⁺ under weights of the negatives whose divergence
     KL from uniform is at most ρ: where τ_i comes to rest within its bounds, the divergence is ρ. u_i is the moving
-    average of ḡ = mean exp(h/τ_i), taken as in `SogCLRLoss`; with `official`, as in the paper. In training mode the
+    average of ḡ = mean exp(h/τ_i), taken as in `SogCLRLoss`; the paper's is average="plain". In training mode the
     loss of τ_i is computed first, then τ_i moves down G = log u + ρ − (ḡ/u)·E_w[h]/τ and is projected onto its bounds
     (Alg. 1-2); views of a sample share τ_i, and their gradients are averaged. In evaluation mode nothing is written,
     and the value is the one that training mode would give. s⁺ is the mean similarity to the positives.
 
     Deviations: Eq. 13-14 are printed with u before this batch; here it is the new one, as in the authors' code. Their
-    code for one modality averages exp(s/τ), clips G to [−3, 3], and has γ = 1 in the first epoch. Their code for two
-    modalities (commit 98aca98) is not reproduced: it counts the positive in ḡ but divides by the number of negatives;
-    u starts from 0 and not from the first ḡ; it pulls as weighted_pull=True does; and it clips G to [−5, 5].
+    code for two modalities (commit 98aca98) is not reproduced: it counts the positive in ḡ but divides by the number of
+    negatives; u starts from 0 and not from the first ḡ; it pulls as weighted_pull=True does; and it clips G to [−5, 5].
 
     State: `temperatures` and `log_u`; `temperature` and `tables` in `state_dict`.
 
@@ -48,7 +53,11 @@ class ISogCLRLoss(RobustLoss):
         individual: False has one τ for all samples, a parameter of the loss that the training's optimiser moves; the
             arguments of the step are then refused.
         gamma: γ, the share of the new ḡ in u, β0 of Eq. 12.
-        gamma_schedule, official, gamma_every, gamma_decay, state_on: as in `SogCLRLoss`.
+        gamma_schedule, average, gamma_every, gamma_decay, state_on: as in `SogCLRLoss`.
+        official: True does as LibAUC's GCLoss_v1 with enable_isogclr (2.0.1; 812f98f): ḡ is the mean of exp(s⁻/τ_i), so
+            that u holds no s⁺ of earlier batches; the rest is as in `SogCLRLoss`. Its defaults are temperature=0.1,
+            temperature_bounds=(0.05, 0.7). With temperature_clip=3 it is the iSogCLR repository's loss (unimodal_exps,
+            commit 4f28823), which has γ = 1 in the first epoch in place of the copies.
         weighted_pull: False pulls the positive with weight 1, as the objective's gradient does. True with ḡ/u, as
             Eq. 14 estimates that weight: at small τ no gradient is left in a batch that is easier than earlier ones.
         two_way: both directions between two modalities (App. B), each with u and τ of its own.
@@ -78,13 +87,18 @@ class ISogCLRLoss(RobustLoss):
         individual: bool = True,
         gamma: Number = 0.9,
         gamma_schedule: Schedule = "constant",
+        average: Average = "relative",
         official: bool = False,
         weighted_pull: bool = False,
         two_way: bool = False,
         **options: Unpack[NormalizedLossOptions],
     ) -> None:
-        require_flag("official", official)
-        super().__init__(num_samples, gamma, gamma_schedule, not official, two_way=two_way, **options)
+        if official:
+            given = {"temperature_update": temperature_update, "individual": individual}
+            given |= {"weighted_pull": weighted_pull, "two_way": two_way}
+            refuse_unused(ISogCLRLoss, OFFICIAL, **given)
+        super().__init__(num_samples, gamma, gamma_schedule, average, two_way=two_way, official=official, **options)
+        self.of_similarity = official
         self.rho = require_positive("rho", rho)
         self.weighted_pull = weighted_pull
         low, high = require_bounds("temperature_bounds", temperature_bounds)
@@ -101,9 +115,9 @@ class ISogCLRLoss(RobustLoss):
                 clip=temperature_clip,
             )
             return
-        given: dict[str, object] = {"temperature_lr": temperature_lr, "temperature_beta": temperature_beta}
-        given |= {"temperature_clip": temperature_clip, "temperature_update": temperature_update}
-        for name, value in given.items():
+        of_each: dict[str, object] = {"temperature_lr": temperature_lr, "temperature_beta": temperature_beta}
+        of_each |= {"temperature_clip": temperature_clip, "temperature_update": temperature_update}
+        for name, value in of_each.items():
             if value is not None:
                 raise UserError(
                     f"{name}={value!r} is of temperatures of each sample; with individual=False an optimiser moves "

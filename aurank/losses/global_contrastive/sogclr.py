@@ -5,10 +5,12 @@ from typing import Literal, Unpack, get_args
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, require_choice, require_flag, require_positive
+from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_positive
 from aurank.losses.core.log_mean_exp import attraction, log_mean_exp
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.global_contrastive._normalizer import (
+    OFFICIAL,
+    Average,
     NormalizedLoss,
     NormalizedLossOptions,
     Schedule,
@@ -21,15 +23,20 @@ Normalizer = Literal["view", "shared"]
 class SogCLRLoss(NormalizedLoss):
     """−s⁺ + τ·log u of each query: the contrastive loss whose normaliser u is a moving average over earlier batches.
 
+    The default u is ours and gives up the paper's promise: it is balanced within each batch, which makes it a ratio, so
+    γ → 0 does not take the bias of small batches away. The paper's average does, `average="plain"` and `official=True`:
+    it is the better one where embeddings change so slowly, as in fine-tuning, that γ can be small. While a network
+    starts to learn, the default is the better one. docs/losses.md has figures.
+
     ḡ is the mean of exp(s⁻/τ) over the negatives of a batch. The gradient is −∇s⁺ + (τ/u)·∇ḡ (Alg. 1); the value is
     comparable between batch sizes. In evaluation mode nothing is written, and the value is the one that training mode
     would give.
 
-    The paper averages ḡ: u ← (1 − γ)·u + γ·ḡ, the first one copied (`official=True`). As ḡ falls by orders of magnitude
-    while a network starts to learn, that u is too large for epochs. Here, our own, r ← (1 − γ)·r + γ·ḡ/M, the first one
-    copied, where M is the geometric mean of ḡ over the batch: what all samples have in common is taken from the present
-    batch, and only how a sample differs is remembered. u = c·M·r, with c such that the weights ḡ/u of the batch are 1
-    in the mean, as the pull's are. docs/miniatures_global.md has both measured.
+    The paper averages ḡ: u ← (1 − γ)·u + γ·ḡ, the first one copied (`average="plain"`). As ḡ falls by orders of
+    magnitude while a network starts to learn, that u is too large for epochs. Here, r ← (1 − γ)·r + γ·ḡ/M, the first
+    one copied, where M is the geometric mean of ḡ over the batch: what all samples have in common is taken from the
+    present batch, and only how a sample differs is remembered. u = c·M·r, with c such that the weights ḡ/u of the batch
+    are 1 in the mean, as the pull's are. docs/miniatures_global.md has both measured.
 
     State: `log_u`; `tables` in `state_dict`. docs/losses.md has the factors to the gradients of other repositories.
 
@@ -43,7 +50,9 @@ class SogCLRLoss(NormalizedLoss):
         previous_normalizer: True divides by u before this batch, as Eq. 10 is printed; False by the new one, as the
             paper's table and code do.
         gamma_schedule: "cosine" lets γ fall from 1 to `gamma`; the loop then calls `gamma.set_progress`.
-        official: True averages ḡ, as the paper and the authors' code.
+        average: "relative" averages ḡ/M, "plain" ḡ itself, as the paper.
+        official: True does as LibAUC's GCLoss_v1 (2.0.1; 812f98f), without its clamp of u at 1e-8: it averages ḡ; a
+            first ḡ is copied only where no sample of the batch was seen before, elsewhere u is γ·ḡ, too small by γ.
         two_way: both directions between two modalities (§4), each with a u of its own.
         gamma_every: "epoch" or "step", what the schedule counts.
         gamma_decay: share of the training over which γ falls.
@@ -69,12 +78,16 @@ class SogCLRLoss(NormalizedLoss):
         positive_in_denominator: bool = False,
         previous_normalizer: bool = False,
         gamma_schedule: Schedule = "constant",
+        average: Average = "relative",
         official: bool = False,
         two_way: bool = False,
         **options: Unpack[NormalizedLossOptions],
     ) -> None:
-        require_flag("official", official)
-        super().__init__(num_samples, gamma, gamma_schedule, not official, two_way=two_way, **options)
+        if official:
+            given = {"normalizer": normalizer, "positive_in_denominator": positive_in_denominator}
+            given |= {"previous_normalizer": previous_normalizer, "two_way": two_way}
+            refuse_unused(SogCLRLoss, OFFICIAL, **given)
+        super().__init__(num_samples, gamma, gamma_schedule, average, two_way=two_way, official=official, **options)
         self.temperature = require_positive("temperature", temperature)
         self.normalizer = require_choice("normalizer", normalizer, get_args(Normalizer))
         self.positive_in_denominator = positive_in_denominator

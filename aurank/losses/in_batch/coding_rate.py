@@ -5,11 +5,10 @@ from typing import Any, Literal, get_args
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
-from aurank.losses.core.checks import Number, require_choice, require_positive
+from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_positive
 from aurank.losses.core.distributed import Distributed, Gather
-from aurank.losses.core.dtypes import in_common_precision, to_device_of, without_autocast
+from aurank.losses.core.dtypes import in_common_precision, normalize, to_device_of, without_autocast
 from aurank.losses.core.loss_inputs import Inputs, TakesInputs
 
 Of = Literal["samples", "classes"]
@@ -43,12 +42,13 @@ class CodingRateLoss(TakesInputs, nn.Module):
         epsilon: the distortion at which rows are told apart; the greater, the less small directions count.
         of: "samples": of all rows. "classes": of the mean row of each label, which leaves the images of a class
             together; they stand for the paper's class proxies.
-        official: True does as the authors' code: e^−R in place of −R, and epsilon in place of epsilon². (For proxies
-            their code exchanges n and dim in the factor too; not here.)
+        official: True does as the authors' code with antico_type="pair", of samples: e^−R in place of −R, epsilon in
+            place of epsilon². Its default, "batch_proxy", is not here: that is the rate, with n and dim exchanged in
+            its factor, of class proxies that a proxy loss trains at the same time, and embeddings have no gradient.
         distributed: as in `PairLoss`.
 
     Source: Jiang et al., Anti-Collapse Loss for Deep Metric Learning Based on Coding Rate Metric, 2024,
-        https://arxiv.org/abs/2407.03106.
+        https://arxiv.org/abs/2407.03106. Code: NUST-Machine-Intelligence-Laboratory/Anti-Collapse-Loss, commit ec1e0bc.
 
     Example:
         >>> labels, spread = torch.tensor([0, 0, 1, 1]), torch.eye(4)
@@ -67,6 +67,8 @@ class CodingRateLoss(TakesInputs, nn.Module):
         super().__init__()
         self.epsilon = require_positive("epsilon", epsilon)
         self.of = require_choice("of", of, get_args(Of))
+        if official:
+            refuse_unused(CodingRateLoss, 'official=True, the authors\' code with antico_type="pair"', of=of)
         self.official = official
         self.gather = Gather(distributed)
 
@@ -75,9 +77,9 @@ class CodingRateLoss(TakesInputs, nn.Module):
         inputs = self.gather.batch(inputs)
         rows, _ = in_common_precision(inputs.embeddings, inputs.embeddings)
         with without_autocast(rows.device):
-            rows = normalize(rows, dim=1)
+            rows = normalize(rows)
             if self.of == "classes":
-                rows = normalize(class_means(rows, inputs.labels.detach().cpu().long()), dim=1)
+                rows = normalize(class_means(rows, inputs.labels.detach().cpu()))
             rate = coding_rate(rows, variance=self.epsilon if self.official else self.epsilon**2)
             return (-rate).exp() if self.official else -rate
 

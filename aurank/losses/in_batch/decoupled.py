@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, require_choice, require_positive
+from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_flag, require_positive
 from aurank.losses.core.log_mean_exp import attraction, log_mean_exp
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
@@ -16,7 +16,6 @@ from aurank.losses.in_batch.info_nce import log_sum_exp, logarithm, one_positive
 Value = Literal["info_nce", "one"]
 
 
-@torch.no_grad()
 def hardness_weights(pairs: Pairs, sigma: float) -> Float[Tensor, "query width"]:
     """Return 2 − exp(s⁺/σ) / mean exp(s⁺/σ) of each query's positives; the mean over the batch's queries is 1."""
     valid = pairs.positives.mask & pairs.valid[:, None]
@@ -34,7 +33,9 @@ class DCLLoss(PairLoss):
     Args:
         temperature: τ.
         weight_sigma: σ of DCLW, 0.5 in the paper: −s⁺/τ is multiplied by 2 − exp(s⁺/σ) / mean exp(s⁺/σ), the mean over
-            the queries of the batch, a constant to the gradient. None leaves it out.
+            the queries of the batch. None leaves it out.
+        weight_gradient: False takes that weight as a constant, as lightly does. True goes through it too, as the code
+            in common use does (raminnakhli/Decoupled-Contrastive-Learning, which is not the authors').
 
     Source: Decoupled contrastive learning, Eq. 6 (Yeh et al., ECCV 2022), https://arxiv.org/abs/2110.06848.
 
@@ -46,16 +47,25 @@ class DCLLoss(PairLoss):
     """
 
     def __init__(
-        self, temperature: Number = 0.1, weight_sigma: Number | None = None, **options: Unpack[PairLossOptions]
+        self,
+        temperature: Number = 0.1,
+        weight_sigma: Number | None = None,
+        *,
+        weight_gradient: bool = False,
+        **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(**options)
         self.temperature = require_positive("temperature", temperature)
         self.weight_sigma = None if weight_sigma is None else require_positive("weight_sigma", weight_sigma)
+        self.weight_gradient = require_flag("weight_gradient", weight_gradient)
+        if weight_sigma is None:
+            refuse_unused(DCLLoss, "weight_sigma=None", weight_gradient=weight_gradient)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         similarity = pairs.positives.similarity
         if self.weight_sigma is not None:
-            similarity = hardness_weights(pairs, self.weight_sigma) * similarity
+            weights = hardness_weights(pairs, self.weight_sigma)
+            similarity = (weights if self.weight_gradient else weights.detach()) * similarity
         return log_sum_exp(pairs, self.temperature) - pairs.positives.mean(similarity) / self.temperature
 
 

@@ -14,7 +14,7 @@ from aurank.losses.ranking._sums import ranking_sums
 from aurank.losses.ranking._sums.plain import Bound
 from aurank.losses.ranking.blackbox_ap import at_least
 
-PUBLISHED_HEIGHT = 1.44  # what the authors' configurations give as the value right behind delta
+PUBLISHED_OFFSET = 1.44  # of the authors' class, and of their configurations but those of iNaturalist
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class BoundedRanks:
     """How many of a query's less relevant references are ahead of a score, at most, with a gradient that does not fade.
 
     With t = s_j − s_i, a reference counts H⁻(t) = σ(t/temperature) for t < 0, jump more from 0 to delta, and
-    slope · (t − delta) + σ(delta/temperature) + jump beyond: at least the step that is 1 from t = 0 on, if jump ≥ ½.
+    slope · (t − delta) + offset beyond, where offset is σ(delta/temperature) + jump unless given: at least the step
+    that is 1 from t = 0 on, if jump ≥ ½.
 
     Source: Ramzi et al., NeurIPS 2021, https://arxiv.org/abs/2110.01445.
     """
@@ -31,11 +32,19 @@ class BoundedRanks:
     slope: float
     delta: float
     jump: float
-    official: bool = False  # the authors' code: ½ at t = 0, and 1.44 right behind delta, 0.05 below what it is there
+    offset: float | None = None
+    official: bool = False  # the authors' code: ½ at t = 0, and an offset of 1.44 unless given
 
     @classmethod
     def checked(
-        cls, temperature: Number, slope: Number, delta: Number, jump: Number, *, official: bool
+        cls,
+        temperature: Number,
+        slope: Number,
+        delta: Number,
+        jump: Number,
+        offset: Number | None = None,
+        *,
+        official: bool,
     ) -> "BoundedRanks":
         """Return the ranks of a loss's arguments; UserError where they are no numbers of that kind."""
         return cls(
@@ -43,6 +52,7 @@ class BoundedRanks:
             require_not_negative("slope", slope),
             require_not_negative("delta", delta),
             require_not_negative("jump", jump),
+            None if offset is None else require_not_negative("offset", offset),
             official,
         )
 
@@ -52,7 +62,8 @@ class BoundedRanks:
         """Return for each score the sum of H⁻ over others, of which minus infinity adds nothing."""
         knee = self.delta / self.temperature
         height = 1 / (1 + math.exp(-knee)) + self.jump
-        drop = height - PUBLISHED_HEIGHT if self.official else 0.0
+        published = PUBLISHED_OFFSET if self.official else height
+        drop = height - (published if self.offset is None else self.offset)
         bound = Bound(self.jump, knee, self.slope * self.temperature, drop, float(self.official))
         return ranking_sums(scores, others, surrogate="bound", temperature=self.temperature, bound=bound)
 

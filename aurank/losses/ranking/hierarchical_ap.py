@@ -5,7 +5,7 @@ from typing import Any, Literal, Unpack, get_args
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cross_entropy
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import (
@@ -19,7 +19,7 @@ from aurank.losses.core.checks import (
     require_positive,
     require_whole,
 )
-from aurank.losses.core.dtypes import to_device_of
+from aurank.losses.core.dtypes import normalize, to_device_of
 from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs, Positives, same_label_index
@@ -53,11 +53,11 @@ class HierarchicalAPLoss(PairLoss):
             the query's class. "mean_ap": Σ_{p≤l} 1/|Ω_p ∪ … ∪ Ω_L|, with which H-AP is the mean of the average
             precisions of all levels, and a finer level is always more relevant.
         alpha: of "level": the greater, the less the wide levels count.
-        temperature, slope, delta, jump: of H⁻, as in `SupAPLoss`.
+        temperature, slope, delta, jump, offset: of H⁻, as in `SupAPLoss`.
         clustering: λ, in [0, 1), of −log softmax(cos(query, proxies) / clustering_temperature) at the query's class;
             the paper takes 0.1. The proxies, one for each class, are parameters of the loss; reported as "clustering".
         embedding_dim: width of the embeddings, which the proxies need.
-        official: True does as the authors' code: the query is relevant to itself, and H⁻ falls at `delta` as
+        official: True does as the authors' code (HAPPIER): the query is relevant to itself, and H⁻ falls at `delta` as
             `SupAPLoss` says. Their option `with_hrank`, off in their configurations, is not here.
 
     Source: Ramzi et al., Hierarchical Average Precision Training for Pertinent Image Retrieval, ECCV 2022,
@@ -80,6 +80,7 @@ class HierarchicalAPLoss(PairLoss):
         slope: Number = 100.0,
         delta: Number = 0.05,
         jump: Number = 0.5,
+        offset: Number | None = None,
         clustering: Number = 0.0,
         clustering_temperature: Number = 0.05,
         embedding_dim: int | None = None,
@@ -93,7 +94,7 @@ class HierarchicalAPLoss(PairLoss):
         self.super_labels = None if super_labels is None else check_super_labels(super_labels)
         self.relevance = require_choice("relevance", relevance, get_args(Relevance))
         self.alpha = require_positive("alpha", alpha)
-        self.ranks = BoundedRanks.checked(temperature, slope, delta, jump, official=official)
+        self.ranks = BoundedRanks.checked(temperature, slope, delta, jump, offset, official=official)
         self.clustering_temperature = require_positive("clustering_temperature", clustering_temperature)
         self.official = official
         self.proxies: nn.Parameter | None = None
@@ -102,7 +103,7 @@ class HierarchicalAPLoss(PairLoss):
                 raise UserError(f"clustering={clustering!r} needs super_labels and embedding_dim, the proxies' sizes")
             size = len(self.super_labels), require_whole("embedding_dim", embedding_dim)
             own = torch.Generator().manual_seed(0)  # so that all processes start alike
-            self.proxies = nn.Parameter(normalize(torch.randn(size, generator=own), dim=1))
+            self.proxies = nn.Parameter(normalize(torch.randn(size, generator=own)))
 
     def prepared(self, inputs: Inputs) -> Inputs:
         """Return the inputs; raise UserError unless they are as wide as the proxies, if any are."""
@@ -142,7 +143,7 @@ class HierarchicalAPLoss(PairLoss):
         if self.proxies is None:
             return {}
         self._require_known(pairs.host_query_labels)
-        cosine = normalize(pairs.query, dim=1) @ normalize(self.proxies.to(pairs.query.dtype), dim=1).T
+        cosine = normalize(pairs.query) @ normalize(self.proxies.to(pairs.query.dtype)).T
         loss = cross_entropy(cosine / self.clustering_temperature, pairs.query_labels, reduction="none")
         return {"clustering": self.clustering * loss}
 

@@ -26,14 +26,16 @@ class SupAPLoss(PairLoss):
         jump: what a negative ahead counts more than its sigmoid. From ½ on, H⁻ is at least 1 there, which makes the
             bound. As temperature, delta and slope go to 0, temperature the fastest, the loss becomes 1 − average
             precision with jump=0 and calibration=0; with a jump, that of negatives counted 1 + jump times.
+        offset: where the line beyond `delta` begins; None: where the curve is, σ(delta/temperature) + jump.
         calibration: λ, in [0, 1); reported as the term "calibration".
         positive_margin, negative_margin: the score above which a positive, and below which a negative, has no
             calibration loss.
-        official: True does as the authors' code. The query counts as a positive of its own. The line begins at 1.44 in
-            place of σ(delta/temperature) + jump = 1.4933, so H⁻ falls by 0.05 at `delta` (SupRank, HAPPIER; ROADMAP's
-            first release has slope · t + 1.44, a jump to 6.44). A tied negative counts ½. The calibration is PML's
-            contrastive loss over the batch: means over the pairs whose loss is not 0. The weights stay: SupRank has
-            0.9 and 0.1 as here, ROADMAP's configurations 1 and 1.
+        official: True does as the authors' code (SupRank, commit 99041e8; HAPPIER, commit 4d7c054). The query counts as
+            a positive of its own. `offset` is 1.44 unless given, so H⁻ falls by 0.05 at `delta`: their class has that,
+            whatever `jump` is. For iNaturalist their configurations have offset=1.0, jump=0.0; ROADMAP's first release
+            has offset=6.44. A tied negative counts ½. The calibration is PML's contrastive loss over the batch: means
+            over the pairs whose loss is not 0. The weights stay: SupRank has 0.9 and 0.1 as here, ROADMAP's
+            configurations 1 and 1.
 
     Source: Ramzi et al., Robust and Decomposable Average Precision for Image Retrieval, NeurIPS 2021,
         https://arxiv.org/abs/2110.01445.
@@ -52,6 +54,7 @@ class SupAPLoss(PairLoss):
         slope: Number = 100.0,
         delta: Number = 0.05,
         jump: Number = 0.5,
+        offset: Number | None = None,
         calibration: Number = 0.1,
         positive_margin: Number = 0.9,
         negative_margin: Number = 0.6,
@@ -62,7 +65,7 @@ class SupAPLoss(PairLoss):
         self.extra_names = own.names
         super().__init__(**options)
         self.calibration = own
-        self.ranks = BoundedRanks.checked(temperature, slope, delta, jump, official=official)
+        self.ranks = BoundedRanks.checked(temperature, slope, delta, jump, offset, official=official)
         self.official = official
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:

@@ -23,7 +23,7 @@ class SupRecallLoss(PairLoss):
 
     Args:
         k: the cuts; a recall@k with k below the number of positives cannot reach 1, and the loss then not 0.
-        temperature, slope, delta, jump: of H⁻, as in `SupAPLoss`.
+        temperature, slope, delta, jump, offset: of H⁻, as in `SupAPLoss`.
         rank_temperature: how far a rank must be from k to count as inside or outside.
         calibration, positive_margin, negative_margin: as in `SupAPLoss`.
         official: True does as the authors' code (SupRank): recall@k is divided by the lesser of k and |P|; the query is
@@ -45,6 +45,7 @@ class SupRecallLoss(PairLoss):
         slope: Number = 100.0,
         delta: Number = 0.05,
         jump: Number = 0.5,
+        offset: Number | None = None,
         rank_temperature: Number = 1.0,
         calibration: Number = 0.1,
         positive_margin: Number = 0.9,
@@ -57,7 +58,7 @@ class SupRecallLoss(PairLoss):
         super().__init__(**options)
         self.k = check_cuts(k)
         self.calibration = own
-        self.ranks = BoundedRanks.checked(temperature, slope, delta, jump, official=official)
+        self.ranks = BoundedRanks.checked(temperature, slope, delta, jump, offset, official=official)
         self.rank_temperature = require_positive("rank_temperature", rank_temperature)
         self.official = official
 

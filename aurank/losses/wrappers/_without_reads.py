@@ -3,27 +3,34 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from aurank.losses.core.from_pml import AvgNonZeroReducer, DivisorReducer, convert_to_weights, pml_losses
 
 
 class NonZeroMeanReducer(AvgNonZeroReducer):  # type: ignore[misc]  # PML ships no types
-    """The mean of what is above 0, and 0 where nothing is; NaN with embeddings that are."""
+    """The mean of what is above 0, and 0 where nothing is; NaN, and so is its gradient, with embeddings that are."""
 
     def element_reduction_helper(self, losses: Tensor, embeddings: Tensor) -> Tensor:
-        """Return the mean: PML's on the host, elsewhere by a mask."""
-        if losses.device.type == "cpu":
-            mean: Tensor = super().element_reduction_helper(losses, embeddings)
-            return mean
-        return mean_of_positive(losses).add(self.zero_loss(embeddings))
+        """Return the mean: of those selected on the host, as PML has it, elsewhere by a mask."""
+        if losses.device.type != "cpu":
+            return mean_of_positive(losses).add(self.zero_loss(embeddings))
+        counted = is_counted(losses)
+        kept = losses[counted]
+        self.set_stats(counted, None, len(kept))
+        return kept.mean() if len(kept) else self.zero_loss(embeddings)
 
 
 def mean_of_positive(losses: Float[Tensor, " loss"]) -> Float[Tensor, ""]:
     """Return the mean of what is above 0, and 0 where nothing is."""
-    counted = losses > 0
+    counted = is_counted(losses)
     return losses.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
+
+
+def is_counted(losses: Float[Tensor, " loss"]) -> Bool[Tensor, " loss"]:
+    """Return which are above 0 or NaN, which is to show in the mean."""
+    return ~(losses <= 0)
 
 
 class PlainDivisorReducer(DivisorReducer):  # type: ignore[misc]

@@ -204,10 +204,10 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         whole = replace(
             inputs,
             ref_emb=torch.cat([first.detach() if self.official or has_keys else first, memory]),
-            ref_labels=torch.cat([first_labels.long().cpu(), self._stored(labels, fill, size, used=used)]),
+            ref_labels=torch.cat([first_labels.cpu(), self._stored(labels, fill, size, used=used)]),
             ref_ids=None
             if first_ids is None or inputs.ids is None
-            else torch.cat([first_ids.long().cpu(), self._stored(ids, fill, size, used=used)]),
+            else torch.cat([first_ids.cpu(), self._stored(ids, fill, size, used=used)]),
             batch_leads=not has_keys,
         )
         assert whole.ref_labels is not None

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import Number
 from aurank.losses.core.distributed import Distributed, Gather
-from aurank.losses.core.dtypes import in_common_precision, to_device_of, without_autocast
+from aurank.losses.core.dtypes import in_common_precision, normalize, to_device_of, without_autocast
 from aurank.losses.core.loss_inputs import Inputs, TakesInputs
 
 # Classes of lightly 1.6.0 that were seen to take embeddings of two views; others with two arguments want other things.
@@ -68,11 +67,11 @@ class LightlyLoss(TakesInputs, nn.Module):
                 raise UserError(f"{type(self.loss).__name__} compares the two views of a batch: leave out {what}")
         inputs = self.gather.batch(inputs)
         rows, _ = in_common_precision(inputs.embeddings, inputs.embeddings)
-        views = to_device_of(rows, two_views(inputs.labels.detach().cpu().long()))
+        views = to_device_of(rows, two_views(inputs.labels.detach().cpu()))
         with without_autocast(rows.device):
             if views.shape[1] == 1:
                 return (rows * 0).sum()
-            rows = normalize(rows, dim=1) * rows.shape[1] ** 0.5 if self.unit_variance else rows
+            rows = normalize(rows) * rows.shape[1] ** 0.5 if self.unit_variance else rows
             return self.loss(rows[views[0]], rows[views[1]])
 
 

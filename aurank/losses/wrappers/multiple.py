@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import kind_of, require_finite, require_loss, require_miner, require_whole
 from aurank.losses.core.distributed import Distributed, Gather
-from aurank.losses.core.dtypes import in_common_precision
+from aurank.losses.core.dtypes import in_common_precision, normalize
 from aurank.losses.core.loss_inputs import Inputs, TakesInputs
 from aurank.losses.wrappers.pml import call_loss, mined_among
 
@@ -121,10 +120,10 @@ def narrowed(inputs: Inputs, width: int) -> Inputs:
     if width > inputs.embeddings.shape[1]:
         raise UserError(f"embeddings must be at least as wide as widths, {width}, got {inputs.embeddings.shape[1]}")
     query, reference = in_common_precision(inputs.embeddings, inputs.references)
-    embeddings = normalize(query[:, :width], dim=1)
+    embeddings = normalize(query[:, :width])
     if inputs.is_self_set:
         return replace(inputs, embeddings=embeddings, ref_emb=None if inputs.ref_emb is None else embeddings)
-    return replace(inputs, embeddings=embeddings, ref_emb=normalize(reference[:, :width], dim=1))
+    return replace(inputs, embeddings=embeddings, ref_emb=normalize(reference[:, :width]))
 
 
 def batch_alone(inputs: Inputs) -> Inputs:

@@ -26,6 +26,7 @@ from aurank.losses.core.from_pml import (
     CosineSimilarity,
     MeanReducer,
     SumReducer,
+    for_any_length,
     pml_losses,
 )
 from aurank.losses.core.loss_inputs import Inputs, Mined, TakesInputs
@@ -103,7 +104,7 @@ def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
         if inputs.ref_labels is inputs.labels:  # one tensor for two sets: PML would take both for the same set
             inputs = replace(inputs, ref_labels=inputs.labels.clone())
     with without_autocast(query.device):
-        return loss(*inputs.pml_args)
+        return for_any_length(loss)(*inputs.pml_args)
 
 
 def listed(loss: nn.Module, inputs: Inputs) -> Mined:
@@ -149,7 +150,7 @@ def all_pairs(inputs: Inputs, wanted: Bool[Tensor, "query reference"] | None) ->
     """Return (anchor, positive, anchor, negative) of every pair of the batch with its references that is wanted."""
     like = inputs.labels if wanted is None else wanted
     given = inputs.labels if inputs.ref_labels is None else inputs.ref_labels
-    labels, ref_labels = (to_device_of(like, each.long()) for each in (inputs.labels, given))
+    labels, ref_labels = (to_device_of(like, each) for each in (inputs.labels, given))
     same = labels[:, None] == ref_labels
     both = (same, ~same) if wanted is None else (same & wanted, ~same & wanted)
     return *torch.nonzero(both[0], as_tuple=True), *torch.nonzero(both[1], as_tuple=True)

@@ -3,9 +3,12 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 
 from aurank.errors import UserError
+from aurank.files import reading
 from aurank.models.adapters.exported import safetensors_model, torchexport_model
 from aurank.models.adapters.loading import (
     IMAGE_OPTIONS,
@@ -16,6 +19,7 @@ from aurank.models.adapters.loading import (
     TextParts,
     parse_options,
     require_known,
+    require_likely,
     weights_only,
 )
 from aurank.models.adapters.onnx import onnx_model
@@ -33,6 +37,8 @@ ADAPTERS: Mapping[str, Callable[[str, str, Options, bool], ImageModel]] = {
     "torchexport": torchexport_model,
     "python": python_model,
 }
+
+_FILES = ("onnx", "safetensors", "torchexport")
 
 TEXT_ADAPTERS: Mapping[str, Callable[[str, str, Options], TextParts]] = {
     "open_clip": open_clip_text_model,
@@ -66,11 +72,32 @@ def load_model(name: str, *, allow_code: bool = False, file: Path | None = None)
         UserError: an unknown name, a package that is not installed, weights that cannot be had.
     """
     kind, what, options = check_model(name, allow_code=allow_code)
+    place = Path(what.removeprefix("local-dir:"))
+    is_folder = (kind == "transformers" or what.startswith("local-dir:")) and place.is_dir()
+    is_of_file = file is not None or kind in _FILES or is_folder
+    if is_folder:
+        require_likely(place)
     with torch.random.fork_rng(devices=[]), weights_only(allow_code):
         torch.manual_seed(0)
         model = ADAPTERS[kind](name, what if file is None else str(file), options, allow_code)
-    model.module.eval()
+        model.module.eval()
+        if is_of_file:
+            _try(model)
     return model
+
+
+def _try(model: ImageModel) -> None:
+    """Show an image to a model of a file: what does not fit in that comes out here, before hours of work are spent.
+
+    Raises:
+        UserError: names the model.
+    """
+    weights = next(model.module.parameters(), None)
+    with reading(model.name, "a model that takes images"), torch.inference_mode():
+        pixels = np.full((64, 64, model.channels), 127, np.uint8)
+        shown = model.transform(Image.fromarray(pixels.squeeze(2) if model.channels == 1 else pixels))
+        if weights is None or weights.dtype == torch.float32:  # others may need the autocast of --bf16
+            model.module(shown[None])
 
 
 def check_model(name: str, *, allow_code: bool = False) -> tuple[str, str, Options]:

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from aurank.errors import UserError, first_line
-from aurank.files import require_ordinary
+from aurank.errors import UserError
+from aurank.files import reading, require_ordinary
 from aurank.models.adapters.loading import ImageModel, Options, describe_adapter
 from aurank.models.adapters.stored import ENCODER, PREPROCESSING, stored_text, unpack_preprocessing
 from aurank.models.adapters.timm import split_file
@@ -19,6 +19,7 @@ from aurank.models.encoder import Encoder
 
 PROGRAM_PREPROCESSING = "preprocessing.json"
 """The file beside a program of torch.export that says how images are made ready."""
+_REMEDY = "copy or export it again"
 
 
 class _Program(nn.Module):
@@ -37,29 +38,17 @@ class _Program(nn.Module):
 def safetensors_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
     """Return the encoder of a file that `aurank export --to safetensors` wrote."""
     _require_plain(name, what, options)
-    try:
+    with reading(name, "weights that aurank export wrote", remedy=_REMEDY):
         with safe_open(what, framework="pt") as file:
             metadata = file.metadata() or {}
             weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # no mapping
-    # A damaged file fails in any way.
-    except Exception as error:
-        said = f"no safetensors file that can be read ({first_line(error)})"
-        raise UserError(f"{name}: {said}; copy or export it again") from error
-    transform = unpack_preprocessing(stored_text(metadata, PREPROCESSING, name), name)
-    text = stored_text(metadata, ENCODER, name)
-    try:
-        arguments: Any = json.loads(text)
+        transform = unpack_preprocessing(stored_text(metadata, PREPROCESSING, name), name)
+        arguments: Any = json.loads(stored_text(metadata, ENCODER, name))
         # Not even another file's: what an older export names beside its own weights is left out.
         params = split_file(arguments.get("params") or {})[1]
         arguments |= {"pretrained": False, "weights": None, "params": params}
         module = Encoder(**arguments)
         module.load_state_dict(weights)
-    # Any JSON may stand there, and any network may be named.
-    except Exception as error:
-        said = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"{name}: its weights do not fit what it says of its network ({said}); export it again"
-        ) from error
     description = describe_adapter(torch, what, {}, f"{arguments} {transform!r}")
     return ImageModel(name, module, transform, description, channels=transform.pipeline.channels)
 
@@ -68,16 +57,11 @@ def torchexport_model(name: str, what: str, options: Options, allow_code: bool) 
     """Return a program that `aurank export --to torchexport` wrote, with the preprocessing that lies beside it."""
     _require_plain(name, what, options)
     beside = Path(what).with_name(PROGRAM_PREPROCESSING)
-    try:
-        text, digest = beside.read_text(encoding="utf-8"), hashlib.sha256(Path(what).read_bytes()).digest()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{name}: cannot read {beside}, which lies beside an exported program: {error}") from error
-    transform = unpack_preprocessing(text, str(beside))
-    try:
+    with reading(beside, "the preprocessing beside an exported program", remedy=_REMEDY):
+        transform = unpack_preprocessing(beside.read_text(encoding="utf-8"), str(beside))
+    with reading(name, "a program of torch.export", remedy=_REMEDY):
+        digest = hashlib.sha256(Path(what).read_bytes()).digest()
         program = torch.export.load(what).module()
-    except Exception as error:
-        said = f"no program of torch.export that can be read ({first_line(error)})"
-        raise UserError(f"{name}: {said}; copy or export it again") from error
     description = describe_adapter(torch, what, {}, transform)
     return ImageModel(name, _Program(program, digest), transform, description, channels=transform.pipeline.channels)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import json
 import os
 import re
 import socket
@@ -11,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +20,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from aurank.errors import UserError, first_line
+from aurank.files import reading
 from aurank.names import meant, nearest
 
 Options = dict[str, Any]  # of plain values; Any, as other libraries' constructors judge them
@@ -26,6 +29,9 @@ Tokenise = Callable[[Sequence[str]], Tensor]
 TextParts = tuple[nn.Module, Tokenise]
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 _PATIENCE = 3.0  # seconds that a hub has to answer
+_LARGEST = 2**24  # number of layers, of words, of positions
+# What libraries build by; of timm all arguments. Others are notes, as of the number of parameters.
+_SIZES = re.compile(r"^model_args$|_(size|dim|layers|heads|channels|positions|embeddings|classes)s?$|^(depth|width)s?$")
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +150,24 @@ def loading(name: str, *, pretrained: bool) -> Iterator[None]:
             "to the network once, name a local file of weights (weights=FILE, model.weights=FILE), or take random "
             "weights with pretrained=false"
         ) from error
+
+
+def require_likely(folder: Path) -> None:
+    """Raise UserError where config.json of a folder has a size that no network has; a library would build for hours.
+
+    A folder without it is left to the library.
+    """
+    path = folder / "config.json"
+    with reading(path, "the settings of a network", remedy="fetch it again"):
+        waiting: list[tuple[str, Any]] = [("", json.loads(path.read_bytes()) if path.exists() else None)]
+        while waiting:
+            key, value = waiting.pop()
+            if isinstance(value, int) and abs(value) > _LARGEST and _SIZES.search(key):
+                raise ValueError(f"it has the number {str(value)[:30]}")
+            if isinstance(value, dict):
+                waiting += ((key if "model_args" in key else str(one), inner) for one, inner in value.items())
+            elif isinstance(value, list):
+                waiting += ((key, inner) for inner in value)
 
 
 @contextlib.contextmanager

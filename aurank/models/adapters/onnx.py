@@ -11,7 +11,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from aurank.errors import UserError, first_line
-from aurank.files import require_ordinary
+from aurank.files import reading, require_ordinary
 from aurank.models.adapters.loading import (
     ImageModel,
     Options,
@@ -58,21 +58,19 @@ def onnx_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
     """Return the graph of a file, with the preprocessing stored inside, else the usual transform at its size."""
     library: Any = import_library("onnxruntime", name, package="onnxruntime")
     require_ordinary(Path(what))
-    try:
+    remedy = "copy or export it again, or upgrade onnxruntime where it is of a newer version"
+    with reading(name, "an ONNX model", remedy=remedy):
         content = Path(what).read_bytes()
-    except OSError as error:
-        raise UserError(f"{name}: cannot read the file {what}: {error.strerror}") from error
-    try:
-        session = library.InferenceSession(content, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        remedy = "copy or export it again, or upgrade onnxruntime where it is of a newer version"
-        raise UserError(f"{name}: no ONNX model that can be run ({_said(error)}); {remedy}") from error
-    shape = session.get_inputs()[0].shape
-    if len(session.get_inputs()) != 1 or len(shape) != 4:
-        raise UserError(f"{name}: expected one input [batch, channel, height, width], got {shape}")
-    if isinstance(shape[0], int) and shape[0] != 1:
-        raise UserError(f"{name}: the graph takes {shape[0]} images at once, no more and no fewer: {_ANY_BATCH}")
-    transform, channels = _transform(name, session, shape, options)
+        try:
+            session = library.InferenceSession(content, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise ValueError(_said(error)) from error
+        shape = session.get_inputs()[0].shape
+        if len(session.get_inputs()) != 1 or len(shape) != 4:
+            raise UserError(f"{name}: expected one input [batch, channel, height, width], got {shape}")
+        if isinstance(shape[0], int) and shape[0] != 1:
+            raise UserError(f"{name}: the graph takes {shape[0]} images at once, no more and no fewer: {_ANY_BATCH}")
+        transform, channels = _transform(name, session, shape, options)
     description = describe_adapter(library, what, options, transform)
     return ImageModel(name, _Onnx(name, session, content), transform, description, channels=channels)
 

@@ -19,6 +19,7 @@ from aurank.models.adapters.loading import (
     no_code_of_hubs,
     quick_when_offline,
 )
+from aurank.models.adapters.weight_files import crop_of_open_clip
 
 _OLDEST = "3.0"  # of the text towers
 
@@ -66,7 +67,7 @@ def open_clip_tower(
 
 
 def open_clip_look(name: str, what: str, options: Options) -> dict[str, Any]:
-    """Return mean, deviation, interpolation and margin of the images that the weights were trained on."""
+    """Return mean, deviation, interpolation and crop of the images that the weights were trained on."""
     with _building(name, what, options, oldest=_OLDEST) as (library, arguments):
         tags = [tag for model, tag in library.list_pretrained() if model == what]
         tag = arguments["pretrained"] or next(iter(tags), None)
@@ -75,7 +76,7 @@ def open_clip_look(name: str, what: str, options: Options) -> dict[str, Any]:
             model = library.create_model(what, **{**arguments, "pretrained": None}, load_weights=False)
             found = library.get_model_preprocess_cfg(model)
     look: dict[str, Any] = {"interpolation": "bicubic", **found}
-    look["margin"] = None if found.get("resize_mode") == "squash" else 1.0
+    look["crop"] = crop_of_open_clip(found)
     return {"mean": library.OPENAI_DATASET_MEAN, "std": library.OPENAI_DATASET_STD, **look}
 
 

@@ -11,11 +11,13 @@ from torch import Tensor
 from aurank.data.decode import to_pixels
 from aurank.data.transforms import TRANSFORMS, Pipeline
 from aurank.data.transforms.base import channels_first
-from aurank.errors import UserError, first_line
+from aurank.data.transforms.standard import MARGIN, Affine, Resize, Timm, TransformersCenter
+from aurank.errors import UserError
+from aurank.files import checked, reading
 
 PREPROCESSING, ENCODER = "aurank.preprocessing", "aurank.encoder"
 """Keys of a file's metadata: the text of `pack_preprocessing`, and what an `Encoder` is built with, as JSON."""
-FORMAT = 1
+FORMAT = 2  # in 1, the transform center took other pixels
 _COLOURS = {1: "grey", 3: "RGB", 4: "RGBA"}
 
 
@@ -87,25 +89,17 @@ def unpack_preprocessing(text: str, source: str) -> StoredTransform:
         >>> unpack_preprocessing(text, "model.onnx").pipeline.image_size
         4
     """
-    try:
+    with reading(source, "stored preprocessing", remedy="export the model again"):
         content: Any = json.loads(text)
         if (number := content["format"]) != FORMAT:
             newer = isinstance(number, int) and number > FORMAT
             said = f"its stored preprocessing is of format {number!r}, and this aurank reads {FORMAT}"
             raise UserError(f"{source}: {said}; {'upgrade aurank' if newer else 'export the model again'}")
         given = dict(content["transform"])
-        pipeline = TRANSFORMS[given.pop("name")](**given)
+        pipeline: Pipeline = checked(given, TRANSFORMS[given.pop("name")])
         if pipeline.image_size > 8192 or pipeline.channels > 256:
             raise ValueError(f"images of {pipeline.channels} × {pipeline.image_size} × {pipeline.image_size}")
-        return StoredTransform(pipeline, is_inside=content["input"]["normalised_inside"] is True)
-    except UserError:
-        raise
-    # Any JSON may stand there: another type, another key, a number where a list is meant.
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        said = f"{error} is missing or unknown" if isinstance(error, KeyError) else first_line(error)[:200]
-        raise UserError(
-            f"{source}: its stored preprocessing cannot be used ({said}); export the model again"
-        ) from error
+        return StoredTransform(pipeline, is_inside=checked(content["input"]["normalised_inside"], bool))
 
 
 def stored_text(metadata: Mapping[str, str], name: str, source: str) -> str:
@@ -117,26 +111,41 @@ def stored_text(metadata: Mapping[str, str], name: str, source: str) -> str:
 
 
 def describe_steps(pipeline: Pipeline) -> list[str]:
-    """Return what is done to an image before it is normalised, in words.
+    """Return what is done to an image before it is normalised, in words, to the pixel.
 
     Example:
         >>> describe_steps(TRANSFORMS["resize"](32, 1))
         ['turn upright, grey', 'resize to 32 × 32 by area, whatever its shape']
+        >>> describe_steps(TRANSFORMS["timm"](32, 3, crop_pct=0.95, interpolation="bicubic"))[1]
+        'resize by bicubic, the shorter side to 33, the longer to 33 × longer / shorter, cut down to whole pixels'
     """
     size, by = pipeline.image_size, pipeline.interpolation
-    first = f"turn upright, {_COLOURS.get(pipeline.channels, f'{pipeline.channels} channels')}"
-    if (margin := crop_margin(pipeline)) is None:
-        return [first, f"resize to {size} × {size} by {by}, whatever its shape"]
-    return [first, f"resize the shorter side to {round(margin * size)} by {by}", f"take the middle {size} × {size}"]
+    mode, side = crop_of(pipeline)
+    steps = [f"turn upright, {_COLOURS.get(pipeline.channels, f'{pipeline.channels} channels')}"]
+    if mode == "squash":
+        steps.append(f"resize to {side} × {side} by {by}, whatever its shape")
+    else:
+        first, other, rounded = (
+            ("longer", "shorter", "rounded") if mode == "border" else ("shorter", "longer", "cut down")
+        )
+        rest = f"the {other} to {side} × {other} / {first}, {rounded} to whole pixels"
+        steps.append(f"resize by {by}, the {first} side to {side}, {rest}")
+    if (mode, side) != ("squash", size):
+        half = "half a pixel " + ("down" if isinstance(pipeline, TransformersCenter) else "to the even number")
+        fill = {"border": "the mean around it, ", "center": "black around it, " * (side < size)}.get(mode, "")
+        steps.append(f"take the middle {size} × {size}, {fill}from (side − {size}) / 2 left and above on, {half}")
+    return steps
 
 
-def crop_margin(pipeline: Pipeline) -> float | None:
-    """Return the shorter side by the size of the crop; None where the whole image becomes a square.
+def crop_of(pipeline: Pipeline) -> tuple[str, int]:
+    """Return how evaluation cuts an image, in timm's word, and the side that the image is resized to before.
 
     Example:
-        >>> crop_margin(TRANSFORMS["center"](32, 1, margin=1.25))
-        1.25
+        >>> crop_of(TRANSFORMS["center"](32, 1, margin=1.25))
+        ('center', 40)
     """
-    if type(pipeline) in (TRANSFORMS["resize"], TRANSFORMS["affine"]):
-        return None
-    return float(getattr(pipeline, "margin", None) or 256 / 224)
+    if isinstance(pipeline, Timm):
+        return pipeline.crop_mode, pipeline.needed_side
+    if isinstance(pipeline, Resize | Affine):
+        return "squash", pipeline.image_size
+    return "center", round((getattr(pipeline, "margin", None) or MARGIN) * pipeline.image_size)

@@ -5,7 +5,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from aurank.errors import UserError
+from aurank.files import reading
 from aurank.models.adapters.fit_weights import converted, load_weights_file
 from aurank.models.adapters.layouts import from_transformers
 from aurank.models.adapters.loading import (
@@ -44,14 +45,14 @@ _OF_BUILDERS = frozenset({"bn_eps", "bn_momentum", "bn_tf"})
 class Preprocessing:
     """How a backbone was shown images: values (v / 255 − mean) / std by channel, resized by that interpolation.
 
-    margin: of towers of other libraries, the shorter side by the size of the square in its middle that is cut out; None
-        where the whole image becomes a square.
+    transform, params: the evaluation transform that cuts them as its library does, by its name in TRANSFORMS.
     """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: str
-    margin: float | None = None
+    transform: str = "center"
+    params: Options = field(default_factory=dict)
 
 
 def unknown_backbone(name: str) -> str | None:
@@ -127,8 +128,9 @@ def timm_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
         module: Any = create(what, {"num_classes": 0, **own}, pretrained=pretrained, allow_code=allow_code)
     notes = () if file is None else (load_file(module, file, name=what),)
     timm: Any = importlib.import_module("timm")
-    settings = evaluation_settings(name, module, options)
-    transform = timm.data.create_transform(**settings)
+    with reading(name, "a model of timm"):
+        settings = evaluation_settings(name, module, options)
+        transform = timm.data.create_transform(**settings)
     told = {
         option: value for option, value in options.items() if option not in FILE_OPTIONS
     }  # the weights have a digest
@@ -141,7 +143,8 @@ def evaluation_settings(name: str, module: nn.Module, options: Options) -> dict[
     timm: Any = importlib.import_module("timm")
     file, _ = split_file(options)
     settings: dict[str, Any] = timm.data.resolve_data_config({}, model=module)
-    settings |= {} if file is None else read_look(file)
+    said = {} if file is None else read_look(file)
+    settings |= {key: value for key, value in said.items() if key in settings}
     channels, height, width = settings["input_size"]
     for option in ("img_size", "input_size"):
         if (size := options.get(option)) is not None:
@@ -222,7 +225,8 @@ def preprocessing(
     weights: a file or folder that it is filled from; a folder may say more than timm knows.
 
     Of another number of channels than it was trained with, pretrained weights get the colours' mean for each, and
-    random ones 0.5. Random weights know no interpolation: "area". Raises UserError for what is not lists of numbers.
+    random ones 0.5. Random weights know no interpolation, "area", and no crop, "center". Raises UserError for what is
+    not lists of numbers.
     """
     overlay = options.get(_OVERLAY) or {}
     said = {} if weights is None else read_look(weights)
@@ -237,7 +241,18 @@ def preprocessing(
         raise UserError(f"the images of {name}: got {got}, expected lists of numbers, one for each channel")
     if len(mean) != channels:
         mean, std = (((sum(one) / len(one) if learnt else 0.5),) * channels for one in (mean, std))
-    return Preprocessing(mean, std, str(settings["interpolation"]) if learnt else "area")
+    crop = ("timm", timm_crop(settings)) if learnt else ()
+    return Preprocessing(mean, std, str(settings["interpolation"]) if learnt else "area", *crop)
+
+
+def timm_crop(settings: Mapping[str, Any]) -> Options:
+    """Return the parameters of the transform "timm" among timm's settings.
+
+    Example:
+        >>> timm_crop({"mean": (0.5,), "crop_pct": 0.95, "crop_mode": None})
+        {'crop_pct': 0.95, 'crop_mode': 'center'}
+    """
+    return {"crop_pct": settings["crop_pct"], "crop_mode": settings.get("crop_mode") or "center"}
 
 
 def _pretrained_settings(name: str) -> dict[str, Any]:

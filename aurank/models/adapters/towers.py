@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from aurank.errors import UserError
 from aurank.models.adapters.loading import IMAGE_OPTIONS, Options, parse_options, require_known, weights_only
 from aurank.models.adapters.open_clip import open_clip_look, open_clip_tower
-from aurank.models.adapters.timm import Preprocessing
+from aurank.models.adapters.timm import Preprocessing, timm_crop
 from aurank.models.adapters.transformers import transformers_look, transformers_tower
 from aurank.models.adapters.weight_files import read_look
 
@@ -116,10 +116,15 @@ def load_tower(name: str, *, pretrained: bool, weights: str | None = None) -> Im
 def tower_preprocessing(name: str, *, pretrained: bool, weights: str | None = None) -> Preprocessing:
     """How images are shown to a tower: as its library says, or the folder of its weights; "area" of random weights."""
     kind, what, options = _options(name, pretrained and weights is None)
-    look = ({} if weights is None else read_look(weights)) or _LOOKS[kind](name, what, options)
+    look = {} if weights is None else read_look(weights)
+    if "crop_pct" in look:
+        look["crop"] = ("timm", timm_crop(look))
+    if "crop" not in look:
+        look = {**_LOOKS[kind](name, what, options), **look}
     learnt = pretrained or weights is not None
     mean, std = (tuple(float(value) for value in look[key]) for key in ("mean", "std"))
-    return Preprocessing(mean, std, str(look["interpolation"]) if learnt else "area", look.get("margin"))
+    crop = look.get("crop", ()) if learnt else ()
+    return Preprocessing(mean, std, str(look["interpolation"]) if learnt else "area", *crop)
 
 
 def freeze_unused(module: nn.Module, inputs: Tensor) -> Tensor:

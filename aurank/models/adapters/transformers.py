@@ -25,7 +25,7 @@ from aurank.models.adapters.loading import (
     quick_when_offline,
     require_size,
 )
-from aurank.models.adapters.weight_files import Tensors, interpolation_of
+from aurank.models.adapters.weight_files import Tensors, crop_of_processor, interpolation_of
 
 _LONGEST = 77  # tokens of a text where the model would take more: CLIP's length
 
@@ -150,13 +150,11 @@ def transformers_tower(
 
 
 def transformers_look(name: str, what: str, options: Options) -> dict[str, Any]:
-    """Return mean, deviation, interpolation and margin of the images that the weights were trained on."""
+    """Return mean, deviation, interpolation and crop of the images that the weights were trained on."""
     with _building(name, what, options) as (library, arguments, _):
         processor = library.AutoImageProcessor.from_pretrained(what, **_located(arguments))
-    own = {"mean": processor.image_mean, "std": processor.image_std}
-    said = processor.to_dict()
-    shorter, square = (said.get("size") or {}).get("shortest_edge"), (said.get("crop_size") or {}).get("height")
-    own["margin"] = shorter / square if said.get("do_center_crop") and shorter and square else None
+        own = {"mean": processor.image_mean, "std": processor.image_std}
+        own["crop"] = crop_of_processor(processor.to_dict())
     return {**own, "interpolation": interpolation_of(getattr(processor, "resample", None)) or "bicubic"}
 
 

@@ -2,9 +2,8 @@
 
 import argparse
 import json
-import pickle
-import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from aurank.errors import UserError, first_line
-from aurank.files import require_ordinary
+from aurank.data.transforms.standard import CROP_MODES
+from aurank.errors import UserError
+from aurank.files import checked, reading, require_ordinary
 
 Tensors = dict[str, Tensor]
+Crop = tuple[str, dict[str, Any]]
+"""A transform by its name in TRANSFORMS, and its parameters."""
 
 _USUAL = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -57,38 +59,73 @@ def read_weights(path: Path | str) -> dict[str, Tensors]:
 
 
 def read_look(path: Path | str) -> dict[str, Any]:
-    """Return mean, deviation and interpolation of images where a folder of weights says them, else nothing.
+    """Return mean, deviation, interpolation and crop of images where a folder of weights says them, else nothing.
 
-    The words are those of timm's settings. A file that is no JSON is as if it were not there: the weights count.
+    The words are those of timm's settings; "crop", of open_clip and transformers, is a transform. A file that is no
+    JSON is as if it were not there: the weights count.
 
     Raises:
         UserError: what a file says of images makes no sense.
     """
     for name in _SETTINGS:
-        try:
+        settings: Any = None
+        with suppress(UserError), reading(path, "settings"):
             settings = json.loads((Path(path) / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
         if isinstance(settings, dict):
             settings = settings.get("pretrained_cfg", settings.get("preprocess_cfg", settings))
         if not isinstance(settings, dict):
             continue
         found = {key: settings.get(key, settings.get(f"image_{key}")) for key in ("mean", "std")}
         found["interpolation"] = settings.get("interpolation") or interpolation_of(settings.get("resample"))
+        found |= {key: settings[key] for key in ("crop_pct", "crop_mode") if settings.get(key) is not None}
         if found["mean"] is not None and found["std"] is not None:
             if not _is_look(**found):
                 said = ", ".join(f"{key}={value!r}"[:60] for key, value in found.items())
-                expected = "a number for each channel, std above 0, and one of Pillow's interpolations"
+                expected = "a number for each channel, std above 0, one of Pillow's interpolations, timm's crop"
                 raise UserError(f"{Path(path) / name} says {said}; expected {expected}: correct it, or remove it")
+            if name in _CROPS:
+                with reading(Path(path) / name, "settings of images", remedy="correct it, or remove it"):
+                    found["crop"] = _CROPS[name](settings)
             return {key: tuple(value) if isinstance(value, list) else value for key, value in found.items() if value}
     return {}
 
 
-def _is_look(mean: Any, std: Any, interpolation: Any) -> bool:
+def crop_of_open_clip(settings: Mapping[str, Any]) -> Crop:
+    """Return the transform that cuts images as open_clip's settings of its preprocessing say.
+
+    Example:
+        >>> crop_of_open_clip({"resize_mode": "squash"})
+        ('timm', {'crop_pct': 1.0, 'crop_mode': 'squash'})
+    """
+    mode = "squash" if settings.get("resize_mode") == "squash" else "center"
+    return "timm", {"crop_pct": 1.0, "crop_mode": mode}  # both are torchvision's
+
+
+def crop_of_processor(settings: Mapping[str, Any]) -> Crop:
+    """Return the transform that cuts images as a processor of transformers does; older ones write a size as a number.
+
+    Example:
+        >>> crop_of_processor({"do_center_crop": True, "size": {"shortest_edge": 256}, "crop_size": 128})
+        ('transformers_center', {'margin': 2.0})
+    """
+    size, crop_size = settings.get("size") or {}, settings.get("crop_size") or {}
+    shorter = size if isinstance(size, int) else size.get("shortest_edge")
+    square = crop_size if isinstance(crop_size, int) else crop_size.get("height")
+    if settings.get("do_center_crop", True) and shorter and square:  # older files leave the first out
+        return "transformers_center", {"margin": shorter / square}
+    return "resize", {}
+
+
+_CROPS = {"open_clip_config.json": crop_of_open_clip, "preprocessor_config.json": crop_of_processor}
+
+
+def _is_look(mean: Any, std: Any, interpolation: Any, crop_pct: Any = 1, crop_mode: Any = "center") -> bool:
     """Whether images can be shown so: a file may say anything."""
     lists = isinstance(mean, list) and isinstance(std, list) and len(mean) == len(std) > 0
     numbers = lists and all(isinstance(value, int | float) for value in [*mean, *std])
-    return numbers and 0 <= min(mean) <= max(mean) <= 1 and min(std) > 0 and interpolation in (None, *_PILLOWS)
+    is_crop = isinstance(crop_pct, int | float) and crop_pct > 0 and crop_mode in CROP_MODES
+    is_named = interpolation in (None, *_PILLOWS)
+    return numbers and 0 <= min(mean) <= max(mean) <= 1 and min(std) > 0 and is_named and is_crop
 
 
 def interpolation_of(number: object) -> str | None:
@@ -117,13 +154,12 @@ def _read_folder(folder: Path) -> dict[str, Any]:
 
 
 def _read_parts(folder: Path, index: Path) -> dict[str, Any]:
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{index} is no index of files of weights ({first_line(error)}); fetch it again") from error
-    if wrong := next((name for name in names if not isinstance(name, str) or Path(name).name != name), None):
+    with reading(index, "an index of files of weights", remedy="fetch it again"):
+        content = json.loads(index.read_text(encoding="utf-8"))
+        names = sorted(set(checked(content["weight_map"], dict[str, str]).values()))
+    if wrong := next((name for name in names if Path(name).name != name), None):
         raise UserError(f"{index} names {wrong!r}, which is no file beside it; fetch it again")
-    content: dict[str, Any] = {}
+    content = {}
     for name in names:
         if not (folder / name).is_file():
             raise UserError(f"{index} names {name}, which is not there; fetch it too")
@@ -133,26 +169,15 @@ def _read_parts(folder: Path, index: Path) -> dict[str, Any]:
 
 def _read_file(path: Path) -> dict[str, Any]:
     require_ordinary(path)
-    try:
+    with reading(path, "a file of weights alone", remedy=_REMEDY):
         if path.suffix == ".safetensors":
             return dict(load_file(path))
         # timm's training writes its arguments into its checkpoints: a namespace, which runs nothing.
         with torch.serialization.safe_globals([argparse.Namespace]):
             content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    # Damaged files fail in any way; others would run code if they were loaded.
-    except Exception as error:
-        raise UserError(f"{path} is no file of weights alone ({_said(error)}); {_REMEDY}") from error
     if not isinstance(content, Mapping):
         raise UserError(f"{path} holds a {type(content).__name__}, not tensors by name; {_REMEDY}")
     return dict(content)
-
-
-def _said(error: Exception) -> str:
-    if not isinstance(error, pickle.UnpicklingError):
-        return first_line(error)
-    # torch's own words advise to load it with all that it would run.
-    named = re.search(r"GLOBAL (\S+)", str(error))
-    return "torch cannot read it" if named is None else f"to load it would run {named[1]}"
 
 
 def _containers(content: Mapping[Any, Any], name: str, depth: int) -> Iterator[tuple[str, Tensors]]:

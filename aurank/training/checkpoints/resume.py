@@ -3,7 +3,7 @@
 import hashlib
 import json
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from aurank.embedding.stored.checkpoint import (
     save_checkpoint,
 )
 from aurank.errors import UserError
+from aurank.files import checked, reading
 from aurank.training.build import build_schedule
 from aurank.training.checkpoints.claim import is_passing
 from aurank.training.checkpoints.state import Progress, restore_random_state, seed_stream
@@ -223,7 +224,7 @@ def restore(trainer: Trainer, resumed: Resumed) -> Progress:
     load_optimiser(trainer.optimiser, state["optimiser"], path)
     if trainer.sharded is not None:
         trainer.sharded.spread()
-        settle_on_shards(trainer.optimiser.optimizer, trainer.config)
+        settle_on_shards(trainer.optimiser, trainer.config)
     for name in ("loss", "miner", "sampler"):
         component = getattr(trainer, name)
         if component is not None:
@@ -295,7 +296,7 @@ def _misfit(held: dict[Any, Any], optimiser: Optimizer) -> str | None:
 
     Only torch's own optimisers keep the same for each parameter, in its size: of others only the places are checked.
     """
-    is_torchs = type(getattr(optimiser, "optimizer", optimiser)).__module__.startswith("torch.")
+    is_torchs = type(optimiser).__module__.startswith("torch.")
     shapes = [parameter.shape for group in optimiser.param_groups for parameter in group["params"]]
     names = next((set(state) for state in held.values() if isinstance(state, dict)), set())
     for index, state in held.items():
@@ -313,18 +314,6 @@ def _misfit(held: dict[Any, Any], optimiser: Optimizer) -> str | None:
 
 def read_progress(checkpoint: dict[str, Any], source: Path | str) -> Progress:
     """Return the progress saved in a checkpoint; raise UserError for values of another type."""
-    # Of before these were recorded: unknown, which is not the same as nothing.
-    values = {"best_sha256": None, "metrics_sha256": None, **checkpoint["progress"]}
-    defaults = {field.name: getattr(Progress(), field.name) for field in fields(Progress)}
-    for name, value in values.items():
-        own = defaults.get(name, ...)
-        numeric = type(own) is float and type(value) is int
-        unknown = name.endswith("_sha256") and value is None
-        if not (type(value) is type(own) or numeric or unknown) or (type(own) is int and value < 0):
-            expected = "no such value" if own is ... else f"a value like {show(own)}"
-            raise UserError(f"{source}: progress {show(name)} is {show(value)}, expected {expected}; use another one")
-    if not all(type(key) is str and isinstance(value, int | float) for key, value in values.get("best", {}).items()):
-        raise UserError(
-            f"{source}: progress 'best' is {show(values['best'])}, expected numbers by name; use another one"
-        )
-    return Progress(**values)
+    with reading(source, "the progress of a run", remedy="use another one"):
+        # Of before these were recorded: unknown, which is not the same as nothing.
+        return checked({"best_sha256": None, "metrics_sha256": None, **checkpoint["progress"]}, Progress)

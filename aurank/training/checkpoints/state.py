@@ -4,10 +4,13 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge
+
+Count = Annotated[int, Ge(0)]
 
 
 @dataclass
@@ -20,15 +23,17 @@ class Progress:
     this step, and was not done when the checkpoint was written.
     """
 
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+    step: Count = 0
+    epoch: Count = 0
+    batch: Count = 0
     loss_sum: float = 0.0
-    loss_count: int = 0
+    loss_count: Count = 0
     term_sums: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
-    without_improvement: int = 0
-    metrics_bytes: int = 0
+    without_improvement: Count = 0
+    metrics_bytes: Count = 0
     metrics_sha256: str | None = ""
     best_sha256: str | None = ""
     validation_owed: bool = False

@@ -139,6 +139,17 @@ def test_where_training_has_no_labels_its_classes_and_a_missing_test_split_are_n
     assert unlabelled.doctor().warnings == ["empty splits: 1 (test)", "same image more than once in a split: 1 (1 = 2)"]
 
 
+def test_classes_that_differ_by_case_or_by_the_form_of_a_letter_are_found():
+    labels = ["Owl", "owl", "caf\u00e9", "cafe\u0301", "cat", "dog"]
+    manifest = _of_images({f"{row}.png": row for row in range(12)}, labels * 2, ["train"] * 6 + ["test"] * 6)
+    report = manifest.doctor(contents=False)
+    found = [finding for finding in report.findings if finding.check == "classes spelt alike"]
+    assert [finding.rows for finding in found] == [((0, 1), (2, 3))]
+    assert found[0].examples == ("Owl = owl", r"'caf\xe9' = 'cafe\u0301'")
+    same_names = _of_images({"0.png": 0, "1.png": 1}, ["Owl", "Owl"], ["test"] * 2).doctor(contents=False)
+    assert "classes spelt alike" not in {finding.check for finding in same_names.findings}
+
+
 def test_of_pairs_an_image_may_have_several_texts_but_one_split_and_each_pair_once():
     images = {path: pixels(number) for number, path in enumerate("abc")}
     paths, texts = list("aabccb"), ["a cat", "asleep", "an owl", "a cat", "A  Cat", "two owls"]

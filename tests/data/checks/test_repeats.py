@@ -6,8 +6,8 @@ from PIL import Image, ImageFilter
 from scipy.ndimage import gaussian_filter
 
 from aurank.data import FolderSource, Manifest, build_manifest
-from aurank.data.checks.cleaned import write_table
-from aurank.data.checks.findings import DoctorReport
+from aurank.data.checks.cleaned import classes_with_pairs, describe_cleaning, write_table
+from aurank.data.checks.findings import FIXES, DoctorReport
 from aurank.data.checks.looks import look_at
 from aurank.data.checks.same_picture import close_hashes, likeness, square
 from aurank.data.readers import READERS
@@ -78,11 +78,15 @@ def test_near_duplicates_are_found_where_they_stand(tmp_path):
     assert rows_of(report, "nearly the same image in train and test") == [[0, 8]]
     assert rows_of(report, "nearly the same image more than once in a split") == [[1, 9], [2, 10]]
     assert rows_of(report, "nearly the same image under two classes") == [[2, 10]]
-    assert set(manifest.paths) - set(report.kept().paths) == {
+    left_out = {fix: {manifest.paths[row] for row in report.left_out(fix)} for fix in FIXES}
+    assert {fix: paths for fix, paths in left_out.items() if paths} == {
+        "near-leaks": {"copy of 0.png"},
+        "near-repeats": {"copy of 1.png"},
+        "near-conflicts": {"2.png", "copy of 2.png"},
+    }
+    assert set(manifest.paths) - set(report.kept(["near-leaks", "near-repeats"]).paths) == {
         "copy of 0.png",
         "copy of 1.png",
-        "2.png",
-        "copy of 2.png",
     }
 
 
@@ -92,7 +96,69 @@ def test_a_copy_between_query_and_gallery_is_no_duplicate_within_a_split(tmp_pat
     report = place(tmp_path, images, **sides).doctor()
     assert rows_of(report, "nearly the same image in query and gallery") == [[0, 4]]
     assert rows_of(report, "nearly the same image more than once in a split") == []
-    assert report.kept().paths == ("0.png", "1.png", "2.png", "3.png")
+    assert report.kept(FIXES).paths == tuple(images)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"groups": [1, 2, 1, 2, 2, 1]},
+        {"is_query": [True, True, False, False, False, True], "is_gallery": [False, False, True, True, True, False]},
+    ],
+)
+@pytest.mark.parametrize("labels", [["a", "b"] * 3, ["a", "b"] * 2 + ["c", "d"]])
+@pytest.mark.parametrize("copy", [lambda image: image, COPIES["cropped"]])
+def test_pairs_of_two_cameras_or_of_query_and_gallery_are_left_alone(tmp_path, copy, labels, columns):
+    images = {"0.png": photo(0), "1.png": photo(1), "2.png": photo(2), "3.png": photo(3)}
+    images |= {"0 again.png": copy(photo(0)), "3 again.png": copy(photo(3))}
+    report = place(tmp_path, images, labels=labels, **columns).doctor()
+    assert [rows for found in report.findings for rows in found.rows if rows in ((0, 4), (3, 5))]
+    assert report.kept(FIXES).paths == tuple(images)
+
+
+def test_the_same_picture_of_one_camera_is_left_out_beside_that_of_another(tmp_path):
+    images = {f"{place}.png": photo(0) for place in range(4)}
+    report = place(tmp_path, images, groups=[1, 2, 1, 2]).doctor()
+    assert report.kept(["repeats"]).paths == ("0.png", "1.png")
+
+
+def test_one_path_in_two_splits_is_a_leak_and_under_two_classes_a_conflict(tmp_path):
+    for seed in (0, 1, 2):
+        photo(seed).save(tmp_path / f"{seed}.png")
+    paths = ["0.png", "0.png", "1.png", "1.png", "2.png", "2.png"]
+    labels, splits = ["a", "a", "a", "b", "b", "b"], ["train", "test", "test", "test", "test", "test"]
+    report = build_manifest("photos", FolderSource(tmp_path), paths=paths, labels=labels, splits=splits).doctor()
+    assert {fix: report.left_out(fix) for fix in ("leaks", "conflicts", "repeats")} == {
+        "leaks": {0},
+        "conflicts": {2, 3},
+        "repeats": {5},
+    }
+
+
+def test_classes_that_lose_their_last_pair_are_counted(tmp_path):
+    """Of two photos an identity, each of another camera, one is small."""
+    images = {f"{place}.png": photo(place, 20 if place in (1, 3) else 128) for place in range(9)}
+    columns = {"labels": ["a", "a", "b", "b", "c", "c", "d", "d", "d"], "groups": [1, 2] * 3 + [1, 2, 2]}
+    report = place(tmp_path, images, **columns).doctor()
+    assert describe_cleaning(report, ["repeats", "tiny"]).splitlines() == [
+        "--fix leaves out 2 of 9 rows (repeats 0, tiny 2)",
+        "2 of 4 classes lose their last pair: 'a' in test, 'b' in test",
+    ]
+
+
+def test_a_pair_is_of_a_query_and_of_the_gallery_by_another_camera(tmp_path):
+    images = {f"{number}.png": photo(number, 16) for number in range(8)}
+    columns = {
+        "labels": ["one camera"] * 2 + ["two queries"] * 2 + ["pair"] * 2 + ["lone", "trained"],
+        "groups": [1, 1, 1, 2, 1, 2, 1, 1],
+        "is_query": [True] * 4 + [True, False] + [True] * 2,
+        "is_gallery": [True] * 2 + [False] * 2 + [False, True] + [True] * 2,
+        "splits": ["test"] * 7 + ["train"],
+    }
+    assert classes_with_pairs(place(tmp_path, images, **columns)) == [("test", "pair")]
+    columns["splits"] = ["train"] * 8
+    found = classes_with_pairs(place(tmp_path, images, **columns))
+    assert [name for _, name in found] == ["one camera", "two queries", "pair"]
 
 
 def test_poor_images_are_found_beside_good_ones(tmp_path):

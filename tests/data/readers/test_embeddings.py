@@ -79,7 +79,7 @@ def spoiled(row: int, value: float) -> np.ndarray:
         ({"embeddings": np.zeros((72, 0))}, "expected numbers, one row an image"),
         ({"embeddings": np.array([["a"]] * 72)}, "embeddings are <U1 .* expected numbers"),
         ({"paths": np.array(["same"] * 72)}, "holds image 'same' twice"),
-        ({"made_by": np.array("{}")}, "made_by is not what aurank embed writes"),
+        ({"made_by": np.array("{}")}, "embeddings with made_by"),
         ({"made_by": np.array(3)}, "made_by is no text"),
     ],
 )

@@ -96,7 +96,7 @@ def test_cars_without_any_annotations_name_the_file_with_all(tmp_path):
     ("content", "message"),
     [
         (b"", "cars_annos.mat in "),
-        (b"MATLAB 5.0 MAT-file" + b"\0" * 200, "is not a Matlab file with 'annotations'"),
+        (b"MATLAB 5.0 MAT-file" + b"\0" * 200, "cannot be read as a Matlab file with 'annotations'"),
     ],
 )
 def test_annotations_that_are_no_matlab_file_are_named(tmp_path, content, message):

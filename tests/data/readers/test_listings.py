@@ -9,7 +9,7 @@ from testing.data_trees import write_tree, zip_tree
 from aurank.data.readers._rows import Row
 from aurank.data.readers.lists import class_folders, read_lists
 from aurank.data.readers.table import read_table
-from aurank.errors import UserError
+from aurank.errors import AurankWarning, UserError
 
 IMAGES = ["a/1.png", "a/2.png", "b/with blank.png", "b/4.png"]
 CSV = "path,label,split\na/1.png,cat,train\na/2.png,cat,train\nb/with blank.png,owl,test\nb/4.png,owl,test\n"
@@ -51,7 +51,9 @@ def test_a_table_may_have_flags_groups_and_columns_of_its_own(tree):
         'test,east,owl,0,,"said ""x, y""",b/with blank.png,bird\n'
         "test,west,owl,TRUE,false,,b/4.png,\n"
     )
-    manifest = read_table(tree, file="rows.csv")
+    with pytest.warns(AurankWarning, match=r"rows\.csv: ignored columns: 'note'; those read are path, label, ") as told:
+        manifest = read_table(tree, file="rows.csv")
+    assert len(told) == 1
     assert manifest.is_query.tolist() == [True, False, False, True]
     assert manifest.is_gallery.tolist() == [True, True, True, False]
     assert manifest.groups is not None
@@ -112,6 +114,8 @@ def test_a_table_may_lie_in_the_archive_or_beside_it(tree, tmp_path):
             r"rows\.csv, line 6: image 'a/1\.png' has label 'dog', but 'cat' at rows\.csv, line 2",
         ),
         ("path,label,split,label\na/1.png,cat,test,dog\n", "a column occurs twice"),
+        ("path,label,split,groups\na/1.png,cat,test,1\n", r"rows\.csv: column 'groups' .* did you mean 'group'\?"),
+        ("path,label,split,Query\na/1.png,cat,test,1\n", "column 'Query' is not known; did you mean 'is_query'"),
         ("path,label,split,is_query\na/1.png,cat,test,maybe\n", "line 2: is_query must be one of .* got 'maybe'"),
         ("path,label,split\n", "rows: no images"),
         (
@@ -180,10 +184,10 @@ def test_a_table_that_cannot_be_read_is_named(tree):
     with pytest.raises(UserError, match=r"none\.parquet"):
         read_table(tree, file="none.parquet")
     (tree / "bad.parquet").write_bytes(b"PAR1 and nothing else")
-    with pytest.raises(UserError, match=r"bad\.parquet: not a parquet table"):
+    with pytest.raises(UserError, match=r"bad\.parquet: cannot be read as a parquet table"):
         read_table(tree, file="bad.parquet")
     (tree / "bad.csv").write_bytes("path,label,split\né,cat,test".encode("latin-1"))
-    with pytest.raises(UserError, match=r"bad\.csv: not UTF-8"):
+    with pytest.raises(UserError, match=r"bad\.csv: cannot be read as UTF-8"):
         read_table(tree, file="bad.csv")
 
 

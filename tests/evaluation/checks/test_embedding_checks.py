@@ -47,6 +47,16 @@ def test_planted_wrong_labels_are_found_and_what_they_were():
     assert not len(doubtful_labels(rows, true).row)
 
 
+def test_rows_of_float32_may_be_so_long_or_short_that_it_cannot_hold_their_squares():
+    rows, labels = clusters()
+    labels[[3, 50, 77]] = [4, 0, 1]
+    found = doubtful_labels(rows, labels)
+    for exponent in (80, -80):
+        other = doubtful_labels(rows * np.float32(2.0**exponent), labels)
+        assert other.row.tolist() == found.row.tolist()
+        assert other.margin.tolist() == found.margin.tolist()
+
+
 def test_embeddings_that_do_not_know_the_classes_doubt_no_label():
     rows, labels = clusters()
     assert not len(doubtful_labels(rows, np.random.default_rng(1).permutation(labels)).row)

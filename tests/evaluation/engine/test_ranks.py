@@ -192,6 +192,9 @@ def test_extreme_lengths_are_normalised_and_impossible_ones_named() -> None:
     reference = positive_ranks(embeddings, labels)
     scale = 2.0 ** np.random.default_rng(0).integers(-400, 400, size=(90, 1))
     assert same(positive_ranks(embeddings.astype(np.float64) * scale, labels), reference)
+    float32 = embeddings * (2.0 ** np.random.default_rng(0).integers(-90, 90, size=(90, 1))).astype(np.float32)
+    for backend in ("numba", "torch"):
+        assert same(positive_ranks(float32, labels, backend=backend), reference)
     embeddings = embeddings.astype(np.float64)
     embeddings[17] *= 1e200
     with pytest.raises(UserError, match="row 17 of the query embeddings has length inf"):

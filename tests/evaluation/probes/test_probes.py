@@ -240,9 +240,10 @@ def test_a_result_is_saved_loaded_and_printed(tmp_path: Path) -> None:
         ({"format": "other"}, "is not a probe's result"),
         ({"version": 9}, "is a probe.s result of version 9"),
         ({"metrics": None}, "'metrics' is missing"),
-        ({"num_train": "6"}, "'num_train' is of another type"),
-        ({"metrics": {"top1": []}}, "'metrics' is of another type"),
-        ({"per_seed": {"other": [1, 2, 3]}}, "'per_seed' fits neither"),
+        ({"num_train": "six"}, "num_train"),
+        ({"metrics": {"top1": []}}, "metrics.top1"),
+        ({"per_seed": {"other": [1, 2, 3]}}, "'per_seed' does not fit"),
+        ({"per_seed": {"top1": [1, 2, 3]}}, "per_seed"),
     ):
         damaged = {name: value for name, value in {**content, **change}.items() if value is not None}
         (tmp_path / "damaged.json").write_text(json.dumps(damaged))
@@ -250,9 +251,9 @@ def test_a_result_is_saved_loaded_and_printed(tmp_path: Path) -> None:
             ProbeResult.load(tmp_path / "damaged.json")
     for text in ("{", "[" * 100_000):
         (tmp_path / "damaged.json").write_text(text)
-        with pytest.raises(UserError, match="cut short"):
+        with pytest.raises(UserError, match=r"damaged\.json"):
             ProbeResult.load(tmp_path / "damaged.json")
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match=r"none\.json"):
         ProbeResult.load(tmp_path / "none.json")
 
 

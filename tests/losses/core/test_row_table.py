@@ -1,5 +1,6 @@
 import copy
 import io
+import math
 
 import pytest
 import torch
@@ -209,3 +210,11 @@ def test_a_table_on_the_host_is_copied_with_what_is_on_its_way() -> None:
     copied = copy.deepcopy(table)
     assert copied.rows[index].eq(1).all()
     assert copied.seen.sum() == 8
+
+
+def test_a_table_that_starts_at_zero_asks_the_batches_of_all_ranks_whether_it_is_new():
+    table = RowTable(4, 1, logarithms=True, starts_at_zero=True)
+    table.update(torch.tensor([0]), torch.zeros(1, 1), rate=0.5)
+    new, of_all = torch.tensor([1]), torch.tensor([0, 1])
+    assert table.blended(new, torch.zeros(1, 1), rate=0.5).item() == 0
+    assert table.blended(new, torch.zeros(1, 1), rate=0.5, batch=of_all).item() == pytest.approx(math.log(0.5))

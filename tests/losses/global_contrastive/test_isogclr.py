@@ -155,20 +155,20 @@ def inner_values(embeddings: Tensor, temperatures: Tensor) -> tuple[dict[int, fl
     return found, math.prod(found.values()) ** (1 / len(found))
 
 
-@pytest.mark.parametrize("official", [False, True])
-def test_past_batches_enter_through_the_normaliser(official: bool) -> None:
+@pytest.mark.parametrize("average", ["relative", "plain"])
+def test_past_batches_enter_through_the_normaliser(average: str) -> None:
     # on a second batch: G = log u + rho - (g / u) E_w[h] / tau, and a gradient tau / u times that of g
     given = {"temperature_beta": 1, "temperature_lr": 0.01, "temperature": 0.25, "weighted_pull": True}
-    loss = make(gamma=0.4, official=official, **given)
+    loss = make(gamma=0.4, average=average, **given)
     loss(views(0), LABELS)
     first, log_u = loss.temperatures.clone(), loss.log_u[0].clone()
     second = views(1)
     value = loss(second, LABELS)
     values, level = inner_values(second, first)
     # what is remembered is over the level of its batch, and the mean weight is 1
-    moved = 1.0 if official else level / inner_values(views(0), torch.full((8,), 0.25))[1]
+    moved = 1.0 if average == "plain" else level / inner_values(views(0), torch.full((8,), 0.25))[1]
     normalizers = {query: 0.6 * moved * float(log_u[LABELS[query]].exp()) + 0.4 * g for query, g in values.items()}
-    balance = 1.0 if official else sum(values[query] / normalizers[query] for query in values) / len(values)
+    balance = 1.0 if average == "plain" else sum(values[query] / normalizers[query] for query in values) / len(values)
     losses, slopes, surrogate = [], [[] for _ in range(5)], []
     for query, row, positives, negatives in parts(second):
         image = int(LABELS[query])
@@ -203,7 +203,7 @@ def test_with_a_temperature_that_hardly_moves_it_is_sogclr_plus_the_price_of_the
 
 def test_the_pull_has_weight_1_in_later_batches_too_unless_it_is_weighted() -> None:
     # the gradients differ by (g / u - 1) times that of the positives' similarity, and in nothing else
-    given = {"gamma": 0.4, "temperature": 0.25, "temperature_lr": 1e-12, "official": True}
+    given = {"gamma": 0.4, "temperature": 0.25, "temperature_lr": 1e-12, "average": "plain"}
     plain, weighted = make(**given), make(weighted_pull=True, **given)
     for loss in (plain, weighted):
         loss(views(0), LABELS)

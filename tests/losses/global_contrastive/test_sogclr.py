@@ -71,12 +71,12 @@ def test_shared_is_one_logarithm_of_the_mean_over_views() -> None:
     assert (by_view - one).norm() > 1e-3 * one.norm()
 
 
-@pytest.mark.parametrize("official", [False, True])
+@pytest.mark.parametrize("average", ["relative", "plain"])
 @pytest.mark.parametrize("previous", [False, True])
 @pytest.mark.parametrize("normalizer", ["view", "shared"])
 @pytest.mark.parametrize("state_on", ["device", "host"])
-def test_a_sequence_of_batches_equals_the_loop(normalizer: str, previous: bool, official: bool, state_on: str) -> None:
-    given = {"normalizer": normalizer, "previous_normalizer": previous, "official": official, "state_on": state_on}
+def test_a_sequence_of_batches_equals_the_loop(normalizer: str, previous: bool, average: str, state_on: str) -> None:
+    given = {"normalizer": normalizer, "previous_normalizer": previous, "average": average, "state_on": state_on}
     loss = SogCLRLoss(30, temperature=0.2, gamma=0.7, **given).double()
     table: dict[int, float] = {}
     for step in range(5):
@@ -84,7 +84,7 @@ def test_a_sequence_of_batches_equals_the_loop(normalizer: str, previous: bool, 
         embeddings = torch.randn(16, 4, generator=random, dtype=torch.float64, requires_grad=True)
         labels, ids = (torch.randint(size, (16,), generator=random) for size in (5, 30))  # ids twice, and anew
         settings = {"temperature": 0.2, "gamma": 0.7, "shared": normalizer == "shared", "previous": previous}
-        settings["official"] = official
+        settings["plain"] = average == "plain"
         masks = oracles.masks(labels.tolist())
         found = oracles_contrastive.sogclr(oracles.cosine(embeddings), *masks, ids.tolist(), table, **settings)
         loss.eval()
@@ -114,9 +114,9 @@ def test_fixed_embeddings_lead_from_a_wrong_normaliser_to_the_exact_gradient_for
 def test_with_the_exact_normaliser_the_gradients_of_small_batches_average_to_the_exact_one(gamma: float) -> None:
     # all batches of two samples: each pair of samples comes in exactly one of them
     embeddings = data()
-    whole = make(normalizer="shared", official=True)
+    whole = make(normalizer="shared", average="plain")
     whole(embeddings, VIEWS)
-    loss = make(gamma=gamma, normalizer="shared", previous_normalizer=True, official=True).eval()
+    loss = make(gamma=gamma, normalizer="shared", previous_normalizer=True, average="plain").eval()
     loss.load_state_dict(whole.state_dict())
     gradients = []
     for pair in combinations(range(NUMBER), 2):
@@ -132,7 +132,7 @@ def test_batches_that_partition_the_data_bring_the_normaliser_to_the_exact_one_t
     whole(embeddings, VIEWS)
     errors = []
     for gamma in (0.5, 0.05):
-        random, loss, found = torch.Generator().manual_seed(0), make(gamma=gamma, official=True), []
+        random, loss, found = torch.Generator().manual_seed(0), make(gamma=gamma, average="plain"), []
         for epoch in range(90):
             for part in torch.randperm(NUMBER, generator=random).split(2):
                 rows = torch.cat([part, part + NUMBER])
@@ -144,14 +144,14 @@ def test_batches_that_partition_the_data_bring_the_normaliser_to_the_exact_one_t
 
 
 def test_the_moving_average_has_its_closed_form() -> None:
-    for official in (True, False):
-        loss, gamma = make(gamma=0.3, official=official), 0.3
+    for average in ("plain", "relative"):
+        loss, gamma = make(gamma=0.3, average=average), 0.3
         first, second = make(), make()
         loss(data(1), VIEWS), first(data(1), VIEWS), second(data(2), VIEWS)
         for _ in range(7):
             loss(data(2), VIEWS)
         kept = (1 - gamma) ** 7
-        moved = 0 if official else second.levels.values[0] - first.levels.values[0]
+        moved = 0 if average == "plain" else second.levels.values[0] - first.levels.values[0]
         expected = (kept * (first.log_u + moved).exp() + (1 - kept) * second.log_u.exp()).log()
         torch.testing.assert_close(loss.log_u, expected, rtol=0, atol=1e-12)
 
@@ -164,25 +164,25 @@ def normalizers(loss: SogCLRLoss, embeddings: Tensor, *, shift: float) -> Tensor
 
 def test_what_all_samples_have_in_common_is_not_remembered_but_by_the_paper_s_average() -> None:
     found = {}
-    for official in (False, True):
-        found[official] = []
+    for average in ("relative", "plain"):
+        found[average] = []
         for start in (0.0, 8.0):
-            loss = make(official=official, gamma=0.9)
+            loss = make(average=average, gamma=0.9)
             normalizers(loss, data(0), shift=start)
-            found[official].append(normalizers(loss, data(1), shift=0.0).detach())
-    torch.testing.assert_close(*found[False], rtol=0, atol=1e-12)
-    assert (found[True][1] - found[True][0] > 2).all()  # a tenth of e^8 times as much
+            found[average].append(normalizers(loss, data(1), shift=0.0).detach())
+    torch.testing.assert_close(*found["relative"], rtol=0, atol=1e-12)
+    assert (found["plain"][1] - found["plain"][0] > 2).all()  # a tenth of e^8 times as much
 
 
 def test_a_state_of_the_paper_s_average_goes_on_at_its_level_and_not_the_other_way_round() -> None:
-    old, new = make(official=True), make()
+    old, new = make(average="plain"), make()
     seen = VIEWS < 4
     old(data()[seen], VIEWS[seen])
     new.load_state_dict(old.state_dict())
     torch.testing.assert_close(new.log_u, old.log_u, rtol=0, atol=1e-12)
     torch.testing.assert_close(new.tables[0].rows[:4].mean(), torch.zeros(()).double(), rtol=0, atol=1e-12)
     assert (new.tables[0].rows[4:] == 0).all()
-    with pytest.raises(UserError, match="tables is of SogCLRLoss without official=True: make the loss without it"):
+    with pytest.raises(UserError, match='tables is of SogCLRLoss with average="relative": make the loss with it'):
         old.load_state_dict(new.state_dict())
 
 

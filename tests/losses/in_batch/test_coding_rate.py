@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from testing import oracles_repositories
 from torch.nn.functional import normalize
 
 from aurank.errors import UserError
@@ -75,6 +76,14 @@ def test_a_batch_of_one_row_is_a_constant() -> None:
     rows, _ = batch(1, 6)
     (gradient,) = torch.autograd.grad(CodingRateLoss()(rows, torch.tensor([0])), rows)
     assert gradient.abs().max() < 1e-12
+
+
+def test_official_is_the_repository_s_pair_and_of_classes_there_is_none() -> None:
+    rows, labels = batch(12, 5)
+    expected = oracles_repositories.anti_collapse_of_pairs(normalize(rows, dim=1), epsilon=0.5)
+    check_equal(CodingRateLoss(official=True)(rows, labels), expected, rows)
+    with pytest.raises(UserError, match=r"of='classes' has no effect with official=True, .*antico_type=.pair"):
+        CodingRateLoss(of="classes", official=True)
 
 
 def test_an_impossible_epsilon_is_refused() -> None:

@@ -3,7 +3,7 @@ import math
 import oracles
 import pytest
 import torch
-from testing import oracles_contrastive
+from testing import oracles_contrastive, oracles_repositories
 from torch import Tensor
 
 from aurank.errors import UserError
@@ -45,22 +45,33 @@ def test_dcl_is_info_nce_less_the_positive_in_the_denominator() -> None:
     assert differences[-1] == pytest.approx(math.log(7 / 6), abs=1e-5)
 
 
+@pytest.mark.parametrize("weight_gradient", [False, True])
 @pytest.mark.parametrize("labels", [SHUFFLED, PAIRS])
-def test_dclw_weighs_positives_as_the_loop_does(labels: list[int]) -> None:
+def test_dclw_weighs_positives_as_the_loop_does(labels: list[int], weight_gradient: bool) -> None:
     embeddings, rows = batch(labels)
-    loss = DCLLoss(0.2, weight_sigma=0.5)(embeddings, rows)
-    found = oracles_contrastive.dcl(
-        oracles.cosine(embeddings), *oracles.masks(rows.tolist()), temperature=0.2, weight_sigma=0.5
-    )
+    given = {"weight_sigma": 0.5, "weight_gradient": weight_gradient}
+    loss = DCLLoss(0.2, **given)(embeddings, rows)
+    found = oracles_contrastive.dcl(oracles.cosine(embeddings), *oracles.masks(rows.tolist()), temperature=0.2, **given)
     check_equal(loss, oracles.mean(found), embeddings)
     assert abs(loss - DCLLoss(0.2)(embeddings, rows)) > 1e-3
+
+
+def test_a_gradient_through_dclw_s_weights_is_that_of_the_code_in_common_use() -> None:
+    embeddings, _ = batch(PAIRS)
+    views = torch.nn.functional.normalize(embeddings, dim=1).split(4)
+    expected = oracles_repositories.dclw(*views, temperature=0.1, sigma=0.5)
+    loss = DCLLoss(0.1, 0.5, weight_gradient=True)(embeddings, torch.tensor(PAIRS))
+    constant = DCLLoss(0.1, 0.5)(embeddings, torch.tensor(PAIRS))
+    slopes = [torch.autograd.grad(each, embeddings, retain_graph=True)[0] for each in (loss, constant)]
+    assert (slopes[0] - slopes[1]).norm() > 0.1 * slopes[1].norm()
+    check_equal(loss, expected, embeddings)
 
 
 def test_dclw_s_weights_are_1_in_the_mean_and_all_1_at_a_large_sigma() -> None:
     embeddings, labels = batch()
     pairs = make_pairs(Inputs(embeddings, labels), distance=DCLLoss().distance)
     for sigma in (1e-3, 0.5, 1e6):
-        weights = hardness_weights(pairs, sigma)
+        weights = hardness_weights(pairs, sigma).detach()
         assert pairs.positives.mean(weights)[pairs.valid_rows].mean() == pytest.approx(1)
     assert weights.sub(1).abs()[pairs.positives.mask].max() < 1e-5
     check_equal(DCLLoss(0.1, 1e12)(embeddings, labels), DCLLoss(0.1)(embeddings, labels), embeddings)
@@ -130,6 +141,7 @@ def test_float32_at_a_small_temperature_stays_finite_and_keeps_a_gradient(make: 
     [
         (lambda: DCLLoss(0), "temperature must be > 0, got 0"),
         (lambda: DCLLoss(weight_sigma=-1), "weight_sigma must be > 0, got -1"),
+        (lambda: DCLLoss(weight_gradient=True), "weight_gradient=True has no effect with weight_sigma=None"),
         (lambda: FlatNCELoss(-1), "temperature must be > 0, got -1"),
         (lambda: SiMoLoss(alpha=0), "alpha must be > 0, got 0"),
     ],

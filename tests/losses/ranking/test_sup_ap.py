@@ -39,6 +39,34 @@ def test_other_widths_equal_the_loop(width: dict[str, float]) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize("official", [False, True])
+@pytest.mark.parametrize("width", [{"offset": 1.0, "jump": 0.0}, {"offset": 6.44}, {"jump": 0.0}], ids=str)
+def test_the_line_beyond_delta_begins_at_the_offset_as_in_their_configurations(
+    width: dict[str, float], official: bool
+) -> None:
+    embeddings, labels = batch()
+    given = oracles.cosine(embeddings), *oracles.masks(labels.tolist())
+    table = [[0], [0], [1], [1], [0], [-1]]
+    kind = {"official": official, **width}
+    for loss, expected in (
+        (SupAPLoss(calibration=0, **kind), oracles_sup.sup_ap(*given, share=1.0, **kind)),
+        (SupRecallLoss(calibration=0, **kind), oracles_sup.sup_recall(*given, share=1.0, **kind)),
+        (HierarchicalAPLoss(table, **kind), oracles_sup.hierarchical_ap(*given, labels.tolist(), table=table, **kind)),
+    ):
+        value, wanted = loss(embeddings, labels), oracles.mean(expected)
+        torch.testing.assert_close(value, wanted, rtol=0, atol=1e-10)
+        slopes = (torch.autograd.grad(each, embeddings, retain_graph=True)[0] for each in (value, wanted))
+        torch.testing.assert_close(*slopes, rtol=1e-8, atol=1e-8)
+
+
+def test_the_offset_of_inaturalist_s_configurations_changes_the_loss() -> None:
+    embeddings, labels = batch()
+    plain, theirs = (
+        SupAPLoss(jump=0.0, offset=offset, calibration=0, official=True)(embeddings, labels) for offset in (None, 1.0)
+    )
+    assert plain - theirs > 1e-4
+
+
 def test_sup_ap_tends_to_exact_ap_as_its_widths_vanish() -> None:
     embeddings, labels = batch()
     wanted = exact_loss(embeddings, labels)
@@ -111,6 +139,7 @@ def test_scores_within_both_margins_have_no_calibration_loss() -> None:
         ({"slope": -1}, "slope must be >= 0, got -1"),
         ({"jump": float("nan")}, "jump must be >= 0, got nan"),
         ({"delta": True}, "delta must be >= 0, got True"),
+        ({"offset": -1}, "offset must be >= 0, got -1"),
         ({"positive_margin": float("inf")}, "positive_margin must be a finite number, got inf"),
         ({"temperature": 0}, "temperature must be > 0, got 0"),
     ],

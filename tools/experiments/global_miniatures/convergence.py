@@ -40,9 +40,9 @@ def scaled(loss: nn.Module) -> Loss:
 METHODS: dict[str, Callable[[float], Loss]] = {
     "simclr": lambda _: scaled(InfoNCELoss(temperature=TEMPERATURE)),
     "dcl": lambda _: scaled(DCLLoss(temperature=TEMPERATURE)),
-    "sogclr_v1": lambda _: by_photo(SogCLRLoss(IMAGES, temperature=TEMPERATURE, official=True)),
-    "sogclr_v2": lambda _: by_photo(SogCLRLoss(IMAGES, temperature=TEMPERATURE, normalizer="shared", official=True)),
-    "sogclr_view": lambda _: SogCLRLoss(IMAGES * VIEWS, temperature=TEMPERATURE, official=True),
+    "sogclr_v1": lambda _: by_photo(SogCLRLoss(IMAGES, temperature=TEMPERATURE, average="plain")),
+    "sogclr_v2": lambda _: by_photo(SogCLRLoss(IMAGES, temperature=TEMPERATURE, normalizer="shared", average="plain")),
+    "sogclr_view": lambda _: SogCLRLoss(IMAGES * VIEWS, temperature=TEMPERATURE, average="plain"),
     "emc2": lambda burn_in: EMC2Loss(IMAGES * VIEWS, temperature=TEMPERATURE, burn_in=burn_in, out_of_batch="reencode"),
     "emc2_stored": lambda burn_in: EMC2Loss(IMAGES * VIEWS, temperature=TEMPERATURE, burn_in=burn_in),
     "negative_cache": lambda _: NegativeCacheLoss(

@@ -12,7 +12,7 @@ from global_miniatures import convergence, training
 from global_miniatures.normalizers import BATCH, ESTIMATORS, FEWER, PAIRS, VARIANTS
 from global_miniatures.store import Line, Store
 from global_miniatures.tables import TITLES, best_batch_loss, gained, mean_error, of_batch
-from global_miniatures.temperatures import OFFICIAL_TITLE as OFFICIAL
+from global_miniatures.temperatures import PLAIN_TITLE as PLAIN
 
 
 def draw_all(store: Store, out: Path) -> Iterator[Path]:
@@ -105,12 +105,12 @@ def homogeneity(store: Store) -> Figure:
 def temperatures(store: Store) -> Figure:
     """The mean temperature of each class by its size, a panel for each setting, with either average of ḡ; seed 0."""
     lines = {line["name"]: line for line in store.of("temperatures") if line["seed"] == 0}
-    titles = list(dict.fromkeys(name.removesuffix(OFFICIAL) for name in lines))
+    titles = list(dict.fromkeys(name.removesuffix(PLAIN) for name in lines))
     figure, axes = canvas(len(titles), height=3.2, share_y=True)
     for each, title in zip(axes, titles, strict=True):
-        for name, colour in {f"{title}{OFFICIAL}": MUTED, title: COLOURS[0]}.items():
+        for name, colour in {f"{title}{PLAIN}": MUTED, title: COLOURS[0]}.items():
             if line := lines.get(name):
-                label = "official" if name != title else "default"
+                label = "plain" if name != title else "default"
                 sizes = [entry["size"] for entry in line["classes"]]
                 values = [entry["temperature"] for entry in line["classes"]]
                 each.plot(sizes, values, "o", color=colour, markersize=3.5, label=label)

@@ -47,9 +47,9 @@ METHODS: dict[str, Callable[[int], PairLoss]] = {
     "simclr": lambda _: InfoNCELoss(temperature=TEMPERATURE),
     "dcl": lambda _: DCLLoss(temperature=TEMPERATURE),
     "sogclr": lambda _: SogCLRLoss(DRAWINGS, TEMPERATURE),
-    "sogclr official": lambda _: SogCLRLoss(DRAWINGS, TEMPERATURE, official=True),
+    "sogclr plain": lambda _: SogCLRLoss(DRAWINGS, TEMPERATURE, average="plain"),
     "isogclr": lambda _: ISogCLRLoss(DRAWINGS, 2.0, temperature=TEMPERATURE),
-    "isogclr official": lambda _: ISogCLRLoss(DRAWINGS, 2.0, temperature=TEMPERATURE, official=True),
+    "isogclr plain": lambda _: ISogCLRLoss(DRAWINGS, 2.0, temperature=TEMPERATURE, average="plain"),
     "emc2": lambda _: EMC2Loss(DRAWINGS, TEMPERATURE),
     "neuclip": lambda batch: NeuCLIPLoss(
         DIM,

@@ -22,7 +22,7 @@ BATCHES = (8, 32)
 LEFT_OUT, KEPT = 3, 10  # epochs
 EPOCHS_BEFORE = 4  # of the training whose embeddings these are
 SHOWN = {"noise": 2, "one batch": 3, "400 batches": 4, "cosine": 4}  # and their digits
-NAMES = ("simclr", "dcl", "sogclr", "sogclr official", "emc2", "neuclip", "exact")
+NAMES = ("simclr", "dcl", "sogclr", "sogclr plain", "emc2", "neuclip", "exact")
 
 
 def runs(seeds: int) -> Any:

@@ -15,9 +15,9 @@ TITLES = {
     "simclr": "SimCLR (InfoNCE)",
     "dcl": "decoupled (DCL)",
     "sogclr": "SogCLR",
-    "sogclr official": "SogCLR, official",
+    "sogclr plain": "SogCLR, plain",
     "isogclr": "iSogCLR",
-    "isogclr official": "iSogCLR, official",
+    "isogclr plain": "iSogCLR, plain",
     "exact": "SogCLR with the exact normaliser",
     "emc2": "EMC²",
     "neuclip": "NeuCLIP",
@@ -127,7 +127,7 @@ def ablations_table(store: Store) -> str:
 
 def temperature_lines(store: Store) -> list[Line]:
     """The runs, those with the default average first."""
-    return sorted(store.of("temperatures"), key=lambda line: line["name"].endswith(temperatures.OFFICIAL_TITLE))
+    return sorted(store.of("temperatures"), key=lambda line: line["name"].endswith(temperatures.PLAIN_TITLE))
 
 
 def temperatures_table(store: Store) -> str:

@@ -23,12 +23,12 @@ from aurank.training import read_config
 from aurank.training.build import build_loss
 from global_miniatures.store import Line, Run
 from global_miniatures.subsets import write_table
-from global_miniatures.training import OFFICIAL, budget
+from global_miniatures.training import PLAIN, budget
 
 RATIO, STEPS = 100, 240
 BASE = "grocery_unlabelled/isogclr"
 STARTS, RHOS = (0.3, 0.7, 1.0), (0.1, 0.3, 0.5)
-OFFICIAL_TITLE = ", official"  # the end of a run's name
+PLAIN_TITLE = ", plain"  # the end of a run's name
 EXTREMES = 8  # images named at either end
 
 
@@ -36,11 +36,11 @@ def runs(seeds: int) -> Iterator[Run]:
     """The defaults, then another first temperature, then another ρ; then all with the paper's average of ḡ."""
     others = [(0.3, start) for start in STARTS if start != 0.7] + [(rho, 0.7) for rho in RHOS if rho != 0.3]
     for seed in range(seeds):
-        for title, official in (("", []), (OFFICIAL_TITLE, [f"loss.{OFFICIAL}"])):
-            yield make(f"rho 0.3, start 0.7{title}", seed, *official)
+        for title, plain in (("", []), (PLAIN_TITLE, [f"loss.{PLAIN}"])):
+            yield make(f"rho 0.3, start 0.7{title}", seed, *plain)
             for rho, start in others:
                 change = f"loss.params.rho={rho:g}" if rho != 0.3 else f"loss.params.temperature={start:g}"
-                yield make(f"rho {rho:g}, start {start:g}{title}", seed, change, *official)
+                yield make(f"rho {rho:g}, start {start:g}{title}", seed, change, *plain)
 
 
 def make(name: str, seed: int, *overrides: str) -> Run:

@@ -24,21 +24,21 @@ from aurank.training import read_config
 from global_miniatures.store import Line, Run
 from global_miniatures.subsets import write_table
 
-UNLABELLED = ("simclr", "dcl", "sogclr", "sogclr official", "isogclr", "isogclr official", "emc2", "neuclip")
-SUPERVISED = ("sogclr", "sogclr official", "emc2", "neuclip", "soprc", "smooth_ap")
+UNLABELLED = ("simclr", "dcl", "sogclr", "sogclr plain", "isogclr", "isogclr plain", "emc2", "neuclip")
+SUPERVISED = ("sogclr", "sogclr plain", "emc2", "neuclip", "soprc", "smooth_ap")
 BATCHES = (32, 64, 256)
 DRAWINGS, EPOCHS = 1_280, 8  # of a training without labels: a memory of each drawing needs that it comes again
 GAMMAS = (1.0, 0.99, 0.9, 0.8, 0.6)
 _NEUCLIP = ("num_prototypes=1024", "restart_every=50", "inner_lr=0.01", "two_way=false", "learn_temperature=false")
-OFFICIAL = "params.official=true"  # the paper's average of ḡ
+PLAIN = "params.average=plain"  # the paper's average of ḡ
 # What makes a method of a shipped configuration of its data set, unless it has one of its own.
 _LOSSES = {
     "simclr": ("name=info_nce", "params.temperature=0.1"),
     "dcl": ("name=dcl", "params.temperature=0.1"),
     "sogclr": ("name=sogclr", "params.temperature=0.1", "params.gamma=0.9"),
-    "sogclr official": ("name=sogclr", "params.temperature=0.1", "params.gamma=0.9", OFFICIAL),
+    "sogclr plain": ("name=sogclr", "params.temperature=0.1", "params.gamma=0.9", PLAIN),
     "isogclr": ("name=isogclr", "params.temperature=0.1", "params.rho=2.0", "params.gamma=0.9"),
-    "isogclr official": ("name=isogclr", "params.temperature=0.1", "params.rho=2.0", "params.gamma=0.9", OFFICIAL),
+    "isogclr plain": ("name=isogclr", "params.temperature=0.1", "params.rho=2.0", "params.gamma=0.9", PLAIN),
     "emc2": ("name=emc2", "params.temperature=0.1"),
     "neuclip": ("name=neuclip", "params.temperature=0.1", *(f"params.{one}" for one in _NEUCLIP)),
 }
@@ -77,10 +77,10 @@ def representations(seeds: int) -> Iterator[Run]:
             for name in UNLABELLED:
                 yield unlabelled(name, batch, seed=seed)
         for gamma in GAMMAS:
-            official = [f"loss.{OFFICIAL}", f"loss.params.gamma={gamma}"]
-            yield unlabelled("sogclr", 64, *official, title=f"gamma {gamma:g}", seed=seed)
-        official = [f"loss.{OFFICIAL}", "loss.params.previous_normalizer=true"]
-        yield unlabelled("sogclr", 64, *official, title="u old", seed=seed)
+            plain = [f"loss.{PLAIN}", f"loss.params.gamma={gamma}"]
+            yield unlabelled("sogclr", 64, *plain, title=f"gamma {gamma:g}", seed=seed)
+        plain = [f"loss.{PLAIN}", "loss.params.previous_normalizer=true"]
+        yield unlabelled("sogclr", 64, *plain, title="u old", seed=seed)
 
 
 def supervised(seeds: int) -> Iterator[Run]:

@@ -2,9 +2,9 @@
 
 The second keeps each block of products in registers while it counts for the block's rows and, in symmetric problems,
 its columns, so that scores never reach the device's memory. Its products are sums of float32 products in float32 (IEEE,
-no TF32), whose order no caller knows: `Distance.error` holds for any. Both count what the other kernels count in
-triton's interpreter (TRITON_INTERPRET=1, tensors on the CPU), and compile for CUDA devices. **They have not yet run on
-one**: they are used by name only, after a comparison with plain torch, and their speed is not measured.
+no TF32), whose order no caller knows: `Distance.error` holds for any. Both count what the other kernels count, in
+triton's interpreter (TRITON_INTERPRET=1, tensors on the CPU) and on an H100 (docs/results.md). They are used by name
+only, after a comparison with plain torch: their speed is not measured.
 
 Each block holds the scores of some queries with some others. A query with few thresholds compares its scores with one
 threshold after another; a query with many looks up, by bisection, how many edges each score passes, and adds one to

@@ -2,8 +2,8 @@
 
 A program holds a block of one query's scores or others and walks along the other side; what several programs have of
 one sum is written side by side and added up by torch, so that results are the same in every run. The kernels agree with
-the other ones in triton's interpreter (TRITON_INTERPRET=1, tensors on the CPU) and compile for CUDA devices. **They
-have not yet run on one**: they are used by name only, after a comparison with `plain`, and their speed is not measured.
+the other ones in triton's interpreter (TRITON_INTERPRET=1, tensors on the CPU) and on an H100 (docs/results.md). They
+are used by name only, after a comparison with `plain`: their speed is not measured.
 """
 
 from typing import Any, no_type_check

@@ -1,0 +1,105 @@
+"""A network that learns nothing gives the same embeddings by every way, on photos of any shape."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from testing.tiny import tiny_config
+from torch import Tensor
+from torch.nn import functional
+
+import aurank
+from aurank.commands import RunOptions, embed_model, export_model
+from aurank.embedding import ImageSelection
+
+SIZE = 64
+# Larger and smaller than the crop, odd and even beside it, and as long as photos get.
+SHAPES = ((64, 64), (67, 80), (68, 71), (81, 66), (97, 131), (200, 133), (31, 45), (12, 9), (300, 40), (7, 150))
+SHAPES += ((123, 77), (90, 171), (70, 69), (66, 67), (53, 160), (128, 171))
+
+
+class Frozen(NamedTuple):
+    """A training that changed nothing, the weights it began with, and photos."""
+
+    run: Path
+    weights: Path
+    photos: list[Path]
+    images: ImageSelection
+
+
+def look(crop_mode: str, crop_pct: float) -> dict[str, Any]:
+    own = {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.4], "interpolation": "bicubic"}
+    return {**own, "crop_mode": crop_mode, "crop_pct": crop_pct}
+
+
+def frozen(folder: Path, settings: dict[str, Any]) -> Frozen:
+    torch.manual_seed(0)
+    (folder / "weights").mkdir()
+    save_file(timm.create_model("test_resnet").state_dict(), folder / "weights/model.safetensors")
+    (folder / "weights/config.json").write_text(json.dumps({"pretrained_cfg": settings}))
+    photos = []
+    for place, (height, width) in enumerate(SHAPES):
+        photos.append(folder / f"photos/{'abcd'[place % 4]}/{place}.{'png' if place % 3 else 'jpg'}")
+        photos[-1].parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(place).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).convert("L" if place == 3 else "RGB").save(photos[-1])
+    data = {"name": "folder", "root": str(folder / "photos"), "params": {"test_fraction": 0.5}, "channels": 3}
+    data |= {"image_size": SIZE, "train_transform": {"name": "crop_flip"}, "test_transform": None}
+    config = tiny_config(
+        data={**data, "validation_fraction": 0.0},
+        model={"weights": str(folder / "weights"), "params": {}, "discard_head": True, "freeze_batch_norm": True},
+        sampler={"batch": 8},
+        optim={"name": "sgd", "lr": 1e-12, "warmup_steps": 0},
+        train={"steps": 1, "validate_every": 1},
+    )
+    aurank.train(config, folder / "run")
+    images = ImageSelection(f"folder:{folder / 'photos'}", split="all")
+    return Frozen(folder / "run/best", folder / "weights", photos, images)
+
+
+def embeddings(name: str, images: ImageSelection) -> Tensor:
+    """The embeddings of a command, in the order of the photos' names."""
+    found = embed_model(name, images, running=RunOptions(allow_code=True))
+    assert found.paths.tolist() == sorted(found.paths)
+    return torch.tensor(np.asarray(found.embeddings))
+
+
+def by_timm(model: Any, settings: dict[str, Any], photos: list[Path]) -> Tensor:
+    """The embeddings of timm alone, in the order of the photos' names."""
+    transform = timm.data.create_transform(**settings)
+    with torch.inference_mode():
+        pixels = torch.stack([transform(Image.open(path).convert("RGB")) for path in sorted(photos)])
+        found: Tensor = functional.normalize(model.eval()(pixels), dim=-1)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crop", [("center", 0.95), ("center", 0.875), ("squash", 0.9), ("border", 1.0)])
+def test_a_frozen_network_gives_the_same_embeddings_by_every_way(crop: tuple[str, float], tmp_path: Path) -> None:
+    settings = look(*crop)
+    run, weights, photos, images = frozen(tmp_path, settings)
+    plain = timm.create_model("test_resnet", num_classes=0)
+    plain.load_state_dict(load_file(weights / "model.safetensors"), strict=False)
+    expected = by_timm(plain, {"input_size": (3, SIZE, SIZE), **settings}, photos)
+    assert torch.equal(embeddings(f"aurank:{run}", images), expected)
+    before = embeddings(f"timm:test_resnet,weights={weights},input_size={SIZE}", images)
+    assert torch.equal(functional.normalize(before, dim=-1), expected)
+    for to in ("safetensors", "torchexport", "hf", *(["onnx"] if find_spec("onnxscript") else [])):
+        tolerance = 1e-5 if to == "onnx" else 0.0  # which another runtime computes
+        out = tmp_path / to
+        exported = export_model(str(run), to, out, images=images)  # type: ignore[arg-type]
+        assert all(check.max_difference <= tolerance for check in (exported.check, *exported.others))
+        if to == "hf":
+            model = timm.create_model(f"local-dir:{out}", pretrained=True)
+            found = by_timm(model, timm.data.resolve_model_data_config(model), photos)
+        else:
+            (file,) = out.glob("model.*")
+            found = embeddings(f"{to}:{file}", images)
+        torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)

@@ -1,0 +1,64 @@
+"""The crops of evaluation: those of timm and torchvision to the last bit, of transformers up to its rounding."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from timm.data import create_transform
+from torchvision import transforms
+
+from aurank.data import TRANSFORMS
+
+# Larger and smaller than the crop, an odd number of pixels beside it, square, and as long as photos get.
+SHAPES = [(41, 57), (57, 41), (64, 64), (33, 190), (200, 131), (36, 37), (32, 33), (9, 14), (7, 7), (5, 300), (1, 90)]
+LOOK: dict[str, Any] = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
+
+
+def photo(*shape: int) -> Image.Image:
+    pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("crop_pct", [0.875, 0.9, 0.95, 1.0, 1.15])
+@pytest.mark.parametrize("crop_mode", ["center", "squash", "border"])
+def test_numbers_are_those_of_timm(crop_mode: str, crop_pct: float, interpolation: str, shape: tuple[int, int]) -> None:
+    if crop_mode == "border" and min(shape) * 32 / crop_pct < max(shape) / 2:
+        pytest.skip("timm reduces the shorter side to nothing")
+    given = {**LOOK, "interpolation": interpolation, "crop_pct": crop_pct, "crop_mode": crop_mode}
+    expected = create_transform(input_size=(3, 32, 32), **given)(photo(*shape))
+    assert torch.equal(TRANSFORMS["timm"](32, 3, **given)(photo(*shape)), expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("side", [32, 35, 37, 40])
+def test_the_middle_is_that_of_torchvision(side: int, shape: tuple[int, int]) -> None:
+    bicubic = transforms.InterpolationMode.BICUBIC
+    steps = [transforms.Resize(side, bicubic), transforms.CenterCrop(32), transforms.PILToTensor()]
+    expected = transforms.Compose(steps)(photo(*shape))
+    found = TRANSFORMS["center"](32, 3, margin=side / 32, interpolation="bicubic").prepare(np.asarray(photo(*shape)))
+    assert torch.equal(torch.tensor(found).permute(2, 0, 1), expected)
+
+
+def test_the_middle_of_torchvision_is_recorded_under_one_name() -> None:
+    assert repr(TRANSFORMS["center"](32, 3)) == repr(TRANSFORMS["torchvision_center"](32, 3))
+    assert repr(TRANSFORMS["center"](32, 3)).startswith("TorchvisionCenter(")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(41, 57), (57, 41), (64, 40), (64, 64), (33, 190), (200, 131)])
+@pytest.mark.parametrize("resample", [2, 3])
+def test_pixels_are_those_of_transformers_up_to_their_rounding(shape: tuple[int, int], resample: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    image = photo(*shape)
+    look = {"image_mean": [0.5, 0.4, 0.3], "image_std": [1 / 255] * 3, "resample": resample}
+    sizes = {"size": {"shortest_edge": 35}, "crop_size": {"height": 32, "width": 32}}
+    expected = transformers.CLIPImageProcessor(**sizes, **look)(images=image, return_tensors="pt")["pixel_values"][0]
+    own = {"mean": (0.5, 0.4, 0.3), "std": (1 / 255,) * 3, "interpolation": {2: "bilinear", 3: "bicubic"}[resample]}
+    found = TRANSFORMS["transformers_center"](32, 3, margin=35 / 32, **own)(image)
+    # Of 255: torch resizes with other roundings.
+    torch.testing.assert_close(found, expected, atol=2.01, rtol=0)
+    assert float((found - expected).abs().mean()) < 0.5

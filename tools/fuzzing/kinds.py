@@ -1,0 +1,390 @@
+"""The kinds of files that aurank reads: for each how a whole example is made, and the commands that read it.
+
+Commands run in the folder of the example. One that begins with "=" has to print of damaged files, which have checksums,
+what it prints of whole ones, or refuse them; so has a function in place of a command, where a kind has checksums.
+"""
+
+import csv
+import functools
+import json
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import aurank
+from aurank.commands import build_index, embed_to_folder, evaluate_model
+from aurank.commands.prepare import prepare_data
+from aurank.commands.run_options import RunOptions
+from aurank.config import ModelConfig, shipped_configs
+from aurank.data import TRANSFORMS, shards
+from aurank.embedding import ImageSelection, index_folder
+from aurank.embedding._checksums import checksums
+from aurank.evaluation import Index, PostProcessing, ProbeResult
+from aurank.exporting.graphs import write_graph
+from aurank.exporting.portable import write_program, write_weights
+from aurank.exporting.timm_folder import write_folder
+from aurank.files import file_sha256
+from aurank.models import Encoder
+from aurank.models.adapters.by_name import load_model
+from fuzzing.damage import HOSTILE_WORDS
+from fuzzing.formats import FORMATS
+
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
+Command = str | Callable[[], object]
+_IMAGES = ("PNG", "JPEG", "GIF", "TIFF", "WEBP", "BMP", "PPM")
+_MODEL = "timm:test_vit,pretrained=false,input_size=32"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of files.
+
+    Attributes:
+        make: writes a whole example into the working folder.
+        commands: that read it; {part} stands for the first folder below `damaged` that the damaged file is in.
+        damaged: the file or folder that is damaged.
+        seal: writes anew all checksums of damaged files, as if they had been written so.
+        further: further arguments of the first command, by chance.
+    """
+
+    make: Callable[[], object]
+    commands: tuple[Command, ...]
+    damaged: str
+    seal: Callable[[], object] | None = None
+    further: Callable[[random.Random], list[str]] = lambda chance: []
+
+
+# -- whole examples ---------------------------------------------------------------------------------------------------
+
+
+def _photos(folder: str = "photos", classes: int = 3) -> None:
+    from testing.indexes import write_photos
+
+    write_photos(Path(folder), classes=classes, images=4)
+
+
+def _table() -> list[list[str]]:
+    """Write photos; return a table of them, one class in each split but the training one, which has two."""
+    _photos(classes=4)
+    paths = sorted(path.as_posix() for path in Path("photos").rglob("*.png"))
+    splits = {"c0": "train", "c1": "train", "c2": "val", "c3": "test"}
+    rows = [[path, path.split("/")[1], splits[path.split("/")[1]], "1", str(row)] for row, path in enumerate(paths)]
+    return [["path", "label", "split", "is_query", "group"], *rows]
+
+
+def _tables() -> None:
+    header, *rows = _table()
+    Path("tables").mkdir()
+    with Path("tables/t.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    columns = dict(zip(header, map(list, zip(*rows, strict=True)), strict=True))
+    pyarrow.parquet.write_table(pyarrow.table(columns), "tables/t.parquet")
+
+
+def _config() -> None:
+    """Write config.yaml, a training of three steps on a table of photos."""
+    rows = _table()
+    Path("data").mkdir()
+    Path("photos").rename("data/photos")
+    with Path("data/photos.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    data = {"name": "table", "root": "data", "params": {"file": "photos.csv"}, "image_size": 16}
+    content = {
+        "data": {**data, "test_transform": {"name": "resize"}},
+        "sampler": {"batch": 4, "params": {"per_class": 2}},
+        "model": {"backbone": "test_resnet", "pretrained": False, "dim": 4},
+        "loss": {"name": "soprc"},
+        "optim": {"lr": 1e-3},
+        "train": {"steps": 3, "validate_every": 2, "checkpoint_every": 1, "keep_last": 2},
+        "evaluate": {"recall_at": [1]},
+    }
+    Path("config.yaml").write_text(json.dumps(content))
+
+
+def _run() -> None:
+    _config()
+    aurank.train("config.yaml", "run", overrides=["train.steps=2"])
+
+
+def _store() -> None:
+    _config()
+    prepare_data("config.yaml", "store", short_side=16)
+
+
+def _archive() -> None:
+    _photos()
+    shutil.make_archive("zips/x", "zip", "photos")
+
+
+def _sets() -> None:
+    from testing import benchmark_trees, retrieval_trees
+
+    trees = {"sop": benchmark_trees.sop_tree, "inaturalist2018": benchmark_trees.inaturalist_tree}
+    for name, tree in {**trees, "vehicleid": benchmark_trees.vehicleid_tree, **retrieval_trees.TREES}.items():
+        tree(Path("sets", name))
+
+
+def _pictures() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 9, 3), dtype=np.uint8)
+    for name in "ab":
+        Path("pictures", name).mkdir(parents=True)
+    for number, kind in enumerate(_IMAGES):
+        suffix = {"JPEG": "jpg", "TIFF": "tif"}.get(kind, kind.lower())
+        Image.fromarray(pixels).save(f"pictures/{'ab'[number % 2]}/{kind}.{suffix}", kind)
+    np.save("pictures/a/array.npy", pixels)
+
+
+def _rows(count: int = 12) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(count, 4)).astype(np.float32)
+
+
+def _arrays() -> None:
+    arrays: dict[str, np.ndarray] = {"embeddings": _rows(), "labels": np.arange(12) // 3, "ids": np.arange(12)}
+    arrays |= {"paths": np.array([f"{row}.png" for row in range(12)]), "is_query": np.ones(12, dtype=bool)}
+    arrays |= {"groups": np.full(12, -1), "classes": np.array([f"class {row}" for row in range(4)])}
+    Path("arrays").mkdir()
+    np.savez("arrays/e.npz", **arrays)
+    np.save("arrays/e.npy", arrays["embeddings"])
+    np.save("arrays/labels.npy", arrays["labels"])
+
+
+def _reports() -> None:
+    _arrays()
+    report = evaluate_model("embeddings:arrays/e.npz", neighbours=3).with_intervals()
+    for name in ("a", "b"):
+        report.save(f"reports/{name}.json")
+
+
+def _probe() -> None:
+    counts = {"num_train": 6, "num_test": 6, "num_classes": 3, "num_left_out": 0}
+    metrics, per_seed = {"top@1": 0.5}, {"top@1": [0.4, 0.6]}
+    ProbeResult("knn", "halves", metrics, per_seed, [0, 1], **counts, settings={"k": 5}, notes=["n"]).save("probe.json")
+
+
+def _lists() -> None:
+    Path("trec").mkdir()
+    run = "".join(f"q{row // 4} Q0 d{row % 4} {row % 4 + 1} {1 - row % 4 / 8} tag\n" for row in range(12))
+    Path("trec/a.run").write_text(run)
+    Path("trec/a.qrels").write_text("".join(f"q{row // 4} 0 d{row % 4} {row % 2}\n" for row in range(12)))
+
+
+def _faiss() -> None:
+    rows = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
+    for kind in ("Flat", "HNSW8", "SQ8"):
+        Index.build(rows, kind, device="cpu").save(f"faiss/{kind}/index")
+
+
+def _image_index() -> None:
+    _photos()
+    _photos("more", classes=1)
+    np.savez("steps.npz", embeddings=_rows(40 * 16).reshape(40, 64), labels=np.arange(40))
+    images = ImageSelection("folder:photos")
+    build_index(_MODEL, images, out=Path("index"), postprocess="center, whiten:dim=8", fit_on=Path("steps.npz"))
+
+
+def _steps() -> None:
+    _arrays()
+    Path("steps").mkdir()
+    PostProcessing.parse("center, whiten:dim=2, query_expansion:k=2,alpha=1").fit(_rows()).save("steps/s.safetensors")
+
+
+def _parts() -> None:
+    _photos()
+    embed_to_folder(_MODEL, ImageSelection("folder:photos"), out=Path("parts"), shard_rows=5)
+
+
+def _cache() -> None:
+    _photos()
+    evaluate_model(_MODEL, ImageSelection("folder:photos"), running=RunOptions(cache=Path("cache"), batch=5))
+
+
+def _model(kind: str) -> None:
+    """Write a tiny model in one of the forms of `aurank export`, or of other libraries."""
+    _photos()
+    Path("model").mkdir()
+    encoder = Encoder("test_resnet", dim=8, pretrained=False).eval()
+    config, pipeline = ModelConfig(backbone="test_resnet", pretrained=False, dim=8), TRANSFORMS["resize"](32, 3)
+    if kind == "timm":
+        write_folder(encoder, config, pipeline, Path("model"), interpolation="bilinear")
+    elif kind == "transformers":
+        from testing.transformers_folders import folder_of
+
+        folder_of(Path("model"))
+    elif kind == "weights":
+        weights = load_model("timm:test_resnet,pretrained=false").module.state_dict()
+        torch.save({"epoch": 3, "state_dict": weights}, "model/w.pt")
+        save_file(weights, "model/w.safetensors")
+    else:
+        write: dict[str, Callable[[], None]] = {
+            "onnx": lambda: write_graph(encoder, pipeline, Path("model/m.onnx"), dim=8),
+            "torchexport": lambda: write_program(encoder, pipeline, Path("model/m.pt2"), dim=8),
+            "safetensors": lambda: write_weights(encoder, config, pipeline, Path("model/m.safetensors"), dim=8),
+        }
+        write[kind]()
+
+
+# -- readers that are no command, and checksums -----------------------------------------------------------------------
+
+
+def _search() -> list[Any]:
+    found = []
+    for kind in ("Flat", "HNSW8", "SQ8"):
+        near = Index.load(f"faiss/{kind}/index", device="cpu").search(np.ones((2, 8), dtype=np.float32), 3)
+        found.append((near.row.tolist(), near.similarity.tolist()))
+    return found
+
+
+def _trained() -> object:
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    return [{**line, "images_per_second": 0, "seconds": 0} for line in lines]
+
+
+def _seal_faiss(folder: str = "faiss") -> None:
+    for path in Path(folder).rglob("index*.json"):
+        file = path.with_suffix("")
+        with suppress(Exception):
+            content = json.loads(path.read_bytes())
+            path.write_text(json.dumps({**content, "sha256": file_sha256(file)}))
+
+
+def _seal_index() -> None:
+    path = Path("index", index_folder.ABOUT)
+    _seal_faiss("index")
+    with suppress(Exception):
+        content = json.loads(path.read_bytes())
+        files = content["files"]
+        content["files"] = {name: file_sha256(path.parent / name) for name in files if (path.parent / name).is_file()}
+        path.write_text(json.dumps({**content, "checksum": index_folder._checksum(content)}))
+
+
+def _seal_parts() -> None:
+    path, (read, write) = Path("parts", shards.INDEX), FORMATS[".parquet"]
+    with suppress(Exception):
+        tree = read(path.read_bytes())
+        about = tree["about"][shards.FORMAT]
+        for part in about["parts"]:
+            with suppress(Exception):
+                part["sha256"] = file_sha256(path.parent / part["file"])
+        about["checksum"] = shards._checksum(about)
+        path.write_bytes(write(tree, path.read_bytes()))
+
+
+def _seal_run() -> None:
+    for path in Path("run").glob("*.pt"):
+        with suppress(Exception):
+            content = torch.load(path, weights_only=True)
+            torch.save(
+                {**content, "checksums": checksums({k: v for k, v in content.items() if k != "checksums"})}, path
+            )
+
+
+def _overrides(chance: random.Random) -> list[str]:
+    keys = ("optim.lr", "train.steps", "loss.name", "data.params.path", "x", "", "a.b.c.d", "model", "loss.params.x[0]")
+    return [f"{chance.choice(keys)}={chance.choice(HOSTILE_WORDS)}" for _ in range(chance.choice((0, 0, 1, 2)))]
+
+
+def _shipped() -> None:
+    Path("configs").mkdir()
+    for name, path in shipped_configs().items():
+        shutil.copy(path, f"configs/{name.replace('/', '-')}.yaml")
+
+
+def _embedding(kind: str, name: str) -> Kind:
+    embed = f"embed --model {name} --data folder:photos --out out.npz --no-cache --allow-code"
+    return Kind(functools.partial(_model, kind), (embed,), "model")
+
+
+_EVALUATE = "evaluate --out out --no-report --overwrite --no-cache --model "
+KINDS: dict[str, Kind] = {
+    "config": Kind(_shipped, ("config configs/{part}",), "configs", further=_overrides),
+    "table": Kind(_tables, ("doctor table:. data.params.file=tables/{part}",), "tables"),
+    "set": Kind(
+        _sets, ("data check {part} --root sets/{part}", "doctor {part}:sets/{part} data.params.complete=false"), "sets"
+    ),
+    "image": Kind(
+        _pictures,
+        ("doctor folder:pictures", f"{_EVALUATE}{_MODEL} --data folder:pictures data.odd_classes=keep"),
+        "pictures",
+    ),
+    "archive": Kind(_archive, ("doctor folder:zips/x.zip", "doctor unlabelled:zips/x.zip"), "zips"),
+    "embeddings": Kind(
+        _arrays,
+        (
+            f"{_EVALUATE}embeddings:arrays/e.npz",
+            f"{_EVALUATE}embeddings:arrays/e.npy --labels arrays/labels.npy",
+            "calibrate --model embeddings:arrays/e.npz --precision 0.3",
+            "doctor --embeddings arrays/e.npz",
+        ),
+        "arrays",
+    ),
+    "report": Kind(
+        _reports,
+        ("compare reports/a.json reports/b.json --resamples 100", "calibrate reports/a.json --precision 0.3 --out out"),
+        "reports",
+    ),
+    "probe": Kind(_probe, (lambda: str(ProbeResult.load("probe.json")),), "probe.json"),
+    "trec": Kind(_lists, ("evaluate --out out --overwrite --model trec:trec/a.run --labels trec/a.qrels",), "trec"),
+    "faiss": Kind(_faiss, (_search,), "faiss", seal=_seal_faiss),
+    "index": Kind(
+        _image_index,
+        (
+            "=search index photos/c0/0.png photos/c1/1.png --k 3 --json",
+            "search index more --html found.html",
+            "index remove index c0/0.png",
+            "index add index --data folder:more --no-cache",
+        ),
+        "index",
+        seal=_seal_index,
+    ),
+    "parts": Kind(
+        _parts,
+        (
+            f"={_EVALUATE}embeddings:parts --split all",
+            f"embed --model {_MODEL} --data folder:photos --out parts --shard-rows 5 --no-cache",
+            f"={_EVALUATE}embeddings:parts --split all",
+        ),
+        "parts",
+        seal=_seal_parts,
+    ),
+    "cache": Kind(
+        _cache,
+        (f"=evaluate --out out --no-report --overwrite --cache cache --model {_MODEL} --data folder:photos",),
+        "cache",
+    ),
+    "prepared": Kind(
+        _store,
+        (
+            f"={_EVALUATE}{_MODEL} --data config.yaml data.prepared=store data.odd_classes=keep",
+            "doctor config.yaml data.prepared=store",
+            "data prepare config.yaml --out store --short-side 16",
+            f"={_EVALUATE}{_MODEL} --data config.yaml data.prepared=store data.odd_classes=keep",
+        ),
+        "store",
+    ),
+    "checkpoint": Kind(
+        _run,
+        (f"={_EVALUATE}aurank:run/best.pt", "export run/best.pt --to safetensors --out exported"),
+        "run/best.pt",
+        seal=_seal_run,
+    ),
+    "resume": Kind(_run, ("train config.yaml --out run --resume", _trained), "run", seal=_seal_run),
+    "steps": Kind(_steps, (f"{_EVALUATE}embeddings:arrays/e.npz --postprocess steps/s.safetensors",), "steps"),
+    "onnx": _embedding("onnx", "onnx:model/m.onnx"),
+    "timm": _embedding("timm", "timm:local-dir:model,pretrained=false"),
+    "transformers": _embedding("transformers", "transformers:model"),
+    "torchexport": _embedding("torchexport", "torchexport:model/m.pt2"),
+    "safetensors": _embedding("safetensors", "safetensors:model/m.safetensors"),
+    "weights": _embedding("weights", "timm:test_resnet,weights=model/{part}"),
+}
