@@ -205,10 +205,10 @@ def test_a_file_of_an_earlier_version_names_the_crop_of_torchvision() -> None:
         (lambda content: "[]", "list indices must be integers"),
         (
             lambda content: json.dumps({**content, "format": 0}),
-            "of format 0, and this aurank reads 1; export the model",
+            "of format 0, and this aurank reads 2; export the model",
         ),
         (lambda content: json.dumps({**content, "transform": {"name": "other"}}), "'other' is missing"),
-        (lambda content: json.dumps({**content, "transform": {"name": "resize", "image_size": "9"}}), "channels"),
+        (lambda content: json.dumps({**content, "transform": {"name": "resize", "image_size": "9"}}), "image_size"),
         (
             lambda content: json.dumps({**content, "transform": {**content["transform"], "image_size": 10**9}}),
             "images of",
