@@ -106,6 +106,8 @@ def run_case(name: str, case: int, *, seed: int, root: Path) -> Ended:
         kind.seal()
     started, worst = time.process_time(), Ended("fine", "")
     for number, command in enumerate(kind.commands):
+        if worst.outcome != "fine" and not isinstance(command, str):
+            break  # what a refused command would have written
         ended = run_command(command, part, tuple(kind.further(chance)) if not number else ())
         is_same = command.startswith("=") if isinstance(command, str) else kind.seal is not None
         if ended.outcome == "fine" and is_same and not is_sealed and ended.said != results[number]:

@@ -84,7 +84,8 @@ def write_index_folder(
         folders = [folder / name]
         if (file := about["model"]["file"]) is not None:
             folders.append(folder / _folder_of(file))
-        files = {f"{one.name}/{path.name}": file_sha256(path) for one in folders for path in sorted(one.iterdir())}
+        with reading(folder, _WHAT, remedy=_REMEDY):
+            files = {f"{one.name}/{path.name}": file_sha256(path) for one in folders for path in sorted(one.iterdir())}
         content = {**about, "format": FORMAT, "version": VERSION, "aurank": version("aurank")}
         content |= {"revision": about.get("revision", 0) + 1, "rows": name, "files": files}
         content |= {"count": len(rows.embeddings), "dim": int(rows.embeddings.shape[1]), "factory": rows.index.factory}

@@ -85,6 +85,8 @@ def checked_report(content: dict[str, Any]) -> dict[str, Any]:
         report["per_query"][name] = checked({whole: values}, kind)[whole]
         if len(report["per_query"][name]) != rows:
             raise ValueError(f"{whole} has {len(values)} values, expected {rows}")
+    if (curve := report.get("curve")) is not None and len(curve["recall"]) != len(curve["precision"]):
+        raise ValueError(f"curve has {len(curve['recall'])} recalls and {len(curve['precision'])} precisions")
     codes = report.get("codes") or []
     if any(code["metrics"].keys() != codes[0]["metrics"].keys() for code in codes):
         raise ValueError("codes have other metrics in each row")

@@ -35,7 +35,7 @@ from aurank.evaluation import Index, PostProcessing, ProbeResult
 from aurank.exporting.graphs import write_graph
 from aurank.exporting.portable import write_program, write_weights
 from aurank.exporting.timm_folder import write_folder
-from aurank.files import file_sha256
+from aurank.files import file_sha256, require_ordinary
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
 from fuzzing.damage import HOSTILE_WORDS
@@ -255,6 +255,7 @@ def _seal_faiss(folder: str = "faiss") -> None:
     for path in Path(folder).rglob("index*.json"):
         file = path.with_suffix("")
         with suppress(Exception):
+            require_ordinary(file)  # damage may leave a link to a device that never ends
             content = json.loads(path.read_bytes())
             path.write_text(json.dumps({**content, "sha256": file_sha256(file)}))
 

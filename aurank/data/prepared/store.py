@@ -71,7 +71,7 @@ class Preparation:
     raw: bool = True
 
     def __post_init__(self) -> None:
-        if self.short_side < 1 or self.channels < 1 or self.interpolation not in INTERPOLATIONS:
+        if not 1 <= self.short_side < 2**16 or self.channels < 1 or self.interpolation not in INTERPOLATIONS:
             raise UserError(f"images cannot be prepared with {self}")
         if not self.raw and self.channels not in (1, 3):
             raise UserError(f"a JPEG holds 1 or 3 channels, not data.channels={self.channels}; leave out --jpeg")

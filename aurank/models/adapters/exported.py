@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,12 @@ def torchexport_model(name: str, what: str, options: Options, allow_code: bool) 
         transform = unpack_preprocessing(beside.read_text(encoding="utf-8"), str(beside))
     with reading(name, "a program of torch.export", remedy=_REMEDY):
         digest = hashlib.sha256(Path(what).read_bytes()).digest()
-        program = torch.export.load(what).module()
+        logger = logging.getLogger("torch.export")  # which shows a damaged file's traceback before it raises
+        logger.disabled = True
+        try:
+            program = torch.export.load(what).module()
+        finally:
+            logger.disabled = False
     description = describe_adapter(torch, what, {}, transform)
     return ImageModel(name, _Program(program, digest), transform, description, channels=transform.pipeline.channels)
 
