@@ -54,7 +54,7 @@ def evaluate(
     ] = None,
     index: Annotated[str | None, typer.Option(help="Measure a faiss index too, such as IVF1024,Flat.")] = None,
     backend: Annotated[
-        str | None, typer.Option(help="What counts: auto (the default), numba, torch or triton; to the same digits.")
+        str | None, typer.Option(help="What counts: auto (the default), numba or torch; to the same digits.")
     ] = None,
     intervals: Annotated[
         int | None,

@@ -233,6 +233,8 @@ def read_shards(folder: Path) -> dict[str, Any]:
         matrices = [load_arrays(folder / part.file)[""] for part in parts if part.rows]
         if [len(matrix) for matrix in matrices] != [length for length in lengths if length]:
             raise ValueError("its parts have other lengths")
+        if any(matrix.ndim != 2 or matrix.shape[1:] != matrices[0].shape[1:] for matrix in matrices):
+            raise ValueError("its parts are no matrices of one width")
         found: dict[str, Any] = {"embeddings": matrices[0] if len(matrices) == 1 else MappedRows(matrices)}
         for name, column in _COLUMNS.items():
             if column in table.column_names:

@@ -108,7 +108,7 @@ def evaluate(
         neighbours: length of each query's list of nearest gallery rows to keep (`report.neighbours`), in one process.
         index: a faiss factory string such as "IVF1024,Flat", or an Index that holds the gallery, to be measured beside
             the exact numbers (`report.approximation`).
-        backend: "auto", "numba", "torch" or "triton"; all count the same digits.
+        backend: "auto", "numba" or "torch"; all count the same digits.
 
     Raises:
         UserError: (a ValueError) for what cannot be evaluated, no query with a positive included.

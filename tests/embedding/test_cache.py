@@ -86,8 +86,11 @@ def test_a_changed_byte_or_length_never_changes_a_number(tmp_path: Path) -> None
         file.write_bytes(whole[:length])
         assert opened(tmp_path, said).read(COUNT) == []
         assert not file.exists()
+    file.mkdir()
+    assert opened(tmp_path, said).read(COUNT) == []
+    assert not file.exists()
     assert all(line.endswith("; removed 1 damaged piece") for line in said)
-    assert len(said) == 4
+    assert len(said) == 5
 
 
 @pytest.mark.parametrize(

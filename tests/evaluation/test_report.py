@@ -128,6 +128,7 @@ def test_a_report_of_version_1_still_loads(tmp_path: Path) -> None:
         ('{"format": "aurank.report", "version": 2, "metrics": {}}', "metrics"),
         (json.dumps({**VERSION_1, "intervals": {"bounds": {"mauprc": [1]}}}), r"intervals\.bounds\.mauprc"),
         (json.dumps({**VERSION_1, "curve": {"recall": [1.0]}}), r"curve\.precision"),
+        (json.dumps({**VERSION_1, "curve": {"recall": [1.0], "precision": []}}), "curve has 1 recalls"),
         (json.dumps({**VERSION_1, "metrics": {"mauprc": {}}}), r"metrics\.mauprc"),
         (json.dumps({**VERSION_1, "num_queries": 2.5}), "num_queries"),
         (json.dumps({**VERSION_1, "per_query": {"ap": [0.5]}}), r"per_query\.query"),

@@ -33,7 +33,7 @@ from aurank.evaluation.engine.codes import (
 )
 from aurank.evaluation.engine.exact import ExactScores
 from aurank.evaluation.engine.inputs import ProgressCallback, Vectors
-from aurank.evaluation.engine.kernels import Counted, Edges, FusedKernel, make_kernel
+from aurank.evaluation.engine.kernels import Counted, Edges, make_kernel
 from aurank.evaluation.engine.positives import SortedProblem
 from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.evaluation.engine.tiles import Round, Tiling, consecutive
@@ -218,18 +218,11 @@ class TileCounter:
         """Count the sides of a tile by scores of this tier; return the sides of which too many are near a threshold."""
         lines = [self._lines(tile, side, tier) for side in transposed]
         room = None if tier is None else int(tile.size * NEAR[tier])
-        extra = self.problem.extra_offset[[tile.queries.start, tile.queries.stop]]
-        if tier == torch.float32 and isinstance(self.kernel, FusedKernel) and extra[0] == extra[1]:
-            own = np.stack([self.problem.class_start[tile.queries], self.problem.class_stop[tile.queries]])
-            excluded = np.clip(own - tile.gallery.start, 0, len(tile.right))
-            found = iter(self.kernel.multiply_and_count(tile.left, tile.right, excluded, lines, room=room or 0))
-        else:
-            scores = self._scores(tile, tier)
-            exclude(self.problem, tile, scores)
-            sides = zip(transposed, lines, strict=True)
-            found = (self.kernel.count(scores, each, transposed=side, room=room) for side, each in sides)
+        scores = self._scores(tile, tier)
+        exclude(self.problem, tile, scores)
         undecided = []
-        for side, edges, counted in zip(transposed, lines, found, strict=True):
+        for side, edges in zip(transposed, lines, strict=True):
+            counted = self.kernel.count(scores, edges, transposed=side, room=room)
             if counted is None:
                 undecided.append(side)
             elif tier is None:  # of exact scores the near ones tie

@@ -27,7 +27,7 @@ from aurank.evaluation.engine.process_group import ProcessGroup, gather_shards, 
 from aurank.evaluation.engine.scores import full_precision, one_thread_each
 from aurank.evaluation.engine.tiles import Tiling, consecutive, tile_memory
 
-# For each device, where torch or triton counts: while a GPU computes one tile, the next is made ready.
+# For each device, where torch counts: while a GPU computes one tile, the next is made ready.
 WORKERS = {"cpu": 1, "cuda": 2}
 COUNT_BYTES = 20  # of a positive while negatives are counted: its score, place and two counts
 BLOCK = 2**20  # positives of a block that is read at once: more would not be faster
@@ -287,7 +287,7 @@ def positive_ranks(
 
     Args:
         distance: "cosine", "dot" or "euclidean".
-        backend: "auto", "numba", "torch" or "triton": the kernel that counts.
+        backend: "auto", "numba" or "torch": the kernel that counts.
         device: that of CUDA queries by default, else the CPU; several CUDA devices share the work.
         max_memory: bytes, or text such as "512MiB", for the working memory. The embeddings, a few numbers per row, and
             with the result about 110 bytes per positive come on top; where these alone do not fit, it is refused, and

@@ -15,7 +15,7 @@ SMALLEST = 16
 PANELS = {"cpu": 7 * 2**24, "cuda": 2**40}  # bytes of features and codes: more would save the CPU next to nothing
 # A whole round is done before the next begins, so rounds are long; but after each processes meet and progress shows.
 TILES = 128  # of a round, for each worker
-SCORE_BYTES = {"numba": 11, "triton": 11, "torch": 48}  # a score of a tile: float64, near pairs, torch's searches
+SCORE_BYTES = {"numba": 11, "torch": 48}  # a score of a tile: float64, near pairs, torch's searches
 THRESHOLD_BYTES = 40  # edges and counts, for each threshold of a tile
 DENSE, NARROWEST = 8, 32  # scores to a threshold in tiles of one side, and the fewest queries that are cut for it
 THRESHOLDS = 2**14  # of a tile, always allowed: fewer would make slivers of tiles where classes are large

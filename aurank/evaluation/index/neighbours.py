@@ -21,6 +21,7 @@ from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.index import faiss_bridge
 from aurank.evaluation.index._saved_index import read_index, write_index
 from aurank.evaluation.index.faiss_bridge import blocks, faiss_library, faiss_says, load_rows, row_blocks
+from aurank.files import reading
 
 GPU_LONGEST_LIST = 2048  # faiss on a GPU finds no more neighbours than this
 LIST_BLOCK = 2**21  # neighbours found at a time
@@ -250,7 +251,8 @@ class Index:
         host, saved = read_index(Path(path), memory_map=memory_map)
         if memory_map:
             placement = {**placement, "device": placement.get("device") or "cpu"}
-        index = cls(saved["dim"], saved["factory"], distance=saved["distance"], **placement)
+        with reading(path, "an index", remedy="build the index again"):
+            index = cls(saved["dim"], saved["factory"], distance=saved["distance"], **placement)
         if memory_map and index.gpus:
             raise UserError(f'memory_map is for searching on the CPU and device is {placement["device"]!r}: use "cpu"')
         index.host, index.mapped = host, memory_map

@@ -91,7 +91,7 @@ class ProbeResult:
         content = read_record(Path(path), "a probe's result", named=FORMAT, versions=(VERSION,), remedy="probe again")
         with reading(path, "a probe's result", remedy="probe again"):
             found = checked({name: content[name] for name in cls.__dataclass_fields__}, cls)
-            if found.per_seed.keys() != found.metrics.keys():
+            if not found.metrics or found.per_seed.keys() != found.metrics.keys():
                 raise ValueError("'per_seed' does not fit 'metrics'")
             for name, values in found.per_seed.items():
                 if len(values) != max(1, len(found.seeds)) or not all(

@@ -9,7 +9,7 @@ from aurank.errors import UserError
 from aurank.losses.core.checks import Number, require_choice, require_positive
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.ranking._sums import Backend, Surrogate, ranking_sums, require_backend
+from aurank.losses.ranking._sums import Surrogate, ranking_sums
 
 DEFAULT_TEMPERATURE = 0.1
 
@@ -24,7 +24,6 @@ class AUROCLoss(PairLoss):
         official: True does as the SOPRC authors' code: the query stays in its own ranking as a positive, and "logistic"
             takes no temperature: any but 1 and the default is refused. That code averages over all triplets of equal
             classes at once; here, over each query's, then over the queries, which is the same for equal classes.
-        backend: "triton" sums in triton on CUDA devices.
 
     Source: Gao and Zhou, On the Consistency of AUC Pairwise Optimization, https://arxiv.org/abs/1208.0645.
 
@@ -41,7 +40,6 @@ class AUROCLoss(PairLoss):
         temperature: Number = DEFAULT_TEMPERATURE,
         *,
         official: bool = False,
-        backend: Backend = "auto",
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(**options)
@@ -56,10 +54,9 @@ class AUROCLoss(PairLoss):
                 )
             self.temperature = 1.0
         self.official = official
-        self.backend = require_backend(backend)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         positives = pairs.positives_and_self if self.official else pairs.positives
-        kind: dict[str, Any] = {"surrogate": self.surrogate, "temperature": self.temperature, "backend": self.backend}
+        kind: dict[str, Any] = {"surrogate": self.surrogate, "temperature": self.temperature}
         sums = ranking_sums(positives.similarity, pairs.negative_similarity, **kind)
         return positives.mean(sums) / pairs.negative_count.clamp(min=1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from aurank.losses.core.checks import Number, require_choice, require_positive
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.ranking._sums import Backend, ranking_sums, require_backend
+from aurank.losses.ranking._sums import ranking_sums
 
 Variant = Literal["O", "I_u", "I_b", "D_s", "D_q"]
 Ahead = Float[Tensor, "query width"]
@@ -41,7 +41,6 @@ class PNPLoss(PairLoss):
         b: of I_b.
         official: True does as the authors' code: the query is a positive of its own, and I_u lacks its − R, so that its
             derivative is 1 + log(1 + R) and does not vanish where no negative is ahead.
-        backend: "triton" counts in triton on CUDA devices.
 
     Source: Li et al., Rethinking the Optimization of Average Precision: Only Penalizing Negative Instances before
         Positive Ones is Enough, AAAI 2022, https://arxiv.org/abs/2102.04640.
@@ -60,7 +59,6 @@ class PNPLoss(PairLoss):
         alpha: Number = 4.0,
         b: Number = 2.0,
         official: bool = False,
-        backend: Backend = "auto",
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(**options)
@@ -69,12 +67,11 @@ class PNPLoss(PairLoss):
         self.alpha = require_positive("alpha", alpha)
         self.b = require_positive("b", b)
         self.official = official
-        self.backend = require_backend(backend)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         """Return the mean of f over each query's positives."""
         positives = pairs.positives_and_self if self.official else pairs.positives
-        count = partial(ranking_sums, surrogate="sigmoid", temperature=self.temperature, backend=self.backend)
+        count = partial(ranking_sums, surrogate="sigmoid", temperature=self.temperature)
         ahead = count(positives.similarity, pairs.negative_similarity)
         return positives.mean(self._penalties[self.variant](ahead))
 

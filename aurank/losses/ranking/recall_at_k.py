@@ -15,7 +15,7 @@ from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs, Positives, same_label_index
 from aurank.losses.core.row_table import writes
 from aurank.losses.core.saved_generator import SavedGenerator
-from aurank.losses.ranking._sums import Backend, ranking_sums, require_backend
+from aurank.losses.ranking._sums import ranking_sums
 
 Official: TypeAlias = bool | Literal["one_temperature"]
 
@@ -63,7 +63,6 @@ class RecallAtKLoss(PairLoss):
             recall@k is cut off at k positives and divided by the lesser of k and their number. With True
             rank_temperature is multiplied by k, as by the defaults of its src/main.py (commits aa418d6, 44b7011); with
             "one_temperature" it is that of all k, which its main.py of commit c949c56 forces to 1.
-        backend: "triton" counts in triton on CUDA devices.
 
     Source: Patel, Tolias, Matas, Recall@k Surrogate Loss, CVPR 2022, https://arxiv.org/abs/2108.11179.
 
@@ -83,7 +82,6 @@ class RecallAtKLoss(PairLoss):
         seed: int = 0,
         generator: torch.Generator | None = None,
         official: Official = False,
-        backend: Backend = "auto",
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(**options)
@@ -94,7 +92,6 @@ class RecallAtKLoss(PairLoss):
         if not isinstance(official, bool) and official != "one_temperature":
             raise UserError(f'official must be True, False or "one_temperature", got {official!r}')
         self.official = official
-        self.backend = require_backend(backend)
         self.shares = SavedGenerator(seed, generator) if similarity_mixup else None
 
     @property
@@ -135,7 +132,7 @@ class RecallAtKLoss(PairLoss):
 
     def _loss(self, positives: Positives, ranked: Float[Tensor, "query item"], batch: int) -> Float[Tensor, " query"]:
         """Return 1 − the smoothed recall among references, `batch` of them true; minus infinity is not ranked."""
-        options: dict[str, Any] = {"temperature": self.temperature, "backend": self.backend}
+        options: dict[str, Any] = {"temperature": self.temperature}
         # a positive is counted ahead of itself by σ(0) = ½
         rank = 0.5 + ranking_sums(positives.similarity, ranked, surrogate="sigmoid", **options)
         recall = torch.zeros_like(rank[:, 0])

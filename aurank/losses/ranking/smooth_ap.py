@@ -11,7 +11,7 @@ from aurank.errors import UserError
 from aurank.losses.core.checks import Number, require_positive
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.ranking._sums import Backend, ranking_sums, require_backend
+from aurank.losses.ranking._sums import ranking_sums
 
 
 class SmoothAPLoss(PairLoss):
@@ -27,7 +27,6 @@ class SmoothAPLoss(PairLoss):
             its own first positive, as the authors' code does for the published numbers: with 4 images per class that
             free hit is about a quarter of the average precision.
         official: True does as the authors' code, which is include_self=True.
-        backend: "triton" counts in triton on CUDA devices.
 
     Source: Brown et al., Smooth-AP, ECCV 2020, https://arxiv.org/abs/2007.12163.
 
@@ -43,7 +42,6 @@ class SmoothAPLoss(PairLoss):
         include_self: bool | None = None,
         *,
         official: bool = False,
-        backend: Backend = "auto",
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(**options)
@@ -51,11 +49,10 @@ class SmoothAPLoss(PairLoss):
         if official and include_self is False:
             raise UserError("include_self=False contradicts official=True, which ranks the query itself")
         self.include_self = official if include_self is None else include_self
-        self.backend = require_backend(backend)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         positives = pairs.positives_and_self if self.include_self else pairs.positives
-        ahead = partial(ranking_sums, surrogate="sigmoid", temperature=self.temperature, backend=self.backend)
+        ahead = partial(ranking_sums, surrogate="sigmoid", temperature=self.temperature)
         among = positives.similarity.masked_fill(~positives.mask, -torch.inf)
         rank_among = 0.5 + ahead(positives.similarity, among)  # a positive is ahead of itself by sigmoid(0) = ½
         rank = rank_among + ahead(positives.similarity, pairs.negative_similarity)

@@ -21,14 +21,14 @@ from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import RowTable, writes
 from aurank.losses.ranking._quantiles import INTERPOLATIONS, Quantiles
-from aurank.losses.ranking._sums import Backend, ranking_sums, require_backend
+from aurank.losses.ranking._sums import ranking_sums
 from aurank.losses.ranking.semi_variance import check_weights, semi_variance_per_query, semi_variance_pooled
 
 Prior = Literal["scaled", "frequency", "batch"]
 Interpolation = Literal["quantile", "paper", "official"]  # the names of INTERPOLATIONS
 
 
-def false_positive_rate(pairs: Pairs, *, tau1: float, backend: Backend = "auto") -> Float[Tensor, "query width"]:
+def false_positive_rate(pairs: Pairs, *, tau1: float) -> Float[Tensor, "query width"]:
     """Return for each gathered positive the mean over the query's negatives of ℓ1(s⁺ − s⁻), at least the true rate.
 
     ℓ1(x) = (1 − x/τ1)² up to x = τ1, 0 beyond, and 1 − 2x/τ1 for x < 0. The paper prints −2x/τ1, which jumps at 0 and
@@ -36,20 +36,18 @@ def false_positive_rate(pairs: Pairs, *, tau1: float, backend: Backend = "auto")
 
     Source: Eq. 7 of Wen et al., https://arxiv.org/abs/2209.13262.
     """
-    sums = ranking_sums(
-        pairs.positives.similarity, pairs.negative_similarity, surrogate="huber", temperature=tau1, backend=backend
-    )
+    sums = ranking_sums(pairs.positives.similarity, pairs.negative_similarity, surrogate="huber", temperature=tau1)
     return sums / pairs.negative_count.clamp(min=1)[:, None]
 
 
 def true_positive_rate(
-    scores: Float[Tensor, "query width"], quantiles: Quantiles, *, tau2: float, backend: Backend = "auto"
+    scores: Float[Tensor, "query width"], quantiles: Quantiles, *, tau2: float
 ) -> Float[Tensor, "query width"]:
     """Return for each score (1 + Σ_k ℓ2(score − v_k)) / (K + 1), in (0, 1]: how many positives of its class are higher.
 
     ℓ2(x) = tanh(−x / 2τ2) for x < 0, else 0: Eq. 7 without its overflow. The added 1, the score itself, is the code's.
     """
-    sums = ranking_sums(scores, quantiles, surrogate="tanh", temperature=tau2, backend=backend)
+    sums = ranking_sums(scores, quantiles, surrogate="tanh", temperature=tau2)
     return (1 + sums) / (quantiles.shape[1] + 1)
 
 
@@ -74,7 +72,6 @@ class SOPRCLoss(PairLoss):
         moving_average: False takes the query's own quantiles of this batch in place of v (ablation).
         official: True does as the authors' code: its interpolation, v starting at 0, 0.01 … 0.99 with no first copy and
             the last query of a class overwriting the others', and the semi-variance over the pooled pairs of the batch.
-        backend: "triton" sums in triton on CUDA devices.
 
     The distance is cosine similarity unless given; interpolated scores are clamped to [-1, 1] for that one only.
 
@@ -107,7 +104,6 @@ class SOPRCLoss(PairLoss):
         semi_variance: Sequence[Number] | None = (1.0, 5.0),
         moving_average: bool = True,
         official: bool = False,
-        backend: Backend = "auto",
         **options: Unpack[PairLossOptions],
     ) -> None:
         self.extra_names = () if semi_variance is None else ("semi_variance",)
@@ -122,7 +118,6 @@ class SOPRCLoss(PairLoss):
         self.semi_variance = None if semi_variance is None else check_weights("semi_variance", semi_variance)
         self.moving_average = moving_average
         self.official = official
-        self.backend = require_backend(backend)
         if official:
             if interpolation == "paper":
                 raise UserError('interpolation="paper" contradicts official=True, which interpolates as the code does')
@@ -148,9 +143,9 @@ class SOPRCLoss(PairLoss):
         with torch.no_grad():
             quantiles = self._class_quantiles(pairs, write=write)
         with torch.set_grad_enabled(self.tpr_gradient and torch.is_grad_enabled()):
-            true_positives = true_positive_rate(scores, quantiles, tau2=self.tau2, backend=self.backend)
+            true_positives = true_positive_rate(scores, quantiles, tau2=self.tau2)
         prior = self._class_prior(pairs)[:, None]
-        numerator = (1 - prior) * false_positive_rate(pairs, tau1=self.tau1, backend=self.backend)
+        numerator = (1 - prior) * false_positive_rate(pairs, tau1=self.tau1)
         return pairs.positives.mean(numerator / (numerator + prior * true_positives))
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:

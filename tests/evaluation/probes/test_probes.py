@@ -243,6 +243,7 @@ def test_a_result_is_saved_loaded_and_printed(tmp_path: Path) -> None:
         ({"num_train": "six"}, "num_train"),
         ({"metrics": {"top1": []}}, "metrics.top1"),
         ({"per_seed": {"other": [1, 2, 3]}}, "'per_seed' does not fit"),
+        ({"per_seed": {}, "metrics": {}}, "'per_seed' does not fit"),
         ({"per_seed": {"top1": [1, 2, 3]}}, "per_seed"),
     ):
         damaged = {name: value for name, value in {**content, **change}.items() if value is not None}

@@ -4,21 +4,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from testing.ranking_losses import compare, defined, sides
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aurank.errors import AurankWarning, UserError
-from aurank.losses import AUROCLoss, RecallAtKLoss, SmoothAPLoss, SOPRCLoss
-from aurank.losses.ranking import _sums
 from aurank.losses.ranking._sums import (
     choose_kernel,
     gradient_operator,
@@ -92,9 +85,9 @@ def test_strides_make_no_difference(kernel: ModuleType, surrogate: str) -> None:
 def test_the_operators_are_what_they_tell_compilers(surrogate: str, width: int, strided: bool) -> None:
     given = sides(2, width, 9, dtype=torch.float64)
     gradient, scores, others = (each.T.contiguous().T for each in given) if strided else given
-    torch.library.opcheck(gradient_operator, (gradient, scores, others, surrogate, 0.1, "auto"))
+    torch.library.opcheck(gradient_operator, (gradient, scores, others, surrogate, 0.1))
     leaves = (scores.requires_grad_(), others.requires_grad_())
-    torch.library.opcheck(sum_operator, (*leaves, surrogate, 0.1, "auto"))
+    torch.library.opcheck(sum_operator, (*leaves, surrogate, 0.1))
 
 
 @EACH
@@ -132,11 +125,11 @@ def test_only_what_asks_for_a_gradient_gets_one() -> None:
 
 
 def test_many_scores_of_a_query_are_summed_by_intervals_and_few_are_not() -> None:
-    _, few, others = sides(2, intervals.LEAST_WIDTH - 1, 300, dtype=torch.float32)
+    _, few, _ = sides(2, intervals.LEAST_WIDTH - 1, 300, dtype=torch.float32)
     many = torch.cat([few, few], dim=1)
-    assert choose_kernel(few, others, "huber", "auto") is plain
-    assert choose_kernel(many, others, "huber", "auto") is intervals
-    assert choose_kernel(many, others, "sigmoid", "auto") is plain
+    assert choose_kernel(few, "huber") is plain
+    assert choose_kernel(many, "huber") is intervals
+    assert choose_kernel(many, "sigmoid") is plain
 
 
 class Largest(TorchDispatchMode):
@@ -158,7 +151,7 @@ def test_no_tensor_is_larger_than_a_block_or_the_similarities(
     surrogate: str, queries: int, width: int, references: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gradient, scores, others = sides(queries, width, references, dtype=torch.float32)
-    kernel = choose_kernel(scores, others, surrogate, "auto")
+    kernel = choose_kernel(scores, surrogate)
     monkeypatch.setattr(kernel, "BLOCK", kernel.BLOCK // 8)
     given = {"surrogate": surrogate, "temperature": 0.1}
     with Largest() as largest:
@@ -166,48 +159,6 @@ def test_no_tensor_is_larger_than_a_block_or_the_similarities(
         kernel.gradients(gradient, scores, others, **given)
     assert queries * width * references * 4 > 3 * largest.bytes
     assert largest.bytes <= max(2**19, others.untyped_storage().nbytes())
-
-
-def test_triton_is_used_by_name_only_and_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, scores, others = sides(2, 3, 9, dtype=torch.float32)
-    for loss in (SmoothAPLoss, AUROCLoss, RecallAtKLoss, partial(SOPRCLoss, [4, 4])):
-        assert loss().backend == "auto"
-        with monkeypatch.context() as changed:
-            changed.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
-            with pytest.raises(UserError, match="backend must be one of auto, triton, got 'cuda'"):
-                loss(backend="cuda")
-    with pytest.raises(UserError, match='backend="triton" does not run on cpu: use backend="auto"'):
-        ranking_sums(scores, others, surrogate="sigmoid", temperature=0.1, backend="triton")
-
-
-def test_a_triton_kernel_that_gives_another_digit_is_given_up_with_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = sides(2, 3, 9, dtype=torch.float32)
-    fake = ModuleType("fake")
-    vars(fake).update(INTERPRETED=True, sums=plain.sums, gradients=plain.gradients)
-    monkeypatch.setitem(sys.modules, "aurank.losses.ranking._sums.gpu", fake)
-    monkeypatch.setattr(_sums, "gpu", fake, raising=False)
-    monkeypatch.setattr(_sums, "_triton_kernel", cache(_sums._triton_kernel.__wrapped__))
-    assert choose_kernel(*given[1:], "huber", "triton") is fake
-    for name in ("sums", "gradients"):
-        _sums._triton_kernel.cache_clear()
-        with monkeypatch.context() as changed:
-            changed.setattr(fake, name, nudged(getattr(plain, name)))
-            with pytest.warns(AurankWarning, match=r"kernel of 'sigmoid' in torch.float32 gives other sums on cpu"):
-                assert choose_kernel(*given[1:], "sigmoid", "triton") is plain
-            found = ranking_sums(*given[1:], surrogate="sigmoid", temperature=0.1, backend="triton")  # no second notice
-    assert torch.equal(found, plain.sums(*given[1:], surrogate="sigmoid", temperature=0.1))
-
-
-def nudged(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with one entry of its last result off by a ten-thousandth of the greatest."""
-
-    def changed(*arguments: Any, **named: Any) -> Any:
-        found = function(*arguments, **named)
-        last = found[-1] if isinstance(found, tuple) else found
-        last[-1, -1] += 1e-4 * last.abs().max()
-        return found
-
-    return changed
 
 
 @pytest.mark.slow
