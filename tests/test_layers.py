@@ -136,6 +136,18 @@ def test_a_file_imports_only_what_its_room_may(path: Path) -> None:
             assert not wrong or f"{module} {name}" in DEBTS, f"{path} imports {name}, which {wrong[0]}"
 
 
+def test_no_files_import_each_other_in_a_circle() -> None:
+    files = {module_name(path): path for path in FILES if path.name != "__init__.py"}
+    above = {
+        name: {each for imported in imports(path) for each in (imported, imported.rpartition(".")[0])} & files.keys()
+        for name, path in files.items()
+    }
+    while ready := [name for name, others in above.items() if not others & above.keys()]:
+        for name in ready:
+            del above[name]
+    assert sorted(above) == []
+
+
 @pytest.mark.parametrize("folder", sorted({path.parent for path in FILES}), ids=lambda folder: folder.name)
 def test_a_folder_has_at_most_16_files(folder: Path) -> None:
     assert len(list(folder.glob("*.py"))) <= 16, folder

@@ -13,6 +13,7 @@ from aurank.commands.run_options import RunOptions, prepare_model, split_name
 from aurank.config import DataConfig
 from aurank.data import Manifest
 from aurank.data.checks.cleaned import require_table
+from aurank.data.checks.doctor import examine
 from aurank.data.checks.findings import Advice, DoctorReport, Finding, finding_of
 from aurank.data.checks.prepared import check_prepared
 from aurank.embedding.embed import Embedded
@@ -228,7 +229,8 @@ def examine_data(
         examination = EmbeddingExamination(
             embedded, rows, labelled & (train_labels | (manifest.splits[rows] != "train"))
         )
-    report = manifest.doctor(
+    report = examine(
+        manifest,
         train_labels=train_labels,
         ask_classes=asks_about_classes(section, manifest),
         max_pixels=section.max_pixels,

@@ -6,17 +6,13 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Int64, Integer, Shaped
 
-from aurank.data.decode import MAX_PIXELS
 from aurank.data.sources import ImageSource
 from aurank.errors import UserError
-
-if TYPE_CHECKING:
-    import aurank.data.checks.findings
 
 SPLITS = ("train", "val", "test")
 ValidationUnit = Literal["class", "super_category"]
@@ -229,29 +225,6 @@ class Manifest:
             )
         own = of_class.max() + 1 + np.arange(len(of_class))
         return np.asarray(np.unique(np.where(of_class < 0, own, of_class), return_inverse=True)[1][self.labels])
-
-    def doctor(
-        self,
-        *,
-        contents: bool = True,
-        train_labels: bool = True,
-        ask_classes: bool = False,
-        max_pixels: int = MAX_PIXELS,
-        candidates: Int64[np.ndarray, "pair 2"] | None = None,
-    ) -> "aurank.data.checks.findings.DoctorReport":
-        """Return all that is wrong or odd, together, with counts.
-
-        Args:
-            contents: decode every image; without, files are looked for, but no unreadable or identical ones are found.
-            train_labels: False where training images have no classes, and there may be no test split.
-            ask_classes: also find classes that look like splits, or are two at most, as a folder that was named a level
-                too high has.
-            max_pixels: an image of more is unreadable.
-            candidates: pairs of rows that may show one image, found by embeddings, to be compared by their pixels.
-        """
-        from aurank.data.checks.doctor import examine  # which needs this module
-
-        return examine(self, contents, train_labels, ask_classes, max_pixels, candidates)
 
 
 def build_manifest(

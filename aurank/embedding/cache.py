@@ -96,7 +96,7 @@ class EmbeddingCache:
                     pieces.append(Piece(piece.rows[new], piece.embeddings[new]))
                     done[piece.rows[new]] = True
             elif path.exists():  # else `prune` took it
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
                 damaged += 1
         if self.say is not None and (pieces or damaged):
             total = int(wanted.sum())

@@ -20,6 +20,7 @@ from testing.data_trees import png, write_tree
 from aurank.arrays import load_arrays
 from aurank.data import READERS, FolderSource, ImageDataset, build_manifest
 from aurank.data.checks.contents import contents
+from aurank.data.checks.doctor import examine
 from aurank.data.decode import decode, quiet_decoding
 from aurank.data.prepared.store import RECORD, Preparation, PreparedImages
 from aurank.data.prepared.writing import prepare_images
@@ -186,7 +187,7 @@ def test_images_too_large_are_skipped_and_counted(root: Path) -> None:
     assert data.skipped == ["a/0.png"]
     with pytest.raises(UserError, match=r"a/0\.png.*40 × 40 pixels are more than data\.max_pixels=100"):
         ImageDataset(manifest, Resize(8, 3), channels=3, max_pixels=100)
-    assert "1 (image 'a/0.png'" in str(manifest.doctor(max_pixels=100))
+    assert "1 (image 'a/0.png'" in str(examine(manifest, max_pixels=100))
 
 
 def test_a_pipe_and_an_endless_device_are_not_read(root: Path) -> None:

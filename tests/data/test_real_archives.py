@@ -6,6 +6,7 @@ import torch
 from testing.data_trees import real_archive
 
 from aurank.data import TRANSFORMS, ImageDataset, Manifest, PKSampler, view_keys
+from aurank.data.checks.doctor import examine
 from aurank.data.decode import decode
 from aurank.data.readers import READERS
 from aurank.data.readers.omniglot import read_omniglot
@@ -42,7 +43,7 @@ def test_omniglot_has_its_published_sizes(drawings):
     assert (drawings.class_counts == 20).all()
     assert drawings.super_labels is not None
     assert len(np.unique(drawings.super_labels)) == 50
-    assert drawings.doctor(contents=False).findings == ()
+    assert examine(drawings, contents=False).findings == ()
 
 
 def test_omniglot_is_black_ink_on_white_paper(drawings):
@@ -57,7 +58,7 @@ def test_omniglots_one_repeated_image_is_found(drawings):
     braille = drawings.select(np.array(["/Braille/" in path for path in drawings.paths]))
     folder = "images_background/Braille/character01"
     repeated = f"same image more than once in a split: 1 ({folder}/0192_03.png = {folder}/0192_19.png)"
-    assert [one for one in braille.doctor().warnings if one.startswith("same image")] == [repeated]
+    assert [one for one in examine(braille).warnings if one.startswith("same image")] == [repeated]
 
 
 def test_omniglots_validation_is_a_tenth_of_the_classes(drawings):
@@ -79,7 +80,7 @@ def test_grocerys_lists_have_their_sizes_and_disjoint_classes(groceries):
     assert groceries.split_sizes == {"train": 2478, "test": 2943}
     assert len(groceries.split("train").classes) == 35
     assert len(groceries.split("test").classes) == 46
-    assert groceries.doctor(contents=False).findings == ()
+    assert examine(groceries, contents=False).findings == ()
     assert groceries.super_labels is not None
     assert len(np.unique(groceries.super_labels)) == 43
 

@@ -6,6 +6,7 @@ import pytest
 from grocery_texts import Product, read, table
 from testing.data_trees import grocery_zip
 
+from aurank.data.checks.doctor import examine
 from aurank.data.readers.table import read_table
 from aurank.embedding.image_text_pairs import groups_of
 
@@ -23,7 +24,7 @@ def test_the_reader_reads_the_table_and_its_test_rows_are_of_three_groups(archiv
     (archive.parent / "texts.csv").write_text(table(read(archive), unseen=4, seed=0))
     whole = read_table(archive.parent, file="texts.csv", path="grocery.zip", images="grocery/images")
     assert len(whole) == 9 * 30
-    assert whole.doctor(contents=False).errors == []
+    assert examine(whole, contents=False).errors == []
     train, test = whole.split("train"), whole.split("test")
     groups = groups_of(train, test)
     assert set(groups) == {"seen_texts", "new_texts", "new_classes"}

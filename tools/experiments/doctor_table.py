@@ -19,6 +19,7 @@ from PIL import Image, ImageFilter
 
 from aurank.commands.doctor import EmbeddingExamination
 from aurank.data import READERS, ArraySource, ImageSource, Manifest, build_manifest
+from aurank.data.checks.doctor import examine
 from aurank.data.checks.findings import Finding
 from aurank.data.decode import decode
 from aurank.embedding.embed import Embedded, ModelImages, embed
@@ -133,25 +134,25 @@ class Table:
 
 def plant_images(table: Table, manifest: Manifest, count: int, seed: int) -> None:
     """Plant repeated and poor images."""
-    clean = manifest.doctor().findings
+    clean = examine(manifest).findings
     for side, ending in (("same", "in a split"), ("train", "train and test"), ("gallery", "query and gallery")):
         base = manifest
         if side == "train":  # one half of the classes is trained on
             half = np.where(manifest.labels % 2 == 0, "train", "test")
             base = dataclasses.replace(manifest, splits=half)
         empty = with_copies(base, [], any_copy, np.random.default_rng(seed), side)
-        before = pairs_of(clean if side == "same" else empty.doctor().findings, ending)
+        before = pairs_of(clean if side == "same" else examine(empty).findings, ending)
         for name, change in (COPIES if side == "same" else {"any of these": any_copy}).items():
             draw = np.random.default_rng(seed)
             eligible = np.flatnonzero(base.splits == "test")
             rows = np.sort(draw.choice(eligible, count, replace=False)).tolist()
-            found = pairs_of(with_copies(base, rows, change, draw, side).doctor().findings, ending)
+            found = pairs_of(examine(with_copies(base, rows, change, draw, side)).findings, ending)
             planted = {(row, len(base) + place) for place, row in enumerate(rows)}
             table.add(f"copy {ending}, {name}", planted, found, before)
     for name, (check, change) in POOR.items():
         draw = np.random.default_rng(seed)
         rows = np.sort(draw.choice(len(manifest), count, replace=False)).tolist()
-        found = _rows(with_poor(manifest, rows, change, draw).doctor().findings, check)
+        found = _rows(examine(with_poor(manifest, rows, change, draw)).findings, check)
         table.add(name, set(rows), found, _rows(clean, check))
 
 

@@ -99,7 +99,7 @@ def check_benchmark(
             largest takes minutes.
         on_bytes: called with the bytes just compared and their number in all.
 
-    Every listed image is looked for, none is decoded: `Manifest.doctor` does that.
+    Every listed image is looked for, none is decoded: `examine` of the doctor does that.
 
     Raises:
         UserError: for another name.

@@ -12,6 +12,7 @@ from jaxtyping import Int64, Shaped
 
 from aurank.data.captions import text_key
 from aurank.data.checks.findings import Advice, DoctorReport, Finding, finding_of, surplus
+from aurank.data.decode import MAX_PIXELS
 from aurank.data.manifest import Manifest
 from aurank.data.sources import FolderSource, ImageSource
 
@@ -38,16 +39,26 @@ _SPLIT_NAMES = {
 
 def examine(
     manifest: Manifest,
-    contents: bool,
-    train_labels: bool,
-    ask_classes: bool,
-    max_pixels: int,
+    *,
+    contents: bool = True,
+    train_labels: bool = True,
+    ask_classes: bool = False,
+    max_pixels: int = MAX_PIXELS,
     candidates: Int64[np.ndarray, "pair 2"] | None = None,
 ) -> DoctorReport:
-    """Return every finding about a data set; the arguments are those of `Manifest.doctor`.
+    """Return all that is wrong or odd in a data set, together, with counts.
 
     With texts, a row is a pair: an image may stand in several, but in one split, and needs no other of its class. Where
     each row is of a class of its own name, none has a class.
+
+    Args:
+        manifest: of the data set.
+        contents: decode every image; without, files are looked for, but no unreadable or identical ones are found.
+        train_labels: False where training images have no classes, and there may be no test split.
+        ask_classes: also find classes that look like splits, or are two at most, as a folder that was named a level too
+            high has.
+        max_pixels: an image of more is unreadable.
+        candidates: pairs of rows that may show one image, found by embeddings, to be compared by their pixels.
     """
     paths, labels, classes, splits = manifest.paths, manifest.labels, manifest.classes, manifest.splits
     labelled = np.full(len(paths), classes != paths) & (train_labels | (splits != "train"))

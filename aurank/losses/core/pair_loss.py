@@ -19,9 +19,10 @@ from aurank.losses.core.from_pml import (
     BaseRegularizer,
     CosineSimilarity,
 )
-from aurank.losses.core.loss_inputs import Inputs, TakesInputs
+from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.pairs import Pairs, make_pairs
 from aurank.losses.core.row_table import check_device
+from aurank.losses.core.takes_inputs import TakesInputs
 
 
 class PairLossOptions(TypedDict, total=False):

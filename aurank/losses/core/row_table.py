@@ -78,9 +78,9 @@ class Counters:
         """Return the numbers in their order, for `state_dict`."""
         return torch.tensor([getattr(self, name) for name in self.COUNTERS])
 
-    def set_extra_state(self, state: Tensor | dict[str, int]) -> None:
-        """Take over saved numbers; earlier versions saved a dict by name."""
-        numbers = [state[name] for name in self.COUNTERS] if isinstance(state, dict) else state.flatten().tolist()
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take over saved numbers."""
+        numbers = state.flatten().tolist()
         if len(numbers) != len(self.COUNTERS):
             raise UserError(
                 f"the saved state of {type(self).__name__} has {len(numbers)} numbers, not {', '.join(self.COUNTERS)}: "

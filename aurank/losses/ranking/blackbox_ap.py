@@ -129,13 +129,14 @@ class RankingMemory(nn.Module):
                 parts[f"{number}.{name}"] = part.cpu().clone(memory_format=torch.contiguous_format)
         return torch.frombuffer(bytearray(save(parts)), dtype=torch.uint8)
 
-    def set_extra_state(self, state: Tensor | list[tuple[Tensor, ...]]) -> None:
-        """Fill the memory with these batches. A list is what earlier versions saved."""
-        if isinstance(state, Tensor):
-            parts = load(bytes(state.cpu().numpy()))
-            number = len(parts) // len(RankedLists._fields)
-            state = [tuple(parts[f"{batch}.{name}"] for name in RankedLists._fields) for batch in range(number)]
-        self.batches = deque((RankedLists(*parts) for parts in state), maxlen=self.batches.maxlen)
+    def set_extra_state(self, state: UInt8[Tensor, " byte"]) -> None:
+        """Fill the memory with these batches."""
+        parts = load(bytes(state.cpu().numpy()))
+        batches = (
+            RankedLists(**{name: parts[f"{batch}.{name}"] for name in RankedLists._fields})
+            for batch in range(len(parts) // len(RankedLists._fields))
+        )
+        self.batches = deque(batches, maxlen=self.batches.maxlen)
 
 
 class BlackBoxAPLoss(PairLoss):

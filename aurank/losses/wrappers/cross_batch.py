@@ -14,9 +14,10 @@ from aurank.losses.core.distributed import Distributed, Gather, world_size
 from aurank.losses.core.dtypes import HostCopy, in_common_precision, to_device_of
 from aurank.losses.core.from_pml import convert_to_triplets, pml_losses
 from aurank.losses.core.keyed_loss import KeyedLoss
-from aurank.losses.core.loss_inputs import Inputs, Mined, TakesInputs, read_inputs
+from aurank.losses.core.loss_inputs import Inputs, Mined, read_inputs
 from aurank.losses.core.pairs import check_mined
 from aurank.losses.core.row_table import FullPrecision, check_device, writes
+from aurank.losses.core.takes_inputs import TakesInputs
 from aurank.losses.wrappers.multiple import MultipleLosses, takes_references
 from aurank.losses.wrappers.pml import all_pairs, call_loss
 
@@ -266,12 +267,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         return torch.cat([memory[start : start + first], memory[: number - first]])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        """Take over a saved memory, also of earlier versions, whose labels, ids and counters were extra state."""
-        old = state_dict.pop(f"{prefix}_extra_state", None)
-        if isinstance(old, dict) and {"labels", "ids", *Fill._fields} <= old.keys():
-            state_dict[f"{prefix}embedding_memory"] = state_dict.pop(f"{prefix}embeddings", None)
-            state_dict[f"{prefix}label_memory"], state_dict[f"{prefix}id_memory"] = old["labels"], old["ids"]
-            state_dict[f"{prefix}counters"] = torch.tensor([int(old[name]) for name in Fill._fields])
+        """Take over a saved memory."""
         counters = state_dict.get(f"{prefix}counters")
         if isinstance(counters, Tensor) and counters.shape == self.counters.shape:
             fill, size = Fill(*counters.tolist()), self.memory_size

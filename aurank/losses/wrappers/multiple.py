@@ -11,7 +11,8 @@ from aurank.errors import UserError
 from aurank.losses.core.checks import kind_of, require_finite, require_loss, require_miner, require_whole
 from aurank.losses.core.distributed import Distributed, Gather
 from aurank.losses.core.dtypes import in_common_precision, normalize
-from aurank.losses.core.loss_inputs import Inputs, TakesInputs
+from aurank.losses.core.loss_inputs import Inputs
+from aurank.losses.core.takes_inputs import TakesInputs
 from aurank.losses.wrappers.pml import call_loss, mined_among
 
 

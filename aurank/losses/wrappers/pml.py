@@ -29,8 +29,9 @@ from aurank.losses.core.from_pml import (
     for_any_length,
     pml_losses,
 )
-from aurank.losses.core.loss_inputs import Inputs, Mined, TakesInputs
+from aurank.losses.core.loss_inputs import Inputs, Mined
 from aurank.losses.core.pairs import check_mined
+from aurank.losses.core.takes_inputs import TakesInputs
 from aurank.losses.wrappers._without_reads import MaskedCircleLoss, MaskedMultiSimilarityLoss, NonZeroMeanReducer
 
 Reduction = Literal["sum", "batch", "pml"]

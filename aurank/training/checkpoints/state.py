@@ -59,9 +59,8 @@ def restore_random_state(state: dict[str, Any]) -> None:
     random.setstate((version, tuple(words), gauss))
     np.random.set_state(state["numpy"])  # noqa: NPY002
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():  # earlier versions saved the states of all devices
-        devices = state["cuda"]
-        torch.cuda.set_rng_state(devices[min(torch.cuda.current_device(), len(devices) - 1)])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"][0])
 
 
 def seed_everything(seed: int) -> None:

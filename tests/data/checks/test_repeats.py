@@ -7,6 +7,7 @@ from scipy.ndimage import gaussian_filter
 
 from aurank.data import FolderSource, Manifest, build_manifest
 from aurank.data.checks.cleaned import classes_with_pairs, describe_cleaning, write_table
+from aurank.data.checks.doctor import examine
 from aurank.data.checks.findings import FIXES, DoctorReport
 from aurank.data.checks.looks import look_at
 from aurank.data.checks.same_picture import close_hashes, likeness, square
@@ -74,7 +75,7 @@ def test_near_duplicates_are_found_where_they_stand(tmp_path):
     labels = ["a", "a", "b", "b", "c", "c", "d", "d", "a", "a", "c"]
     splits = ["test"] * 8 + ["train", "test", "test"]
     manifest = place(tmp_path, images, labels=labels, splits=splits)
-    report = manifest.doctor()
+    report = examine(manifest)
     assert rows_of(report, "nearly the same image in train and test") == [[0, 8]]
     assert rows_of(report, "nearly the same image more than once in a split") == [[1, 9], [2, 10]]
     assert rows_of(report, "nearly the same image under two classes") == [[2, 10]]
@@ -93,7 +94,7 @@ def test_near_duplicates_are_found_where_they_stand(tmp_path):
 def test_a_copy_between_query_and_gallery_is_no_duplicate_within_a_split(tmp_path):
     images = {f"{seed}.png": photo(seed) for seed in range(4)} | {"again.png": COPIES["cropped"](photo(0))}
     sides = {"is_query": [True, True, False, False, False], "is_gallery": [False, False, True, True, True]}
-    report = place(tmp_path, images, **sides).doctor()
+    report = examine(place(tmp_path, images, **sides))
     assert rows_of(report, "nearly the same image in query and gallery") == [[0, 4]]
     assert rows_of(report, "nearly the same image more than once in a split") == []
     assert report.kept(FIXES).paths == tuple(images)
@@ -111,14 +112,14 @@ def test_a_copy_between_query_and_gallery_is_no_duplicate_within_a_split(tmp_pat
 def test_pairs_of_two_cameras_or_of_query_and_gallery_are_left_alone(tmp_path, copy, labels, columns):
     images = {"0.png": photo(0), "1.png": photo(1), "2.png": photo(2), "3.png": photo(3)}
     images |= {"0 again.png": copy(photo(0)), "3 again.png": copy(photo(3))}
-    report = place(tmp_path, images, labels=labels, **columns).doctor()
+    report = examine(place(tmp_path, images, labels=labels, **columns))
     assert [rows for found in report.findings for rows in found.rows if rows in ((0, 4), (3, 5))]
     assert report.kept(FIXES).paths == tuple(images)
 
 
 def test_the_same_picture_of_one_camera_is_left_out_beside_that_of_another(tmp_path):
     images = {f"{place}.png": photo(0) for place in range(4)}
-    report = place(tmp_path, images, groups=[1, 2, 1, 2]).doctor()
+    report = examine(place(tmp_path, images, groups=[1, 2, 1, 2]))
     assert report.kept(["repeats"]).paths == ("0.png", "1.png")
 
 
@@ -127,7 +128,7 @@ def test_one_path_in_two_splits_is_a_leak_and_under_two_classes_a_conflict(tmp_p
         photo(seed).save(tmp_path / f"{seed}.png")
     paths = ["0.png", "0.png", "1.png", "1.png", "2.png", "2.png"]
     labels, splits = ["a", "a", "a", "b", "b", "b"], ["train", "test", "test", "test", "test", "test"]
-    report = build_manifest("photos", FolderSource(tmp_path), paths=paths, labels=labels, splits=splits).doctor()
+    report = examine(build_manifest("photos", FolderSource(tmp_path), paths=paths, labels=labels, splits=splits))
     assert {fix: report.left_out(fix) for fix in ("leaks", "conflicts", "repeats")} == {
         "leaks": {0},
         "conflicts": {2, 3},
@@ -139,7 +140,7 @@ def test_classes_that_lose_their_last_pair_are_counted(tmp_path):
     """Of two photos an identity, each of another camera, one is small."""
     images = {f"{place}.png": photo(place, 20 if place in (1, 3) else 128) for place in range(9)}
     columns = {"labels": ["a", "a", "b", "b", "c", "c", "d", "d", "d"], "groups": [1, 2] * 3 + [1, 2, 2]}
-    report = place(tmp_path, images, **columns).doctor()
+    report = examine(place(tmp_path, images, **columns))
     assert describe_cleaning(report, ["repeats", "tiny"]).splitlines() == [
         "--fix leaves out 2 of 9 rows (repeats 0, tiny 2)",
         "2 of 4 classes lose their last pair: 'a' in test, 'b' in test",
@@ -170,7 +171,7 @@ def test_poor_images_are_found_beside_good_ones(tmp_path):
         "long.png": photo(9).crop((0, 0, 128, 30)),
     }
     manifest = place(tmp_path, images)
-    report = manifest.doctor()
+    report = examine(manifest)
     checks = ("blurred images", "dark images", "tiny images", "images of an odd shape")
     found = {check: [manifest.paths[row] for (row,) in rows_of(report, check)] for check in checks}
     assert found["dark images"] == ["dark.png"]
@@ -182,7 +183,7 @@ def test_poor_images_are_found_beside_good_ones(tmp_path):
 
 def test_a_data_set_small_and_dark_throughout_is_left_alone(tmp_path):
     images = {f"{seed}.png": photo(seed).resize((40, 40)).point(lambda value: value // 8) for seed in range(6)}
-    checks = [finding.check for finding in place(tmp_path, images).doctor().findings]
+    checks = [finding.check for finding in examine(place(tmp_path, images)).findings]
     assert checks == ["empty splits"]
 
 

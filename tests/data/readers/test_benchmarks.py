@@ -19,6 +19,7 @@ from testing.benchmark_trees import (
 from testing.data_trees import real_archive, zip_tree
 
 from aurank.data import READERS
+from aurank.data.checks.doctor import examine
 from aurank.data.readers.inaturalist import read_inaturalist
 from aurank.data.readers.lists import read_lists
 from aurank.data.readers.sop import read_sop
@@ -47,7 +48,7 @@ def test_a_benchmark_is_found_below_the_data_folder_or_is_the_data_folder(name, 
     folder = TREES[name](tmp_path)
     below = READERS[name](tmp_path)
     assert below.name == name
-    assert below.doctor().errors == []
+    assert examine(below).errors == []
     assert READERS[name](folder).sha256 == below.sha256
     folder.rename(tmp_path / "elsewhere")
     assert READERS[name](tmp_path, path="elsewhere").sha256 == below.sha256
@@ -78,7 +79,7 @@ def test_products_are_read_from_the_archive_as_downloaded(tmp_path, params):
     zip_tree(folder, tmp_path / "Stanford_Online_Products.zip", prefix="Stanford_Online_Products/")
     zipped = read_sop(tmp_path, **params)
     assert zipped.sha256 == read_sop(folder).sha256
-    assert zipped.doctor().errors == []
+    assert examine(zipped).errors == []
 
 
 def test_any_set_in_the_format_of_the_products_is_read_as_the_list_reader_does(tmp_path):

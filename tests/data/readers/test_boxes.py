@@ -9,7 +9,7 @@ from testing.data_trees import pixels
 
 from aurank.data import ImageDataset
 from aurank.data.checks.cleaned import write_table
-from aurank.data.checks.doctor import repeated_image
+from aurank.data.checks.doctor import examine, repeated_image
 from aurank.data.decode import crop
 from aurank.data.readers.table import read_table, read_two_tables
 from aurank.data.transforms.base import Pipeline
@@ -56,11 +56,11 @@ def test_a_row_is_the_part_of_the_image_in_its_box_as_pillow_cuts_it(folder: Pat
 def test_rows_that_differ_in_their_box_alone_are_no_repeats(folder: Path) -> None:
     manifest = read_table(folder, file="rows.csv")
     assert repeated_image(manifest) is None
-    assert manifest.doctor(contents=False).errors == []
+    assert examine(manifest, contents=False).errors == []
     (folder / "rows.csv").write_text(HEADER + ROWS + "a.png,cat,test,0.2,0,3,1.9\n")
     again = read_table(folder, file="rows.csv")
     assert "lists image 'a.png' twice" in str(repeated_image(again))
-    assert "a.png [0, 0, 3, 2]" in str(again.doctor(contents=False))
+    assert "a.png [0, 0, 3, 2]" in str(examine(again, contents=False))
     assert "has label 'dog', but 'cat'" in refusal(folder, HEADER + ROWS + "b.png,dog,test,,,,\n")
 
 

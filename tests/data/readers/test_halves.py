@@ -13,6 +13,7 @@ from testing.retrieval_trees import (
 )
 
 from aurank.data import check_benchmark
+from aurank.data.checks.doctor import examine
 from aurank.data.readers.halves import read_cars, read_cub
 from aurank.data.readers.inshop import read_inshop
 from aurank.embedding.embed import Embedded
@@ -61,7 +62,7 @@ def test_cars_are_split_by_class_whichever_folder_they_lie_in(tmp_path, tree):
     assert sorted(int(manifest.classes[label]) for label in manifest.labels) == sorted(number for number, _ in CARS)
     first = np.array([int(manifest.classes[label]) <= 98 for label in manifest.labels])
     assert manifest.splits.tolist() == np.where(first, "train", "test").tolist()
-    assert manifest.doctor().errors == []
+    assert examine(manifest).errors == []
     assert check_benchmark("cars196", tmp_path).complete
 
 

@@ -6,6 +6,7 @@ import pyarrow.parquet
 import pytest
 from testing.data_trees import write_tree, zip_tree
 
+from aurank.data.checks.doctor import examine
 from aurank.data.readers._rows import Row
 from aurank.data.readers.lists import class_folders, read_lists
 from aurank.data.readers.table import read_table
@@ -40,7 +41,7 @@ def test_a_table_is_read_from_csv_and_parquet_alike(tree):
     assert manifest.groups is None
     assert manifest.super_labels is None
     assert read_table(tree, file="rows.parquet").sha256 == manifest.sha256
-    assert manifest.doctor().findings == ()
+    assert examine(manifest).findings == ()
 
 
 def test_a_table_may_have_flags_groups_and_columns_of_its_own(tree):
@@ -81,7 +82,7 @@ def test_a_table_may_lie_in_the_archive_or_beside_it(tree, tmp_path):
     inside = read_table(tmp_path, path="data.zip", file="inside/plain.csv", images="inside")
     beside = read_table(tmp_path, path="data.zip", file="beside.csv", images="inside")
     assert inside.sha256 == beside.sha256 == read_table(tree, file="plain.csv").sha256
-    assert inside.doctor().findings == ()
+    assert examine(inside).findings == ()
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,7 @@ def test_lists_of_stanford_online_products_are_read_with_their_ids(tmp_path):
     assert manifest.splits.tolist() == ["train", "train", "test", "test"]
     assert manifest.super_labels is not None
     assert manifest.super_labels.tolist() == [2, 2, 5, 5]
-    assert manifest.doctor().findings == ()
+    assert examine(manifest).findings == ()
     zip_tree(tree, tmp_path / "products.zip", prefix="Stanford/")
     zipped = read_lists(
         tmp_path, path="products.zip", train="Stanford/Ebay_train.txt", test="Stanford/Ebay_test.txt", images="Stanford"
@@ -247,8 +248,8 @@ def test_a_validation_list_makes_the_validation_split(tree):
     (tree / "test.txt").write_text(TEST)
     manifest = read_lists(tree, train="train.txt", val="test.txt", test="train.txt", images="")
     assert manifest.split_sizes == {"train": 2, "val": 2, "test": 2}
-    assert "classes in both train and test: 1 (a)" in manifest.doctor().warnings
-    assert "duplicate paths: 2 (a/1.png; a/2.png)" in manifest.doctor().errors
+    assert "classes in both train and test: 1 (a)" in examine(manifest).warnings
+    assert "duplicate paths: 2 (a/1.png; a/2.png)" in examine(manifest).errors
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ import pytest
 from testing.data_trees import write_tree, zip_tree
 
 from aurank.data import READERS
+from aurank.data.checks.doctor import examine
 from aurank.data.readers.digits import read_digits
 from aurank.data.readers.folder import read_folder, read_unlabelled
 from aurank.data.readers.omniglot import read_omniglot
@@ -53,7 +54,7 @@ def test_omniglot_has_the_same_content_from_a_zip_and_a_folder(tmp_path):
         assert set(manifest.split("test").classes) == {"ULOG/character01", "ULOG/character02"}
         assert manifest.super_labels is not None
         assert np.bincount(manifest.super_labels).tolist() == [4, 4, 4]
-        assert manifest.doctor().findings == ()
+        assert examine(manifest).findings == ()
 
 
 @pytest.mark.parametrize("half", ["images_background", "images_evaluation", "nothing"])
@@ -87,7 +88,7 @@ def test_a_folder_with_split_folders_is_read_as_they_say(tmp_path):
 def test_a_class_in_two_split_folders_is_one_class(tmp_path):
     manifest = read_folder(write_tree(tmp_path, ["train/cat/1.png", "test/cat/2.png"]))
     assert manifest.classes == ("cat",)
-    assert "classes in both train and test: 1 (cat)" in manifest.doctor().warnings
+    assert "classes in both train and test: 1 (cat)" in examine(manifest).warnings
 
 
 def test_a_folder_of_classes_is_for_testing_unless_told_otherwise(tmp_path):
@@ -129,7 +130,7 @@ def test_digits_are_split_in_halves_of_the_same_ten_classes():
     assert (manifest.splits[:898] == "train").all()
     training, test = manifest.split("train"), manifest.split("test")
     assert sorted(training.classes) == sorted(test.classes) == [str(digit) for digit in range(10)]
-    report = manifest.doctor()
+    report = examine(manifest)
     assert report.errors == []
     assert [text.split(":")[0] for text in report.warnings] == ["classes in both train and test"]
 

@@ -7,6 +7,7 @@ from testing.data_trees import zip_tree
 from testing.retrieval_trees import MARKET, MSMT, VERI, WILD, market_tree, msmt_tree, veri_tree, wild_tree
 
 from aurank.data import check_benchmark
+from aurank.data.checks.doctor import examine
 from aurank.data.readers.reid import read_market, read_msmt, read_veri, read_wild
 from aurank.embedding.embed import Embedded
 from aurank.embedding.protocols import PROTOCOLS
@@ -113,7 +114,7 @@ def test_persons_of_training_and_test_that_share_a_number_are_two_classes(tmp_pa
     paths = [f"{inside[kind]}/{image}.jpg" for kind, (_, image, _) in zip(kinds, rows, strict=True)]
     assert manifest.paths == tuple(paths)
     assert manifest.groups.tolist() == [1, 5, 14, 11, 1, 2, 1, 7, 2, 15]
-    assert manifest.doctor().errors == []
+    assert examine(manifest).errors == []
 
 
 def test_the_validation_list_is_a_split_where_it_is_asked_for(tmp_path):

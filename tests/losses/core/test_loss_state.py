@@ -10,8 +10,6 @@ from testing.stateful import STATEFUL, batch
 from testing.states import same_state
 from torch import nn
 
-from aurank.losses import BlackBoxAPLoss, NegativeCacheLoss, NeuCLIPLoss, SogCLRLoss
-
 EACH = pytest.mark.parametrize("make", STATEFUL.values(), ids=STATEFUL.keys())
 
 
@@ -53,44 +51,3 @@ def test_a_state_goes_through_safetensors_and_the_next_step_is_the_same_to_the_l
     assert values[0] == values[1]
     assert gradients[0].equal(gradients[1])
     assert same_state(restored.state_dict(), loss.state_dict())
-
-
-OLD: dict[str, tuple[Callable[[], nn.Module], dict[str, object]]] = {
-    "negative_cache": (lambda: NegativeCacheLoss(8, embedding_dim=2), {"_extra_state": {"turn": 3}}),
-    "neuclip": (
-        lambda: NeuCLIPLoss(2, 4, two_way=False),
-        {"networks.0._extra_state": {"steps": 5, "count": 4, "position": 1, "filled": 3}},
-    ),
-    "sogclr": (lambda: SogCLRLoss(8, gamma_schedule="cosine"), {"gamma._extra_state": 0.625}),
-    "blackbox_ap": (
-        lambda: BlackBoxAPLoss(official=True, batch_memory=2),
-        {
-            "memory._extra_state": [
-                (
-                    torch.tensor([[0.5, -0.25]]),
-                    torch.tensor([[True, False]]),
-                    torch.tensor([[0]]),
-                    torch.tensor([[True]]),
-                )
-            ]
-        },
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OLD)
-def test_a_checkpoint_from_before_states_were_tensors_still_loads(name: str) -> None:
-    make, old = OLD[name]
-    loss, again = make(), make()
-    assert old.keys() <= loss.state_dict().keys()
-    loss.load_state_dict({**loss.state_dict(), **old})
-    ((key, saved),) = old.items()
-    part = loss.get_submodule(key.removesuffix("_extra_state").removesuffix("."))
-    if isinstance(saved, dict):
-        assert {each: getattr(part, each) for each in saved} == saved
-    elif isinstance(saved, list):
-        assert same_state([tuple(lists) for lists in part.batches], saved)
-    else:
-        assert part.value == saved
-    again.load_state_dict(loss.state_dict())
-    assert same_state(again.state_dict(), loss.state_dict())

@@ -10,7 +10,7 @@ from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning import miners
 from pytorch_metric_learning.distances import CosineSimilarity
 from testing.states import same_state
-from torch import Tensor, nn
+from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.losses import (
@@ -317,7 +317,7 @@ def test_labels_of_classes_are_not_taken_for_ids() -> None:
     assert int((memory.loss.log_u != 0).sum()) == 6
 
 
-def test_the_state_is_tensors_and_one_of_before_is_still_read() -> None:
+def test_the_state_is_tensors() -> None:
     memory = memory_of("contrastive", size=30, start_at=1)
     for seed in range(3):
         memory(*batch(seed), ids=torch.arange(SIZE) + SIZE * seed)
@@ -325,21 +325,6 @@ def test_the_state_is_tensors_and_one_of_before_is_still_read() -> None:
     assert {type(value) for value in state.values()} == {Tensor}
     position, filled, calls = state["counters"].tolist()
     assert (position, filled, calls) == (6, 30, 3)
-    old = {
-        "embeddings": state["embedding_memory"],
-        "_extra_state": {
-            "labels": state["label_memory"],
-            "ids": state["id_memory"],
-            "position": position,
-            "filled": filled,
-            "calls": calls,
-        },
-    }
-    restored = memory_of("contrastive", size=30, start_at=1)
-    nn.ModuleDict({"loss": restored}).load_state_dict({f"loss.{name}": value for name, value in old.items()})
-    assert same_state(restored.state_dict(), state)
-    ids = torch.arange(SIZE) + 5
-    assert restored(*batch(4), ids=ids) == memory(*batch(4), ids=ids)
 
 
 def test_counters_that_fit_no_memory_are_refused() -> None:
