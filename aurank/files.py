@@ -297,6 +297,17 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def content_sha256(content: dict[str, Any]) -> str:
+    """Return the hexadecimal digest of a mapping that is to be JSON, without its entry "checksum".
+
+    Example:
+        >>> content_sha256({"rows": 3}) == content_sha256({"rows": 3, "checksum": "of before"})
+        True
+    """
+    kept = {name: value for name, value in content.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8, whole or not at all; a name of a file that is no UTF-8 is escaped."""
     with replacing(path) as file:

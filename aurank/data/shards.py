@@ -1,6 +1,5 @@
 """Embeddings in parts: a folder of matrices that are mapped, not read, and one table of what their rows are."""
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,16 @@ from typing_extensions import TypedDict
 
 from aurank.arrays import MappedRows, load_arrays
 from aurank.errors import UserError
-from aurank.files import checked, file_sha256, reading, replacing, require_version, require_writable, write_text
+from aurank.files import (
+    checked,
+    content_sha256,
+    file_sha256,
+    reading,
+    replacing,
+    require_version,
+    require_writable,
+    write_text,
+)
 
 INDEX, JOURNAL = "index.parquet", ".parts.json"
 FORMAT, VERSION = "aurank.embeddings", 1
@@ -164,7 +172,7 @@ class ShardWriter:
                 table[name] = _lists(columns[name], sum(lengths))
         content = {"format": FORMAT, "version": VERSION, "key": self.key, "parts": [vars(part) for part in parts]}
         content |= {"classes": None if classes is None else list(classes), "made_by": made_by}
-        content["checksum"] = _checksum(content)
+        content["checksum"] = content_sha256(content)
         arrow = pyarrow.table(table).replace_schema_metadata({FORMAT: json.dumps(content)})
         with replacing(self.folder / INDEX) as file:
             pyarrow.parquet.write_table(arrow, file, write_page_checksum=True)
@@ -272,7 +280,7 @@ def _described(path: Path) -> _Record:
         metadata = pyarrow.parquet.read_schema(path).metadata or {}
         content = json.loads(metadata[FORMAT.encode()])
         require_version(content, path, _WHAT, named=FORMAT, versions=(VERSION,), remedy=AGAIN)
-        if content["checksum"] != _checksum(content):
+        if content["checksum"] != content_sha256(content):
             raise ValueError("its description was changed")
         return checked(content, _Record)
 
@@ -282,11 +290,6 @@ def _texts(column: Any) -> Shaped[np.ndarray, " row"]:
     starts = range(0, len(column), _BLOCK)
     blocks = [np.array([os.fsdecode(one) for one in column.slice(start, _BLOCK).to_pylist()]) for start in starts]
     return np.concatenate([np.empty(0, np.str_), *blocks])
-
-
-def _checksum(content: dict[str, Any]) -> str:
-    kept = {name: value for name, value in content.items() if name != "checksum"}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def _lists(pairs: Int64[np.ndarray, "pair 2"], count: int) -> Any:

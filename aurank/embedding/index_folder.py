@@ -5,7 +5,6 @@ the old ones or all of the new ones.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -26,7 +25,7 @@ from aurank.embedding.stored.stored_model import StoredModel, StoredRecord, stor
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.postprocessing import PostProcessing
-from aurank.files import checked, file_sha256, read_record, reading, replacing, write_text
+from aurank.files import checked, content_sha256, file_sha256, read_record, reading, replacing, write_text
 
 FORMAT, VERSION = "aurank.image_index", 1
 ABOUT = "index.json"
@@ -90,7 +89,7 @@ def write_index_folder(
         content |= {"revision": about.get("revision", 0) + 1, "rows": name, "files": files}
         content |= {"count": len(rows.embeddings), "dim": int(rows.embeddings.shape[1]), "factory": rows.index.factory}
         content["postprocessing"] = None if rows.processing is None else str(rows.processing)
-        content["checksum"] = _checksum(content)
+        content["checksum"] = content_sha256(content)
         write_text(folder / ABOUT, json.dumps(content, indent=1) + "\n")
     except BaseException:
         for left in (name, own_model):
@@ -108,7 +107,7 @@ def read_about(folder: Path) -> dict[str, Any]:
         raise UserError(f"no index at {folder}: {what}; make one with aurank index build --out {folder}")
     content = read_record(path, _WHAT, named=FORMAT, versions=(VERSION,), remedy=_REMEDY)
     with reading(path, _WHAT, remedy=_REMEDY):
-        if content["checksum"] != _checksum(content):
+        if content["checksum"] != content_sha256(content):
             raise ValueError("it is damaged, or was changed by hand")
         return dict(checked(content, _About))
 
@@ -245,11 +244,6 @@ def _read_images(path: Path) -> Table:
             texts = [os.fsdecode(text) for text in cast(list[str | bytes], columns[name])]
             found[name] = np.array(texts, dtype=np.str_)
         return found
-
-
-def _checksum(content: dict[str, Any]) -> str:
-    kept = {name: value for name, value in content.items() if name != "checksum"}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def _remove_unnamed(folder: Path, about: dict[str, Any]) -> None:

@@ -17,10 +17,10 @@ from aurank.commands.prepare import prepare_data
 from aurank.config import ModelConfig
 from aurank.data import TRANSFORMS
 from aurank.data.prepared.store import RECORD
-from aurank.embedding import index_folder
 from aurank.evaluation.postprocessing import PostProcessing
 from aurank.exporting.portable import write_program
 from aurank.exporting.timm_folder import write_folder
+from aurank.files import content_sha256
 from aurank.models import Encoder
 from aurank.models.adapters.stored import PREPROCESSING, pack_preprocessing
 
@@ -108,7 +108,7 @@ def an_index_that_was_sealed_again(folder: Path) -> tuple[str, str]:
 
     def change(content: dict[str, Any]) -> None:
         content["model"]["name"] = 5
-        content["checksum"] = index_folder._checksum(content)
+        content["checksum"] = content_sha256(content)
 
     changed(folder / "index/index.json", change)
     return "search index photos/c0/0.png", "index.json"

@@ -21,6 +21,7 @@ from aurank.commands import ImageIndex, add_images, build_index, remove_images
 from aurank.embedding import ImageSelection
 from aurank.embedding import index_folder as files
 from aurank.errors import AurankError, UserError
+from aurank.files import content_sha256
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def rewritten(folder: Path, **changes: Any) -> None:
     """Change what index.json says, with its checksum."""
     path = folder / "index.json"
     content = {**json.loads(path.read_text(encoding="utf-8")), **changes}
-    content["checksum"] = files._checksum(content)
+    content["checksum"] = content_sha256(content)
     path.write_text(json.dumps(content), encoding="utf-8")
 
 

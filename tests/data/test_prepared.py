@@ -383,7 +383,8 @@ def test_what_does_not_fit_is_refused(tmp_path):
         PreparedImages(tmp_path / "out").rows_of(manifest, 1)
     with pytest.raises(UserError, match=r"a JPEG holds 1 or 3 channels, not data\.channels=4"):
         Preparation(SIDE, 4, raw=False)
-    for text in ("[]", '{"format": 2}', '{"format": 1, "short_side": "a"}', "no"):
+    changed = (tmp_path / "out/prepared.json").read_text().replace(f'"short_side": {SIDE}', '"short_side": 1')
+    for text in ("[]", '{"format": 2}', '{"format": 1, "short_side": "a"}', "no", changed):
         (tmp_path / "out/prepared.json").write_text(text)
         with pytest.raises(UserError, match=r"prepared\.json: cannot be read"):
             PreparedImages(tmp_path / "out")

@@ -35,7 +35,7 @@ from aurank.evaluation import Index, PostProcessing, ProbeResult
 from aurank.exporting.graphs import write_graph
 from aurank.exporting.portable import write_program, write_weights
 from aurank.exporting.timm_folder import write_folder
-from aurank.files import file_sha256, require_ordinary
+from aurank.files import content_sha256, file_sha256, require_ordinary
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
 from fuzzing.damage import HOSTILE_WORDS
@@ -267,7 +267,7 @@ def _seal_index() -> None:
         content = json.loads(path.read_bytes())
         files = content["files"]
         content["files"] = {name: file_sha256(path.parent / name) for name in files if (path.parent / name).is_file()}
-        path.write_text(json.dumps({**content, "checksum": index_folder._checksum(content)}))
+        path.write_text(json.dumps({**content, "checksum": content_sha256(content)}))
 
 
 def _seal_parts() -> None:
@@ -278,7 +278,7 @@ def _seal_parts() -> None:
         for part in about["parts"]:
             with suppress(Exception):
                 part["sha256"] = file_sha256(path.parent / part["file"])
-        about["checksum"] = shards._checksum(about)
+        about["checksum"] = content_sha256(about)
         path.write_bytes(write(tree, path.read_bytes()))
 
 

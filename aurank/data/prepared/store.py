@@ -26,7 +26,7 @@ from aurank.data.manifest import Manifest
 from aurank.data.sources import FileMark, file_marks
 from aurank.data.transforms.base import AREA, INTERPOLATIONS, resize_shorter
 from aurank.errors import AurankError, UserError, first_line
-from aurank.files import EXACT, checked, reading, write_text
+from aurank.files import EXACT, checked, content_sha256, reading, write_text
 
 SETTINGS, INDEX, IMAGES = "prepared.json", "index.bin", "images.bin"
 RECORD = np.dtype(
@@ -115,7 +115,8 @@ class Preparation:
 
     def save(self, folder: Path) -> None:
         """Write the settings of a folder."""
-        write_text(folder / SETTINGS, json.dumps({"format": _FORMAT, **dataclasses.asdict(self)}, indent=1) + "\n")
+        content = {"format": _FORMAT, **dataclasses.asdict(self)}
+        write_text(folder / SETTINGS, json.dumps({**content, "checksum": content_sha256(content)}, indent=1) + "\n")
 
     @staticmethod
     def load(folder: Path) -> "Preparation":
@@ -126,6 +127,9 @@ class Preparation:
             raise UserError(f"data.prepared: {where}; {remedy_for(folder)}, or set data.prepared=null")
         with _reading(path):
             content: Any = json.loads(path.read_bytes())
+            if content["checksum"] != content_sha256(content):
+                raise ValueError("it is damaged, or was changed by hand")
+            del content["checksum"]
             if content.pop("format") != _FORMAT:
                 raise ValueError("it is of another format")
             return checked(content, Preparation)
