@@ -6,8 +6,7 @@ import pytest
 from PIL import Image
 from testing.data_trees import pixels
 
-from aurank.commands import examine_data, examine_embeddings
-from aurank.data import Manifest
+from aurank.commands import doctor, examine_data, examine_embeddings
 from aurank.errors import UserError
 from aurank.reporting.doctor_page import doctor_page
 
@@ -77,7 +76,7 @@ def test_a_model_is_examined_on_all_readable_images(photos: Path) -> None:
 
 
 def test_data_that_no_table_can_name_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Manifest, "doctor", lambda *_, **__: pytest.fail("examined"))
+    monkeypatch.setattr(doctor, "examine", lambda *_, **__: pytest.fail("examined"))
     with pytest.raises(UserError, match="the images of digits are in memory"):
         examine_data("digits:", table=Path("clean.csv"))
 
