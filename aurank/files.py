@@ -8,58 +8,52 @@ import os
 import pickle
 import re
 import shutil
+import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from aurank.errors import AurankError, UserError, explained
-from aurank.launched import own_machine, trouble_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 EXACT: dict[str, Any] = {"extra": "forbid", "allow_inf_nan": False}
 """The `__pydantic_config__` of a dataclass that `checked` makes of a file: no other entries, no infinity, no NaN."""
-ABANDONED = 3600  # seconds without a byte after which a temporary file is a killed process's, of whatever machine
+ABANDONED = 3600.0  # seconds without a byte after which a temporary file is taken for a killed process's
+_AGAIN = "copy or make it again"
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def replacing(path: Path, *, displaced: Sequence[Path] = ()) -> Iterator[BinaryIO]:
+def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write that takes the place of ``path`` once it is complete and on disk.
 
-    On any error the temporary file is removed and what was at ``path`` stays as it was; that of a killed process is
-    removed by the next that writes ``path``. Of several processes that write one path at once, the last to end is the
-    one whose file stays.
-
-    Args:
-        displaced: where what was at ``path`` goes in the same folder, and what was there to the next, the last one's
-            being lost.
+    On any error the temporary file is removed and the file at ``path`` stays as it was. Of several processes that write
+    one path, the last to end wins.
 
     Raises:
         AurankError: a full disk, a missing permission, a folder in the way; names the file and the reason.
     """
-    temporary, spare = temporary_name(path), temporary_name(path)
+    temporary = temporary_name(path)
     with _saving(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_temporaries(path.parent, path.name, older=ABANDONED)
         try:
             with temporary.open("wb") as file:
-                remove_abandoned(path, temporary)
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            for newer, older in reversed(list(pairwise(displaced))):
-                if newer.exists():
-                    newer.replace(older)
-            if displaced and path.exists():  # it stays under its name as well, should the last step fail
-                _link(path, spare)
-                spare.replace(displaced[0])
             temporary.replace(path)
             _sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
-            spare.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -74,7 +68,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     try:
         with _saving(path):
             staging.mkdir(parents=True)
-            remove_abandoned(path, staging)
+            remove_temporaries(path.parent, path.name, older=ABANDONED)
         yield staging
         with _saving(path):
             if path.exists():
@@ -100,14 +94,6 @@ def _saving(path: Path) -> Iterator[None]:
         raise AurankError(f"cannot save {path}: {reason}; what was there before is untouched") from error
 
 
-def _link(path: Path, other: Path) -> None:
-    """Give the file a second name, or a copy where the file system has no such names."""
-    try:
-        os.link(path, other)
-    except OSError:
-        shutil.copyfile(path, other)
-
-
 def _sync_folder(folder: Path) -> None:
     """Write the folder's names to disk, so that they survive a power failure, where the system can."""
     with contextlib.suppress(OSError):  # not every file system and not every platform has it
@@ -119,33 +105,68 @@ def _sync_folder(folder: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """Return a name beside ``path`` of its writer's own: two processes never mix their bytes in one file."""
-    return path.with_name(f".{path.name}.{_machine_mark()}{os.getpid():08x}{uuid.uuid4().hex[:8]}.part")
+    """Return a name beside ``path`` that no other writer has."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
 
 
-@cache
-def _machine_mark() -> str:
-    return hashlib.sha256(own_machine().encode()).hexdigest()[:8]
-
-
-def remove_abandoned(path: Path, temporary: Path) -> None:
-    """Remove what killed processes left under temporary names of ``path``; never what one still writes."""
-    # The clock of the disk: that of this machine may differ from it.
-    now = temporary.stat().st_mtime
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-        # Gone already, or another user's: no reason to fail.
-        with contextlib.suppress(OSError):
-            if _has_no_writer(left) or now - left.stat().st_mtime > ABANDONED:
+def remove_temporaries(folder: Path, name: str = "*", *, older: float = 0.0) -> None:
+    """Remove the temporary files and folders of ``name`` that killed processes left, no byte younger than ``older``."""
+    for left in folder.glob(f".{glob.escape(name) if name != '*' else name}.*.part"):
+        with contextlib.suppress(OSError):  # gone already, or another user's
+            if time.time() - left.stat().st_mtime >= older and re.fullmatch(r"\..+\.[0-9a-f]{32}\.part", left.name):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
-def _has_no_writer(temporary: Path) -> bool:
-    """Whether a temporary name is of a process of this machine that has ended; of others this is not known."""
-    written_by = re.search(rf"\.{_machine_mark()}([0-9a-f]{{8}})[0-9a-f]{{8}}\.part$", temporary.name)
-    return written_by is not None and trouble_of(int(written_by[1], 16)) == "has ended"
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` as UTF-8, whole or not at all; a name of a file that is no UTF-8 is escaped."""
+    with replacing(path) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
-_AGAIN = "copy or make it again"
+LOCK = ".lock"
+
+
+@contextmanager
+def claimed(out: Path, *, is_file: bool = False, name: str = "--out") -> Iterator[None]:
+    """Create ``out`` and keep other commands from writing to it while the context lasts; remove it if it ends empty.
+
+    The lock ends with its process, however that ends.
+
+    Args:
+        is_file: whether ``out`` is a file to write, and not a folder; its folder is created.
+        name: what a message calls ``out``.
+
+    Raises:
+        UserError: another process writes there, or nobody can.
+    """
+    from filelock import FileLock, Timeout
+
+    path = out.with_name(f".{out.name}{LOCK}") if is_file else out / LOCK
+    if path.parent.exists() and not path.parent.is_dir():
+        raise UserError(f"{name} {path.parent} is a file; name a folder")
+    created = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
+    with contextlib.ExitStack() as stack:
+        stack.callback(_remove_empty, created)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(path, timeout=0))
+            stack.callback(path.unlink, missing_ok=True)  # still locked: nobody takes another file for this one
+        except Timeout:
+            raise UserError(
+                f"{name} {out} is in use by another process; wait for it or stop it, or name another place"
+            ) from None
+        except OSError as error:
+            raise UserError(f"cannot write to {name} {out}: {error.strerror or error}; name another place") from error
+        yield
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -242,18 +263,25 @@ def checked(value: Any, kind: Callable[..., T]) -> T:
         Traceback (most recent call last):
         ValueError: a.0: Input should be a valid integer
     """
+    # As JSON, whose lists may be tuples; what is no UTF-8 in it, as in names of files, is of no account here.
+    text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    with _first_misfit():
+        _adapter(kind).validate_json(text, strict=True)
+        fit: T = _adapter(kind).validate_python(value)
+    return fit
+
+
+@contextmanager
+def _first_misfit() -> Iterator[None]:
+    """Raise the first of pydantic's errors as a ValueError of one line."""
     from pydantic import ValidationError
 
     try:
-        # As JSON, whose lists may be tuples; what is no UTF-8 in it, as in names of files, is of no account here.
-        text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
-        _adapter(kind).validate_json(text, strict=True)
-        fit: T = _adapter(kind).validate_python(value)
+        yield
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(str(part)[:60] for part in first["loc"])
         raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from error
-    return fit
 
 
 @cache
@@ -308,7 +336,109 @@ def content_sha256(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write ``text`` as UTF-8, whole or not at all; a name of a file that is no UTF-8 is escaped."""
+# -- bundles ----------------------------------------------------------------------------------------------------------
+
+_TENSOR = "$tensor"
+"""The key of an entry of a bundle's JSON that stands for a tensor; its value is the tensor's name."""
+
+
+def write_bundle(path: Path, content: Mapping[str, Any], what: str) -> None:
+    """Write nested dicts and lists of plain values, tensors and arrays as one safetensors file.
+
+    The tensors are named by their path ("encoder/head.weight"). The header holds the rest as JSON, and the SHA-256 of
+    both. Keys become strings and tuples lists; the type that ``read_bundle`` is given turns them back.
+
+    Args:
+        what: the file is, such as "a checkpoint".
+
+    Raises:
+        AurankError: the file cannot be written; the one that was there stays.
+    """
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps(_taken_out(content, "", tensors))
+    about = {"aurank": what, "content": text, "sha256": _bundle_sha256(text, tensors)}
+    table: dict[str, Any] = {"__metadata__": about}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        table[name] = {"dtype": _dtypes()[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    head = json.dumps(table).encode()
+    head += b" " * (-len(head) % 8)  # the data begins at a multiple of 8
     with replacing(path) as file:
-        file.write(text.encode("utf-8", "backslashreplace"))
+        file.write(len(head).to_bytes(8, "little") + head)
+        for tensor in tensors.values():
+            file.write(_bytes_of(tensor))
+
+
+def read_bundle(
+    path: Path, kind: Callable[..., T], what: str, *, remedy: str = _AGAIN, raising: type[UserError] = UserError
+) -> T:
+    """Return what ``write_bundle`` wrote, its tensors on the CPU, verified against its checksum.
+
+    Args:
+        kind: the TypedDict or dataclass that says what the file holds.
+
+    Raises:
+        UserError: the file is damaged, something else, or does not fit ``kind``.
+    """
+    from safetensors import safe_open
+
+    require_ordinary(path)
+    with reading(path, what, remedy=remedy, raising=raising):
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        if about.get("aurank") != what:
+            raise ValueError("it is something else")
+        if _bundle_sha256(about["content"], tensors) != about["sha256"]:
+            raise ValueError("its checksum is wrong")
+        content = json.loads(about["content"], object_hook=lambda entry: _put_back(entry, tensors))
+        with _first_misfit():
+            fit: T = _adapter(kind).validate_python(content)
+    return fit
+
+
+def _taken_out(value: Any, path: str, tensors: dict[str, "Tensor"]) -> Any:
+    """Return a value as JSON has it; put its tensors into ``tensors``, under their paths."""
+    import numpy as np
+    import torch
+
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, torch.Tensor):
+        tensors[path] = value.detach().cpu().contiguous()
+        return {_TENSOR: path}
+    if isinstance(value, Mapping):
+        under = f"{path}/" if path else ""
+        return {str(key): _taken_out(item, f"{under}{key}", tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_taken_out(item, f"{path}/{number}", tensors) for number, item in enumerate(value)]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _put_back(entry: dict[str, Any], tensors: Mapping[str, "Tensor"]) -> Any:
+    return tensors[entry[_TENSOR]] if entry.keys() == {_TENSOR} else entry
+
+
+def _bundle_sha256(text: str, tensors: Mapping[str, "Tensor"]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(_bytes_of(tensor))
+    return digest.hexdigest()
+
+
+def _bytes_of(tensor: "Tensor") -> memoryview:
+    import torch
+
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+@cache
+def _dtypes() -> dict[Any, str]:
+    """Return the names that safetensors has for types."""
+    import torch
+
+    names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "U8": "uint8"}
+    names |= {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8"}
+    return {getattr(torch, theirs): name for name, theirs in names.items()}

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from typing_extensions import TypedDict
 
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Index, Report
@@ -19,11 +22,14 @@ from aurank.files import (
     ABANDONED,
     EXACT,
     checked,
+    read_bundle,
     read_record,
     reading,
+    remove_temporaries,
     replacing,
     replacing_folder,
     require_writable,
+    write_bundle,
     write_text,
 )
 
@@ -37,38 +43,50 @@ def test_a_file_takes_its_place_only_when_it_is_complete(tmp_path: Path) -> None
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_a_killed_process_left_behind_goes_with_the_next_write_of_that_file(tmp_path: Path) -> None:
-    script = f"""
-import os, signal
-from pathlib import Path
-from typing import Any
-from aurank.files import replacing
-with replacing(Path({str(tmp_path / "last[1].pt")!r})) as file:
-    file.write(b"half")
-    file.flush()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
-    (left,) = tmp_path.iterdir()
-    assert left.name.startswith(".last[1].pt.")
-    write_text(tmp_path / "other.pt", "other")
-    assert left.exists()
+def test_what_a_killed_process_left_behind_goes_an_hour_later(tmp_path: Path) -> None:
+    left, other = (tmp_path / f".{name}.{0:032x}.part" for name in ("last[1].pt", "other.pt"))
+    for path in (left, other):
+        path.touch()
+        os.utime(path, (time.time() - ABANDONED + 60,) * 2)
     write_text(tmp_path / "last[1].pt", "whole")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["last[1].pt", "other.pt"]
-
-
-def test_what_another_machine_left_behind_goes_an_hour_later(tmp_path: Path) -> None:
-    left = tmp_path / f".last.pt.{0:024x}.part"
-    left.touch()
-    write_text(tmp_path / "last.pt", "whole")
     assert left.exists()
     os.utime(left, (time.time() - ABANDONED - 60,) * 2)
-    write_text(tmp_path / "last.pt", "whole")
-    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
+    write_text(tmp_path / "last[1].pt", "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "last[1].pt"]
+
+
+def test_all_temporaries_of_a_folder_go_and_nothing_else(tmp_path: Path) -> None:
+    half = f".last.safetensors.{0:032x}.part"
+    kept = [".mine.part", ".2024.part/photo.png", f"deeper/{half}"]
+    for name in [half, f".report.json.{1:032x}.part/report.json", *kept]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"half")
+    remove_temporaries(tmp_path)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == sorted(kept)
+
+
+def test_a_bundle_comes_back_as_its_type_says(tmp_path: Path) -> None:
+    class Piece(TypedDict):
+        __pydantic_config__ = {"arbitrary_types_allowed": True, "extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
+        rows: torch.Tensor
+        names: tuple[str, ...]
+        state: dict[int, dict[str, Any]]
+
+    state = {3: {"flags": np.array([True, False]), "step": np.float64(0.1), "none": None, "empty": torch.zeros(0, 2)}}
+    write_bundle(tmp_path / "piece", {"rows": torch.eye(2).half().t(), "names": ("é", "b"), "state": state}, "a piece")
+    piece = read_bundle(tmp_path / "piece", Piece, "a piece")
+    assert piece["rows"].equal(torch.eye(2).half())
+    assert piece["names"] == ("é", "b")
+    assert piece["state"][3]["flags"].tolist() == [True, False]
+    assert piece["state"][3]["step"] == 0.1
+    assert piece["state"][3]["empty"].shape == (0, 2)
+    for kind, what in ((Piece, "another"), (dict[str, int], "a piece")):
+        with pytest.raises(UserError, match="piece: cannot be read as"):
+            read_bundle(tmp_path / "piece", kind, what)
 
 
 def test_of_two_writers_of_one_path_each_file_is_whole_and_the_last_to_end_stays(tmp_path: Path) -> None:
-    path = tmp_path / "last.pt"
+    path = tmp_path / "last.safetensors"
     with replacing(path) as first:
         first.write(b"first, begun before")
         write_text(path, "second")
@@ -129,57 +147,6 @@ def test_a_file_of_another_type_is_told_before(tmp_path: Path) -> None:
     for name in ("rows.npy", "rows"):
         with pytest.raises(UserError, match=rf"--out .*{name}: .* type \.npz; name it rows\.npz"):
             require_writable(tmp_path / name, suffix=".npz")
-
-
-def test_a_name_is_on_disk_with_its_file_and_what_was_there_may_be_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, older = tmp_path / "last.pt", [tmp_path / "last.1.pt", tmp_path / "last.2.pt"]
-    synced: list[bool] = []
-    real = os.fsync
-
-    def fsync(descriptor: int) -> None:
-        if os.path.samestat(os.fstat(descriptor), tmp_path.stat()):
-            synced.append(path.exists())
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    for text in ("a", "b", "c", "d"):
-        with replacing(path, displaced=older) as file:
-            file.write(text.encode())
-    assert synced == [True] * 4
-    assert [one.read_text(encoding="utf-8") for one in (path, *older)] == ["d", "c", "b"]
-
-
-@pytest.mark.parametrize("links", [True, False])
-def test_a_file_keeps_its_name_where_the_last_step_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
-) -> None:
-    path, older = tmp_path / "last.pt", [tmp_path / "last.1.pt", tmp_path / "last.2.pt"]
-    for text in ("a", "b"):
-        with replacing(path, displaced=older) as file:
-            file.write(text.encode())
-    real = Path.replace
-
-    def replace(self: Path, target: Path) -> Path:
-        if target == path:
-            raise OSError(errno.EIO, "Input/output error")
-        return real(self, target)
-
-    def unable(*_: object) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    if not links:
-        monkeypatch.setattr(os, "link", unable)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", replace)
-        with pytest.raises(AurankError, match="is untouched"), replacing(path, displaced=older) as file:
-            file.write(b"c")
-    assert path.read_text(encoding="utf-8") == "b"
-    with replacing(path, displaced=older) as file:
-        file.write(b"d")
-    assert [one.read_text(encoding="utf-8") for one in (path, *older)] == ["d", "b", "b"]
-    assert len(list(tmp_path.iterdir())) == 3
 
 
 @pytest.mark.parametrize("load", [Report.load, Index.load])

@@ -5,9 +5,9 @@
 A machine is a namespace of the network, of process numbers and of the host's name (`ip netns`, `unshare`, so as root);
 two ranks run on each, a veth pair is between. In a case one rank kills itself (SIGKILL) in the middle of a phase; or a
 whole machine is killed; or the cable is pulled. Of the others the table has the time until the last has ended, their
-exit codes, and the line that they print. Then all ranks start again with --resume, and last.pt and the report have to
-be those of a run that nobody killed, bit for bit. Without root all ranks are of one machine, and the last two cases are
-left out.
+exit codes, and the line that they print. Then all ranks start again with --resume, and last.safetensors and the report
+have to be those of a run that nobody killed, bit for bit. Without root all ranks are of one machine, and the last two
+cases are left out.
 """
 
 import argparse
@@ -63,7 +63,7 @@ PHASES: dict[str, tuple[Any, str, int]] = {
     "validation": (Loop, "_validate", 1),
     "measuring": (Task, "measure", 1),
     "saving": (Loop, "save", 3),
-    "replacing last.pt": (os, "replace", 4),
+    "replacing last.safetensors": (os, "replace", 4),
     "final test": (training_run, "_test", 1),
 }
 # The same of calls in the final test.
@@ -314,7 +314,7 @@ def errors_in(path: Path) -> list[str]:
 
 def same_run(folder: Path, whole: Path) -> str:
     """What of a run is other than in one that nobody killed."""
-    if not same(*(load_checkpoint(run / "last.pt") for run in (folder, whole))):
+    if not same(*(load_checkpoint(run / "last.safetensors") for run in (folder, whole))):
         return "other weights"
     names = (REPORT, PER_QUERY, PER_CLASS)
     other = [name for name in names if (folder / name).read_bytes() != (whole / name).read_bytes()]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @claiming()
 def average(
     runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Folders of runs, or DIR/best, DIR/last.")],
-    out: Annotated[Path, typer.Option(help="Folder to make, with best.pt in it.")],
+    out: Annotated[Path, typer.Option(help="Folder to make, with best.safetensors in it.")],
 ) -> None:
     """Average the weights of several trainings of one network.
 

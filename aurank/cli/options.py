@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from aurank.claim import claimed
 from aurank.cli.drawing import draw_measuring
 from aurank.errors import UserError
+from aurank.files import claimed
 from aurank.launched import launched
 
 ConfigFile = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped one (aurank ls).")]
@@ -136,7 +136,7 @@ def claimed_out(out: Path | None, *, is_file: bool = False) -> AbstractContextMa
     """
     if out is None or (launched() > 1 and os.environ["RANK"] != "0"):
         return nullcontext()
-    return claimed(out, "writes to it", is_file=is_file)
+    return claimed(out, is_file=is_file)
 
 
 def _launched() -> AbstractContextManager[Any]:

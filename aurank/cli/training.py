@@ -65,7 +65,7 @@ def train(
     elif result.report is not None:
         console.say(result.report)
     if baselines and result.report is not None:
-        keep_baselines(measure_baselines(f"aurank:{result.out / 'best.pt'}", result.report), result.out)
+        keep_baselines(measure_baselines(f"aurank:{result.out / 'best.safetensors'}", result.report), result.out)
     elif baselines:
         stderr_console.say("--baselines: left out, as no report on images found by images was made")
     console.say(f"written to {result.out}")

@@ -16,7 +16,7 @@ from aurank.config.load import config_difference
 from aurank.embedding.choices import read_trained
 from aurank.embedding.stored.checkpoint import (
     AVERAGE_OF,
-    fingerprint,
+    BEST,
     load_checkpoint,
     model_weights,
     require_alike,
@@ -47,7 +47,7 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
     Args:
         models: ``DIR`` for the best checkpoint of a run, ``DIR/best``, ``DIR/last``; all are of one network, and see
             images alike. Trainings that began at the same weights have an average worth measuring.
-        out: folder to make, in which ``best.pt`` is written.
+        out: folder to make, in which ``best.safetensors`` is written.
 
     Raises:
         UserError: fewer than two models, models that differ in more than their training or have a value that is not
@@ -76,11 +76,11 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
         ...     best = aurank.average_models([f"{folder}/1e-4", f"{folder}/3e-4"], f"{folder}/average")
         ...     model, transform = aurank.load(best)
         >>> best.name
-        'best.pt'
+        'best.safetensors'
     """
     names, out = [str(model).removeprefix("aurank:") for model in models], Path(out)
     _require_several(names)
-    require_writable(out / "best.pt")
+    require_writable(out / BEST)
     if out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir()):
         raise UserError(f"--out {out} is not empty; name another folder")
     first = _read(names[0])
@@ -94,8 +94,8 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
     known = first.images if is_same else {"manifest": "", "data": None}
     content: dict[str, Any] = {"config": first.config.model_dump(mode="json"), **known, "progress": {}}
     content |= {"tokeniser": first.tokeniser, "encoder": mean_weights([part.weights for part in parts])}
-    save_checkpoint(out / "best.pt", {**content, "average": None, AVERAGE_OF: [part.record for part in parts]})
-    return out / "best.pt"
+    save_checkpoint(out / BEST, {**content, "average": None, AVERAGE_OF: [part.record for part in parts]})
+    return out / BEST
 
 
 def mean_weights(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -148,7 +148,6 @@ def _read(name: str) -> _Part:
     checkpoint = load_checkpoint(resolve_checkpoint(name))
     config = read_trained(checkpoint["config"])
     record = {"name": name, "config": checkpoint["config"], "step": checkpoint["progress"].get("step")}
-    record |= {"fingerprint": fingerprint(checkpoint)}
     if AVERAGE_OF in checkpoint:
         record[AVERAGE_OF] = checkpoint[AVERAGE_OF]
     if config.model.lora is None:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from aurank.claim import claimed
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, split_name
 from aurank.data.shards import SHARD_ROWS, ShardWriter, require_folder
 from aurank.embedding.cache import image_marks, row_sums
 from aurank.embedding.embed import Embedded, described, embed_rows
 from aurank.embedding.select_images import ImageSelection
 from aurank.errors import UserError
+from aurank.files import claimed
 
 
 def embed_model(model: str, images: ImageSelection | None = None, *, running: RunOptions | None = None) -> Embedded:
@@ -86,7 +86,7 @@ def embed_to_folder(
         with group.failing_together():
             if group.rank == 0:
                 require_folder(out)
-                held.enter_context(claimed(out, "embeds images into it"))
+                held.enter_context(claimed(out))
             prepared = _prepared(model, images or ImageSelection(), run)
             dataset = prepared.dataset
             manifest, module, total = dataset.manifest, prepared.module.to(run.torch_device), len(dataset)

@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 from torch import nn
 
-from aurank.claim import LOCK
 from aurank.commands.galleries.postprocess import training_images
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.config import Config
@@ -30,7 +29,7 @@ from aurank.exporting.graphs import quantise, require_packages, write_graph
 from aurank.exporting.portable import write_program, write_weights
 from aurank.exporting.resizing import pillow_interpolation, spread_rows
 from aurank.exporting.timm_folder import load_folder, require_expressible, write_folder
-from aurank.files import replacing_folder, require_writable, write_text
+from aurank.files import LOCK, replacing_folder, require_writable, write_text
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import ADAPTERS
 from aurank.models.adapters.loading import ImageModel

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from aurank.claim import claimed
 from aurank.config import Config
 from aurank.config.cross_checks import EMBEDDINGS
 from aurank.data import FolderSource, Manifest, ZipSource
@@ -13,6 +12,7 @@ from aurank.data.prepared.writing import PreparedResult, prepare_images
 from aurank.embedding.from_config import build_transform, with_preprocessing
 from aurank.embedding.manifest_from_config import read_whole
 from aurank.errors import UserError
+from aurank.files import claimed
 
 
 def prepare_data(
@@ -58,7 +58,7 @@ def prepare_data(
     how = Preparation(short_side, data.channels, data.interpolation, raw=not jpeg)
     manifest, folder = read_whole(data), Path(out).expanduser()
     _require_apart(folder, manifest)
-    with claimed(folder, "prepares images into it"):
+    with claimed(folder):
         return prepare_images(
             manifest, folder, how, on_error=data.on_error, max_pixels=data.max_pixels, progress=progress
         )

@@ -314,7 +314,7 @@ def build_towers(
             tokeniser = Tokeniser.from_state(saved)
         except (LookupError, TypeError, ValueError) as error:
             what = f"the checkpoint's 'tokeniser' is not one ({one_line(str(error))})"
-            raise UserError(f"{what}; use last.pt or best.pt of a run") from error
+            raise UserError(f"{what}; use last.safetensors or best.safetensors of a run") from error
     sizes = {name: getattr(settings, name) for name in ("length", "layers", "width", "heads")}
     tower = TextTower(tokeniser.vocabulary, dim=dim, **sizes)
     return Towers(TwoTower(image, tower), tokeniser.encode, tokeniser)

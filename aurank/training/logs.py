@@ -1,7 +1,6 @@
 """What a run logs: metrics.jsonl, without wall-clock values, so that equal runs write equal bytes; pictures."""
 
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -32,7 +31,6 @@ class MetricsFile:
         with self._complaining():
             path.touch(exist_ok=True)
             os.truncate(path, min(keep, path.stat().st_size))
-            self._digest = hashlib.sha256(path.read_bytes())
             self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: dict[str, Any]) -> None:
@@ -42,14 +40,13 @@ class MetricsFile:
         with self._complaining():
             self._file.write(line)
             self._file.flush()
-        self._digest.update(line.encode())
 
-    def position(self) -> tuple[int, str]:
-        """Return the bytes written so far, safe on disk, and their SHA-256, for a checkpoint to rely on."""
+    def position(self) -> int:
+        """Return the bytes written so far, safe on disk."""
         with self._complaining():
             self._file.flush()
             os.fsync(self._file.fileno())
-            return os.fstat(self._file.fileno()).st_size, self._digest.hexdigest()
+            return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
         # Every record has been flushed; one that could not be has raised already, and fails once more here.

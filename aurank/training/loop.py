@@ -16,13 +16,12 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from aurank.data import Batch, BatchLoader, ImageDataset, view_keys
-from aurank.embedding.stored.checkpoint import fingerprint, save_checkpoint
+from aurank.embedding.stored.checkpoint import LAST, SUFFIX, save_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.files import write_text
 from aurank.launched import launched
 from aurank.losses.core.distributed import Shares
 from aurank.training.build import learning_rate
-from aurank.training.checkpoints.resume import older_checkpoints
 from aurank.training.checkpoints.state import Progress, random_state
 from aurank.training.liveness import uninterrupted
 from aurank.training.logs import (
@@ -80,7 +79,7 @@ class Loop:
         self.listen: Listener = listener if listener is not None and self.main else lambda kind, values: None
         self.metrics = MetricsFile(out / "metrics.jsonl", keep=progress.metrics_bytes) if self.main else None
         self.validation_seconds = 0.0
-        self.saved_step = progress.step  # that of last.pt
+        self.saved_step = progress.step  # that of the last checkpoint
         self.stop = StopRequest()
         processes, every = trainer.accelerator.num_processes, self.settings.log_every
         self.watch = LossWatch(trainer.accelerator.device, trainer.optimiser, every=every, processes=processes)
@@ -239,7 +238,7 @@ class Loop:
             write_text(record_path, json.dumps({**place, "loss": str(value), "paths": paths}, indent=1) + "\n")
         raise AurankError(
             f"the loss is {value} at step {batch.step} (epoch {batch.epoch}, batch {batch.index}); its image paths are "
-            f"in {record_path}, the weights of step {self.saved_step} in {self.out / 'last.pt'}; try a lower optim.lr, "
+            f"in {record_path}, the weights of step {self.saved_step} in {self.out / LAST}; try a lower optim.lr, "
             "optim.clip_norm=1, or look at those images"
         )
 
@@ -335,13 +334,13 @@ class Loop:
         return improved
 
     def save(self, name: str) -> None:
-        """Write ``name``.pt: "best" with the weights and what measuring them needs, "last" with all to resume from.
+        """Write a checkpoint: "best" with the weights and what measuring them needs, "last" with all to resume from.
 
         Raises:
             AurankError: the weights, or the parameters of the loss, are not finite; what was saved before stays.
         """
         self._look()
-        trainer, progress, saved_step = self.trainer, self.progress, self.saved_step
+        trainer, progress = self.trainer, self.progress
         trainer.gather()
         optimiser = trainer.optimiser_state() if name == "last" else {}
         parameters = itertools.chain(trainer.model.parameters(), trainer.loss.parameters())
@@ -351,29 +350,24 @@ class Loop:
             if progress.step == 0:
                 raise UserError("the first weights are not finite; name another model.backbone or model.init_from")
             raise AurankError(
-                f"the weights are not finite after step {progress.step}; those of step {saved_step} stay in "
-                f"{self.out / 'last.pt'}; try a lower optim.lr, or optim.clip_norm=1"
+                f"the weights are not finite after step {progress.step}; those of step {self.saved_step} stay in "
+                f"{self.out / LAST}; try a lower optim.lr, or optim.clip_norm=1"
             )
         if name == "last":
             self.saved_step = progress.step  # in every process, whose errors name it
         if not self.main or self.metrics is None:
             return
-        progress.metrics_bytes, progress.metrics_sha256 = self.metrics.position()
+        progress.metrics_bytes = self.metrics.position()
         average = None if trainer.average is None else dict(trainer.measured.state_dict())
         content: dict[str, Any] = {
             "config": trainer.config.model_dump(mode="json"),
             **self.images,
-            "progress": vars(progress).copy(),
+            "progress": vars(progress),
             "encoder": trainer.model.state_dict(),
             "average": None if average is None else {"updates": progress.step, "values": average},
             "tokeniser": trainer.task.state_dict(),
         }
-        if name == "best":
-            content["progress"]["best_sha256"] = None  # that of the best before it is not its own
-            progress.best_sha256 = fingerprint(content)
-            with uninterrupted:
-                save_checkpoint(self.out / "best.pt", content)
-        else:
+        if name == "last":
             scaler = trainer.accelerator.scaler
             content |= {
                 "loss": trainer.loss.state_dict(),
@@ -383,9 +377,8 @@ class Loop:
                 "sampler": trainer.sampler.state_dict(),
                 "random": [state for _, state in gathered],
             }
-            keep = self.settings.keep_last if progress.step != saved_step else 1
-            with uninterrupted:
-                save_checkpoint(self.out / "last.pt", content, displaced=older_checkpoints(self.out, keep))
+        with uninterrupted:
+            save_checkpoint(self.out / f"{name}{SUFFIX}", content)
         self.listen("saved", {"name": name, "step": progress.step})
 
 

@@ -118,7 +118,7 @@ def differences(saved: Config, given: Config) -> list[str]:
     """Return the settings that differ, as "key: saved != given", but for those that cannot change a result."""
     harmless: tuple[str, ...] = (
         *("data.workers", "data.root", "data.cache", "data.repeated", "data.odd_classes"),
-        *("train.timeout", "train.trackers", "train.keep_last", "train.sharded"),
+        *("train.timeout", "train.trackers", "train.sharded"),
     )
     if (saved.data.prepared is None) == (given.data.prepared is None):
         harmless += ("data.prepared",)  # what the folder holds is compared, wherever it lies

@@ -14,21 +14,19 @@ from accelerate.state import PartialState
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from aurank.claim import claimed
 from aurank.config import Config, DataConfig, dump_config
 from aurank.data import Manifest
 from aurank.data.checks.contents import contents
 from aurank.data.prepared.store import PreparedImages
 from aurank.embedding.evaluation_options import try_evaluation
 from aurank.embedding.from_config import build_dataset, open_prepared
-from aurank.embedding.stored.checkpoint import load_checkpoint, load_weights, model_weights
+from aurank.embedding.stored.checkpoint import BEST, load_checkpoint, load_weights, model_weights
 from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
-from aurank.files import write_text
+from aurank.files import claimed, remove_temporaries, write_text
 from aurank.reporting.results import save_results
 from aurank.training.build import Splits, build_splits
-from aurank.training.checkpoints.claim import remove_temporaries
 from aurank.training.checkpoints.resume import (
     Resumed,
     prepare_folder,
@@ -86,13 +84,13 @@ def train(
 ) -> TrainResult:
     """Train an embedding as ``config`` says, into the folder ``out``.
 
-    Writes config.yaml, metrics.jsonl, last.pt, best.pt, timing.json and, at the end, the report.json, per_query.parquet
-    and pr_curve.png of the test split (data.train_labels=image may be without one), and with model.text two_way/GROUP
-    for each group of test pairs.
+    Writes config.yaml, metrics.jsonl, last.safetensors, best.safetensors, timing.json and, at the end, the report.json,
+    per_query.parquet and pr_curve.png of the test split (data.train_labels=image may be without one), and with
+    model.text two_way/GROUP for each group of test pairs.
 
     Args:
         config: a ``Config``, the path of a YAML file, the name of a shipped configuration, or a plain dict.
-        resume: go on from ``out/last.pt``; a run without a checkpoint begins, a finished one is only measured again.
+        resume: go on from ``out/last.safetensors``; a run without one begins, a finished one is only measured.
         overrides: dotted changes of the configuration, ``["optim.lr=1e-4", "train.steps=600"]``.
         listener: called with an event name and its values, in the main process.
 
@@ -121,18 +119,19 @@ def train(
         require_same(config, **{"--out": str(out), "--resume": resume})
 
         def begin() -> Resumed | None:
-            require_usable(config, out, resume)  # before anything is written there
+            require_usable(out, resume)  # before anything is written there
             main = PartialState().is_main_process
             if main:
                 held.enter_context(claimed(out))
             resumed = prepare_folder(config, out, resume)
             if main:
-                remove_temporaries(out)
+                for folder in (out, *out.glob("two_way/*")):
+                    remove_temporaries(folder)
             return resumed
 
         resumed = together(begin)
-        found = None if resumed is None else resumed.fingerprint
-        require_same(config, **{"the checkpoint in --out, a folder that all processes share": found})
+        found = None if resumed is None else resumed.state["progress"]["step"]
+        require_same(config, **{"the step of the checkpoint in --out, a folder that all processes share": found})
         started = time.perf_counter()
         loop, splits = _prepare_loop(config, out, resumed, listener)
         if resume and resumed is None:
@@ -156,8 +155,6 @@ def _prepare_loop(config: Config, out: Path, resumed: Resumed | None, listener: 
     else:
         progress = restore(trainer, resumed)
     if trainer.accelerator.is_main_process:
-        if resumed is not None:
-            resumed.settle(out, config.train.keep_last)
         try_evaluation(config, splits.whole)
         write_text(out / "config.yaml", dump_config(trainer.config))
     if config.train.trackers:
@@ -218,9 +215,9 @@ def _test(loop: Loop, test: Manifest, train: Manifest) -> tuple[TestResult, int]
     loop.listen("testing", {"images": len(test)})
 
     def load_best() -> int:
-        best = load_checkpoint(out / "best.pt")
-        load_weights(trainer.model, model_weights(best), out / "best.pt")
-        return read_progress(best, out / "best.pt").step
+        best = load_checkpoint(out / BEST)
+        load_weights(trainer.model, model_weights(best), out / BEST)
+        return read_progress(best, out / BEST).step
 
     step = group.in_first(load_best)
     group.broadcast(value for value in trainer.model.state_dict().values() if isinstance(value, Tensor))

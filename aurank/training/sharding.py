@@ -84,8 +84,10 @@ def load_state(optimiser: Optimizer, saved: dict[str, Any]) -> None:
     """Load an optimiser's state; of parameters that are shared out each process takes its part from the host."""
 
     def part(value: Any, parameter: Tensor) -> Any:
-        if not isinstance(parameter, DTensor) or not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or value.shape != parameter.shape:
             return value
+        if not isinstance(parameter, DTensor):  # laid out as the parameter, as a run that never stopped has it
+            return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
         shard = torch.zeros_like(parameter)
         _take_part(value, shard)
         return shard

@@ -1,6 +1,5 @@
 """Two commands that write to one place: the second ends with one line, before it reads anything."""
 
-import os
 import time
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 from testing.processes import run_aurank
 from testing.shell import Shell
 
-from aurank.claim import LOCK, claimed
+from aurank.files import LOCK, claimed
 
 # None of what these name is there: a command that looked for it would say so.
 FOLDERS = [
@@ -35,11 +34,11 @@ def test_the_second_command_in_a_folder_ends_at_once(
     command: tuple[str, ...], aurank: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with claimed(Path("out"), "measures into it"):
+    with claimed(Path("out")):
         code, output, complaint = aurank(*command, "--out", "out")
     assert (code, output, complaint.count("\n")) == (2, "", 1)
-    assert complaint.startswith(f"error: --out out is in use: process {os.getpid()} on ")
-    assert complaint.endswith(", measures into it; wait for it or stop it, or name another place\n")
+    assert complaint.startswith("error: --out out is in use by another process")
+    assert complaint.endswith("; wait for it or stop it, or name another place\n")
     assert not list(tmp_path.iterdir())
     assert "is in use" not in aurank(*command[:2], "--help")[2]
 
@@ -50,8 +49,8 @@ def test_the_second_command_that_writes_a_file_ends_at_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     *words, name = command
-    with claimed(tmp_path / name, "writes to it", is_file=True):
-        assert f"--out {name} is in use: process {os.getpid()} on " in aurank(*words, "--out", name)[2]
+    with claimed(tmp_path / name, is_file=True):
+        assert f"--out {name} is in use by another process" in aurank(*words, "--out", name)[2]
         assert "is in use" not in aurank(*words, "--out", f"other-{name}")[2]
     assert not list(tmp_path.iterdir())
 
@@ -79,7 +78,7 @@ def test_one_of_two_evaluations_into_one_folder_loses(tmp_path: Path) -> None:
     second = run_aurank(*command)
     _, complaint = second.communicate()
     assert (second.returncode, first.poll()) == (2, None)
-    assert complaint.startswith(f"error: --out {tmp_path / 'out'} is in use: process {first.pid} on ")
+    assert complaint.startswith(f"error: --out {tmp_path / 'out'} is in use by another process")
     assert complaint.count("\n") == 1
     assert first.wait() == 0
     names = sorted(path.name for path in (tmp_path / "out").iterdir())

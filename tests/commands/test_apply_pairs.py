@@ -39,7 +39,7 @@ def trained(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("aurank.training.loop.collapse_signs", lambda found: rows.append(len(found)) or {})
         aurank.train(pairs_config(root, train={"steps": 3}), out)
-    return out / "best.pt", rows
+    return out / "best.safetensors", rows
 
 
 @pytest.fixture

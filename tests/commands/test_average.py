@@ -38,7 +38,7 @@ def moved(state: dict[str, Tensor], seed: int, by: float = 0.01) -> dict[str, Te
 
 
 def save(folder: Path, seed: int, *, by: float = 0.01, manifest: str = "m", **sections: Any) -> Path:
-    """Write best.pt of a run of that seed, of a small network that began at weights of a file."""
+    """Write best.safetensors of a run of that seed, of a small network that began at weights of a file."""
     sections["model"] = {"freeze_batch_norm": True, "weights": "w.safetensors", **sections.get("model", {})}
     config = read_config({**tiny_config(**sections), "seed": seed})
     config = with_preprocessing(config, with_preprocessing(read_config(tiny_config())))
@@ -46,7 +46,7 @@ def save(folder: Path, seed: int, *, by: float = 0.01, manifest: str = "m", **se
     state = build_encoder(config.model, channels=config.data.channels, load=False).state_dict()
     content = {"config": config.model_dump(mode="json"), "manifest": manifest, "data": {"sizes": "1"}}
     content |= {"progress": {"step": 10 * seed}, "tokeniser": None, "encoder": moved(state, seed, by), "average": None}
-    save_checkpoint(folder / "best.pt", content)
+    save_checkpoint(folder / "best.safetensors", content)
     return folder
 
 
@@ -56,7 +56,7 @@ def two(tmp_path: Path) -> list[Path]:
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = load_checkpoint(folder / "best.pt")["encoder"]
+    found: dict[str, Tensor] = load_checkpoint(folder / "best.safetensors")["encoder"]
     return found
 
 
@@ -89,7 +89,7 @@ def test_the_mean_is_that_of_a_plain_loop_rounded_once() -> None:
 
 def test_an_average_is_loaded_as_a_run_is_and_says_of_what_it_is(two: list[Path], tmp_path: Path) -> None:
     best = aurank.average_models([two[0], f"aurank:{two[1]}/best"], tmp_path / "average")
-    assert best == tmp_path / "average/best.pt"
+    assert best == tmp_path / "average/best.safetensors"
     states = [weights(folder) for folder in two]
     by_hand, _ = aurank.load(two[0])
     with torch.no_grad():
@@ -100,7 +100,7 @@ def test_an_average_is_loaded_as_a_run_is_and_says_of_what_it_is(two: list[Path]
         assert embeddings(aurank.load(name)[0]).equal(embeddings(by_hand))
     content = load_checkpoint(best)
     assert [(one["config"]["seed"], one["step"]) for one in content["average_of"]] == [(1, 10), (2, 20)]
-    assert content["config"] == load_checkpoint(two[0] / "best.pt")["config"]
+    assert content["config"] == load_checkpoint(two[0] / "best.safetensors")["config"]
     assert (content["manifest"], content["data"]) == ("m", {"sizes": "1"})
     again = aurank.average_models([best.parent, two[0]], tmp_path / "again")
     with pytest.raises(UserError, match=r"weights only|no aurank run"):
@@ -108,9 +108,9 @@ def test_an_average_is_loaded_as_a_run_is_and_says_of_what_it_is(two: list[Path]
 
 
 def test_the_moving_average_is_taken_where_there_is_one(two: list[Path], tmp_path: Path) -> None:
-    content = load_checkpoint(two[0] / "best.pt")
+    content = load_checkpoint(two[0] / "best.safetensors")
     content["average"] = {"updates": 5, "values": moved(content["encoder"], 9)}
-    save_checkpoint(two[0] / "best.pt", content)
+    save_checkpoint(two[0] / "best.safetensors", content)
     found = load_checkpoint(aurank.average_models(two, tmp_path / "average"))
     expected = mean_weights([content["average"]["values"], weights(two[1])])
     assert all(found["encoder"][name].equal(value) for name, value in expected.items())
@@ -161,16 +161,16 @@ def test_two_towers_are_averaged_as_one(tmp_path: Path) -> None:
         content = {"config": config.model_dump(mode="json"), "manifest": "m", "data": None, "progress": {}}
         content |= {"tokeniser": trainer.task.state_dict(), "average": None}
         runs.append(tmp_path / str(seed))
-        save_checkpoint(runs[-1] / "best.pt", {**content, "encoder": moved(trainer.model.state_dict(), seed)})
+        save_checkpoint(runs[-1] / "best.safetensors", {**content, "encoder": moved(trainer.model.state_dict(), seed)})
     best = aurank.average_models(runs, tmp_path / "average")
     model, *_ = aurank.load_pairs(best)
     expected = mean_weights([weights(run) for run in runs])
     assert all(value.equal(expected[name]) for name, value in model.state_dict().items())
     notes = evaluate_pairs(f"aurank:{best}").two_way["all"].image_to_text.notes
     assert any(f"average of {runs[0]} (seed 3), {runs[1]} (seed 4)" in note for note in notes)
-    content = load_checkpoint(runs[1] / "best.pt")
+    content = load_checkpoint(runs[1] / "best.safetensors")
     content["tokeniser"] = {**content["tokeniser"], "merges": content["tokeniser"]["merges"][:-1]}
-    save_checkpoint(runs[1] / "best.pt", content)
+    save_checkpoint(runs[1] / "best.safetensors", content)
     with pytest.raises(UserError, match="they learnt other tokens"):
         aurank.average_models(runs, tmp_path / "other")
 
@@ -221,9 +221,13 @@ def test_too_few_models_folders_in_use_and_other_files_are_refused(two: list[Pat
     for models, said in {
         (): r"takes two models or more, got none; name two trainings",
         (two[0],): r"takes two models or more, got .*one; name two trainings",
-        (two[0], two[1], f"{two[0]}/best.pt"): r"one and .*one/best\.pt are the same checkpoint; name each model once",
-        (two[0], tmp_path): rf"no checkpoint at {tmp_path}/best\.pt; a run writes",
-        (two[0], "timm:resnet18"): r"no checkpoint at timm:resnet18\.pt",
+        (
+            two[0],
+            two[1],
+            f"{two[0]}/best.safetensors",
+        ): r"one and .*one/best\.safetensors are the same checkpoint; name each model once",
+        (two[0], tmp_path): rf"no checkpoint at {tmp_path}/best\.safetensors; a run writes",
+        (two[0], "timm:resnet18"): r"no checkpoint at timm:resnet18\.safetensors",
     }.items():
         with pytest.raises(UserError, match=said):
             aurank.average_models(models, out)  # type: ignore[arg-type]
@@ -233,8 +237,8 @@ def test_too_few_models_folders_in_use_and_other_files_are_refused(two: list[Pat
     (tmp_path / "file").write_text("text")
     with pytest.raises(UserError, match=r"file is a file; name another place"):
         aurank.average_models(two, tmp_path / "file")
-    torch.save({"weight": torch.ones(1)}, tmp_path / "best.pt")
-    with pytest.raises(UserError, match=r"cannot be read as a checkpoint of aurank"):
+    torch.save({"weight": torch.ones(1)}, tmp_path / "best.safetensors")
+    with pytest.raises(UserError, match=r"cannot be read as a checkpoint"):
         aurank.average_models([two[0], tmp_path], out)
 
 
@@ -242,8 +246,8 @@ def test_a_disk_that_is_full_leaves_nothing(two: list[Path], tmp_path: Path, mon
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(AurankError, match=r"cannot save .*best\.pt: No space left.*; free some space and start again"):
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(AurankError, match=r"cannot save .*best\.safetensors: No space left.*; free some space"):
         aurank.average_models(two, tmp_path / "average")
     assert not list((tmp_path / "average").iterdir())
 
@@ -259,25 +263,25 @@ def test_models_that_began_elsewhere_are_told(two: list[Path], tmp_path: Path) -
     far = save(tmp_path / "far", 3, by=10.0)
     with pytest.warns(AurankWarning, match=r"the backbones of .*one and .*far have a cosine of -?0\.\d\d: they began"):
         aurank.average_models([*two, far], tmp_path / "average")
-    content = load_checkpoint(two[1] / "best.pt")
+    content = load_checkpoint(two[1] / "best.safetensors")
     content["encoder"]["head.weight"] = torch.randn(content["encoder"]["head.weight"].shape)
-    save_checkpoint(two[1] / "best.pt", content)
+    save_checkpoint(two[1] / "best.safetensors", content)
     with pytest.warns(AurankWarning, match=r"the projections of .* begin all at one checkpoint \(model\.init_from\)"):
         aurank.average_models(two, tmp_path / "projections")
     discarded = []
     for place, folder in enumerate(two):
-        content = load_checkpoint(folder / "best.pt")
+        content = load_checkpoint(folder / "best.safetensors")
         content["config"]["model"]["discard_head"] = True
         discarded.append(tmp_path / f"discarded{place}")
-        save_checkpoint(discarded[-1] / "best.pt", content)
+        save_checkpoint(discarded[-1] / "best.safetensors", content)
     aurank.average_models(discarded, tmp_path / "without")  # the projection is for training alone
 
 
 def test_batch_norm_statistics_that_were_learnt_are_told(two: list[Path], tmp_path: Path) -> None:
-    content = load_checkpoint(two[1] / "best.pt")
+    content = load_checkpoint(two[1] / "best.safetensors")
     name = next(name for name in content["encoder"] if name.endswith("running_mean"))
     content["encoder"][name] += 0.5
-    save_checkpoint(two[1] / "best.pt", content)
+    save_checkpoint(two[1] / "best.safetensors", content)
     told = rf"learnt other batch-norm statistics \({re.escape(name)}\).*; train with model\.freeze_batch_norm=true"
     with pytest.warns(AurankWarning, match=told):
         best = aurank.average_models(two, tmp_path / "average")
@@ -304,7 +308,7 @@ def test_heads_on_saved_embeddings_are_averaged(tmp_path: Path) -> None:
         content = {"config": settings.model_dump(mode="json"), "manifest": "m", "data": None, "progress": {}}
         runs.append(tmp_path / str(seed))
         content |= {"tokeniser": None, "encoder": moved(state, seed), "average": None}
-        save_checkpoint(runs[-1] / "best.pt", content)
+        save_checkpoint(runs[-1] / "best.safetensors", content)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         best = aurank.average_models(runs, tmp_path / "average")
@@ -320,10 +324,10 @@ def test_heads_on_saved_embeddings_are_averaged(tmp_path: Path) -> None:
     "record", [{}, [{"name": 3}], [{"name": "a", "config": {}}], [{"name": "a", "config": {"seed": "<b>"}}]]
 )
 def test_a_record_that_is_no_list_of_models_is_refused(record: Any, two: list[Path]) -> None:
-    content = load_checkpoint(two[0] / "best.pt")
-    save_checkpoint(two[0] / "best.pt", {**content, "average_of": record})
-    with pytest.raises(UserError, match=r"is not a complete aurank checkpoint: 'average_of' is no list of models"):
-        load_checkpoint(two[0] / "best.pt")
+    content = load_checkpoint(two[0] / "best.safetensors")
+    save_checkpoint(two[0] / "best.safetensors", {**content, "average_of": record})
+    with pytest.raises(UserError, match=r"cannot be read as a checkpoint \(average_of"):
+        load_checkpoint(two[0] / "best.safetensors")
 
 
 def test_names_are_shown_on_one_line_without_control_characters() -> None:
@@ -332,9 +336,9 @@ def test_names_are_shown_on_one_line_without_control_characters() -> None:
 
 
 def test_values_that_are_not_finite_are_refused(two: list[Path], tmp_path: Path) -> None:
-    content = load_checkpoint(two[1] / "best.pt")
+    content = load_checkpoint(two[1] / "best.safetensors")
     content["encoder"]["head.weight"][0, 0] = torch.nan
-    save_checkpoint(two[1] / "best.pt", content)
+    save_checkpoint(two[1] / "best.safetensors", content)
     with pytest.raises(UserError, match=r"two has a value in 'head\.weight' that is not finite; name another"):
         aurank.average_models(two, tmp_path / "average")
     assert not (tmp_path / "average").exists()

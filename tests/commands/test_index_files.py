@@ -16,12 +16,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from testing.indexes import MODEL, small_index, write_photo, write_photos
 
-from aurank.claim import claimed
 from aurank.commands import ImageIndex, add_images, build_index, remove_images
 from aurank.embedding import ImageSelection
 from aurank.embedding import index_folder as files
 from aurank.errors import AurankError, UserError
-from aurank.files import content_sha256
+from aurank.files import claimed, content_sha256
 
 
 @pytest.fixture(scope="module")
@@ -167,8 +166,8 @@ def test_a_killed_change_leaves_the_old_index_or_the_new(place: str, left: int, 
 
 
 def test_one_process_at_a_time_changes_an_index(folder: Path) -> None:
-    with claimed(folder, "changes the index"):
-        with pytest.raises(UserError, match=r"the index .* is in use: process \d+ .*, changes the index; wait"):
+    with claimed(folder):
+        with pytest.raises(UserError, match=r"the index .* is in use by another process; wait"):
             remove_images(folder, ["c0/0.png"])
         with pytest.raises(UserError, match="is in use"):
             add_images(folder, ImageSelection("folder:photos"))

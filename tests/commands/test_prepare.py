@@ -10,11 +10,11 @@ from PIL import Image
 from testing.tiny import tiny_config
 
 import aurank
-from aurank.claim import claimed
 from aurank.commands import RunOptions, embed_model, evaluate_model, examine_data, prepare_data
 from aurank.data.prepared import store
 from aurank.embedding import ImageSelection
 from aurank.errors import AurankWarning, UserError
+from aurank.files import claimed
 from aurank.training import read_config, rehearse
 
 
@@ -162,8 +162,8 @@ def test_the_doctor_finds_what_does_not_fit_the_originals(tmp_path):
 def test_one_process_writes_into_a_folder(tmp_path):
     config = photos(tmp_path)
     with (
-        claimed(tmp_path / "out", "prepares images into it"),
-        pytest.raises(UserError, match=r"--out .*out is in use: process \d+ on .*, prepares images into it; wait"),
+        claimed(tmp_path / "out"),
+        pytest.raises(UserError, match=r"--out .*out is in use by another process; wait"),
     ):
         prepare_data(config, tmp_path / "out")
     assert prepare_data(config, tmp_path / "out").written == 48

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from aurank.claim import claimed
 from aurank.commands import RunOptions, build_index, embed_model, embed_to_folder
 from aurank.embedding import ImageSelection
 from aurank.errors import UserError
+from aurank.files import claimed
 
 MODEL = "timm:test_vit,pretrained=false"
 HOW = RunOptions(batch=4, device="cpu")
@@ -144,7 +144,7 @@ def test_embeddings_in_bfloat16_are_no_others(saved: Path, tmp_path: Path) -> No
 def test_two_do_not_embed_into_one_folder(saved: Path, tmp_path: Path) -> None:
     images = ImageSelection(f"folder:{saved / 'photos'}", split="all")
     with (
-        claimed(tmp_path / "parts", "embeds images into it"),
-        pytest.raises(UserError, match=r"parts is in use: process \d+ .* embeds images into it; wait for it"),
+        claimed(tmp_path / "parts"),
+        pytest.raises(UserError, match=r"parts is in use by another process; wait for it"),
     ):
         embed_to_folder(MODEL, images, out=tmp_path / "parts", running=HOW)

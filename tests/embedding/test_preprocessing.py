@@ -18,7 +18,7 @@ from aurank.config.schema import Component
 from aurank.embedding import ImageSelection
 from aurank.embedding.from_config import build_dataset, build_transform, fill_preprocessing, with_preprocessing
 from aurank.embedding.manifest_from_config import read_manifest
-from aurank.embedding.stored.checkpoint import as_trained, load_checkpoint, save_checkpoint
+from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 from aurank.errors import UserError
 from aurank.training.components import read_config
 
@@ -133,7 +133,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], P
 def changed(run: Path, out: Path, **data: Any) -> Path:
     """A copy of the run whose checkpoints say other things of their data; None leaves a key out."""
     out.mkdir()
-    for name in ("best.pt", "last.pt"):
+    for name in ("best.safetensors", "last.safetensors"):
         content = load_checkpoint(run / name)
         held = {**content["config"]["data"], **data}
         content["config"]["data"] = {key: value for key, value in held.items() if value is not None or key not in data}
@@ -150,7 +150,7 @@ def test_a_run_its_checkpoint_and_what_loads_it_show_images_alike(
     monkeypatch.setattr("aurank.embedding.from_config.preprocessing", None)
     _, transform = aurank.load(run)
     assert (transform.mean, transform.std, transform.interpolation) == (*HALF, "bilinear")
-    saved = load_checkpoint(run / "last.pt")["config"]["data"]
+    saved = load_checkpoint(run / "last.safetensors")["config"]["data"]
     assert (saved["normalise"], saved["interpolation"]) == ({"mean": [0.5] * 3, "std": [0.5] * 3}, "bilinear")
     assert read_config(run / "config.yaml").data.interpolation == "bilinear"
     report = aurank.Report.load(run / "report.json")
@@ -172,36 +172,6 @@ def test_first_weights_of_a_checkpoint_bring_what_they_were_trained_with(
     assert filled(model) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear")
 
 
-@pytest.mark.slow
-def test_a_checkpoint_without_it_keeps_what_was_usual(trained: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
-    run = changed(trained[1], tmp_path / "run", normalise=None, interpolation=None)
-    _, transform = aurank.load(run)
-    assert (transform.mean, transform.std, transform.interpolation) == (*IMAGENET, "area")
-    model = {"backbone": BACKBONE, "pretrained": True, "init_from": str(run)}
-    assert filled(model) == (*IMAGENET, "area")
-
-
-def test_what_params_of_transforms_said_is_kept() -> None:
-    content = tiny_config(data={"test_transform": {"name": "center", "params": {"mean": [0.2], "margin": 1}}})
-    data = read_config(as_trained(content)).data
-    assert data.test_transform.params == {"margin": 1}
-    assert data.normalise is not None
-    assert (data.normalise.mean, data.normalise.std) == ((0.2,), (0.5,))
-    assert as_trained({"data": 3}) == {"data": 3}
-
-
-def test_a_run_is_not_resumed_with_another_normalisation_than_it_was_trained_with() -> None:
-    same = {"name": "resize", "params": {"mean": [0.2]}}
-    for data in ({"train_transform": same}, {"test_transform": same}):
-        content = tiny_config(data={"train_transform": {"name": "resize", "params": {}}, **data})
-        content["data"]["test_transform"].setdefault("params", {})
-        assert as_trained(content)["data"]["normalise"]["std"] == [0.5]
-        with pytest.raises(UserError, match="trained on images of another mean or std"):
-            as_trained(content, resumed=True)
-    content = tiny_config(data={"train_transform": same, "test_transform": same})
-    assert as_trained(content, resumed=True)["data"]["normalise"]["mean"] == [0.2]
-
-
 def config_of(interpolation: str, **data: Any) -> Config:
     model = {"backbone": "resnet18"}  # trained with ImageNet's mean and deviation
     data = {"interpolation": interpolation, "channels": 3, **data}
@@ -217,15 +187,8 @@ def test_the_evaluation_transform_is_that_of_timm(interpolation: str) -> None:
     torch.testing.assert_close(found, expected(image), rtol=0, atol=1e-5)  # either sums in its own order
 
 
-def test_training_photos_are_decoded_smaller_in_new_runs_only() -> None:
-    fresh = with_preprocessing(read_config(tiny_config()))
-    assert fresh.data.decoding == "reduced"
-    content = fresh.model_dump(mode="json")
-    assert as_trained(content)["data"]["decoding"] == "reduced"
-    del content["data"]["decoding"]  # as before there was a choice
-    old = read_config(as_trained(content, resumed=True))
-    assert old.data.decoding == "whole"
-    assert with_preprocessing(read_config(tiny_config()), old).data.decoding == "whole"
+def test_training_photos_are_decoded_smaller() -> None:
+    assert with_preprocessing(read_config(tiny_config())).data.decoding == "reduced"
 
 
 def test_measuring_decodes_whole_photos() -> None:

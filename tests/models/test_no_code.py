@@ -12,6 +12,7 @@ import torch
 from aurank.commands import RunOptions, evaluate_model
 from aurank.config import ConfigError
 from aurank.embedding import ImageSelection
+from aurank.embedding.stored.checkpoint import save_checkpoint
 from aurank.errors import UserError
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import ADAPTERS, check_text_model, load_model, load_text_model
@@ -164,9 +165,8 @@ def test_a_file_of_weights_is_read_as_data_alone(key: str, tmp_path: Path, monke
 
 def test_a_checkpoint_with_such_a_name_runs_nothing(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
     config = {**CONFIG, "model": {"text": {"name": f"transformers:some/model,{REMOTE}"}}}
-    empty: dict[str, Any] = {name: {} for name in ("encoder", "loss", "optimiser", "progress")}
-    plain: dict[str, Any] = {"format": 1, "manifest": "", "scaler": None, "average": None, "random": []}
-    torch.save({**empty, **plain, "config": config}, tmp_path / "best.pt")
+    empty: dict[str, Any] = {"data": None, "progress": {}, "encoder": {}, "average": None, "tokeniser": None}
+    save_checkpoint(tmp_path / "best.safetensors", {**empty, "manifest": "", "config": config})
     with pytest.raises(UserError, match="unknown option 'trust_remote_code'"):
         evaluate_model(f"aurank:{tmp_path}", ImageSelection(f"folder:{tmp_path}"), running=RunOptions(allow_code=True))
     assert asked == []

@@ -175,7 +175,7 @@ def test_a_frozen_backbone_under_bf16_and_a_moving_average_is_trained_measured_a
     config = tiny_config(model={"freeze": "backbone"}, train=train, optim=optim)
     torch.manual_seed(3)
     aurank.train(config, tmp_path / "frozen")
-    content = load_checkpoint(tmp_path / "frozen/last.pt")
+    content = load_checkpoint(tmp_path / "frozen/last.safetensors")
     first, average = content["encoder"], content["average"]["values"]
     for name in first:
         if name.startswith("backbone."):
@@ -184,7 +184,7 @@ def test_a_frozen_backbone_under_bf16_and_a_moving_average_is_trained_measured_a
     model, _ = aurank.load(tmp_path / "frozen")
     assert torch.equal(
         model.state_dict()["head.weight"],
-        load_checkpoint(tmp_path / "frozen/best.pt")["average"]["values"]["head.weight"],
+        load_checkpoint(tmp_path / "frozen/best.safetensors")["average"]["values"]["head.weight"],
     )
 
 
@@ -196,7 +196,7 @@ def test_a_run_with_decay_by_layer_and_activations_made_anew_resumes(tmp_path: P
     aurank.train(config, tmp_path / "parts", overrides=[*constant, "train.steps=4"])
     aurank.train(config, tmp_path / "straight", overrides=constant)
     aurank.train(config, tmp_path / "parts", resume=True, overrides=constant)
-    first, second = (load_checkpoint(tmp_path / name / "last.pt")["encoder"] for name in ("straight", "parts"))
+    first, second = (load_checkpoint(tmp_path / name / "last.safetensors")["encoder"] for name in ("straight", "parts"))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from aurank.config import ConfigError
 from aurank.embedding.cache import weights_sha256
 from aurank.embedding.from_config import fill_preprocessing
-from aurank.embedding.stored.checkpoint import as_trained
 from aurank.errors import UserError
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
@@ -137,7 +136,7 @@ WRONG: dict[str, tuple[str, Callable[[], Any], str]] = {
     "no name in common": (NAME, lambda: SMALL, r"tensors are missing"),
     "no tensors": (NAME, lambda: {"lr": 0.1}, r"holds no tensors by name; name a file that holds"),
     "a tensor": (NAME, lambda: torch.ones(3), r"holds a Tensor, not tensors by name"),
-    "a run": (NAME, lambda: {"format": 2, "config": {}, "encoder": {}}, r"is a checkpoint of aurank; .*init_from"),
+    "a run": (NAME, lambda: {"encoder/head.weight": torch.ones(1)}, r"is a checkpoint of aurank; .*init_from"),
 }
 
 
@@ -257,11 +256,7 @@ def test_names_of_no_vision_transformer_are_left_alone() -> None:
     assert from_transformers(WHOLE) is None
 
 
-def test_checkpoints_of_before_keep_their_file_and_two_sources_are_refused() -> None:
-    for params in ({"file": "a.pth"}, {"checkpoint_path": "a.pth"}, {"pretrained_cfg_overlay": {"file": "a.pth"}}):
-        model = as_trained(tiny_config(model={"params": {**params, "drop_rate": 0.2}}))["model"]
-        assert model["weights"] == "a.pth"
-        assert read_config(tiny_config(model=model)).model.weights == "a.pth"
+def test_two_sources_of_weights_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"model.weights: got 'a.pth', but model.init_from brings all weights"):
         read_config(tiny_config(model={"weights": "a.pth", "init_from": "b"}))
 

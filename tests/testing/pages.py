@@ -62,10 +62,10 @@ def commands() -> list[tuple[str, list[str]]]:
 
 def write_averaged(runs: Path) -> None:
     """Write two runs that could be of one network, after `soprc`, and their average."""
-    content = load_checkpoint(runs / "soprc/best.pt")
+    content = load_checkpoint(runs / "soprc/best.safetensors")
     content["config"]["model"]["weights"] = "weights.safetensors"
     for name in ("seed0", "seed1"):
-        save_checkpoint(runs / name / "best.pt", content)
+        save_checkpoint(runs / name / "best.safetensors", content)
     aurank.average_models([runs / "seed0", runs / "seed1"], runs / "average")
 
 

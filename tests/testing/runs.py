@@ -17,7 +17,7 @@ EXACT: dict[str, Any] = {
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
-    encoder: dict[str, torch.Tensor] = load_checkpoint(out / "last.pt")["encoder"]
+    encoder: dict[str, torch.Tensor] = load_checkpoint(out / "last.safetensors")["encoder"]
     return encoder
 
 
@@ -31,7 +31,7 @@ def assert_same_run(out: Path, other: Path, *, ignore: tuple[str, ...] = ("worke
     assert log == (other / "metrics.jsonl").read_bytes()
     steps = [record["step"] for record in map(json.loads, log.splitlines()) if record["split"] == "train"]
     assert steps == list(range(log_every, STEPS + 1, log_every))
-    for name in ("last.pt", "best.pt"):
+    for name in ("last.safetensors", "best.safetensors"):
         assert_equal(load_checkpoint(out / name), load_checkpoint(other / name), ignore)
     assert (out / "report.json").read_bytes() == (other / "report.json").read_bytes()
 

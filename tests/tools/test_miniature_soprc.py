@@ -100,7 +100,7 @@ def test_a_training_starts_anew_over_what_a_killed_one_left(tmp_path: Path, monk
     run = Run("soprc", 1e-3, 0, 2)
     left = tmp_path / "running" / "soprc-0.001-0"
     left.mkdir(parents=True)
-    (left / "last.pt").write_bytes(b"half a checkpoint")
+    (left / "last.safetensors").write_bytes(b"half a checkpoint")
     found = train.carry_out(run, tmp_path / "running")
     assert found is not None
     assert 0 < found["mauprc"] < found["recall@10"] <= 1

@@ -1,6 +1,5 @@
-"""On resume, last.pt, best.pt, metrics.jsonl and the images have to be of one run; an older last may stand in."""
+"""A run goes on from its last checkpoint, to the same end as one that never stopped."""
 
-import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +12,13 @@ from testing.runs import assert_equal
 from testing.tiny import tiny_config
 
 import aurank
-from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
+from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import UserError
 from aurank.training.run import Loop
 
 pytestmark = pytest.mark.slow
 
-EVERY = {"steps": 6, "validate_every": 2, "checkpoint_every": 2, "keep_last": 2}
+EVERY = {"steps": 6, "validate_every": 2, "checkpoint_every": 2}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +43,7 @@ def config_of(images: Path, **train: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of six steps, with last.pt of step 6, last.1.pt of step 4, and the best of some validation."""
+    """A run of six steps."""
     out = tmp_path_factory.mktemp("whole") / "run"
     aurank.train(config_of(images), out)
     return out
@@ -68,110 +67,23 @@ def resume(config: dict[str, Any], out: Path) -> list[str]:
 def assert_same(out: Path, whole: Path) -> None:
     for name in ("metrics.jsonl", "report.json"):
         assert (out / name).read_bytes() == (whole / name).read_bytes()
-    for name in ("last.pt", "best.pt"):
+    for name in ("last.safetensors", "best.safetensors"):
         assert_equal(load_checkpoint(out / name), load_checkpoint(whole / name), ignore=("python", "root", "steps"))
 
 
 def test_best_holds_the_weights_alone(whole: Path) -> None:
-    best = load_checkpoint(whole / "best.pt")
+    best = load_checkpoint(whole / "best.safetensors")
     assert not {"optimiser", "random", "loss"} & set(best)
-    assert (whole / "best.pt").stat().st_size < 0.4 * (whole / "last.pt").stat().st_size
+    assert (whole / "best.safetensors").stat().st_size < 0.4 * (whole / "last.safetensors").stat().st_size
 
 
-def test_a_log_that_was_deleted_or_changed_is_refused(images: Path, out: Path) -> None:
-    log = out / "metrics.jsonl"
-    written = log.read_bytes()
-    for content in (b"x" + written[1:], written[:-1], None):
-        log.unlink() if content is None else log.write_bytes(content)
-        with pytest.raises(UserError, match=r"metrics\.jsonl does not begin with .*last\.pt recorded.*put it back"):
-            aurank.train(config_of(images), out, resume=True)
-
-
-def test_the_best_of_another_run_or_none_is_refused(images: Path, out: Path, whole: Path) -> None:
-    best = load_checkpoint(whole / "best.pt")
-    best["encoder"]["head.weight"] += 1
-    save_checkpoint(out / "best.pt", best)
-    with pytest.raises(UserError, match=r"best\.pt is not of this run: .*last\.pt recorded another"):
+@pytest.mark.parametrize(("gone", "there"), [("last", "best"), ("best", "last")])
+def test_a_checkpoint_that_is_gone_is_missed(images: Path, out: Path, gone: str, there: str) -> None:
+    kept = (out / f"{there}.safetensors").read_bytes()
+    (out / f"{gone}.safetensors").unlink()
+    with pytest.raises(UserError, match=rf"{gone}\.safetensors is missing, which the run wrote; put it back"):
         aurank.train(config_of(images), out, resume=True)
-    (out / "best.pt").unlink()
-    with pytest.raises(UserError, match=r"best\.pt is missing, which .*last\.pt recorded"):
-        aurank.train(config_of(images), out, resume=True)
-
-
-def test_a_best_that_cannot_be_read_is_told_with_a_remedy(images: Path, out: Path) -> None:
-    (out / "best.pt").write_bytes(b"damaged")
-    told = r"best\.pt: .*\), which .*last\.pt recorded; put it back, or train into another --out$"
-    with pytest.raises(UserError, match=told):
-        aurank.train(config_of(images), out, resume=True)
-
-
-def test_a_run_whose_checkpoint_is_gone_is_not_begun_anew(images: Path, out: Path) -> None:
-    (out / "last.pt").unlink()
-    (out / "last.1.pt").unlink()
-    log = (out / "metrics.jsonl").read_bytes()
-    for name in ("", "timing.json", "report.json"):  # without these it was killed
-        (out / name).unlink() if name else None
-        with pytest.raises(UserError, match=r"last\.pt is missing, which the run in .* wrote; put it back, or train"):
-            aurank.train(config_of(images), out, resume=True)
-        assert (out / "metrics.jsonl").read_bytes() == log
-    lines = log.splitlines(keepends=True)  # of steps 1, 2, the validation of 2, and so on
-    (out / "metrics.jsonl").write_bytes(b"".join(lines[:3]))
-    with pytest.raises(UserError, match=r"last\.pt is missing"):
-        aurank.train(config_of(images), out, resume=True)
-    (out / "metrics.jsonl").write_bytes(b"".join(lines[:2]) + b'{"split": "tr')  # killed before it wrote one
-    assert "the run starts anew" in resume(config_of(images), out)[0]
-    assert (out / "metrics.jsonl").read_bytes() == log
-
-
-def test_a_log_is_read_no_further_than_it_goes(images: Path, out: Path) -> None:
-    state = load_checkpoint(out / "last.pt")
-    for claimed in (10**15, 10**19):
-        state["progress"]["metrics_bytes"] = claimed
-        save_checkpoint(out / "last.pt", state)
-        with pytest.raises(UserError, match=rf"metrics\.jsonl does not begin with the {claimed:,} bytes"):
-            aurank.train(config_of(images), out, resume=True)
-
-
-def test_a_longer_run_does_not_take_over_a_later_best_of_the_shorter(images: Path, out: Path) -> None:
-    """Killed between best.pt of step 6 and last.pt of it; the log that best.pt knows is there."""
-    best = load_checkpoint(out / "best.pt")
-    last = load_checkpoint(out / "last.pt")
-    for name in ("encoder", "average"):
-        best[name] = last[name]
-    best["progress"] = last["progress"] | {"best_sha256": None}
-    save_checkpoint(out / "best.pt", best)
-    (out / "last.pt").unlink()
-    with pytest.raises(UserError, match=r"best\.pt is of step 6, .*last\.1\.pt of step 4.*with the old train\.steps"):
-        aurank.train(config_of(images, steps=8), out, resume=True)
-    resume(config_of(images), out)
-    assert "train.steps=8 extends a run of 6" in resume(config_of(images, steps=8), out)[0]
-
-
-def test_keeping_fewer_checkpoints_removes_the_older_ones(images: Path, out: Path, whole: Path) -> None:
-    shutil.copy(out / "last.1.pt", out / "last.7.pt")
-    shutil.copy(out / "last.1.pt", out / "last.mine.pt")
-    resume(config_of(images), out)
-    assert sorted(path.name for path in out.glob("last*")) == ["last.1.pt", "last.mine.pt", "last.pt"]
-    resume(config_of(images, keep_last=1), out)
-    assert sorted(path.name for path in out.glob("last*")) == ["last.mine.pt", "last.pt"]
-
-
-def test_the_checkpoint_before_stands_in_for_one_that_the_disk_does_not_give(
-    images: Path, out: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, failing = Path.open, [out / "last.pt"]
-
-    def broken(self: Path, *arguments: Any, **options: Any) -> Any:
-        if self in failing:
-            failing.remove(self)
-            raise OSError(errno.EIO, "Input/output error")
-        return real(self, *arguments, **options)
-
-    monkeypatch.setattr(Path, "open", broken)
-    reason = "cannot be read as a checkpoint of aurank (Input/output error); use another one"
-    told = f"{out / 'last.pt'}: {reason}: the run goes on from "
-    assert resume(config_of(images), out)[0] == f"{told}{out / 'last.1.pt'}, step 4"
-    assert_same(out, whole)
+    assert (out / f"{there}.safetensors").read_bytes() == kept
 
 
 def test_moved_images_are_accepted_and_others_under_their_names_refused(
@@ -180,31 +92,8 @@ def test_moved_images_are_accepted_and_others_under_their_names_refused(
     shutil.copytree(images, tmp_path / "moved", copy_function=shutil.copyfile)
     resume(config_of(tmp_path / "moved"), out)
     Image.new("L", (16, 16), 200).save(tmp_path / "moved" / "train" / "c0" / "0.png")
-    with pytest.raises(UserError, match=r"last\.pt was trained on other images of .* changed; point data\.root"):
+    with pytest.raises(UserError, match=r"last\.safetensors was trained on other images of .* changed"):
         aurank.train(config_of(tmp_path / "moved"), out, resume=True)
-
-
-def test_the_checkpoint_before_stands_in_for_a_damaged_one(images: Path, out: Path, whole: Path) -> None:
-    """The best may be of a step after that checkpoint, and the run may be killed again before it gets there."""
-    assert load_checkpoint(out / "last.1.pt")["progress"]["step"] == 4
-    damaged = bytearray((out / "last.pt").read_bytes())
-    damaged[len(damaged) // 2] ^= 4
-    (out / "last.pt").write_bytes(damaged)
-
-    def interrupt(kind: str, values: dict[str, Any]) -> None:
-        if kind == "step":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        aurank.train(config_of(images), out, resume=True, listener=interrupt)
-    assert load_checkpoint(out / "last.pt")["progress"]["step"] == 4
-    notices = resume(config_of(images), out)
-    assert not any("damaged" in text for text in notices)  # told by the first
-    assert_same(out, whole)
-    (out / "last.pt").unlink()
-    told = f"{out / 'last.pt'} is missing: the run goes on from {out / 'last.1.pt'}, step 4"
-    assert resume(config_of(images), out)[0] == told
-    assert_same(out, whole)
 
 
 def test_a_validation_that_fails_loses_no_step(
@@ -221,7 +110,7 @@ def test_a_validation_that_fails_loses_no_step(
         patch.setattr(Loop, "_validate", failing)
         with pytest.raises(RuntimeError, match="no memory"):
             aurank.train(config_of(images), out)
-    progress = load_checkpoint(out / "last.pt")["progress"]
+    progress = load_checkpoint(out / "last.safetensors")["progress"]
     assert (progress["step"], progress["validation_owed"]) == (4, True)
     resume(config_of(images), out)
     assert_same(out, whole)
@@ -266,18 +155,4 @@ def test_an_extended_cosine_is_told_and_early_stopping_has_to_grow_too(images: P
         aurank.train(config | {"train": config["train"] | {"steps": 9}}, tmp_path / "run", resume=True)
     notices = resume(config | {"train": config["train"] | {"steps": 9, "early_stopping": 2}}, tmp_path / "run")
     assert "a run of 9 steps from its start would differ" in notices[0]
-    assert load_checkpoint(tmp_path / "run" / "last.pt")["progress"]["step"] > done.steps
-
-
-def test_a_run_of_before_checkpoints_had_sums_goes_on_to_the_same_end(images: Path, out: Path, whole: Path) -> None:
-    state = load_checkpoint(out / "last.1.pt")
-    del state["data"], state["config"]["train"]["keep_last"]
-    for name in ("best_sha256", "metrics_sha256", "validation_owed"):
-        del state["progress"][name]
-    torch.save({**state, "format": 1}, out / "last.pt")
-    resume(config_of(images), out)
-    for name in ("metrics.jsonl", "report.json"):
-        assert (out / name).read_bytes() == (whole / name).read_bytes()
-    after, expected = load_checkpoint(out / "last.pt"), load_checkpoint(whole / "last.pt")
-    for name in ("encoder", "optimiser", "loss"):
-        assert_equal(after[name], expected[name], ignore=())
+    assert load_checkpoint(tmp_path / "run" / "last.safetensors")["progress"]["step"] > done.steps

@@ -153,14 +153,16 @@ def test_a_run_whose_loss_embeds_anew_resumes_bit_for_bit(tmp_path: Path) -> Non
         config,
         tmp_path / "first",
         listener=lambda kind, values: (
-            lasts.append((tmp_path / "first" / "last.pt").read_bytes())
+            lasts.append((tmp_path / "first" / "last.safetensors").read_bytes())
             if kind == "saved" and values == {"name": "last", "step": 2}
             else None
         ),
     )
-    (tmp_path / "first" / "last.pt").write_bytes(lasts[0])
+    (tmp_path / "first" / "last.safetensors").write_bytes(lasts[0])
     aurank.train(config, tmp_path / "first", resume=True)
-    assert_equal(*(load_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "first")), ignore=("python",))
+    assert_equal(
+        *(load_checkpoint(tmp_path / name / "last.safetensors") for name in ("whole", "first")), ignore=("python",)
+    )
 
 
 def test_an_image_that_is_gone_is_named(tmp_path: Path) -> None:
@@ -182,11 +184,7 @@ def test_the_state_of_a_miner_is_saved_and_resumed(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Learnt, "per_query", poisoned)
     with pytest.raises(AurankError, match="the loss is nan at step 3"):
         aurank.train(config, tmp_path / "out")
-    assert load_checkpoint(tmp_path / "out" / "last.pt")["miner"]["calls"].tolist() == [2.0] * 149
+    assert load_checkpoint(tmp_path / "out" / "last.safetensors")["miner"]["calls"].tolist() == [2.0] * 149
     aurank.train(config, tmp_path / "out", resume=True)
-    state = load_checkpoint(tmp_path / "out" / "last.pt")
+    state = load_checkpoint(tmp_path / "out" / "last.safetensors")
     assert state["miner"]["calls"].tolist() == [4.0] * 149
-    # Written before miners had a state.
-    del state["miner"]
-    torch.save({**state, "format": 1}, tmp_path / "old.pt")
-    assert load_checkpoint(tmp_path / "old.pt")["miner"] == {}

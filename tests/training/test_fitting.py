@@ -78,16 +78,8 @@ def with_(value: Any, *path: Any) -> Callable[[Any], None]:
         (with_({"nearest": 3}, "sampler"), r"'sampler' is refused"),
         (with_({}, "random", 0), r"'random' is refused \('python'\)"),
         (with_(torch.zeros(3), "random", 0, "torch"), r"'random' is refused"),
-        (with_({}, "optimiser"), r"'optimiser': expected a list 'param_groups'"),
-        (without("optimiser", "param_groups", 0, "lr"), r"'optimiser': param_groups\.0 has "),
-        (with_("fast", "optimiser", "param_groups", 0, "lr"), r"param_groups\.0\.lr is of type str, expected float"),
-        (with_([0], "optimiser", "param_groups", 0, "params"), r"param_groups\.0\.params has 1 values, expected"),
-        (with_({}, "optimiser", "state", 999), r"state is of a parameter 999, expected a number below"),
-        (without("optimiser", "state", 1, "exp_avg"), r"state\.1 is not a dict of exp_avg, exp_avg_sq, step"),
-        (
-            with_(torch.zeros(1, 2), "optimiser", "state", 0, "exp_avg"),
-            r"state\.0\.exp_avg is float32 \[1, 2\], expected \[",
-        ),
+        (with_({}, "optimiser"), r"'optimiser' is refused"),
+        (with_([0], "optimiser", "param_groups", 0, "params"), r"'optimiser' is refused"),
         (with_("two", "progress", "step"), r"progress of a run \(step:"),
         (with_(-1, "progress", "batch"), r"progress of a run \(batch:"),
         (with_(1, "progress", "steps"), r"progress of a run \(steps:"),
@@ -97,35 +89,22 @@ def with_(value: Any, *path: Any) -> Callable[[Any], None]:
 def test_a_run_is_not_resumed_from_what_does_not_fit(
     run: Path, trainer: Trainer, change: Callable[[Any], None], message: str
 ) -> None:
-    state = copy.deepcopy(load_checkpoint(run / "last.pt"))
+    state = copy.deepcopy(load_checkpoint(run / "last.safetensors"))
     change(state)
-    with pytest.raises(UserError, match=rf"last\.pt.*{message}") as caught:
-        restore(trainer, Resumed(run / "last.pt", state, [], settled=True))
+    with pytest.raises(UserError, match=rf"last\.safetensors.*{message}") as caught:
+        restore(trainer, Resumed(run / "last.safetensors", state, []))
     assert "\n" not in str(caught.value)
     assert "; use " in str(caught.value)
 
 
 def test_a_whole_state_is_restored(run: Path, trainer: Trainer) -> None:
-    state = load_checkpoint(run / "last.pt")
-    assert vars(restore(trainer, Resumed(run / "last.pt", state, [], settled=True))) == state["progress"]
-
-
-def test_a_switch_that_only_a_newer_torch_has_stays_as_it_is(run: Path, trainer: Trainer) -> None:
-    state = copy.deepcopy(load_checkpoint(run / "last.pt"))
-    for group in state["optimiser"]["param_groups"]:
-        del group["maximize"], group["fused"]
-        group.pop("decoupled_weight_decay", None)
-    before = [set(group) for group in trainer.optimiser.param_groups]
-    restore(trainer, Resumed(run / "last.pt", state, [], settled=True))
-    assert [set(group) for group in trainer.optimiser.param_groups] == before
-    state["optimiser"]["param_groups"][0]["faster"] = True
-    with pytest.raises(UserError, match=r"param_groups\.0 has .*'?faster'?.*, expected"):
-        restore(trainer, Resumed(run / "last.pt", state, [], settled=True))
+    state = load_checkpoint(run / "last.safetensors")
+    assert vars(restore(trainer, Resumed(run / "last.safetensors", state, []))) == state["progress"]
 
 
 def test_a_model_whose_weights_do_not_fit_is_told_wherever_it_is_read(run: Path, tmp_path: Path) -> None:
     """As after an upgrade of the library that has the backbone."""
-    best, path = load_checkpoint(run / "best.pt"), tmp_path / "best.pt"
+    best, path = load_checkpoint(run / "best.safetensors"), tmp_path / "best.safetensors"
     best["average"]["values"]["backbone.conv1.0.weight"] = torch.zeros(2, 2)
     save_checkpoint(path, best)
     config = read_config({**CONFIG, "model": {**CONFIG["model"], "init_from": str(path)}})
@@ -135,7 +114,7 @@ def test_a_model_whose_weights_do_not_fit_is_told_wherever_it_is_read(run: Path,
         lambda: embed_model(f"aurank:{path}", ImageSelection(split="test")),
         lambda: build_encoder(config.model, channels=1),
     ):
-        with pytest.raises(UserError, match=r"best\.pt does not fit .*\.conv1\.0\.weight' is float32 \[2, 2\]"):
+        with pytest.raises(UserError, match=r"best\.safetensors does not fit .*conv1\.0\.weight' is float32 \[2, 2\]"):
             work()
 
 
@@ -154,4 +133,4 @@ def test_what_is_not_finite_is_not_saved(trainer: Trainer, tmp_path: Path, step:
     with pytest.raises(AurankError, match=message):
         loop.save("best")
     del trainer.loss.temperature
-    assert not list(tmp_path.glob("*.pt"))
+    assert not list(tmp_path.glob("*.safetensors"))

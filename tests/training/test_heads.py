@@ -34,7 +34,7 @@ def test_a_head_of_two_layers_trains_with_memory_miner_and_average(tmp_path: Pat
     assert result.steps == 4
     assert result.report is not None
     assert result.report.num_queries == 24
-    weights = load_checkpoint(tmp_path / "run" / "best.pt")["encoder"]
+    weights = load_checkpoint(tmp_path / "run" / "best.safetensors")["encoder"]
     assert weights["head.0.weight"].shape == (12, 16)
     assert all(name.startswith("head.") for name in weights)
 
@@ -42,7 +42,7 @@ def test_a_head_of_two_layers_trains_with_memory_miner_and_average(tmp_path: Pat
 def test_a_linear_head_is_the_matrix_of_its_checkpoint(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "rows.npz")
     result = aurank.train(head_config(file), tmp_path / "run")
-    head = load_checkpoint(tmp_path / "run" / "best.pt")["encoder"]
+    head = load_checkpoint(tmp_path / "run" / "best.safetensors")["encoder"]
     held = rows()
     embedded = torch.from_numpy(held["embeddings"]) @ head["head.weight"].T + head["head.bias"]
     test = held["splits"] == "test"
@@ -69,7 +69,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     aurank.train(config, tmp_path / "whole", overrides=["train.steps=6"])
     aurank.train(config, tmp_path / "parts", overrides=["train.steps=4"])
     aurank.train(config, tmp_path / "parts", resume=True, overrides=["train.steps=6"])
-    whole, parts = (load_checkpoint(tmp_path / name / "last.pt")["encoder"] for name in ("whole", "parts"))
+    whole, parts = (load_checkpoint(tmp_path / name / "last.safetensors")["encoder"] for name in ("whole", "parts"))
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
@@ -132,7 +132,7 @@ def test_backbone_and_head_on_images_give_the_head_on_embeddings(photos: Path) -
     with np.load(photos / "rows.npz") as held:
         places = {path: row for row, path in enumerate(held["paths"].tolist())}
         embeddings = held["embeddings"][[places[path] for path in manifest.paths]]
-    head = load_checkpoint(photos / "run" / "best.pt")["encoder"]
+    head = load_checkpoint(photos / "run" / "best.safetensors")["encoder"]
     images = torch.stack([transform(decode(manifest.source, path, 3)) for path in manifest.paths])
     with torch.inference_mode():
         found = model(images)
@@ -174,7 +174,7 @@ def test_a_head_is_the_start_of_another_head_and_of_no_network(photos: Path, tmp
     start = {"init_from": f"{photos}/run/best"}
     aurank.train(head_config(photos / "rows.npz", model=start, optim={"lr": 1e-9}, **sections), tmp_path / "run")
     model, _ = aurank.load(tmp_path / "run")
-    before = load_checkpoint(photos / "run" / "best.pt")["encoder"]["head.weight"]
+    before = load_checkpoint(photos / "run" / "best.safetensors")["encoder"]["head.weight"]
     torch.testing.assert_close(model.state_dict()["head.weight"], before)
     config = tiny_config(model={**start, "backbone": "test_vit", "params": {}}, data={"channels": 3})
     with pytest.raises(UserError, match=r"model.init_from: .* is a head on saved embeddings, without a backbone"):

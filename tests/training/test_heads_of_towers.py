@@ -46,7 +46,7 @@ def towers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_tower_and_head_are_one_network(towers: Path) -> None:
     model, transform = aurank.load(towers / "run" / "best")
-    head = load_checkpoint(towers / "run" / "best.pt")["encoder"]
+    head = load_checkpoint(towers / "run" / "best.safetensors")["encoder"]
     manifest = READERS["folder"](towers / "photos")
     pictures = [decode(manifest.source, path, 3) for path in manifest.paths]
     with np.load(towers / "rows.npz") as held:

@@ -35,7 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_short_run_learns_and_leaves_every_promised_file(trained: Path) -> None:
     names = {path.name for path in trained.iterdir()}
     measured = {"report.json", "per_query.parquet", "per_class.csv", "pr_curve.png"}
-    assert names == {"config.yaml", "metrics.jsonl", "last.pt", "best.pt", "timing.json", *measured}
+    assert names == {"config.yaml", "metrics.jsonl", "last.safetensors", "best.safetensors", "timing.json", *measured}
     assert {"finished", "command"} < json.loads((trained / "timing.json").read_text(encoding="utf-8")).keys()
     losses = [record["loss"] for record in records(trained, "train")]
     assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
@@ -50,7 +50,7 @@ def test_a_short_run_learns_and_leaves_every_promised_file(trained: Path) -> Non
 def test_best_is_the_step_of_the_highest_validation(trained: Path) -> None:
     values = {record["step"]: record["mauprc"] for record in records(trained, "val")}
     assert list(values) == [20, 40, 60]
-    best = load_checkpoint(trained / "best.pt")["progress"]
+    best = load_checkpoint(trained / "best.safetensors")["progress"]
     assert best["step"] == max(values, key=lambda step: values[step])
     assert best["best"]["mauprc"] == max(values.values())
 
@@ -77,7 +77,7 @@ def test_the_loaded_model_gives_the_reported_numbers(
         torch.testing.assert_close(model(images), torch.from_numpy(whole.embeddings[:8]), rtol=1e-4, atol=1e-5)
     again = evaluate_model(f"aurank:{trained}/best")
     assert again.metrics == report.metrics
-    best = load_checkpoint(trained / "best.pt")["progress"]["best"]
+    best = load_checkpoint(trained / "best.safetensors")["progress"]["best"]
     validation = evaluate_model(f"aurank:{trained}/best", ImageSelection(split="val"))
     assert best == {"step": best["step"], **validation.metrics}
     whole.save(tmp_path / "saved.npz")
@@ -119,7 +119,7 @@ def test_accumulated_gradients_are_the_mean_of_their_batches(tmp_path: Path, mon
         (trainer.loss(trainer.model(trainer.train_data.to_input(images)), labels) / 2).backward()
     expected = {name: value.detach() for name, value in trainer.model.named_parameters()}
     momentum_step = 0.1 * 1.9  # Nesterov's first step moves by (1 + momentum) times the gradient
-    final = load_checkpoint(tmp_path / "out" / "last.pt")["encoder"]
+    final = load_checkpoint(tmp_path / "out" / "last.safetensors")["encoder"]
     for name, parameter in trainer.model.named_parameters():
         if parameter.grad is not None:
             torch.testing.assert_close(
@@ -142,7 +142,7 @@ def test_early_stopping_ends_the_run(tmp_path: Path) -> None:
     result = aurank.train(config, tmp_path / "out")
     assert result.steps < 200
     assert result.report is not None
-    assert load_checkpoint(tmp_path / "out" / "last.pt")["progress"]["step"] == result.steps
+    assert load_checkpoint(tmp_path / "out" / "last.safetensors")["progress"]["step"] == result.steps
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_names_the_images_and_keeps_the_
     assert record["step"] == 3
     assert record["batch"] == 3 * accumulate - 1
     assert 8 <= len(record["paths"]) <= 16
-    state = load_checkpoint(tmp_path / "out" / "last.pt")
+    state = load_checkpoint(tmp_path / "out" / "last.safetensors")
     assert state["progress"]["step"] == 2
     assert all(value.isfinite().all() for value in state["encoder"].values())
     assert not (tmp_path / "out" / "diverged.pt").exists()
@@ -187,7 +187,7 @@ def test_a_network_that_collapses_is_told_as_such(tmp_path: Path) -> None:
 
 def test_a_weight_average_is_what_is_measured_and_loaded(tmp_path: Path) -> None:
     result = aurank.train(tiny_config(train={"steps": 4, "ema": 0.5, "trackers": ["tensorboard"]}), tmp_path / "out")
-    state = load_checkpoint(tmp_path / "out" / "best.pt")
+    state = load_checkpoint(tmp_path / "out" / "best.safetensors")
     model, _ = aurank.load(tmp_path / "out" / "best")
     weight = model.state_dict()["head.weight"]
     assert torch.equal(weight, state["average"]["values"]["head.weight"])
@@ -199,7 +199,7 @@ def test_a_weight_average_is_what_is_measured_and_loaded(tmp_path: Path) -> None
 def test_a_run_starts_from_the_weights_of_another(trained: Path) -> None:
     config = read_config(tiny_config(model={"init_from": str(trained / "best"), "dim": 12}))
     encoder = build_encoder(config.model, channels=1)
-    saved = load_checkpoint(trained / "best.pt")["encoder"]
+    saved = load_checkpoint(trained / "best.safetensors")["encoder"]
     assert torch.equal(encoder.state_dict()["backbone.conv1.0.weight"], saved["backbone.conv1.0.weight"])
     assert encoder.head.weight.shape == (12, 96)
     with pytest.raises(UserError, match="does not fit this backbone"):
@@ -225,7 +225,7 @@ def test_saved_embeddings_with_faults_are_refused(tmp_path: Path) -> None:
 def test_the_log_keeps_only_what_a_checkpoint_knows(tmp_path: Path) -> None:
     log = MetricsFile(tmp_path / "metrics.jsonl")
     log.write({"step": 1, "value": float("nan")})
-    kept, _ = log.position()
+    kept = log.position()
     log.write({"step": 2})
     log.close()
     log = MetricsFile(tmp_path / "metrics.jsonl", keep=kept)
@@ -273,7 +273,7 @@ def test_an_image_size_that_the_backbone_refuses_is_told_with_the_remedy(tmp_pat
 @pytest.mark.slow
 def test_a_resumed_run_needs_no_first_weights(trained: Path, tmp_path: Path) -> None:
     source = tmp_path / "first.pt"
-    shutil.copy(trained / "best.pt", source)
+    shutil.copy(trained / "best.safetensors", source)
     config = tiny_config("smooth_ap", model={"init_from": str(source)}, train={"steps": 3})
     first = aurank.train(config, tmp_path / "out")
     source.unlink()

@@ -64,7 +64,7 @@ def test_neighbours_are_mined_anew_every_so_many_steps_from_the_weights_of_then(
     aurank.train(config, tmp_path / "out")
     assert [place[:2] for place in mined] == [(0, 0), (0, 10), (0, 20)]
     assert not np.array_equal(mined[0][2], mined[1][2])
-    state = load_checkpoint(tmp_path / "out" / "last.pt")["sampler"]
+    state = load_checkpoint(tmp_path / "out" / "last.safetensors")["sampler"]
     np.testing.assert_array_equal(state["nearest"].numpy(), mined[-1][2])
     assert len(state["shown"]) == 20
 

@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 from aurank.config import ConfigError
 from aurank.config.schema import LossTerm
 from aurank.training import read_config
-from aurank.training.checkpoints.resume import load_optimiser
 from aurank.training.optim import (
     BATCH_RULES,
     OPTIMISERS,
@@ -22,6 +21,7 @@ from aurank.training.optim import (
     update_average,
     weight_average,
 )
+from aurank.training.sharding import load_state
 
 
 def test_warmup_rises_linearly_to_the_schedule() -> None:
@@ -141,7 +141,7 @@ def test_optimisers_that_count_in_groups_or_keep_other_sizes_resume(name: str) -
     for _ in range(2):
         step(*first)
     second[0].load_state_dict(first[0].state_dict())
-    load_optimiser(second[1], copy.deepcopy(first[1].state_dict()), "last.pt")
+    load_state(second[1], copy.deepcopy(first[1].state_dict()))
     for _ in range(2):
         step(*first)
         step(*second)
@@ -169,6 +169,6 @@ def test_steps_are_fused_and_a_run_that_began_without_goes_on_without(name: str)
     torch.testing.assert_close(trained(3, fast, fused), trained(3, plain, module), rtol=1e-6, atol=1e-7)
     again, optimiser = begin()
     again.load_state_dict(module.state_dict())
-    load_optimiser(optimiser, copy.deepcopy(plain.state_dict()), "last.pt")
+    load_state(optimiser, copy.deepcopy(plain.state_dict()))
     assert optimiser.param_groups[0]["fused"] is None
     assert trained(2, optimiser, again).equal(trained(2, plain, module))

@@ -39,7 +39,7 @@ def test_two_then_one_then_four_processes_train_the_weights_of_one(tmp_path: Pat
     assert [code for code, _, _ in (*two, *four)] == [0] * 6, (two, four)
     assert "the run used 1 process(es) and goes on with 4: batches" in four[0][2]
 
-    first, last = (load_checkpoint(tmp_path / name / "last.pt") for name in ("one", "many"))
+    first, last = (load_checkpoint(tmp_path / name / "last.safetensors") for name in ("one", "many"))
     assert len(last["random"]) == 4
     for name, value in first["encoder"].items():
         torch.testing.assert_close(last["encoder"][name], value, rtol=0, atol=1e-6, msg=name)

@@ -88,12 +88,13 @@ def test_signals_save_and_the_run_that_is_resumed_after_each_is_the_whole_one(tm
 
 # Half of the first checkpoint is written.
 HALF = """
-import os, signal, torch
-def half(content, file):
-    file.write(b"half")
-    file.flush()
-    os.kill(os.getpid(), signal.SIGKILL)
-torch.save = half
+import os, signal, sys
+from aurank import files
+def half(tensor, bytes_of=files._bytes_of):
+    if sys._getframe(1).f_code.co_name == "write_bundle":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return bytes_of(tensor)
+files._bytes_of = half
 """
 SLURM = {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "here"}
 COMMANDS = {"scontrol": "echo localhost", "srun": 'shift; exec "$@"', "python": f'exec {sys.executable} "$@"'}
@@ -115,7 +116,7 @@ def test_a_job_that_is_killed_in_its_first_checkpoint_is_submitted_again_as_it_i
         out.parent.mkdir(parents=True)
         if name == "killed":
             assert run_aurank("train", config, "--out", out, "--resume", setup=HALF).wait() == -signal.SIGKILL
-            assert list(out.glob(".last.pt.*.part"))
+            assert list(out.glob(".last.safetensors.*.part"))
         text = job.replace("omniglot/soprc --", f"{config} --")
         done = subprocess.run(
             ["bash", "-c", text], cwd=tmp_path / name, env=environment, capture_output=True, text=True
@@ -123,7 +124,7 @@ def test_a_job_that_is_killed_in_its_first_checkpoint_is_submitted_again_as_it_i
         assert done.returncode == 0, done.stderr
         assert not list(out.glob(".*"))
     whole, killed = (tmp_path / name / "runs/soprc" for name in ("whole", "killed"))
-    for file in ("last.pt", "best.pt", "metrics.jsonl", "report.json", "config.yaml"):
+    for file in ("last.safetensors", "best.safetensors", "metrics.jsonl", "report.json", "config.yaml"):
         assert (whole / file).read_bytes() == (killed / file).read_bytes(), file
 
 
@@ -159,8 +160,8 @@ def test_a_finished_run_resumes_to_the_same_report_with_its_own_configuration_an
     assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == log
     with pytest.raises(UserError, match=r"another configuration .*optim\.lr: 0\.001 != 0\.002"):
         aurank.train(tiny_config(train={"steps": 3}, optim={"lr": 2e-3}), tmp_path / "out", resume=True)
-    state = load_checkpoint(tmp_path / "out" / "last.pt")
-    save_checkpoint(tmp_path / "out" / "last.pt", {**state, "manifest": "0" * 64})
+    state = load_checkpoint(tmp_path / "out" / "last.safetensors")
+    save_checkpoint(tmp_path / "out" / "last.safetensors", {**state, "manifest": "0" * 64})
     with pytest.raises(UserError, match=r"was trained on other data: manifest 000000000000"):
         aurank.train(config, tmp_path / "out", resume=True)
 

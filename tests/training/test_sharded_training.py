@@ -94,10 +94,10 @@ def train_all(rank: int, ports: list[int], folder: str) -> None:
 
 
 def assert_alike(folder: Path) -> None:
-    for file in ("last.pt", "best.pt"):
+    for file in ("last.safetensors", "best.safetensors"):
         first, second = (load_checkpoint(folder / name / file) for name in ("whole", "sharded"))
         torch.testing.assert_close(second["encoder"], first["encoder"], rtol=1e-5, atol=1e-5, msg=file)
-        if file == "last.pt":
+        if file == "last.safetensors":
             torch.testing.assert_close(second["optimiser"]["state"], first["optimiser"]["state"], rtol=1e-3, atol=1e-6)
     for split in ("train", "val"):
         first, second = (records(folder / name, split) for name in ("whole", "sharded"))

@@ -35,7 +35,7 @@ def learnt_config(**sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def temperature(out: Path, name: str = "last") -> torch.Tensor:
-    value: torch.Tensor = load_checkpoint(out / f"{name}.pt")["loss"]["log_temperature"]
+    value: torch.Tensor = load_checkpoint(out / f"{name}.safetensors")["loss"]["log_temperature"]
     return value
 
 
@@ -111,7 +111,7 @@ def test_cached_gradients_accumulated_and_clipped_move_the_temperature_as_plain_
         train = {"steps": 2, "accumulate": 2, "ema": 0.5, "micro_batch": micro_batch}
         aurank.train(learnt_config(train=train, **more), tmp_path / name)
     key = "loss.log_temperature" if "memory" in more else "log_temperature"
-    plain, cached = (load_checkpoint(tmp_path / name / "last.pt") for name in ("plain", "cached"))
+    plain, cached = (load_checkpoint(tmp_path / name / "last.safetensors") for name in ("plain", "cached"))
     torch.testing.assert_close(cached["loss"][key], plain["loss"][key], rtol=1e-5, atol=1e-6)
     assert abs(float(plain["loss"][key]) - START) > 3e-4
     for name, value in plain["encoder"].items():
@@ -158,7 +158,9 @@ def test_a_run_resumed_after_a_step_that_diverges_is_the_whole_run(
     assert (tmp_path / "out" / "diverged.json").exists()
     aurank.train(config, tmp_path / "out", resume=True)
     assert not (tmp_path / "out" / "diverged.json").exists()
-    assert_equal(*(load_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "out")), ignore=("python",))
+    assert_equal(
+        *(load_checkpoint(tmp_path / name / "last.safetensors") for name in ("whole", "out")), ignore=("python",)
+    )
 
 
 @pytest.mark.slow
@@ -193,7 +195,7 @@ def test_two_processes_learn_the_temperature_of_one(tmp_path: Path) -> None:
     aurank.train(config, tmp_path / "1")
     results = ended(start(config, tmp_path / "2", 2, setup=SETUP))
     assert [code for code, _, _ in results] == [0, 0], results
-    one, two = (load_checkpoint(tmp_path / name / "last.pt") for name in "12")
+    one, two = (load_checkpoint(tmp_path / name / "last.safetensors") for name in "12")
     torch.testing.assert_close(two["loss"]["log_temperature"], one["loss"]["log_temperature"], rtol=1e-5, atol=1e-6)
     assert abs(float(one["loss"]["log_temperature"]) - START) > 3e-4
     for name, value in one["encoder"].items():

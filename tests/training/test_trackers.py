@@ -32,7 +32,7 @@ def test_pictures_of_each_validation_change_nothing_else(tmp_path: Path) -> None
     for file in ("metrics.jsonl", "report.json"):
         plain, tracked = ((tmp_path / name / file).read_bytes() for name in ("plain", "tracked"))
         assert plain == tracked, file
-    first, second = (load_checkpoint(tmp_path / name / "last.pt") for name in ("plain", "tracked"))
+    first, second = (load_checkpoint(tmp_path / name / "last.safetensors") for name in ("plain", "tracked"))
     for one, other in zip(first["random"], second["random"], strict=True):
         # Python's own generator is drawn from by imports and by the type checks of the tests, never by a run.
         assert all(str(one[name]) == str(other[name]) for name in ("numpy", "torch", "cuda"))

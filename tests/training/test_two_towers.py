@@ -120,13 +120,13 @@ def test_an_interrupted_run_resumes_bit_for_bit(root: Path, tmp_path: Path) -> N
     stopped = aurank.train(config, tmp_path / "stopped", listener=interrupt)
     assert (stopped.steps, stopped.two_way) == (3, {})
     aurank.train(config, tmp_path / "stopped", resume=True)
-    for name in ("last.pt", "best.pt"):
+    for name in ("last.safetensors", "best.safetensors"):
         states = [load_checkpoint(tmp_path / out / name) for out in ("whole", "stopped")]
         assert_equal(*states, ignore=("python",))
     assert states[0]["tokeniser"]["length"] == 12
     for name in ("metrics.jsonl", "report.json", "two_way/all/two_way.json"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "stopped" / name).read_bytes()
-    value = load_checkpoint(tmp_path / "whole" / "last.pt")["loss"]["temperature.parameter"].exp()
+    value = load_checkpoint(tmp_path / "whole" / "last.safetensors")["loss"]["temperature.parameter"].exp()
     assert records(tmp_path / "whole", "train")[-1]["temperature"] == pytest.approx(float(value))
 
 
@@ -149,7 +149,7 @@ def test_cached_gradients_train_the_weights_of_plain_ones(root: Path, tmp_path: 
     for name, micro_batch in (("plain", None), ("cached", 5)):
         train = {"steps": 3, "accumulate": 2, "micro_batch": micro_batch}
         aurank.train(pairs_config(root, loss, **PLAIN, train=train), tmp_path / name)
-        states.append(load_checkpoint(tmp_path / name / "last.pt"))
+        states.append(load_checkpoint(tmp_path / name / "last.safetensors"))
     for part in ("encoder", "loss"):
         for key, value in states[0][part].items():
             if isinstance(value, Tensor):
@@ -166,7 +166,7 @@ def test_two_processes_train_the_weights_of_one(root: Path, tmp_path: Path, loss
     results = ended(start(config, tmp_path / "2", 2))
     assert [code for code, _, _ in results] == [0, 0], results
     assert [output.count("written to") for _, output, _ in results] == [1, 0]
-    states = [load_checkpoint(tmp_path / name / "last.pt") for name in "12"]
+    states = [load_checkpoint(tmp_path / name / "last.safetensors") for name in "12"]
     for part in ("encoder", "loss"):
         for key, value in states[0][part].items():
             if isinstance(value, Tensor):
@@ -377,7 +377,7 @@ def test_a_text_model_of_another_library_is_trained_with_its_own_tokens(
     frozen = [name for name, parameter in trainer.model.named_parameters() if not parameter.requires_grad]
     assert frozen == ["text.model.model.logit_scale"]
     result = aurank.train(config, tmp_path / "out")
-    checkpoint = load_checkpoint(tmp_path / "out" / "last.pt")
+    checkpoint = load_checkpoint(tmp_path / "out" / "last.safetensors")
     assert checkpoint["tokeniser"] is None
     started = trainer.model.state_dict()["text.model.model.embedding.weight"]
     assert not torch.equal(checkpoint["encoder"]["text.model.model.embedding.weight"], started)

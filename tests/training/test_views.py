@@ -82,7 +82,7 @@ def test_a_run_of_views_with_cached_gradients_accumulation_and_a_memory_is_the_p
     plain, cached = weights(tmp_path / "plain"), weights(tmp_path / "cached")
     for name, value in plain.items():
         torch.testing.assert_close(cached[name], value, rtol=1e-5, atol=1e-6, msg=name)
-    memory = load_checkpoint(tmp_path / "plain" / "last.pt")["loss"]
+    memory = load_checkpoint(tmp_path / "plain" / "last.safetensors")["loss"]
     assert memory["counters"][1] == 100
 
 
@@ -98,7 +98,8 @@ def test_a_run_of_views_and_crops_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert aurank.train(config, tmp_path / "stopped", listener=interrupt).steps == 3
     aurank.train(config, tmp_path / "stopped", resume=True, overrides=["data.workers=0"])
     assert_equal(
-        *(load_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "stopped")), ignore=("python", "workers")
+        *(load_checkpoint(tmp_path / name / "last.safetensors") for name in ("whole", "stopped")),
+        ignore=("python", "workers"),
     )
 
 
@@ -186,8 +187,8 @@ def test_a_folder_without_labels_is_trained_on_without_being_measured(tmp_path: 
     assert (result.report, result.best, result.steps, result.stopped_by) == (None, {}, 6, None)
     assert not {"testing", "tested"} & set(told)
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"config.yaml", "metrics.jsonl", "last.pt", "best.pt", "timing.json"}
-    assert load_checkpoint(tmp_path / "out" / "best.pt")["progress"]["step"] == 6
+    assert names == {"config.yaml", "metrics.jsonl", "last.safetensors", "best.safetensors", "timing.json"}
+    assert load_checkpoint(tmp_path / "out" / "best.safetensors")["progress"]["step"] == 6
     # Measured elsewhere, on images that have classes.
     photos(tmp_path / "classes", {"a": 2, "b": 2, "c": 2})
     report = evaluate_model(
@@ -217,7 +218,7 @@ def test_a_discarded_projection_of_several_layers_is_trained_and_not_measured(tm
     model = {"head_layers": 3, "head_width": 16, "discard_head": True}
     config = tiny_config("smooth_ap", model=model, train={"steps": 3, "ema": 0.5}, memory={"size": 100})
     result = aurank.train(config, tmp_path / "out")
-    assert load_checkpoint(tmp_path / "out" / "last.pt")["loss"]["embedding_memory"].shape == (100, 8)
+    assert load_checkpoint(tmp_path / "out" / "last.safetensors")["loss"]["embedding_memory"].shape == (100, 8)
     encoder, transform = aurank.load(tmp_path / "out" / "best")
     assert encoder(transform(np.zeros((20, 20, 1), np.uint8))[None]).shape == (1, 96)  # the width of the backbone
     report = evaluate_model(f"aurank:{tmp_path / 'out' / 'best'}")

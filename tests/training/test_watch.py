@@ -131,7 +131,7 @@ def test_a_run_that_is_looked_at_late_is_the_same_to_the_last_bit(tmp_path: Path
     listener = lambda kind, values: told.append(values) if kind == "step" else None  # noqa: E731
     aurank.train(config, tmp_path / "late", listener=listener)
     assert (tmp_path / "soon/metrics.jsonl").read_bytes() == (tmp_path / "late/metrics.jsonl").read_bytes()
-    for name in ("last.pt", "best.pt"):
+    for name in ("last.safetensors", "best.safetensors"):
         assert_equal(load_checkpoint(tmp_path / "soon" / name), load_checkpoint(tmp_path / "late" / name), ("python",))
     assert [values["loss"] > 0 and values["images_per_second"] > 0 for values in told] == [True] * 5
 

@@ -21,6 +21,7 @@ import pyarrow
 import pyarrow.parquet
 import torch
 from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 import aurank
@@ -30,12 +31,11 @@ from aurank.commands.run_options import RunOptions
 from aurank.config import ModelConfig, shipped_configs
 from aurank.data import TRANSFORMS, shards
 from aurank.embedding import ImageSelection, index_folder
-from aurank.embedding._checksums import checksums
 from aurank.evaluation import Index, PostProcessing, ProbeResult
 from aurank.exporting.graphs import write_graph
 from aurank.exporting.portable import write_program, write_weights
 from aurank.exporting.timm_folder import write_folder
-from aurank.files import content_sha256, file_sha256, require_ordinary
+from aurank.files import _bundle_sha256, content_sha256, file_sha256, require_ordinary
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
 from fuzzing.damage import HOSTILE_WORDS
@@ -283,12 +283,11 @@ def _seal_parts() -> None:
 
 
 def _seal_run() -> None:
-    for path in Path("run").glob("*.pt"):
-        with suppress(Exception):
-            content = torch.load(path, weights_only=True)
-            torch.save(
-                {**content, "checksums": checksums({k: v for k, v in content.items() if k != "checksums"})}, path
-            )
+    for path in Path("run").glob("*.safetensors"):
+        with suppress(Exception), safe_open(path, framework="pt") as file:
+            about = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            save_file(tensors, path, {**about, "sha256": _bundle_sha256(about["content"], tensors)})
 
 
 def _overrides(chance: random.Random) -> list[str]:
@@ -376,8 +375,8 @@ KINDS: dict[str, Kind] = {
     ),
     "checkpoint": Kind(
         _run,
-        (f"={_EVALUATE}aurank:run/best.pt", "export run/best.pt --to safetensors --out exported"),
-        "run/best.pt",
+        (f"={_EVALUATE}aurank:run/best.safetensors", "export run/best.safetensors --to safetensors --out exported"),
+        "run/best.safetensors",
         seal=_seal_run,
     ),
     "resume": Kind(_run, ("train config.yaml --out run --resume", _trained), "run", seal=_seal_run),

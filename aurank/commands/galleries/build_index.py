@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from aurank.arrays import select_rows
-from aurank.claim import claimed
 from aurank.commands.galleries.postprocess import fitted_on_training, read_postprocessing
 from aurank.commands.galleries.search import ImageIndex
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, refuse_preprocessing, split_name
@@ -28,6 +27,7 @@ from aurank.embedding.select_images import ALL, ImageSelection, select
 from aurank.embedding.stored.stored_model import StoredModel
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Index
+from aurank.files import claimed
 from aurank.names import meant, nearest
 
 MOST_COMPARED = 20_000  # paths among which one that was misspelt is looked for
@@ -91,7 +91,7 @@ def build_index(
         raise UserError(f"--fit-on {fit_on} goes with --postprocess, whose steps are fitted on it")
     _check_factory(factory, distance)
     is_first = running.group.rank == 0
-    with claimed(out, "builds an index in it") if is_first else nullcontext():
+    with claimed(out) if is_first else nullcontext():
         _require_free(out, overwrite=overwrite)
         prepared = prepare_model(model, images, running)
         if steps is not None:
@@ -261,7 +261,7 @@ def remove_images(
 def _changing(folder: Path) -> Iterator[None]:
     """A context in which no other command changes the index; UserError where one does, or where there is none."""
     read_about(folder)  # a folder that is none is not created
-    with claimed(folder, "changes the index", name="the index"):
+    with claimed(folder, name="the index"):
         yield
 
 

@@ -1,185 +1,107 @@
-"""Checkpoints: one file with everything, whole or not there, verified, read without running code; their weights."""
+"""Checkpoints: one file with everything that a run, or the measuring of its model, needs."""
 
-import hashlib
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
-import torch
 from torch import Tensor, nn
+from typing_extensions import TypedDict
 
 from aurank.config import Config
-from aurank.config.cross_checks import EMBEDDINGS, NO_BACKBONE
+from aurank.config.cross_checks import NO_BACKBONE
 from aurank.config.messages import one_line
-from aurank.data.transforms.base import AREA, usual_look
-from aurank.embedding._checksums import DamageError, check_archive, checksums, first_difference, require_small
 from aurank.embedding.choices import read_trained
-from aurank.errors import AurankError, UserError, first_line
-from aurank.files import reading, replacing
-from aurank.models.adapters.timm import split_file
+from aurank.errors import AurankError, UserError
+from aurank.files import read_bundle, write_bundle
 
-FORMAT = 2
-_LONGEST = 200  # characters of another library's words
-_STATE, _PERHAPS = (dict,), (dict, type(None))
-WEIGHTS: dict[str, tuple[type, ...]] = {"config": _STATE, "manifest": (str,), "data": _PERHAPS, "progress": _STATE}
-WEIGHTS |= {"encoder": _STATE, "average": _PERHAPS, "tokeniser": _PERHAPS}
-"""What a checkpoint of weights holds beside its format number, and of which types: all that measuring them needs."""
-CONTENT: dict[str, tuple[type, ...]] = {**WEIGHTS, "loss": _STATE, "miner": _STATE, "optimiser": _STATE}
-CONTENT |= {"scaler": _PERHAPS, "sampler": _STATE, "random": (list,)}
-"""What a checkpoint holds that a run can be resumed from."""
+SUFFIX = ".safetensors"
+LAST, BEST = f"last{SUFFIX}", f"best{SUFFIX}"
 AVERAGE_OF = "average_of"
 """Where a checkpoint that is the average of several says of which: for each its name, configuration and step."""
+_WHAT = "a checkpoint"
+_LONGEST = 200  # characters of another library's words
 
 
-class DamagedCheckpointError(UserError):
-    """The file is not what was written, cannot be read, or is no checkpoint at all: one of before it may do."""
+class Average(TypedDict):
+    """The moving average of the weights (train.ema)."""
+
+    __pydantic_config__ = {"arbitrary_types_allowed": True, "extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
+
+    updates: int
+    values: dict[str, Tensor]
 
 
-def save_checkpoint(path: Path, content: dict[str, Any], *, displaced: Sequence[Path] = ()) -> None:
-    """Write ``content`` to ``path``, whole or not at all: a failure leaves the old file valid.
+class AveragedModel(TypedDict):
+    """A model that went into an average of several."""
 
-    `displaced`: where what was at ``path`` goes, and what was there to the next, as in ``replacing``.
+    name: str
+    config: dict[str, Any]
+    step: int | None
+    average_of: NotRequired[list[Any]]
+
+
+class Optimiser(TypedDict):
+    """The state of a torch optimiser: of parameters by their number, and of groups of them."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
+
+    state: dict[int, dict[str, Any]]
+    param_groups: list[dict[str, Any]]
+
+
+class Checkpoint(TypedDict):
+    """What measuring a model needs and, from `loss` on, what a run can be resumed from.
+
+    `random` is the state of the random generators of each process.
     """
-    content = {"format": FORMAT, **content}
+
+    __pydantic_config__ = {"arbitrary_types_allowed": True, "extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
+
+    config: dict[str, Any]
+    manifest: str
+    data: dict[str, str] | None
+    progress: dict[str, Any]
+    encoder: dict[str, Tensor]
+    average: Average | None
+    tokeniser: dict[str, Any] | None
+    average_of: NotRequired[list[AveragedModel]]
+    loss: NotRequired[dict[str, Any]]
+    miner: NotRequired[dict[str, Any]]
+    optimiser: NotRequired[Optimiser]
+    scaler: NotRequired[dict[str, Any] | None]
+    sampler: NotRequired[dict[str, Any]]
+    random: NotRequired[list[dict[str, Any]]]
+
+
+def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Write ``content`` to ``path``, whole or not at all: a failure leaves the old file valid."""
     try:
-        with replacing(path, displaced=displaced) as file:
-            torch.save({**content, "checksums": checksums(content)}, file)
-    except (AurankError, RuntimeError) as error:
-        # torch reports a write that failed as a RuntimeError of its own, and `replacing` as its own: the system knows.
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, OSError):
-            cause = cause.__cause__ or cause.__context__
-        reason = first_line(error) if cause is None else cause.strerror or first_line(cause)
-        kept = f"the previous {path} is untouched" if path.exists() else "no earlier checkpoint exists"
-        raise AurankError(
-            f"cannot save {path}: {reason}; {kept}; free some space and start again, a run with --resume"
-        ) from error
+        write_bundle(path, content, _WHAT)
+    except AurankError as error:
+        raise AurankError(f"{error}; free some space and start again, a run with --resume") from error
 
 
 def load_checkpoint(path: Path, *, read_run: Callable[[dict[str, Any]], Config] | None = None) -> dict[str, Any]:
-    """The content of a checkpoint, on the CPU, verified; UserError unless it is whole and of a version that is known.
+    """The content of a checkpoint, on the CPU, verified.
 
-    `read_run` reads the configuration of a run that goes on, which needs all of `CONTENT`, else `WEIGHTS` will do.
+    Args:
+        read_run: reads the configuration of a run that goes on.
+
+    Raises:
+        UserError: the file is missing, damaged, something else, or has a configuration that this aurank cannot read.
     """
-    content = _read(path)
-    if content["format"] < 2:  # without checksums of its own, and written before these had a state
-        content = {"sampler": {}, "miner": {}, "tokeniser": None, "data": None, **content}
-    if isinstance(content.get("config"), dict):
-        try:
-            content["config"] = as_trained(content["config"], resumed=read_run is not None)
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from error
-    weights_only = not any(name in content for name in CONTENT if name not in WEIGHTS)
-    if read_run is not None and weights_only:
-        raise UserError(f"{path} holds weights only, no run goes on from it; --resume takes last.pt of its folder")
-    for name, types in (WEIGHTS if weights_only else CONTENT).items():
-        if not isinstance(content.get(name, ...), types):
-            came = f"is of type {type(content[name]).__name__}" if name in content else "is missing"
-            expected = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in types)
-            raise _incomplete(path, f"{name!r} {came}, expected {expected}")
-    if not _are_parts(content.get(AVERAGE_OF, [])):
-        raise _incomplete(path, f"{AVERAGE_OF!r} is no list of models with their names, configurations and seeds")
-    _check_weights(content, path, read_run or read_trained)
-    return content
-
-
-def as_trained(content: dict[str, Any], *, resumed: bool = False) -> dict[str, Any]:
-    """The configuration of a checkpoint with what images were shown with, which older ones do not name.
-
-    Until it stood in `data.normalise` it was ImageNet's, or 0.5 for other than 3 channels, unless params of the
-    transforms said otherwise; images were resized by area, and decoded whole. Raises UserError where
-    training goes on (`resumed`) that saw images otherwise than they were measured with.
-    """
-    content = {**content, "model": _with_weights(content.get("model"))} if "model" in content else content
-    data = content.get("data")
-    if not isinstance(data, dict) or data.get("name") == EMBEDDINGS:
-        return content
-    data = {**data, "decoding": data.get("decoding") or "whole"}
-    if data.get("normalise") is not None:
-        return {**content, "data": data}
-    channels, given = data.get("channels", 3), {}
-    looks = []
-    for key in ("train_transform", "test_transform"):
-        params = (data[key].get("params") or {}) if isinstance(data.get(key), dict) else None
-        if isinstance(params, dict):
-            # The last is what was measured with.
-            given = {name: params[name] for name in ("mean", "std") if params.get(name)}
-            rest = {name: value for name, value in params.items() if name not in ("mean", "std")}
-            data[key] = {**data[key], "params": rest}
-            looks.append(given)
-    if isinstance(channels, int) and 0 < channels <= 256:
-        mean, std = usual_look(channels)
-        usual = {"mean": list(mean), "std": list(std)}
-        if resumed and any({**usual, **look} != {**usual, **given} for look in looks):
-            raise UserError(
-                "it was trained on images of another mean or std (data.train_transform.params) than it was measured "
-                "with, which no run does any more; evaluate it, or train anew with data.normalise"
-            )
-        data["normalise"] = {**usual, **given}
-        data["interpolation"] = AREA
-    return {**content, "data": data}
-
-
-def _with_weights(model: Any) -> Any:
-    """The model section with a local file of weights under `weights`: it once stood among the `params`."""
-    if not isinstance(model, dict) or not isinstance(model.get("params"), dict):
-        return model
-    file, params = split_file(model["params"])
-    return model if file is None else {**model, "weights": file, "params": params}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """What the file holds, as it was written; of one with sums, without them."""
-    with reading(path, "a checkpoint of aurank", remedy="use another one", raising=DamagedCheckpointError):
-        if not path.is_file():
-            raise UserError(f"no checkpoint at {path}; a run writes last.pt and best.pt into its --out folder")
-        with path.open("rb") as file:
-            check_archive(file)
-            content: Any = torch.load(file, map_location="cpu", weights_only=True)
-        found = content["format"]
-        if type(found) is int and found > FORMAT:  # it may be summed otherwise
-            known = f"this aurank reads up to {FORMAT}; upgrade aurank"
-            raise UserError(f"{path} has checkpoint format {found}, {known}")
-        require_small(content, path.stat().st_size)
-        if found == FORMAT or "checksums" in content:
-            wrong = first_difference(content.pop("checksums", None), checksums(content))
-            if wrong is not None:
-                raise DamageError(f"{wrong} is not what was written")
-        if type(found) is not int:
-            raise ValueError("it holds no format number")
-        return dict(content)
-
-
-def _incomplete(path: Path, what: str) -> UserError:
-    return UserError(f"{path} is not a complete aurank checkpoint: {one_line(what)}; use last.pt or best.pt of a run")
-
-
-def _check_weights(content: dict[str, Any], path: Path, read: Callable[[dict[str, Any]], Config]) -> None:
-    """Raise UserError unless the average, the weights and the configuration have the types that measuring needs."""
-    average = content["average"]
-    if average is not None and not (isinstance(average.get("values"), dict) and type(average.get("updates")) is int):
-        raise _incomplete(path, "'average' lacks its updates, a number, or its values, a dict")
-    for name, weights in (("encoder", content["encoder"]), ("average", (average or {}).get("values", {}))):
-        for key, value in weights.items():
-            if not isinstance(key, str) or not isinstance(value, Tensor):
-                raise _incomplete(path, f"{name!r} has at {key!r} a {type(value).__name__}, expected a tensor")
+    if not path.exists():
+        raise UserError(f"no checkpoint at {path}; a run writes {LAST} and {BEST} into its --out folder")
+    content: Any = read_bundle(path, Checkpoint, _WHAT, remedy="use another one")
+    if read_run is not None and "optimiser" not in content:
+        raise UserError(f"{path} holds weights only, no run goes on from it; --resume takes {LAST} of its folder")
     try:
-        read(content["config"])
+        (read_run or read_trained)(content["config"])
     except UserError as error:
         said = one_line(getattr(error, "errors", [str(error)])[0])
         raise UserError(f"{path}: this aurank cannot use its config ({said}); use the version that wrote it") from error
-
-
-def _are_parts(value: Any) -> bool:
-    named = ("name", str), ("config", dict)
-    return isinstance(value, list) and all(
-        isinstance(one, dict)
-        and all(isinstance(one.get(key), kind) for key, kind in named)
-        and type(one["config"].get("seed")) is int
-        for one in value
-    )
+    return dict(content)
 
 
 def describe_average(checkpoint: dict[str, Any], *, named: bool = True) -> list[str]:
@@ -196,11 +118,11 @@ def describe_average(checkpoint: dict[str, Any], *, named: bool = True) -> list[
 
 
 def resolve_checkpoint(path: Path | str) -> Path:
-    """The file meant by ``DIR/best``, ``DIR/best.pt`` or ``DIR`` (its best checkpoint)."""
+    """The file meant by ``DIR/best``, ``DIR/best.safetensors`` or ``DIR`` (its best checkpoint)."""
     path = Path(path)
     if path.is_dir():
-        return path / "best.pt"
-    return path if path.suffix == ".pt" or path.is_file() else path.with_name(path.name + ".pt")
+        return path / BEST
+    return path if path.suffix == SUFFIX or path.is_file() else path.with_name(path.name + SUFFIX)
 
 
 def is_head(checkpoint: dict[str, Any]) -> bool:
@@ -220,15 +142,6 @@ def image_weights(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     weights, prefix = model_weights(checkpoint), "image."
     of_tower = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
     return of_tower or weights
-
-
-def fingerprint(content: dict[str, Any]) -> str:
-    """A digest of what was trained, up to where: the weights with their average, and the progress.
-
-    Not of the configuration, of which a resumed run may change the place of the data.
-    """
-    held = {name: content[name] for name in ("encoder", "average", "progress")}
-    return hashlib.sha256(json.dumps(checksums(held)).encode()).hexdigest()
 
 
 def load_weights(module: nn.Module, weights: dict[str, Tensor], source: Path | str, *, part: str = "encoder") -> None:

@@ -129,7 +129,7 @@ def towers_of(checkpoint: dict[str, Any], config: Config, name: str) -> Towers:
     require_texts(config, name)
     assert config.model.text is not None
     if checkpoint["tokeniser"] is None and config.model.text.name == OWN_TEXTS:
-        raise UserError(f"{name} lacks the tokeniser of its texts; use last.pt or best.pt of a run")
+        raise UserError(f"{name} lacks the tokeniser of its texts; use last.safetensors or best.safetensors of a run")
     towers = build_towers(config, saved=checkpoint["tokeniser"], load=False)
     load_weights(towers.module, model_weights(checkpoint), name)
     if config.model.lora is not None:

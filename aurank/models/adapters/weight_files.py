@@ -49,7 +49,7 @@ def read_weights(path: Path | str) -> dict[str, Tensors]:
     if not path.exists():
         raise UserError(f"no file or folder of weights at {path}; correct the path")
     content = _read_folder(path) if path.is_dir() else _read_file(path)
-    if isinstance(content.get("encoder"), Mapping) and "format" in content and "config" in content:
+    if any(str(name).startswith("encoder/") for name in content):
         raise UserError(f"{path} is a checkpoint of aurank; start from it by model.init_from, or load aurank:{path}")
     found = dict(_containers(content, "", 0))
     if not found:

@@ -18,9 +18,8 @@ class Progress:
     """How far a run is. ``epoch`` and ``batch`` name the next batch to consume; all of it is in the checkpoint.
 
     ``term_sums``: of a loss that is a sum, each loss in it, over the same batches as ``loss_sum``.
-    ``metrics_sha256`` is of the first ``metrics_bytes`` of metrics.jsonl, ``best_sha256`` the fingerprint of best.pt,
-    empty before there is one; None in checkpoints from before these were recorded. ``validation_owed``: one is due at
-    this step, and was not done when the checkpoint was written.
+    ``metrics_bytes``: how long metrics.jsonl was. ``validation_owed``: one is due at this step, and was not done when
+    the checkpoint was written.
     """
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
@@ -34,8 +33,6 @@ class Progress:
     best: dict[str, float] = field(default_factory=dict)
     without_improvement: Count = 0
     metrics_bytes: Count = 0
-    metrics_sha256: str | None = ""
-    best_sha256: str | None = ""
     validation_owed: bool = False
 
 

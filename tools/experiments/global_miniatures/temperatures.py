@@ -72,7 +72,7 @@ def carry_out(run: Run, work: Path) -> Line | None:
         result = aurank.train(run.settings["config"], folder / "run", overrides=overrides)
         if result.stopped_by is not None or result.report is None:
             return None
-        found = by_size(run, folder / "run" / "last.pt", overrides)
+        found = by_size(run, folder / "run" / "last.safetensors", overrides)
         return {**found, "mauprc": result.report.mauprc, "recall@1": result.report.recall[1]}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
