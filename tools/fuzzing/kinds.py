@@ -107,7 +107,7 @@ def _config() -> None:
         "model": {"backbone": "test_resnet", "pretrained": False, "dim": 4},
         "loss": {"name": "soprc"},
         "optim": {"lr": 1e-3},
-        "train": {"steps": 3, "validate_every": 2, "checkpoint_every": 1, "keep_last": 2},
+        "train": {"steps": 3, "validate_every": 2, "checkpoint_every": 1},
         "evaluate": {"recall_at": [1]},
     }
     Path("config.yaml").write_text(json.dumps(content))
@@ -379,7 +379,7 @@ KINDS: dict[str, Kind] = {
         "run/best.safetensors",
         seal=_seal_run,
     ),
-    "resume": Kind(_run, ("train config.yaml --out run --resume", _trained), "run", seal=_seal_run),
+    "resume": Kind(_run, ("train config.yaml --out run --resume", _trained), "run/last.safetensors"),
     "steps": Kind(_steps, (f"{_EVALUATE}embeddings:arrays/e.npz --postprocess steps/s.safetensors",), "steps"),
     "onnx": _embedding("onnx", "onnx:model/m.onnx"),
     "timm": _embedding("timm", "timm:local-dir:model,pretrained=false"),
