@@ -2,18 +2,19 @@
 
     sudo python tools/kill_ranks.py [--only backward "a machine"] [--out FOLDER]
 
-A machine is a namespace of the network, of process numbers and of the host's name (`ip netns`, `unshare`, so as root);
-two ranks run on each, a veth pair is between. In a case one rank kills itself (SIGKILL) in the middle of a phase; or a
-whole machine is killed; or the cable is pulled. Of the others the table has the time until the last has ended, their
-exit codes, and the line that they print. Then all ranks start again with --resume, and last.safetensors and the report
-have to be those of a run that nobody killed, bit for bit. Without root all ranks are of one machine, and the last two
-cases are left out.
+A machine is a namespace of the network, of process numbers and of the host's name (`ip netns`, `unshare`, so as root)
+with torchrun's agent and two ranks; a veth pair is between. In a case one rank kills itself (SIGKILL) in the middle of
+a phase; or a whole machine is killed; or the cable is pulled. The table has the time until the agents that are left
+have ended, and the lines that their ranks print. Then all starts again with --resume, and last.safetensors and the
+report have to be those of a run that nobody killed, bit for bit. Without root all ranks are of one machine, and the
+last two cases are left out.
 """
 
 import argparse
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from aurank import cli
 from aurank.embedding import embed as embedding
@@ -54,7 +57,6 @@ CONFIG: dict[str, Any] = {
 }
 # Where a rank kills itself: the name of a phase, an object, its method, and in which of its calls.
 PHASES: dict[str, tuple[Any, str, int]] = {
-    "joining": (cli, "main", 1),
     "building": (Trainer, "__init__", 1),
     "reading a batch": (Loop, "_step", 4),
     "forward": (Trainer, "embed", 4),
@@ -110,16 +112,13 @@ def kill_at(owner: Any, name: str, wanted: int, note: Path) -> None:
     setattr(owner, name, wrapped)
 
 
-def work(rank: int, case: dict[str, Any]) -> None:
+def work(case: dict[str, Any]) -> None:
     """Be a rank: what `aurank train` does, with its output in a file."""
-    folder = Path(case["folder"])
+    folder, rank = Path(case["folder"]), int(os.environ["RANK"])
     descriptor = os.open(folder / f"{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
-    local = RANKS // len(SPACES)
-    shared = {"MASTER_ADDR": case["address"], "MASTER_PORT": str(case["port"]), "WORLD_SIZE": str(RANKS)}
-    os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank % local), LOCAL_WORLD_SIZE=str(local))
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME=case["interface"])
     torch.set_num_threads(1)
     if case["victim"] == rank:
@@ -137,35 +136,31 @@ def work(rank: int, case: dict[str, Any]) -> None:
 
 
 def be_host() -> None:
-    """Be a machine: for each line of input fork its ranks, and say of each when and how it ended."""
+    """Be a machine: for each line of input run torchrun's agent with its ranks, and say when and how it ended."""
     for line in sys.stdin:
         case = json.loads(line)
-        ranks = {}
-        for rank in case["ranks"]:
-            pid = os.fork()
-            if pid == 0:
-                code = 1
-                try:
-                    work(rank, case)
-                    code = 0
-                except SystemExit as exit_:
-                    code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    sys.stderr.flush()
-                    os._exit(code)
-            ranks[pid] = rank
-        found, deadline = {}, time.time() + LIMIT
-        while ranks:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid in ranks:
-                found[ranks.pop(pid)] = (time.time(), os.waitstatus_to_exitcode(status))
-            elif time.time() > deadline:
-                for one in ranks:
-                    os.kill(one, signal.SIGKILL)
-            time.sleep(0.01)
-        print(json.dumps(found), flush=True)
+        config = LaunchConfig(
+            min_nodes=len(SPACES),
+            max_nodes=len(SPACES),
+            nproc_per_node=RANKS // len(SPACES),
+            rdzv_backend="static",
+            rdzv_endpoint=f"{case['address']}:{case['port']}",
+            rdzv_configs={"rank": case["number"], "timeout": LIMIT},
+            run_id=str(case["port"]),
+            max_restarts=0,
+            monitor_interval=0.1,
+            start_method="fork",
+            local_addr=case["local"],
+        )
+        codes = [0]
+        try:
+            elastic_launch(config, work)(case)
+        except ChildFailedError as error:
+            codes = sorted({failure.exitcode for failure in error.failures.values()})
+        except Exception:
+            traceback.print_exc()
+            codes = [1]
+        print(json.dumps([time.time(), codes]), flush=True)
 
 
 class Host:
@@ -173,7 +168,6 @@ class Host:
 
     def __init__(self, number: int, isolated: bool) -> None:
         self.number, self.isolated = number, isolated
-        self.ranks = list(range(RANKS))[number * RANKS // 2 : (number + 1) * RANKS // 2]
         self.start()
 
     def start(self) -> None:
@@ -187,13 +181,20 @@ class Host:
     def ask(self, case: dict[str, Any]) -> None:
         assert self.process.stdin is not None
         interface = f"aurank{self.number}" if self.isolated else "lo"
-        self.process.stdin.write(json.dumps({**case, "ranks": self.ranks, "interface": interface}) + "\n")
+        local = ADDRESSES[self.number] if self.isolated else "127.0.0.1"
+        own = {"number": self.number, "interface": interface, "local": local}
+        self.process.stdin.write(json.dumps({**case, **own}) + "\n")
         self.process.stdin.flush()
 
-    def answer(self) -> dict[int, tuple[float, int]]:
+    def answer(self) -> tuple[float, list[int]] | None:
+        """Return when its agent ended and the exit codes of ranks that failed, None where the machine was killed."""
         assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], LIMIT)
+        if not ready:
+            self.kill()
+            return time.time(), [-signal.SIGKILL]
         line = self.process.stdout.readline()
-        return {int(rank): tuple(ended) for rank, ended in json.loads(line or "{}").items()}
+        return tuple(json.loads(line)) if line else None
 
     def kill(self) -> None:
         self.process.kill()
@@ -239,8 +240,8 @@ class Cases:
         for host in self.hosts:
             host.ask({**case, "resume": resume, "options": [*options, *["--resume"] * resume]})
 
-    def answers(self) -> dict[int, tuple[float, int]]:
-        return {rank: ended for host in self.hosts for rank, ended in host.answer().items()}
+    def answers(self) -> list[tuple[float, list[int]]]:
+        return [answer for host in self.hosts if (answer := host.answer()) is not None]
 
     def prepare(self, name: str) -> Path:
         folder = self.folder / name.replace(" ", "_")
@@ -256,16 +257,15 @@ class Cases:
         if name not in self.wholes:
             folder = self.prepare(name)
             self.launch(folder, "", -1, *options)
-            answers = self.answers()
-            if any(code for _, code in answers.values()):
-                raise SystemExit("\n".join((folder / f"{rank}.txt").read_text() for rank in answers))
+            if any(any(codes) for _, codes in self.answers()):
+                raise SystemExit("\n".join((folder / f"{rank}.txt").read_text() for rank in range(RANKS)))
             self.wholes[name] = folder / "run"
         return self.wholes[name]
 
     def try_case(self, phase: str, victim: int) -> list[str]:
         """A row of the table."""
         whole, folder, options = self.whole(phase), self.prepare(f"{phase} {victim}"), OPTIONS.get(phase, [])
-        self.launch(folder, phase, victim, *options, *["train.timeout=20s"] * (phase == "joining"))
+        self.launch(folder, phase, victim, *options, "train.timeout=20s")
         if phase in OUTSIDE:
             killed = self.break_from_outside(folder, phase)
         answers = self.answers()
@@ -273,21 +273,21 @@ class Cases:
             killed = float((folder / "killed").read_text())
         elif phase not in OUTSIDE:
             return [phase, str(victim), "–", "has no part in it", "", ""]
-        others = {rank: ended for rank, ended in answers.items() if rank != victim}
+        others = [rank for rank in range(RANKS) if rank != victim]
         if phase == "the cable":
             shell(f"ip -n {SPACES[1]} link set aurank1 up")
         for host in self.hosts:
             if host.process.poll() is not None:
                 host.start()
-        slowest = max(ended - killed for ended, _ in others.values())
-        codes = ", ".join(sorted({str(code) for _, code in others.values()}))
+        slowest = max(ended - killed for ended, _ in answers)
+        codes = ", ".join(sorted({str(code) for _, found in answers for code in found}))
         said = {line for rank in others for line in errors_in(folder / f"{rank}.txt")}
         for rank in others:
-            shutil.copy(folder / f"{rank}.txt", folder / f"{rank}.killed.txt")
+            if (folder / f"{rank}.txt").exists():
+                shutil.copy(folder / f"{rank}.txt", folder / f"{rank}.killed.txt")
         self.launch(folder, "", -1, *options, resume=True)
-        resumed = self.answers()
-        if any(code for _, code in resumed.values()):
-            went_on = "; ".join(line for rank in resumed for line in errors_in(folder / f"{rank}.txt"))
+        if any(any(codes) for _, codes in self.answers()):
+            went_on = "; ".join(line for rank in range(RANKS) for line in errors_in(folder / f"{rank}.txt"))
         else:
             went_on = same_run(folder / "run", whole)
         after = f"{slowest:.1f} s" if slowest > 0 else "before"
@@ -350,7 +350,7 @@ def main() -> None:
             held.enter_context(network())
         machines = Cases(folder, isolated)
         print(
-            "| phase | rank killed | others ended after | with | saying | resumed |\n|---|---|---|---|---|---|",
+            "| phase | rank killed | agents ended after | codes | saying | resumed |\n|---|---|---|---|---|---|",
             flush=True,
         )
         failed = False

@@ -21,7 +21,7 @@ from aurank.errors import AurankWarning, UserError
 from aurank.files import write_text
 
 if TYPE_CHECKING:
-    from aurank.evaluation.engine.process_group import ProcessGroup
+    from aurank.distributed import ProcessGroup
 
 LONGEST_LINE = 4000
 QUIET = 30.0  # seconds between two lines of progress where there is no terminal
@@ -180,7 +180,6 @@ def draw_measuring(
         group: processes that share the work; rank 0 alone draws and is given what is finished.
     """
     from aurank.commands import RunOptions
-    from aurank.commands.launched import leave
     from aurank.embedding.cache import default_cache
 
     flags = {name: f"--{name.replace('_', '-')}" for name, value in given.items() if value}
@@ -207,7 +206,7 @@ def draw_measuring(
         def pause(name: str, result: Any) -> None:
             progress.stop()
             if group is not None:
-                leave(group)  # the others are done
+                group.leave()  # the others are done
             if finished is not None:
                 finished(name, result)
 

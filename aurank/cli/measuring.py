@@ -207,7 +207,6 @@ def embed(
     aurank embed --model timm:resnet18 --data folder:photos --out photos_in_parts
     """
     from aurank.commands import embed_model, embed_to_folder
-    from aurank.commands.launched import leave
     from aurank.data.shards import SHARD_ROWS, require_folder
     from aurank.files import require_writable
 
@@ -226,7 +225,7 @@ def embed(
             embedded = embed_to_folder(model, images, out=out, shard_rows=shard_rows or SHARD_ROWS, running=running)
         else:
             embedded = embed_model(model, images, running=running)
-        leave(running.group)
+        running.group.leave()
         if running.group.rank > 0 or embedded is None:
             return
         if not in_parts:

@@ -2,18 +2,20 @@
 
 import inspect
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from aurank.cli.drawing import draw_measuring
 from aurank.errors import UserError
 from aurank.files import claimed
-from aurank.launched import launched
+
+if TYPE_CHECKING:
+    from aurank.distributed import ProcessGroup
 
 ConfigFile = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped one (aurank ls).")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Dotted overrides, such as optim.lr=1e-4.")]
@@ -134,18 +136,21 @@ def claimed_out(out: Path | None, *, is_file: bool = False) -> AbstractContextMa
     Raises:
         UserError: another command writes there; the line names its process.
     """
-    if out is None or (launched() > 1 and os.environ["RANK"] != "0"):
+    if out is None or os.environ.get("RANK", "0") != "0":
         return nullcontext()
     return claimed(out, is_file=is_file)
 
 
-def _launched() -> AbstractContextManager[Any]:
-    """Return a context with the group of the processes that were launched, None for one alone."""
-    if launched() == 1:
-        return nullcontext()
-    from aurank.commands.launched import launched_group
+@contextmanager
+def _launched() -> Iterator["ProcessGroup | None"]:
+    """A context with the group of the processes that were launched, None for one alone; all fail with one of them."""
+    if "MASTER_ADDR" not in os.environ:  # torch need not be imported
+        yield None
+        return
+    from aurank.distributed import joined
 
-    return launched_group()
+    with joined("6h") as group, group.failing_together():
+        yield group if group.size > 1 else None
 
 
 def whole_numbers(option: str, text: str) -> tuple[int, ...]:

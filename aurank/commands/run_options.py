@@ -13,6 +13,7 @@ from aurank.config import Config, DataConfig
 from aurank.config.schema import EvaluateConfig
 from aurank.data import ImageDataset, Manifest
 from aurank.data.saved_embeddings import MadeBy
+from aurank.distributed import ProcessGroup
 from aurank.embedding.cache import EmbeddingCache, Say, data_sha256, weights_sha256
 from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import Embedded, ModelImages, embed
@@ -26,7 +27,6 @@ from aurank.embedding.stored.stored_model import StoredModel
 from aurank.embedding.stored.trained_model import encoder_of, made_by, with_backbone
 from aurank.errors import UserError, first_line
 from aurank.evaluation.engine.inputs import ProgressCallback
-from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import ADAPTERS, check_model, load_model
 

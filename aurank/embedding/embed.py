@@ -19,12 +19,12 @@ from aurank.data.decode import MAX_PIXELS, quiet_decoding
 from aurank.data.manifest import pairs_among
 from aurank.data.prepared.store import PreparedImages
 from aurank.data.saved_embeddings import read_arrays
+from aurank.distributed import ProcessGroup
 from aurank.embedding.cache import EmbeddingCache, Piece
 from aurank.errors import AurankWarning, UserError
 from aurank.evaluation.engine.inputs import ProgressCallback, choose_devices
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.problem import RetrievalProblem
-from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.report import Report
 from aurank.files import replacing

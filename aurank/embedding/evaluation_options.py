@@ -8,8 +8,8 @@ import numpy as np
 
 from aurank.config import Config
 from aurank.data import Manifest
+from aurank.distributed import ProcessGroup
 from aurank.embedding.embed import Embedded
-from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.evaluation.metrics import hierarchical_names
 from aurank.evaluation.probes.result import ProbeResult
 from aurank.evaluation.report import Report

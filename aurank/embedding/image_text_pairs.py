@@ -12,11 +12,11 @@ from torch import Tensor
 from aurank.data import ImageDataset, Manifest
 from aurank.data.captions import text_key
 from aurank.data.manifest import first_seen
+from aurank.distributed import ProcessGroup
 from aurank.embedding.cache import Piece
 from aurank.embedding.embed import Embedded, described, embed, gather_pieces
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import ProgressCallback
-from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import PROMPTS, TwoWayReport, prompts, two_way, zero_shot
 from aurank.models.text_encoder import TwoTower

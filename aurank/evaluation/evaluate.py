@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Shaped
 
+from aurank.distributed import ProcessGroup
 from aurank.errors import UserError
 from aurank.evaluation.aggregate import MACRO, Classes, average, mean
 from aurank.evaluation.bootstrap import Resampling
@@ -26,8 +27,8 @@ from aurank.evaluation.engine.inputs import (
 )
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.problem import RetrievalProblem
-from aurank.evaluation.engine.process_group import ProcessGroup, require_equal
 from aurank.evaluation.engine.ranks import RankBlocks, Ranks, RankSource, query_columns
+from aurank.evaluation.engine.shards import require_equal
 from aurank.evaluation.hierarchy import SuperCategories
 from aurank.evaluation.index.approximate import index_report
 from aurank.evaluation.index.neighbours import Index

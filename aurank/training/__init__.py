@@ -9,8 +9,7 @@ if TYPE_CHECKING:
     from aurank.training.components import read_config
     from aurank.training.dry_run import rehearse
     from aurank.training.gradient_cache import GradientCache
-    from aurank.training.profiling.profile import profile_training
-    from aurank.training.profiling.report import TrainingProfile
+    from aurank.training.profile import TrainingProfile, profile_training
     from aurank.training.run import TrainResult, train
 
 __all__ = [
@@ -28,11 +27,11 @@ __all__ = [
 if not TYPE_CHECKING:  # reading a configuration needs neither accelerate nor matplotlib
     _HOMES = {
         "GradientCache": "gradient_cache:GradientCache",
-        "TrainingProfile": "profiling.report:TrainingProfile",
+        "TrainingProfile": "profile:TrainingProfile",
         "TrainResult": "run:TrainResult",
         "load": ".embedding.stored.trained_model:load",
         "load_pairs": ".embedding.stored.trained_model:load_pairs",
-        "profile_training": "profiling.profile:profile_training",
+        "profile_training": "profile:profile_training",
         "read_config": "components:read_config",
         "rehearse": "dry_run:rehearse",
         "train": "run:train",

@@ -16,7 +16,7 @@ from aurank.training.build import Splits, build_splits
 from aurank.training.checkpoints.state import seed_everything
 from aurank.training.loop import too_few_readable
 from aurank.training.optim import OPTIMISERS
-from aurank.training.processes import joined
+from aurank.training.processes import training_group
 from aurank.training.trainer import Trainer
 
 GIB = 2**30
@@ -82,7 +82,7 @@ def rehearse(config: Config) -> Rehearsal:
         >>> rehearsal.batch, rehearsal.images["test"]
         (16, 899)
     """
-    with joined(config.train.timeout):
+    with training_group(config):
         seed_everything(config.seed)
         splits = build_splits(config.data, seed=config.seed, texts=config.model.text is not None)
         return _rehearse(splits, Trainer(config, splits))

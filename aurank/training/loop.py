@@ -6,24 +6,20 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 
 from aurank.data import Batch, BatchLoader, ImageDataset, view_keys
 from aurank.embedding.stored.checkpoint import LAST, SUFFIX, save_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.files import write_text
-from aurank.launched import launched
 from aurank.losses.core.distributed import Shares
 from aurank.training.build import learning_rate
 from aurank.training.checkpoints.state import Progress, random_state
-from aurank.training.liveness import uninterrupted
 from aurank.training.logs import (
     NEIGHBOURS,
     MetricsFile,
@@ -32,7 +28,7 @@ from aurank.training.logs import (
     log_pictures,
 )
 from aurank.training.optim import set_learning_rate, update_average
-from aurank.training.processes import HostExchange, StopRequest
+from aurank.training.processes import StopRequest
 from aurank.training.trainer import Trainer
 from aurank.training.watch import LossWatch, SeenBatch
 
@@ -71,6 +67,7 @@ class Loop:
         listener: Listener | None = None,
     ) -> None:
         self.trainer = trainer
+        self.group = trainer.task.group
         self.out = out
         self.images = images
         self.progress = progress
@@ -155,21 +152,15 @@ class Loop:
         labels = self.trainer.train_data.manifest.labels
         return Shares([torch.from_numpy(labels[each.numpy()]) for each in rows], rows)
 
-    @cached_property
-    def _exchange(self) -> HostExchange | None:
-        return HostExchange(self.trainer.accelerator.device) if launched() > 1 else None
-
     def _large_enough(self, batches: Iterator[tuple[Drawn, list[np.ndarray]]]) -> Iterator[Drawn]:
         """The batches in which every process could read two images: a batch norm and a pair need as many."""
         passed: tuple[int, int] | None = None
         for drawn, parts in batches:
             (batch, epoch, index, _), views = drawn, self.trainer.views
-            rows = [batch.id]
-            if self._exchange is not None:
-                rows = self._exchange.rows(batch.id, at_most=max(map(len, parts)) * views)
+            rows = self.group.all_gather(batch.id)
             if min(map(len, rows)) >= 2 * views:
                 passed = None
-                yield drawn if self._exchange is None else drawn._replace(shares=self._shares_of_rows(rows))
+                yield drawn if len(parts) == 1 else drawn._replace(shares=self._shares_of_rows(rows))
             elif passed is None:
                 passed = epoch, index
             elif (epoch, index) >= (passed[0] + 1, passed[1]):
@@ -230,8 +221,9 @@ class Loop:
 
     def _report_bad(self, batch: SeenBatch, value: float) -> None:
         rows = dict.fromkeys(batch.ids.tolist())  # each once, in how many views it may be
-        paths = gather_object([self.trainer.train_data.manifest.paths[row] for row in rows])
-        value = next(one for one in gather_object([value]) if not math.isfinite(one))
+        everyone = self.group.all_gather((value, [self.trainer.train_data.manifest.paths[row] for row in rows]))
+        value = next(value for value, _ in everyone if not math.isfinite(value))
+        paths = [path for _, paths in everyone for path in paths]
         record_path = self.out / "diverged.json"
         if self.main:
             place = {"step": batch.step, "epoch": batch.epoch, "batch": batch.index}
@@ -345,7 +337,7 @@ class Loop:
         optimiser = trainer.optimiser_state() if name == "last" else {}
         parameters = itertools.chain(trainer.model.parameters(), trainer.loss.parameters())
         is_finite = all(bool(parameter.isfinite().all()) for parameter in parameters)
-        gathered = gather_object([(is_finite, random_state())])
+        gathered = self.group.all_gather((is_finite, random_state()))
         if not all(finite for finite, _ in gathered):
             if progress.step == 0:
                 raise UserError("the first weights are not finite; name another model.backbone or model.init_from")
@@ -377,8 +369,7 @@ class Loop:
                 "sampler": trainer.sampler.state_dict(),
                 "random": [state for _, state in gathered],
             }
-        with uninterrupted:
-            save_checkpoint(self.out / f"{name}{SUFFIX}", content)
+        save_checkpoint(self.out / f"{name}{SUFFIX}", content)
         self.listen("saved", {"name": name, "step": progress.step})
 
 

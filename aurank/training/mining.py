@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from aurank.config import Config
 from aurank.data import ImageDataset
+from aurank.distributed import ProcessGroup
 from aurank.embedding.embed import embed
 from aurank.errors import UserError
-from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.evaluation.index.neighbours import neighbours
 from aurank.losses.core.training_protocols import Reencodes
 from aurank.training.checkpoints.state import random_state, restore_random_state

@@ -1,27 +1,18 @@
-"""The processes of a run: how they join, agree, are asked to stop, and what is said when one of them is gone."""
+"""The processes of a run: how they join, agree and are asked to stop."""
 
-import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from accelerate.state import AcceleratorState, PartialState
-from accelerate.utils import gather_object
-from jaxtyping import Int64
-from torch import Tensor
+from accelerate.state import AcceleratorState
 
 from aurank.config import Config, config_difference
-from aurank.errors import AurankError, UserError
-from aurank.launched import launched
-from aurank.sizes import seconds
-from aurank.training.liveness import Liveness
-
-Result = TypeVar("Result")
+from aurank.distributed import ProcessGroup, joined, launched
+from aurank.errors import UserError
 
 INSISTING = (signal.SIGINT, signal.SIGTERM)
 # A closed terminal, which often sends it twice, and what schedulers send some time before they kill. Not on Windows.
@@ -64,54 +55,13 @@ def on_cpu() -> bool:
 
 
 @contextmanager
-def joined(timeout: str) -> Iterator[None]:
-    """Join the processes that were launched while the context lasts; of one alone, do nothing.
-
-    One that ends, or shows no sign of life, is named in one line, in every other. Accelerate keeps the settings of an
-    Accelerator in a class: they are reset in the end, as the next run may ask for others.
-
-    Raises:
-        AurankError: another process is gone, or does not come within ``timeout``.
-    """
+def training_group(config: Config) -> Iterator[ProcessGroup]:
+    """Join the processes that were launched to train; Accelerate forgets its settings in the end."""
     try:
-        if launched() == 1:
-            yield
-            return
-        with Liveness(timeout) as life:
-            given = {"store": life.store, "rank": life.rank, "world_size": life.size}
-            PartialState(cpu=on_cpu(), timeout=timedelta(seconds=seconds(timeout)), **given)
-            yield
+        with joined(config.train.timeout) as group:
+            yield group
     finally:
-        AcceleratorState._reset_state(reset_partial_state=False)
-
-
-def together(work: Callable[[], Result]) -> Result:
-    """Return what ``work`` returns; where it fails in one process, fail in all of them, with its message."""
-    try:
-        result = work()
-    except AurankError as error:
-        gather_object([(isinstance(error, UserError), f"rank {os.environ.get('RANK', '0')}: {error}")])
-        raise
-    failures: list[tuple[bool, str]] = gather_object([])
-    for mistake, text in failures:
-        raise UserError(text) if mistake else AurankError(text)
-    return result
-
-
-class HostExchange:
-    """Tells all processes which images each of them has, from host to host: no device is waited for."""
-
-    def __init__(self, device: torch.device) -> None:
-        # Processes that are joined by their devices alone cannot send what is on the host.
-        self._group: Any = None if device.type == "cpu" else torch.distributed.new_group(backend="gloo")
-
-    def rows(self, own: Int64[Tensor, " row"], *, at_most: int) -> list[Int64[Tensor, " row"]]:
-        """Return the rows of each process, of which none has more than ``at_most``."""
-        sent = torch.zeros(at_most + 1, dtype=torch.int64)
-        sent[0], sent[1 : len(own) + 1] = len(own), own
-        found = [torch.empty_like(sent) for _ in range(launched())]
-        torch.distributed.all_gather(found, sent, group=self._group)
-        return [each[1 : int(each[0]) + 1] for each in found]
+        AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def differences(saved: Config, given: Config) -> list[str]:
@@ -127,7 +77,7 @@ def differences(saved: Config, given: Config) -> list[str]:
 
 def require_same(config: Config, **others: object) -> None:
     """Raise UserError where the processes were started with different options, naming each of these and the ranks."""
-    everyone: list[tuple[Config, dict[str, object]]] = gather_object([(config, others)])
+    everyone: list[tuple[Config, dict[str, object]]] = ProcessGroup(None).all_gather((config, others))
     first, first_others = everyone[0]
     for rank, (settings, values) in enumerate(everyone):
         found = differences(first, settings)

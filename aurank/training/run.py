@@ -10,18 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accelerate.state import PartialState
-from accelerate.utils import gather_object
 from torch import Tensor
 
 from aurank.config import Config, DataConfig, dump_config
 from aurank.data import Manifest
 from aurank.data.checks.contents import contents
 from aurank.data.prepared.store import PreparedImages
+from aurank.distributed import ProcessGroup
 from aurank.embedding.evaluation_options import try_evaluation
 from aurank.embedding.from_config import build_dataset, open_prepared
 from aurank.embedding.stored.checkpoint import BEST, load_checkpoint, load_weights, model_weights
-from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import claimed, remove_temporaries, write_text
@@ -38,7 +36,7 @@ from aurank.training.checkpoints.resume import (
 from aurank.training.checkpoints.state import Progress, seed_everything, seed_stream
 from aurank.training.components import read_config
 from aurank.training.loop import Listener, Loop
-from aurank.training.processes import joined, require_same, together
+from aurank.training.processes import require_same, training_group
 from aurank.training.tasks import TestResult
 from aurank.training.trainer import Trainer
 
@@ -115,21 +113,20 @@ def train(
         config = read_config(config, overrides)
     out = Path(out)
     with ExitStack() as held:
-        held.enter_context(joined(config.train.timeout))
+        group = held.enter_context(training_group(config))
         require_same(config, **{"--out": str(out), "--resume": resume})
 
         def begin() -> Resumed | None:
             require_usable(out, resume)  # before anything is written there
-            main = PartialState().is_main_process
-            if main:
+            if group.rank == 0:
                 held.enter_context(claimed(out))
             resumed = prepare_folder(config, out, resume)
-            if main:
+            if group.rank == 0:
                 for folder in (out, *out.glob("two_way/*")):
                     remove_temporaries(folder)
             return resumed
 
-        resumed = together(begin)
+        resumed = group.together(begin)
         found = None if resumed is None else resumed.state["progress"]["step"]
         require_same(config, **{"the step of the checkpoint in --out, a folder that all processes share": found})
         started = time.perf_counter()
@@ -142,8 +139,9 @@ def train(
 def _prepare_loop(config: Config, out: Path, resumed: Resumed | None, listener: Listener | None) -> tuple[Loop, Splits]:
     """Build the components of the run, restore what it goes on from, and write its configuration."""
     seed_everything(config.seed)
-    splits = together(lambda: build_splits(config.data, seed=config.seed, texts=config.model.text is not None))
-    prepared, data = together(lambda: _contents(config, splits.whole))
+    group = ProcessGroup(None)
+    splits = group.together(lambda: build_splits(config.data, seed=config.seed, texts=config.model.text is not None))
+    prepared, data = group.together(lambda: _contents(config, splits.whole))
     require_same(config, images=splits.whole.sha256[:12], **{"prepared images": data.get("pixels", "")[:12]})
     if resumed is not None:
         require_same_data(resumed, splits.whole, data)
@@ -185,7 +183,8 @@ def _run(loop: Loop, splits: Splits, started: float) -> TrainResult:
     first_step = progress.step
     stopped_by = loop.run()
     training_seconds = time.perf_counter() - started
-    skipped = {"train": len(set(gather_object(trainer.train_data.skipped)))}
+    unread = trainer.task.group.all_gather(trainer.train_data.skipped)
+    skipped = {"train": len({row for rows in unread for row in rows})}
     if trainer.val_data is not None:
         skipped["validation"] = len(trainer.val_data.skipped)
     tested = TestResult()

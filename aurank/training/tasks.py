@@ -13,6 +13,7 @@ from aurank.config import Config
 from aurank.data import ImageDataset, Manifest
 from aurank.data.captions import PADDING
 from aurank.data.saved_embeddings import EmbeddingDataset
+from aurank.distributed import ProcessGroup
 from aurank.embedding.embed import Embedded, embed
 from aurank.embedding.evaluation_options import (
     evaluate_together,
@@ -24,7 +25,6 @@ from aurank.embedding.from_config import Towers
 from aurank.embedding.image_text_pairs import EmbeddedPairs, embed_pairs, reports_by_group, texts_of
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Codes
-from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import DIRECTIONS, TwoWayReport
 from aurank.models import Encoder, TwoTower

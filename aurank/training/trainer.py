@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from aurank.config import Config
 from aurank.data import Batch, MultiCrop, Sampler
 from aurank.data.prepared.store import PreparedImages
+from aurank.distributed import launched
 from aurank.embedding.from_config import (
     build_dataset,
     build_encoder,
@@ -27,7 +28,6 @@ from aurank.embedding.from_config import (
 )
 from aurank.embedding.image_text_pairs import require_pairs, texts_of
 from aurank.errors import UserError
-from aurank.launched import launched
 from aurank.losses import MultipleLosses
 from aurank.losses.core.distributed import Gather, Shares
 from aurank.losses.core.takes_inputs import TakesInputs

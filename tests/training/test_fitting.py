@@ -22,7 +22,7 @@ from aurank.training.checkpoints.resume import Resumed, restore
 from aurank.training.checkpoints.state import Progress
 from aurank.training.components import read_config
 from aurank.training.loop import Loop
-from aurank.training.processes import joined
+from aurank.training.processes import training_group
 from aurank.training.trainer import Trainer
 
 CONFIG = tiny_config(
@@ -43,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trainer(run: Path) -> Iterator[Trainer]:
     config = read_config(CONFIG)
-    with joined(config.train.timeout):
+    with training_group(config):
         yield Trainer(config, build_splits(config.data, seed=config.seed))
 
 

@@ -17,7 +17,7 @@ from aurank.embedding.from_config import build_dataset, fill_preprocessing
 from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.training import read_config, rehearse
 from aurank.training.build import build_splits
-from aurank.training.processes import joined
+from aurank.training.processes import training_group
 from aurank.training.trainer import Trainer
 
 HARD = {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 5, "num_neighbours": 7}}
@@ -29,7 +29,7 @@ def test_nearest_images_are_those_of_all_others_under_the_evaluation_transform(t
     data = {"name": "folder", "root": str(tmp_path), "on_error": "skip", "channels": 3}
     config = fill_preprocessing(read_config(tiny_config(data=data, sampler=HARD)))
     data_set = build_dataset(config.data, build_splits(config.data, seed=3).train, train=False)
-    with joined("1min"):
+    with training_group(config):
         trainer = Trainer(config, build_splits(config.data, seed=3))
         assert isinstance(trainer.sampler, HardNegativeSampler)
         found = trainer.sampler.neighbours(20)

@@ -9,11 +9,11 @@ from testing.tiny import tiny_config
 from torch import nn
 
 from aurank.data import READERS, ImageDataset, Manifest
+from aurank.distributed import ProcessGroup
 from aurank.embedding.embed import Embedded
 from aurank.embedding.from_config import build_dataset, with_preprocessing
 from aurank.embedding.image_text_pairs import EmbeddedPairs
 from aurank.errors import AurankError
-from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.training import read_config, tasks
 from aurank.training.run import _read_once

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float64, Int64, Integer
 from torch import Tensor
 
+from aurank.distributed import ProcessGroup
 from aurank.evaluation.engine.codes import (
     BOTH,
     HIGH,
@@ -35,7 +36,6 @@ from aurank.evaluation.engine.exact import ExactScores
 from aurank.evaluation.engine.inputs import ProgressCallback, Vectors
 from aurank.evaluation.engine.kernels import Counted, Edges, make_kernel
 from aurank.evaluation.engine.positives import SortedProblem
-from aurank.evaluation.engine.process_group import ProcessGroup
 from aurank.evaluation.engine.tiles import Round, Tiling, consecutive
 
 Tier: TypeAlias = str | torch.dtype | None  # products of codes, products of features of a type, or exact scores

@@ -15,14 +15,15 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from aurank.distributed import ProcessGroup
 from aurank.evaluation.engine.counting import NEAR, Tile, exclude
 from aurank.evaluation.engine.exact import ExactScores
 from aurank.evaluation.engine.inputs import ProgressCallback, byte_count
 from aurank.evaluation.engine.kernels import importable
 from aurank.evaluation.engine.positives import require_room, sort_by_label
 from aurank.evaluation.engine.problem import RetrievalProblem
-from aurank.evaluation.engine.process_group import ProcessGroup, gather_shards
 from aurank.evaluation.engine.scores import full_precision
+from aurank.evaluation.engine.shards import gather_shards
 
 SIDE, SMALLEST = 4096, 64  # of a tile
 SCORE_BYTES = 64  # of a score in a tile: its product, where that lies, and all of a near pair

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 
+from aurank.distributed import ProcessGroup
 from aurank.errors import UserError
 from aurank.evaluation.engine.counting import Counts, count_negatives
 from aurank.evaluation.engine.exact import ExactScores
@@ -23,8 +24,8 @@ from aurank.evaluation.engine.inputs import Devices, Embeddings, Integers, Progr
 from aurank.evaluation.engine.kernels import check_backend, importable
 from aurank.evaluation.engine.positives import POSITIVE_BYTES, require_room, sort_by_label
 from aurank.evaluation.engine.problem import RetrievalProblem
-from aurank.evaluation.engine.process_group import ProcessGroup, gather_shards, require_equal
 from aurank.evaluation.engine.scores import full_precision, one_thread_each
+from aurank.evaluation.engine.shards import gather_shards, require_equal
 from aurank.evaluation.engine.tiles import Tiling, consecutive, tile_memory
 
 # For each device, where torch counts: while a GPU computes one tile, the next is made ready.

@@ -1,10 +1,14 @@
-"""Who counts together: one process, or all of an initialised `torch.distributed` group."""
+"""Several processes: how they join, share work and exchange what they have, over torch.distributed.
 
-import hashlib
+torchrun (or Accelerate) starts them, ends the others when one has failed, and starts them again (--max-restarts).
+"""
+
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,12 +16,78 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Integer
 
-from aurank.arrays import MappedRows
 from aurank.errors import AurankError, UserError, first_line
-from aurank.evaluation.engine.problem import RetrievalProblem
+from aurank.sizes import seconds
 
 Item = TypeVar("Item")
 SENT = 2**25  # bytes of rows that are sent at a time
+_LOST = ("Connection closed", "Connection reset", "Broken pipe", "unreachable", "gloo", "NCCL", "imed out")
+
+
+def launched() -> int:
+    """Return how many processes torchrun, Accelerate or a script launched to join; 1 for one by itself.
+
+    Example:
+        >>> launched()
+        1
+    """
+    is_launched = all(name in os.environ for name in ("RANK", "MASTER_ADDR"))
+    return int(os.environ.get("WORLD_SIZE", "1")) if is_launched else 1
+
+
+@contextmanager
+def joined(timeout: str) -> Iterator["ProcessGroup"]:
+    """Join the processes that were launched while the context lasts; of one alone, do nothing.
+
+    Each takes the GPU of its number on its machine.
+
+    Args:
+        timeout: until all have come, and of one exchange, as "30min".
+
+    Raises:
+        AurankError: another process is gone, or does not come.
+
+    Example:
+        >>> with joined("10min") as group:
+        ...     group.size
+        1
+    """
+    if launched() == 1:
+        yield ProcessGroup(False)
+        return
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=seconds(timeout)))
+    except (RuntimeError, ValueError) as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
+        raise AurankError(
+            f"rank {os.environ['RANK']} did not meet the other {launched() - 1} processes at {place} within {timeout} "
+            f"({first_line(error)}); look at what they say, or unset WORLD_SIZE where there are none"
+        ) from error
+    try:
+        with _explained():
+            yield ProcessGroup(None)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Raise _LostError for what torch.distributed raises where another process is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not (isinstance(error, dist.DistError) or any(text in str(error) for text in _LOST)):
+            raise
+        rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK")
+        said = first_line(error).rpartition("] ")[2].partition(". ")[0]
+        raise _LostError(
+            f"rank {rank} has stopped: another rank is gone ({said}); look at that rank's own message, then "
+            "give the same command again, aurank train with --resume"
+        ) from error
 
 
 class ProcessGroup:
@@ -53,7 +123,7 @@ class ProcessGroup:
         """Return what every process gave, in the order of ranks; raise the error of one that failed meanwhile."""
         found: list[Any] = [value] * self.size
         if self.size > 1:
-            with self._all_present():
+            with _explained():
                 dist.all_gather_object(found, value)
         for rank, one in enumerate(found):
             if isinstance(one, _Failure):
@@ -85,6 +155,13 @@ class ProcessGroup:
             if isinstance(error, AurankError) or isinstance(common, _LostError):
                 raise common from None
 
+    def together(self, work: Callable[[], Item]) -> Item:
+        """Return what ``work`` returns; where it fails in one process, fail in all, with its message."""
+        with self.failing_together():
+            result = work()
+            self.barrier()
+            return result
+
     def in_first(self, work: Callable[[], Item]) -> Item:
         """Return in all processes what `work` returns in the first; where it fails there, fail in all."""
         with self.failing_together():
@@ -96,7 +173,7 @@ class ProcessGroup:
         if self.size > 1:
             self.barrier()
             total = torch.from_numpy(counts).to(self.device)
-            with self._all_present():
+            with _explained():
                 dist.all_reduce(total)
             counts[:] = total.cpu().numpy()
 
@@ -133,7 +210,7 @@ class ProcessGroup:
                     sent = torch.empty((place.stop - start, *own.shape[1:]), dtype=own.dtype, device=self.device)
                 if self.size > 1:
                     self.barrier()  # nobody has failed on the part before, or has no room for this one
-                    with self._all_present():
+                    with _explained():
                         dist.broadcast(sent, src=rank)
                 yield place, sent
 
@@ -144,19 +221,15 @@ class ProcessGroup:
             self.barrier()
         for tensor in every:
             sent = tensor.detach().to(self.device).contiguous()
-            with self._all_present():
+            with _explained():
                 dist.broadcast(sent, src=0)
             tensor.detach().copy_(sent)
 
-    @contextmanager
-    def _all_present(self) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            raise _LostError(
-                f"rank {self.rank} of {self.size} has stopped: another rank is gone ({first_line(error)}); look at "
-                "that rank's own message, and start again"
-            ) from error
+    def leave(self) -> None:
+        """Let this process go on alone, with the rank that it had: nothing from here on waits for others."""
+        if self.size > 1:
+            self.size = 1
+            dist.destroy_process_group()
 
 
 class _LostError(AurankError):
@@ -180,66 +253,3 @@ class _Failure:
 def _said(error: Exception) -> str:
     """Return an error that aurank understands as it is; of another its type too."""
     return str(error) if isinstance(error, AurankError) else f"{type(error).__name__}: {first_line(error)}"
-
-
-def gather_shards(group: ProcessGroup, problem: RetrievalProblem, *, shards: bool) -> RetrievalProblem:
-    """Return the problem as if one process had all rows of both sides.
-
-    A side that all processes hold alike is taken as it is; else it is in shards, which are put together in the order of
-    ranks, as all sides are if `shards`. UserError where processes disagree on what is given, its type or its width, and
-    where they hold the same labels for other embeddings: copies that differ, which must not pass for shards.
-    """
-    whole: dict[str, Any] = {}
-    for side, names in (
-        ("query", ("embeddings", "labels", "ids", "groups")),
-        ("gallery", ("gallery", "gallery_labels", "gallery_ids", "gallery_groups")),
-    ):
-        given = [getattr(problem, name) for name in names]
-        arrays = [array if array is None or hasattr(array, "shape") else np.asarray(array) for array in given]
-        kinds = [None if array is None else (str(array.dtype), tuple(array.shape[1:])) for array in arrays]
-        _check_equal(group, kinds, f"the types and widths of the {side} side (embeddings, labels, ids, groups)")
-        digests = group.all_gather([_digest(array) for array in arrays])
-        copies = all(other == digests[0] for other in digests)
-        if not shards and not copies and all(other[1:] == digests[0][1:] for other in digests):
-            raise UserError(
-                f"all ranks gave the same {side} labels and ids, but other embeddings: give every rank its own rows, "
-                'or all the very same; distributed="shards" says that these are different rows'
-            )
-        for name, array in zip(names, arrays, strict=True):
-            whole[name] = array if array is None or (copies and not shards) else group.concatenate(array)
-    return replace(problem, **whole)
-
-
-def require_equal(group: ProcessGroup, **settings: Any) -> None:
-    """Raise UserError where processes were called with different settings."""
-    for name, value in settings.items():
-        plain = value if value is None or isinstance(value, str | int | float | tuple) else _digest(value)
-        _check_equal(group, plain, name)
-
-
-def _check_equal(group: ProcessGroup, value: Any, what: str) -> None:
-    given = group.all_gather(value)
-    for rank, other in enumerate(given):
-        if other != given[0]:
-            raise UserError(f"{what} must be the same on all ranks: rank 0 has {given[0]}, rank {rank} has {other}")
-
-
-def _digest(array: Any) -> str | None:
-    if array is None:
-        return None
-    if isinstance(array, MappedRows):
-        return _digest_of_mapped(array)
-    plain = array.detach().cpu() if isinstance(array, torch.Tensor) else np.asarray(array)
-    bits = plain.contiguous().view(torch.uint8).numpy() if isinstance(plain, torch.Tensor) else plain
-    digest = hashlib.sha256(repr((tuple(plain.shape), str(plain.dtype))).encode())
-    digest.update(np.ascontiguousarray(bits).data)
-    return digest.hexdigest()
-
-
-def _digest_of_mapped(rows: MappedRows) -> str:
-    """Return the digest that the rows have in memory, read a block at a time."""
-    digest = hashlib.sha256(repr((tuple(rows.shape), str(rows.dtype))).encode())
-    step = max(1, SENT // max(1, rows.shape[1] * rows.itemsize))
-    for start in range(0, len(rows), step):
-        digest.update(np.ascontiguousarray(rows[start : start + step]).data)
-    return digest.hexdigest()

@@ -1,0 +1,436 @@
+"""``profile``: real steps of a run that leave nothing behind, what each of their parts takes, and what to change."""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import profile as tracing
+
+from aurank.config import Config
+from aurank.distributed import ProcessGroup
+from aurank.errors import AurankError, UserError
+from aurank.files import replacing, require_writable
+from aurank.losses import CrossBatchMemory
+from aurank.training.build import build_splits
+from aurank.training.checkpoints.state import Progress, seed_everything
+from aurank.training.loop import Drawn, Loop
+from aurank.training.processes import require_same, training_group
+from aurank.training.trainer import Trainer
+from aurank.training.watch import SeenBatch
+
+WARM_UP = 5
+FURTHER = 10  # steps at most of each further measurement
+TRACED = 3  # steps of a trace: more make files that no viewer opens
+GIB = 2**30
+PHASES = {
+    "data": "waiting for data",
+    "sampler": "mining by the sampler",
+    "forward": "forward",
+    "loss": "loss and miner",
+    "backward": "backward",
+    "optimiser": "optimiser",
+    "rest": "the rest (Python, log)",
+}
+"""The names of the phases, and what they are called where they are shown, in the order of a step."""
+ADVICE = {
+    "data": "more data.workers (now {workers}, for {processors} processors), data.cache or aurank data prepare",
+    "sampler": "a larger refresh_every of the sampler",
+    "forward": "a smaller model.backbone or data.image_size, model.freeze, on a GPU train.mixed_precision=bf16 or "
+    "train.compile=true",
+    "loss": "a smaller sampler.batch or memory.size, another loss",
+    "backward": "what shortens the forward pass; of several processes a larger sampler.batch or train.accumulate, as "
+    "they exchange gradients here",
+    "optimiser": "optim.name=adamw, adam or sgd, which are fused; fewer trained weights (model.freeze, model.lora)",
+    "rest": "a larger train.log_every or sampler.batch",
+}
+"""For each phase the settings that would change it."""
+StepListener = Callable[[str, int, int], None]
+"""Called with what is measured, how many of its steps are done and how many there are."""
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """Seconds a step: their mean, median and the time that nine of ten steps stay below.
+
+    Example:
+        >>> PhaseTime.of([0.25, 0.25, 1.0]).mean
+        0.5
+    """
+
+    mean: float
+    median: float
+    p90: float
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> "PhaseTime":
+        return cls(float(np.mean(seconds)), float(np.median(seconds)), float(np.quantile(seconds, 0.9)))
+
+
+@dataclass(frozen=True)
+class TrainingProfile:
+    """Where the time of a training step went, in seconds.
+
+    Attributes:
+        device: what it ran on, in words.
+        own_seconds: of each process, the mean of a step before its backward pass, in which it waits for the others.
+        images: the mean of a step, over all processes.
+        phases: of a step of the main process; their means add up to that of ``step``.
+        data_alone: of a step's batches from the loader while nothing else runs.
+        step_alone: of a step on one batch again and again, without any loader beside it.
+        memory: bytes at most, of one process and of its GPU if it has one.
+        notices: what to know of the figures, and what of the run is not in them.
+        is_main: whether this is the process that has to print.
+
+    Example:
+        >>> second = PhaseTime(1.0, 1.0, 1.0)
+        >>> profile = TrainingProfile(
+        ...     device="cpu", own_seconds=[1.0], workers=0, unit="images", images=64.0, steps=5, step=second,
+        ...     phases={"data": PhaseTime(0.4, 0.4, 0.4), "loss": PhaseTime(0.6, 0.6, 0.6)},
+        ...     data_alone=0.4, step_alone=0.6, memory={},
+        ... )
+        >>> profile.images_per_second, profile.bottleneck, profile.bound, profile.share("data")
+        (64.0, 'loss', 0.6, 0.4)
+    """
+
+    device: str
+    own_seconds: list[float]
+    workers: int
+    unit: str
+    images: float
+    steps: int
+    step: PhaseTime
+    phases: dict[str, PhaseTime]
+    data_alone: float
+    step_alone: float
+    memory: dict[str, int]
+    notices: list[str] = field(default_factory=list)
+    is_main: bool = True
+
+    @property
+    def images_per_second(self) -> float:
+        """Images of all processes, or pairs, by the mean of the steps."""
+        return self.images / self.step.mean
+
+    @property
+    def bottleneck(self) -> str:
+        """The phase that bounds training: the data where reading them alone takes longer than the step alone."""
+        if self.data_alone > self.step_alone:
+            return "data"
+        return max((name for name in self.phases if name != "data"), key=lambda name: self.phases[name].mean)
+
+    @property
+    def bound(self) -> float:
+        """Seconds of a step if reading and computing hid behind each other: the longer of both alone."""
+        return max(self.data_alone, self.step_alone)
+
+    def share(self, name: str) -> float:
+        """The share of a phase in the time of all steps."""
+        return self.phases[name].mean / self.step.mean
+
+    @property
+    def advice(self) -> list[str]:
+        """What would change the phases that take most, at most three."""
+        by_share = sorted(self.phases, key=self.share, reverse=True)
+        worth = [name for name in by_share if self.share(name) >= 0.1] or by_share[:1]
+        named = {"workers": self.workers, "processors": processors()}
+        return [f"{name}: {100 * self.share(name):.0f} %; try {ADVICE[name].format(**named)}" for name in worth[:3]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        extra = {name: getattr(self, name) for name in ("images_per_second", "bottleneck", "bound", "advice")}
+        return {name: value for name, value in {**asdict(self), **extra}.items() if name != "is_main"}
+
+    def __str__(self) -> str:
+        processes = len(self.own_seconds)
+        where = f"{self.device}, {processes} process{'es' * (processes > 1)}, data.workers={self.workers}"
+        steps = f"{self.steps} steps of {self.images:,.0f} {self.unit}, after {WARM_UP} to warm up; {where}"
+        lines = [*wrap(steps, 80), "", f"{'':<24}{'ms a step':>10}{'share':>9}{'median':>11}{'90 %':>11}"]
+        for name, text in [*PHASES.items(), ("step", "step")]:
+            seconds = self.step if name == "step" else self.phases[name]
+            share = "" if name == "step" else f"{100 * self.share(name):.0f} %"
+            if seconds.mean > 0:
+                rest = f"{1000 * seconds.median:>11,.1f}{1000 * seconds.p90:>11,.1f}"
+                lines.append(f"{text:<24}{1000 * seconds.mean:>10,.1f}{share:>9}{rest}")
+        alone = {"now": self.step.mean, "data alone": self.data_alone, "step alone": self.step_alone}
+        lines += ["", f"{'':<24}{'ms a step':>10}{f'{self.unit}/s':>13}"]
+        for name, mean in {**alone, "bound": self.bound}.items():
+            lines.append(f"{name:<24}{1000 * mean:>10,.1f}{self.images / mean:>13,.0f}")
+        memory = ", ".join(f"{size / GIB:.2f} GiB {name}" for name, size in self.memory.items())
+        said = [part for text in (*self.advice, *self.notices) for part in wrap(text, 80, subsequent_indent="  ")]
+        return "\n".join([*lines, f"{'memory at most':<24}{memory}", "", *said])
+
+
+class Phases:
+    """A clock that is in exactly one phase at any time: a phase within another takes its time away from it.
+
+    On a GPU it waits for the device between phases. In a trace of torch.profiler the phases stand by their names.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._current, self._since = "rest", time.perf_counter()
+        self.steps: list[dict[str, float]] = [dict.fromkeys(PHASES, 0.0)]
+
+    def _enter(self, name: str) -> str:
+        """Begin a phase; return the one before."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        now, before = time.perf_counter(), self._current
+        self.steps[-1][before] += now - self._since
+        self._current, self._since = name, now
+        return before
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """A context whose time is the phase's, but for that of the phases within."""
+        before = self._enter(name)
+        try:
+            with record_function(f"aurank: {name}"):
+                yield
+        finally:
+            self._enter(before)
+
+    def end_step(self) -> None:
+        """End a step; the next one begins."""
+        self._enter(self._current)
+        self.steps.append(dict.fromkeys(PHASES, 0.0))
+
+    @contextmanager
+    def around(self, trainer: Trainer) -> Iterator[None]:
+        """Put the phases around the parts of a trainer; ordinary training knows nothing of them."""
+
+        def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*given: Any, **named: Any) -> Any:
+                with self(name):
+                    return function(*given, **named)
+
+            return call
+
+        parts = {"embed": "forward", "forward": "loss", "backward": "backward", "update": "optimiser"}
+        for method, name in parts.items():  # what is left of `forward` without `embed` is the loss
+            setattr(trainer, method, timed(name, getattr(trainer, method)))
+        try:
+            yield
+        finally:
+            for method in parts:
+                delattr(trainer, method)
+
+
+class _MeasuredLoop(Loop):
+    """The loop of training for a number of steps, without validations and checkpoints.
+
+    Args:
+        again: a batch that takes the place of all others.
+    """
+
+    def __init__(self, trainer: Trainer, progress: Progress, phases: Phases, steps: int, again: Drawn | None) -> None:
+        with tempfile.TemporaryDirectory(prefix="aurank-profile-") as folder:  # the log's name goes, its file stays
+            super().__init__(trainer, Path(folder), {}, progress=progress)
+        self.phases, self.again, self.left, self.drawn = phases, again, steps, 0
+        self.mining_seconds = 0.0
+        self.first: Drawn | None = again
+
+    @property
+    def finished(self) -> bool:
+        return self.left <= 0
+
+    def save(self, name: str) -> None:
+        """Save nothing."""
+
+    def _after_step(self) -> None:
+        """Neither validate nor save."""
+
+    def _report_bad(self, batch: SeenBatch, value: float) -> None:
+        raise AurankError(
+            f"the loss is {value} at step {batch.step} of the profile; aurank train, which stops there too, says which "
+            "images were in the batch"
+        )
+
+    def _refresh(self) -> bool:
+        if self.again is not None or self.trainer.sampler.refresh_every is None:
+            return False
+        started = time.perf_counter()
+        with self.phases("sampler"):
+            due = super()._refresh()
+        self.mining_seconds = time.perf_counter() - started if due else self.mining_seconds
+        return due
+
+    def _batches(self) -> Iterator[Drawn]:
+        batches = None if self.again is not None else super()._batches()
+        while True:
+            with self.phases("data"):
+                drawn = self.again if batches is None else next(batches, None)
+            if drawn is None:
+                return
+            self.first = self.first or drawn
+            self.drawn += len(drawn.batch.id) // self.trainer.views
+            yield drawn
+
+    def _step(self, batches: Iterator[Drawn]) -> None:
+        super()._step(batches)
+        self.phases.end_step()
+        self.left -= 1
+
+
+def profile_training(
+    config: Config, *, steps: int = 50, trace: Path | None = None, listener: StepListener | None = None
+) -> TrainingProfile:
+    """Train for a few steps, to say where their time goes; nothing is written but the trace.
+
+    Beside the steps as they are, the loader alone is measured, and steps on one batch again and again.
+
+    Args:
+        config: what `read_config` returns.
+        steps: measured ones, after a warm-up.
+        trace: a file for a trace (.json, for Chrome or Perfetto) of three further steps, of the main process.
+        listener: called with what is measured, how much of it is done and how much there is, in the main process.
+
+    Raises:
+        UserError: whatever a real run would raise before its first step.
+        AurankError: the loss is not finite, or the trace cannot be written.
+
+    Example:
+        >>> from aurank.training import read_config
+        >>> config = {
+        ...     "data": {"name": "digits", "image_size": 16, "channels": 1},
+        ...     "model": {"backbone": "test_resnet", "pretrained": False, "dim": 8},
+        ...     "sampler": {"batch": 16}, "loss": {"name": "smooth_ap"}, "optim": {"lr": 1e-3}, "train": {"steps": 2},
+        ... }
+        >>> profile = profile_training(read_config(config), steps=2)
+        >>> abs(sum(phase.mean for phase in profile.phases.values()) - profile.step.mean) < 1e-9
+        True
+    """
+    if steps < 1:
+        raise UserError(f"steps must be at least 1, got {steps}")
+    if trace is not None:
+        require_writable(trace, suffix=".json", option="--trace")
+    # For all that is measured, and what workers read ahead: a step of a longer run takes as long.
+    least = steps + 200 + 20 * config.data.workers
+    train = config.train.model_copy(update={"steps": max(least, config.train.steps), "trackers": []})
+    config = config.model_copy(update={"train": train})
+    with training_group(config) as group:
+        require_same(config, **{"--steps": steps, "--trace": str(trace)})
+        seed_everything(config.seed)
+        splits = build_splits(config.data, seed=config.seed, texts=config.model.text is not None)
+        return _measured(Trainer(config, splits), group, steps, trace, listener or (lambda stage, done, total: None))
+
+
+def _measured(
+    trainer: Trainer, group: ProcessGroup, steps: int, trace: Path | None, listen: StepListener
+) -> TrainingProfile:
+    progress, phases, workers = Progress(), Phases(trainer.accelerator.device), trainer.config.data.workers
+    memory = trainer.loss if isinstance(trainer.loss, CrossBatchMemory) else None
+    if memory is not None:
+        memory.start_at = min(memory.start_at, 1)  # as it is in most of the run
+    listen("steps", 0, steps)
+    first = _run(trainer, progress, phases, WARM_UP + steps)
+    measured = phases.steps[WARM_UP : WARM_UP + steps]
+    images = first.drawn / (WARM_UP + steps)
+    used = _memory(trainer.accelerator.device)
+    if trace is not None and group.rank == 0:
+        with _traced(trace):
+            _run(trainer, progress, phases, TRACED)
+    elif trace is not None:
+        _run(trainer, progress, phases, TRACED)
+    further = max(2, min(FURTHER, steps))
+    listen("steps on one batch", 0, further)
+    phases.steps = [dict.fromkeys(PHASES, 0.0)]
+    _run(trainer, progress, phases, 1 + further, again=first.first)
+    step_alone = sum(sum(step.values()) for step in phases.steps[1 : 1 + further]) / further
+    listen("data alone", 0, further)
+    data_alone = _read_alone(trainer, progress, further * trainer.config.train.accumulate) / further
+    own = sum(step[name] for step in measured for name in ("data", "sampler", "forward", "loss")) / steps
+    everyone = group.all_gather((own, used, images, step_alone, data_alone))
+    owns, memories, counts, steps_alone, data = zip(*everyone, strict=True)
+    notices = [*trainer.notices]
+    if max(owns) > 1.1 * float(np.median(owns)):
+        slowest = owns.index(max(owns))
+        notices.insert(0, f"rank {slowest} is the slowest before its backward pass: the others wait for it")
+    if first.mining_seconds:
+        every = trainer.sampler.refresh_every or 1
+        notices.insert(0, f"mining took {first.mining_seconds:.1f} s, every {every} steps")
+    if memory is not None and not memory.has_been_filled:
+        notices.insert(0, f"the memory of {memory.memory_size:,} embeddings was not full yet: later steps rank more")
+    return TrainingProfile(
+        device=_device(trainer.accelerator.device),
+        own_seconds=list(owns),
+        workers=workers,
+        unit=trainer.task.unit,
+        images=sum(counts),
+        steps=steps,
+        step=PhaseTime.of([sum(step.values()) for step in measured]),
+        phases={name: PhaseTime.of([step[name] for step in measured]) for name in PHASES},
+        data_alone=max(data),
+        step_alone=max(steps_alone),
+        memory={name: max(each[name] for each in memories) for name in used},
+        notices=notices,
+        is_main=group.rank == 0,
+    )
+
+
+def _run(
+    trainer: Trainer, progress: Progress, phases: Phases, steps: int, *, again: Drawn | None = None
+) -> _MeasuredLoop:
+    loop = _MeasuredLoop(trainer, progress, phases, steps, again)
+    with phases.around(trainer):
+        if loop.run() is not None:
+            raise KeyboardInterrupt
+    return loop
+
+
+@contextmanager
+def _traced(path: Path) -> Iterator[None]:
+    """Write a trace of torch.profiler of what happens in the context."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it tells of its own doings, and of a GPU that is not there
+    cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+    with tracing(activities=[ProfilerActivity.CPU, *cuda]) as trace:
+        yield
+    with tempfile.TemporaryDirectory(prefix="aurank-profile-") as folder:
+        trace.export_chrome_trace(f"{folder}/trace.json")
+        with replacing(path) as file:
+            file.write(Path(folder, "trace.json").read_bytes())
+
+
+def _read_alone(trainer: Trainer, progress: Progress, batches: int) -> float:
+    """Return the seconds that the loader takes for so many batches when nothing else is done."""
+    loop = _MeasuredLoop(trainer, progress, Phases(torch.device("cpu")), 0, None)
+    if loop.metrics is not None:
+        loop.metrics.close()
+    drawn = loop.batches(None)
+    for _ in range(2 * trainer.config.data.workers):  # read ahead before all workers are at work
+        next(drawn)
+    started = time.perf_counter()
+    for _ in range(batches):
+        next(drawn)
+    return time.perf_counter() - started
+
+
+def processors() -> int:
+    """Return how many processors each of the processes on this machine may use."""
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, mine // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _memory(device: torch.device) -> dict[str, int]:
+    """Bytes at most so far, of this process and of its GPU; workers are not in it."""
+    import resource
+
+    usage = {"in a process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    if device.type == "cuda":
+        usage["on its GPU"] = torch.cuda.max_memory_allocated(device)
+    return usage
+
+
+def _device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} of {processors()} processors"
