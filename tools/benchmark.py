@@ -4,7 +4,7 @@
     python tools/benchmark.py run grocery [--methods soprc …] [--rates 1e-4 …] [--seeds 10] [--choosing 2]
                                           [--limit-minutes 60] [--workers 1]   # DIR/grocery.jsonl, a line a run
     python tools/benchmark.py run grocery_tuned --weights FILE
-    python tools/benchmark.py table grocery [--page docs/results.md]   # printed, or into its marked blocks
+    python tools/benchmark.py table grocery [--page docs/benchmark/tables.txt]   # printed, or into its marked blocks
     python tools/benchmark.py picture grocery                    # DIR/grocery.png
     python tools/benchmark.py curves grocery                     # runs, then DIR/grocery_curves.png
 

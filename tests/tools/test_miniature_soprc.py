@@ -162,12 +162,12 @@ def test_a_page_without_markers_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_committed_pages_and_pictures_follow_from_the_committed_results(tmp_path: Path) -> None:
-    copies = {name: tmp_path / name for name in ("miniatures.md", "results.md")}
-    shutil.copy(DOCS / "miniatures.md", tmp_path)
+    copies = {name: tmp_path / name for name in ("tables.txt", "results.md")}
+    shutil.copy(DOCS / "miniatures" / "tables.txt", tmp_path)
     shutil.copy(DOCS / "results.md", tmp_path)
     given = {"seeds": Results(DOCS / "miniatures" / "results.jsonl").seeds, "steps": STEPS}
-    write_tables(DOCS / "miniatures", page=copies["miniatures.md"], results_page=copies["results.md"], **given)
-    assert copies["miniatures.md"].read_text() == (DOCS / "miniatures.md").read_text()
+    write_tables(DOCS / "miniatures", page=copies["tables.txt"], results_page=copies["results.md"], **given)
+    assert copies["tables.txt"].read_text() == (DOCS / "miniatures" / "tables.txt").read_text()
     assert copies["results.md"].read_text() == (DOCS / "results.md").read_text()
     for path in (DOCS / "miniatures").glob("*.json*"):
         shutil.copy(path, tmp_path)

@@ -3,7 +3,7 @@
     python tools/experiments/miniature_global.py run [EXPERIMENT …] [--names A,B] [--seeds 1] [--limit-minutes 60]
                                                      [--workers 1] [--out DIR]
     python tools/experiments/miniature_global.py plots      # DIR/*.png of what there are results of
-    python tools/experiments/miniature_global.py tables     # the marked blocks of docs/miniatures_global.md
+    python tools/experiments/miniature_global.py tables     # the marked blocks of docs/miniatures_global/tables.txt
 
 Experiments: convergence (EMC², Fig. 7), representations (SogCLR, Table 2 and its ablations), temperatures (iSogCLR,
 Fig. 5), normalizers (NeuCLIP, Fig. 2c), supervised (global losses beside SOPRC), start (the first epochs of the
@@ -92,7 +92,7 @@ def main() -> None:
             command.add_argument("--limit-minutes", type=float, default=float("inf"))
             command.add_argument("--workers", type=int, default=1, help="runs at a time, each in a process of its own")
         if name == "tables":
-            command.add_argument("--page", type=Path, default=ROOT / "docs" / "miniatures_global.md")
+            command.add_argument("--page", type=Path, default=ROOT / "docs" / "miniatures_global" / "tables.txt")
     given = parser.parse_args()
     given.do(given)
 

@@ -5,7 +5,7 @@
     python tools/experiments/miniature_soprc.py train [--methods soprc smooth_ap] [--seeds 0 1 2] [--limit-minutes 60]
                                               # Tables 1 and 2 on Omniglot below $AURANK_DATA: DIR/results.jsonl
     python tools/experiments/miniature_soprc.py plots     # DIR/*.png of what is there
-    python tools/experiments/miniature_soprc.py tables    # the marked blocks of docs/miniatures.md and docs/results.md
+    python tools/experiments/miniature_soprc.py tables    # blocks of docs/miniatures/tables.txt and docs/results.md
 
 `train` carries out what results.jsonl has no line of, one run after the other, and may be stopped and started again at
 any time, elsewhere too; only not twice at once on one DIR. DIR is docs/miniatures unless --out names another.
@@ -78,7 +78,7 @@ def main() -> None:
             )
             command.add_argument("--limit-minutes", type=float, default=math.inf)
         if name == "tables":
-            command.add_argument("--page", type=Path, default=ROOT / "docs" / "miniatures.md")
+            command.add_argument("--page", type=Path, default=ROOT / "docs" / "miniatures" / "tables.txt")
             command.add_argument("--results", type=Path, default=ROOT / "docs" / "results.md")
     given = parser.parse_args()
     given.run(given)

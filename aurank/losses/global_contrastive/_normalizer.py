@@ -6,7 +6,7 @@ from earlier batches, its length: the gradient is (τ/u)·∇ḡ.
 
 While a network starts to learn, similarities fall, and g with them by orders of magnitude, for all samples together. An
 average of ḡ remembers the first values for epochs. So what is averaged here is ḡ over the level of its batch, which
-that fall leaves as it is. docs/miniatures_global.md has what both come to.
+that fall leaves as it is. docs/results.md has what both come to.
 """
 
 import math

@@ -36,7 +36,7 @@ class SogCLRLoss(NormalizedLoss):
     magnitude while a network starts to learn, that u is too large for epochs. Here, r ← (1 − γ)·r + γ·ḡ/M, the first
     one copied, where M is the geometric mean of ḡ over the batch: what all samples have in common is taken from the
     present batch, and only how a sample differs is remembered. u = c·M·r, with c such that the weights ḡ/u of the batch
-    are 1 in the mean, as the pull's are. docs/miniatures_global.md has both measured.
+    are 1 in the mean, as the pull's are. docs/results.md has both measured.
 
     State: `log_u`; `tables` in `state_dict`. docs/losses.md has the factors to the gradients of other repositories.
 

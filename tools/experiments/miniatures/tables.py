@@ -1,4 +1,4 @@
-"""The Markdown tables, written between markers into docs/miniatures.md and, in short, into docs/results.md."""
+"""The Markdown tables, written between markers into docs/miniatures/tables.txt and, in short, into docs/results.md."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
