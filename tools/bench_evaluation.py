@@ -121,7 +121,7 @@ def side_by_side(text: str, rows: int, given: argparse.Namespace) -> None:
     """Prints one block of lines for a set that is its own gallery."""
     from aurank.evaluation import positive_ranks
     from aurank.evaluation.aggregate import mean
-    from aurank.evaluation.engine import counting
+    from aurank.evaluation.engine import tiles
     from aurank.evaluation.metrics import average_precision
 
     vectors, labels = (part.to(given.device) for part in named(text, rows, given))
@@ -131,7 +131,7 @@ def side_by_side(text: str, rows: int, given: argparse.Namespace) -> None:
         found["aurank"] = positive_ranks(vectors, labels, max_memory=given.max_memory)
 
     def float32() -> None:
-        with mock.patch.object(counting, "code_kinds", return_value=()):
+        with mock.patch.object(tiles, "are_codes_fast", return_value=False):
             found["float32"] = positive_ranks(vectors, labels, max_memory=given.max_memory)
 
     steps: dict[str, Callable[[], object]] = {"product": lambda: product(vectors, vectors), "aurank": aurank}

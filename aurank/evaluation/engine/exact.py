@@ -9,6 +9,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from aurank.evaluation.engine.inputs import ELEMENTS, Vectors, greatest_whole, plain_array, row_lengths
+from aurank.evaluation.engine.kernels import importable
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.scores import make_distance
 
@@ -34,9 +35,10 @@ class ExactScores:
         gallery_index: Int64[np.ndarray, " gallery"],
         *,
         distance: str,
-        compiled: bool,
+        compiled: bool = True,
     ) -> "ExactScores":
         """Return the scores of the rows of both sides in these orders; UserError for a row that has none."""
+        compiled = compiled and importable("numba")
         lengths = others = row_lengths(problem.embeddings, side="query", distance=distance, compiled=compiled)
         if problem.gallery is not None:
             others = row_lengths(problem.gallery, side="gallery", distance=distance, compiled=compiled)

@@ -10,26 +10,21 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int64, Integer
 
-from aurank.distributed import ProcessGroup
 from aurank.errors import UserError
-from aurank.evaluation.engine.counting import Counts, count_negatives
+from aurank.evaluation.engine.counting import Thresholds, count_negatives
 from aurank.evaluation.engine.exact import ExactScores
-from aurank.evaluation.engine.inputs import Devices, Embeddings, Integers, ProgressCallback, byte_count, choose_devices
-from aurank.evaluation.engine.kernels import check_backend, importable
+from aurank.evaluation.engine.inputs import Devices, Embeddings, Integers, ProgressCallback
 from aurank.evaluation.engine.positives import POSITIVE_BYTES, require_room, sort_by_label
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.scores import full_precision, one_thread_each
 from aurank.evaluation.engine.shards import gather_shards, require_equal
-from aurank.evaluation.engine.tiles import Tiling, consecutive, tile_memory
+from aurank.evaluation.engine.tiles import Tiles, Work, consecutive
 
-# For each device, where torch counts: while a GPU computes one tile, the next is made ready.
-WORKERS = {"cpu": 1, "cuda": 2}
 COUNT_BYTES = 20  # of a positive while negatives are counted: its score, place and two counts
 BLOCK = 2**20  # positives of a block that is read at once: more would not be faster
 
@@ -121,38 +116,39 @@ class RankBlocks:
     ) -> None:
         """Check and sort the problem; `whole`: one block, and UserError where it does not fit."""
         self.changes: tuple[Change, ...] = ()
-        self.devices = choose_devices(device, problem.embeddings)
-        self.backend = check_backend(backend, self.devices[0])
-        size, threads = byte_count(max_memory), torch.get_num_threads()
-        self.group, kind = ProcessGroup(distributed), self.devices[0].type
-        if self.group.size > 1:
-            fields = {name: getattr(problem, name) for name in ("positives", "ignore", "junk")}
-            require_equal(self.group, distance=distance, backend=self.backend, device=kind, **fields)
-            problem = gather_shards(self.group, problem, shards=distributed == "shards")
-            # All processes have to cut the same blocks and tiles.
-            size, threads = min(self.group.all_gather(size)), min(self.group.all_gather(threads))
-            self.devices = self.devices[: min(self.group.all_gather(len(self.devices)))]
+        work = self.work = Work.of(
+            problem.embeddings, backend=backend, device=device, max_memory=max_memory, distributed=distributed
+        )
+        fields = {name: getattr(problem, name) for name in ("positives", "ignore", "junk")}
+        require_equal(work.group, distance=distance, backend=work.backend, device=work.kind, **fields)
+        problem = gather_shards(work.group, problem, shards=distributed == "shards")
         ordered = self.ordered = sort_by_label(problem)
         self.num_queries, self.num_gallery = len(ordered.labels), ordered.num_gallery
         if whole:
             require_room(int(ordered.offset[-1]))
-        compiled = self.backend == "numba"
-        with full_precision(), one_thread_each(compiled):
-            orders, use = (ordered.query_index, ordered.gallery_index), self.backend != "torch" and importable("numba")
-            self.exact = ExactScores.of(problem, *orders, distance=distance, compiled=use)
-        self.progress, rows = progress, self.exact.queries
-        how: dict[str, Any] = {
-            "workers": threads if compiled else WORKERS[kind] * len(self.devices),
-            "backend": self.backend,
-        }
-        least, enough = tile_memory(rows, **how, device=kind)
-        if size < least:
-            raise UserError(f"max_memory is {size} bytes: embeddings of this width need at least {least}")
-        every, room = slice(0, len(ordered.query_index)), max(size - enough, (size - least) // 2)
+        with full_precision(), one_thread_each(work.compiled):
+            orders, compiled = (ordered.query_index, ordered.gallery_index), work.backend != "torch"
+            self.exact = ExactScores.of(problem, *orders, distance=distance, compiled=compiled)
+        self.progress, self.whole = progress, whole
+        least, enough = work.bounds(self.exact)
+        if work.size < least:
+            raise UserError(f"max_memory is {work.size} bytes: embeddings of this width need at least {least}")
+        every, room = slice(0, len(ordered.query_index)), max(work.size - enough, (work.size - least) // 2)
         ranges = [every] if whole else self._ranges(every, room // COUNT_BYTES)
         taken = 0 if whole else min(room, int(ordered.offset[-1]) * COUNT_BYTES)
-        self.most, self.whole = min(BLOCK, (size - taken) // POSITIVE_BYTES), whole
-        self.tilings = [Tiling(ordered, rows, some, size=size - taken, **how, device=kind) for some in ranges]
+        self.most, size = min(BLOCK, (work.size - taken) // POSITIVE_BYTES), work.size - taken
+        self.tilings = [
+            Tiles(
+                self.exact,
+                work,
+                symmetric=ordered.symmetric,
+                size=size,
+                queries=queries,
+                offset=ordered.offset,
+                coded=True,
+            )
+            for queries in ranges
+        ]
 
     @property
     def query(self) -> Int64[np.ndarray, " query"]:
@@ -181,17 +177,17 @@ class RankBlocks:
 
     def blocks(self) -> Iterator[Ranks]:
         """Yield the ranks of some queries at a time, in whatever order; each query with a positive is in one block."""
-        done, total = 0, sum(tiling.num_tiles for tiling in self.tilings)
-        for tiling in self.tilings:
-            with full_precision(), one_thread_each(self.backend == "numba"):
-                counts = Counts(self.ordered, self.exact, self.group, tiling.queries, most=self.most)
-                told = None if self.progress is None else partial(_told, self.progress, done, total)
-                count_negatives(counts, tiling, self.group, self.devices, told)
-            done += tiling.num_tiles
-            for some in [tiling.queries] if self.whole else self._ranges(tiling.queries, self.most):
-                yield reduce(lambda ranks, change: change(ranks), self.changes, self._ranks(counts, some))
+        done, total = 0, sum(tiles.num_tiles for tiles in self.tilings)
+        for tiles in self.tilings:
+            with full_precision(), one_thread_each(self.work.compiled):
+                positives, counts = self._thresholds(tiles.queries)
+            told = None if self.progress is None else partial(_told, self.progress, done, total)
+            count_negatives(counts, self.ordered, tiles, told)
+            done += tiles.num_tiles
+            for queries in [tiles.queries] if self.whole else self._ranges(tiles.queries, self.most):
+                yield reduce(lambda ranks, change: change(ranks), self.changes, self._ranks(counts, positives, queries))
                 counts.rechecked[0] = 0  # they are of all blocks together
-            del counts
+            del counts, positives
 
     def changed(self, change: Change) -> "RankBlocks":
         """Return the ranks behind a change of each block."""
@@ -208,10 +204,32 @@ class RankBlocks:
         some = np.flatnonzero(self.ordered.num_positives)
         return np.asarray(values[some[np.argsort(self.ordered.query_index[some])]])
 
-    def _ranks(self, counts: Counts, queries: slice) -> Ranks:
+    def _thresholds(self, queries: slice) -> tuple[Integer[np.ndarray, " positive"], Thresholds]:
+        """Return the positives of a range of sorted queries, as places, and their scores, which increase by query.
+
+        Of equal scores the positive that comes first in the gallery comes last.
+        """
+        ordered, group = self.ordered, self.work.group
+        offset = ordered.offset[queries.start : queries.stop + 1] - ordered.offset[queries.start]
+        kind = np.min_scalar_type(-len(ordered.gallery_index) - 1)
+        kind = np.promote_types(kind, np.int32)  # what torch can add up
+        positives = np.empty(offset[-1], kind)
+        thresholds = Thresholds(np.empty(offset[-1]), queries, offset, kind)
+        for some in consecutive(ordered.offset, queries, most=self.most):
+            query, place = ordered.positives(some)
+            own = group.shard_range(len(place))
+            scores = group.concatenate(self.exact.pairs(query[own], place[own]))
+            order, here = np.lexsort((-place, scores, query)), thresholds.entries(some)
+            thresholds.scores[here], positives[here] = scores[order], place[order]
+        return positives, thresholds
+
+    def _ranks(self, counts: Thresholds, places: Integer[np.ndarray, " positive"], queries: slice) -> Ranks:
         """Return what was counted, queries in the caller's order and each one's positives from the best down."""
-        ordered, counted = self.ordered, counts.of(queries)
+        ordered, here, start = self.ordered, counts.entries(queries), counts.within(queries)
         positives = ordered.num_positives[queries]
+        owner, scores = np.repeat(np.arange(len(positives)), positives), counts.scores[here]
+        new = (np.diff(owner, prepend=-1) != 0) | (np.diff(scores, prepend=np.nan) != 0)
+        at_least = start[owner + 1] - np.maximum.accumulate(np.where(new, np.arange(len(owner)), 0))
         sorted_query = np.flatnonzero(positives)
         sorted_query = sorted_query[np.argsort(ordered.query_index[queries][sorted_query])]
         number = positives[sorted_query]
@@ -224,10 +242,10 @@ class RankBlocks:
             labels=ordered.labels[query],
             num_negatives=ordered.num_negatives[queries][sorted_query],
             offset=offset,
-            positive=ordered.gallery_index[counted.positives[entry]],
-            higher=counted.higher[entry].astype(np.int64),
-            tied=counted.tied[entry].astype(np.int64),
-            at_least=counted.at_least[entry],
+            positive=ordered.gallery_index[places[here][entry]],
+            higher=counts.above[here][entry].astype(np.int64),
+            tied=counts.tied[here][entry].astype(np.int64),
+            at_least=at_least[entry],
             num_queries=self.num_queries,
             num_gallery=self.num_gallery,
             num_rechecked=int(counts.rechecked[0]),

@@ -20,6 +20,8 @@ def gather_shards(group: ProcessGroup, problem: RetrievalProblem, *, shards: boo
     ranks, as all sides are if `shards`. UserError where processes disagree on what is given, its type or its width, and
     where they hold the same labels for other embeddings: copies that differ, which must not pass for shards.
     """
+    if group.size == 1:
+        return problem
     whole: dict[str, Any] = {}
     for side, names in (
         ("query", ("embeddings", "labels", "ids", "groups")),

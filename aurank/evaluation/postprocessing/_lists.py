@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jaxtyping import Float64, Int64
 
-from aurank.evaluation.engine.best_places import BestSearch, HiddenPlaces
 from aurank.evaluation.engine.exact import ExactScores
-from aurank.evaluation.engine.kernels import importable
-from aurank.evaluation.engine.positives import places_of
+from aurank.evaluation.engine.nearest import BestSearch
+from aurank.evaluation.engine.positives import Pairs, places_of
 from aurank.evaluation.engine.problem import RetrievalProblem
+from aurank.evaluation.engine.tiles import Work
 from aurank.evaluation.postprocessing._step import Rows
 
 MEMORY = 2**27  # bytes at a time
@@ -41,24 +40,26 @@ def nearest_lists(
     symmetric = queries is gallery and np.array_equal(leave_out, np.arange(len(gallery)))
     order = shuffled if symmetric else np.arange(len(queries))
     hidden = np.append(places_of(shuffled, len(gallery)), -1)[leave_out[order]]
-    search = BestSearch(
-        _scores(queries, gallery, order, shuffled, "cosine"),
-        HiddenPlaces.of(np.flatnonzero(hidden >= 0), hidden[hidden >= 0], len(queries)),
-        tied=lambda _, place: place,
-        symmetric=symmetric,
-        device=torch.device(device),
-    )
-    found = search.run(k, places_of(order, len(queries)), memory=MEMORY)
-    return Lists(shuffled[found.place], found.score)
+
+    def within(here: slice, there: slice) -> Pairs:
+        place = hidden[here] - there.start
+        query = np.flatnonzero((place >= 0) & (place < there.stop - there.start))
+        return query, place[query]
+
+    scores = _scores(queries, gallery, order, shuffled, "cosine")
+    work = Work.of(queries, device=device, max_memory=MEMORY)
+    search = BestSearch(scores, within, tied=lambda _, place: place, symmetric=symmetric, work=work)
+    place, score = search.run(k, places_of(order, len(queries)))
+    return Lists(shuffled[place], score)
 
 
 def farthest_scores(rows: Rows, *, device: str = "cpu") -> Float64[np.ndarray, " row"]:
     """Return the cosine of each row and the row that is farthest from it: of its opposite the nearest."""
     order = np.arange(len(rows))
-    nothing = HiddenPlaces(np.zeros(len(rows) + 1, np.int64), order[:0])
+    work = Work.of(rows, device=device, max_memory=MEMORY)
     scores = _scores(-rows, rows, order, order, "cosine")
-    search = BestSearch(scores, nothing, tied=lambda _, place: place, symmetric=True, device=torch.device(device))
-    return -search.run(1, order, memory=MEMORY).score[:, 0]
+    search = BestSearch(scores, lambda *_: (order[:0], order[:0]), lambda _, place: place, symmetric=True, work=work)
+    return -search.run(1, order)[1][:, 0]
 
 
 def pair_scores(
@@ -81,4 +82,4 @@ def _scores(
     distance: str,
 ) -> ExactScores:
     problem = RetrievalProblem(queries, gallery=None if gallery is queries else gallery)
-    return ExactScores.of(problem, order, gallery_order, distance=distance, compiled=importable("numba"))
+    return ExactScores.of(problem, order, gallery_order, distance=distance)

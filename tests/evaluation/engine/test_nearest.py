@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aurank.errors import UserError
-from aurank.evaluation.engine import best_places
+from aurank.evaluation.engine import exact, nearest, tiles
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.ranks import rank_positives
@@ -76,8 +76,9 @@ KINDS = ("own", "own, junk, groups", "ids, groups", "ignore, junk", "listed")
 def test_lists_equal_a_plain_sort_and_positives_stand_at_their_ranks(
     kind: str, distance: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(best_places, "SIDES", {"cpu": 8, "cuda": 16})
-    monkeypatch.setattr(best_places, "importable", lambda _: compiled)
+    monkeypatch.setattr(tiles, "SIDES", {"cpu": 8, "cuda": 16})
+    for module in (exact, nearest):
+        monkeypatch.setattr(module, "importable", lambda _: compiled)
     for seed in range(2):
         problem = random_problem(seed, kind)
         found = nearest_rows(problem, 12, distance=distance)

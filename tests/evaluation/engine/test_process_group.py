@@ -21,8 +21,9 @@ from aurank.distributed import ProcessGroup
 from aurank.embedding.evaluation_options import evaluate_together
 from aurank.errors import AurankError
 from aurank.evaluation import evaluate
-from aurank.evaluation.engine import pooled
-from aurank.evaluation.engine.counting import Panels, TileCounter
+from aurank.evaluation.engine.counting import TileCounter
+from aurank.evaluation.engine.pooled import PooledScores
+from aurank.evaluation.engine.tiles import Tiles
 
 # Run by every process: for each mode it writes its report, or the error that all of them get, to its own file.
 MEMBER = """
@@ -153,8 +154,8 @@ def test_a_process_that_dies_ends_the_others(three: tuple[Path, list[tuple[int, 
 ONE = ["mauprc"]
 FAILS = {  # where the second process has no room, and what is measured
     "a tile": (TileCounter, "count", ONE),
-    "a round": (Panels, "load", ONE),
-    "a pass over all negatives": (pooled, "_count", [*ONE, "tpr@fpr=1e-1"]),
+    "a round": (Tiles, "_load", ONE),
+    "a pass over all negatives": (PooledScores, "_count", [*ONE, "tpr@fpr=1e-1"]),
     "the rows of both": (torch, "empty", ONE),
     "the last progress": (None, "", ONE),
     "the report": (None, "", ONE),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aurank.evaluation.engine import best_places
+from aurank.evaluation.engine import tiles
 from aurank.evaluation.postprocessing._lists import farthest_scores, nearest_lists, pair_scores
 
 
@@ -15,7 +15,7 @@ def all_scores(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("noise", [1.0, 1e-9])
 @pytest.mark.parametrize("alone", [True, False])
 def test_lists_are_those_of_a_plain_sort(alone: bool, noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(best_places, "SIDES", {"cpu": 32, "cuda": 64})
+    monkeypatch.setattr(tiles, "SIDES", {"cpu": 32, "cuda": 64})
     rng = np.random.default_rng(0)
     gallery = np.ones((150, 8)) + noise * rng.standard_normal((150, 8))
     queries = gallery if alone else gallery[::-1][:40].copy()

@@ -67,31 +67,19 @@ def dot(left: Any, right: Any) -> Any:
 
 @compiled
 @no_type_check
-def settle(
-    own: Any,
-    others: Any,
-    offset: Any,
-    thresholds: Any,
-    factor: float,
-    error: float,
-    above: Any,
-    threshold: Any,
-    other: Any,
-) -> int:
-    """Decide near pairs (threshold, other) by single products of features with this error; return how many stay near.
+def decide(
+    left: Any, right: Any, row: Any, column: Any, threshold: Any, factor: float, error: float, at: Any, above: Any
+) -> Any:
+    """Decide near pairs (row, column) by single products of features with this error; return which stay near.
 
-    Those are moved to the front of both lists, and those that are above their threshold added to `above`.
+    Those above their threshold, which is number `at`, are added to `above`.
     """
-    kept, query = 0, 0
-    for pair in range(len(threshold)):
-        at, row = threshold[pair], other[pair]
-        if at < offset[query] or at >= offset[query + 1]:
-            query = np.searchsorted(offset, at, side="right") - 1
-        product, middle = dot(own[query], others[row]), thresholds[at] / factor
+    kept, unsure = 0, np.empty(len(at), np.int64)
+    for pair in range(len(at)):
+        product, middle = dot(left[row[pair]], right[column[pair]]), threshold[pair] / factor
         if product > middle + error:
-            above[at] += 1
+            above[at[pair]] += 1
         elif product >= middle - error:
-            threshold[kept] = at
-            other[kept] = row
+            unsure[kept] = pair
             kept += 1
-    return kept
+    return unsure[:kept]
