@@ -84,7 +84,7 @@ def count_negatives(
 
 
 @dataclass(frozen=True)
-class Look:
+class View:
     """Whose thresholds are counted in a tile: those of its rows, of its columns, or of all its pairs."""
 
     own: slice
@@ -115,25 +115,25 @@ class TileCounter:
         """
         twice = self.symmetric and tile.queries != tile.gallery
         if self.thresholds.queries is None:
-            looks = [Look(tile.queries, times=1 + twice)]
+            views = [View(tile.queries, times=1 + twice)]
         else:
-            looks = [Look(tile.queries), *([Look(tile.gallery, transposed=True)] if twice else [])]
+            views = [View(tile.queries), *([View(tile.gallery, transposed=True)] if twice else [])]
         first = 0 if self.done % AGAIN == 0 else self.first
         self.done += 1
         for number, tier in enumerate(self.tiers[first:], first):
             scores = self._scores(tile, tier)
             exclude(self.problem, tile, scores, lone=self.thresholds.queries is None)
-            looks = [look for look in looks if not self._decides(tile, look, tier, scores)]
-            if not looks:
+            views = [view for view in views if not self._decides(tile, view, tier, scores)]
+            if not views:
                 self.first = min(number, self.fast)
                 return
 
-    def _decides(self, tile: Tile, look: Look, tier: Tier, scores: Tensor) -> bool:
+    def _decides(self, tile: Tile, view: View, tier: Tier, scores: Tensor) -> bool:
         """Count the scores of a tier for some thresholds; False, and nothing, where too many are near one."""
         room = None if tier is None else int(scores.numel() * NEAR[tier])
-        edges = self._edges(tile, look, tier)
+        edges = self._edges(tile, view, tier)
         shown = scores.view(1, -1) if self.thresholds.queries is None else scores
-        counted = self.kernel.count(shown, edges, transposed=look.transposed, room=room)
+        counted = self.kernel.count(shown, edges, transposed=view.transposed, room=room)
         if counted is None:
             return False
         above, tied = counted.above, counted.near  # of exact scores the near ones tie
@@ -141,14 +141,14 @@ class TileCounter:
         if tier is not None:
             tied, rechecked = np.zeros_like(above), 0
             if len(counted.other):
-                rechecked = self._decide_near(tile, look, tier, edges, above, tied, counted.threshold, counted.other)
-        self.thresholds.add(look.own, look.times * above, look.times * tied, rechecked)
+                rechecked = self._decide_near(tile, view, tier, edges, above, tied, counted.threshold, counted.other)
+        self.thresholds.add(view.own, view.times * above, view.times * tied, rechecked)
         return True
 
     def _decide_near(
         self,
         tile: Tile,
-        look: Look,
+        view: View,
         tier: Tier,
         edges: Edges,
         above: Integer[np.ndarray, " threshold"],
@@ -157,12 +157,12 @@ class TileCounter:
         other: Int64[np.ndarray, " pair"],
     ) -> int:
         """Decide each near pair by its exact score, where products of features in float64 do not; return how many."""
-        threshold = self.thresholds.scores[self.thresholds.entries(look.own)][at]
+        threshold = self.thresholds.scores[self.thresholds.entries(view.own)][at]
         if self.thresholds.queries is None:
             row, column = np.divmod(other, tile.shape[1])
         else:
             row, column = np.repeat(np.arange(len(edges.offset) - 1), np.diff(edges.offset))[at], other
-            if look.transposed:
+            if view.transposed:
                 row, column = column, row
         if tier != torch.float64 and self.compiled:
             from aurank.evaluation.engine.kernels import pairs
@@ -176,12 +176,12 @@ class TileCounter:
         np.add.at(tied, at[score == threshold], 1)
         return len(at)
 
-    def _edges(self, tile: Tile, look: Look, tier: Tier) -> Edges:
+    def _edges(self, tile: Tile, view: View, tier: Tier) -> Edges:
         """Return the thresholds with edges, between which scores of this tier decide nothing."""
-        offset, low = self.thresholds.within(look.own), self.thresholds.scores[self.thresholds.entries(look.own)]
+        offset, low = self.thresholds.within(view.own), self.thresholds.scores[self.thresholds.entries(view.own)]
         high = low
         if tier == CODES:
-            own, others = tile.codes()[::-1] if look.transposed else tile.codes()
+            own, others = tile.codes()[::-1] if view.transposed else tile.codes()
             error = own.error(others, slack=4 * self._error(torch.float64))
             return code_edges(low, offset, error, self.distance.factor)
         if isinstance(tier, torch.dtype):

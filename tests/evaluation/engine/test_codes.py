@@ -70,8 +70,8 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> Counter[Any]:
     found: Counter[Any] = Counter()
     before = counting.TileCounter._decides
 
-    def listening(self: Any, tile: Any, look: Any, tier: Any, scores: Any) -> bool:
-        decides = before(self, tile, look, tier, scores)
+    def listening(self: Any, tile: Any, view: Any, tier: Any, scores: Any) -> bool:
+        decides = before(self, tile, view, tier, scores)
         found[tier] += decides
         return decides
 
