@@ -1,60 +1,147 @@
-"""A report as the text of its file and as the columns of a table, and read back."""
+"""A report as the text of its file and as the columns of a table, and read back: the file may be damaged."""
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 
 import numpy as np
+from annotated_types import Ge, Gt, Lt, MinLen
+from typing_extensions import TypedDict
 
 from aurank.evaluation.bootstrap import Intervals, Resampling
 from aurank.evaluation.curves import Curve
 from aurank.evaluation.engine.nearest import NearestRows
+from aurank.files import checked
 
 Column = np.ndarray[Any, np.dtype[Any]]
-# Written as they are: always, and where there is something.
-_ALWAYS = (
-    *("metrics", "num_queries", "num_lone_queries", "num_gallery", "distance", "ties", "tie_bounds"),
-    *("protocol", "notes", "intervals", "approximation", "versions"),
-)
-_WHERE_KNOWN = ("postprocessing", "codes", "date", "command")
+Count = Annotated[int, Ge(0), Lt(2**53)]  # what floats hold exactly
+Number = Annotated[int | float, Gt(-1e300), Lt(1e300)]
+Names = list[str] | list[Annotated[int, Ge(-(2**63)), Lt(2**63)]]
+Metrics = Annotated[dict[str, Number], MinLen(1)]
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("query", "num_positives", "num_negatives", "first_rank", "last_rank"), list[Count]),
+    **dict.fromkeys(("label", "class", "path"), Names),
+}
+"""The columns of `per_query` and of the gallery that are no metrics."""
+_LONG = ("curve", "neighbours", "gallery", "per_query")  # at the end of the file
+
+
+class _Intervals(TypedDict):
+    bounds: dict[str, tuple[Number, Number]]
+    unit: Literal["class", "query"]
+    num_units: Count
+    resamples: Count
+    seed: int
+    level: Number
+
+
+class _Curve(TypedDict):
+    recall: list[Number]
+    precision: list[Number]
+
+
+class _Neighbours(TypedDict):
+    row: list[list[Annotated[int, Ge(-1)]]]
+    score: list[list[Number | None]]
+    is_positive: list[list[bool]]
+
+
+class _Code(TypedDict):
+    dim: Count
+    precision: str
+    bytes: Count
+    rescored: NotRequired[Count | None]
+    metrics: Metrics
+
+
+class _PostProcessing(TypedDict):
+    steps: str
+    transductive: list[str]
+    fitted_rows: Count
+    plain: NotRequired[dict[str, Number]]
+
+
+class _Report(TypedDict):
+    metrics: Metrics
+    per_query: Annotated[dict[str, Any], MinLen(1)]
+    num_queries: Count
+    num_lone_queries: Count
+    num_gallery: Count
+    ties: Annotated[str, MinLen(1)]
+    tie_bounds: tuple[Number, Number] | None
+    distance: str
+    protocol: dict[str, Any] | None
+    notes: list[str]
+    intervals: _Intervals | None
+    approximation: dict[str, Any] | None
+    versions: dict[str, str]
+    postprocessing: NotRequired[_PostProcessing]
+    codes: NotRequired[list[_Code]]
+    date: NotRequired[str]
+    command: NotRequired[str]
+    curve: NotRequired[_Curve]
+    neighbours: NotRequired[_Neighbours]
+    gallery: NotRequired[dict[str, Names]]
 
 
 def report_to_json(head: Mapping[str, Any], held: Mapping[str, Any]) -> str:
-    """Return the text of a file: its head, then the fields of a report, the long ones last."""
-    content = {**head, **{name: held[name] for name in _ALWAYS}}
+    """Return the text of a file: its head, then the fields of a report, the long ones last and a line for each column.
+
+    Optional fields are left out where there is nothing.
+    """
+    short = {name: value for name, value in held.items() if name not in _LONG}
+    content = {**head, **{n: v for n, v in short.items() if v is not None or n in _Report.__required_keys__}}
     if (intervals := held["intervals"]) is not None:
-        kept = {"unit": intervals.unit, "num_units": intervals.num_units}
-        content["intervals"] = {**vars(intervals.resampling), **kept, "bounds": intervals.bounds}
-    content |= {name: held[name] for name in _WHERE_KNOWN if held[name] is not None}
+        kept = {"unit": intervals.unit, "num_units": intervals.num_units, "bounds": intervals.bounds}
+        content["intervals"] = {**vars(intervals.resampling), **kept}
+    columns = {"curve": held["curve"] and vars(held["curve"]), "neighbours": None, "gallery": held["gallery"]}
+    if (lists := held["neighbours"]) is not None:
+        score = lists.score.astype(np.object_)
+        score[np.isnan(lists.score)] = None  # JSON has no NaN
+        columns["neighbours"] = {"row": lists.row, "score": score, "is_positive": lists.is_positive}
     text = json.dumps(content, indent=2)[: -len("\n}")]
-    if held["curve"] is not None:
-        text += ',\n  "curve": ' + _columns_to_json(vars(held["curve"]))
-    if held["neighbours"] is not None:
-        text += _lists_to_json(held["neighbours"], held["gallery"])
-    return text + ',\n  "per_query": ' + _columns_to_json(held["per_query"]) + "\n}\n"
+    for name, values in {**columns, "per_query": held["per_query"]}.items():
+        if values:
+            lines = [f"    {json.dumps(key)}: {json.dumps(column.tolist())}" for key, column in values.items()]
+            text += f",\n  {json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n  }"
+    return text + "\n}\n"
 
 
-def report_from_json(content: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of these names from the content of a file that is known to be a report."""
-    known: dict[str, Any] = {"versions": {}, "tie_bounds": None}
-    known |= {name: value for name in names if (value := content.get(name)) is not None}
-    known["metrics"] = {name: float(value) for name, value in content["metrics"].items()}
-    known["per_query"] = {name: np.asarray(values) for name, values in content["per_query"].items()}
-    if (lists := known.get("neighbours")) is not None:
-        known["neighbours"] = _lists_from_json(lists, known["per_query"]["query"], known["num_gallery"])
+def report_from_json(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a report; raise ValueError, naming the entry that does not fit."""
+    known: dict[str, Any] = {**checked(content, _Report)}
+    known = {name: value for name, value in known.items() if name in _Report.__annotations__}
+    rows, columns = known["num_queries"] - known["num_lone_queries"], known["per_query"]
+    needed = ("query", "num_positives", *(() if known["tie_bounds"] is None else ("ap",)))
+    if rows < 1 or any(name not in columns for name in needed):
+        raise ValueError(f"per_query must hold {', '.join(needed)} of one query or more")
+    for name, values in columns.items():
+        kind: Any = dict[str, Annotated[_KINDS.get(name, list[Number]), MinLen(rows)]]  # type: ignore[misc]
+        columns[name] = np.asarray(checked({f"per_query.{name}": values}, kind)[f"per_query.{name}"])
+    if any(len(values) != rows for values in columns.values()):
+        raise ValueError(f"per_query has columns of other lengths than {rows}")
+    known["metrics"] = {name: float(value) for name, value in known["metrics"].items()}
     known["gallery"] = {name: np.asarray(values) for name, values in known.get("gallery", {}).items()}
+    if (lists := known.get("neighbours")) is not None:
+        row, score = np.array(lists["row"], np.int64), np.array(lists["score"], np.float64)
+        found = known["neighbours"] = NearestRows(columns["query"], row, score, np.array(lists["is_positive"], bool))
+        if not row.shape == score.shape == found.is_positive.shape or len(row) != rows or row.ndim != 2:
+            raise ValueError("neighbours have lists of other lengths")
+        if row.size and row.max() >= known["num_gallery"]:
+            raise ValueError(f"neighbours name row {row.max()} of a gallery of {known['num_gallery']}")
     if known["tie_bounds"] is not None:
-        low, high = known["tie_bounds"]
-        known["tie_bounds"] = float(low), float(high)
-    if (kept := known.get("intervals")) is not None:
-        known["intervals"] = Intervals(
-            bounds={name: (float(low), float(high)) for name, (low, high) in kept["bounds"].items()},
-            resampling=Resampling(int(kept["resamples"]), int(kept["seed"]), float(kept["level"])),
-            unit=kept["unit"],
-            num_units=int(kept["num_units"]),
-        )
+        known["tie_bounds"] = tuple(map(float, known["tie_bounds"]))
+    if (kept := known["intervals"]) is not None:
+        bounds = {name: (float(low), float(high)) for name, (low, high) in kept["bounds"].items()}
+        resampling = Resampling(kept["resamples"], kept["seed"], float(kept["level"]))
+        known["intervals"] = Intervals(bounds, resampling, kept["unit"], kept["num_units"])
     if (curve := known.get("curve")) is not None:
+        if len(curve["recall"]) != len(curve["precision"]):
+            raise ValueError("curve has other numbers of recalls and precisions")
         known["curve"] = Curve(np.array(curve["recall"]), np.array(curve["precision"]))
+    codes = known.get("codes", [])
+    if any(code["metrics"].keys() != codes[0]["metrics"].keys() for code in codes):
+        raise ValueError("codes have other metrics in each row")
     return known
 
 
@@ -77,29 +164,6 @@ def table_columns(
     }
 
 
-def _plain(values: list[Any]) -> list[Any]:
+def _plain(values: Sequence[Any]) -> list[Any]:
     """Return texts as UTF-8 can hold them: what is none is written with its bytes as escapes."""
     return [one.encode("utf-8", "backslashreplace").decode() if isinstance(one, str) else one for one in values]
-
-
-def _columns_to_json(columns: Mapping[str, Column]) -> str:
-    """One line per column, so that a long report stays readable from its head."""
-    rows = [f"    {json.dumps(name)}: {json.dumps(values.tolist())}" for name, values in columns.items()]
-    return "{\n" + ",\n".join(rows) + "\n  }"
-
-
-def _lists_to_json(lists: NearestRows, gallery: Mapping[str, Column]) -> str:
-    score = lists.score.astype(np.object_)
-    score[np.isnan(lists.score)] = None  # JSON has no NaN
-    columns = {"row": lists.row, "score": score, "is_positive": lists.is_positive}
-    return f',\n  "neighbours": {_columns_to_json(columns)},\n  "gallery": {_columns_to_json(gallery)}'
-
-
-def _lists_from_json(columns: dict[str, Any], query: Column, num_gallery: int) -> NearestRows:
-    rows, score = np.array(columns["row"], dtype=np.int64), np.array(columns["score"], dtype=np.float64)
-    lists = NearestRows(query, rows, score, np.array(columns["is_positive"], dtype=np.bool_))
-    if not (rows.ndim == 2 and len(rows) == len(query) and rows.shape == score.shape == lists.is_positive.shape):
-        raise ValueError(f"neighbours have shapes {rows.shape}, {score.shape}, {lists.is_positive.shape}")
-    if rows.size and not -1 <= rows.min() <= rows.max() < num_gallery:
-        raise ValueError(f"neighbours name rows {rows.min()} to {rows.max()} of a gallery of {num_gallery}")
-    return lists

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -123,7 +122,6 @@ def evaluate(
     """
     if ties not in TIES:
         raise UserError(f"ties must be one of {', '.join(TIES)}; got {ties!r}")
-    cuts = sorted_cuts(recall_at)
     names = None if metrics is None else check_names(metrics)
     if labels is None and any(name.startswith(MACRO) for name in names or ()):
         raise UserError(f"a metric with {MACRO} is a mean over classes: give the queries' labels")
@@ -131,47 +129,86 @@ def evaluate(
         lacking = "of which there are none: give super_labels, one for each row"
         raise UserError(f"metric {hierarchical[0]!r} is of super-categories, {lacking}")
     grades = None if relevance is None else check_grades(positives, relevance)
-    group = ProcessGroup(distributed)
-    require_equal(group, relevance=relevance)
     steps = PostProcessing.parse(postprocess, distance=distance) if isinstance(postprocess, str) else postprocess
-    reordered = (steps is not None and steps.orders_lists) or (codes is not None and codes.rescore is not None)
-    if reordered and (odd := [*pooled_names(names), *hierarchical]):
-        raise UserError(f"{odd[0]} has no use where lists are ordered by other scores than all pairs have: drop one")
-    if hierarchical and group.size > 1:
-        raise UserError(f"{hierarchical[0]} is measured in one process: call evaluate on one rank, distributed=False")
-    _check_extras(group, steps, index=index, neighbours=neighbours, codes=codes, distance=distance)
+    _check_together(names, steps, codes, index, distance)
+    if neighbours < 0:
+        raise UserError(f"neighbours must be 0 or more; got {neighbours}")
+    group = ProcessGroup(distributed)
+    if group.size > 1:
+        alone = {**dict.fromkeys(hierarchical, True), "index": index, "neighbours": neighbours or None}
+        for name, value in {**alone, "postprocess": steps, "codes": codes}.items():
+            if value is not None:
+                raise UserError(f"{name} is of one process: call evaluate on one rank, with distributed=False")
+    require_equal(group, relevance=relevance)
     labels, gallery_labels, classes = numbered(labels, gallery_labels, name="label", gather=group.all_gather)
     above, gallery_above, _ = numbered(super_labels, gallery_super_labels, name="super_label", gather=group.all_gather)
-    categories = None if above is None else SuperCategories(above, gallery_above)
     ids, gallery_ids, _ = numbered(ids, gallery_ids, name="id", gather=group.all_gather)
     problem = RetrievalProblem(
         embeddings, labels, gallery, gallery_labels, ids, gallery_ids, groups, gallery_groups, positives, ignore, junk
     )
-    place = choose_devices(device, embeddings)
-    how = (place, backend, max_memory, distributed, progress)
-    asked = _Asked(cuts, names, ties, distance, classes, grades, categories, *how)
-    ranks, processed = asked.ranks(problem), None
-    report = asked.report(problem, ranks, None if steps else resampling)
+    device = choose_devices(device, embeddings)
+    measure = _Measure(
+        cuts=sorted_cuts(recall_at),
+        names=names,
+        ties=ties,
+        distance=distance,
+        classes=classes,
+        grades=grades,
+        categories=None if above is None else SuperCategories(above, gallery_above),
+        device=device[0],
+        max_memory=max_memory,
+        counting={"backend": backend, "device": device, "progress": progress},
+        distributed=distributed,
+    )
+    ranks, processed = measure.ranks(problem), None
+    report = measure.report(problem, ranks, None if steps else resampling)
     if steps is not None:
-        processed = steps.apply(problem, device=str(place[0]))
-        ranks = asked.ranks(processed.problem, processed)
-        report = _beside(report, asked.report(problem, ranks, resampling), steps)
+        processed = steps.apply(problem, device=str(device[0]))
+        ranks, plain = measure.ranks(processed.problem, processed), report.metrics
+        report = measure.report(problem, ranks, resampling)
+        about = {"steps": str(steps), "transductive": steps.transductive, "fitted_rows": steps.fitted_rows}
+        report = replace(report, postprocessing={**about, "plain": plain}, notes=[*report.notes, steps.note])
         problem = processed.problem
     if codes is not None:
-        report = asked.with_codes(report, problem, codes)
+        report = measure.with_codes(report, problem, codes)
     if neighbours:
-        nearest = partial(nearest_rows, problem, distance=distance, device=place[0])
-        found = (nearest if processed is None else processed.nearest)(
-            neighbours, max_memory=max_memory, progress=progress
+        memory: dict[str, Any] = {"max_memory": max_memory, "progress": progress}
+        if processed is None:
+            nearest = nearest_rows(problem, neighbours, distance=distance, device=device[0], **memory)
+        else:
+            nearest = processed.nearest(neighbours, **memory)
+        there = labels if gallery is None else gallery_labels
+        columns = {} if there is None else {"label": as_array(there) if classes is None else classes[as_array(there)]}
+        report = replace(report, neighbours=nearest, gallery=columns)
+    return report if index is None else measure.with_index(report, problem, ranks, index)
+
+
+def _check_together(
+    names: tuple[str, ...] | None,
+    steps: PostProcessing | None,
+    codes: Codes | None,
+    index: str | Index | None,
+    distance: str,
+) -> None:
+    """Raise UserError for what does not go with lists that are ordered anew, or with each other."""
+    reordered = (steps is not None and steps.orders_lists) or (codes is not None and codes.rescore is not None)
+    if reordered and (odd := [*pooled_names(names), *hierarchical_names(names)]):
+        raise UserError(f"{odd[0]} has no use where lists are ordered by other scores than all pairs have: drop one")
+    if steps is None:
+        return
+    steps.require_fitted()
+    steps.require_distance(distance)
+    if codes is not None and not steps.is_of_rows:
+        raise UserError(f"codes are made of single rows, so they do not go with the post-processing {str(steps)!r}")
+    if index is not None and steps.orders_lists:
+        raise UserError(
+            f"an index is measured by its own lists, which {str(steps)!r} orders anew: leave one of them out"
         )
-        there = _gallery_columns(labels if gallery is None else gallery_labels, classes)
-        report = replace(report, neighbours=found, gallery=there)
-    return report if index is None else asked.with_index(report, problem, ranks, index)
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
-    """What `evaluate` was asked to measure, and how."""
+class _Measure:
+    """How the ranks of a problem, of one and the same behind steps or in codes, become a report."""
 
     cuts: tuple[int, ...]
     names: tuple[str, ...] | None
@@ -180,26 +217,23 @@ class _Asked:
     classes: Shaped[np.ndarray, " name"] | None
     grades: Float64[np.ndarray, " pair"] | None
     categories: SuperCategories | None
-    devices: list[torch.device]
-    backend: str
+    device: torch.device
     max_memory: int | str
+    counting: dict[str, Any]  # backend, devices and progress
     distributed: bool | str | None
-    progress: ProgressCallback | None
 
     def ranks(self, problem: RetrievalProblem, processed: Processed | None = None) -> RankBlocks:
         """Return the ranks of a problem, of one behind post-processing in the order of its last step."""
-        ranks = RankBlocks(
-            problem,
-            distance=self.distance,
-            backend=self.backend,
-            device=self.devices,
-            max_memory=self.max_memory,
-            distributed=self.distributed,
-            progress=self.progress,
-        )
-        _check_some(ranks, listed=problem.positives is not None)
+        how = {"max_memory": self.max_memory, "distributed": self.distributed, **self.counting}
+        ranks = RankBlocks(problem, distance=self.distance, **how)
+        if not len(ranks.query):
+            remedy = "no other row there has a query's label; check that labels and embeddings belong together"
+            raise UserError(
+                f"none of the {ranks.num_queries} queries has a positive among the {ranks.num_gallery} gallery rows: "
+                f"{remedy if problem.positives is None else 'the pairs in positives are none, or all left out'}"
+            )
         if processed is not None:
-            ranks = processed.finish(ranks, max_memory=self.max_memory, progress=self.progress)
+            ranks = processed.finish(ranks, max_memory=self.max_memory, progress=self.counting["progress"])
         if self.grades is None or problem.positives is None:
             return ranks
         return ranks.changed(Grades(problem.positives, self.grades, ranks.num_gallery).given_to)
@@ -213,11 +247,10 @@ class _Asked:
             notes.append(f"recall and precision at {beyond} are left out: no gallery is that large")
         labels = None if problem.labels is None else ranks.labels
         how: dict[str, Any] = {"distance": self.distance, "max_memory": self.max_memory}
-        given: dict[str, Any] = {"distributed": self.distributed, "device": self.devices[0]}
-        pooled, few = pooled_metrics(problem, self.names, **given, **how)
+        pooled, few = pooled_metrics(problem, self.names, device=self.device, distributed=self.distributed, **how)
         columns: dict[str, np.ndarray] = {}
         if self.categories is not None:
-            how |= {"backend": self.backend, "device": self.devices, "progress": self.progress, "ties": self.ties}
+            how |= {"ties": self.ties, **self.counting}
             columns = self.categories.values(problem, ranks.query, self.names or (), **how)
         return build_report(
             ranks,
@@ -237,10 +270,10 @@ class _Asked:
         shown = self.names or [name for name in report.metrics if name == "mauprc" or name.startswith("recall@")]
 
         def measure(coded: Processed) -> dict[str, float]:
-            found = self.report(coded.problem, self.ranks(coded.problem, coded)).metrics
-            return {name: found[name] for name in shown}
+            metrics = self.report(coded.problem, self.ranks(coded.problem, coded)).metrics
+            return {name: metrics[name] for name in shown}
 
-        table = code_table(problem, codes, distance=self.distance, device=str(self.devices[0]), measure=measure)
+        table = code_table(problem, codes, distance=self.distance, device=str(self.device), measure=measure)
         return replace(report, codes=table)
 
     def with_index(self, report: Report, problem: RetrievalProblem, ranks: RankBlocks, index: str | Index) -> Report:
@@ -249,66 +282,10 @@ class _Asked:
         cuts = named or fitting_cuts(self.cuts, ranks) or self.cuts
         exact = {"mauprc": mean(report.per_query["ap"])}
         exact |= {f"recall@{k}": mean((report.per_query["first_rank"] <= k).astype(np.float64)) for k in cuts}
-        near = index_report(
-            problem,
-            exact,
-            index=index,
-            recall_at=cuts,
-            ties=self.ties,
-            distance=self.distance,
-            device=self.devices[0],
-            progress=self.progress,
-        )
+        how: dict[str, Any] = {"ties": self.ties, "distance": self.distance, "device": self.device}
+        near = index_report(problem, exact, index=index, recall_at=cuts, progress=self.counting["progress"], **how)
         content = {**asdict(near), "neighbour_recall": {str(k): value for k, value in near.neighbour_recall.items()}}
         return replace(report, approximation=content, notes=[*report.notes, str(near)])
-
-
-def _beside(plain: Report, report: Report, steps: PostProcessing) -> Report:
-    about = {"steps": str(steps), "transductive": steps.transductive, "fitted_rows": steps.fitted_rows}
-    return replace(report, postprocessing={**about, "plain": plain.metrics}, notes=[*report.notes, steps.note])
-
-
-def _check_extras(
-    group: ProcessGroup,
-    steps: PostProcessing | None,
-    *,
-    index: str | Index | None,
-    neighbours: int,
-    codes: Codes | None,
-    distance: str,
-) -> None:
-    if index is not None and group.size > 1:
-        raise UserError("faiss searches in one process: call evaluate on one rank, with distributed=False")
-    if neighbours and (neighbours < 0 or group.size > 1):
-        raise UserError(f"neighbours must be 0 or more, and 0 under several processes; got {neighbours}")
-    if (steps is not None or codes is not None) and group.size > 1:
-        raise UserError("post-processing and codes are of one process: call evaluate on one rank, distributed=False")
-    if steps is None:
-        return
-    steps.require_fitted()
-    steps.require_distance(distance)
-    if codes is not None and not steps.is_of_rows:
-        raise UserError(f"codes are made of single rows, so they do not go with the post-processing {str(steps)!r}")
-    if index is not None and steps.orders_lists:
-        raise UserError(
-            f"an index is measured by its own lists, which {str(steps)!r} orders anew: leave one of them out"
-        )
-
-
-def _gallery_columns(labels: Integers | None, classes: Shaped[np.ndarray, " name"] | None) -> dict[str, np.ndarray]:
-    if labels is None:
-        return {}
-    numbers = as_array(labels)
-    return {"label": numbers if classes is None else classes[numbers]}
-
-
-def _check_some(ranks: RankSource, *, listed: bool) -> None:
-    if not len(ranks.query):
-        remedy = "no other row there has a query's label; check that labels and embeddings belong together"
-        raise UserError(
-            f"none of the {ranks.num_queries} queries has a positive among the {ranks.num_gallery} gallery rows: "
-            f"{'the pairs in positives are none, or all left out' if listed else remedy}"
-        )
 
 
 def fitting_cuts(recall_at: tuple[int, ...], ranks: RankSource) -> tuple[int, ...]:

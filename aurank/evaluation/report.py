@@ -17,7 +17,6 @@ from jaxtyping import Float64, Shaped
 
 from aurank.errors import UserError
 from aurank.evaluation._report_files import Column, report_from_json, report_to_json, table_columns
-from aurank.evaluation._saved import checked_report
 from aurank.evaluation.aggregate import MACRO, Classes, mean
 from aurank.evaluation.bootstrap import Intervals, Resampling, Units, resampled_means
 from aurank.evaluation.curves import Curve, random_order_ap
@@ -207,7 +206,7 @@ class Report:
         lone = f", {self.num_lone_queries:,} of them skipped: no positive" if self.num_lone_queries else ""
         items = "documents" if self.distance == RUN else "gallery rows"
         lines.append(f"{self.num_queries:,} queries{lone}; {self.num_gallery:,} {items}")
-        if "mauprc" in self.metrics and "num_negatives" in self.per_query:  # reports of version 1 lack these
+        if "mauprc" in self.metrics and "num_negatives" in self.per_query:  # a TREC run has none
             lines.append(f"a random order has mauprc {self.random_order:.4f}")
         if self.protocol:
             lines.append(f"protocol {self.protocol.get('name')} ({self.protocol.get('checksum')})")
@@ -286,9 +285,9 @@ class Report:
     @classmethod
     def load(cls, path: Path | str) -> "Report":
         """Return the report that `save` wrote, digit for digit; UserError if the file is missing or something else."""
-        content = read_record(Path(path), "a report", named=FORMAT, versions=(1, VERSION), remedy="evaluate again")
+        content = read_record(Path(path), "a report", named=FORMAT, versions=(VERSION,), remedy="evaluate again")
         with reading(path, "a report", remedy="evaluate again"):
-            return cls(**report_from_json(checked_report(content), [each.name for each in fields(cls)]))
+            return cls(**report_from_json(content))
 
     @property
     def _metric_names(self) -> list[str]:
