@@ -191,13 +191,6 @@ def test_stored_preprocessing_gives_the_same_tensor(name: str) -> None:
     assert torch.equal(pipeline.normalise(pixels), pipeline(image))
 
 
-def test_a_file_of_an_earlier_version_names_the_crop_of_torchvision() -> None:
-    pipeline = TRANSFORMS["center"](16, 3, margin=1.25, interpolation="bicubic")
-    text = pack_preprocessing(pipeline, dim=8, is_inside=False).replace('"center"', '"torchvision_center"')
-    (image,) = photos(1)
-    assert torch.equal(unpack_preprocessing(text, "here")(image), pipeline(image))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -9,7 +9,7 @@ from testing import retrieval_trees
 from testing.data_trees import write_tree
 
 from aurank.data import BENCHMARKS
-from aurank.data.readers.published import SplitSize
+from aurank.data.readers.facts import SplitSize
 
 # (image_id, class_id, super_class_id, path)
 SOP_TRAIN = [

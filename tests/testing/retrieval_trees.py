@@ -6,7 +6,7 @@ import numpy as np
 from scipy.io import savemat
 from testing.data_trees import write_tree
 
-from aurank.data.readers.published import SplitSize
+from aurank.data.readers.facts import SplitSize
 
 # (class, image)
 CUB = [

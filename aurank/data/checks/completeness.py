@@ -10,15 +10,19 @@ from typing import get_args
 import numpy as np
 
 from aurank.data.manifest import Manifest
-from aurank.data.readers import BENCHMARKS
-from aurank.data.readers.halves import examine_cars, examine_cub
-from aurank.data.readers.inaturalist import examine_inaturalist
-from aurank.data.readers.inshop import examine_inshop
+from aurank.data.readers.facts import BENCHMARKS, Benchmark
 from aurank.data.readers.landmarks import Difficulty, Usage, examine_gld, examine_revisited
-from aurank.data.readers.published import Benchmark, Place, Reading, describe_absence, locate, summarise
+from aurank.data.readers.products import (
+    TestList,
+    examine_cars,
+    examine_cub,
+    examine_inaturalist,
+    examine_inshop,
+    examine_sop,
+    examine_vehicleid,
+)
+from aurank.data.readers.published import Place, Reading, describe_absence, locate, summarise
 from aurank.data.readers.reid import WildList, examine_folders, examine_msmt, examine_wild
-from aurank.data.readers.sop import examine_sop
-from aurank.data.readers.vehicleid import TestList, examine_vehicleid
 from aurank.errors import UserError
 
 _CHUNK = 2**22
@@ -118,8 +122,8 @@ def check_benchmark(
     if place is None:
         problems.append(describe_absence(benchmark, root, path))
     else:
-        problems += place.missing(file for file in benchmark.files if file.needed)
-        notes += place.missing(file for file in benchmark.files if not file.needed)
+        problems += place.missing(benchmark.files)
+        notes += place.missing(benchmark.never_read)
         for examine in _EXAMINE[name]:
             try:
                 reading = examine(place)

@@ -8,27 +8,21 @@ from collections.abc import Callable, Mapping
 from aurank.data.manifest import Manifest
 from aurank.data.readers.digits import read_digits
 from aurank.data.readers.embeddings import read_embeddings
+from aurank.data.readers.facts import BENCHMARKS
 from aurank.data.readers.folder import read_folder, read_unlabelled
-from aurank.data.readers.halves import CARS, CUB, read_cars, read_cub
-from aurank.data.readers.inaturalist import INATURALIST, read_inaturalist
-from aurank.data.readers.inshop import INSHOP, read_inshop
-from aurank.data.readers.landmarks import GLD, ROXFORD, RPARIS, read_gld, read_roxford, read_rparis
+from aurank.data.readers.landmarks import read_gld, read_roxford, read_rparis
 from aurank.data.readers.lists import read_lists
 from aurank.data.readers.omniglot import read_omniglot
-from aurank.data.readers.published import Benchmark
-from aurank.data.readers.reid import (
-    MARKET,
-    MSMT,
-    VERI,
-    WILD,
-    read_market,
-    read_msmt,
-    read_veri,
-    read_wild,
+from aurank.data.readers.products import (
+    read_cars,
+    read_cub,
+    read_inaturalist,
+    read_inshop,
+    read_sop,
+    read_vehicleid,
 )
-from aurank.data.readers.sop import SOP, read_sop
+from aurank.data.readers.reid import read_market, read_msmt, read_veri, read_wild
 from aurank.data.readers.table import read_table
-from aurank.data.readers.vehicleid import VEHICLEID, read_vehicleid
 
 READERS: Mapping[str, Callable[..., Manifest]] = {
     "omniglot": read_omniglot,
@@ -51,11 +45,6 @@ READERS: Mapping[str, Callable[..., Manifest]] = {
     "roxford5k": read_roxford,
     "rparis6k": read_rparis,
     "gldv2": read_gld,
-}
-
-BENCHMARKS: Mapping[str, Benchmark] = {
-    benchmark.name: benchmark
-    for benchmark in (SOP, INATURALIST, VEHICLEID, CUB, CARS, INSHOP, MARKET, MSMT, VERI, WILD, ROXFORD, RPARIS, GLD)
 }
 
 __all__ = ["BENCHMARKS", "READERS"]

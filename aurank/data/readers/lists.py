@@ -4,11 +4,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from aurank.data.manifest import Manifest
-from aurank.data.readers._rows import DIGITS, Row, build_listed, is_number, read_lines
+from aurank.data.readers.lines import NUMBER, Row, build_listed, read_fields
 from aurank.data.sources import ImageSource, open_source
-from aurank.errors import UserError
 
-_HEADER = "image_id class_id super_class_id path"
+_COLUMNS = ("image_id", "class_id", "super_class_id", "path")
 
 
 def read_lists(
@@ -49,16 +48,8 @@ def class_folders(rows: Iterable[Row]) -> dict[str, str] | None:
 
 def list_rows(source: ImageSource, split: str, file: str) -> Iterator[Row]:
     """Yield the rows of one list file."""
-    lines = read_lines(source, file)
-    where, header = next(lines, (f"{file}, line 1", ""))
-    if header.split() != _HEADER.split():
-        raise UserError(f"{where}: expected the header {_HEADER!r}, got {header!r}")
-    for where, line in lines:
-        fields = line.split(maxsplit=3)  # a path may hold blanks
-        if len(fields) != 4:
-            raise UserError(f"{where}: expected 4 columns ({_HEADER}), got {len(fields)}: {line!r}")
-        for name, value in zip(_HEADER.split()[:3], fields, strict=False):
-            if not is_number(value):
-                at_most = f" of at most {DIGITS} digits" if len(value) > DIGITS else ""
-                raise UserError(f"{where}: {name} must be a whole number{at_most}, got {value!r}")
-        yield Row(where, fields[3], fields[1], split, int(fields[2]))
+    pattern = rf"{NUMBER}\s+{NUMBER}\s+{NUMBER}\s+(.+)"  # a path may hold blanks
+    form = f"{' '.join(_COLUMNS)}, numbers of at most 18 digits and a path"
+    lines = read_fields(source, file, pattern, form, header=[r"\s+".join(_COLUMNS)])
+    for where, (_, label, super_label, path) in lines:
+        yield Row(where, path, label, split, int(super_label))

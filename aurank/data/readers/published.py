@@ -1,65 +1,18 @@
-"""Benchmarks as published: the form of the facts, where one lies on disk, and how what was read differs from them."""
+"""Where a benchmark lies on disk, and how what was read of it differs from its published form."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from aurank.data.manifest import Manifest
-from aurank.data.readers._rows import Row, build_listed
+from aurank.data.readers.facts import Benchmark, SplitSize
+from aurank.data.readers.lines import Row, build_listed
 from aurank.data.sources import ImageSource, holds_folder, open_source
 from aurank.errors import UserError
 
 _EXAMPLES = 3
-
-
-class OfficialFile(NamedTuple):
-    """One text file of a benchmark: its path, what it holds, and where to get it; `needed=False`: it is never read.
-
-    A path that ends in "/" is a folder of images.
-    """
-
-    path: str
-    holds: str
-    origin: str
-    needed: bool = True
-
-
-class SplitSize(NamedTuple):
-    """Images and classes of one list as published."""
-
-    images: int
-    classes: int
-
-    def __str__(self) -> str:
-        return f"{self.images:,} images of {self.classes:,} classes"
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """The facts about one benchmark.
-
-    Attributes:
-        folders: places tried below the data folder, "." being the data folder itself, a name that ends in ".zip" an
-            archive read as it is.
-        terms: who may use it.
-        sizes: the published ones, by the list file or the folder.
-        lines: the published number of entries of other files.
-        archives: the published md5 checksums of what is downloaded.
-    """
-
-    name: str
-    title: str
-    folders: tuple[str, ...]
-    layout: str
-    origin: str
-    terms: str
-    files: tuple[OfficialFile, ...]
-    sizes: Mapping[str, SplitSize]
-    lines: Mapping[str, int] = field(default_factory=dict)
-    archives: Mapping[str, str] = field(default_factory=dict)
-    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,16 +28,22 @@ class Place:
         """The files as their official paths name them."""
         return open_source(self.path, prefix=self.prefix)
 
-    def holds(self, file: OfficialFile) -> bool:
-        """Return whether a file, or folder, is there."""
-        if file.path.endswith("/"):
-            return holds_folder(self.source, file.path)
-        return self.source.exists(file.path)
+    def inside(self, folder: str) -> ImageSource:
+        """Return the files below a folder."""
+        return open_source(self.path, prefix=f"{self.prefix}/{folder}".lstrip("/"))
 
-    def missing(self, files: Iterable[OfficialFile]) -> list[str]:
+    def holds(self, file: str) -> bool:
+        """Return whether a file, or a folder ("name/"), is there."""
+        return holds_folder(self.source, file) if file.endswith("/") else self.source.exists(file)
+
+    def missing(self, files: Iterable[str]) -> list[str]:
         """Return one line for each of the files that is not there: what it is and where to get it."""
-        absent = [file for file in files if not self.holds(file)]
-        return [f"{file.path}, {file.holds}, is missing: get it from {file.origin}" for file in absent]
+        known = {**self.benchmark.never_read, **self.benchmark.files}
+        return [
+            f"{file}, {known.get(file, 'a list')}, is missing: get it from {self.benchmark.origin}"
+            for file in files
+            if not self.holds(file)
+        ]
 
 
 class Part(NamedTuple):
@@ -113,7 +72,7 @@ def locate(benchmark: Benchmark, root: Path, path: str | None = None) -> Place |
         places = [place for place in places if place.path == root / path] or [Place(benchmark, root / path)]
     there = [place for place in places if place.path.exists()]
     for place in there:
-        if any(map(place.holds, benchmark.files)):
+        if any(map(place.holds, (*benchmark.files, *benchmark.never_read))):
             return place
     return next((place for place in there if path is not None or place.path != root), None)
 
@@ -153,58 +112,48 @@ def read_published(
     )
 
 
-def examine_lists(
-    place: Place,
-    files: Mapping[str, str],
-    wanted: Iterable[OfficialFile],
-    rows_of: Callable[[ImageSource, str, str], Iterable[Row]],
-    *,
-    images: str = "",
-    sizes: Mapping[str, SplitSize] | None = None,
-    compare: Callable[[Place, Sequence[Row]], list[str]] = lambda place, rows: [],
-) -> Reading:
-    """Return a benchmark as its lists have it, and all that differs from its published form.
+def compare_parts(place: Place, parts: Sequence[Part], problems: Sequence[str] = (), *, images: str = "") -> Reading:
+    """Return a benchmark as its parts have it, and the sizes that differ, behind `problems` known before.
 
     Args:
-        files: the list file of each split.
-        wanted: these files, and others that shall be there.
-        rows_of: yields the rows of a split's file.
-        images: the folder that the paths of the lists start from.
-        sizes: the published size of each split; by default those of the files.
-        compare: returns how other files contradict the rows.
+        images: the folder that the paths start from.
     """
-    problems = place.missing(wanted)
-    if not all(map(place.source.exists, files.values())):
-        return Reading(None, problems)
-    parts = []
-    for split, file in files.items():
-        expected = place.benchmark.sizes[file] if sizes is None else sizes[split]
-        parts.append(Part(file, list(rows_of(place.source, split, file)), expected))
-    return examine_parts(place, parts, problems, images=images, compare=compare)
-
-
-def examine_parts(
-    place: Place,
-    parts: Sequence[Part],
-    problems: Sequence[str],
-    *,
-    images: str = "",
-    compare: Callable[[Place, Sequence[Row]], list[str]] = lambda place, rows: [],
-) -> Reading:
-    """Return a benchmark as the rows of its parts have it, and all that differs, behind `problems` known before."""
     rows = [row for part in parts for row in part.rows]
-    source = open_source(place.path, prefix=f"{place.prefix}/{images}".lstrip("/"))
-    manifest = build_listed(place.benchmark.name, source, rows)
-    found = list(problems)
-    for part in parts:
-        size = SplitSize(len(part.rows), len({row.label for row in part.rows}))
-        found += [] if size == part.expected else [f"{part.name} has {size}, expected {part.expected}"]
-    return Reading(manifest, found + compare(place, rows))
+    manifest = build_listed(place.benchmark.name, place.inside(images), rows)
+    sizes = [SplitSize(len(part.rows), len({row.label for row in part.rows})) for part in parts]
+    wrong = [
+        f"{part.name} has {size}, expected {part.expected}"
+        for part, size in zip(parts, sizes, strict=True)
+        if size != part.expected
+    ]
+    return Reading(manifest, [*problems, *wrong])
 
 
-def wrong_lines(file: str, count: int, expected: int) -> list[str]:
-    """Return one line if `file` has not the published number of entries."""
-    return [] if count == expected else [f"{file} has {count:,} images, expected {expected:,}"]
+def compare_classes(
+    benchmark: Benchmark, rows: Sequence[Row], files: Mapping[str, Mapping[str, str]], *, whole: bool
+) -> list[str]:
+    """Return how files that name the class of each image differ from their published length, and from the rows.
+
+    Args:
+        files: the class of each image by its path, by file.
+        whole: whether these files together know every image.
+    """
+    problems = [
+        f"{file} has {len(classes):,} images, expected {benchmark.lines[file]:,}"
+        for file, classes in files.items()
+        if len(classes) != benchmark.lines[file]
+    ]
+    if not whole:
+        return problems
+    class_of = {path: label for classes in files.values() for path, label in classes.items()}
+    names = " and ".join(files)
+    unknown = [row.path for row in rows if row.path not in class_of]
+    others = [f"{row.path} is {class_of[row.path]}" for row in rows if class_of.get(row.path, row.label) != row.label]
+    return [
+        *problems,
+        *summarise(f"images of the lists that are not in {names}", unknown),
+        *summarise(f"images of another class in {names}", others),
+    ]
 
 
 def summarise(what: str, examples: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 from aurank.arrays import claims_too_much
 from aurank.data.captions import text_key, tidied
 from aurank.data.manifest import SPLITS, Manifest, first_seen
-from aurank.data.readers._rows import Row, build_listed, check_listing, is_number, read_text
+from aurank.data.readers.lines import Row, build_listed, check_listing, read_text
 from aurank.data.sources import FolderSource, ImageSource, open_source
 from aurank.errors import AurankWarning, UserError
 from aurank.files import reading
@@ -267,7 +267,7 @@ def _numbers(lines: Sequence[Line], column: str) -> list[int] | None:
         return None
     values = [line[column] for _, line in lines]
     filled = [value for value in values if value]
-    if all(is_number(value) for value in filled):
+    if all(value.isdecimal() and len(value) <= 18 for value in filled):
         return [int(value) if value else -1 for value in values]
     numbers = first_seen(filled)
     return [numbers[value] if value else -1 for value in values]

@@ -3,11 +3,11 @@
 from aurank.data.transforms.base import Pipeline
 from aurank.data.transforms.standard import (
     Affine,
+    Center,
     CropFlip,
     RandomCrop,
     Resize,
     Timm,
-    TorchvisionCenter,
     TransformersCenter,
 )
 from aurank.data.transforms.views import MultiCrop, SimCLR
@@ -18,8 +18,7 @@ TRANSFORMS: dict[str, type[Pipeline]] = {
     "affine": Affine,
     "simclr": SimCLR,
     "multi_crop": MultiCrop,
-    "torchvision_center": TorchvisionCenter,  # its name in files of earlier versions, where "center" rounded otherwise
-    "center": TorchvisionCenter,
+    "center": Center,
     "transformers_center": TransformersCenter,
     "timm": Timm,
     "resize": Resize,

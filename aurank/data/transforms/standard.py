@@ -53,7 +53,7 @@ class Resize(Pipeline):
 
 
 @dataclass(repr=False, eq=False, kw_only=True)
-class TorchvisionCenter(Pipeline):
+class Center(Pipeline):
     """Evaluation: shorter side to `margin` × image_size, then the square of image_size in the middle.
 
     The longer side and the edges of the square are those of torchvision.
@@ -76,7 +76,7 @@ class TorchvisionCenter(Pipeline):
         return centre_crop(self.resize_shorter(image, self.margin), self.image_size)
 
 
-class TransformersCenter(TorchvisionCenter):
+class TransformersCenter(Center):
     """Evaluation as processors of transformers do it: as `center`, but half a pixel beside the square is cut off.
 
     Args:

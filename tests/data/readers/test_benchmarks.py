@@ -1,4 +1,3 @@
-import inspect
 import json
 
 import pytest
@@ -20,10 +19,8 @@ from testing.data_trees import real_archive, zip_tree
 
 from aurank.data import READERS
 from aurank.data.checks.doctor import examine
-from aurank.data.readers.inaturalist import read_inaturalist
 from aurank.data.readers.lists import read_lists
-from aurank.data.readers.sop import read_sop
-from aurank.data.readers.vehicleid import read_vehicleid
+from aurank.data.readers.products import read_inaturalist, read_sop, read_vehicleid
 from aurank.errors import UserError
 
 
@@ -134,14 +131,6 @@ def test_super_labels_are_the_model_or_the_color_of_the_vehicle(tmp_path):
     assert read_vehicleid(tmp_path, complete=False).super_labels is None
 
 
-def test_a_list_or_attribute_of_vehicles_that_is_unknown_is_refused(tmp_path):
-    read = inspect.unwrap(read_vehicleid)  # without the checks of types, which only the tests have
-    with pytest.raises(UserError, match="test must be one of small, medium, large, got 'tiny'"):
-        read(tmp_path, test="tiny")
-    with pytest.raises(UserError, match="attribute must be one of model, color, got 'colour'"):
-        read(tmp_path, attribute="colour")
-
-
 NEEDED = [
     ("sop", "Ebay_train.txt", "the training list"),
     ("sop", "Ebay_test.txt", "the test list"),
@@ -170,13 +159,6 @@ def test_a_file_that_is_missing_is_named_with_its_source(name, file, part, tmp_p
         assert f"{file}, " in _refusal(READERS[name], tmp_path, complete=False)
 
 
-def test_everything_missing_is_said_at_once(tmp_path):
-    (tmp_path / "VehicleID_V1.0").mkdir()
-    message = _refusal(read_vehicleid, tmp_path)
-    for file in ("train_list", "test_list_2400", "img2vid", "model_attr"):
-        assert f"{file}.txt, " in message
-
-
 @pytest.mark.parametrize(
     ("name", "file", "line", "params", "message"),
     [
@@ -192,7 +174,7 @@ def test_everything_missing_is_said_at_once(tmp_path):
             "Inat_dataset_splits/Inaturalist_train_set1.txt",
             INATURALIST_TRAIN[0].replace("a1", "z9"),
             {},
-            "has 4 images of 2 classes, expected 3 images of 2 classes; images of the split lists that neither",
+            "has 4 images of 2 classes, expected 3 images of 2 classes; images of the lists that are not in train2018",
         ),
         (
             "vehicleid",
@@ -203,10 +185,10 @@ def test_everything_missing_is_said_at_once(tmp_path):
         ),
         ("vehicleid", "train_test_split/train_list.txt", "0000100 901", {}, "train_list.txt has 5 images of 3 classes"),
         ("vehicleid", "attribute/img2vid.txt", "0000009 9", {}, "img2vid.txt has 17 images, expected 16"),
-        ("vehicleid", "attribute/img2vid.txt", "0000010 8", {}, "other vehicle in attribute/img2vid.txt: 1 (image/00"),
+        ("vehicleid", "attribute/img2vid.txt", "0000010 8", {}, "another class in attribute/img2vid.txt: 1 (image/00"),
         ("vehicleid", "attribute/img2vid.txt", "image.jpg 8", {}, "img2vid.txt, line 17: expected two whole numbers"),
         ("vehicleid", "train_test_split/train_list.txt", "1 2 3", {}, "train_list.txt, line 5: expected two whole"),
-        ("sop", "Ebay_train.txt", "5 3 bicycle_final/9.JPG", {}, "Ebay_train.txt, line 6: expected 4 columns"),
+        ("sop", "Ebay_train.txt", "5 3 bicycle_final/9.JPG", {}, "Ebay_train.txt, line 6: expected image_id"),
         (
             "inaturalist2018",
             "Inat_dataset_splits/Inaturalist_test_set1.txt",
@@ -246,7 +228,7 @@ def test_a_species_that_the_annotations_call_otherwise_is_shown(tmp_path, part):
     (folder / "val2018.json").write_text(json.dumps(content))
     message = _refusal(read_inaturalist, tmp_path)
     shown = "Fungi/17" if part == "category_id" else "Fungi/6000"
-    assert f"another class in the annotation files: 1 ({INATURALIST_TRAIN[0]} is {shown})" in message
+    assert f"another class in train2018.json and val2018.json: 1 ({INATURALIST_TRAIN[0]} is {shown})" in message
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"images": [], "annotations": []}', '{"categories": [1]}'])

@@ -43,11 +43,6 @@ def test_the_middle_is_that_of_torchvision(side: int, shape: tuple[int, int]) ->
     assert torch.equal(torch.tensor(found).permute(2, 0, 1), expected)
 
 
-def test_the_middle_of_torchvision_is_recorded_under_one_name() -> None:
-    assert repr(TRANSFORMS["center"](32, 3)) == repr(TRANSFORMS["torchvision_center"](32, 3))
-    assert repr(TRANSFORMS["center"](32, 3)).startswith("TorchvisionCenter(")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(41, 57), (57, 41), (64, 40), (64, 64), (33, 190), (200, 131)])
 @pytest.mark.parametrize("resample", [2, 3])

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from aurank.data import ImageDataset, open_source
 from aurank.data.captions import Tokeniser
 from aurank.data.manifest import build_manifest
-from aurank.data.transforms.standard import TorchvisionCenter
+from aurank.data.transforms.standard import Center
 from aurank.losses import FastCLIPLoss, NeuCLIPLoss, Pairs, make_pairs
 from aurank.losses.core.log_mean_exp import log_mean_exp
 from aurank.losses.core.loss_inputs import read_inputs
@@ -89,7 +89,7 @@ def data() -> tuple[Tensor, Tensor, Tensor, int]:
     labels = [line["label"] for line in lines]
     source = open_source(archive, prefix="grocery/images")
     manifest = build_manifest("grocery", source, paths=paths, labels=labels, splits=["train"] * len(paths))
-    data = ImageDataset(manifest, TorchvisionCenter(SIDE, 3, margin=1), channels=3)
+    data = ImageDataset(manifest, Center(SIDE, 3, margin=1), channels=3)
     images = data.__getitems__(list(range(len(paths)))).image
     assert isinstance(images, Tensor)
     tokeniser = Tokeniser.learn(texts, length=LENGTH)

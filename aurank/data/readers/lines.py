@@ -1,6 +1,7 @@
 """What the readers of lists share: the lines of a file, rows, and the check of a list against its images."""
 
 import io
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Literal, NamedTuple
@@ -12,7 +13,8 @@ from aurank.data.sources import ImageSource
 from aurank.errors import UserError
 from aurank.files import reading
 
-DIGITS = 18  # of a number that fits 64 bits
+NUMBER = r"(\d{1,18})"  # fits 64 bits
+Role = Literal["both", "query", "gallery"]
 
 
 class Row(NamedTuple):
@@ -24,7 +26,7 @@ class Row(NamedTuple):
     split: str
     super_label: int | None = None  # None in every row where the data set has none
     group: int | None = None  # such as the camera, likewise
-    role: Literal["both", "query", "gallery"] = "both"
+    role: Role = "both"
     box: tuple[int, int, int, int] | None = None  # x1, y1, x2, y2 in pixels; None for the whole image
 
 
@@ -36,43 +38,35 @@ def read_text(source: ImageSource, file: str) -> str:
         return source.read_bytes(file).decode("utf-8-sig")
 
 
-def read_lines(source: ImageSource, file: str) -> Iterator[tuple[str, str]]:
-    """Yield the place ("FILE, line 7") and the text of every line of a file that is not blank."""
-    for number, line in enumerate(read_text(source, file).splitlines(), start=1):
-        if line.strip():
-            yield f"{file}, line {number}", line.strip()
+def read_fields(
+    source: ImageSource, file: str, pattern: str, form: str, *, header: Sequence[str] = ()
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the place ("FILE, line 7") and the groups of a pattern for every line of a file that is not blank.
+
+    Args:
+        form: what the pattern matches, in words.
+        header: patterns of the first lines.
+    """
+    numbered = enumerate(read_text(source, file).splitlines(), start=1)
+    lines = ((f"{file}, line {number}", line.strip()) for number, line in numbered if line.strip())
+    for expected in header:
+        where, line = next(lines, (f"{file}, line 1", ""))
+        if not re.fullmatch(expected, line):
+            raise UserError(f"{where}: expected the header {expected!r}, got {line[:80]!r}")
+    matches = re.compile(pattern).fullmatch
+    for where, line in lines:
+        if (found := matches(line)) is None:
+            raise UserError(f"{where}: expected {form}, got {line[:200]!r}")
+        yield where, found.groups()
 
 
-def read_mat(source: ImageSource, file: str, name: str) -> list[dict[str, Any]]:
-    """Return the records of one structure array of a Matlab file; nothing in such a file runs code."""
-    content = _mat_value(source, file, name)
-    records = [content] if isinstance(content, dict) else list(np.ravel(content))
-    if not records or not all(isinstance(record, dict) for record in records):
-        raise UserError(f"{file} in {source.where} is not a Matlab file with the records {name!r}; get it again")
-    return records
-
-
-def read_mat_names(source: ImageSource, file: str, name: str) -> list[str]:
-    """Return the texts of one cell array of a Matlab file."""
-    texts: list[str] = np.ravel(_mat_value(source, file, name)).tolist()
-    if not all(isinstance(text, str) for text in texts):
-        raise UserError(f"{file} in {source.where} is not a Matlab file with the names {name!r}; get it again")
-    return texts
-
-
-def _mat_value(source: ImageSource, file: str, name: str) -> Any:
+def read_mat(source: ImageSource, file: str, name: str) -> list[Any]:
+    """Return the records of a structure array, or the texts of a cell array, of a Matlab file, which runs no code."""
     # Imported here: it takes a tenth of a second that few formats need.
     from scipy.io import loadmat
 
-    if not source.exists(file):
-        raise UserError(f"file {file!r} is not in {source.where}")
-    with reading(f"{file} in {source.where}", f"a Matlab file with {name!r}", remedy="get it again"):
-        return loadmat(io.BytesIO(source.read_bytes(file)), simplify_cells=True, variable_names=[name])[name]
-
-
-def is_number(text: str) -> bool:
-    """Return whether the text is a whole number that fits 64 bits."""
-    return text.isdecimal() and len(text) <= DIGITS
+    content = loadmat(io.BytesIO(source.read_bytes(file)), simplify_cells=True, variable_names=[name])[name]
+    return [content] if isinstance(content, dict) else list(np.ravel(content))
 
 
 def build_listed(
