@@ -130,3 +130,15 @@ def test_no_folder_has_the_name_of_something_public_beside_it() -> None:
         folders = {path.parent.name for path in init.parent.glob("*/__init__.py")}
         listed = re.search(r"^__all__ = \[(.*?)\]", init.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
         assert not folders & set(re.findall(r'"(\w+)"', listed[1] if listed else "")), init
+
+
+def test_measuring_imports_nothing_of_training(tmp_path: Path) -> None:
+    np.savez(tmp_path / "saved.npz", embeddings=np.eye(6, 3) + 0.1, labels=np.arange(6) // 2)
+    command = ["-X", "importtime", "-m", "aurank", "evaluate", "--model", f"embeddings:{tmp_path / 'saved.npz'}"]
+    done = subprocess.run(
+        [sys.executable, *command, "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    imported = set(re.findall(r"\| +(aurank[.\w]*)$", done.stderr, re.MULTILINE))
+    assert "aurank.evaluation.evaluate" in imported
+    assert not [name for name in imported if name.startswith(("aurank.training", "aurank.losses"))]

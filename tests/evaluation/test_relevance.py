@@ -1,7 +1,6 @@
 """nDCG of graded relevance, against scikit-learn and against lists sorted one by one."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ import torch
 from sklearn.metrics import ndcg_score
 
 import aurank
-from aurank.errors import UserError
 
 CHANCE = np.random.default_rng(0)
 NAMES = ("ndcg", "ndcg@1", "ndcg@3", "ndcg@100", "mauprc")
@@ -66,21 +64,3 @@ def test_in_a_tie_the_least_relevant_stands_first_whatever_the_order_of_rows(k: 
             queries, gallery=gallery[rows], positives=there, relevance=grades, metrics=[f"ndcg@{k}"], distance="dot"
         )
         assert report.per_query[f"ndcg@{k}"].tolist() == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"positives": None, "labels": [0, 0, 1]},
-            "relevance holds the grade of each pair in positives: give positives",
-        ),
-        ({"relevance": [1, 2, 3]}, r"relevance has shape \(3,\), int64: give a number for each pair in positives"),
-        ({"relevance": [1, 0]}, "relevance of pair 1 is 0: grades are above 0; leave out what is not relevant"),
-        ({"relevance": [float("nan"), 1]}, "relevance of pair 0 is nan"),
-        ({"positives": [(0, 1), (0, 1)]}, "positives names a pair twice"),
-    ],
-)
-def test_grades_that_are_none_are_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        aurank.evaluate(np.eye(3), **{"positives": [(0, 1), (1, 2)], "relevance": [1, 2], **change})

@@ -18,11 +18,8 @@ def check_grades(positives: Integers | None, relevance: Integers) -> Float64[np.
     pairs, grade = as_array(positives), as_array(relevance)
     if pairs.ndim == 0 or grade.shape != (len(pairs),) or grade.dtype.kind not in "iuf":
         raise UserError(f"relevance has shape {grade.shape}, {grade.dtype}: give a number for each pair in positives")
-    wrong = np.flatnonzero(~((grade > 0) & np.isfinite(grade)))
-    if len(wrong):
-        raise UserError(
-            f"relevance of pair {wrong[0]} is {grade[wrong[0]]}: grades are above 0; leave out what is not relevant"
-        )
+    if not ((grade > 0) & np.isfinite(grade)).all():
+        raise UserError(f"relevance must be above 0, and is {grade.min()}: leave out what is not relevant")
     if len(np.unique(pairs, axis=0)) < len(pairs):
         raise UserError("positives names a pair twice, so that its relevance is not clear: give each pair once")
     return grade.astype(np.float64)

@@ -39,21 +39,16 @@ def byte_count(max_memory: int | str) -> int:
 def choose_devices(device: Devices, queries: Embeddings) -> list[torch.device]:
     """Return where to compute: on each `device`, else on the CUDA device that holds the queries, else on the CPU."""
     if device is None:
-        held = device_of(queries)
-        return [held if held.type == "cuda" else torch.device("cpu")]
-    devices = []
-    for one in [device] if isinstance(device, str | torch.device) else device:
-        try:
-            devices.append(torch.device(one))
-        except RuntimeError as error:
-            raise UserError(f'device must be such as "cpu" or "cuda:0", got {one!r}') from error
-        kind = devices[-1].type
-        if kind not in ("cpu", "cuda"):  # float64 decides close calls, and not every accelerator has it
-            raise UserError(f'device must be "cpu" or "cuda", got {str(one)!r}: leave it out to use the CPU')
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise UserError(f'device is {str(one)!r}, but no CUDA device is available: use device="cpu"')
-    if not devices or len({one.type for one in devices}) > 1:
-        raise UserError(f"device must name CUDA devices, or the CPU, not both or none; got {device!r}")
+        return [device_of(queries) if device_of(queries).type == "cuda" else torch.device("cpu")]
+    try:
+        devices = [torch.device(one) for one in ([device] if isinstance(device, str | torch.device) else device)]
+    except RuntimeError as error:
+        raise UserError(f'device must be such as "cpu" or "cuda:0", got {device!r}') from error
+    kinds = {one.type for one in devices}
+    if kinds != {"cpu"} and kinds != {"cuda"}:  # float64 decides close calls, and not every accelerator has it
+        raise UserError(f"device must name the CPU or CUDA devices, not both or others; got {device!r}")
+    if kinds == {"cuda"} and not torch.cuda.is_available():
+        raise UserError(f'device is {device!r}, but no CUDA device is available: use device="cpu"')
     return devices
 
 
@@ -61,19 +56,16 @@ def refuse_masked(values: Any, name: str) -> None:
     """Raise UserError for a masked array that hides entries, which np.asarray would bring back."""
     if isinstance(values, np.ma.MaskedArray) and values.mask.any():
         hidden = int(np.count_nonzero(values.mask))
-        raise UserError(
-            f"the {name} are a masked array with {hidden} entries hidden, and a mask is not heeded here: leave "
-            "those rows out of all arrays, or fill them with .filled()"
-        )
+        raise UserError(f"the {name} are a masked array with {hidden} entries hidden: leave those rows out")
 
 
 def check_matrix(embeddings: Embeddings, *, side: str) -> None:
     """Raise UserError unless `embeddings` is a non-empty matrix of real numbers."""
     refuse_masked(embeddings, f"{side} embeddings")
+    what = f"the {side} embeddings"
     if not hasattr(embeddings, "shape"):
-        kind = type(embeddings).__name__
-        raise UserError(f"the {side} embeddings are a {kind}: give a tensor or NumPy array, numpy.asarray(embeddings)")
-    what, shape = f"the {side} embeddings", tuple(embeddings.shape)
+        raise UserError(f"{what} are a {type(embeddings).__name__}: give a tensor or NumPy array, numpy.asarray(…)")
+    shape = tuple(embeddings.shape)
     if len(shape) != 2:
         raise UserError(f"{what} have shape {shape}: expected two dimensions, one row per item, in a tensor or array")
     if 0 in shape:
@@ -113,7 +105,9 @@ def numbered(
 
 def as_array(values: Integers) -> np.ndarray:
     """Return a tensor or a list of numbers as an array."""
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if isinstance(values, Tensor):  # NumPy has no bfloat16
+        return (values.float() if values.dtype == torch.bfloat16 else values).detach().cpu().numpy()
+    return np.asarray(values)
 
 
 def _as_text(values: Integers | None, name: str) -> Shaped[np.ndarray, "..."] | None:
@@ -126,60 +120,71 @@ def _as_text(values: Integers | None, name: str) -> Shaped[np.ndarray, "..."] | 
     return np.asarray(values, dtype=np.str_)
 
 
-def integer_array(values: Integers, *, name: str, rows: int, side: str) -> Int64[np.ndarray, " row"]:
-    """Return `values` as int64, never by way of a float; UserError unless it is one integer for each row."""
-    what = f"the {side} {name}s"
-    refuse_masked(values, f"{side} {name}s")
-    given = values.dtype if isinstance(values, Tensor) else None
-    if isinstance(values, Tensor):  # NumPy knows no bfloat16; what is floating is refused below under its own name
-        values = (values.float() if values.dtype == torch.bfloat16 else values).detach().cpu().numpy()
+def _integers(values: Integers, name: str) -> np.ndarray:
+    """Return `values` as int64, never by way of a float; UserError unless they are integers that fit."""
+    refuse_masked(values, name)
     try:
-        array = np.asarray(values)
+        array = as_array(values)
     except ValueError as error:  # nested lists of unequal length
-        raise UserError(f"{what} are not a list of integers: {error}") from error
-    if array.ndim != 1 or len(array) != rows:
-        shape = f"{len(array)} entries" if array.ndim == 1 else f"shape {array.shape}"
-        raise UserError(f"{what} have {shape} for {rows} {side} embeddings: give one {name} per row")
-    if array.dtype.kind in "USO":
+        raise UserError(f"the {name} are not a list of integers: {error}") from error
+    if array.size and (array.dtype.kind not in "iu" or int(array.max()) > np.iinfo(np.int64).max):
         raise UserError(
-            f"{what} are {array.dtype}, not integers: number them, for example by "
-            f"np.unique({name}s, return_inverse=True)[1], over both sides together where there are two"
+            f"the {name} are {array.dtype}: give integers that fit in int64, for example by "
+            "np.unique(…, return_inverse=True)[1], over both sides together where there are two"
         )
-    if array.dtype.kind not in "iu":
-        raise UserError(f"{what} are {given or array.dtype}: give integers, for example {name}s.astype('int64')")
-    if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
-        raise UserError(f"{what} reach {int(array.max())}: give integers that fit in int64")
     return array.astype(np.int64)
+
+
+def integer_array(values: Integers, *, name: str, rows: int, side: str) -> Int64[np.ndarray, " row"]:
+    """Return `values` as int64; UserError unless it is one integer for each row."""
+    array = _integers(values, f"{side} {name}s")
+    if array.shape != (rows,):
+        shape = f"{len(array)} entries" if array.ndim == 1 else f"shape {array.shape}"
+        raise UserError(f"the {side} {name}s have {shape} for {rows} {side} embeddings: give one {name} per row")
+    return array
 
 
 def unique_ids(values: Integers, *, rows: int, side: str) -> Int64[np.ndarray, " row"]:
     """Return `values` as int64; UserError when two rows of one side claim to be the same item."""
     ids = integer_array(values, name="id", rows=rows, side=side)
-    order = np.argsort(ids, kind="stable")
-    again = np.flatnonzero(ids[order][1:] == ids[order][:-1])
-    if len(again):
-        first, second = order[again[0]], order[again[0] + 1]
-        raise UserError(
-            f"the {side} ids name an item twice: {ids[first]} at rows {first} and {second}; give each item its own id"
-        )
+    names, counts = np.unique(ids, return_counts=True)
+    if (counts > 1).any():
+        raise UserError(f"the {side} ids name an item twice: {names[counts > 1][0]}; give each item its own id")
     return ids
 
 
 def pair_array(values: Integers, name: str, queries: int, gallery: int) -> Int64[np.ndarray, "pair 2"]:
     """Return `values` as index pairs (query row, gallery row); UserError unless all are within both sides."""
-    refuse_masked(values, name)
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    if array.size == 0:
+    array = _integers(values, f"pairs in {name}")
+    if not array.size:
         return np.empty((0, 2), np.int64)
-    if array.ndim != 2 or array.shape[1] != 2 or array.dtype.kind not in "iu":
-        expected = "pairs (query row, gallery row) of integers, shape [pair, 2]"
-        raise UserError(f"{name} must be {expected}; got shape {array.shape}, {array.dtype}")
+    if array.ndim != 2 or array.shape[1] != 2:
+        raise UserError(f"{name} must be pairs (query row, gallery row), shape [pair, 2]; got shape {array.shape}")
     for indices, side, rows in ((array[:, 0], "query", queries), (array[:, 1], "gallery", gallery)):
-        wrong = np.flatnonzero((indices < 0) | (indices >= rows))
-        if len(wrong):
-            row = indices[wrong[0]]
-            raise UserError(f"{name}, pair {wrong[0]} names {side} row {row}: there are rows 0 to {rows - 1}")
-    return array.astype(np.int64)
+        check_rows(indices, name, side, rows)
+    return array
+
+
+def row_array(values: Integers, name: str, rows: int) -> Int64[np.ndarray, " chosen"]:
+    """Return gallery rows, given as such or as a truth value for each."""
+    refuse_masked(values, name)
+    given = np.asarray(values)
+    array = (
+        np.flatnonzero(given)
+        if given.dtype == np.bool_ and given.shape == (rows,)
+        else _integers(values, f"rows in {name}")
+    )
+    if array.ndim != 1:
+        raise UserError(f"{name} must be gallery rows or one truth value per row, got shape {array.shape}")
+    check_rows(array, name, "gallery", rows)
+    return array
+
+
+def check_rows(indices: Int64[np.ndarray, " index"], name: str, side: str, rows: int) -> None:
+    """Raise UserError where an index is beyond the rows of a side."""
+    wrong = indices[(indices < 0) | (indices >= rows)]
+    if len(wrong):
+        raise UserError(f"{name} names {side} row {wrong[0]}: there are rows 0 to {rows - 1}")
 
 
 def device_of(embeddings: Embeddings) -> torch.device:
@@ -229,14 +234,12 @@ def row_lengths(embeddings: Embeddings, *, side: str, distance: str, compiled: b
     if bool(usable.all()):
         return lengths
     row = int(torch.argmin(usable.to(torch.int8)))
-    values = read(embeddings, torch.tensor([row], device=device_of(embeddings)))
+    values, length = read(embeddings, torch.tensor([row], device=device_of(embeddings))), float(lengths[row])
+    what = f"has length {length:.3g}: scale the embeddings"
     if not bool(values.isfinite().all()):
         what = "holds NaN or infinity: remove it or find out how it was made"
     elif not bool(values.any()):
         what = "is all zeros, and has no cosine with anything: remove it"
-    else:
-        what = f"has length {float(lengths[row]):.3g}: expected {SHORTEST} to {LONGEST}; scale the embeddings, which"
-        what += " changes no cosine"
     raise UserError(f"row {row} of the {side} embeddings {what}")
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.inputs import Embeddings, Integers, check_matrix, integer_array, refuse_masked, unique_ids
+from aurank.evaluation.engine.inputs import Embeddings, Integers, check_matrix, integer_array, row_array, unique_ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,23 +67,26 @@ class Side(NamedTuple):
     groups: Int64[np.ndarray, " row"] | None
 
 
-def _side(labels: Integers | None, groups: Integers | None, *, rows: int, side: str) -> Side:
-    """Return the side of so many rows; without labels each is a class of its own."""
-    given = np.arange(rows) if labels is None else integer_array(labels, name="label", rows=rows, side=side)
-    return Side(given, None if groups is None else integer_array(groups, name="group", rows=rows, side=side))
-
-
 def check_sides(problem: RetrievalProblem) -> tuple[Side, Side]:
-    """Return the queries' and the gallery's labels and groups; UserError where the fields do not fit each other."""
+    """Return the queries' and the gallery's labels and groups; UserError where the fields do not fit each other.
+
+    Without labels each row is a class of its own.
+    """
+
+    def side(labels: Integers | None, groups: Integers | None, rows: int, name: str) -> Side:
+        given = np.arange(rows) if labels is None else integer_array(labels, name="label", rows=rows, side=name)
+        return Side(given, None if groups is None else integer_array(groups, name="group", rows=rows, side=name))
+
     queries, gallery = problem.embeddings, problem.gallery
     check_matrix(queries, side="query")
     if problem.labels is None and problem.positives is None:
         raise UserError("labels are missing: give one label per query row, or the positives as a list of pairs")
-    query = _side(problem.labels, problem.groups, rows=len(queries), side="query")
+    query = side(problem.labels, problem.groups, len(queries), "query")
+    fields = ("labels", "ids", "groups")
     if gallery is None:
-        for name in ("gallery_labels", "gallery_ids", "gallery_groups"):
-            if getattr(problem, name) is not None:
-                raise UserError(f"{name} came without a gallery: give the gallery's embeddings too")
+        for name in fields:
+            if getattr(problem, f"gallery_{name}") is not None:
+                raise UserError(f"gallery_{name} came without a gallery: give the gallery's embeddings too")
         return query, query
     check_matrix(gallery, side="gallery")
     if gallery.shape[1] != queries.shape[1]:
@@ -91,26 +94,15 @@ def check_sides(problem: RetrievalProblem) -> tuple[Side, Side]:
         raise UserError(f"the query embeddings have {widths}: embed both with the same model")
     if problem.gallery_labels is None and problem.positives is None:
         raise UserError("a gallery came without gallery_labels: give one label per gallery row")
-    for name, does in (("ids", "mark the same item on both sides"), ("groups", "hide items of the query's own group")):
+    for name in fields[1:]:
         if (getattr(problem, name) is None) != (getattr(problem, f"gallery_{name}") is None):
-            raise UserError(f"{name} and gallery_{name} {does}: give both or neither")
-    return query, _side(problem.gallery_labels, problem.gallery_groups, rows=len(gallery), side="gallery")
+            raise UserError(f"{name} and gallery_{name} belong together: give both or neither")
+    return query, side(problem.gallery_labels, problem.gallery_groups, len(gallery), "gallery")
 
 
 def rows_without_junk(junk: Integers | None, rows: int) -> Int64[np.ndarray, " kept"]:
-    """Return the gallery rows that are not junk; UserError where `junk` is no list of rows and no mask, or is all."""
-    if junk is None:
-        return np.arange(rows)
-    refuse_masked(junk, "junk")
-    given = np.asarray(junk)
-    if given.dtype == np.bool_ and given.shape == (rows,):
-        given = np.flatnonzero(given)
-    if given.size and (given.ndim != 1 or given.dtype.kind not in "iu"):
-        raise UserError(f"junk must be gallery rows or one truth value per row, got shape {given.shape}, {given.dtype}")
-    if given.size and not (given.min() >= 0 and given.max() < rows):
-        wrong = given.min() if given.min() < 0 else given.max()
-        raise UserError(f"junk names row {wrong} of a gallery of {rows} rows: give rows from 0 to {rows - 1}")
-    kept = np.setdiff1d(np.arange(rows), given.astype(np.int64))
+    """Return the gallery rows that are not junk; UserError where all are."""
+    kept = np.setdiff1d(np.arange(rows), row_array(() if junk is None else junk, "junk", rows))
     if not len(kept):
         raise UserError(f"all {rows} gallery rows are junk: nothing is left to retrieve")
     return kept

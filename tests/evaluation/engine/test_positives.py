@@ -142,32 +142,6 @@ def test_every_way_to_say_who_competes_equals_a_loop_over_all_pairs(
     assert ranks.num_gallery == len(case["queries"] if case["gallery"] is None else case["gallery"])
 
 
-TWO = np.eye(2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"distance": "manhattan"}, "distance must be one of cosine, dot, euclidean; got 'manhattan'"),
-        ({"groups": [0, 1], "gallery": TWO, "gallery_labels": [0, 0]}, "give both or neither"),
-        ({"gallery_groups": [0, 1]}, "gallery_groups came without a gallery"),
-        ({"positives": [[0, 2]]}, "positives, pair 0 names gallery row 2: there are rows 0 to 1"),
-        ({"positives": [[-1, 0]]}, "positives, pair 0 names query row -1"),
-        ({"ignore": [0, 1]}, r"ignore must be pairs .*got shape \(2,\)"),
-        ({"ignore": [[0.5, 1.0]]}, "ignore must be pairs .* of integers"),
-        ({"junk": [2]}, "junk names row 2 of a gallery of 2 rows"),
-        ({"junk": [0.5]}, "junk must be gallery rows or one truth value per row"),
-        ({"junk": [True, True]}, "all 2 gallery rows are junk"),
-        ({"labels": None}, "labels are missing: give one label per query row, or the positives"),
-    ],
-)
-def test_what_does_not_fit_together_is_refused(arguments: dict[str, Any], message: str) -> None:
-    given = {"labels": [0, 0], "gallery": None, "gallery_labels": None, **arguments}
-    first = [given.pop(name) for name in ("labels", "gallery", "gallery_labels")]
-    with pytest.raises(UserError, match=message):
-        positive_ranks(TWO, *first, **given)
-
-
 def test_junk_may_be_rows_or_truth_values() -> None:
     rng = np.random.default_rng(0)
     rows, labels = rng.normal(size=(20, 3)), rng.integers(0, 4, 20)

@@ -204,31 +204,6 @@ def test_extreme_lengths_are_normalised_and_impossible_ones_named() -> None:
         positive_ranks(embeddings[:10], labels[:10], embeddings, labels)
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        (np.array([2**63, 1], dtype=np.uint64), "reach 9223372036854775808: give integers that fit in int64"),
-        (np.array([True, False]), "are bool: give integers"),
-        (np.array(["a", "b"]), "are <U1, not integers: number them"),
-        (torch.tensor([1.0, 2.0], dtype=torch.bfloat16), r"are torch\.bfloat16: give integers"),
-        ([[1], [2, 3]], "are not a list of integers"),
-        ([[1], [2]], r"have shape \(2, 1\) for 2 query embeddings"),
-        ([2**70, 1], "are object, not integers: number them"),
-    ],
-)
-def test_labels_that_are_not_int64_are_refused(labels: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        positive_ranks(np.eye(2), labels)
-
-
-@pytest.mark.parametrize(
-    "embeddings", [np.array([["a"], ["b"]]), np.array([[1j], [2j]]), torch.ones(2, 1, dtype=torch.complex64)]
-)
-def test_embeddings_that_are_not_real_are_refused(embeddings: Any) -> None:
-    with pytest.raises(UserError, match="give a dense array of real numbers"):
-        positive_ranks(embeddings, [1, 1])
-
-
 MEASURE = """
 import sys
 from pathlib import Path

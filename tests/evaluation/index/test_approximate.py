@@ -169,11 +169,6 @@ def test_without_any_positive_there_is_nothing_to_measure() -> None:
         approximate_report(sides, exact(sides), index="Flat", device="cpu")
 
 
-def test_faiss_is_no_backend_of_exact_ranks() -> None:
-    with pytest.raises(UserError, match=r'backend="faiss" is gone.*leave backend out.*index="Flat"'):
-        evaluate(*clusters(), backend="faiss")
-
-
 def test_a_list_shorter_than_a_recall_is_refused() -> None:
     sides = RetrievalProblem(*clusters())
     with pytest.raises(UserError, match=r"depth 20 is too short for recall@50"):

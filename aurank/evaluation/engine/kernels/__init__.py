@@ -54,11 +54,6 @@ class Kernel(Protocol):
 
 def check_backend(backend: str, device: torch.device) -> str:
     """Return the kernel to use: numba or torch on the CPU, torch on CUDA; UserError where it cannot be had."""
-    if backend == "faiss":
-        raise UserError(
-            'backend="faiss" is gone, since its float32 lists are not exact: leave backend out for exact ranks, or '
-            'give index="Flat" or index="IVF1024,Flat" to measure what faiss retrieves beside them'
-        )
     if backend not in BACKENDS:
         raise UserError(f"backend must be one of {', '.join(BACKENDS)}; got {backend!r}")
     if backend == "auto":

@@ -14,8 +14,6 @@ Function = TypeVar("Function")
 # looked up in a table of cells, whose cost hardly grows with their number.
 MOST_DIRECT = 64
 MOST_MARKED = 8  # thresholds of a query whose near scores are listed one after the other; of more, by the table
-FEW = 6  # with more thresholds, scores that reach none are first left out
-VECTORS = 64  # scores that are compared at once
 # A score that reaches a threshold takes as long by itself as comparing so many with a threshold in turn.
 DIRECT_FOR_ONE = 256
 RARE = 1024  # such scores that are always taken by themselves
@@ -105,6 +103,8 @@ def count_by_table(
     reach[: size + 1] = 0
     for other in range(len(scores)):
         score = scores[other]
+        if score < bottoms[0]:
+            continue
         passed = table[min(int((max(score, start) - start) * scale), cells - 1)] if score <= end else size
         passed += tops[passed] < score
         while tops[passed] < score:
@@ -127,29 +127,6 @@ def count_by_table(
         above[threshold] = passed
         near[threshold] = reached - passed
     return found
-
-
-@compiled
-@no_type_check
-def keep_reaching(scores: Any, least: Any, kept: Any) -> int:
-    """Copy the scores that reach `least`, filled up to whole vectors; return how many, or all where most do.
-
-    `kept` has room for them and `VECTORS` more.
-    """
-    reaching = np.int32(0)
-    for other in range(len(scores)):
-        reaching = np.int32(reaching + np.int32(scores[other] >= least))
-        kept[other] = scores[other]
-    if 2 * reaching > len(scores):
-        return len(scores)
-    count = 0
-    for other in range(len(scores)):  # without a branch
-        kept[count] = scores[other]
-        count += scores[other] >= least
-    whole = (count + VECTORS - 1) // VECTORS * VECTORS
-    for other in range(count, whole):
-        kept[other] = -np.inf
-    return whole
 
 
 @compiled
@@ -184,7 +161,6 @@ def count_query(
     work: Any,
     edges: Any,
     words: Any,
-    kept: Any,
     first: int,
     pairs: Any,
     found: int,
@@ -193,9 +169,8 @@ def count_query(
 
     -1 where they do not fit. Without rows in `pairs` none is listed.
     """
-    some = kept[: keep_reaching(scores, low[0] if len(low) > FEW else -np.inf, kept)]
-    if len(low) <= MOST_DIRECT or len(low) * len(some) <= MOST_DIRECT * len(scores) // 2:
-        total = count_directly(some, low, high, above, near)
+    if len(low) <= MOST_DIRECT:
+        total = count_directly(scores, low, high, above, near)
         if total == 0 or len(pairs) == 0:
             return found
         if found + total > pairs.shape[1]:
@@ -286,13 +261,13 @@ def count_rows(
     List near pairs as (threshold, column) in the two rows of `pairs`, if it has any, and return their number, or -1
     where there are more than it has columns.
     """
-    found, kept = 0, np.empty(scores.shape[1] + VECTORS, scores.dtype)
+    found = 0
     edges = np.empty((2, work.shape[1] + 1), scores.dtype)
     for row in range(scores.shape[0]):
         a, b = offset[row], offset[row + 1]
         if a < b:
             found = count_query(
-                scores[row], low[a:b], high[a:b], above[a:b], near[a:b], work, edges, words, kept, a, pairs, found
+                scores[row], low[a:b], high[a:b], above[a:b], near[a:b], work, edges, words, a, pairs, found
             )
             if found < 0:
                 return -1
@@ -306,7 +281,7 @@ def count_columns(
 ) -> int:
     """Count as `count_rows` for queries in the columns of the scores."""
     rows, columns = scores.shape
-    found, kept = 0, np.empty(rows + VECTORS, scores.dtype)
+    found = 0
     edges = np.empty((2, work.shape[1] + 1), scores.dtype)
     for left in range(0, columns, strip.shape[0]):
         width = min(strip.shape[0], columns - left)
@@ -327,7 +302,6 @@ def count_columns(
                     work,
                     edges,
                     words,
-                    kept,
                     a,
                     pairs,
                     found,
@@ -365,7 +339,7 @@ class CompiledKernel:
         if len(self.least) < tile.shape[1] or self.least.dtype != tile.dtype:
             self.least = np.empty(tile.shape[1], tile.dtype)
         given = (tile, edges.offset, edges.low, edges.high, above, near)
-        most = tile.size * min(1 + size // len(edges.offset), FEW) // DIRECT_FOR_ONE
+        most = tile.size * min(1 + size // len(edges.offset), 6) // DIRECT_FOR_ONE
         found = count_rare(*given, self.words, pairs, self.least, transposed, self.rare, most)
         if found == -2:
             found = self._count_all(given, pairs, transposed)

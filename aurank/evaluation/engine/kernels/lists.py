@@ -1,54 +1,12 @@
-"""Counts of scores between bounds, and the greatest scores of each query, compiled."""
+"""The greatest scores of each query, compiled."""
 
 from typing import Any, no_type_check
 
 import numpy as np
 
-from aurank.evaluation.engine.kernels.compiled import TABLE_CELLS, compiled, fill_table
+from aurank.evaluation.engine.kernels.compiled import compiled
 
 BLOCK = 64  # scores compared with the ends of lists at a time
-
-
-@compiled
-@no_type_check
-def count_between(scores: Any, bounds: Any, table: Any, counts: Any, pairs: Any, lists: bool) -> int:
-    """Count the scores up to the first bound, from each bound to the next, and beyond the last: `bounds` increase.
-
-    List where those behind an even bound, up to the next one, are in the two rows of `pairs`; return how many, or -1
-    where there are more than it has columns. The table works as in `count_by_table`.
-    """
-    size, cells, found = len(bounds), len(table), 0
-    start, end = bounds[0], bounds[size - 1]
-    scale = fill_table(bounds, table, cells)
-    low = 0
-    for row in range(scores.shape[0]):
-        for column in range(scores.shape[1]):
-            score = scores[row, column]
-            if score <= start:
-                low += 1
-                continue
-            passed = size
-            if score <= end:
-                passed = table[min(int((score - start) * scale), cells - 1)]
-                while bounds[passed] < score:
-                    passed += 1
-            counts[passed] += 1
-            if lists and passed & 1:
-                if found == pairs.shape[1]:
-                    return -1
-                pairs[0, found] = row
-                pairs[1, found] = column
-                found += 1
-    counts[0] += low
-    return found
-
-
-def count_in_order(scores: Any, bounds: Any, room: int | None) -> tuple[Any, Any] | None:
-    """Return the counts of `count_between` and its pairs; None where they do not fit into a `room`."""
-    counts, table = np.zeros(len(bounds) + 1, np.int64), np.empty(TABLE_CELLS, np.int32)
-    pairs = np.empty((2, room or 0), np.int64)
-    found = count_between(scores, bounds, table, counts, pairs, room is not None)
-    return None if found < 0 else (counts, pairs[:, :found])
 
 
 @compiled
