@@ -161,7 +161,7 @@ def pair_array(values: Integers, name: str, queries: int, gallery: int) -> Int64
     if array.ndim != 2 or array.shape[1] != 2:
         raise UserError(f"{name} must be pairs (query row, gallery row), shape [pair, 2]; got shape {array.shape}")
     for indices, side, rows in ((array[:, 0], "query", queries), (array[:, 1], "gallery", gallery)):
-        check_rows(indices, name, side, rows)
+        _check_rows(indices, name, side, rows)
     return array
 
 
@@ -176,11 +176,11 @@ def row_array(values: Integers, name: str, rows: int) -> Int64[np.ndarray, " cho
     )
     if array.ndim != 1:
         raise UserError(f"{name} must be gallery rows or one truth value per row, got shape {array.shape}")
-    check_rows(array, name, "gallery", rows)
+    _check_rows(array, name, "gallery", rows)
     return array
 
 
-def check_rows(indices: Int64[np.ndarray, " index"], name: str, side: str, rows: int) -> None:
+def _check_rows(indices: Int64[np.ndarray, " index"], name: str, side: str, rows: int) -> None:
     """Raise UserError where an index is beyond the rows of a side."""
     wrong = indices[(indices < 0) | (indices >= rows)]
     if len(wrong):
