@@ -157,6 +157,9 @@ def claimed(out: Path, *, is_file: bool = False, name: str = "--out") -> Iterato
             ) from None
         except OSError as error:
             raise UserError(f"cannot write to {name} {out}: {error.strerror or error}; name another place") from error
+        remove_temporaries(out.parent, out.name)  # nobody else writes them now
+        if not is_file:
+            remove_temporaries(out)
         yield
 
 

@@ -166,7 +166,7 @@ BUDGETS = {
     "losses": 8093,
     "evaluation": 10157,
     "models": 2678,
-    "embedding": 2953,
+    "embedding": 2955,
     "training": 3409,
     "reporting": 1831,
     "commands exporting serving": 5013,

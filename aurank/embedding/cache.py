@@ -16,15 +16,16 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Int64, Shaped
 from torch import Tensor, nn
+from typing_extensions import TypedDict
 
-from aurank.arrays import load_arrays
 from aurank.data import ImageDataset, Manifest
 from aurank.data.sources import FileMark, file_marks
 from aurank.errors import AurankError, UserError
-from aurank.files import reading, replacing, write_text
+from aurank.files import read_bundle, reading, write_bundle, write_text
 
-FORMAT = 2  # raised when what is stored, or how pixels are made, changes: older pieces are then not found
+FORMAT = 3  # raised when what is stored, or how pixels are made, changes: older pieces are then not found
 ABOUT = "about.json"
+_SUFFIX, _WHAT = ".safetensors", "a piece of a cache"
 _NAME_LENGTH = 32
 _REMOVED = ".removed-"
 Say = Callable[[str], None]
@@ -36,6 +37,15 @@ class Piece(NamedTuple):
 
     rows: Int64[np.ndarray, " row"]
     embeddings: Float32[np.ndarray, "row dim"]
+
+
+class _Kept(TypedDict):
+    """A piece as its file holds it."""
+
+    __pydantic_config__ = {"arbitrary_types_allowed": True, "extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
+
+    rows: Tensor
+    embeddings: Tensor
 
 
 def default_cache() -> Path:
@@ -85,7 +95,7 @@ class EmbeddingCache:
         wanted = np.ones(count, dtype=np.bool_) if wanted is None else wanted
         done, damaged = np.zeros(count, dtype=np.bool_), 0
         pieces: list[Piece] = []
-        for path in sorted(self.folder.glob("*.npz")):
+        for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
             if not wanted[slice(*self._extents.get(path.name, (None, None)))].any():
                 continue
             piece = _read_piece(path, count, dim=pieces[0].embeddings.shape[1] if pieces else None)
@@ -107,7 +117,7 @@ class EmbeddingCache:
 
     def write(self, piece: Piece) -> None:
         """Keep a piece that holds at least one row."""
-        path = self.folder / f"{int(piece.rows[0]):010d}.npz"
+        path = self.folder / f"{int(piece.rows[0]):010d}{_SUFFIX}"
         with suppress(AurankError):
             return self._write(path, piece)
         try:
@@ -120,8 +130,7 @@ class EmbeddingCache:
                 raise AurankError(f"the embedding cache: {error}; {remedy}") from error
 
     def _write(self, path: Path, piece: Piece) -> None:
-        with replacing(path) as file:
-            np.savez(file, rows=piece.rows, embeddings=piece.embeddings)
+        write_bundle(path, {"rows": piece.rows, "embeddings": piece.embeddings}, _WHAT)
         if not (self.folder / ABOUT).exists():
             write_text(self.folder / ABOUT, self.about)
 
@@ -194,20 +203,13 @@ def _remove(folder: Path) -> None:
 
 
 def _read_piece(path: Path, count: int, *, dim: int | None) -> Piece | None:
-    """Return the piece in a file, or None where it is damaged: a zip archive has checksums of its members."""
+    """Return the piece in a file, or None where it is damaged."""
     try:
-        content = load_arrays(path)
-        rows, embeddings = content["rows"], content["embeddings"]
-    except (UserError, KeyError):
+        kept = read_bundle(path, _Kept, _WHAT)
+    except UserError:
         return None
-    is_whole = (
-        (rows.dtype, embeddings.dtype) == (np.dtype(np.int64), np.dtype(np.float32))
-        and (rows.ndim, embeddings.ndim) == (1, 2)
-        and 0 < len(rows) == len(embeddings)
-        and dim in (None, embeddings.shape[1])
-        and 0 <= rows[0] <= rows[-1] < count
-        and bool((np.diff(rows) > 0).all())
-    )
+    rows, embeddings = kept["rows"].numpy(), kept["embeddings"].numpy()
+    is_whole = dim in (None, embeddings.shape[1]) and rows[-1] < count
     return Piece(rows, embeddings) if is_whole else None
 
 

@@ -122,7 +122,7 @@ def train(
                 held.enter_context(claimed(out))
             resumed = prepare_folder(config, out, resume)
             if group.rank == 0:
-                for folder in (out, *out.glob("two_way/*")):
+                for folder in out.glob("two_way/*"):
                     remove_temporaries(folder)
             return resumed
 

@@ -114,7 +114,7 @@ def test_a_second_run_reads_and_computes_nothing(tmp_path: Path) -> None:
 
 def test_a_damaged_piece_alone_is_embedded_again(tmp_path: Path) -> None:
     embed(Counting(), images(tmp_path, Counting()), batch=4, cache=opened(tmp_path))
-    file = opened(tmp_path).folder / "0000000004.npz"
+    file = opened(tmp_path).folder / "0000000004.safetensors"
     content = bytearray(file.read_bytes())
     content[content.index(np.array([5.0, 1.0], np.float32).tobytes())] ^= 1
     file.write_bytes(content)
@@ -181,13 +181,13 @@ def test_a_killed_run_is_continued_where_it_was(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     process = subprocess.Popen(command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
     deadline = time.monotonic() + 120
-    while len(list(folder.glob("*.npz"))) < 3:
+    while len(list(folder.glob("*.safetensors"))) < 3:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    held = len(list(folder.glob("*.npz")))
+    held = len(list(folder.glob("*.safetensors")))
     assert 3 <= held < COUNT
     said: list[str] = []
     model = Counting()

@@ -72,7 +72,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     embed_model(MODEL, photos(folder), running=running(folder))
     (cache,) = (folder / "cache").iterdir()
     for row in (4, 8, 20, 28):  # what both ranks had, one of them more
-        (cache / f"{row:010d}.npz").unlink()
+        (cache / f"{row:010d}.safetensors").unlink()
     run_ranks(_member, 2, folder)
     return folder
 
@@ -100,7 +100,7 @@ def test_two_processes_that_resume_a_third_give_the_bits_of_one(two: Path, tmp_p
     assert np.array_equal(index.rows.embeddings, alone.embeddings)
     assert index.images["path"].tolist() == alone.paths.tolist()
     (cache,) = (two / "cache").iterdir()
-    pieces = sorted(cache.glob("*.npz"))
+    pieces = sorted(cache.glob("*.safetensors"))
     assert [int(path.stem) for path in pieces] == list(range(0, COUNT, BATCH))  # each once, cut as by one process
 
 
@@ -151,7 +151,7 @@ def test_a_rank_that_is_killed_ends_the_other_in_one_line_and_its_pieces_stay(tm
     processes = launch([command] * 2, setup=SLOW)
     try:
         deadline = time.monotonic() + 120
-        while len(list((tmp_path / "cache").glob("*/*.npz"))) < 3:
+        while len(list((tmp_path / "cache").glob("*/*.safetensors"))) < 3:
             assert time.monotonic() < deadline
             assert all(process.poll() is None for process in processes), ended(processes)
             time.sleep(0.02)
@@ -163,7 +163,7 @@ def test_a_rank_that_is_killed_ends_the_other_in_one_line_and_its_pieces_stay(tm
     assert "error: rank 0 has stopped: another rank is gone (" in results[0][2]
     assert "; look at that rank's own message, then give the same command again" in results[0][2]
     assert not out.exists()
-    held = len(list((tmp_path / "cache").glob("*/*.npz")))
+    held = len(list((tmp_path / "cache").glob("*/*.safetensors")))
     assert held >= 3
     results = ended(launch([command] * 2))
     assert [code for code, _, _ in results] == [0, 0], results

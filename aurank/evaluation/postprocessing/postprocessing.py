@@ -1,6 +1,5 @@
 """Post-processing of embeddings and of ranked lists as named steps, with a text form and a file."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from jaxtyping import Float64
-from typing_extensions import TypedDict
 
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import (
@@ -32,7 +30,7 @@ from aurank.evaluation.postprocessing.expansion import DatabaseAugmentation, Que
 from aurank.evaluation.postprocessing.k_reciprocal import KReciprocal
 from aurank.evaluation.postprocessing.linear import Centring, Whiten
 from aurank.evaluation.postprocessing.reorder import reordered_ranks
-from aurank.files import checked, reading, replacing, require_ordinary, require_version
+from aurank.files import read_bundle, reading, write_bundle
 from aurank.names import meant, nearest
 
 _ALL: tuple[type[Step], ...] = (
@@ -41,16 +39,20 @@ _ALL: tuple[type[Step], ...] = (
 )
 STEPS = {step.name: step for step in _ALL}
 Source = TypeVar("Source", Ranks, RankBlocks)
-FORMAT, VERSION, SUFFIX = "aurank.postprocessing", 1, ".safetensors"
+SUFFIX = ".safetensors"
 _WHAT = "post-processing"
 
 
-class _About(TypedDict):
-    """What a file says of its steps."""
+@dataclass
+class _About:
+    """What a file says of its steps, and what each has learnt."""
+
+    __pydantic_config__ = {"arbitrary_types_allowed": True, "extra": "forbid"}  # noqa: RUF012
 
     steps: str
     distance: str
     fitted_rows: int
+    states: list[dict[str, torch.Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,36 +193,21 @@ class PostProcessing:
         return Processed(changed, self, sides, uncoded, device)
 
     def save(self, path: Path | str) -> None:
-        """Write one safetensors file: what was learnt, and in its header the text form."""
-        from safetensors.numpy import save
-
-        arrays = {
-            f"{place}.{name}": np.ascontiguousarray(values)
-            for place, step in enumerate(self.steps)
-            if isinstance(step, RowStep)
-            for name, values in step.state.items()
-        }
+        """Write what was learnt and the text form as one safetensors file."""
+        states = [dict(step.state) if isinstance(step, RowStep) else {} for step in self.steps]
         about = {"steps": str(self), "distance": self.distance, "fitted_rows": self.fitted_rows}
-        header = {"format": FORMAT, "version": str(VERSION), "content": json.dumps(about)}
-        with replacing(Path(path)) as file:
-            file.write(save(arrays, header))
+        write_bundle(Path(path), {**about, "states": states}, _WHAT)
 
     @classmethod
     def load(cls, path: Path | str) -> "PostProcessing":
         """Return what `save` wrote, digit for digit; UserError for a file that is missing or something else."""
-        from safetensors import safe_open
-
-        require_ordinary(path := Path(path))
+        path = Path(path)
+        about = read_bundle(path, _About, _WHAT, remedy="save it anew")
         with reading(path, _WHAT, remedy="save it anew"):
-            with safe_open(path, framework="numpy") as file:
-                header = file.metadata() or {}
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-            kept = {name: header.get(name) for name in ("format", "version")}
-            require_version(kept, path, _WHAT, named=FORMAT, versions=(str(VERSION),), remedy="save it anew")
-            about = checked(json.loads(header["content"]), _About)
-            found = cls.parse(about["steps"], distance=about["distance"])
-            steps = tuple(_with_state(step, place, arrays) for place, step in enumerate(found.steps))
-            return replace(found, steps=steps, fitted_rows=about["fitted_rows"])
+            steps = cls.parse(about.steps, distance=about.distance)
+            states = zip(steps.steps, about.states, strict=True)
+            fitted = tuple(_with_state(step, state) for step, state in states)
+            return replace(steps, steps=fitted, fitted_rows=about.fitted_rows)
 
     @property
     def note(self) -> str:
@@ -349,14 +336,8 @@ def _step(name: str, given: dict[str, str]) -> Step:
     return STEPS[name](**values)
 
 
-def _with_state(step: Step, place: int, arrays: dict[str, np.ndarray]) -> Step:
-    """Return a step with the arrays of its place in a file, in which each has to be what the step learns."""
+def _with_state(step: Step, state: dict[str, torch.Tensor]) -> Step:
+    """Return a step with what it learnt."""
     if not isinstance(step, RowStep) or not step.learns:
         return step
-    state = {name: arrays[f"{place}.{name}"] for name in step.learns}
-    for name, values in state.items():
-        if values.dtype != np.float64 or values.ndim != step.learns[name] or not np.isfinite(values).all():
-            raise ValueError(f"{name} of {step.name} is {values.dtype} {values.shape}, or not finite")
-    if len({values.shape[-1] for values in state.values()}) > 1:
-        raise ValueError(f"the widths of {step.name} differ")
-    return replace(step, state=state)
+    return replace(step, state={name: state[name].numpy() for name in step.learns})
