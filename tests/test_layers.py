@@ -162,9 +162,9 @@ def test_a_library_is_imported_in_its_one_home(path: Path) -> None:
 
 # Lines that a room may have: it may shrink, and takes from another what it needs more, in the same commit.
 BUDGETS = {
-    "data": 7840,
+    "data": 7626,
     "losses": 8093,
-    "evaluation": 10157,
+    "evaluation": 9856,
     "models": 2678,
     "embedding": 2955,
     "training": 3409,
@@ -172,7 +172,7 @@ BUDGETS = {
     "commands exporting serving": 5013,
     "config": 1607,
     "cli": 1661,
-    "": 1139,  # beside the rooms
+    "": 1142,  # beside the rooms
 }
 
 
