@@ -55,7 +55,7 @@ def nearest_rows(
     """Return the k nearest gallery rows of each query with a positive, by the exact scores that ranks are counted from.
 
     Args:
-        problem: as for `rank_positives`.
+        problem: as for `positive_ranks`.
         k: length of a list; a gallery that offers less makes it shorter.
         distance: "cosine", "dot" or "euclidean".
         device: where products are taken.
@@ -73,7 +73,10 @@ def nearest_rows(
     """
     if k < 1:
         raise UserError(f"k must be 1 or more, got {k}")
-    ordered, work = sort_by_label(problem), Work.of(problem.embeddings, device=device, max_memory=max_memory)
+    ordered, work = (
+        sort_by_label(problem),
+        Work.of(problem.embeddings, device=device, max_memory=max_memory, distributed=False),
+    )
     gallery_index, rows = ordered.gallery_index, ordered.num_gallery
     exact = ExactScores.of(problem, ordered.query_index, gallery_index, distance=distance)
 

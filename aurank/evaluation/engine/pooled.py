@@ -8,8 +8,8 @@ high as given edges.
 from functools import cached_property
 
 import numpy as np
-import torch
 from jaxtyping import Float64, Int64
+from typing_extensions import Unpack
 
 from aurank.evaluation.engine.counting import Thresholds, count_negatives
 from aurank.evaluation.engine.exact import ExactScores
@@ -17,7 +17,7 @@ from aurank.evaluation.engine.inputs import ProgressCallback
 from aurank.evaluation.engine.positives import require_room, sort_by_label
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.shards import gather_shards
-from aurank.evaluation.engine.tiles import Tiles, Work
+from aurank.evaluation.engine.tiles import How, Tiles, Work
 
 CELLS = 256  # of the first look at all negatives
 
@@ -26,11 +26,7 @@ class PooledScores:
     """The exact scores of all positive pairs, and counts of negative ones; of queries that have a positive.
 
     Args:
-        problem: as for `positive_ranks`; under several processes each gives its rows, as there.
-        distance: "cosine", "dot" or "euclidean".
-        device: where products are taken.
-        max_memory: bound of the working memory; the embeddings and a few numbers per positive come on top.
-        distributed: as for `positive_ranks`.
+        problem: as for `positive_ranks`, as are `distance` and how it is computed.
         progress: called as progress(done, total) in every pass over the negatives.
 
     Example:
@@ -47,13 +43,11 @@ class PooledScores:
         problem: RetrievalProblem,
         *,
         distance: str = "cosine",
-        device: torch.device | str = "cpu",
-        max_memory: int | str = "1GiB",
-        distributed: bool | str | None = None,
         progress: ProgressCallback | None = None,
+        **how: Unpack[How],
     ) -> None:
-        self.work = Work.of(problem.embeddings, device=device, max_memory=max_memory, distributed=distributed)
-        problem = gather_shards(self.work.group, problem, shards=distributed == "shards")
+        self.work = Work.of(problem.embeddings, **how)
+        problem = gather_shards(self.work.group, problem, shards=how.get("distributed") == "shards")
         ordered = self.ordered = sort_by_label(problem)
         require_room(int(ordered.offset[-1]))
         self.exact = ExactScores.of(problem, ordered.query_index, ordered.gallery_index, distance=distance)

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Float64, Int64, Integer
+from typing_extensions import Unpack
 
 from aurank.errors import UserError
 from aurank.evaluation.engine.counting import Thresholds, count_negatives
@@ -23,7 +24,7 @@ from aurank.evaluation.engine.positives import POSITIVE_BYTES, require_room, sor
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.scores import full_precision, one_thread_each
 from aurank.evaluation.engine.shards import gather_shards, require_equal
-from aurank.evaluation.engine.tiles import Tiles, Work, consecutive
+from aurank.evaluation.engine.tiles import How, Tiles, Work, consecutive
 
 COUNT_BYTES = 20  # of a positive while negatives are counted: its score, place and two counts
 BLOCK = 2**20  # positives of a block that is read at once: more would not be faster
@@ -91,7 +92,7 @@ Change: TypeAlias = Callable[[Ranks], Ranks]  # of the positives of each query b
 class RankBlocks:
     """The ranks of a problem, in blocks of queries of which the positives fit into memory.
 
-    What a block is does not change a digit. The arguments are those of `rank_positives`; `max_memory` bounds positives
+    What a block is does not change a digit. The arguments are those of `positive_ranks`; `max_memory` bounds positives
     too, unless a single query has more: only the embeddings and a few numbers per row come on top.
     Where all positives fit, they are counted at once, half of the tiles for both sides if the set is its own gallery.
 
@@ -107,21 +108,16 @@ class RankBlocks:
         problem: RetrievalProblem,
         *,
         distance: str = "cosine",
-        backend: str = "auto",
-        device: Devices = None,
-        max_memory: int | str = "1GiB",
-        distributed: bool | str | None = None,
         progress: ProgressCallback | None = None,
         whole: bool = False,
+        **how: Unpack[How],
     ) -> None:
         """Check and sort the problem; `whole`: one block, and UserError where it does not fit."""
         self.changes: tuple[Change, ...] = ()
-        work = self.work = Work.of(
-            problem.embeddings, backend=backend, device=device, max_memory=max_memory, distributed=distributed
-        )
+        work = self.work = Work.of(problem.embeddings, **how)
         fields = {name: getattr(problem, name) for name in ("positives", "ignore", "junk")}
         require_equal(work.group, distance=distance, backend=work.backend, device=work.kind, **fields)
-        problem = gather_shards(work.group, problem, shards=distributed == "shards")
+        problem = gather_shards(work.group, problem, shards=how.get("distributed") == "shards")
         ordered = self.ordered = sort_by_label(problem)
         self.num_queries, self.num_gallery = len(ordered.labels), ordered.num_gallery
         if whole:
@@ -181,8 +177,9 @@ class RankBlocks:
         for tiles in self.tilings:
             with full_precision(), one_thread_each(self.work.compiled):
                 positives, counts = self._thresholds(tiles.queries)
-            told = None if self.progress is None else partial(_told, self.progress, done, total)
-            count_negatives(counts, self.ordered, tiles, told)
+            count_negatives(
+                counts, self.ordered, tiles, self.progress and partial(_progress, self.progress, done, total)
+            )
             done += tiles.num_tiles
             for queries in [tiles.queries] if self.whole else self._ranges(tiles.queries, self.most):
                 yield reduce(lambda ranks, change: change(ranks), self.changes, self._ranks(counts, positives, queries))
@@ -268,12 +265,12 @@ def query_columns(ranks: RankSource, compute: Callable[[Ranks], dict[str, np.nda
     return {name: np.concatenate(values)[order] for name, values in parts.items()}
 
 
-def _told(progress: ProgressCallback, before: int, total: int, done: int, _: int) -> None:
+def _progress(progress: ProgressCallback, before: int, total: int, done: int, _: int) -> None:
     progress(before + done, total)
 
 
 def positive_ranks(
-    queries: Embeddings,
+    queries: Embeddings | RetrievalProblem,
     query_labels: Integers | None = None,
     gallery: Embeddings | None = None,
     gallery_labels: Integers | None = None,
@@ -294,13 +291,13 @@ def positive_ranks(
 ) -> Ranks:
     """Return the ranks of every positive of every query in the full gallery.
 
-    Tensors or NumPy arrays of any real type are taken, memory-mapped ones too, which are read in pieces. Who is a
-    positive of whom, and what is left out, is as `RetrievalProblem` says, whose fields the first arguments are.
+    The first arguments are the fields of a `RetrievalProblem`, which may be given in their place: tensors or NumPy
+    arrays of any real type; memory-mapped ones are read in pieces.
 
-    Under an initialised torch.distributed every rank calls this. A side of which all ranks hold the very same rows is
-    taken as it is; else each holds a shard of it, of any length, and they are put together in the order of ranks
-    (always so with `distributed="shards"`). Rows in `positives`, `ignore` and `junk` count over all shards. The work is
-    divided, and every rank gets the same result. `distributed=False`: this process by itself.
+    Under an initialised torch.distributed every rank calls this, and gets the same result. A side of which all ranks
+    hold the very same rows is taken as it is; else each holds a shard of it, and they are put together in the order of
+    ranks (always so with `distributed="shards"`). Rows in `positives`, `ignore` and `junk` count over all shards.
+    `distributed=False`: this process by itself.
 
     The result does not depend on `backend`, `max_memory`, `device`, threads, processes or the order of rows.
 
@@ -309,50 +306,20 @@ def positive_ranks(
         backend: "auto", "numba" or "torch": the kernel that counts.
         device: that of CUDA queries by default, else the CPU; several CUDA devices share the work.
         max_memory: bytes, or text such as "512MiB", for the working memory. The embeddings, a few numbers per row, and
-            with the result about 110 bytes per positive come on top; where these alone do not fit, it is refused, and
-            `RankBlocks` has them in parts.
+            with the result about 110 bytes per positive come on top; `RankBlocks` has the ranks in parts.
         progress: called as progress(done, total) now and then.
 
     Raises:
-        UserError: (a ValueError) for input that cannot be evaluated, with what came and what to do.
+        UserError: (a ValueError) for input that cannot be evaluated.
 
     Example:
         >>> ranks = positive_ranks(np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1]]), [0, 0, 1])
         >>> ranks.rank.tolist()  # each of the first two finds the other behind the third
         [2, 2]
     """
-    sides = (queries, query_labels, gallery, gallery_labels, ids, gallery_ids, groups, gallery_groups)
-    problem = RetrievalProblem(*sides, positives, ignore, junk)
-    return rank_positives(
-        problem,
-        distance=distance,
-        backend=backend,
-        device=device,
-        max_memory=max_memory,
-        distributed=distributed,
-        progress=progress,
-    )
-
-
-def rank_positives(
-    problem: RetrievalProblem,
-    *,
-    distance: str = "cosine",
-    backend: str = "auto",
-    device: Devices = None,
-    max_memory: int | str = "1GiB",
-    distributed: bool | str | None = None,
-    progress: ProgressCallback | None = None,
-) -> Ranks:
-    """Return the ranks of a problem; the other arguments are those of `positive_ranks`."""
-    found = RankBlocks(
-        problem,
-        distance=distance,
-        backend=backend,
-        device=device,
-        max_memory=max_memory,
-        distributed=distributed,
-        progress=progress,
-        whole=True,
-    )
-    return next(found.blocks())
+    problem = queries
+    if not isinstance(problem, RetrievalProblem):
+        sides = (problem, query_labels, gallery, gallery_labels, ids, gallery_ids, groups, gallery_groups)
+        problem = RetrievalProblem(*sides, positives, ignore, junk)
+    how: How = {"backend": backend, "device": device, "max_memory": max_memory, "distributed": distributed}
+    return next(RankBlocks(problem, distance=distance, progress=progress, whole=True, **how).blocks())

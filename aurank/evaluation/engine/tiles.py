@@ -8,12 +8,13 @@ import queue
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
 from jaxtyping import Int64, Shaped
 from torch import Tensor
+from typing_extensions import Unpack
 
 from aurank.distributed import ProcessGroup
 from aurank.evaluation.engine.codes import ByteCodes, Coder, are_codes_fast
@@ -34,6 +35,15 @@ DENSE, NARROWEST = 8, 32  # scores to a threshold in tiles of one side, and the 
 THRESHOLDS = 2**14  # of a tile, always allowed: fewer would make slivers of tiles where classes are large
 
 
+class How(TypedDict, total=False):
+    """How tiles are computed, as `positive_ranks` describes it."""
+
+    backend: str
+    device: Devices
+    max_memory: int | str
+    distributed: bool | str | None
+
+
 @dataclass(frozen=True, eq=False)
 class Work:
     """Who computes tiles, by what, and in how much memory: the same in all processes, so that they cut alike."""
@@ -45,19 +55,11 @@ class Work:
     group: ProcessGroup
 
     @classmethod
-    def of(
-        cls,
-        embeddings: Embeddings,
-        *,
-        backend: str = "auto",
-        device: Devices = None,
-        max_memory: int | str = "1GiB",
-        distributed: bool | str | None = False,
-    ) -> "Work":
+    def of(cls, embeddings: Embeddings, **how: Unpack[How]) -> "Work":
         """Check what was asked for, and agree on it with the other processes."""
-        devices = choose_devices(device, embeddings)
-        backend, group = check_backend(backend, devices[0]), ProcessGroup(distributed)
-        given = byte_count(max_memory), torch.get_num_threads(), len(devices)
+        devices = choose_devices(how.get("device"), embeddings)
+        backend, group = check_backend(how.get("backend", "auto"), devices[0]), ProcessGroup(how.get("distributed"))
+        given = byte_count(how.get("max_memory", "1GiB")), torch.get_num_threads(), len(devices)
         size, threads, count = map(min, zip(*group.all_gather(given), strict=True))
         on_gpu = GPU_WORKERS * count if devices[0].type == "cuda" else 1
         return cls(backend, devices[:count], threads if backend == "numba" else on_gpu, size, group)

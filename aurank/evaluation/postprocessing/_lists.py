@@ -47,7 +47,7 @@ def nearest_lists(
         return query, place[query]
 
     scores = _scores(queries, gallery, order, shuffled, "cosine")
-    work = Work.of(queries, device=device, max_memory=MEMORY)
+    work = Work.of(queries, device=device, max_memory=MEMORY, distributed=False)
     search = BestSearch(scores, within, tied=lambda _, place: place, symmetric=symmetric, work=work)
     place, score = search.run(k, places_of(order, len(queries)))
     return Lists(shuffled[place], score)
@@ -56,7 +56,7 @@ def nearest_lists(
 def farthest_scores(rows: Rows, *, device: str = "cpu") -> Float64[np.ndarray, " row"]:
     """Return the cosine of each row and the row that is farthest from it: of its opposite the nearest."""
     order = np.arange(len(rows))
-    work = Work.of(rows, device=device, max_memory=MEMORY)
+    work = Work.of(rows, device=device, max_memory=MEMORY, distributed=False)
     scores = _scores(-rows, rows, order, order, "cosine")
     search = BestSearch(scores, lambda *_: (order[:0], order[:0]), lambda _, place: place, symmetric=True, work=work)
     return -search.run(1, order)[1][:, 0]

@@ -25,9 +25,9 @@ def reordered_ranks(ranks: Ranks, lists: NearestRows, score: Float64[np.ndarray,
     Example:
         >>> from aurank.evaluation.engine.nearest import nearest_rows
         >>> from aurank.evaluation.engine.problem import RetrievalProblem
-        >>> from aurank.evaluation.engine.ranks import rank_positives
+        >>> from aurank.evaluation.engine.ranks import positive_ranks
         >>> problem = RetrievalProblem(np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1]]), labels=[0, 0, 1])
-        >>> ranks, lists = rank_positives(problem), nearest_rows(problem, 2)
+        >>> ranks, lists = positive_ranks(problem), nearest_rows(problem, 2)
         >>> ranks.rank.tolist(), reordered_ranks(ranks, lists, -lists.score).rank.tolist()
         ([2, 2], [1, 1])
     """

@@ -10,7 +10,7 @@ from aurank.errors import UserError
 from aurank.evaluation.engine import exact, nearest, tiles
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.problem import RetrievalProblem
-from aurank.evaluation.engine.ranks import rank_positives
+from aurank.evaluation.engine.ranks import positive_ranks
 from aurank.evaluation.engine.scores import Distance
 
 
@@ -82,7 +82,7 @@ def test_lists_equal_a_plain_sort_and_positives_stand_at_their_ranks(
     for seed in range(2):
         problem = random_problem(seed, kind)
         found = nearest_rows(problem, 12, distance=distance)
-        ranks = rank_positives(problem, distance=distance)
+        ranks = positive_ranks(problem, distance=distance)
         assert found.query.tolist() == ranks.query.tolist()
         for i, query in enumerate(found.query):
             expected = sorted_list(problem, int(query), distance)[:12]
@@ -114,7 +114,7 @@ def test_close_scores_are_told_apart_beyond_float32() -> None:
     rng = np.random.default_rng(0)
     rows = np.ones((300, 16)) + 1e-9 * rng.standard_normal((300, 16))
     problem = RetrievalProblem(rows, np.arange(300) // 3)
-    found, ranks = nearest_rows(problem, 7), rank_positives(problem)
+    found, ranks = nearest_rows(problem, 7), positive_ranks(problem)
     for i in range(300):
         own = ranks.rank[ranks.offset[i] : ranks.offset[i + 1]]
         assert (np.flatnonzero(found.is_positive[i]) + 1).tolist() == own[own <= 7].tolist()

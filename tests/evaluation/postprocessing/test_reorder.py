@@ -6,7 +6,7 @@ from testing.oracles_postprocessing import ranks_by_scores
 
 from aurank.evaluation import RetrievalProblem
 from aurank.evaluation.engine.nearest import nearest_rows
-from aurank.evaluation.engine.ranks import rank_positives
+from aurank.evaluation.engine.ranks import positive_ranks
 from aurank.evaluation.postprocessing import reordered_ranks
 
 
@@ -18,7 +18,7 @@ def test_reordered_lists_are_counted_as_by_hand(seed: int, depth: int) -> None:
     labels = generator.integers(0, 9, 40)
     groups = generator.integers(-1, 2, 40)
     problem = RetrievalProblem(rows, labels, groups=groups)
-    ranks, lists = rank_positives(problem, distance="dot"), nearest_rows(problem, depth, distance="dot")
+    ranks, lists = positive_ranks(problem, distance="dot"), nearest_rows(problem, depth, distance="dot")
     score = np.where(lists.row >= 0, generator.integers(0, 4, lists.row.shape), np.nan)
     found = reordered_ranks(ranks, lists, score)
 

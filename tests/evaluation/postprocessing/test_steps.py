@@ -9,7 +9,7 @@ from testing.oracles_postprocessing import expanded, k_reciprocal_distances, ran
 
 from aurank.errors import UserError
 from aurank.evaluation import RetrievalProblem
-from aurank.evaluation.engine.ranks import Ranks, rank_positives
+from aurank.evaluation.engine.ranks import Ranks, positive_ranks
 from aurank.evaluation.postprocessing import STEPS, PostProcessing, Whiten
 
 
@@ -23,7 +23,7 @@ def clusters(rows: int, classes: int, dim: int, seed: int = 0) -> tuple[np.ndarr
 def ranked(problem: RetrievalProblem, text: str, training: np.ndarray | None = None) -> Ranks:
     processing = PostProcessing.parse(text)
     processed = (processing if training is None else processing.fit(training)).apply(problem)
-    return processed.finish(rank_positives(processed.problem))
+    return processed.finish(positive_ranks(processed.problem))
 
 
 def as_listed(ranks: Ranks) -> dict[int, list[tuple[int, int, int, int]]]:
@@ -81,8 +81,8 @@ def test_queries_are_expanded_as_by_a_full_matrix(alpha: int) -> None:
     np.testing.assert_allclose(processed.embeddings, expanded(rows, rows, 4, alpha, np.arange(60)), atol=1e-12)
     assert processed.gallery is not None
     np.testing.assert_allclose(processed.gallery, rows)
-    assert rank_positives(processed).num_gallery == 60  # a query is still left out of its own list
-    assert len(rank_positives(processed).positive) == len(rank_positives(problem).positive)
+    assert positive_ranks(processed).num_gallery == 60  # a query is still left out of its own list
+    assert len(positive_ranks(processed).positive) == len(positive_ranks(problem).positive)
 
 
 def test_a_gallery_is_augmented_as_by_a_full_matrix_and_junk_stays() -> None:
@@ -123,7 +123,7 @@ def test_k_reciprocal_of_two_sides_takes_queries_into_the_graph_once() -> None:
 def test_what_stands_behind_the_depth_stays_as_it_was() -> None:
     rows, labels = clusters(120, 12, 4, seed=3)
     problem = RetrievalProblem(rows, labels)
-    plain, ranks = rank_positives(problem), ranked(problem, "k_reciprocal:k1=6,k2=3,depth=20")
+    plain, ranks = positive_ranks(problem), ranked(problem, "k_reciprocal:k1=6,k2=3,depth=20")
     behind = plain.rank > 20
     assert behind.any()
     assert not behind.all()
@@ -138,7 +138,7 @@ def test_rescoring_the_whole_list_gives_back_the_plain_ranks(code: str) -> None:
     rows, labels = clusters(90, 9, 8)
     problem = RetrievalProblem(rows.astype(np.float32), labels)
     again = ranked(problem, f"{code}, rescore:depth=90", rows)
-    assert as_listed(again) == as_listed(rank_positives(problem))
+    assert as_listed(again) == as_listed(positive_ranks(problem))
     coarse = ranked(problem, f"{code}", rows)
     if code != "float16":
         assert as_listed(coarse) != as_listed(again)
