@@ -70,14 +70,6 @@ def test_row_order_label_names_and_threads_change_no_digit() -> None:
     assert interval(values, labels, seed=1) != reference
 
 
-def test_the_interval_of_a_metric_does_not_depend_on_the_other_metrics() -> None:
-    values, labels = data(2)
-    both = report_with(values, labels, metrics=("macro:mauprc", "mauprc")).with_intervals().intervals
-    assert both is not None
-    assert both.bounds["mauprc"] == interval(values, labels)
-    assert both.bounds["macro:mauprc"] != both.bounds["mauprc"]
-
-
 def test_intervals_have_the_width_of_theory() -> None:
     values = np.random.default_rng(3).normal(0.5, 0.1, 2000)
     low, high = interval(values, np.arange(2000), resamples=4000)
@@ -110,13 +102,6 @@ def test_more_units_than_are_drawn_at_a_time_give_the_same_draws_in_one_row_each
     (few,) = resampled_means(terms[None], resamples=64, seed=0)
     assert np.array_equal(many[:64], few)
     assert many[64] not in many[:64]
-
-
-def test_the_report_says_what_was_drawn() -> None:
-    values, labels = data(5)
-    assert "[95 % interval]: 1,000 resamples of 30 classes, seed 0" in str(report_with(values, labels).with_intervals())
-    text = str(report_with(values, None).with_intervals(resamples=200, seed=3, level=0.9))
-    assert "[90 % interval]: 200 resamples of 300 queries, seed 3" in text
 
 
 @pytest.mark.parametrize(

@@ -58,12 +58,6 @@ def test_bounds_of_ties_are_printed_without_mauprc_too_and_not_without_ties() ->
     assert "equal scores" not in str(build_report(ranks_of([read("+ -")])))
 
 
-def test_the_usual_distance_is_kept_and_not_printed() -> None:
-    report = build_report(ranks_of(LISTS))
-    assert report.distance == "cosine"
-    assert "cosine" not in str(report)
-
-
 def test_a_saved_report_loads_digit_for_digit(tmp_path: Path) -> None:
     report = full()
     path = tmp_path / "new" / "report.json"
@@ -133,11 +127,6 @@ def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
         path.write_text(content, encoding="utf-8")
         with pytest.raises(UserError, match=message):
             Report.load(path)
-
-
-def test_a_missing_report_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nothing\.json: .*No such file"):
-        Report.load(tmp_path / "nothing.json")
 
 
 def test_values_per_query_are_written_as_a_parquet_table(tmp_path: Path) -> None:

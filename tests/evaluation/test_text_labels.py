@@ -8,7 +8,6 @@ import pyarrow.parquet
 import pytest
 
 import aurank
-from aurank.embedding.embed import Embedded
 from aurank.errors import UserError
 from aurank.evaluation import compare
 
@@ -59,10 +58,3 @@ def test_names_are_kept_in_files_and_compared(tmp_path: Path) -> None:
     assert f"(label {NAMES[0]})" in str(compare(loaded, other, most=40))
     with pytest.raises(UserError, match="the reports' queries differ in their labels"):
         compare(report, aurank.evaluate(ROWS, NUMBERS))
-
-
-def test_saved_embeddings_may_have_text_labels_and_ids(tmp_path: Path) -> None:
-    np.savez(
-        tmp_path / "rows.npz", embeddings=ROWS, labels=np.array(NAMES), ids=np.array([f"{n}.png" for n in range(40)])
-    )
-    assert Embedded.load(tmp_path / "rows.npz").evaluate().metrics == aurank.evaluate(ROWS, NUMBERS).metrics

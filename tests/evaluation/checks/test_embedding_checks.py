@@ -122,12 +122,3 @@ def test_lists_ranked_otherwise_get_their_cosines():
     again = with_cosines(ended, rows)
     assert again.score[:, :7] == pytest.approx(near.score[:, :7], abs=1e-6)
     assert (again.score[:, 7:] == -1).all()
-
-
-def test_the_nearest_of_some_rows_are_named_as_among_all():
-    rows, _ = clusters()
-    some = np.array([2, 3, 50, 119])
-    near = near_rows(rows, some, k=2)
-    assert near.query.tolist() == some.tolist()
-    assert set(near.row.ravel().tolist()) <= set(some.tolist())
-    assert near_rows(rows, some[:1]).row.shape == (1, 0)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -185,20 +184,6 @@ def test_groups_pairs_and_junk_are_left_out(decided: Counter[Any]) -> None:
         given: dict[str, Any] = given_ if "positives" in given_ else {"query_labels": labels, **given_}
         ranks = positive_ranks(embeddings, max_memory="300KiB", **given)
         assert same(ranks, positive_ranks(embeddings, backend="torch", **given))
-    assert decided[CODES] > 0
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_memory_mapped_rows_and_threads_change_nothing(threads: int, tmp_path: Path, decided: Counter[Any]) -> None:
-    embeddings, labels = labelled("clustered", dim=48)
-    np.save(tmp_path / "rows.npy", embeddings.astype(np.float32))
-    mapped, before = np.load(tmp_path / "rows.npy", mmap_mode="r"), torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        ranks = positive_ranks(mapped, labels, max_memory="400KiB")
-    finally:
-        torch.set_num_threads(before)
-    assert same(ranks, positive_ranks(embeddings.astype(np.float32), labels, backend="torch"))
     assert decided[CODES] > 0
 
 

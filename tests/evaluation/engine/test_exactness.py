@@ -275,26 +275,3 @@ def test_rows_that_differ_by_1e_9_stay_in_their_exact_order(backend: str) -> Non
     found = exact_lists(embeddings, labels.tolist(), distance="euclidean")  # differences of close numbers are exact
     report = evaluate(embeddings, labels, distance="euclidean", backend=backend, metrics=names(1, 7))
     check_report(report, found, labels.tolist(), (1, 7))
-
-
-@pytest.mark.parametrize("distance", ["cosine", "dot"])
-def test_rows_that_differ_by_1e_9_score_near_the_prevalence_and_show_what_ties_allow(distance: str) -> None:
-    embeddings, labels = collapsed(1e-9)
-    embeddings[100:] = embeddings[:50]
-    report = evaluate(embeddings, labels, distance=distance, metrics=names(1, 7))
-    prevalence = report.per_query["num_positives"] / (len(labels) - 1)
-    low, high = report.tie_bounds
-    assert low < report.mauprc < high
-    assert f"equal scores allow {low:.4f} to {high:.4f}" in str(report)
-    assert report.mauprc == pytest.approx(prevalence.mean(), abs=0.05)
-    order = np.random.default_rng(11).permutation(len(labels))
-    for backend in BACKENDS:
-        other = evaluate(
-            embeddings[order],
-            labels[order],
-            distance=distance,
-            metrics=names(1, 7),
-            backend=backend,
-            max_memory="64KiB",
-        )
-        same_report(report, other, order)

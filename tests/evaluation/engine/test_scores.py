@@ -57,15 +57,6 @@ def test_tiles_of_whole_numbers_are_products_with_the_digits_of_single_pairs(
     assert torch.equal(block(first, second, name), single)
 
 
-def test_one_number_that_is_not_whole_is_enough() -> None:
-    whole = torch.ones(4, 2, dtype=torch.float64)
-    other = whole.clone()
-    other[3, 1] = 0.5
-    for first, second in ((whole, other), (other, whole)):
-        queries, gallery, _ = sides(first, second, "dot")
-        assert ExactScores(queries, gallery, compiled=False).product_type is None
-
-
 def test_codes_of_one_bit_rank_as_by_single_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     codes, labels = torch.sign(rows(300, 16)), np.arange(300) // 3
     found = positive_ranks(codes, labels)
@@ -99,12 +90,6 @@ def test_a_score_equals_the_float64_cosine_and_ignores_scaling_by_powers_of_two(
     expected = torch.nn.functional.cosine_similarity(first, second, dim=1)
     torch.testing.assert_close(pairs(first, second), expected, rtol=0, atol=1e-15)
     assert torch.equal(pairs(first * 2.0**40, second * 2.0**-90), pairs(first, second))
-
-
-def test_dot_and_euclidean_scores_equal_their_definitions() -> None:
-    first, second = rows(20, 37), rows(20, 37, seed=1)
-    torch.testing.assert_close(pairs(first, second, "dot"), (first * second).sum(1))
-    torch.testing.assert_close(pairs(first, second, "euclidean"), -((first - second) ** 2).sum(1))
 
 
 HARD: dict[str, Callable[[int], Tensor]] = {
