@@ -7,8 +7,7 @@ from typing import Any
 from aurank.config import Config
 from aurank.config.cross_checks import EMBEDDINGS
 from aurank.data import FolderSource, Manifest, ZipSource
-from aurank.data.prepared.store import Preparation
-from aurank.data.prepared.writing import PreparedResult, prepare_images
+from aurank.data.prepared import Preparation, PreparedResult, prepare_images
 from aurank.embedding.from_config import build_transform, with_preprocessing
 from aurank.embedding.manifest_from_config import read_whole
 from aurank.errors import UserError

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from aurank.data.decode import MAX_PIXELS, crop, decode, quiet_decoding
 from aurank.data.manifest import Manifest
-from aurank.data.prepared.store import PreparedImages
+from aurank.data.prepared import PreparedImages
 from aurank.data.seeds import augmentation_seeds
 from aurank.data.sources import FileMark, file_marks
 from aurank.data.transforms import Pipeline

@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from aurank.data.decode import IMAGE_SUFFIXES, MAX_PIXELS, decode, to_pixels
-from aurank.data.sources import ArraySource, FolderSource, ImageSource, open_source
+from aurank.data.sources import ArraySource, BytesSource, FolderSource, ImageSource, open_source
 from aurank.errors import UserError
 
 _OF_DATA_SETS = ", or set data.on_error=skip"
@@ -102,25 +102,10 @@ def _read(photo: Photo, channels: int | None, max_pixels: int) -> np.ndarray:
             return to_pixels(photo, channels)
         except OSError as error:
             raise UserError(f"the photo cannot be decoded: {error}") from error
-    source = ArraySource({"photo": photo}, where=_GIVEN) if isinstance(photo, np.ndarray) else _Bytes(photo)
+    source = (
+        ArraySource({"photo": photo}, where=_GIVEN) if isinstance(photo, np.ndarray) else BytesSource(photo, _GIVEN)
+    )
     return decode(source, "photo", channels, max_pixels=max_pixels)
-
-
-@dataclass(frozen=True, eq=False)
-class _Bytes:
-    """The bytes of one photo as a source."""
-
-    content: bytes
-    where: str = _GIVEN
-
-    def read_bytes(self, path: str) -> bytes:
-        return self.content
-
-    def exists(self, path: str) -> bool:
-        return True
-
-    def names(self) -> list[str]:
-        return ["photo"]
 
 
 @dataclass(frozen=True, eq=False)

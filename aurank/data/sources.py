@@ -6,6 +6,7 @@ import stat
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -232,6 +233,28 @@ class ArraySource:
 
     def names(self) -> list[str]:
         return sorted(self._images)
+
+
+@dataclass(frozen=True, eq=False)
+class BytesSource:
+    """The bytes of one file, whatever its path, as a source.
+
+    Example:
+        >>> BytesSource(b"pixels", "memory").read_bytes("a.png")
+        b'pixels'
+    """
+
+    content: bytes
+    where: str
+
+    def read_bytes(self, path: str) -> bytes:
+        return self.content
+
+    def exists(self, path: str) -> bool:
+        return True
+
+    def names(self) -> list[str]:
+        return []
 
 
 class FileMark(NamedTuple):

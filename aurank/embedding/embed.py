@@ -17,7 +17,7 @@ from aurank.data import Batch, BatchLoader, ImageDataset, Manifest, Pipeline
 from aurank.data.dataset import Key
 from aurank.data.decode import MAX_PIXELS, quiet_decoding
 from aurank.data.manifest import pairs_among
-from aurank.data.prepared.store import PreparedImages
+from aurank.data.prepared import PreparedImages
 from aurank.data.saved_embeddings import read_arrays
 from aurank.distributed import ProcessGroup
 from aurank.embedding.cache import EmbeddingCache, Piece

@@ -13,7 +13,7 @@ from aurank.config.cross_checks import NO_BACKBONE
 from aurank.config.messages import one_line, show
 from aurank.config.schema import Component, NormaliseConfig, SavedFeatures
 from aurank.data import TRANSFORMS, ImageDataset, Manifest, Pipeline, Tokeniser
-from aurank.data.prepared.store import PreparedImages
+from aurank.data.prepared import PreparedImages
 from aurank.data.saved_embeddings import EmbeddingDataset, EmbeddingSource
 from aurank.data.transforms.base import INTERPOLATIONS
 from aurank.embedding.cache import Say

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from aurank.config import Config
 from aurank.data import Batch, MultiCrop, Sampler
-from aurank.data.prepared.store import PreparedImages
+from aurank.data.prepared import PreparedImages
 from aurank.distributed import launched
 from aurank.embedding.from_config import (
     build_dataset,

@@ -16,7 +16,7 @@ import aurank
 from aurank.commands.prepare import prepare_data
 from aurank.config import ModelConfig
 from aurank.data import TRANSFORMS
-from aurank.data.prepared.store import RECORD
+from aurank.data.prepared import IMAGES
 from aurank.evaluation.postprocessing import PostProcessing
 from aurank.exporting.portable import write_program
 from aurank.exporting.timm_folder import write_folder
@@ -78,15 +78,15 @@ def steps_that_are_no_text(folder: Path) -> tuple[str, str]:
     return "evaluate --model embeddings:e.npz --postprocess steps.safetensors --out out", "steps.safetensors"
 
 
-def an_offset_beyond_every_file(folder: Path) -> tuple[str, str]:
+def a_schema_of_other_bytes(folder: Path) -> tuple[str, str]:
     data = {"name": "folder", "root": str(folder), "params": {"path": "photos"}, "channels": 3, "image_size": 16}
     sections = {"sampler": {"batch": 8}, "loss": {"name": "soprc"}, "optim": {"lr": 0.1}, "train": {"steps": 1}}
     config = {"data": {**data, "odd_classes": "keep"}, "model": {"backbone": "test_resnet"}, **sections}
     (folder / "config.yaml").write_text(json.dumps(config))
     prepare_data(config, folder / "store", short_side=16)
-    records = np.fromfile(folder / "store/index.bin", RECORD)
-    records["offset"][1] = 2**64 - 1  # with the length it wraps to a small number
-    records.tofile(folder / "store/index.bin")
+    file = folder / "store" / IMAGES
+    content = file.read_bytes()
+    file.write_bytes(content[:100] + b"\xff" * 200 + content[300:])
     return f"evaluate --model {MODEL} --data config.yaml data.prepared=store --no-cache --out out", "store"
 
 
@@ -121,7 +121,7 @@ def an_index_that_was_sealed_again(folder: Path) -> tuple[str, str]:
         a_mean_of_another_type,
         metadata_that_are_no_utf_8,
         steps_that_are_no_text,
-        an_offset_beyond_every_file,
+        a_schema_of_other_bytes,
         half_a_character,
         preprocessing_for_another_program,
         an_index_that_was_sealed_again,

@@ -11,7 +11,8 @@ from testing.tiny import tiny_config
 
 import aurank
 from aurank.commands import RunOptions, embed_model, evaluate_model, examine_data, prepare_data
-from aurank.data.prepared import store
+from aurank.data import prepared as store
+from aurank.data.prepared import PreparedImages
 from aurank.embedding import ImageSelection
 from aurank.errors import AurankWarning, UserError
 from aurank.files import claimed
@@ -74,10 +75,10 @@ def test_training_and_measuring_give_the_numbers_of_the_originals(tmp_path, monk
     embedded = embed_model(model, ImageSelection())
     assert len(embedded.labels) == 16
     rehearse(read_config(config, [prepared]))
-    (tmp_path / "out/images.bin").unlink()
-    with pytest.raises(UserError, match="cut short"):
+    (tmp_path / "out/images.arrow").unlink()
+    with pytest.raises(UserError, match="holds no prepared images"):
         evaluate_model(model, ImageSelection())
-    with pytest.raises(UserError, match="cut short"):
+    with pytest.raises(UserError, match="holds no prepared images"):
         aurank.train(config, tmp_path / "new", overrides=[prepared])
 
 
@@ -146,9 +147,9 @@ def test_the_doctor_finds_what_does_not_fit_the_originals(tmp_path):
     root = tmp_path / "photos/train/train0"
     (root / "0.png").rename(root / "new.png")
     Image.new("RGB", (90, 90)).save(root / "1.png")
-    content = bytearray((tmp_path / "out/images.bin").read_bytes())
-    content[-5] ^= 255
-    (tmp_path / "out/images.bin").write_bytes(content)
+    content = bytearray((tmp_path / "out/images.arrow").read_bytes())
+    content[int(PreparedImages(tmp_path / "out").records["offset"][-1]) + 5] ^= 255
+    (tmp_path / "out/images.arrow").write_bytes(content)
     report = examine_data(where, prepared)
     found = {finding.check: finding.examples for finding in report.findings if "prepared" in finding.check}
     assert found == {

@@ -22,8 +22,6 @@ from aurank.data import READERS, FolderSource, ImageDataset, build_manifest
 from aurank.data.checks.contents import contents
 from aurank.data.checks.doctor import examine
 from aurank.data.decode import decode, quiet_decoding
-from aurank.data.prepared.store import RECORD, Preparation, PreparedImages
-from aurank.data.prepared.writing import prepare_images
 from aurank.data.sources import open_source
 from aurank.data.transforms.standard import Resize
 from aurank.embedding.cache import data_sha256
@@ -251,20 +249,3 @@ def test_a_zero_byte_in_a_listed_path_is_an_unreadable_image(root: Path) -> None
     assert contents(manifest)
     data = ImageDataset(manifest, Resize(8, 3), channels=3, on_error="skip")
     assert len(data.__getitems__([0, 1]).id) == 1
-
-
-@pytest.mark.parametrize(("field", "value"), [("offset", 2**64 - 1), ("offset", 2**40), ("length", 2**32 - 1)])
-def test_a_prepared_image_beyond_the_file_is_told_and_prepared_again_without_room_for_it(
-    tmp_path: Path, field: str, value: int
-) -> None:
-    digits = READERS["digits"](None).select([0, 1, 2, 3])
-    prepare_images(digits, tmp_path, Preparation(8, 1))
-    expected, size = PreparedImages(tmp_path).rows_of(digits, 1).read(2), (tmp_path / "images.bin").stat().st_size
-    records = np.fromfile(tmp_path / "index.bin", RECORD)
-    records[field][2] = value
-    records.tofile(tmp_path / "index.bin")
-    with pytest.raises(UserError, match=r"index\.bin is damaged: 1 images lie beyond"):
-        PreparedImages(tmp_path)
-    assert prepare_images(digits, tmp_path, Preparation(8, 1)).written == 1
-    assert (tmp_path / "images.bin").stat().st_size < 2 * size
-    assert (PreparedImages(tmp_path).rows_of(digits, 1).read(2) == expected).all()

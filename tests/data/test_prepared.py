@@ -1,12 +1,12 @@
 """Images prepared once: the same rows and pixels as the originals', and all ways in which a folder of them can fail."""
 
+import contextlib
 import errno
 import multiprocessing
 import os
 import pickle
 import shutil
 import signal
-import types
 import zipfile
 from pathlib import Path
 
@@ -17,12 +17,10 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from testing.data_trees import pixels, write_tree, zip_tree
 
-import aurank.data.prepared.writing as writing
-from aurank.data import TRANSFORMS, FolderSource, ImageDataset, Manifest, ZipSource, build_manifest
+from aurank.data import TRANSFORMS, FolderSource, ImageDataset, Manifest, ZipSource, build_manifest, prepared
 from aurank.data.checks.contents import contents
 from aurank.data.checks.prepared import check_prepared
-from aurank.data.prepared.store import RECORD, Preparation, PreparedImages
-from aurank.data.prepared.writing import prepare_images
+from aurank.data.prepared import IMAGES, Preparation, PreparedImages, prepare_images
 from aurank.embedding.cache import image_marks
 from aurank.errors import AurankError, UserError
 
@@ -43,8 +41,8 @@ def listed(root: Path, source: FolderSource | ZipSource | None = None) -> Manife
     return build_manifest("m", source or FolderSource(root), paths=paths, labels=labels, splits=["train"] * len(paths))
 
 
-def data_of(manifest: Manifest, prepared: Path | None = None, name: str = "center", **options: object) -> ImageDataset:
-    held = None if prepared is None else PreparedImages(prepared)
+def data_of(manifest: Manifest, folder: Path | None = None, name: str = "center", **options: object) -> ImageDataset:
+    held = None if folder is None else PreparedImages(folder)
     return ImageDataset(manifest, TRANSFORMS[name](32, 3, margin=SIDE / 32), channels=3, prepared=held, **options)
 
 
@@ -184,9 +182,6 @@ def test_of_many_originals_of_one_length_a_run_reads_some_and_the_preparation_al
     assert told[:100] == [("comparing originals", done, 100) for done in range(1, 101)]
     rows = PreparedImages(tmp_path / "out").rows_of(manifest, 3)
     assert [rows.read(row)[0, 0, 0] for row in (0, 2, 3)] == [0, 255, 3]
-    size = (tmp_path / "out/index.bin").stat().st_size
-    assert prepare_images(manifest, tmp_path / "out", raw()).written == 0  # the new times are known
-    assert (tmp_path / "out/index.bin").stat().st_size == size == 200 * RECORD.itemsize
 
 
 def test_a_broken_image_follows_on_error(tmp_path):
@@ -230,25 +225,16 @@ def test_a_store_that_cannot_be_read_is_told(tmp_path, monkeypatch):
     manifest = photos(tmp_path / "photos")
     prepare_images(manifest, tmp_path / "out", raw())
     copy = pickle.dumps(data_of(manifest, tmp_path / "out", cache_bytes=0, on_error="skip"))
-    (tmp_path / "out/index.bin").rename(tmp_path / "index.bin")
-    (tmp_path / "out/index.bin").mkdir()
-    with pytest.raises(UserError, match=r"data\.prepared: .*index\.bin: .*Is a directory"):
-        PreparedImages(tmp_path / "out")
-    (tmp_path / "out/images.bin").unlink()
-    with pytest.raises(AurankError, match=r"images\.bin cannot be read any more \(.*No such file.*\); put it back"):
+    (tmp_path / "out" / IMAGES).unlink()
+    with pytest.raises(AurankError, match=r"images\.arrow cannot be read any more \(.*No such file.*\); put it back"):
         pickle.loads(copy)[0]
-
-
-def _whole(manifest: Manifest, folder: Path) -> tuple[bytes, bytes]:
-    prepare_images(manifest, folder, raw())
-    return (folder / "images.bin").read_bytes(), (folder / "index.bin").read_bytes()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.parametrize("garbage", [b"", b"half an image"])
-def test_a_killed_preparation_goes_on_and_cuts_nothing_off(tmp_path, monkeypatch, garbage):
+def test_a_killed_preparation_goes_on(tmp_path, monkeypatch, garbage):
     manifest = photos(tmp_path / "photos", 9)
-    monkeypatch.setattr(writing, "_KEPT_EVERY", 2)
+    monkeypatch.setattr(prepared, "_KEPT_EVERY", 2)
 
     def die(stage: str, done: int, total: int) -> None:
         if done == 5:
@@ -262,107 +248,71 @@ def test_a_killed_preparation_goes_on_and_cuts_nothing_off(tmp_path, monkeypatch
     assert process.exitcode == -signal.SIGKILL
     with pytest.raises(UserError, match=r"5 of 9 images of m are not in"):
         data_of(manifest, tmp_path / "out")
-    for name in ("images.bin", "index.bin"):
-        with (tmp_path / "out" / name).open("ab") as file:
-            file.write(garbage)
-    left = (tmp_path / "out/images.bin").read_bytes()
+    left = (tmp_path / "out" / IMAGES).read_bytes()
+    with (tmp_path / "out" / IMAGES).open("ab") as file:
+        file.write(garbage)
     assert prepare_images(manifest, tmp_path / "out", raw()).written == 5
-    images, index = _whole(manifest, tmp_path / "out")
-    assert images.startswith(left)
-    assert len(index) == 9 * RECORD.itemsize
+    assert (tmp_path / "out" / IMAGES).read_bytes().startswith(left)
     assert torch.equal(*(data_of(manifest, at).__getitems__(range(9)).image for at in (None, tmp_path / "out")))
 
 
-def test_an_index_that_was_cut_disturbs_nobody_who_reads(tmp_path):
-    manifest = photos(tmp_path / "photos")
-    prepare_images(manifest, tmp_path / "out", raw())
-    reading = data_of(manifest, tmp_path / "out", cache_bytes=0)
-    os.truncate(tmp_path / "out/index.bin", 2 * RECORD.itemsize + 7)
-    file, sizes = tmp_path / "out/images.bin", list[int]()
-    whole = file.stat().st_size
-    result = prepare_images(
-        manifest, tmp_path / "out", raw(), progress=lambda *stage: sizes.append(file.stat().st_size)
-    )
-    assert result.written == 4
-    assert min(sizes) >= whole
-    after = data_of(manifest, tmp_path / "out", cache_bytes=0)
-    assert torch.equal(*(data.__getitems__(range(6)).image for data in (reading, after)))
-
-
 def test_a_full_disk_ends_in_one_line_and_what_was_prepared_stays(tmp_path, monkeypatch):
-    manifest, left = photos(tmp_path / "photos", 9), 3 * 36 * 50 * 3
-    monkeypatch.setattr(writing, "_KEPT_EVERY", 2)
-    write_all = writing._write_all
+    manifest, left = photos(tmp_path / "photos", 9), 4
+    monkeypatch.setattr(prepared, "_KEPT_EVERY", 2)
 
-    def full(file: object, content: bytes) -> None:
+    def full(descriptor: int) -> None:
         nonlocal left
-        write_all(file, content[:left])
-        left -= len(content)
+        left -= 1
         if left < 0:
-            left = 0
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(writing, "_write_all", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(
         AurankError, match=r"into .*out: No space left on device; what was prepared stays: give"
     ) as said:
         prepare_images(manifest, tmp_path / "out", raw())
     assert "\n" not in str(said.value)
-    monkeypatch.setattr(writing, "_write_all", write_all)
-    result = prepare_images(manifest, tmp_path / "out", raw())
-    assert 0 < result.images - result.written < 9
     monkeypatch.undo()
-    assert _whole(manifest, tmp_path / "out") == _whole(manifest, tmp_path / "other")
+    assert 0 < prepare_images(manifest, tmp_path / "out", raw()).written < 9
+    assert len(data_of(manifest, tmp_path / "out")) == 9
 
 
-def test_too_little_room_is_told_before_anything_is_prepared(tmp_path, monkeypatch):
+def test_images_behind_the_end_of_a_truncated_file_are_prepared_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "_KEPT_EVERY", 2)
     manifest = photos(tmp_path / "photos")
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: types.SimpleNamespace(free=6 * 36 * 40 * 3))
-    with pytest.raises(UserError, match=r"take about 0\.00 GiB, and 0\.00 GiB are free there; make room.*--jpeg"):
-        prepare_images(manifest, tmp_path / "out", raw())
-    assert not (tmp_path / "out/images.bin").stat().st_size
-    assert prepare_images(manifest.select([0, 1]), tmp_path / "out", raw()).written == 2
-
-
-def test_a_truncated_file_is_told_and_mended(tmp_path):
-    manifest = photos(tmp_path / "photos")
-    prepare_images(manifest, tmp_path / "out", raw())
-    size = (tmp_path / "out/images.bin").stat().st_size
-    os.truncate(tmp_path / "out/images.bin", size - 9_900)  # of the last two
-    with pytest.raises(UserError, match=r"images\.bin was cut short, .*: 2 images lie beyond"):
-        PreparedImages(tmp_path / "out")
+    size = prepare_images(manifest, tmp_path / "out", raw()).num_bytes
+    os.truncate(tmp_path / "out" / IMAGES, size - 9_900)  # of the last two
+    with pytest.raises(UserError, match=r"2 of 6 images of m are not in"):
+        data_of(manifest, tmp_path / "out")
     assert prepare_images(manifest, tmp_path / "out", raw()).written == 2
     assert torch.equal(*(data_of(manifest, at).__getitems__(range(6)).image for at in (None, tmp_path / "out")))
-    (tmp_path / "out/images.bin").unlink()
-    with pytest.raises(UserError, match="images lie beyond its 0 bytes"):
-        PreparedImages(tmp_path / "out")
-    assert prepare_images(manifest, tmp_path / "out", raw()).written == 6
 
 
-def test_a_lost_index_disturbs_nobody_who_reads(tmp_path):
+def test_a_file_damaged_anywhere_gives_whole_images_or_one_line(tmp_path):
     manifest = photos(tmp_path / "photos")
     prepare_images(manifest, tmp_path / "out", raw())
-    reading, size = data_of(manifest, tmp_path / "out", cache_bytes=0), (tmp_path / "out/images.bin").stat().st_size
-    expected = data_of(manifest)[5][0]
-    (tmp_path / "out/index.bin").unlink()
-    with (tmp_path / "out/images.bin").open("rb") as before:
-        assert prepare_images(manifest, tmp_path / "out", raw()).written == 6
-        assert os.fstat(before.fileno()).st_size == size
-        assert os.fstat(before.fileno()).st_ino != (tmp_path / "out/images.bin").stat().st_ino
-    assert torch.equal(reading[5][0], expected)
+    whole, expected = (tmp_path / "out" / IMAGES).read_bytes(), data_of(manifest).__getitems__(range(6)).image
+    chance = np.random.default_rng(0)
+    ends = len(whole) - np.arange(1, 400)
+    for place in [*range(0, 2000, 11), *chance.choice(ends, 40).tolist()]:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << int(chance.integers(8))
+        (tmp_path / "out" / IMAGES).write_bytes(damaged)
+        with contextlib.suppress(UserError):
+            assert torch.equal(data_of(manifest, tmp_path / "out").__getitems__(range(6)).image, expected)
 
 
 @pytest.mark.parametrize("how", [raw(), Preparation(SIDE, 3, raw=False)])
 def test_a_damaged_image_is_named_and_mended(tmp_path, how):
     manifest = photos(tmp_path / "photos")
     prepare_images(manifest, tmp_path / "out", how)
-    record = np.fromfile(tmp_path / "out/index.bin", RECORD)[3]
-    content = bytearray((tmp_path / "out/images.bin").read_bytes())
-    content[int(record["offset"]) + 700] ^= 255
-    (tmp_path / "out/images.bin").write_bytes(content)
+    file = tmp_path / "out" / IMAGES
+    content = bytearray(file.read_bytes())
+    content[int(PreparedImages(tmp_path / "out").records["offset"][3]) + 700] ^= 255
+    file.write_bytes(content)
     data = data_of(manifest, tmp_path / "out", cache_bytes=0)
     data[2]
-    with pytest.raises(UserError, match=rf"image '{manifest.paths[3]}' is damaged in .*images\.bin: .*mends it"):
+    with pytest.raises(UserError, match=rf"image '{manifest.paths[3]}' is damaged in .*images\.arrow: .*mends it"):
         data[3]
     assert prepare_images(manifest, tmp_path / "out", how).written == 1
     data_of(manifest, tmp_path / "out", cache_bytes=0)[3]
@@ -383,11 +333,6 @@ def test_what_does_not_fit_is_refused(tmp_path):
         PreparedImages(tmp_path / "out").rows_of(manifest, 1)
     with pytest.raises(UserError, match=r"a JPEG holds 1 or 3 channels, not data\.channels=4"):
         Preparation(SIDE, 4, raw=False)
-    changed = (tmp_path / "out/prepared.json").read_text().replace(f'"short_side": {SIDE}', '"short_side": 1')
-    for text in ("[]", '{"format": 2}', '{"format": 1, "short_side": "a"}', "no", changed):
-        (tmp_path / "out/prepared.json").write_text(text)
-        with pytest.raises(UserError, match=r"prepared\.json: cannot be read"):
-            PreparedImages(tmp_path / "out")
 
 
 def test_an_archive_that_lost_a_member_is_read_from_what_was_prepared(tmp_path):

@@ -14,7 +14,6 @@ from scipy.io import loadmat, savemat
 
 from aurank.config.messages import Problems
 from aurank.config.reading import parse_yaml
-from aurank.data.prepared.store import RECORD
 
 Read, Write = Callable[[bytes], Any], Callable[[Any, bytes], bytes]
 """The tree of a file; and the file of a tree, given the bytes that were opened. Either may raise anything."""
@@ -127,22 +126,6 @@ def _write_zip(tree: Any, content: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def _read_records(content: bytes) -> Any:
-    records = np.frombuffer(content, RECORD)
-    names = [name for name in RECORD.names or () if records[name].dtype.kind in "iu"]
-    return [{name: int(record[name]) for name in names} for record in records]
-
-
-def _write_records(tree: Any, content: bytes) -> bytes:
-    records = np.frombuffer(content, RECORD)[: len(tree)].copy()
-    for record, values in zip(records, tree, strict=True):
-        for name, value in values.items():
-            bits = 8 * RECORD[name].itemsize
-            whole = int(value) % 2**bits
-            record[name] = whole - 2**bits if RECORD[name].kind == "i" and whole >= 2 ** (bits - 1) else whole
-    return records.tobytes()
-
-
 def _read_matlab(content: bytes) -> Any:
     found = loadmat(io.BytesIO(content), simplify_cells=True)
     return {name: _listed(value) for name, value in found.items() if not name.startswith("__")}
@@ -175,7 +158,6 @@ FORMATS: dict[str, tuple[Read, Write]] = {
     ".onnx": (_read_graph, _write_graph),
     ".pt2": (_read_zip, _write_zip),
     ".zip": (_read_zip, _write_zip),
-    ".bin": (_read_records, _write_records),
     ".mat": (_read_matlab, _write_matlab),
 }
 TEXTS = (".json", ".yaml", ".csv", ".txt", ".jsonl", ".run", ".qrels")

@@ -6,7 +6,7 @@ import random
 import zlib
 
 from aurank.data.manifest import Manifest
-from aurank.data.prepared.store import PreparedRows
+from aurank.data.prepared import PreparedRows
 from aurank.data.sources import FolderSource, file_marks
 from aurank.errors import UserError
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from aurank.data.checks.findings import Advice, Finding, finding_of
 from aurank.data.manifest import Manifest
-from aurank.data.prepared.store import PreparedImages, are_whole, remedy_for
+from aurank.data.prepared import PreparedImages, remedy_for
 
 
 def check_prepared(prepared: PreparedImages, manifest: Manifest) -> list[Finding]:
@@ -14,8 +14,7 @@ def check_prepared(prepared: PreparedImages, manifest: Manifest) -> list[Finding
         >>> import tempfile
         >>> from pathlib import Path
         >>> from aurank.data import READERS
-        >>> from aurank.data.prepared.store import Preparation
-        >>> from aurank.data.prepared.writing import prepare_images
+        >>> from aurank.data.prepared import Preparation, prepare_images
         >>> digits = READERS["digits"](None)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     prepare_images(digits.select([0, 1]), Path(folder), Preparation(8, 1)).written
@@ -26,12 +25,11 @@ def check_prepared(prepared: PreparedImages, manifest: Manifest) -> list[Finding
     places = prepared.places(manifest)
     missing, changed = prepared.unfit(manifest, places, at_most=None)
     held = np.flatnonzero(places >= 0)
-    is_whole = np.fromiter(are_whole(prepared.folder, prepared.records[places[held]]), np.bool_, len(held))
     advice = Advice("Training and measuring refuse to begin.", f"{remedy_for(prepared.folder).capitalize()}.")
     found = {
         "images that are not prepared": missing,
         "images that changed after they were prepared": changed,
-        "prepared images that are damaged": held[~is_whole],
+        "prepared images that are damaged": held[prepared.damaged(places[held])],
     }
     return [
         finding_of(

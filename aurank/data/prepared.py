@@ -1,0 +1,565 @@
+"""A folder of prepared images: decoded and reduced once, in one Arrow stream that all processes map.
+
+The stream begins with how the images were made. Each of its batches holds images with their sums, and the length, time
+and sum of their originals. The file only grows: what a killed preparation left behind its last whole batch is cut off.
+Of several records of an image the last one counts.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import cv2
+import numpy as np
+import torch
+from jaxtyping import Bool, Int64, UInt8
+
+from aurank.data.decode import MAX_PIXELS, crop, decode, quiet_decoding
+from aurank.data.manifest import Manifest
+from aurank.data.sources import BytesSource, FileMark, file_marks
+from aurank.data.transforms.base import AREA, INTERPOLATIONS, resize_shorter
+from aurank.errors import AurankError, UserError, first_line
+from aurank.files import EXACT, checked, content_sha256, reading, replacing
+from aurank.sizes import as_text
+
+IMAGES = "images.arrow"
+QUALITY = 95
+COMPARED = 64  # originals with another time, but the same length, that a run reads before it begins
+_ABOUT = b"aurank.prepared"
+_LONGEST = 65_500  # side of a JPEG
+_KEPT_EVERY, _KEPT_BYTES = 256, 2**26  # images, and their bytes, after which what was made stays
+_AHEAD = 4  # images for each thread that are made before they are written
+_NUMBERS = {
+    "height": "<u4",
+    "width": "<u4",
+    "crc": "<u4",
+    "original_length": "<i8",
+    "original_modified": "<i8",  # 0 of what is in no folder
+    "original_crc": "<u4",
+}
+# Of an image: its key, a digest of path and box; its place in the file; a length of 0 says that it could not be read.
+RECORD = np.dtype([("key", "V16"), ("offset", "<i8"), ("length", "<i8"), *_NUMBERS.items()])
+Pixels = UInt8[np.ndarray, "_ _ channel"]
+Progress = Callable[[str, int, int], None]
+"""Called with a stage, how much of it is done and how much there is."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How images are prepared.
+
+    Attributes:
+        short_side: larger images are reduced to it.
+        raw: keep their pixels; otherwise JPEGs of quality 95 in all colours, a fifth as large and slower to read.
+
+    Example:
+        >>> str(Preparation(short_side=256, channels=3))
+        'shorter side 256, 3 channels, by area, raw'
+    """
+
+    __pydantic_config__ = EXACT
+
+    short_side: int
+    channels: int
+    interpolation: str = AREA
+    raw: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.short_side < 2**16 or self.channels < 1 or self.interpolation not in INTERPOLATIONS:
+            raise UserError(f"images cannot be prepared with {self}")
+        if not self.raw and self.channels not in (1, 3):
+            raise UserError(f"a JPEG holds 1 or 3 channels, not data.channels={self.channels}; leave out --jpeg")
+
+    def __str__(self) -> str:
+        kind = "raw" if self.raw else f"JPEG of quality {QUALITY}"
+        channels = "1 channel" if self.channels == 1 else f"{self.channels} channels"
+        return f"shorter side {self.short_side}, {channels}, by {self.interpolation}, {kind}"
+
+    def shrink(self, image: Pixels) -> Pixels:
+        """Return the image as it is kept: a smaller one stays as it is."""
+        if min(image.shape[:2]) <= self.short_side:
+            return image
+        return resize_shorter(image, self.short_side, self.interpolation)
+
+    def encode(self, image: Pixels) -> bytes:
+        """Return the bytes that `decode` takes; UserError for what no JPEG holds."""
+        if self.raw:
+            return image.tobytes()
+        if max(image.shape[:2]) > _LONGEST:
+            raise UserError(
+                f"{image.shape[1]:,} × {image.shape[0]:,} pixels are more than a JPEG holds; leave out --jpeg"
+            )
+        options = [cv2.IMWRITE_JPEG_QUALITY, QUALITY]
+        options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444]
+        given = image if self.channels == 1 else cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+        return bytes(cv2.imencode(".jpg", given, options)[1].data)
+
+    def decode(self, content: UInt8[np.ndarray, " byte"], height: int, width: int) -> Pixels | None:
+        """Return the image that was encoded, as an array of its own; None where the bytes are not one."""
+        shape, size = (height, width, self.channels), height * width * self.channels
+        if self.raw:
+            return np.array(content).reshape(shape) if len(content) == size else None
+        try:
+            found = cv2.imdecode(content, cv2.IMREAD_GRAYSCALE if self.channels == 1 else cv2.IMREAD_COLOR)
+        except cv2.error:  # of more pixels than OpenCV takes
+            found = None
+        if found is not None and self.channels == 3:
+            found = cv2.cvtColor(found, cv2.COLOR_BGR2RGB, dst=found)
+        return None if found is None or found.size != size else np.asarray(found).reshape(shape)
+
+
+def remedy_for(folder: Path) -> str:
+    """Return the remedy for what a folder lacks."""
+    return f"give aurank data prepare CONFIG --out {folder} again"
+
+
+# -- the file ---------------------------------------------------------------------------------------------------------
+
+
+class _Stored(NamedTuple):
+    how: Preparation
+    records: np.ndarray  # of RECORD
+    end: int  # of the last whole batch
+
+
+def _schema(how: Preparation) -> Any:
+    import pyarrow
+
+    numbers = [(name, pyarrow.from_numpy_dtype(np.dtype(kind))) for name, kind in _NUMBERS.items()]
+    columns = [("key", pyarrow.binary(16)), ("image", pyarrow.large_binary()), *numbers]
+    content = dataclasses.asdict(how)
+    about = json.dumps({**content, "checksum": content_sha256(content)})
+    return pyarrow.schema(columns, metadata={_ABOUT: about})
+
+
+def _read_store(folder: Path) -> _Stored:
+    """Return the records of all whole batches; UserError where the folder holds no prepared images."""
+    import pyarrow
+
+    path = folder / IMAGES
+    if not path.exists():
+        where = f"{folder} holds no prepared images" if folder.is_dir() else f"there is no folder {folder}"
+        raise UserError(f"data.prepared: {where}; {remedy_for(folder)}, or set data.prepared=null")
+    remedy = "name another folder, or remove this one and prepare the images again"
+    parts = [np.zeros(0, RECORD)]
+    with reading(f"data.prepared: {path}", "prepared images", remedy=remedy), pyarrow.memory_map(str(path)) as mapped:
+        base = mapped.read_buffer(1).address
+        mapped.seek(0)
+        stream = pyarrow.ipc.open_stream(mapped)
+        content = json.loads((stream.schema.metadata or {})[_ABOUT])
+        if content.pop("checksum") != content_sha256(content):
+            raise ValueError("it is damaged")
+        how = checked(content, Preparation)
+        if not stream.schema.equals(_schema(how)):
+            raise ValueError("it has other columns")
+        end = mapped.tell()
+        with suppress(StopIteration, pyarrow.ArrowException, OSError):  # the end, or what a killed process left
+            while True:
+                batch = stream.read_next_batch()
+                batch.validate(full=True)
+                records = np.zeros(len(batch), RECORD)
+                _, places, images = batch["image"].buffers()
+                offsets = np.frombuffer(places, "<i8", len(batch) + 1)
+                records["key"] = np.frombuffer(batch["key"].buffers()[1], "V16", len(batch))
+                records["offset"] = offsets[:-1] + (images.address - base if images is not None else 0)
+                records["length"] = np.diff(offsets)
+                for name in _NUMBERS:
+                    records[name] = batch[name].to_numpy()
+                parts.append(records)
+                end = mapped.tell()
+    return _Stored(how, np.concatenate(parts), end)
+
+
+def _region_keys(regions: Iterable[str]) -> list[bytes]:
+    return [hashlib.blake2b(one.encode("utf-8", "backslashreplace"), digest_size=16).digest() for one in regions]
+
+
+def _last_places(records: np.ndarray) -> dict[bytes, int]:
+    """Return where the record of each key is, the last of several."""
+    keys = records["key"].tobytes()
+    return {keys[16 * place : 16 * place + 16]: place for place in range(len(records))}
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+class Unfit(NamedTuple):
+    """Rows of a manifest whose prepared images are not there, or are of another original."""
+
+    missing: Int64[np.ndarray, " missing"]
+    changed: Int64[np.ndarray, " changed"]
+
+
+class PreparedImages:
+    """The images of a folder that `prepare_images` wrote; UserError where there are none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.how, self.records, _ = _read_store(folder)
+        self._is_fit = np.zeros(len(self.records), dtype=np.bool_)  # given out by `rows_of` before
+
+    def places(self, manifest: Manifest) -> Int64[np.ndarray, " image"]:
+        """Return the record of each row, −1 where there is none."""
+        known = _last_places(self.records)
+        return np.array([known.get(key, -1) for key in _region_keys(manifest.regions)], dtype=np.int64)
+
+    def unfit(self, manifest: Manifest, places: Int64[np.ndarray, " image"], at_most: int | None = COMPARED) -> Unfit:
+        """Return the rows that are not there or whose original is another now; an original that is gone is not.
+
+        Args:
+            at_most: how many originals are read, see `_changed`.
+        """
+        held = np.flatnonzero(places >= 0)
+        held = held[~self._is_fit[places[held]]]
+        changed = _changed(manifest, held, self.records[places[held]], at_most=at_most)
+        return Unfit(np.flatnonzero(places < 0), held[changed])
+
+    def damaged(self, places: Int64[np.ndarray, " record"]) -> Bool[np.ndarray, " record"]:
+        """Return which images are not as they were written; all of them are read."""
+        return ~np.fromiter(_are_whole(self.folder, self.records[places]), np.bool_, len(places))
+
+    def rows_of(self, manifest: Manifest, channels: int, *, on_error: str = "raise") -> "PreparedRows":
+        """Return the images of a manifest; UserError names the first that is not there, or is of another original.
+
+        `on_error`: "raise" that too where an original could not be read, or "skip" it later.
+        """
+        if channels != self.how.channels:
+            raise UserError(
+                f"data.prepared: the images in {self.folder} have {self.how.channels} channels, not data.channels="
+                f"{channels}; prepare them into another folder"
+            )
+        places = self.places(manifest)
+        missing, other = self.unfit(manifest, places)
+        held = np.flatnonzero(places >= 0)
+        unreadable = held[self.records["length"][places[held]] == 0] if on_error == "raise" else missing[:0]
+        again = f"{remedy_for(self.folder)}, which takes those only"
+        for rows, said, remedy in (
+            (missing, "are not in", again),
+            (other, "were changed after they were prepared in", again),
+            (unreadable, "could not be read when they were prepared in", f"{again}, or set data.on_error=skip"),
+        ):
+            if len(rows):
+                raise UserError(
+                    f"data.prepared: {len(rows):,} of {len(manifest):,} images of {manifest.name} {said} {self.folder} "
+                    f"(first: {manifest.regions[rows[0]]!r}); {remedy}"
+                )
+        self._is_fit[places] = True
+        return PreparedRows(self, manifest, places)
+
+
+class PreparedRows:
+    """The prepared images of a manifest, by row. The file is mapped in each process that reads from it."""
+
+    def __init__(self, images: PreparedImages, manifest: Manifest, places: Int64[np.ndarray, " image"]) -> None:
+        self.folder, self.how, self._names = images.folder, images.how, manifest.regions
+        self._records = images.records[places]
+        # Shared memory: a sum is compared once in a run, by whichever worker comes first.
+        self._verified = torch.zeros(len(manifest), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
+        self._mapped: np.ndarray | None = self._map()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_mapped": None}
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the sums of the images kept and of their originals, which tells other pixels at the same paths."""
+        return hashlib.sha256(self._records["crc"].tobytes() + self._records["original_crc"].tobytes()).hexdigest()
+
+    @property
+    def originals(self) -> list[FileMark]:
+        """What the original of each row is known by, as it was when it was prepared."""
+        return self._marks("original_length", "original_crc")
+
+    @property
+    def marks(self) -> list[FileMark]:
+        """What the image kept of each row is known by."""
+        return self._marks("length", "crc")
+
+    def _marks(self, length: str, crc: str) -> list[FileMark]:
+        pairs = zip(self._records[length].tolist(), self._records[crc].tolist(), strict=True)
+        return [FileMark(size, None, total) for size, total in pairs]
+
+    def _map(self) -> np.ndarray:
+        try:
+            return np.memmap(self.folder / IMAGES, mode="r")
+        except (OSError, ValueError) as error:  # no UserError: none of the images is to be skipped for that
+            said = f"{self.folder / IMAGES} cannot be read any more ({first_line(error)})"
+            raise AurankError(f"data.prepared: {said}; put it back, or {remedy_for(self.folder)}") from error
+
+    def read(self, row: int) -> Pixels:
+        """Return the pixels of a row; UserError where the original could not be read, or the file is damaged."""
+        record = self._records[row]
+        if not record["length"]:
+            raise UserError(f"image {self._names[row]!r} could not be read when it was prepared in {self.folder}")
+        if self._mapped is None:
+            self._mapped = self._map()
+        begin = int(record["offset"])
+        content: Any = np.asarray(self._mapped[begin : begin + int(record["length"])])
+        image = None
+        if self._verified[row] or zlib.crc32(content) == record["crc"]:
+            self._verified[row] = True
+            image = self.how.decode(content, int(record["height"]), int(record["width"]))
+        if image is None:
+            raise UserError(
+                f"image {self._names[row]!r} is damaged in {self.folder / IMAGES}: its bytes are not those that were "
+                f"written; {remedy_for(self.folder)}, which mends it"
+            )
+        return image
+
+
+def _are_whole(folder: Path, records: np.ndarray) -> Iterator[bool]:
+    """Yield for each record whether its image is in the file as it was written."""
+    mapped: Any = np.memmap(folder / IMAGES, mode="r")
+    for record in records:
+        begin = int(record["offset"])
+        yield zlib.crc32(mapped[begin : begin + int(record["length"])]) == record["crc"]
+
+
+def _changed(
+    manifest: Manifest,
+    rows: Int64[np.ndarray, " row"],
+    records: np.ndarray,
+    *,
+    at_most: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Bool[np.ndarray, " row"]:
+    """Return for each row, with its record, whether its original is another now than when it was prepared.
+
+    Originals with another time but the same length, as in a copied folder, are read, or ``at_most`` so many of them;
+    `progress` is given how many have been, of how many.
+    """
+    source, paths = manifest.source, [manifest.paths[row] for row in rows.tolist()]
+    found, doubtful = np.zeros(len(paths), dtype=np.bool_), []
+    lengths, times = records["original_length"].tolist(), records["original_modified"].tolist()
+    sums = records["original_crc"].tolist()
+    for place, mark in enumerate(file_marks(source, paths)):
+        if mark is None:
+            continue
+        if mark.length != lengths[place] or (mark.crc is not None and mark.crc != sums[place]):
+            found[place] = True
+        elif mark.modified is not None and mark.modified != times[place]:
+            doubtful.append(place)
+    if at_most is not None and len(doubtful) > at_most:
+        doubtful = [doubtful[at] for at in np.linspace(0, len(doubtful) - 1, at_most, dtype=np.int64).tolist()]
+    for done, place in enumerate(doubtful, start=1):
+        found[place] = zlib.crc32(source.read_bytes(paths[place])) != sums[place]
+        progress(done, len(doubtful))
+    return found
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PreparedResult:
+    """What a folder of prepared images holds now.
+
+    Attributes:
+        images: of the data set, in the folder.
+        written: of these, those that were prepared this time.
+        unreadable: the names of those that cannot be decoded (data.on_error=skip).
+        num_bytes: of the file of images.
+
+    Example:
+        >>> how = Preparation(256, 3)
+        >>> print(PreparedResult(Path("p"), how, images=10, written=4, unreadable=("a.jpg",), num_bytes=0))
+        10 images in p (shorter side 256, 3 channels, by area, raw; 0.0 B), 6 of them from before
+        skipped, unreadable: 1 (a.jpg)
+    """
+
+    folder: Path
+    how: Preparation
+    images: int
+    written: int
+    unreadable: tuple[str, ...]
+    num_bytes: int
+
+    def __str__(self) -> str:
+        before = f", {self.images - self.written:,} of them from before" if self.images > self.written else ""
+        text = f"{self.images:,} images in {self.folder} ({self.how}; {as_text(self.num_bytes)}){before}"
+        if not self.unreadable:
+            return text
+        more = ", …" if len(self.unreadable) > 3 else ""
+        return f"{text}\nskipped, unreadable: {len(self.unreadable):,} ({', '.join(self.unreadable[:3])}{more})"
+
+
+def prepare_images(
+    manifest: Manifest,
+    folder: Path,
+    how: Preparation,
+    *,
+    on_error: str = "raise",
+    max_pixels: int = MAX_PIXELS,
+    progress: Progress | None = None,
+) -> PreparedResult:
+    """Prepare the images of a manifest, those of them that are not in the folder yet, or changed, or damaged there.
+
+    One process at a time may write into a folder; a killed one is gone on with.
+
+    Args:
+        on_error: "raise" a UserError naming an image that cannot be read, or "skip" it: it counts as unreadable then.
+
+    Raises:
+        UserError: the folder holds other things, or images prepared otherwise.
+        AurankError: a full disk; what was prepared stays.
+
+    Example:
+        >>> import tempfile
+        >>> from aurank.data import READERS
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = prepare_images(READERS["digits"](None), Path(folder, "prepared"), Preparation(8, 1))
+        >>> result.images, result.written
+        (1797, 1797)
+    """
+    report: Progress = progress or (lambda stage, done, total: None)
+    first: dict[str, int] = {}
+    for row, region in enumerate(manifest.regions):  # of texts and roles, an image may have several rows
+        first.setdefault(region, row)
+    rows, keys = np.array(list(first.values()), dtype=np.int64), _region_keys(first)
+    try:
+        stored = _opened(folder, how)
+        todo = np.flatnonzero(_needed(manifest, rows, keys, folder, stored.records, on_error, report)).tolist()
+        marks = file_marks(manifest.source, [manifest.paths[row] for row in rows[todo]])  # before they are read
+        make = partial(_make, manifest, how, on_error=on_error, max_pixels=max_pixels)
+        made = _in_order(make, list(zip(rows[todo].tolist(), marks, strict=True)))
+        waiting: list[dict[str, Any]] = []
+        with (folder / IMAGES).open("ab", buffering=0) as file:
+            file.truncate(stored.end)
+            try:
+                for done, (place, image) in enumerate(zip(todo, made, strict=True), start=1):
+                    waiting.append({"key": keys[place], **image})
+                    if len(waiting) >= _KEPT_EVERY or sum(len(each["image"]) for each in waiting) >= _KEPT_BYTES:
+                        _append(file, waiting, how)
+                    report("preparing", done, len(todo))
+            finally:
+                _append(file, waiting, how)
+    except OSError as error:
+        raise AurankError(
+            f"cannot write prepared images into {folder}: {error.strerror or error}; what was prepared stays: give the "
+            "command again when there is room"
+        ) from error
+    records = _read_store(folder).records
+    known = _last_places(records)
+    unreadable = [
+        manifest.regions[row] for row, key in zip(rows, keys, strict=True) if not records[known[key]]["length"]
+    ]
+    size = (folder / IMAGES).stat().st_size
+    return PreparedResult(folder, how, len(rows), len(todo), tuple(unreadable), size)
+
+
+def _opened(folder: Path, how: Preparation) -> _Stored:
+    """Return what a folder holds, begun where it is new; UserError where it holds other things."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {folder} is a file; name a folder")
+    if not (folder / IMAGES).exists():
+        if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
+            raise UserError(f"--out {folder} is not empty and holds no prepared images; name another folder")
+        with replacing(folder / IMAGES) as file:
+            file.write(_schema(how).serialize())
+    stored = _read_store(folder)
+    if stored.how != how:
+        raise UserError(
+            f"--out {folder} holds images prepared otherwise ({stored.how}; asked for: {how}); name another folder"
+        )
+    return stored
+
+
+def _needed(
+    manifest: Manifest,
+    rows: np.ndarray,
+    keys: Sequence[bytes],
+    folder: Path,
+    records: np.ndarray,
+    on_error: str,
+    report: Progress,
+) -> Bool[np.ndarray, " image"]:
+    """Return which rows are to be prepared: not there, with another original now, or damaged."""
+    needed, known = np.ones(len(rows), dtype=np.bool_), _last_places(records)
+    held = np.array([place for place, key in enumerate(keys) if key in known], dtype=np.int64)
+    if not len(held):
+        return needed
+    own = records[[known[keys[place]] for place in held]]
+    needed[held] = _changed(manifest, rows[held], own, progress=partial(report, "comparing originals"))
+    if on_error == "raise":  # then it says why
+        needed[held[own["length"] == 0]] = True
+    for done, (place, is_whole) in enumerate(zip(held.tolist(), _are_whole(folder, own), strict=True), start=1):
+        needed[place] |= not is_whole
+        report("verifying", done, len(held))
+    return needed
+
+
+def _append(file: BinaryIO, waiting: list[dict[str, Any]], how: Preparation) -> None:
+    """Write the waiting images as one batch, whole or not at all."""
+    import pyarrow
+
+    images, waiting[:] = list(waiting), []
+    if not images:
+        return
+    end = file.tell()
+    left = memoryview(pyarrow.RecordBatch.from_pylist(images, schema=_schema(how)).serialize())
+    try:
+        while left:
+            left = left[file.write(left) :]
+        os.fsync(file.fileno())
+    except BaseException:
+        file.truncate(end)
+        raise
+
+
+def _make(
+    manifest: Manifest, how: Preparation, row: int, mark: FileMark | None, *, on_error: str, max_pixels: int
+) -> Mapping[str, Any]:
+    """Return what is kept of a row, without its key."""
+    path, content, original, shape = manifest.paths[row], b"", b"", (0, 0)
+    try:
+        original = manifest.source.read_bytes(path)
+        image = decode(BytesSource(original, manifest.source.where), path, how.channels, max_pixels=max_pixels)
+        if manifest.boxes is not None and manifest.boxes[row, 0] >= 0:
+            image = crop(image, manifest.boxes[row].tolist(), path)
+        image = how.shrink(image)
+        try:
+            content = how.encode(image)
+        except UserError as error:
+            raise UserError(f"image {path!r} in {manifest.source.where}: {error}, or set data.on_error=skip") from None
+        shape = image.shape[:2]
+    except UserError:
+        if on_error == "raise":
+            raise
+    return {
+        "image": content,
+        "height": shape[0],
+        "width": shape[1],
+        "crc": zlib.crc32(content),
+        "original_length": len(original),
+        "original_modified": (mark and mark.modified) or 0,
+        "original_crc": zlib.crc32(original),
+    }
+
+
+def _in_order(
+    make: Callable[[int, FileMark | None], Mapping[str, Any]], originals: Sequence[tuple[int, FileMark | None]]
+) -> Iterator[Mapping[str, Any]]:
+    """Yield what is made of each original, in their order, by threads that run a little ahead."""
+    threads = min(32, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    waiting: deque[Future[Mapping[str, Any]]] = deque()
+    with quiet_decoding(), ThreadPoolExecutor(threads) as pool:
+        try:
+            for original in originals:
+                waiting.append(pool.submit(make, *original))
+                if len(waiting) > _AHEAD * threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

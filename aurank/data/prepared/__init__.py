@@ -1,1 +1,0 @@
-"""Images decoded and resized once, and read again and again: the store, and writing it."""
