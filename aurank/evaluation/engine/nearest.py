@@ -218,7 +218,7 @@ def _keep(value: Tensor, place: Tensor, product: Tensor, start: int, *, transpos
     The lists are those of the rows, or, transposed, of the columns.
     """
     if not product.is_cuda and importable("numba"):
-        from aurank.evaluation.engine.kernels.lists import keep_greatest
+        from aurank.evaluation.engine.kernels.pairs import keep_greatest
 
         keep_greatest(product.numpy(), value.numpy(), place.numpy(), start, transposed)
         return

@@ -8,14 +8,17 @@ that has to look closer.
 """
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from jaxtyping import Int32, Int64, Shaped
-from torch import Tensor
 
 from aurank.errors import UserError
+
+if TYPE_CHECKING:
+    from aurank.evaluation.engine.kernels.compiled import CompiledKernel
+    from aurank.evaluation.engine.kernels.plain import PlainKernel
 
 BACKENDS = ("auto", "numba", "torch")
 
@@ -39,19 +42,6 @@ class Counted:
     other: Int64[np.ndarray, " pair"]
 
 
-@runtime_checkable
-class Kernel(Protocol):
-    """Counts over a tile of scores; an object serves one thread at a time and may reuse its memory."""
-
-    def count(self, scores: Tensor, edges: Edges, *, transposed: bool, room: int | None) -> Counted | None:
-        """Return what the tile [query, other], or [other, query] if transposed, counts for the queries' thresholds.
-
-        `room`: how many near pairs may be listed; None where there are more. Without a `room` none is listed.
-        The arrays are good until the next call.
-        """
-        ...
-
-
 def check_backend(backend: str, device: torch.device) -> str:
     """Return the kernel to use: numba or torch on the CPU, torch on CUDA; UserError where it cannot be had."""
     if backend not in BACKENDS:
@@ -67,8 +57,13 @@ def check_backend(backend: str, device: torch.device) -> str:
     return backend
 
 
-def make_kernel(backend: str) -> Kernel:
-    """Return a kernel of its own for one thread."""
+def make_kernel(backend: str) -> "CompiledKernel | PlainKernel":
+    """Return a kernel for one thread: it may reuse its memory, so what it returns is good until its next call.
+
+    Its `count(scores, edges, transposed, room)` returns what the tile [query, other], or [other, query] if transposed,
+    counts for the queries' thresholds. `room`: how many near pairs may be listed; None where there are more. Without a
+    `room` none is listed.
+    """
     # Imported here: numba takes most of a second.
     if backend == "numba":
         from aurank.evaluation.engine.kernels.compiled import CompiledKernel

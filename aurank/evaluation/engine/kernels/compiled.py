@@ -201,7 +201,7 @@ def count_rare(
 ) -> int:
     """Count queries in the rows of the scores or, transposed, in its columns, where few scores reach a threshold.
 
-    List near pairs as `count_rows` does; -1 where they do not fit, and -2 as soon as more than `rare` scores and, of
+    List near pairs as `count_all` does; -1 where they do not fit, and -2 as soon as more than `rare` scores and, of
     `most`, the part of the rows done reach the lowest edge of their query. These are found eight at a time.
     """
     rows, columns = scores.shape
@@ -253,66 +253,39 @@ def count_rare(
 
 @compiled
 @no_type_check
-def count_rows(
-    scores: Any, offset: Any, low: Any, high: Any, above: Any, near: Any, work: Any, words: Any, pairs: Any
-) -> int:
-    """Count for queries in the rows of the scores; query i has the thresholds `offset[i]` to `offset[i + 1]`.
-
-    List near pairs as (threshold, column) in the two rows of `pairs`, if it has any, and return their number, or -1
-    where there are more than it has columns.
-    """
-    found = 0
-    edges = np.empty((2, work.shape[1] + 1), scores.dtype)
-    for row in range(scores.shape[0]):
-        a, b = offset[row], offset[row + 1]
-        if a < b:
-            found = count_query(
-                scores[row], low[a:b], high[a:b], above[a:b], near[a:b], work, edges, words, a, pairs, found
-            )
-            if found < 0:
-                return -1
-    return found
-
-
-@compiled
-@no_type_check
-def count_columns(
+def count_all(
     scores: Any, offset: Any, low: Any, high: Any, above: Any, near: Any, work: Any, words: Any, pairs: Any, strip: Any
 ) -> int:
-    """Count as `count_rows` for queries in the columns of the scores."""
-    rows, columns = scores.shape
-    found = 0
-    edges = np.empty((2, work.shape[1] + 1), scores.dtype)
-    for left in range(0, columns, strip.shape[0]):
-        width = min(strip.shape[0], columns - left)
-        if offset[left] == offset[left + width]:
+    """Count for queries in the rows of the scores or, with a strip to copy them to, in its columns.
+
+    Query i has the thresholds `offset[i]` to `offset[i + 1]`. List near pairs as (threshold, other) in the two rows of
+    `pairs`, if it has any, and return their number, or -1 where there are more than it has columns.
+    """
+    found, edges = 0, np.empty((2, work.shape[1] + 1), scores.dtype)
+    transposed, size = len(strip) > 0, scores.shape[1]
+    if transposed:
+        size = scores.shape[0]
+    for query in range(len(offset) - 1):
+        inside = query % max(1, len(strip))
+        if transposed and inside == 0:
+            width = min(len(strip), len(offset) - 1 - query)
+            for row in range(size if offset[query] < offset[query + width] else 0):
+                for column in range(width):
+                    strip[column, row] = scores[row, query + column]
+        a, b = offset[query], offset[query + 1]
+        if a == b:
             continue
-        for row in range(rows):
-            for column in range(width):
-                strip[column, row] = scores[row, left + column]
-        for column in range(width):
-            a, b = offset[left + column], offset[left + column + 1]
-            if a < b:
-                found = count_query(
-                    strip[column, :rows],
-                    low[a:b],
-                    high[a:b],
-                    above[a:b],
-                    near[a:b],
-                    work,
-                    edges,
-                    words,
-                    a,
-                    pairs,
-                    found,
-                )
-                if found < 0:
-                    return -1
+        line = strip[inside] if transposed else scores[query]
+        found = count_query(
+            line[:size], low[a:b], high[a:b], above[a:b], near[a:b], work, edges, words, a, pairs, found
+        )
+        if found < 0:
+            return -1
     return found
 
 
 class CompiledKernel:
-    """`Kernel` in compiled loops; keeps its memory from tile to tile, since fresh pages cost more than the counting."""
+    """A kernel in compiled loops; keeps its memory from tile to tile, since fresh pages cost more than the counting."""
 
     def __init__(self, rare: int = RARE) -> None:
         self.rare = rare
@@ -323,7 +296,7 @@ class CompiledKernel:
         self.pairs = np.empty((2, 0), np.int64)
 
     def count(self, scores: Tensor, edges: Edges, *, transposed: bool, room: int | None) -> Counted | None:
-        """As the protocol says."""
+        """As `make_kernel` says."""
         tile, size = scores.numpy(), len(edges.low)
         if len(self.above) < size:
             self.above, self.near = np.empty(size, np.int32), np.empty(size, np.int32)
@@ -342,13 +315,10 @@ class CompiledKernel:
         most = tile.size * min(1 + size // len(edges.offset), 6) // DIRECT_FOR_ONE
         found = count_rare(*given, self.words, pairs, self.least, transposed, self.rare, most)
         if found == -2:
-            found = self._count_all(given, pairs, transposed)
+            strip = np.empty((0, 0), tile.dtype)
+            if transposed:
+                if self.strip.dtype != tile.dtype or self.strip.shape[1] < len(tile) + PADDING:
+                    self.strip = np.empty((STRIP, len(tile) + PADDING), tile.dtype)
+                strip = self.strip
+            found = count_all(*given, self.work, self.words, pairs, strip)
         return None if found < 0 else Counted(above, near, self.pairs[0, :found], self.pairs[1, :found])
-
-    def _count_all(self, given: tuple[Any, ...], pairs: Any, transposed: bool) -> int:
-        tile = given[0]
-        if not transposed:
-            return int(count_rows(*given, self.work, self.words, pairs))
-        if self.strip.dtype != tile.dtype or self.strip.shape[1] < len(tile) + PADDING:
-            self.strip = np.empty((STRIP, len(tile) + PADDING), tile.dtype)
-        return int(count_columns(*given, self.work, self.words, pairs, self.strip))

@@ -13,10 +13,10 @@ PADDED = 2**20  # numbers in a block of thresholds that is padded to a rectangle
 
 
 class PlainKernel:
-    """`Kernel` by sorted search and histograms: for each query, how many scores pass how many of its edges."""
+    """A kernel by sorted search and histograms: for each query, how many scores pass how many of its edges."""
 
     def count(self, scores: Tensor, edges: Edges, *, transposed: bool, room: int | None) -> Counted | None:
-        """As the protocol says."""
+        """As `make_kernel` says."""
         tile = scores.T.contiguous() if transposed else scores
         above, near = (np.empty(len(edges.low), np.int32) for _ in range(2))
         pairs: list[tuple[np.ndarray, np.ndarray]] = []
