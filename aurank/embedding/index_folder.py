@@ -33,6 +33,7 @@ _EMBEDDINGS, _VECTORS, _IMAGES, _FAISS, _STEPS = (
     *("embeddings.npy", "vectors.npy", "images.parquet", "index.faiss"),
     "postprocessing.safetensors",
 )
+_VERIFIED = (_FAISS, _STEPS, "checkpoint.pt")  # each holds its own checksum, which its reader compares
 _WHAT, _REMEDY = "an image index", "build the index again"
 _TRIED = 1000  # images that are looked for where they are said to have moved
 
@@ -84,7 +85,8 @@ def write_index_folder(
         if (file := about["model"]["file"]) is not None:
             folders.append(folder / _folder_of(file))
         with reading(folder, _WHAT, remedy=_REMEDY):
-            files = {f"{one.name}/{path.name}": file_sha256(path) for one in folders for path in sorted(one.iterdir())}
+            written = (path for one in folders for path in sorted(one.iterdir()) if path.name not in _VERIFIED)
+            files = {path.relative_to(folder).as_posix(): file_sha256(path) for path in written}
         content = {**about, "format": FORMAT, "version": VERSION, "aurank": version("aurank")}
         content |= {"revision": about.get("revision", 0) + 1, "rows": name, "files": files}
         content |= {"count": len(rows.embeddings), "dim": int(rows.embeddings.shape[1]), "factory": rows.index.factory}
@@ -114,23 +116,15 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 def read_rows(folder: Path, about: dict[str, Any]) -> IndexedRows:
     """Return the rows that index.json names; UserError unless every file is as it was written."""
-    place, prefix = folder / about["rows"], f"{about['rows']}/"
+    place, is_processed = folder / about["rows"], about["postprocessing"] is not None
     verify_folder(folder, about, about["rows"])
     with reading(folder, _WHAT, remedy=_REMEDY):
         embeddings = load_arrays(place / _EMBEDDINGS)[""]
         index = Index.load(place / _FAISS, device="cpu")
-        has = {name.removeprefix(prefix) for name in about["files"]}
-        vectors = load_arrays(place / _VECTORS)[""] if _VECTORS in has else None
-        processing = PostProcessing.load(place / _STEPS) if _STEPS in has else None
+        vectors = load_arrays(place / _VECTORS)[""] if is_processed else None
+        processing = PostProcessing.load(place / _STEPS) if is_processed else None
         images = _read_images(place / _IMAGES)
-        searched = embeddings if vectors is None else vectors
-        if not (
-            about["count"] == len(images["path"])
-            and embeddings.shape == (about["count"], about["dim"])
-            and searched.shape == (len(index), index.dim)
-            and set(images["source"].tolist()) <= set(range(len(about["sources"])))
-            and about["distance"] == index.distance
-        ):
+        if not about["count"] == len(images["path"]) == len(embeddings) == len(index):
             raise ValueError("its files do not belong together")
         return IndexedRows(images, embeddings, index, processing, vectors)
 
@@ -145,14 +139,9 @@ def verify_folder(folder: Path, about: dict[str, Any], name: str) -> None:
     """Raise UserError unless every file in a folder of the index is as it was written."""
     for file, expected in about["files"].items():
         if _folder_of(file) == name:
-            path = folder / file
-            try:
-                is_whole = path.is_file() and file_sha256(path) == expected
-            except OSError as error:
-                raise UserError(f"cannot read {path}: {error.strerror}") from error
-            if not is_whole:
-                what = "is damaged, cut short or of another index" if path.exists() else "is missing"
-                raise UserError(f"{path} {what}: build the index again")
+            with reading(folder / file, "a part of an image index", remedy=_REMEDY):
+                if file_sha256(folder / file) != expected:
+                    raise ValueError("it is damaged, cut short or of another index")
 
 
 def _folder_of(file: str) -> str:
@@ -248,7 +237,7 @@ def _read_images(path: Path) -> Table:
 
 def _remove_unnamed(folder: Path, about: dict[str, Any]) -> None:
     """Remove rows and models of before, and what a killed process left; that it stays harms nothing."""
-    named = {_folder_of(file) for file in about["files"]}
+    named = {about["rows"], _folder_of(about["model"]["file"] or "")}
     for left in (*folder.glob("rows-*"), *folder.glob("model-*")):
         if left.name not in named:
             shutil.rmtree(left, ignore_errors=True)

@@ -12,7 +12,7 @@ from aurank.distributed import ProcessGroup
 from aurank.errors import UserError
 from aurank.evaluation.aggregate import MACRO, Classes, average, mean
 from aurank.evaluation.bootstrap import Resampling
-from aurank.evaluation.calibration.true_positives import pooled_metrics
+from aurank.evaluation.calibration.thresholds import pooled_metrics
 from aurank.evaluation.curves import POINTS, MeanCurve
 from aurank.evaluation.engine.grades import Grades, check_grades
 from aurank.evaluation.engine.inputs import (

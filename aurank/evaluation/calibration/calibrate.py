@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float64
 
 from aurank.errors import UserError
-from aurank.evaluation.calibration.listed_scores import CountedScores, ListedScores
 from aurank.evaluation.calibration.rates import LEVEL, Rate, short_rate
 from aurank.evaluation.calibration.thresholds import (
+    ListedScores,
+    PairScores,
     best_precision,
     exact_fraction,
     positives_at_least,
@@ -122,7 +123,7 @@ class Aim:
         """What is wanted, as the fraction that it is written as."""
         return exact_fraction(getattr(self, self.name))
 
-    def threshold(self, scores: CountedScores) -> float:
+    def threshold(self, scores: PairScores) -> float:
         """Return the lowest score of a positive that reaches it; UserError where none does."""
         if self.name == "precision":
             found = threshold_at_precision(scores, self.rate)
@@ -241,7 +242,7 @@ def calibrate_report(
 
 
 def _calibration(
-    scores: CountedScores,
+    scores: PooledScores | ListedScores,
     aim: Aim,
     lowest: float,
     distance: str,
@@ -272,7 +273,7 @@ def _calibration(
     )
 
 
-def _curve(scores: CountedScores, threshold: float, cut: float) -> ThresholdCurve:
+def _curve(scores: PairScores, threshold: float, cut: float) -> ThresholdCurve:
     """Return the rates at scores of positives spread over recall and over scores, and at the threshold."""
     listed = scores.positives
     by_recall = listed[np.linspace(0, len(listed) - 1, STEPS + 1).astype(np.int64)]

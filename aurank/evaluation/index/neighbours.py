@@ -252,7 +252,7 @@ class Index:
         if memory_map:
             placement = {**placement, "device": placement.get("device") or "cpu"}
         with reading(path, "an index", remedy="build the index again"):
-            index = cls(saved["dim"], saved["factory"], distance=saved["distance"], **placement)
+            index = cls(int(host.d), saved["factory"], distance=saved["distance"], **placement)
         if memory_map and index.gpus:
             raise UserError(f'memory_map is for searching on the CPU and device is {placement["device"]!r}: use "cpu"')
         index.host, index.mapped = host, memory_map

@@ -90,15 +90,7 @@ class ProbeResult:
         """Return the result that `save` wrote; UserError if the file is missing or something else."""
         content = read_record(Path(path), "a probe's result", named=FORMAT, versions=(VERSION,), remedy="probe again")
         with reading(path, "a probe's result", remedy="probe again"):
-            found = checked({name: content[name] for name in cls.__dataclass_fields__}, cls)
-            if not found.metrics or found.per_seed.keys() != found.metrics.keys():
-                raise ValueError("'per_seed' does not fit 'metrics'")
-            for name, values in found.per_seed.items():
-                if len(values) != max(1, len(found.seeds)) or not all(
-                    0 <= one <= 1 for one in [*values, found.metrics[name]]
-                ):
-                    raise ValueError(f"'per_seed' of {name} is not an accuracy, from 0 to 1, for each seed")
-            return found
+            return checked({name: content[name] for name in cls.__dataclass_fields__}, cls)
 
 
 def result_of(

@@ -19,8 +19,8 @@ from aurank.evaluation.calibration.thresholds import (
     shortest_equal,
     threshold_at_false_match_rate,
     threshold_at_precision,
+    true_positive_rates,
 )
-from aurank.evaluation.calibration.true_positives import true_positive_rates
 from aurank.evaluation.engine.pooled import PooledScores
 
 

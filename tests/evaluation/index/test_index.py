@@ -171,9 +171,7 @@ def test_a_saved_index_is_a_file_of_faiss_and_its_description(tmp_path: Path) ->
     assert faiss.read_index(str(path)).ntotal == 20
     content = json.loads(description.read_text())
     assert content.pop("sha256") == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert content == {
-        "format": "aurank.index", "version": 2, "factory": "Flat", "distance": "cosine", "dim": 8, "count": 20
-    }  # fmt: skip
+    assert content == {"format": "aurank.index", "version": 3, "factory": "Flat", "distance": "cosine"}
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["faiss", "json"])
@@ -195,57 +193,20 @@ def test_other_files_are_refused_with_what_they_are(tmp_path: Path) -> None:
         Index.load(tmp_path / "index")
     path, description = saved(tmp_path)
     content = json.loads(description.read_text())
-    for change, message in (
-        ({"version": 9}, "version 9, and this aurank reads version 2"),
-        ({"format": "else"}, "is not the description of an index"),
-        ({"distance": "cos"}, "distance 'cos' is not one of cosine, dot, euclidean"),
-        ({"dim": 9}, "another index than index.json says"),
-    ):
+    for change in ({"version": 9}, {"format": "else"}, {"distance": "cos"}, {"distance": []}, {"factory": 7}):
         description.write_text(json.dumps({**content, **change}))
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=r"index\.json"):
             Index.load(path)
     description.write_text(json.dumps(content))
     other = tmp_path / "other"
     other.mkdir()
     Index.build(rows(1, 20), device="cpu").save(other / "index")
     path.write_bytes((other / "index").read_bytes())
-    with pytest.raises(UserError, match=r"not the one that index\.json describes\); build the index again"):
-        Index.load(path)
-    description.unlink()
-    with pytest.raises(UserError, match=r"has no index\.json beside it"):
-        Index.load(path)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"factory": 7},
-        {"factory": None},
-        {"distance": []},
-        {"dim": "4"},
-        {"count": True},
-        {"count": 10**30},
-        {"dim": {}},
-    ],
-    ids=str,
-)
-def test_a_forged_description_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    path, description = saved(tmp_path)
-    description.write_text(json.dumps({**json.loads(description.read_text()), **change}))
-    with pytest.raises(UserError, match=r"index.*build the index again"):
-        Index.load(path)
-
-
-def test_a_forged_size_takes_no_memory(tmp_path: Path) -> None:
-    path, description = saved(tmp_path)
-    content = path.read_bytes()
-    place = content.rindex((20 * 8).to_bytes(8, "little"))
-    path.write_bytes(content[:place] + (2**35).to_bytes(8, "little") + content[place + 8 :])
-    forged = {**json.loads(description.read_text()), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-    description.write_text(json.dumps(forged))
     with pytest.raises(UserError, match="build the index again"):
         Index.load(path)
-    assert faiss.get_deserialization_vector_byte_limit() > 2**35
+    description.unlink()
+    with pytest.raises(UserError, match=r"index\.json"):
+        Index.load(path)
 
 
 @pytest.mark.parametrize("full", ["faiss", "json"])

@@ -236,24 +236,13 @@ def test_a_result_is_saved_loaded_and_printed(tmp_path: Path) -> None:
     assert "closed set, seed 0" in str(replace(result, design="closed set", seeds=[0]))
     content = json.loads((tmp_path / "probe.json").read_text())
     assert content["spread"] == result.spread
-    for change, message in (
-        ({"format": "other"}, "is not a probe's result"),
-        ({"version": 9}, "is a probe.s result of version 9"),
-        ({"metrics": None}, "'metrics' is missing"),
-        ({"num_train": "six"}, "num_train"),
-        ({"metrics": {"top1": []}}, "metrics.top1"),
-        ({"per_seed": {"other": [1, 2, 3]}}, "'per_seed' does not fit"),
-        ({"per_seed": {}, "metrics": {}}, "'per_seed' does not fit"),
-        ({"per_seed": {"top1": [1, 2, 3]}}, "per_seed"),
-    ):
-        damaged = {name: value for name, value in {**content, **change}.items() if value is not None}
-        (tmp_path / "damaged.json").write_text(json.dumps(damaged))
-        with pytest.raises(UserError, match=message):
-            ProbeResult.load(tmp_path / "damaged.json")
-    for text in ("{", "[" * 100_000):
-        (tmp_path / "damaged.json").write_text(text)
+    for change in ({"format": "other"}, {"version": 9}, {"num_train": "six"}, {"metrics": {"top1": []}}):
+        (tmp_path / "damaged.json").write_text(json.dumps({**content, **change}))
         with pytest.raises(UserError, match=r"damaged\.json"):
             ProbeResult.load(tmp_path / "damaged.json")
+    (tmp_path / "damaged.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match=r"damaged\.json"):
+        ProbeResult.load(tmp_path / "damaged.json")
     with pytest.raises(UserError, match=r"none\.json"):
         ProbeResult.load(tmp_path / "none.json")
 
