@@ -5,11 +5,6 @@ import importlib
 import json
 import os
 import re
-import socket
-import ssl
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +23,6 @@ Transform = Callable[[Image], Tensor]
 Tokenise = Callable[[Sequence[str]], Tensor]
 TextParts = tuple[nn.Module, Tokenise]
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
-_PATIENCE = 3.0  # seconds that a hub has to answer
 _LARGEST = 2**24  # number of layers, of words, of positions
 # What libraries build by; of timm all arguments. Others are notes, as of the number of parameters.
 _SIZES = re.compile(r"^model_args$|_(size|dim|layers|heads|channels|positions|embeddings|classes)s?$|^(depth|width)s?$")
@@ -147,8 +141,8 @@ def loading(name: str, *, pretrained: bool) -> Iterator[None]:
             raise UserError(f"{name}: {type(error).__name__}: {first_line(error)}") from error
         raise UserError(
             f"{name}: the pretrained weights could not be had ({type(error).__name__}: {first_line(error)}); connect "
-            "to the network once, name a local file of weights (weights=FILE, model.weights=FILE), or take random "
-            "weights with pretrained=false"
+            "to the network once (HF_HUB_OFFLINE=1 then asks no hub), name a local file of weights (weights=FILE, "
+            "model.weights=FILE), or take random weights with pretrained=false"
         ) from error
 
 
@@ -215,48 +209,6 @@ def no_code_of_hubs(allow_code: bool = False) -> Iterator[None]:
         inside = False
         for name, call in before.items():
             setattr(hub, name, call)
-
-
-@contextlib.contextmanager
-def quick_when_offline(*, needed: bool) -> Iterator[None]:
-    """A context in which a hub that does not answer is not asked again and again: what was fetched before is used.
-
-    needed: whether anything is to be fetched at all.
-    """
-    constants: Any = importlib.import_module("huggingface_hub.constants")
-    if not needed or constants.HF_HUB_OFFLINE or _answers(constants.ENDPOINT):
-        yield
-        return
-    timeout = socket.getdefaulttimeout()
-    constants.HF_HUB_OFFLINE = True
-    socket.setdefaulttimeout(_PATIENCE)  # of downloads from elsewhere
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = False
-        socket.setdefaulttimeout(timeout)
-
-
-def _answers(address: str) -> bool:
-    """Whether a server, or the proxy before it, says anything within seconds; looking up its name counts too."""
-    answered: list[bool] = []
-
-    def ask() -> None:
-        try:
-            urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_PATIENCE).close()
-            answered.append(True)
-        except urllib.error.HTTPError as error:
-            answered.append(error.code < 500)
-        # Its certificate is not ours to judge: the hub's own client may know another authority.
-        except urllib.error.URLError as error:
-            answered.append(isinstance(error.reason, ssl.SSLError))
-        except (OSError, ValueError):
-            answered.append(False)
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(_PATIENCE)
-    return bool(answered and answered[0])
 
 
 def describe_adapter(library: ModuleType, what: str, options: Mapping[str, Any], transform: object) -> str:

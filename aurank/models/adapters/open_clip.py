@@ -17,7 +17,6 @@ from aurank.models.adapters.loading import (
     import_library,
     loading,
     no_code_of_hubs,
-    quick_when_offline,
 )
 from aurank.models.adapters.weight_files import crop_of_open_clip
 
@@ -96,6 +95,5 @@ def _building(
         tag = tags[0] if tags else "FILE"
         raise UserError(f"{name}: name the weights, as in pretrained={tag}, or pretrained=false")
     pretrained = options.get("pretrained") or None
-    fetched = quick_when_offline(needed=pretrained is not None or ":" in what)
-    with loading(name, pretrained=pretrained is not None), no_code_of_hubs(allow_code), fetched:
+    with loading(name, pretrained=pretrained is not None), no_code_of_hubs(allow_code):
         yield library, {**options, "pretrained": pretrained}

@@ -22,7 +22,6 @@ from aurank.models.adapters.loading import (
     Options,
     describe_adapter,
     loading,
-    quick_when_offline,
     require_size,
     weights_only,
 )
@@ -166,7 +165,7 @@ def create(name: str, options: Mapping[str, Any], *, pretrained: bool, allow_cod
         Exception: whatever timm raises of options or of weights that cannot be fetched.
     """
     timm: Any = importlib.import_module("timm")
-    with weights_only(allow_code), quick_when_offline(needed=pretrained or ":" in name):
+    with weights_only(allow_code):
         model: nn.Module = timm.create_model(name, pretrained=pretrained, **options)
     return model
 
@@ -261,8 +260,7 @@ def _pretrained_settings(name: str) -> dict[str, Any]:
         registered = timm.get_pretrained_cfg(name)
         settings: dict[str, Any] = {} if registered is None else registered.to_dict()
     else:
-        with quick_when_offline(needed=True):
-            settings = dict(_skeleton(name).pretrained_cfg)  # type: ignore[arg-type]
+        settings = dict(_skeleton(name).pretrained_cfg)  # type: ignore[arg-type]
     data: dict[str, Any] = timm.data.resolve_data_config({}, pretrained_cfg=settings or {"mean": None})
     return data
 

@@ -4,7 +4,6 @@ import contextlib
 import inspect
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from aurank.models.adapters.loading import (
     import_library,
     loading,
     no_code_of_hubs,
-    quick_when_offline,
     require_size,
 )
 from aurank.models.adapters.weight_files import Tensors, crop_of_processor, interpolation_of
@@ -195,8 +193,7 @@ def _building(name: str, what: str, options: Options, allow_code: bool = False) 
     library: Any = import_library("transformers", name, package="transformers")
     arguments = {"trust_remote_code": False, **options}  # left out, it would ask at the terminal
     pretrained = bool(arguments.pop("pretrained", True))
-    fetched = quick_when_offline(needed=not Path(what).is_dir())
-    with loading(name, pretrained=pretrained), no_code_of_hubs(allow_code), fetched:
+    with loading(name, pretrained=pretrained), no_code_of_hubs(allow_code):
         yield library, arguments, pretrained
 
 
