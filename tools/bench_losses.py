@@ -102,7 +102,7 @@ def make(name: str, classes: int, dim: int, memory: tuple[Tensor, Tensor] | None
     if name in VARIANTS | PEERS:
         return (VARIANTS | PEERS)[name]()
     wanted, _ = signature(LOSSES[name])
-    sizes = {"class_counts": torch.full((classes,), 6), "num_samples": SAMPLES, "embedding_dim": dim}
+    sizes = {"class_counts": torch.full((classes,), 6), "num_samples": SAMPLES, "embedding_size": dim}
     sizes |= {"num_classes": classes, "super_labels": torch.arange(classes) // 10}
     loss: Loss = LOSSES[name](**{size: value for size, value in sizes.items() if size in wanted})
     return loss

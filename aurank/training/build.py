@@ -27,7 +27,6 @@ from aurank.embedding.manifest_from_config import (
 )
 from aurank.errors import AurankWarning, UserError, first_line
 from aurank.losses import LOSSES, MINERS, CrossBatchMemory, MultipleLosses
-from aurank.losses.core.distributed import Distributed
 from aurank.models import Encoder
 from aurank.models.adapters.towers import is_tower
 from aurank.models.encoder import parameter_groups
@@ -126,20 +125,20 @@ def build_loss(config: Config, train: Manifest) -> nn.Module:
     """
     memory = config.memory
     # Who sees the whole batch gathers it: the memory, where there is one.
-    gathers: Distributed = "auto" if memory is None else None
+    gathers = memory is None
     if not is_sum(config):
         loss = _build_term(config, config.terms[0], train, dim=config.model.dim, gathers=gathers)
     else:
         losses, weights, widths, miners = {}, {}, {}, {}
         for name, term, width, weight in _parts(config):
-            losses[name] = _build_term(config, term, train, dim=width or config.model.dim, gathers=None)
+            losses[name] = _build_term(config, term, train, dim=width or config.model.dim, gathers=False)
             weights[name], widths[name] = weight, width
             miners[name] = build_miner(term.miner or config.miner, train)
         loss = MultipleLosses(losses, miners, weights, widths, distributed=gathers)
     if memory is None:
         return loss
     start_at = memory.start_at * config.train.accumulate  # counted in batches there
-    return CrossBatchMemory(loss, config.model.dim, memory.size, start_at=start_at, distributed="auto")
+    return CrossBatchMemory(loss, config.model.dim, memory.size, start_at=start_at, distributed=True)
 
 
 def is_sum(config: Config) -> bool:
@@ -169,9 +168,9 @@ def losses_of_terms(config: Config, loss: nn.Module) -> Iterator[tuple[str, Loss
         yield f"loss {name}", term, whole.losses[name]
 
 
-def _build_term(config: Config, term: LossTerm, train: Manifest, *, dim: int, gathers: Distributed) -> nn.Module:
+def _build_term(config: Config, term: LossTerm, train: Manifest, *, dim: int, gathers: bool) -> nn.Module:
     sizes: dict[str, Any] = {"class_counts": train.class_counts, "num_classes": len(train.class_counts)}
-    sizes |= {"num_samples": len(train), "embedding_dim": dim}
+    sizes |= {"num_samples": len(train), "embedding_size": dim}
     if "super_labels" in signature(LOSSES[term.name])[0]:
         sizes["super_labels"] = train.class_super_labels
         if sizes["super_labels"] is None:

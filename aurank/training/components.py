@@ -24,13 +24,13 @@ CHOICES = {
     "loss": Choices(
         LOSSES,
         filled=frozenset(
-            {"class_counts", "num_classes", "num_samples", "embedding_dim", "super_labels", "distributed"}
+            {"class_counts", "num_classes", "num_samples", "embedding_size", "super_labels", "distributed"}
         ),
         trial={
             "class_counts": np.array([4, 4]),
             "num_classes": 2,
             "num_samples": 8,
-            "embedding_dim": 8,
+            "embedding_size": 8,
             "super_labels": np.array([0, 0]),
         },
     ),

@@ -53,13 +53,13 @@ WRONG = {
     ),
     "the words of other programs": (
         "{optimizer: adam, optim: {learning_rate: 1}, train: {epochs: 3}, sampler: {batch_size: 4},"
-        " model: {embedding_dim: 1}}",
+        " model: {embedding_size: 1}}",
         {
             "optimizer: unknown key": "did you mean 'optim'?",
             "optim.learning_rate: unknown key": "did you mean 'optim.lr'?",
             "train.epochs: unknown key": "did you mean 'train.steps'?",
             "sampler.batch_size: unknown key": "did you mean 'sampler.batch'?",
-            "model.embedding_dim: unknown key": "did you mean 'model.dim'?",
+            "model.embedding_size: unknown key": "did you mean 'model.dim'?",
         },
     ),
     "wrong types": (

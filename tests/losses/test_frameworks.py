@@ -30,8 +30,8 @@ if HAS_LIGHTLY:
 # An average of the weights copies the model before its first batch, so that shapes have to be known by then.
 OF_KNOWN_SHAPE = {
     **MAKERS,
-    "emc2": lambda: EMC2Loss(SAMPLES, embedding_dim=WIDTH, **KEYED),
-    "negative_cache": lambda: NegativeCacheLoss(SAMPLES, embedding_dim=WIDTH, **KEYED),
+    "emc2": lambda: EMC2Loss(SAMPLES, embedding_size=WIDTH, **KEYED),
+    "negative_cache": lambda: NegativeCacheLoss(SAMPLES, embedding_size=WIDTH, **KEYED),
 }
 
 

@@ -295,7 +295,7 @@ FURTHER = {
             SAMPLES, two_way=False, views=SAMPLES, gamma_schedule="constant", rho=0.3, official=True, **given
         ),
         "hierarchical_ap clustering": lambda **given: HierarchicalAPLoss(
-            [0, 0, 1, 1, 0, -1], clustering=0.1, embedding_dim=6, **given
+            [0, 0, 1, 1, 0, -1], clustering=0.1, embedding_size=6, **given
         ),
         "hierarchical_ap levels": lambda **given: HierarchicalAPLoss([0, 0, 1, 1, 0, -1], **given),
         "isogclr adam": lambda **given: ISogCLRLoss(SAMPLES, views=SAMPLES, temperature_update="adam", **given),

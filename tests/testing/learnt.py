@@ -6,13 +6,12 @@ import torch
 from torch import nn
 
 from aurank.losses import PairLoss, Pairs
-from aurank.losses.core.distributed import Distributed
 
 
 class Learnt(PairLoss):
     """Decoupled contrastive loss; it remembers where training stood at each step."""
 
-    def __init__(self, *, temperature: float = 0.5, distributed: Distributed = None) -> None:
+    def __init__(self, *, temperature: float = 0.5, distributed: bool = False) -> None:
         super().__init__(distributed=distributed)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
         self.progress: list[dict[str, float]] = []

@@ -38,7 +38,7 @@ class Mined(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.miner, self.loss = EMC2Miner(SAMPLES, views=SAMPLES, embedding_dim=WIDTH), PMLLoss(contrastive().loss)
+        self.miner, self.loss = EMC2Miner(SAMPLES, views=SAMPLES, embedding_size=WIDTH), PMLLoss(contrastive().loss)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor = self.loss(embeddings, labels, self.miner)
@@ -90,11 +90,11 @@ FURTHER_STATEFUL: dict[str, Callable[[], nn.Module]] = {
     "emc2 miner": Mined,
     "emc2 reencode": lambda: reencoded(EMC2Loss(SAMPLES, out_of_batch="reencode", **KEYED)),
     "fastclip v2 cosine": with_falling_gamma,
-    "hierarchical_ap clustering": lambda: HierarchicalAPLoss([0] * 6, clustering=0.1, embedding_dim=WIDTH),
+    "hierarchical_ap clustering": lambda: HierarchicalAPLoss([0] * 6, clustering=0.1, embedding_size=WIDTH),
     "isogclr host": lambda: ISogCLRLoss(SAMPLES, state_on="host", **KEYED).cpu(),
     "multi_similarity": LOSSES["multi_similarity"],
     "negative_cache refresh": lambda: reencoded(
-        NegativeCacheLoss(SAMPLES, out_of_batch="reencode", refresh=0.2, embedding_dim=WIDTH, **KEYED)
+        NegativeCacheLoss(SAMPLES, out_of_batch="reencode", refresh=0.2, embedding_size=WIDTH, **KEYED)
     ),
     "neuclip two_way": lambda: against_another_modality(NeuCLIPLoss(WIDTH, 16, restart_every=2)),
     "recall_at_k similarity_mixup": lambda: RecallAtKLoss(similarity_mixup=True),
@@ -104,7 +104,7 @@ FURTHER_STATEFUL: dict[str, Callable[[], nn.Module]] = {
 }
 EVERY: dict[str, Callable[[], nn.Module]] = {name: case.make for name, case in (TABLE | FURTHER).items()}
 EVERY |= FURTHER_STATEFUL
-EVERY |= {name: partial(LOSSES[name], num_classes=6, embedding_dim=WIDTH) for name in PROXIES}
+EVERY |= {name: partial(LOSSES[name], num_classes=6, embedding_size=WIDTH) for name in PROXIES}
 STATEFUL = {name: make for name, make in EVERY.items() if make().state_dict()}
 
 

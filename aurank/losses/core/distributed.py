@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Int64
@@ -11,8 +11,6 @@ from torch import Tensor, distributed, nn
 from aurank.errors import UserError
 from aurank.losses.core.loss_inputs import Inputs, Mined
 from aurank.losses.core.pairs import as_pairs
-
-Distributed = Literal["auto"] | None
 
 
 def world_size() -> int:
@@ -37,8 +35,8 @@ class Gather:
     row, or keeps of it, does not depend on the number of processes.
 
     Args:
-        mode: None leaves inputs as they are; "auto" gathers where torch.distributed joins several processes, unless a
-            wrapper around the loss did so before.
+        distributed: whether to gather where torch.distributed joins several processes, unless a wrapper around the loss
+            did so before.
 
     Attributes:
         views: so many views of the same images, one after another, are the rows of each process, and of all of them.
@@ -49,10 +47,10 @@ class Gather:
     views = 1
     known: Shares | None = None
 
-    def __init__(self, mode: Distributed) -> None:
-        if mode not in (None, "auto"):
-            raise UserError(f'distributed must be "auto" or None, got {mode!r}')
-        self.mode = mode
+    def __init__(self, distributed: bool) -> None:
+        if not isinstance(distributed, bool):
+            raise UserError(f"distributed must be True or False, got {distributed!r}")
+        self.distributed = distributed
         self.checked = False
 
     def __call__(self, inputs: Inputs) -> Inputs:
@@ -70,7 +68,7 @@ class Gather:
             UserError: the processes disagree on what they pass or, in the first call, all of them pass the same rows,
                 which somebody must have gathered before.
         """
-        if self.mode is None or inputs.shared or world_size() == 1:
+        if not self.distributed or inputs.shared or world_size() == 1:
             return inputs
         if self.known is not None and is_of_batch(inputs):
             return self._of_known(inputs, self.known)
@@ -171,7 +169,7 @@ def refuse_copies(name: str, rows: Tensor | None, lengths: list[int], views: int
     if all(other.equal(first) for other in others):
         raise UserError(
             f"all {len(lengths)} processes passed the same {name}, so they were gathered before, or each process reads "
-            'the same data: pass each its own part, or leave out distributed="auto"'
+            "the same data: pass each its own part, or leave out distributed=True"
         )
 
 

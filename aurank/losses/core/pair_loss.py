@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aurank.errors import AurankWarning, UserError
 from aurank.losses.core.checks import Number, require_kind
-from aurank.losses.core.distributed import Distributed, Gather
+from aurank.losses.core.distributed import Gather
 from aurank.losses.core.dtypes import without_autocast
 from aurank.losses.core.from_pml import (
     BaseDistance,
@@ -32,7 +32,7 @@ class PairLossOptions(TypedDict, total=False):
     reducer: BaseReducer | None
     embedding_regularizer: BaseRegularizer | None
     embedding_reg_weight: Number
-    distributed: Distributed
+    distributed: bool
 
 
 class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PML ships no types
@@ -50,8 +50,8 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         distance: similarity of embeddings; None: cosine.
         reducer: what makes a number of the queries' values; None: their mean.
         embedding_regularizer: PML's, added with `embedding_reg_weight`.
-        distributed: "auto" makes the loss that of all processes' batches together, where torch.distributed joins
-            several: the gradient is that of one process with the whole batch. None keeps to the process's own batch.
+        distributed: whether to make the loss that of all processes' batches together, where torch.distributed joins
+            several; the gradient is then that of one process with the whole batch.
 
     Example:
         >>> class Contrast(PairLoss):
@@ -71,7 +71,7 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         reducer: BaseReducer | None = None,
         embedding_regularizer: BaseRegularizer | None = None,
         embedding_reg_weight: Number = 1.0,
-        distributed: Distributed = None,
+        distributed: bool = False,
     ) -> None:
         require_kind("distance", distance, BaseDistance)
         require_kind("reducer", reducer, BaseReducer)

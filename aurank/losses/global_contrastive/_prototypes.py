@@ -83,10 +83,10 @@ class Prototypes(Counters, FullPrecision):
     squares_0: Tensor
     queue: Tensor
 
-    def __init__(self, num_prototypes: int, embedding_dim: int) -> None:
+    def __init__(self, num_prototypes: int, embedding_size: int) -> None:
         super().__init__()
         for name in ("weight_0", "squares_0", "queue"):
-            self.register_buffer(name, torch.zeros(num_prototypes, embedding_dim))
+            self.register_buffer(name, torch.zeros(num_prototypes, embedding_size))
         self.steps = self.count = self.position = self.filled = 0
 
     @property

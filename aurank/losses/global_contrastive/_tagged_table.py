@@ -60,7 +60,7 @@ class TaggedTable(RowTable):
     def check_width(self, embeddings: Float[Tensor, "batch dim"]) -> None:
         """Raise UserError unless rows are as wide as these embeddings, or not known to have a width yet."""
         if width := self.rows.shape[1]:
-            check_width(embeddings, "embedding_dim", width)
+            check_width(embeddings, "embedding_size", width)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved = state_dict.get(f"{prefix}rows")

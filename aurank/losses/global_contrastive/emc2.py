@@ -45,9 +45,9 @@ class EMC2Loss(KeyedLoss):
             embedding when it was accepted; "restart" not at all, the first proposal is accepted; "reencode" by
             `reencode`, a function that embeds ids (`aurank train` sets it). A stored embedding is a constant; a new one
             has a gradient if the function returns it with a graph, as the authors' code does and `aurank train`, to
-            save time, does not. "stored" keeps num_samples · embedding_dim numbers where the loss is, and in each
+            save time, does not. "stored" keeps num_samples · embedding_size numbers where the loss is, and in each
             checkpoint: 5 GB for ten million samples in 128 dimensions. The other two keep 9 bytes a sample.
-        embedding_dim: width of the embeddings; None takes it from the first batch.
+        embedding_size: width of the embeddings; None takes it from the first batch.
         seed: where the random numbers start; the position in the sequence is saved.
         official: as the authors' code (contrastive_emc2, commit 3641ed9) at its burn_in of 0.5; another is refused,
             since below it that code takes up some of the states that are out of batch. The state is scored by its
@@ -75,7 +75,7 @@ class EMC2Loss(KeyedLoss):
         burn_in: Number = 0.5,
         *,
         out_of_batch: OutsideState = "stored",
-        embedding_dim: int | None = None,
+        embedding_size: int | None = None,
         seed: int = 0,
         official: bool = False,
         views: int = 2,
@@ -88,7 +88,7 @@ class EMC2Loss(KeyedLoss):
             temperature,
             burn_in,
             out_of_batch=out_of_batch,
-            embedding_dim=embedding_dim,
+            embedding_size=embedding_size,
             seed=seed,
             official=official,
             owner=type(self).__name__,

@@ -47,7 +47,7 @@ class Chains(nn.Module):
         burn_in: Number,
         *,
         out_of_batch: OutsideState,
-        embedding_dim: int | None,
+        embedding_size: int | None,
         seed: int,
         official: bool,
         owner: str,
@@ -64,13 +64,13 @@ class Chains(nn.Module):
                 f"official=True is the authors' code at burn_in=0.5, at which it drops states outside of the batch; it "
                 f"does not at burn_in={burn_in!r}: leave out one of them"
             )
-        if embedding_dim is not None:
-            require_whole("embedding_dim", embedding_dim)
+        if embedding_size is not None:
+            require_whole("embedding_size", embedding_size)
         self.official = official
         self.random = SavedGenerator(seed)
         self.owner = owner
         self.keeps_embedding = out_of_batch == "stored" and not official
-        self.table = TaggedTable(num_samples, (embedding_dim or 0) if self.keeps_embedding else int(official))
+        self.table = TaggedTable(num_samples, (embedding_size or 0) if self.keeps_embedding else int(official))
 
     def check_width(self, embeddings: Float[Tensor, "batch dim"]) -> None:
         """Raise UserError unless embeddings are as wide as those that are kept, if any are."""

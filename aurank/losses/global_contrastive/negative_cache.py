@@ -57,7 +57,7 @@ class NegativeCacheLoss(Counters, KeyedLoss):
     yet is no candidate, nor is one of the query's label. The EMC² paper, which compares with it, stores images that are
     not augmented, and embeds B of them beside a batch; here each sample's last view in the batch is stored.
 
-    The cache takes num_samples · embedding_dim numbers where the loss is, and in each checkpoint, whatever
+    The cache takes num_samples · embedding_size numbers where the loss is, and in each checkpoint, whatever
     `out_of_batch` is: 5 GB for ten million samples in 128 dimensions. Each step compares every query with all of it.
 
     State: `cache.rows`, the embeddings, and `cache.tags`, the labels, by sample; `turn` as extra state.
@@ -69,7 +69,7 @@ class NegativeCacheLoss(Counters, KeyedLoss):
             does.
         refresh: ρ, the share of the cache embedded anew at each step, by turns, for "reencode".
         positive_in_denominator: False sets w = 1, the gradient of the contrastive loss without the positive in its sum.
-        num_samples, temperature, embedding_dim, seed: as in `EMC2Loss`.
+        num_samples, temperature, embedding_size, seed: as in `EMC2Loss`.
 
     Source: Lindgren et al., NeurIPS 2021, https://openreview.net/forum?id=824xC-SgWgU.
 
@@ -93,7 +93,7 @@ class NegativeCacheLoss(Counters, KeyedLoss):
         out_of_batch: OutsideNegative = "stored",
         refresh: Number = 0.0,
         positive_in_denominator: bool = True,
-        embedding_dim: int | None = None,
+        embedding_size: int | None = None,
         seed: int = 0,
         views: int = 2,
         **options: Unpack[PairLossOptions],
@@ -107,10 +107,10 @@ class NegativeCacheLoss(Counters, KeyedLoss):
         if refresh and out_of_batch != "reencode":
             raise UserError(f'refresh={refresh} embeds images anew: set out_of_batch="reencode" too')
         self.positive_in_denominator = positive_in_denominator
-        if embedding_dim is not None:
-            require_whole("embedding_dim", embedding_dim)
+        if embedding_size is not None:
+            require_whole("embedding_size", embedding_size)
         self.random = SavedGenerator(seed)
-        self.cache = TaggedTable(num_samples, embedding_dim or 0)
+        self.cache = TaggedTable(num_samples, embedding_size or 0)
         self.turn = 0  # the first sample to be embedded anew next
 
     def prepared(self, inputs: Inputs) -> Inputs:

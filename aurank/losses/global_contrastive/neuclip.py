@@ -63,7 +63,7 @@ class NeuCLIPLoss(PairLoss):
     so that their prototypes stay equal.
 
     Args:
-        embedding_dim: width of the embeddings.
+        embedding_size: width of the embeddings.
         num_prototypes: m, the most prototypes of a direction.
         temperature: τ, a parameter unless learn_temperature is False, within temperature_bounds.
         rho: the higher, the lower the learned τ; with a fixed one ρ, a constant then, is left out, and refused as
@@ -83,7 +83,7 @@ class NeuCLIPLoss(PairLoss):
     Example:
         >>> import torch
         >>> images, texts, rows = torch.eye(4), torch.eye(4).flip(1), torch.arange(4)
-        >>> loss = NeuCLIPLoss(embedding_dim=4, num_prototypes=8, inner_lr=0.01)
+        >>> loss = NeuCLIPLoss(embedding_size=4, num_prototypes=8, inner_lr=0.01)
         >>> loss(images, rows, ref_emb=texts, ref_labels=rows).backward()
         >>> [network.prototypes.shape for network in loss.networks]  # the references of the one batch so far
         [torch.Size([4, 4]), torch.Size([4, 4])]
@@ -91,7 +91,7 @@ class NeuCLIPLoss(PairLoss):
 
     def __init__(
         self,
-        embedding_dim: int,
+        embedding_size: int,
         num_prototypes: int = 4096,
         *,
         temperature: Number = 0.07,
@@ -107,7 +107,7 @@ class NeuCLIPLoss(PairLoss):
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(**options)
-        self.embedding_dim = require_whole("embedding_dim", embedding_dim)
+        self.embedding_size = require_whole("embedding_size", embedding_size)
         num_prototypes = require_whole("num_prototypes", num_prototypes)
         self.temperature = Temperature(temperature, learnable=learn_temperature, bounds=temperature_bounds)
         if not learn_temperature:
@@ -119,11 +119,11 @@ class NeuCLIPLoss(PairLoss):
         self.inner_lr = require_positive("inner_lr", inner_lr)
         self.detach_alpha = detach_alpha
         self.two_way = two_way
-        self.networks = nn.ModuleList(Prototypes(num_prototypes, embedding_dim) for _ in range(1 + two_way))
+        self.networks = nn.ModuleList(Prototypes(num_prototypes, embedding_size) for _ in range(1 + two_way))
 
     def prepared(self, inputs: Inputs) -> Inputs:
         """Return the inputs; raise UserError unless they are as wide as the prototypes."""
-        check_width(inputs.embeddings, "embedding_dim", self.embedding_dim)
+        check_width(inputs.embeddings, "embedding_size", self.embedding_size)
         return inputs
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:

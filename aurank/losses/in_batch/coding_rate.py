@@ -7,7 +7,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_positive
-from aurank.losses.core.distributed import Distributed, Gather
+from aurank.losses.core.distributed import Gather
 from aurank.losses.core.dtypes import in_common_precision, normalize, to_device_of, without_autocast
 from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.takes_inputs import TakesInputs
@@ -63,7 +63,7 @@ class CodingRateLoss(TakesInputs, nn.Module):
         *,
         of: Of = "samples",
         official: bool = False,
-        distributed: Distributed = None,
+        distributed: bool = False,
     ) -> None:
         super().__init__()
         self.epsilon = require_positive("epsilon", epsilon)

@@ -28,8 +28,8 @@ class EMC2Miner(nn.Module):
     Args:
         per_anchor: negatives of each anchor, drawn with replacement from the references that its chain visited after
             the burn-in, as often as it was there; each comes once with each of the anchor's positives.
-        num_samples, temperature, burn_in, out_of_batch, embedding_dim, seed, views, distance: as in `EMC2Loss`, with
-            the same memory: out_of_batch="stored" keeps num_samples · embedding_dim numbers, 5 GB for ten million
+        num_samples, temperature, burn_in, out_of_batch, embedding_size, seed, views, distance: as in `EMC2Loss`, with
+            the same memory: out_of_batch="stored" keeps num_samples · embedding_size numbers, 5 GB for ten million
             samples in 128 dimensions; "restart" and "reencode" need none.
 
     Source:
@@ -50,7 +50,7 @@ class EMC2Miner(nn.Module):
         *,
         per_anchor: int = 1,
         out_of_batch: OutsideState = "stored",
-        embedding_dim: int | None = None,
+        embedding_size: int | None = None,
         seed: int = 0,
         views: int = 2,
         distance: BaseDistance | None = None,
@@ -62,7 +62,7 @@ class EMC2Miner(nn.Module):
             temperature,
             burn_in,
             out_of_batch=out_of_batch,
-            embedding_dim=embedding_dim,
+            embedding_size=embedding_size,
             seed=seed,
             views=views,
             distance=distance,

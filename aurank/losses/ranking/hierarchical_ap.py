@@ -56,7 +56,7 @@ class HierarchicalAPLoss(PairLoss):
         temperature, slope, delta, jump, offset: of H⁻, as in `SupAPLoss`.
         clustering: λ, in [0, 1), of −log softmax(cos(query, proxies) / clustering_temperature) at the query's class;
             the paper takes 0.1. The proxies, one for each class, are parameters of the loss; reported as "clustering".
-        embedding_dim: width of the embeddings, which the proxies need.
+        embedding_size: width of the embeddings, which the proxies need.
         official: True does as the authors' code (HAPPIER): the query is relevant to itself, and H⁻ falls at `delta` as
             `SupAPLoss` says. Their option `with_hrank`, off in their configurations, is not here.
 
@@ -83,7 +83,7 @@ class HierarchicalAPLoss(PairLoss):
         offset: Number | None = None,
         clustering: Number = 0.0,
         clustering_temperature: Number = 0.05,
-        embedding_dim: int | None = None,
+        embedding_size: int | None = None,
         official: bool = False,
         **options: Unpack[PairLossOptions],
     ) -> None:
@@ -99,16 +99,16 @@ class HierarchicalAPLoss(PairLoss):
         self.official = official
         self.proxies: nn.Parameter | None = None
         if self.clustering:
-            if self.super_labels is None or embedding_dim is None:
-                raise UserError(f"clustering={clustering!r} needs super_labels and embedding_dim, the proxies' sizes")
-            size = len(self.super_labels), require_whole("embedding_dim", embedding_dim)
+            if self.super_labels is None or embedding_size is None:
+                raise UserError(f"clustering={clustering!r} needs super_labels and embedding_size, the proxies' sizes")
+            size = len(self.super_labels), require_whole("embedding_size", embedding_size)
             own = torch.Generator().manual_seed(0)  # so that all processes start alike
             self.proxies = nn.Parameter(normalize(torch.randn(size, generator=own)))
 
     def prepared(self, inputs: Inputs) -> Inputs:
         """Return the inputs; raise UserError unless they are as wide as the proxies, if any are."""
         if self.proxies is not None:
-            check_width(inputs.embeddings, "embedding_dim", self.proxies.shape[1])
+            check_width(inputs.embeddings, "embedding_size", self.proxies.shape[1])
         return inputs
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import check_width, kind_of, require_loss, require_miner, require_whole
-from aurank.losses.core.distributed import Distributed, Gather, world_size
+from aurank.losses.core.distributed import Gather, world_size
 from aurank.losses.core.dtypes import HostCopy, in_common_precision, to_device_of
 from aurank.losses.core.from_pml import convert_to_triplets, pml_losses
 from aurank.losses.core.keyed_loss import KeyedLoss
@@ -86,14 +86,14 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         *,
         start_at: int = 0,
         official: bool = False,
-        distributed: Distributed = None,
+        distributed: bool = False,
     ) -> None:
         super().__init__()
         require_whole("embedding_size", embedding_size)
         require_whole("memory_size", memory_size)
         self.start_at = require_whole("start_at", start_at, least=0)
         require_loss("loss", loss)
-        refuse_unfit(loss, gathers=distributed is not None)
+        refuse_unfit(loss, gathers=distributed)
         if miner is not None:
             require_miner("miner", miner)
         self.loss = loss
@@ -252,7 +252,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         """Return labels and ids of the memory on the host, where losses look at them, and how it is filled."""
         kept, found = self._buffers_kept()[1:], None
         # DistributedDataParallel writes the first process's rows here, and no version counter tells of it
-        if self._sent is not None and (world_size() == 1 or self.gather.mode is not None):
+        if self._sent is not None and (world_size() == 1 or self.gather.distributed):
             copy, written = self._sent
             if all(old is new and version == new._version for (old, version), new in zip(written, kept, strict=True)):
                 found = copy.wait()
@@ -303,10 +303,10 @@ def refuse_unfit(loss: nn.Module, *, gathers: bool) -> None:
                 f"{name} has two_way=True, so its references are the other modality: set two_way=False, or leave out "
                 "the memory"
             )
-        if not gathers and part.gather.mode:
+        if not gathers and part.gather.distributed:
             raise UserError(
-                'the loss in CrossBatchMemory has distributed="auto", but the memory must be filled from all '
-                'processes: give distributed="auto" to CrossBatchMemory'
+                "the loss in CrossBatchMemory has distributed=True, but the memory must be filled from all "
+                "processes: give distributed=True to CrossBatchMemory"
             )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import Number
-from aurank.losses.core.distributed import Distributed, Gather
+from aurank.losses.core.distributed import Gather
 from aurank.losses.core.dtypes import in_common_precision, normalize, to_device_of, without_autocast
 from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.takes_inputs import TakesInputs
@@ -26,7 +26,7 @@ class LightlyLoss(TakesInputs, nn.Module):
     """Any loss of two views that lightly has, called as aurank's losses are: the two rows of a label are its views.
 
     The first rows of all labels are one view, the second ones the other. It adds to lightly's: float32 inside of
-    autocast; and distributed="auto", the loss of all processes' batches together, with the gradient of one process
+    autocast; and distributed=True, the loss of all processes' batches together, with the gradient of one process
     (lightly's own `gather_distributed` is left False). A batch of a single label gives 0 with zero gradient.
 
     Args:
@@ -43,7 +43,7 @@ class LightlyLoss(TakesInputs, nn.Module):
         0.5
     """
 
-    def __init__(self, loss: nn.Module, *, unit_variance: bool = False, distributed: Distributed = None) -> None:
+    def __init__(self, loss: nn.Module, *, unit_variance: bool = False, distributed: bool = False) -> None:
         super().__init__()
         if not isinstance(loss, nn.Module):
             known = isinstance(loss, str)  # type: ignore[unreachable]
@@ -88,7 +88,7 @@ def two_views(labels: Int64[Tensor, " row"]) -> Int64[Tensor, "two label"]:
     return labels.argsort(stable=True).view(-1, 2).T
 
 
-def barlow_twins(lambda_param: Number = 5e-3, *, distributed: Distributed = None) -> LightlyLoss:
+def barlow_twins(lambda_param: Number = 5e-3, *, distributed: bool = False) -> LightlyLoss:
     """Return lightly's Barlow Twins, Σ (1 − C_ii)² + λ·Σ C_ij², C the cross-correlation of both views' dimensions.
 
     Source:
@@ -108,7 +108,7 @@ def vicreg(
     nu_param: Number = 1.0,
     *,
     unit_variance: bool = True,
-    distributed: Distributed = None,
+    distributed: bool = False,
 ) -> LightlyLoss:
     """Return lightly's VICReg: λ · invariance + μ · variance + ν · covariance.
 
@@ -132,7 +132,7 @@ def from_lightly(
     arguments: Mapping[str, Any] | None = None,
     *,
     unit_variance: bool = False,
-    distributed: Distributed = None,
+    distributed: bool = False,
 ) -> LightlyLoss:
     """Return a loss of lightly by the name of its class in `lightly.loss`.
 

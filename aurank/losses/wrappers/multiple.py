@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import kind_of, require_finite, require_loss, require_miner, require_whole
-from aurank.losses.core.distributed import Distributed, Gather
+from aurank.losses.core.distributed import Gather
 from aurank.losses.core.dtypes import in_common_precision, normalize
 from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.takes_inputs import TakesInputs
@@ -54,7 +54,7 @@ class MultipleLosses(TakesInputs, nn.Module):
         weights: Sequence[float | int] | Mapping[str, float | int] | None = None,
         widths: Sequence[int | None] | Mapping[str, int | None] | None = None,
         *,
-        distributed: Distributed = None,
+        distributed: bool = False,
     ) -> None:
         super().__init__()
         self.gather = Gather(distributed)

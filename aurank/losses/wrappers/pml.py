@@ -17,7 +17,7 @@ from aurank.losses.core.checks import (
     require_loss,
     require_positive,
 )
-from aurank.losses.core.distributed import Distributed, Gather
+from aurank.losses.core.distributed import Gather
 from aurank.losses.core.dtypes import in_common_precision, to_device_of, without_autocast
 from aurank.losses.core.from_pml import (
     BaseDistance,
@@ -42,7 +42,7 @@ class PMLLoss(TakesInputs, nn.Module):
     """Any PML loss, called as aurank's losses are.
 
     It adds to PML's: `ids` and `ref_ids`, which leave a query out of references that hold it; a miner in place of its
-    tuple; float32 inside of autocast; and distributed="auto", the loss of all processes' batches together, references
+    tuple; float32 inside of autocast; and distributed=True, the loss of all processes' batches together, references
     too, with the gradient of one process.
 
     Args:
@@ -56,7 +56,7 @@ class PMLLoss(TakesInputs, nn.Module):
         0.0
     """
 
-    def __init__(self, loss: nn.Module, *, distributed: Distributed = None) -> None:
+    def __init__(self, loss: nn.Module, *, distributed: bool = False) -> None:
         super().__init__()
         require_loss("loss", loss)
         self.loss = loss
@@ -195,7 +195,7 @@ def contrastive(
     reducer: BaseReducer | None = None,
     embedding_regularizer: BaseRegularizer | None = None,
     embedding_reg_weight: Number = 1.0,
-    distributed: Distributed = None,
+    distributed: bool = False,
 ) -> PMLLoss:
     """Return PML's ContrastiveLoss on cosine similarity: Σ (pos_margin − s⁺)₊ + Σ (s⁻ − neg_margin)₊ over all pairs.
 
@@ -220,7 +220,7 @@ def triplet(
     reducer: BaseReducer | None = None,
     embedding_regularizer: BaseRegularizer | None = None,
     embedding_reg_weight: Number = 1.0,
-    distributed: Distributed = None,
+    distributed: bool = False,
 ) -> PMLLoss:
     """Return PML's TripletMarginLoss on cosine similarity: Σ (s⁻ − s⁺ + margin)₊ over triplets, over the batch size.
 
@@ -245,7 +245,7 @@ def multi_similarity(
     reducer: BaseReducer | None = None,
     embedding_regularizer: BaseRegularizer | None = None,
     embedding_reg_weight: Number = 1.0,
-    distributed: Distributed = None,
+    distributed: bool = False,
 ) -> PMLLoss:
     """Return PML's MultiSimilarityLoss without mining, its mean over the batch.
 
@@ -275,7 +275,7 @@ def circle(
     reducer: BaseReducer | None = None,
     embedding_regularizer: BaseRegularizer | None = None,
     embedding_reg_weight: Number = 1.0,
-    distributed: Distributed = None,
+    distributed: bool = False,
 ) -> PMLLoss:
     """Return PML's CircleLoss on cosine similarity: pairs weigh more, the farther they are from where they should be.
 

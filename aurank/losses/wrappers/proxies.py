@@ -13,7 +13,6 @@ from aurank.losses.core.checks import (
     require_positive,
     require_whole,
 )
-from aurank.losses.core.distributed import Distributed
 from aurank.losses.core.from_pml import CosineSimilarity, pml_losses
 from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.wrappers._without_reads import (
@@ -35,7 +34,7 @@ class ProxyLoss(PMLLoss):
     Args:
         loss: of PML.
         num_classes: labels are 0 … num_classes − 1.
-        embedding_dim: width of the embeddings.
+        embedding_size: width of the embeddings.
         distributed: as in `PairLoss`.
 
     Raises:
@@ -44,17 +43,15 @@ class ProxyLoss(PMLLoss):
 
     Example:
         >>> from pytorch_metric_learning.losses import CosFaceLoss
-        >>> loss = ProxyLoss(CosFaceLoss(num_classes=3, embedding_size=2), num_classes=3, embedding_dim=2)
+        >>> loss = ProxyLoss(CosFaceLoss(num_classes=3, embedding_size=2), num_classes=3, embedding_size=2)
         >>> [tuple(parameter.shape) for parameter in loss.parameters()]
         [(2, 3)]
     """
 
-    def __init__(
-        self, loss: nn.Module, num_classes: int, embedding_dim: int, *, distributed: Distributed = None
-    ) -> None:
+    def __init__(self, loss: nn.Module, num_classes: int, embedding_size: int, *, distributed: bool = False) -> None:
         super().__init__(loss, distributed=distributed)
         self.num_classes = require_whole("num_classes", num_classes)
-        self.embedding_dim = require_whole("embedding_dim", embedding_dim)
+        self.embedding_size = require_whole("embedding_size", embedding_size)
 
     @property
     def takes_references(self) -> bool:
@@ -65,7 +62,7 @@ class ProxyLoss(PMLLoss):
         """Return the loss of arguments that were read before; ids are not needed."""
         if not inputs.is_self_set:
             raise UserError(f"{type(self.loss).__name__} compares embeddings with its proxies: leave out ref_emb")
-        check_width(inputs.embeddings, "embedding_dim", self.embedding_dim)
+        check_width(inputs.embeddings, "embedding_size", self.embedding_size)
         if inputs.labels.device.type == "cpu":  # elsewhere the host would wait for the device
             check_labels_in_range(inputs.labels, self.num_classes)
         return super().compute(inputs)
@@ -73,17 +70,17 @@ class ProxyLoss(PMLLoss):
 
 def arcface(
     num_classes: int,
-    embedding_dim: int,
+    embedding_size: int,
     margin: Number = 28.6,
     scale: Number = 64.0,
     *,
-    distributed: Distributed = None,
+    distributed: bool = False,
 ) -> ProxyLoss:
     """Return ArcFace: a softmax over s · cos θ of the classes, with s · cos(θ + m) for the right one.
 
     Args:
         num_classes: labels are 0 … num_classes − 1.
-        embedding_dim: width of the embeddings.
+        embedding_size: width of the embeddings.
         margin: m, in degrees.
         scale: s.
 
@@ -100,18 +97,18 @@ def arcface(
 
 def subcenter_arcface(
     num_classes: int,
-    embedding_dim: int,
+    embedding_size: int,
     margin: Number = 28.6,
     scale: Number = 64.0,
     sub_centers: int = 3,
     *,
-    distributed: Distributed = None,
+    distributed: bool = False,
 ) -> ProxyLoss:
     """Return sub-center ArcFace: `arcface` with several vectors of each class, of which the nearest counts.
 
     Args:
         num_classes: labels are 0 … num_classes − 1.
-        embedding_dim: width of the embeddings.
+        embedding_size: width of the embeddings.
         margin: in degrees.
         scale: of the cosines.
         sub_centers: vectors of each class.
@@ -130,17 +127,17 @@ def subcenter_arcface(
 
 def cosface(
     num_classes: int,
-    embedding_dim: int,
+    embedding_size: int,
     margin: Number = 0.35,
     scale: Number = 64.0,
     *,
-    distributed: Distributed = None,
+    distributed: bool = False,
 ) -> ProxyLoss:
     """Return CosFace: a softmax over s · cos θ of the classes, with s · (cos θ − m) for the right one.
 
     Args:
         num_classes: labels are 0 … num_classes − 1.
-        embedding_dim: width of the embeddings.
+        embedding_size: width of the embeddings.
         margin: m.
         scale: s.
 
@@ -155,13 +152,13 @@ def cosface(
 
 
 def normalized_softmax(
-    num_classes: int, embedding_dim: int, temperature: Number = 0.05, *, distributed: Distributed = None
+    num_classes: int, embedding_size: int, temperature: Number = 0.05, *, distributed: bool = False
 ) -> ProxyLoss:
     """Return the softmax over cos θ / τ of the classes.
 
     Args:
         num_classes: labels are 0 … num_classes − 1.
-        embedding_dim: width of the embeddings.
+        embedding_size: width of the embeddings.
         temperature: τ.
 
     Source:
@@ -180,17 +177,17 @@ def normalized_softmax(
 
 def proxy_anchor(
     num_classes: int,
-    embedding_dim: int,
+    embedding_size: int,
     margin: Number = 0.1,
     alpha: Number = 32.0,
     *,
-    distributed: Distributed = None,
+    distributed: bool = False,
 ) -> ProxyLoss:
     """Return Proxy-Anchor: a class's vector draws its embeddings near and pushes the others away, the hard ones most.
 
     Args:
         num_classes: labels are 0 … num_classes − 1.
-        embedding_dim: width of the embeddings.
+        embedding_size: width of the embeddings.
         margin: δ, added to and taken off the cosines.
         alpha: sharpness.
 
@@ -207,13 +204,13 @@ def proxy_anchor(
 
 
 def proxy_nca(
-    num_classes: int, embedding_dim: int, softmax_scale: Number = 9.0, *, distributed: Distributed = None
+    num_classes: int, embedding_size: int, softmax_scale: Number = 9.0, *, distributed: bool = False
 ) -> ProxyLoss:
     """Return ProxyNCA++: a softmax over −s · ‖x − p‖² of the classes' vectors p, all at unit length.
 
     Args:
         num_classes: labels are 0 … num_classes − 1.
-        embedding_dim: width of the embeddings.
+        embedding_size: width of the embeddings.
         softmax_scale: s, the paper's 1 / T with T = 1/9; PML's default is 1.
 
     Source:
@@ -229,19 +226,19 @@ def proxy_nca(
 
 def soft_triple(
     num_classes: int,
-    embedding_dim: int,
+    embedding_size: int,
     centers_per_class: int = 10,
     la: Number = 20.0,
     gamma: Number = 0.1,
     margin: Number = 0.01,
     *,
-    distributed: Distributed = None,
+    distributed: bool = False,
 ) -> ProxyLoss:
     """Return SoftTriple: a softmax over the classes, each the soft maximum of the cosines with its centres.
 
     Args:
         num_classes: labels are 0 … num_classes − 1.
-        embedding_dim: width of the embeddings.
+        embedding_size: width of the embeddings.
         centers_per_class: K.
         la: λ, which the cosines are multiplied by.
         gamma: γ, the temperature of the soft maximum.
@@ -264,7 +261,7 @@ def soft_triple(
 
 def _with_proxies(name: str, loss: type[nn.Module], given: dict[str, Any], **own: Any) -> ProxyLoss:
     """Return the PML loss with its options; UserError for what PML would take and fail with in the first batch."""
-    classes, dim = (require_whole(f"{name}: {key}", given[key]) for key in ("num_classes", "embedding_dim"))
+    classes, dim = (require_whole(f"{name}: {key}", given[key]) for key in ("num_classes", "embedding_size"))
     for option, value in own.items():
         if option != "distance":
             require_finite(f"{name}: {option}", value)

@@ -14,8 +14,8 @@ from aurank.losses import CLIPLoss, CyCLIPLoss, FastCLIPLoss, ISogCLRLoss, NeuCL
         (FastCLIPLoss, {"num_samples": 8}, {"gamma_schedule": "constant"}, {"gamma_decay": 0.3}),
         (SogCLRLoss, {"num_samples": 8}, {"gamma_schedule": "constant"}, {"gamma_decay": 0.3}),
         (ISogCLRLoss, {"num_samples": 8}, {"gamma_schedule": "constant"}, {"gamma_every": "step"}),
-        (NeuCLIPLoss, {"embedding_dim": 4}, {"learn_temperature": False}, {"rho": 2.0}),
-        (NeuCLIPLoss, {"embedding_dim": 4}, {"learn_temperature": False}, {"temperature_bounds": [0.02, None]}),
+        (NeuCLIPLoss, {"embedding_size": 4}, {"learn_temperature": False}, {"rho": 2.0}),
+        (NeuCLIPLoss, {"embedding_size": 4}, {"learn_temperature": False}, {"temperature_bounds": [0.02, None]}),
     ],
 )
 def test_an_option_without_effect_is_refused_with_the_one_that_takes_it_away(

@@ -66,7 +66,7 @@ def part(values: Tensor, rank: int, world: int) -> Tensor:
 
 def make(name: str, **given: object) -> nn.Module:
     wanted, _ = signature(LOSSES[name])
-    arguments = {"class_counts": COUNTS, "num_samples": 100, "embedding_dim": 5, "two_way": False}
+    arguments = {"class_counts": COUNTS, "num_samples": 100, "embedding_size": 5, "two_way": False}
     arguments |= {"num_classes": len(COUNTS), "super_labels": [0, 0, 1, 1, -1]}
     torch.manual_seed(0)  # of the proxies
     # its defaults are for batches of 700, and a training that tells where it stands
@@ -112,17 +112,17 @@ def cases(world: int) -> dict[str, tuple[nn.Module, str]]:
     names = NAMES if world == 2 else FEW
     ways = [(name, "plain" if name in WITHOUT_REFERENCES else "references") for name in names]
     ways += [(name, way) for name in FEW for way in ("plain", "miner")]
-    found = {f"{name} {way}": (make(name, distributed="auto"), way) for name, way in ways}
+    found = {f"{name} {way}": (make(name, distributed=True), way) for name, way in ways}
     for name in [name for name in names if name not in PROXIES] if world == 2 else FEW[:1]:
-        memory = CrossBatchMemory(make(name), embedding_size=5, memory_size=50, start_at=1, distributed="auto")
+        memory = CrossBatchMemory(make(name), embedding_size=5, memory_size=50, start_at=1, distributed=True)
         found[f"{name} memory"] = (memory, "plain")
     inner = MultipleLosses([SmoothAPLoss()], miners=[MINERS["distance_weighted"](cutoff=0.1, nonzero_loss_cutoff=3.0)])
-    found["miner inside"] = (CrossBatchMemory(inner, embedding_size=5, memory_size=50, distributed="auto"), "random")
+    found["miner inside"] = (CrossBatchMemory(inner, embedding_size=5, memory_size=50, distributed=True), "random")
     several = [SmoothAPLoss(), make("soprc"), make("contrastive"), make("proxy_anchor")]
-    found["several"] = (MultipleLosses(several, widths=[3, None, 4, None], distributed="auto"), "references")
+    found["several"] = (MultipleLosses(several, widths=[3, None, 4, None], distributed=True), "references")
     proxies = MultipleLosses([SmoothAPLoss(), make("arcface"), make("coding_rate")])
     found["proxies memory"] = (
-        CrossBatchMemory(proxies, embedding_size=5, memory_size=50, distributed="auto"),
+        CrossBatchMemory(proxies, embedding_size=5, memory_size=50, distributed=True),
         "miner" if world == 2 else "plain",
     )
     return found
@@ -188,15 +188,15 @@ def states_and_refusals(rank: int) -> tuple[Any, ...]:
 
     # mined pairs of each process's own rows, and what is refused in all processes alike
     mined = MINERS["pair_margin"]()(own["embeddings"], own["labels"])
-    narrowed = SmoothAPLoss(distributed="auto").double()(own["embeddings"], own["labels"], mined)
+    narrowed = SmoothAPLoss(distributed=True).double()(own["embeddings"], own["labels"], mined)
     mined = tuple(index + rank * len(part(rows(0)["labels"], 0, 2)) for index in mined)
     messages = []
     for calls in (
-        lambda: SmoothAPLoss(distributed="auto")(rows(0)["embeddings"], rows(0)["labels"]),
-        lambda: SmoothAPLoss(distributed="auto")(
+        lambda: SmoothAPLoss(distributed=True)(rows(0)["embeddings"], rows(0)["labels"]),
+        lambda: SmoothAPLoss(distributed=True)(
             own["embeddings"], own["labels"], ref_emb=rows(1)["embeddings"], ref_labels=rows(1)["labels"]
         ),
-        lambda: SmoothAPLoss(distributed="auto")(own["embeddings"], own["labels"], ids=own["ids"] if rank else None),
+        lambda: SmoothAPLoss(distributed=True)(own["embeddings"], own["labels"], ids=own["ids"] if rank else None),
     ):
         try:
             calls()
@@ -215,7 +215,7 @@ def work(rank: int, world: int, folder: str) -> None:
     }
     two_way = {
         name: (run_two_way(loss, rank, world), loss.state_dict())
-        for name, loss in two_way_losses(world, distributed="auto").items()
+        for name, loss in two_way_losses(world, distributed=True).items()
     }
     for name, loss in two_way_losses(world).items():  # not gathered: each its own loss, but one state of all
         run_two_way(loss, rank, world)
@@ -303,4 +303,4 @@ def test_state_mined_pairs_and_refusals_are_the_same_in_both_processes(ranks: li
 def test_one_process_is_left_as_it_is() -> None:
     given = rows(0)
     queries = given.pop("embeddings")
-    assert SmoothAPLoss(distributed="auto").double()(queries, **given) == SmoothAPLoss().double()(queries, **given)
+    assert SmoothAPLoss(distributed=True).double()(queries, **given) == SmoothAPLoss().double()(queries, **given)

@@ -101,7 +101,7 @@ def exact_gradient(temperature: float) -> Tensor:
 @pytest.mark.slow
 def test_mean_gradient_over_batches_of_a_small_data_set_is_that_of_the_softmax() -> None:
     # one chain for each view: its own augmentation's distribution is what it follows
-    loss = EMC2Loss(2 * IMAGES, temperature=0.25, embedding_dim=DIM).double()
+    loss = EMC2Loss(2 * IMAGES, temperature=0.25, embedding_size=DIM).double()
     random = torch.Generator().manual_seed(0)
     total, number = torch.zeros(2 * IMAGES, DIM, dtype=torch.float64), 300
     for step in range(number):
@@ -151,8 +151,8 @@ def test_a_restored_state_goes_on_to_the_last_bit() -> None:
     file = io.BytesIO()
     torch.save(before, file)
     file.seek(0)
-    for embedding_dim in (None, DIM):
-        restored = EMC2Loss(IMAGES, embedding_dim=embedding_dim)
+    for embedding_size in (None, DIM):
+        restored = EMC2Loss(IMAGES, embedding_size=embedding_size)
         file.seek(0)
         restored.load_state_dict(torch.load(file, weights_only=True))
         one, other = (each(**in_float32(batch(BATCHES[2]))) for each in (copy.deepcopy(loss), restored))
@@ -234,13 +234,13 @@ def test_a_state_that_a_miner_took_away_is_outside_of_the_batch(out_of_batch: st
     assert loss.states[0] == (1 if stays else 2)
 
 
-@pytest.mark.parametrize("embedding_dim", [None, 6])
-def test_embeddings_of_another_width_than_the_stored_ones_are_refused(embedding_dim: int | None) -> None:
-    loss = EMC2Loss(4, embedding_dim=embedding_dim)
+@pytest.mark.parametrize("embedding_size", [None, 6])
+def test_embeddings_of_another_width_than_the_stored_ones_are_refused(embedding_size: int | None) -> None:
+    loss = EMC2Loss(4, embedding_size=embedding_size)
     labels = torch.tensor([0, 1, 0, 1])
-    if embedding_dim is None:
+    if embedding_size is None:
         loss(torch.randn(4, 6), labels)
-    with pytest.raises(UserError, match="embeddings must be as wide as embedding_dim=6, got 5"):
+    with pytest.raises(UserError, match="embeddings must be as wide as embedding_size=6, got 5"):
         loss(torch.randn(4, 5), labels)
     for given in ({"out_of_batch": "restart"}, {"official": True}):  # which keep none
         changing = EMC2Loss(4, **given)
@@ -265,7 +265,7 @@ def test_a_distance_scores_the_stored_state_too() -> None:
         ({"temperature": 0}, "temperature must be > 0"),
         ({"out_of_batch": "restart", "official": True}, "leave out out_of_batch"),
         ({"burn_in": 0.25, "official": True}, "at burn_in=0.5, .* does not at burn_in=0.25: leave out one of them"),
-        ({"embedding_dim": 0}, "embedding_dim"),
+        ({"embedding_size": 0}, "embedding_size"),
     ],
 )
 def test_impossible_settings_are_refused(given: dict[str, object], words: str) -> None:

@@ -184,10 +184,14 @@ def test_a_turn_passes_over_samples_not_seen_yet() -> None:
     assert loss.cache.seen.nonzero().flatten().tolist() == [6, 7, 10, 11]
 
 
-@pytest.mark.parametrize("embedding_dim", [None, 6])
-def test_embeddings_of_another_width_than_the_cache_are_refused(embedding_dim: int | None) -> None:
-    loss = seen([0, 1], embedding_dim=embedding_dim) if embedding_dim is None else NegativeCacheLoss(4, embedding_dim=6)
-    with pytest.raises(UserError, match="embeddings must be as wide as embedding_dim=6, got 5"):
+@pytest.mark.parametrize("embedding_size", [None, 6])
+def test_embeddings_of_another_width_than_the_cache_are_refused(embedding_size: int | None) -> None:
+    loss = (
+        seen([0, 1], embedding_size=embedding_size)
+        if embedding_size is None
+        else NegativeCacheLoss(4, embedding_size=6)
+    )
+    with pytest.raises(UserError, match="embeddings must be as wide as embedding_size=6, got 5"):
         loss(torch.randn(4, 5), torch.tensor([0, 1, 0, 1]))
 
 
@@ -205,7 +209,7 @@ def test_a_distance_ranks_the_cache_too() -> None:
         ({"temperature": 0}, "temperature must be > 0"),
         ({"refresh": 1.5}, "refresh must be >= 0 and <= 1"),
         ({"refresh": 0.1}, 'set out_of_batch="reencode" too'),
-        ({"embedding_dim": 0}, "embedding_dim"),
+        ({"embedding_size": 0}, "embedding_size"),
     ],
 )
 def test_impossible_settings_are_refused(given: dict[str, object], words: str) -> None:

@@ -238,7 +238,7 @@ def test_it_takes_memories_one_way_only() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"embedding_dim": 0}, "embedding_dim must be a whole number >= 1"),
+        ({"embedding_size": 0}, "embedding_size must be a whole number >= 1"),
         ({"num_prototypes": 0}, "num_prototypes must be a whole number >= 1"),
         ({"epsilon": -1e-8}, "epsilon must be >= 0 and < 1"),
         ({"epsilon": "small"}, "epsilon must be >= 0 and < 1"),
@@ -252,11 +252,11 @@ def test_it_takes_memories_one_way_only() -> None:
 def test_bad_arguments_are_named(given: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
     with pytest.raises(UserError, match=message):
-        NeuCLIPLoss(**{"embedding_dim": DIM, **given})
+        NeuCLIPLoss(**{"embedding_size": DIM, **given})
 
 
 def test_embeddings_of_another_width_are_refused() -> None:
-    with pytest.raises(UserError, match="as wide as embedding_dim=7, got 5"):
+    with pytest.raises(UserError, match="as wide as embedding_size=7, got 5"):
         call(NeuCLIPLoss(7), *sides())
 
 

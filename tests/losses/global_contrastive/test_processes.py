@@ -24,7 +24,7 @@ def run_emc2(rank: int, world: int) -> tuple[list[Tensor], dict[str, object]]:
     """Each process embeds its share of the states anew; and without gathering, all keep the states of all."""
     table = TaggedTable(2)  # of ids that float32 would round
     table.put(torch.tensor([rank]), torch.tensor([2**24 + 1 + 2 * rank]), torch.ones(1, 1), is_shared=False)
-    loss = EMC2Loss(IMAGES, out_of_batch="reencode", distributed="auto").double()
+    loss = EMC2Loss(IMAGES, out_of_batch="reencode", distributed=True).double()
     loss.reencode = lambda ids: ENCODED[0, ids]
     single = EMC2Loss(IMAGES).double()
     values = []
@@ -47,7 +47,7 @@ def two_parts(rank: int, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def run_neuclip(rank: int) -> tuple[list[Tensor], list[list[Tensor]], list[dict[str, Tensor]], Tensor]:
     """Return values and gradients gathered, the states of three losses, and the value of the last."""
-    together, apart = make(restart_every=2, distributed="auto"), make(restart_every=2)
+    together, apart = make(restart_every=2, distributed=True), make(restart_every=2)
     values, gradients = [], []
     for step in range(3):
         images, texts, labels, other = two_parts(rank, step)

@@ -107,7 +107,7 @@ def test_a_memory_holds_relevant_references() -> None:
 
 def test_the_clustering_term_is_the_cross_entropy_of_cosines_with_proxies() -> None:
     embeddings, labels = batch()
-    loss = HierarchicalAPLoss(ONE, clustering=0.1, embedding_dim=6).double()
+    loss = HierarchicalAPLoss(ONE, clustering=0.1, embedding_size=6).double()
     assert loss.proxies is not None
     expected = 0.9 * HierarchicalAPLoss(ONE)(embeddings, labels)
     terms = []
@@ -124,11 +124,11 @@ def test_the_clustering_term_is_the_cross_entropy_of_cosines_with_proxies() -> N
         (lambda: HierarchicalAPLoss([0.5, 1.0]), r"super_labels must be the super-category of each class"),
         (lambda: HierarchicalAPLoss([]), r"super_labels must be the super-category of each class"),
         (lambda: HierarchicalAPLoss([[0, 1], [0, 2]]), "super_labels: 0 of level 0 lies in several of level 1"),
-        (lambda: HierarchicalAPLoss(ONE, clustering=0.1), "clustering=0.1 needs super_labels and embedding_dim"),
+        (lambda: HierarchicalAPLoss(ONE, clustering=0.1), "clustering=0.1 needs super_labels and embedding_size"),
         (lambda: HierarchicalAPLoss(ONE, alpha=0), "alpha must be > 0, got 0"),
         (
-            lambda: HierarchicalAPLoss(ONE, clustering=0.1, embedding_dim=4)(*batch()),
-            "as wide as embedding_dim=4, got 6",
+            lambda: HierarchicalAPLoss(ONE, clustering=0.1, embedding_size=4)(*batch()),
+            "as wide as embedding_size=4, got 6",
         ),
         (lambda: HierarchicalAPLoss([0, 0])(*batch()), r"label \d is outside super_labels, which has 2 classes"),
     ],

@@ -268,8 +268,8 @@ def test_half_precision_leaves_the_memory_in_float32() -> None:
         ({"memory_size": 0}, "memory_size"),
         ({"start_at": -1}, "start_at"),
         ({"embedding_size": True}, "embedding_size"),
-        ({"loss": contrastive(distributed="auto")}, "distributed"),
-        ({"loss": MultipleLosses([contrastive(distributed="auto")])}, "distributed"),
+        ({"loss": contrastive(distributed=True)}, "distributed"),
+        ({"loss": MultipleLosses([contrastive(distributed=True)])}, "distributed"),
     ],
 )
 def test_bad_arguments_are_named(given: dict[str, object], word: str) -> None:

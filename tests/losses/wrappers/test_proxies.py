@@ -25,7 +25,7 @@ def batch(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def made(name: str, **own: Any) -> nn.Module:
     torch.manual_seed(1)
-    return LOSSES[name](num_classes=CLASSES, embedding_dim=WIDTH, **own).double()
+    return LOSSES[name](num_classes=CLASSES, embedding_size=WIDTH, **own).double()
 
 
 def cosine(rows: Tensor, vectors: Tensor) -> Tensor:
@@ -121,14 +121,14 @@ def test_what_no_proxy_can_do_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=r"takes no references as it was made.* list a loss beside it that ranks"):
         CrossBatchMemory(loss, embedding_size=WIDTH, memory_size=20)
     with pytest.raises(UserError, match=f"{name}: num_classes must be a whole number >= 1, got 0"):
-        LOSSES[name](num_classes=0, embedding_dim=WIDTH)
-    with pytest.raises(UserError, match="embeddings must be as wide as embedding_dim=5, got 4"):
+        LOSSES[name](num_classes=0, embedding_size=WIDTH)
+    with pytest.raises(UserError, match="embeddings must be as wide as embedding_size=5, got 4"):
         loss(rows[:, :4], labels)
 
 
 def test_a_lambda_that_would_make_the_loss_a_constant_is_refused() -> None:
     with pytest.raises(UserError, match="soft_triple: la must be > 0, got 0"):
-        LOSSES["soft_triple"](num_classes=CLASSES, embedding_dim=WIDTH, la=0)
+        LOSSES["soft_triple"](num_classes=CLASSES, embedding_size=WIDTH, la=0)
 
 
 def test_in_a_memory_a_proxy_loss_sees_the_batch_alone() -> None:
