@@ -109,8 +109,6 @@ class ImageDataset(Dataset[Sample]):
     ) -> None:
         if pipeline.channels != channels:
             raise UserError(f"the transform is for {pipeline.channels} channels, the data set for {channels}")
-        if on_error not in ("raise", "skip"):
-            raise UserError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
         pipeline.get_ready()
         self.manifest, self.pipeline, self.channels, self.seed = manifest, pipeline, channels, seed
         self.on_error, self.max_pixels = on_error, max_pixels

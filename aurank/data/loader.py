@@ -39,8 +39,6 @@ class BatchLoader(DataLoader[Any]):
     """
 
     def __init__(self, dataset: ImageDataset, batches: Iterable[Sequence[Key]], *, workers: int = 0) -> None:
-        if workers < 0:
-            raise UserError(f"workers must be at least 0, got {workers}")
         with _quietly():
             super().__init__(
                 dataset,

@@ -24,6 +24,18 @@ PAIRS = ("positives", "ignored")
 FURTHER = ("splits", "super_labels", "made_by", "marks", "sums", *PAIRS)
 """Arrays of a file of saved embeddings; what FURTHER names, files of other programs and of before lack."""
 
+# Of arrays that are not one value a row, and of texts: dimensions, kinds of NumPy, and words.
+_FORMS = {
+    "embeddings": (2, "fiu", "a matrix of numbers"),
+    "paths": (1, "U", "one text a row"),
+    "splits": (1, "U", "one text a row"),
+    "is_query": (1, "biu", "one flag a row"),
+    "is_gallery": (1, "biu", "one flag a row"),
+    "classes": (1, "U", "one text a class"),
+    "made_by": (0, "U", "one text"),
+    **dict.fromkeys(PAIRS, (2, "iu", "pairs of rows, shape [pair, 2]")),
+}
+
 
 @dataclass(frozen=True)
 class MadeBy:
@@ -104,36 +116,31 @@ def read_arrays(path: Path, labels: Path | None = None) -> dict[str, Any]:
     usual |= {name: np.ones(count, dtype=bool) for name in ("is_query", "is_gallery")}
     content = usual | content
     for name, values in content.items():
-        _require_shape(name, values, count, path)
+        require_form(name, values, count, path)
     ids, places = np.unique(content["ids"], return_index=True)
     if len(ids) < count:
         again = content["ids"][np.setdiff1d(np.arange(count), places)[0]]
         raise UserError(f"{path}: ids name an item twice, {again!r}; give each item its own id")
     for name in ("is_query", "is_gallery"):
-        content[name] = _flags(content[name], f"{path}: {name}")
-    if "classes" in content and not _are_names(content["classes"], content["labels"]):
+        if not np.isin(content[name], (0, 1)).all():
+            raise UserError(f"{path}: {name} must hold True or False, or 1 or 0, in each row")
+        content[name] = content[name].astype(bool)
+    if "classes" in content and not np.isin(content["labels"], np.arange(len(content["classes"]))).all():
         raise UserError(f"{path}: classes must be the names of the labels 0, 1, …, in their order; leave them out")
     return content
 
 
-def _require_shape(name: str, values: Any, count: int, path: Path) -> None:
-    if name == "classes":
-        return
-    if name in PAIRS:
-        whole = values.ndim == 2 and values.shape[1] == 2 and values.dtype.kind in "iu"
-        if not whole or (values.size and not (values.min() >= 0 and values.max() < count)):
-            expected = f"pairs of rows from 0 to {count - 1}, shape [pair, 2]"
-            raise UserError(f"{path}: {name} has shape {values.shape}, {values.dtype}; expected {expected}")
-        return
-    if name == "made_by":
-        if values.ndim or values.dtype.kind != "U":
-            raise UserError(f"{path}: made_by is no text; leave it out, or embed the images again")
-        return
-    if values.ndim != (2 if name == "embeddings" else 1) or len(values) != count:
-        expected = "a matrix, one row an item" if name == "embeddings" else f"{count} values, one an embedding"
-        raise UserError(f"{path}: {name} has shape {values.shape}, expected {expected}; they must agree")
-    if name in ("paths", "splits") and values.dtype.kind != "U":
-        raise UserError(f"{path}: {name} are {values.dtype}; save them as text, numpy.array([...], dtype=str)")
+def require_form(name: str, values: Any, count: int, path: Path) -> None:
+    """Raise UserError unless an array of a file with so many rows has the shape and type that its name asks for."""
+    ndim, kinds, expected = _FORMS.get(name, (1, "", "one value a row"))
+    whole = name in ("classes", "made_by", *PAIRS) or (values.ndim and len(values) == count)
+    if values.ndim != ndim or not whole or (kinds and values.dtype.kind not in kinds) or values.shape[1:] == (0,):
+        what = f"{name} has shape {values.shape}, {values.dtype}"
+        raise UserError(f"{path}: {what}; expected {expected}, {count} rows in all arrays")
+    if name in PAIRS and values.size and not (values.min() >= 0 and values.max() < count):
+        raise UserError(
+            f"{path}: {name} name rows {values.min()} to {values.max()}; expected rows from 0 to {count - 1}"
+        )
 
 
 def _read_labels(path: Path) -> np.ndarray:
@@ -142,20 +149,6 @@ def _read_labels(path: Path) -> np.ndarray:
     if "labels" not in content and len(content) != 1:
         raise UserError(f"--labels {path} holds {', '.join(content) or 'nothing'}; expected one array, or 'labels'")
     return content.get("labels", next(iter(content.values())))
-
-
-def _are_names(classes: np.ndarray, labels: np.ndarray) -> bool:
-    """Whether each label is the place of its name in `classes`."""
-    texts = classes.ndim == 1 and classes.dtype.kind == "U"
-    return texts and labels.dtype.kind in "iu" and bool(((labels >= 0) & (labels < len(classes))).all())
-
-
-def _flags(values: np.ndarray, name: str) -> np.ndarray:
-    """The values as booleans; UserError unless they are, or are all 0 and 1."""
-    wrong = values if values.dtype.kind not in "biu" else values[~np.isin(values, (0, 1))]
-    if wrong.size:
-        raise UserError(f"{name} must hold True or False, or 1 or 0, in each row; got {wrong.flat[0]!r}")
-    return values.astype(bool)
 
 
 class EmbeddingSource:

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import UInt32, UInt64
 
-from aurank.errors import UserError
-
 Words = UInt32[np.ndarray, " key"]
 
 # The constants of numpy's SeedSequence, whose stream numpy promises to keep.
@@ -22,15 +20,10 @@ def augmentation_seeds(seed: int, keys: Sequence[tuple[int, int, int]]) -> UInt6
 
     It is `numpy.random.SeedSequence([seed, row, epoch, view]).generate_state(1, numpy.uint64)[0]`.
 
-    Raises:
-        UserError: for a seed below 0.
-
     Example:
         >>> augmentation_seeds(1, [(2, 3, 4)]).tolist() == [15323499849503866763]
         True
     """
-    if seed < 0:
-        raise UserError(f"seed must be at least 0, got {seed}")
     words = [seed >> shift & 0xFFFFFFFF for shift in range(0, max(1, seed.bit_length()), 32)]
     own = np.array(keys, dtype=np.uint32).reshape(-1, 3)
     entropy = [np.full(len(own), word, dtype=np.uint32) for word in words] + list(own.T)

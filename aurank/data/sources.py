@@ -99,10 +99,10 @@ class FolderSource:
                 return file.read_bytes()
         except FileNotFoundError:
             raise UserError(f"image {path!r} is not in {self.where}") from None
-        except OSError as error:
-            raise UserError(f"image {path!r} in {self.where} cannot be read: {error.strerror or error}") from None
-        except ValueError as error:  # a zero byte in the name
-            raise UserError(f"image {path!r} cannot be in {self.where}: {error}") from None
+        except (OSError, ValueError) as error:  # besides, a zero byte in the name
+            raise UserError(
+                f"image {path!r} in {self.where} cannot be read: {getattr(error, 'strerror', None) or error}"
+            ) from None
         raise UserError(f"image {path!r} in {self.where} is a pipe or a device, no file; remove it")
 
     def exists(self, path: str) -> bool:

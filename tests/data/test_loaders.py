@@ -195,12 +195,6 @@ def test_an_iteration_forgotten_in_a_cycle_does_not_reach_into_new_workers(zippe
     assert capfd.readouterr().err == ""
 
 
-def test_impossible_options_are_refused(zipped):
-    dataset = _dataset(zipped)
-    with pytest.raises(UserError, match="workers must be at least 0, got -1"):
-        BatchLoader(dataset, [], workers=-1)
-
-
 @pytest.mark.slow
 def test_workers_that_are_not_forked_give_the_same_pixels(tmp_path, monkeypatch):
     """Elsewhere than on Linux workers are spawned, and everything goes to them by pickle."""

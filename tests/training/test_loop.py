@@ -214,7 +214,7 @@ def test_saved_embeddings_with_faults_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(UserError, match=r"no array 'labels'.*--labels"):
         Embedded.load(tmp_path / "rows.npy")
-    with pytest.raises(UserError, match=r"labels has shape \(3,\), expected 4 values"):
+    with pytest.raises(UserError, match=r"labels has shape \(3,\)"):
         Embedded.load(tmp_path / "rows.npy", tmp_path / "labels.npy")
     with pytest.raises(UserError, match=r"pickled objects, which are refused"):
         Embedded.load(tmp_path / "objects.npy")

@@ -1,12 +1,13 @@
 """Saved embeddings, as ``aurank embed`` writes them: a head is trained on them as on images."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 from aurank.arrays import load_arrays
 from aurank.data.manifest import SPLITS, Manifest, build_manifest
-from aurank.data.saved_embeddings import EmbeddingSource, MadeBy, read_arrays
+from aurank.data.saved_embeddings import EmbeddingSource, MadeBy, read_arrays, require_form
 from aurank.errors import UserError
 
 _BLOCK = 4096  # rows that are looked at at once
@@ -30,7 +31,8 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
     paths = content["paths"].tolist()
     if not any(paths):
         paths = [f"row {row}" for row in range(count)]
-    _require_once(paths, path)
+    if again := next((name for name, times in Counter(paths).items() if times > 1), None):
+        raise UserError(f"{path} holds image {again!r} twice; embed each image once")
     rows = _finite_rows(content["embeddings"], paths, path)
     names = content.get("classes")
     label = content["labels"].tolist()
@@ -65,27 +67,15 @@ def _splits(content: dict[str, np.ndarray], path: Path, file: Path | None) -> li
             "or name a file of train, val and test in data.params.splits"
         )
     splits = content["splits"]
-    if splits.shape != (count,) or splits.dtype.kind != "U":
-        raise UserError(f"{path}: splits are {splits.dtype} of shape {splits.shape}, expected {count} texts, one a row")
+    require_form("splits", splits, count, path)
     if odd := sorted(set(np.unique(splits).tolist()) - set(SPLITS)):
         raise UserError(f"{path}: split {odd[0]!r} is not known; expected one of {', '.join(SPLITS)}")
     found: list[str] = splits.tolist()
     return found
 
 
-def _require_once(paths: list[str], path: Path) -> None:
-    seen: set[str] = set()
-    for name in paths:
-        if name in seen:
-            raise UserError(f"{path} holds image {name!r} twice; embed each image once")
-        seen.add(name)
-
-
 def _finite_rows(embeddings: np.ndarray, paths: list[str], path: Path) -> np.ndarray:
     """Return the rows as float32; raise UserError naming the first with NaN or infinity."""
-    if embeddings.dtype.kind not in "fiu" or not embeddings.shape[1]:
-        what = f"{embeddings.dtype} of shape {embeddings.shape}"
-        raise UserError(f"{path}: embeddings are {what}; expected numbers, one row an image")
     with np.errstate(over="ignore"):
         rows = embeddings if embeddings.dtype == np.float32 else embeddings.astype(np.float32)
     for start in range(0, len(rows), _BLOCK):

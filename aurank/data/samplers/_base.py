@@ -47,8 +47,6 @@ class Sampler(ABC):
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise UserError(f"seed must be at least 0, got {self.seed}")
-        if not 0 <= self.rank < self.world_size:
-            raise UserError(f"rank must be at least 0 and below world_size={self.world_size}, got {self.rank}")
 
     @property
     def refresh_every(self) -> int | None:

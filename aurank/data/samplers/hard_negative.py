@@ -166,9 +166,6 @@ def nearest_classes(
     Two classes are as near as there are images of either one among the neighbours of the other's; among equally near
     ones the lower label comes first. `neighbours` are rows, or −1.
     """
-    low, high = neighbours.min(), neighbours.max()
-    if low < -1 or high >= len(labels):
-        raise UserError(f"neighbours must be rows from 0 to {len(labels) - 1}, or -1; got some from {low} to {high}")
     names, label = np.unique(labels, return_inverse=True)
     own, other = np.repeat(label, neighbours.shape[1]), label[neighbours.ravel()]
     wanted = (neighbours.ravel() >= 0) & (own != other)

@@ -69,18 +69,18 @@ def spoiled(row: int, value: float) -> np.ndarray:
     [
         ({"splits": None}, r"holds no array 'splits', .* aurank embed --split all, or name .* data.params.splits"),
         ({"splits": np.array(["training"] * 72)}, "split 'training' is not known; expected one of train, val, test"),
-        ({"splits": np.arange(72)}, "splits are int64; save them as text"),
+        ({"splits": np.arange(72)}, "splits has shape"),
         ({"labels": None}, "holds no array 'labels'"),
-        ({"labels": np.arange(71)}, r"labels has shape \(71,\), expected 72 values"),
+        ({"labels": np.arange(71)}, r"labels has shape \(71,\)"),
         ({"embeddings": spoiled(50, np.nan)}, r"row 50 \('8/50.png'\) holds NaN or infinity; .*aurank doctor"),
         ({"embeddings": spoiled(0, -np.inf)}, "row 0 .* holds NaN or infinity"),
         ({"embeddings": rows()["embeddings"].astype(np.float64) * 1e200}, "holds NaN or infinity"),
-        ({"embeddings": rows()["embeddings"][:, 0]}, r"embeddings has shape \(72,\), expected a matrix"),
-        ({"embeddings": np.zeros((72, 0))}, "expected numbers, one row an image"),
-        ({"embeddings": np.array([["a"]] * 72)}, "embeddings are <U1 .* expected numbers"),
+        ({"embeddings": rows()["embeddings"][:, 0]}, r"embeddings has shape \(72,\)"),
+        ({"embeddings": np.zeros((72, 0))}, "expected a matrix of numbers"),
+        ({"embeddings": np.array([["a"]] * 72)}, "embeddings has shape .* expected a matrix of numbers"),
         ({"paths": np.array(["same"] * 72)}, "holds image 'same' twice"),
         ({"made_by": np.array("{}")}, "embeddings with made_by"),
-        ({"made_by": np.array(3)}, "made_by is no text"),
+        ({"made_by": np.array(3)}, "made_by has shape"),
     ],
 )
 def test_files_that_cannot_be_trained_on_are_refused_in_one_line(
@@ -98,5 +98,5 @@ def test_splits_are_not_given_twice_and_fit(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds splits of its own"):
         read(write_rows(tmp_path / "rows.npz"), splits="splits.npy")
     np.save(tmp_path / "splits.npy", rows()["splits"][:5])
-    with pytest.raises(UserError, match=r"splits.npy: splits are <U5 of shape \(5,\), expected 72 texts"):
+    with pytest.raises(UserError, match=r"splits has shape \(5,\), <U5; expected one text a row, 72"):
         read(write_rows(tmp_path / "rows.npz", splits=None), splits="splits.npy")

@@ -87,42 +87,6 @@ def test_half_of_the_cars_says_what_is_missing_and_that_official_lists_are_other
     assert read_cars(tmp_path, complete=False).split_sizes == {"train": 2, "test": 3}
 
 
-def test_cars_without_any_annotations_name_the_file_with_all(tmp_path):
-    (cars_tree(tmp_path) / "cars_annos.mat").unlink()
-    assert "cars_annos.mat, all annotations, with car_ims, is missing" in _refusal(read_cars, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "cars_annos.mat in "),
-        (b"MATLAB 5.0 MAT-file" + b"\0" * 200, "cannot be read as a Matlab file with 'annotations'"),
-    ],
-)
-def test_annotations_that_are_no_matlab_file_are_named(tmp_path, content, message):
-    (cars_tree(tmp_path) / "cars_annos.mat").write_bytes(content)
-    assert message in _refusal(read_cars, tmp_path)
-
-
-def test_a_class_of_cars_that_there_is_not_is_named_with_its_record(tmp_path):
-    file = cars_tree(tmp_path) / "cars_annos.mat"
-    write_annotations(file, ["car_ims/000001.jpg", "car_ims/000002.jpg"], [1, 197], field="relative_im_path")
-    assert "(record 2 has file 'car_ims" in _refusal(read_cars, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "message"),
-    [
-        ("images.txt", "name\n", "images.txt, line 1: expected the number of an image and what belongs to it"),
-        ("image_class_labels.txt", "1 1\n2 7\n", "images of another class in image_class_labels.txt: 1 (001.Black"),
-        ("image_class_labels.txt", "1 1\n", "images without a class in image_class_labels.txt: 8 (001.Black_f"),
-    ],
-)
-def test_lists_of_birds_that_do_not_fit_are_named(tmp_path, file, text, message):
-    (cub_tree(tmp_path) / file).write_text(text)
-    assert message in _refusal(read_cub, tmp_path)
-
-
 @pytest.mark.parametrize("images", ["Img", "", "elsewhere"])
 def test_clothes_have_queries_apart_from_the_gallery(tmp_path, images):
     folder = inshop_tree(tmp_path)
@@ -141,20 +105,6 @@ def test_clothes_have_queries_apart_from_the_gallery(tmp_path, images):
     assert set(manifest.split("test").classes) == {"id_00000001", "id_00000003"}
     report = PROTOCOLS["inshop"].evaluate(_embedded(manifest.split("test")))
     assert (report.num_queries, report.num_gallery) == (3, 3)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("10\nimage_name item_id", "image_name", "line 1: expected the header"),
-        ("  gallery\n", "  galery\n", "line 8: expected an image, its item, and train"),
-        ("  query\n", "  gallery\n", "query of Eval/list_eval_partition.txt has 0 images of 0 classes, expected 3 im"),
-    ],
-)
-def test_a_partition_of_clothes_that_is_otherwise_is_refused(tmp_path, old, new, message):
-    file = inshop_tree(tmp_path) / "Eval/list_eval_partition.txt"
-    file.write_text(file.read_text().replace(old, new))
-    assert message in _refusal(read_inshop, tmp_path)
 
 
 def test_queries_and_gallery_belong_to_the_question(tmp_path):

@@ -113,7 +113,7 @@ def test_pairs_stay_with_their_rows_and_in_the_file_of_embeddings(tmp_path):
     with pytest.raises(UserError, match="roxford5k lists which images belong together, which a table does not hold"):
         write_table(manifest, tmp_path / "clean.csv")
     np.savez(tmp_path / "odd.npz", embeddings=np.eye(2), labels=[1, 2], positives=[[0, 2]])
-    with pytest.raises(UserError, match="expected pairs of rows from 0 to 1"):
+    with pytest.raises(UserError, match="expected rows from 0 to 1"):
         Embedded.load(tmp_path / "odd.npz")
 
 
@@ -134,12 +134,6 @@ def test_a_ground_truth_that_does_not_fit_is_refused_naming_the_query(tmp_path, 
     with pytest.raises(UserError) as error:
         read_roxford(tmp_path)
     assert message in str(error.value)
-
-
-def test_what_is_missing_says_so(tmp_path):
-    (landmark_tree(tmp_path) / "gnd_roxford5k.mat").unlink()
-    with pytest.raises(UserError, match=r"gnd_roxford5k.mat, the ground truth, is missing: get it from https://www"):
-        read_roxford(tmp_path)
 
 
 @pytest.mark.parametrize("usage", ["Private", "Public"])
@@ -165,24 +159,3 @@ def test_landmarks_of_one_usage_search_the_whole_index(tmp_path, usage):
                 precision += found / place
         values.append(precision / min(100, len(GLD[name][0])))
     assert report.metrics["map@100(min)"] == pytest.approx(np.mean(values), abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "message"),
-    [
-        ("index/index.csv", "image\n1\n", "index/index.csv, line 1: expected the header"),
-        ("index/index.csv", "id\n../x\n", "line 2: expected the id of an image, such as 0123456789abcdef, got '../x'"),
-        ("index/index.csv", f"id\n{INDEX[0]}\n", "images sought that are not in index/index.csv: 4"),
-        ("test/retrieval_solution_v2.1.csv", "id,images,Usage\n1,2\n", "line 2: expected the id"),
-        (
-            "test/retrieval_solution_v2.1.csv",
-            "id,images,Usage\n012,0,Some\n",
-            "its Usage",
-        ),
-    ],
-)
-def test_lists_of_landmarks_that_do_not_fit_are_named(tmp_path, file, text, message):
-    (gld_tree(tmp_path) / file).write_text(text)
-    with pytest.raises(UserError) as error:
-        read_gld(tmp_path)
-    assert message in str(error.value)

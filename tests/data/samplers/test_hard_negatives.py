@@ -171,14 +171,6 @@ def test_classes_are_as_near_as_images_of_either_are_among_the_neighbours_of_the
     assert nearest_classes(labels, neighbours, 1).tolist() == [row[:1] for row in expected]
 
 
-@pytest.mark.parametrize("row", [4, -2])
-def test_neighbours_that_are_no_rows_are_refused(row):
-    neighbours = np.array([[0, row]] * 4)
-    sampler = HardNegativeSampler(np.array([0, 0, 1, 1]), 4, per_class=2, neighbours=lambda count: neighbours)
-    with pytest.raises(UserError, match=r"neighbours must be rows from 0 to 3, or -1; got some from .* to "):
-        sampler.refresh(0, 0)
-
-
 @pytest.mark.parametrize("name", ["refresh_every", "num_neighbours"])
 def test_numbers_below_one_are_refused(name):
     labels = shuffled_labels([8, 8])

@@ -255,7 +255,6 @@ def test_samplers_leave_the_global_random_state_alone():
         ([], 16, {}, "the training set has 0 classes"),
         ([8, 8], 16, {"per_class": 1}, "per_class must be at least 2"),
         ([8, 8], 16, {"seed": -1}, "seed must be at least 0, got -1"),
-        ([8, 8], 16, {"rank": 1}, "rank must be at least 0 and below world_size=1, got 1"),
         ([8, 8, 8, 8], 15, {"world_size": 2}, "batch must be at least 2 × per_class for each of 2 processes = 16"),
         ([8, 8, 8], 16, {"world_size": 2}, "has 3 classes; at least 2 for each of 2 processes"),
     ],
