@@ -115,15 +115,11 @@ def resampled_means(
     height = max(1, CELLS // units)
     for start in range(0, resamples, height):
         rows = min(height, resamples - start)
-        totals[start : start + rows] = _draw(generator, rows, units) @ table
+        drawn: Int64[np.ndarray, "row unit"] = generator.integers(units, size=(rows, units))
+        drawn += units * np.arange(rows)[:, None]
+        times = np.bincount(drawn.ravel(), minlength=rows * units).reshape(rows, units)  # that each unit is drawn
+        totals[start : start + rows] = times.astype(np.float64) @ table
     return np.ascontiguousarray((totals[:, 0::2] / np.array(scales) / totals[:, 1::2]).T)
-
-
-def _draw(generator: np.random.Generator, rows: int, units: int) -> Float64[np.ndarray, "row unit"]:
-    """Return how often each unit is drawn, for each of some resamples."""
-    drawn: Int64[np.ndarray, "row unit"] = generator.integers(units, size=(rows, units))
-    drawn += units * np.arange(rows)[:, None]
-    return np.bincount(drawn.ravel(), minlength=rows * units).reshape(rows, units).astype(np.float64)
 
 
 def _scale(bound: float) -> float:

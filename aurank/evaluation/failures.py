@@ -54,7 +54,9 @@ def confusions(
     pairs, number = np.unique(pair, return_counts=True)
     losing, taking = np.divmod(pairs, len(others))
     worst = np.argsort(-number, kind="stable")
-    rows, columns = (_first_distinct(side[worst], most) for side in (losing, taking))
+    # Each class once, in the order of its worst confusion.
+    firsts = (np.sort(np.unique(side[worst], return_index=True)[1])[:most] for side in (losing, taking))
+    rows, columns = (side[worst][first] for side, first in zip((losing, taking), firsts, strict=True))
     # Classes times classes may not fit into memory: only what is shown is filled in.
     row, column = np.full(len(names), -1), np.full(len(others), -1)
     row[rows], column[columns] = np.arange(len(rows)), np.arange(len(columns))
@@ -98,18 +100,6 @@ def hubs(nearest: NearestRows, num_gallery: int, *, most: int = 12, above: float
     expected = float(count.mean())
     spread = float(count.std())
     skewness = 0.0 if spread == 0 else float((((count - expected) / spread) ** 3).mean())
-    rows = _greatest(count, most)
+    rows = np.argsort(-count, kind="stable")[:most]
     rows = rows[count[rows] > above * expected]
     return Hubs(rows, count[rows], right[rows], expected, skewness, int((count == 0).sum()))
-
-
-def _first_distinct(values: Int64[np.ndarray, " each"], most: int) -> Int64[np.ndarray, " chosen"]:
-    """Return the values in the order of their first occurrence, each once, at most so many."""
-    first = np.sort(np.unique(values, return_index=True)[1])[:most]
-    return np.asarray(values[first])
-
-
-def _greatest(count: Int64[np.ndarray, " each"], most: int) -> Int64[np.ndarray, " chosen"]:
-    """Return the indices of the greatest counts above 0, greatest first, ties by index."""
-    order = np.argsort(-count, kind="stable")[:most]
-    return np.asarray(order[count[order] > 0])

@@ -187,7 +187,7 @@ class Report:
         plain = (self.postprocessing or {}).get("plain", {})
         beside = {name: f"  (plain {value:.4f})" for name, value in plain.items()}
         lines = [
-            f"{name:<{width}}  {value:.4f}{self._beside(name)}{beside.get(name, '')}"
+            f"{name:<{width}}  {value:.4f}  {self.interval(name)}".rstrip() + beside.get(name, "")
             for name, value in self.metrics.items()
         ]
         low, high = self.tie_bounds or (0, 0)
@@ -303,7 +303,3 @@ class Report:
         if "label" not in self.per_query:
             raise UserError(f"{purpose} needs the queries' labels, and this report has none: evaluate with labels")
         return self.per_query["label"]
-
-    def _beside(self, name: str) -> str:
-        between = self.interval(name)
-        return f"  {between}" if between else ""

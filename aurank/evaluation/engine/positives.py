@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, Integer
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.inputs import Places, pair_array
+from aurank.evaluation.engine.inputs import pair_array
 from aurank.evaluation.engine.problem import RetrievalProblem, check_sides, rows_without_junk
 from aurank.sizes import as_text, available_memory
 
@@ -136,7 +136,12 @@ def sort_by_label(problem: RetrievalProblem) -> SortedProblem:
     ignore = pair_array(() if problem.ignore is None else problem.ignore, "ignore", rows, there)
     listed = None if problem.positives is None else pair_array(problem.positives, "positives", rows, there)
     if listed is None:
-        order = _sort(query.labels, gallery.labels, kept)
+        query_index = np.argsort(query.labels, kind="stable")
+        gallery_index = kept[np.argsort(gallery.labels[kept], kind="stable")]
+        edges = (
+            np.searchsorted(gallery.labels[gallery_index], query.labels[query_index], s) for s in ("left", "right")
+        )
+        order = _Order(query_index, gallery_index, *edges)
     else:
         nobody = np.zeros(rows, np.int64)  # is of the same class, and both sides stay as they are
         order = _Order(np.arange(rows), kept, nobody, nobody)
@@ -228,15 +233,6 @@ class _Order(NamedTuple):
         known = (names[place] == groups.query) & (groups.query != NO_GROUP) & some
         wanted = self.class_start * len(names) + place
         return np.where(known, np.searchsorted(keys, wanted, side="right") - np.searchsorted(keys, wanted), 0)
-
-
-def _sort(labels: Int64[np.ndarray, " query"], gallery_labels: Int64[np.ndarray, " row"], kept: Places) -> _Order:
-    """Sort both sides by label."""
-    query_index = np.argsort(labels, kind="stable")
-    gallery_index = kept[np.argsort(gallery_labels[kept], kind="stable")]
-    ordered, wanted = gallery_labels[gallery_index], labels[query_index]
-    start, stop = np.searchsorted(ordered, wanted), np.searchsorted(ordered, wanted, side="right")
-    return _Order(query_index, gallery_index, start, stop)
 
 
 def places_of(index: Int64[np.ndarray, " place"], rows: int) -> Int64[np.ndarray, " row"]:
