@@ -13,9 +13,8 @@ from aurank.commands.run_options import RunOptions, prepare_model, split_name
 from aurank.config import DataConfig
 from aurank.data import Manifest
 from aurank.data.checks.cleaned import require_table
-from aurank.data.checks.doctor import examine
+from aurank.data.checks.doctor import check_prepared, examine
 from aurank.data.checks.findings import Advice, DoctorReport, Finding, finding_of
-from aurank.data.checks.prepared import check_prepared
 from aurank.embedding.embed import Embedded
 from aurank.embedding.from_config import open_prepared
 from aurank.embedding.image_text_pairs import each_image_once

@@ -11,31 +11,14 @@ from testing.data_trees import pixels, png
 
 from aurank.data import ArraySource, FolderSource
 from aurank.data.decode import decode, quiet_decoding
+from aurank.data.sources import BytesSource
 from aurank.errors import UserError
 
 
-class OneFile:
-    """A source of one file's bytes."""
-
-    where = "here"
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def read_bytes(self, path: str) -> bytes:
-        return self.data
-
-    def exists(self, path: str) -> bool:
-        return True
-
-    def names(self) -> list[str]:
-        return ["x"]
-
-
-def _file(image: Image.Image, kind: str = "PNG", **options: object) -> OneFile:
+def _file(image: Image.Image, kind: str = "PNG", **options: object) -> BytesSource:
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
-    return OneFile(buffer.getvalue())
+    return BytesSource(buffer.getvalue(), "here")
 
 
 def _white_left(mode: str) -> Image.Image:
@@ -128,7 +111,7 @@ def test_an_array_that_is_no_image_is_named(array, channels, message):
 
 def test_a_file_cannot_have_two_channels():
     with pytest.raises(UserError, match=r"image 'x' in here: a PNG file gives 1, 3 or 4 channels, not 2"):
-        decode(OneFile(png(0)), "x", 2)
+        decode(BytesSource(png(0), "here"), "x", 2)
 
 
 def test_floating_point_files_are_refused():
@@ -139,7 +122,7 @@ def test_floating_point_files_are_refused():
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), kind=st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM"]))
 def test_a_damaged_file_is_an_image_or_named_and_nothing_else(data, kind):
-    good = _file(Image.fromarray(pixels(0)), kind).data
+    good = _file(Image.fromarray(pixels(0)), kind).content
     damage = data.draw(st.lists(st.tuples(st.integers(0, len(good) - 1), st.integers(0, 255)), max_size=4))
     broken = bytearray(good)
     for place, value in damage:
@@ -147,7 +130,7 @@ def test_a_damaged_file_is_an_image_or_named_and_nothing_else(data, kind):
     length = data.draw(st.integers(0, len(good)))
     # Anything but a UserError would fail the test.
     with quiet_decoding(), contextlib.suppress(UserError):
-        assert decode(OneFile(bytes(broken[:length])), "x", 3).shape[2] == 3
+        assert decode(BytesSource(bytes(broken[:length]), "here"), "x", 3).shape[2] == 3
 
 
 def test_a_truncated_file_is_named(tmp_path):

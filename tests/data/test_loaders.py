@@ -50,12 +50,6 @@ def _equal(first, second):
     )
 
 
-def test_batches_are_pinned_where_there_is_a_cuda_device(zipped, monkeypatch):
-    for available in (True, False):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
-        assert BatchLoader(_dataset(zipped), []).pin_memory is available
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("workers", [0, 2])

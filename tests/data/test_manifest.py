@@ -1,5 +1,4 @@
 import dataclasses
-import pickle
 
 import numpy as np
 import pytest
@@ -218,16 +217,6 @@ def test_columns_that_do_not_fit_are_refused(change, message):
     # What jaxtyping checks in tests is checked here for callers without it.
     with pytest.raises((UserError, TypeError), match=rf"{message}|image"):
         dataclasses.replace(_manifest(), **change)
-
-
-def test_an_empty_data_set_is_refused():
-    with pytest.raises(UserError, match="no images in memory"):
-        build_manifest("none", ArraySource({}), paths=[], labels=[], splits=[])
-
-
-def test_a_manifest_can_be_pickled():
-    manifest = _manifest(super_labels=[0, 1, 0, 2, 1, 2])
-    assert pickle.loads(pickle.dumps(manifest)).sha256 == manifest.sha256
 
 
 def test_a_class_has_the_super_category_of_its_images():

@@ -19,7 +19,7 @@ from testing.data_trees import pixels, write_tree, zip_tree
 
 from aurank.data import TRANSFORMS, FolderSource, ImageDataset, Manifest, ZipSource, build_manifest, prepared
 from aurank.data.checks.contents import contents
-from aurank.data.checks.prepared import check_prepared
+from aurank.data.checks.doctor import check_prepared
 from aurank.data.prepared import IMAGES, Preparation, PreparedImages, prepare_images
 from aurank.embedding.cache import image_marks
 from aurank.errors import AurankError, UserError

@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-import torch
 from testing.data_trees import real_archive
 
-from aurank.data import TRANSFORMS, ImageDataset, Manifest, PKSampler, view_keys
+from aurank.data import TRANSFORMS, ImageDataset, Manifest, view_keys
 from aurank.data.checks.doctor import examine
 from aurank.data.decode import decode
 from aurank.data.readers import READERS
@@ -61,13 +60,6 @@ def test_omniglots_one_repeated_image_is_found(drawings):
     assert [one for one in examine(braille).warnings if one.startswith("same image")] == [repeated]
 
 
-def test_omniglots_validation_is_a_tenth_of_the_classes(drawings):
-    parts = drawings.split_validation(0.1, seed=0)
-    assert parts.split_sizes == {"train": 868 * 20, "val": 96 * 20, "test": 13180}
-    sampler = PKSampler(parts.split("train").labels, 112)
-    assert {len(rows) for rows in sampler.epoch(0)} == {112}
-
-
 def test_omniglot_at_32_pixels_keeps_the_ink_through_augmentation(drawings):
     part = drawings.select(range(0, 19280, 400))
     plain, warped = (ImageDataset(part, TRANSFORMS[name](32, 1), channels=1) for name in ("resize", "affine"))
@@ -83,21 +75,3 @@ def test_grocerys_lists_have_their_sizes_and_disjoint_classes(groceries):
     assert examine(groceries, contents=False).findings == ()
     assert groceries.super_labels is not None
     assert len(np.unique(groceries.super_labels)) == 43
-
-
-def test_grocerys_own_folders_are_read_as_classes(groceries):
-    manifest = READERS["folder"](real_archive("grocery_128.zip"), path="grocery_128.zip")
-    assert len(manifest) == 5421
-    # All of the archive's images lie below grocery/images/SPLIT, so the folder of classes is three levels down.
-    assert manifest.split_sizes == {"test": 5421}
-
-
-def test_grocery_images_are_colour_photos_of_short_side_128(groceries):
-    part = groceries.select(range(0, 5421, 300))
-    images = [decode(part.source, path, 3) for path in part.paths]
-    assert {min(image.shape[:2]) for image in images} == {128}
-    dataset = ImageDataset(part, TRANSFORMS["crop_flip"](64, 3), channels=3)
-    batch = dataset.__getitems__(view_keys(range(len(part)), 0))
-    assert batch.image.shape == (len(part), 3, 64, 64)
-    assert batch.image.dtype == torch.uint8
-    assert not torch.equal(batch.image, dataset.__getitems__(view_keys(range(len(part)), 1)).image)

@@ -11,6 +11,7 @@ from sklearn.datasets import load_sample_images
 
 from aurank.data import TRANSFORMS, FolderSource, ImageDataset, build_manifest
 from aurank.data.decode import decode
+from aurank.data.sources import BytesSource
 from aurank.errors import UserError
 
 SIDE = 240  # of what a random part of 224 pixels is cut from, 256, a sixteenth less
@@ -22,24 +23,11 @@ def photo(width: int = 640, height: int = 480, number: int = 0) -> Image.Image:
     return Image.fromarray(load_sample_images().images[number]).resize((width, height), Image.Resampling.LANCZOS)
 
 
-class Held:
+def held(image: Image.Image, kind: str = "JPEG", cut: int | None = None, **options: object) -> BytesSource:
     """A source of one photo's bytes."""
-
-    where = "here"
-
-    def __init__(self, image: Image.Image, kind: str = "JPEG", cut: int | None = None, **options: object) -> None:
-        buffer = io.BytesIO()
-        image.save(buffer, kind, **options)
-        self.data = buffer.getvalue()[:cut]
-
-    def read_bytes(self, path: str) -> bytes:
-        return self.data
-
-    def exists(self, path: str) -> bool:
-        return True
-
-    def names(self) -> list[str]:
-        return ["x"]
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return BytesSource(buffer.getvalue()[:cut], "here")
 
 
 @pytest.mark.parametrize(
@@ -57,13 +45,13 @@ class Held:
     ],
 )
 def test_the_scale_leaves_enough_and_divides_the_sides(size, least, expected):
-    found = decode(Held(photo(*size)), "x", 3, least_side=least)
+    found = decode(held(photo(*size)), "x", 3, least_side=least)
     assert found.shape == (*expected[::-1], 3)
 
 
 def test_only_jpegs_have_scales():
     for kind in ("PNG", "WEBP", "BMP"):
-        assert decode(Held(photo(), kind), "x", 3, least_side=60).shape == (480, 640, 3)
+        assert decode(held(photo(), kind), "x", 3, least_side=60).shape == (480, 640, 3)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
@@ -71,7 +59,7 @@ def test_only_jpegs_have_scales():
 def test_a_photo_decoded_smaller_is_the_photo_made_smaller(mode, channels):
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter
-    source = Held(photo().convert(mode), exif=exif, quality=95)
+    source = held(photo().convert(mode), exif=exif, quality=95)
     small, whole = (decode(source, "x", channels, least_side=least) for least in (SIDE, None))
     assert small.shape == (320, 240, whole.shape[2])
     averaged = whole.astype(float).reshape(320, 2, 240, 2, -1).mean(axis=(1, 3))
@@ -80,7 +68,7 @@ def test_a_photo_decoded_smaller_is_the_photo_made_smaller(mode, channels):
 
 @pytest.mark.parametrize("cut", [10, 200, 20_000, -50])
 def test_a_broken_photo_is_refused_in_the_same_words(cut):
-    source, said = Held(photo(), cut=cut), []
+    source, said = held(photo(), cut=cut), []
     for least in (None, SIDE):
         with pytest.raises(UserError) as caught:
             decode(source, "x", 3, least_side=least)
@@ -90,14 +78,14 @@ def test_a_broken_photo_is_refused_in_the_same_words(cut):
 
 def test_the_largest_photo_is_that_of_the_file():
     with pytest.raises(UserError, match=r"640 × 480 pixels are more than data\.max_pixels=300,000"):
-        decode(Held(photo()), "x", 3, max_pixels=300_000, least_side=60)
+        decode(held(photo()), "x", 3, max_pixels=300_000, least_side=60)
 
 
 def test_a_crop_of_a_photo_decoded_smaller_differs_by_two_levels_at_most():
     pipeline = TRANSFORMS["crop_flip"](224, 3)
     differences = []
     for number in range(2):
-        source = Held(photo(number=number), quality=90)
+        source = held(photo(number=number), quality=90)
         small, whole = (decode(source, "x", 3, least_side=least) for least in (pipeline.least_decoded_side, None))
         assert small.shape == (240, 320, 3)
         first, second = pipeline.prepare(small), pipeline.prepare(whole)

@@ -14,6 +14,7 @@ from aurank.data.captions import text_key
 from aurank.data.checks.findings import Advice, DoctorReport, Finding, finding_of, surplus
 from aurank.data.decode import MAX_PIXELS
 from aurank.data.manifest import Manifest
+from aurank.data.prepared import PreparedImages, remedy_for
 from aurank.data.sources import FolderSource, ImageSource
 
 _PAIRS = (("train", "test"), ("train", "val"), ("val", "test"))
@@ -208,3 +209,26 @@ def _repeated(check: str, manifest: Manifest, names: Sequence[str]) -> Finding:
             alike.setdefault((manifest.splits[row], manifest.labels[row]), []).append(row)
         drop += [row for each in alike.values() for row in surplus(manifest, each, by_path=False)]
     return finding_of(check, [*rows], _REPEATED, is_error=True, rows=[*rows.values()], fix="repeats", drop=drop)
+
+
+def check_prepared(prepared: PreparedImages, manifest: Manifest) -> list[Finding]:
+    """Return what does not fit; every prepared image is read, and every original with another time."""
+    places = prepared.places(manifest)
+    missing, changed = prepared.unfit(manifest, places, at_most=None)
+    held = np.flatnonzero(places >= 0)
+    advice = Advice("Training and measuring refuse to begin.", f"{remedy_for(prepared.folder).capitalize()}.")
+    found = {
+        "images that are not prepared": missing,
+        "images that changed after they were prepared": changed,
+        "prepared images that are damaged": held[prepared.damaged(places[held])],
+    }
+    return [
+        finding_of(
+            check,
+            [manifest.regions[row] for row in rows.tolist()],
+            advice,
+            is_error=True,
+            rows=[[row] for row in rows.tolist()],
+        )
+        for check, rows in found.items()
+    ]

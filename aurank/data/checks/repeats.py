@@ -12,8 +12,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from aurank.data.checks.findings import Advice, Finding, finding_of, stand_alike, surplus
-from aurank.data.checks.looks import Looks, for_each, grey, look_at_images
-from aurank.data.checks.quality import examine_quality
+from aurank.data.checks.looks import Looks, examine_quality, for_each, grey, look_at_images
 from aurank.data.checks.same_picture import SIDE, close_hashes, likeness, square
 from aurank.data.decode import decode
 from aurank.data.manifest import Manifest

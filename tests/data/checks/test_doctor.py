@@ -1,6 +1,3 @@
-import dataclasses
-
-import numpy as np
 import pytest
 from PIL import Image
 from testing.data_trees import array_manifest, pixels, png, write_tree
@@ -107,19 +104,6 @@ def test_another_compression_of_the_same_pixels_is_the_same_image(tmp_path):
         "two", FolderSource(tmp_path), paths=["1.png", "2.bmp"], labels=["a", "a"], splits=["train", "test"]
     )
     assert "same image in train and test: 1 (1.png = 2.bmp)" in examine(manifest).warnings
-
-
-def test_images_of_one_content_but_other_shapes_differ():
-    source = ArraySource({"tall": np.zeros((4, 2), np.uint8), "wide": np.zeros((2, 4), np.uint8)})
-    manifest = build_manifest("shapes", source, paths=["tall", "wide"], labels=["a", "a"], splits=["train", "test"])
-    assert not [text for text in examine(manifest).warnings if text.startswith("same")]
-
-
-def test_a_doctor_looks_at_the_rows_selected_only():
-    manifest = array_manifest({"train": [2, 2], "test": [2, 2]})
-    broken = dataclasses.replace(manifest, paths=(*manifest.paths[:-1], "gone"))
-    assert examine(broken).errors == ["missing files: 1 (gone)"]
-    assert examine(broken.split("train")).errors == []
 
 
 def test_where_training_has_no_labels_its_classes_and_a_missing_test_split_are_no_findings():

@@ -91,12 +91,3 @@ def test_files_that_cannot_be_trained_on_are_refused_in_one_line(
         read(path)
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
-
-
-def test_splits_are_not_given_twice_and_fit(tmp_path: Path) -> None:
-    np.save(tmp_path / "splits.npy", rows()["splits"])
-    with pytest.raises(UserError, match="holds splits of its own"):
-        read(write_rows(tmp_path / "rows.npz"), splits="splits.npy")
-    np.save(tmp_path / "splits.npy", rows()["splits"][:5])
-    with pytest.raises(UserError, match=r"splits has shape \(5,\), <U5; expected one text a row, 72"):
-        read(write_rows(tmp_path / "rows.npz", splits=None), splits="splits.npy")

@@ -1,6 +1,5 @@
 import dataclasses
 
-import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -280,11 +279,3 @@ def test_a_list_that_is_missing_or_starts_elsewhere_says_so(tree, tmp_path):
         read_lists(tree, train="train.txt", test="train.txt", images="images")
     with pytest.raises(UserError, match="does not exist; expected a folder or a zip archive"):
         read_lists(tmp_path, path="gone.zip", train="train.txt", test="train.txt", images="")
-
-
-def test_ids_need_not_be_contiguous_and_may_be_large(tree):
-    (tree / "train.txt").write_text(HEADER + "1 9999999999 1 a/1.png\n2 3 1 a/2.png\n")
-    (tree / "test.txt").write_text(HEADER)
-    manifest = read_lists(tree, train="train.txt", test="test.txt", images="")
-    assert manifest.classes == ("9999999999", "3")
-    np.testing.assert_array_equal(manifest.labels, [0, 1])

@@ -9,7 +9,6 @@ from testing.sampling import assert_limits_are_kept, cases, equal_batches, label
 
 from aurank.data import HardNegativeSampler, PKSampler
 from aurank.data.samplers.hard_negative import nearest_classes
-from aurank.errors import UserError
 
 
 def _random_neighbours(labels: np.ndarray, seed: int = 0):
@@ -169,10 +168,3 @@ def test_classes_are_as_near_as_images_of_either_are_among_the_neighbours_of_the
     expected = [[2, 1, -1], [2, 0, 3], [0, 1, -1], [1, -1, -1]]
     assert nearest_classes(labels, neighbours, 3).tolist() == expected
     assert nearest_classes(labels, neighbours, 1).tolist() == [row[:1] for row in expected]
-
-
-@pytest.mark.parametrize("name", ["refresh_every", "num_neighbours"])
-def test_numbers_below_one_are_refused(name):
-    labels = shuffled_labels([8, 8])
-    with pytest.raises(UserError, match=f"{name} must be at least 1, got 0"):
-        HardNegativeSampler(labels, 16, neighbours=_random_neighbours(labels), **{name: 0})

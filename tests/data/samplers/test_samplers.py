@@ -53,22 +53,6 @@ def test_pk_batches_are_nearly_equal_and_nearly_full():
         assert len(lengths) <= np.ceil(len(labels) / 112 * 1.05)
 
 
-def test_pk_gives_p_classes_of_m_images_when_sizes_fit():
-    labels = shuffled_labels([20] * 56)
-    batches = PKSampler(labels, 112).epoch(0)
-    assert len(batches) == 10
-    for rows in batches:
-        assert (np.unique(labels[rows], return_counts=True)[1] == 4).all()
-        assert len(rows) == 112
-
-
-def test_fewer_classes_than_fit_a_batch_still_show_every_image():
-    labels = shuffled_labels([90] * 10)
-    batches = PKSampler(labels, 112).epoch(0)
-    assert sorted(np.concatenate(batches).tolist()) == list(range(900))
-    assert {len(rows) for rows in batches} <= set(range(36, 41))
-
-
 @pytest.mark.parametrize(
     ("count", "size", "chunks"),
     [
@@ -189,13 +173,6 @@ def test_the_ranks_together_have_the_batches_of_one_process(case, world_size, se
         assert max(map(len, rows)) - min(map(len, rows)) <= 2 * per_class
 
 
-def test_shuffled_ranks_together_have_the_batches_of_one_process():
-    labels = shuffled_labels([30, 31])
-    one = ShuffledSampler(labels, 16).epoch(0)
-    parts = [ShuffledSampler(labels, 16, rank=rank, world_size=3).epoch(0) for rank in range(3)]
-    assert equal_batches([np.concatenate(rows) for rows in zip(*parts, strict=True)], one)
-
-
 @settings(max_examples=20, deadline=None)
 @given(count=st.integers(2, 200), batch=st.integers(2, 50))
 def test_shuffled_sees_every_image_once_in_nearly_equal_batches(count, batch):
@@ -238,12 +215,6 @@ def test_a_batch_too_small_for_the_processes_is_passed_over_and_keeps_its_number
     assert places == [(0, 0), (0, 2), (1, 0), (1, 2)]
     with pytest.raises(UserError, match="no batch of epoch 1 has 2 rows for each of 4 processes"):
         next(ShuffledSampler(labels[:10], 8, world_size=4).iterate())  # batches of five
-
-
-def test_samplers_leave_the_global_random_state_alone():
-    before = np.random.get_state()[1].tobytes()  # noqa: NPY002
-    PKSampler(shuffled_labels([8] * 8), 16).epoch(0)
-    assert np.random.get_state()[1].tobytes() == before  # noqa: NPY002
 
 
 @pytest.mark.parametrize(
