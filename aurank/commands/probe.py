@@ -18,8 +18,7 @@ from aurank.embedding.select_images import ImageSelection
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import integer_array, numbered
 from aurank.evaluation.probes import CHECKS, PROBES
-from aurank.evaluation.probes.result import ProbeResult
-from aurank.evaluation.probes.splits import split_labels
+from aurank.evaluation.probes.result import ProbeResult, split_labels
 
 CLOSED = 0.5  # part of the tested classes from which on the training split's rows train
 

@@ -206,11 +206,8 @@ def _check_pair(a: Report, b: Report, metric: str, force: bool) -> None:
             raise UserError(f"only one of the reports has the queries' {what}: {remedy}")
         if len(left) != len(right):
             raise UserError(f"the reports are about {len(left):,} and {len(right):,} queries with a positive: {remedy}")
-        kinds = ["text" if values.dtype.kind == "U" else "numbers" for values in (left, right)]
-        if kinds[0] != kinds[1]:
-            raise UserError(f"the reports' queries differ in their {what}: {kinds[0]} and {kinds[1]}; {remedy}")
         if not np.array_equal(left, right):
-            place = int(np.flatnonzero(left != right)[0])
+            place = int(np.argmax(left.astype(object) != right.astype(object)))  # text beside numbers too
             pair = f"{left[place]} and {right[place]} at place {place}"
             raise UserError(f"the reports' queries differ in their {what}: {pair}; {remedy}")
     if a.num_gallery != b.num_gallery and not a.distance == b.distance == RUN:

@@ -215,7 +215,6 @@ class _Side:
 
 
 def _relation(query: _Side, gallery: _Side, labels: Int64[np.ndarray, " pair"]) -> dict[str, Any]:
-    """Return the arguments of `evaluate` that say who is positive: labels where every item has one, else all pairs."""
     left, right = query.entries(labels), gallery.entries(labels)
     if len(left) == len(query.rows) and len(right) == len(gallery.rows):
         return {"labels": labels[query.rows], "gallery_labels": labels[gallery.rows]}

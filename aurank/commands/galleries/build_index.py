@@ -301,7 +301,6 @@ def embedded_before(prepared: PreparedModel, path: Path) -> tuple[Embedded, list
 
 
 def _require_made_alike(prepared: PreparedModel, made: MadeBy, path: Path) -> None:
-    """Raise UserError where embeddings were made by another model than the one that was prepared, or otherwise."""
     own = prepared.made_by
     if (made.weights_sha256, made.preprocessing) != (own.weights_sha256, own.preprocessing):
         said = f"--embeddings {path} was made by {made.model}, with other weights or preprocessing than --model"
@@ -312,7 +311,6 @@ def _require_made_alike(prepared: PreparedModel, made: MadeBy, path: Path) -> No
 
 
 def _prepared(model: StoredModel, manifest: Manifest, data: DataConfig, running: RunOptions) -> PreparedModel:
-    """Return the model of an index with images as it wants them."""
     dataset_of = partial(model.dataset, on_error=data.on_error, max_pixels=data.max_pixels)
     dataset = dataset_of(manifest)
     return PreparedModel(
@@ -321,7 +319,6 @@ def _prepared(model: StoredModel, manifest: Manifest, data: DataConfig, running:
 
 
 def _numbered_source(sources: list[SourceRecord], source: ImageSource) -> tuple[list[SourceRecord], int]:
-    """Return the sources of an index with this one among them, and its number."""
     described = describe_source(source)
     if described not in sources:
         sources = [*sources, described]
@@ -333,7 +330,6 @@ def _write(folder: Path, about: dict[str, Any], rows: IndexedRows, model: Stored
 
 
 def _digest(source: ImageSource, path: str) -> str:
-    """Return the digest of a file's bytes, "" where it cannot be read."""
     try:
         return hashlib.sha256(source.read_bytes(path)).hexdigest()
     except UserError:

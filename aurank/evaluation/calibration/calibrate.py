@@ -274,7 +274,6 @@ def _calibration(
 
 
 def _curve(scores: PairScores, threshold: float, cut: float) -> ThresholdCurve:
-    """Return the rates at scores of positives spread over recall and over scores, and at the threshold."""
     listed = scores.positives
     by_recall = listed[np.linspace(0, len(listed) - 1, STEPS + 1).astype(np.int64)]
     edges = np.unique(np.concatenate([by_recall, np.linspace(listed[0], listed[-1], STEPS // 2 + 1), [threshold]]))

@@ -187,7 +187,6 @@ def pooled_metrics(
 def _lowest(
     scores: PairScores, distinct: Float64[np.ndarray, " score"], allowed: Int64[np.ndarray, " score"]
 ) -> float | None:
-    """Return the lowest of some increasing scores that no more negatives reach than are allowed there."""
     least, most = scores.bracket(distinct)
     certain = np.flatnonzero(most <= allowed)[:1]
     end = certain[0] if len(certain) else len(distinct)

@@ -214,7 +214,6 @@ class _ListReader:
 
 
 def _runs(similarity: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each entry of a sorted list where the entries of its score begin, and where they have ended."""
     width = similarity.shape[1]
     column = np.arange(width)
     change = similarity[:, 1:] != similarity[:, :-1]
@@ -227,7 +226,6 @@ def _runs(similarity: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _neighbour_recall(
     problem: RetrievalProblem, index: Index, recall_at: tuple[int, ...], *, seed: int
 ) -> tuple[dict[int, float], int]:
-    """Return for each k the mean part of the k true nearest rows among the index's k, and over how many queries."""
     chosen = np.sort(np.random.default_rng(seed).permutation(len(problem.embeddings))[:NEIGHBOUR_QUERIES])
     queries, own = take(problem.embeddings, chosen), problem.own_rows()
     leave_out = None if own is None else own[chosen]

@@ -268,7 +268,6 @@ class Index:
         faiss_bridge.check_rows(embeddings, side=side, distance=self.distance)
 
     def _depth(self, queries: Embeddings, k: int, leave_out: np.ndarray | None) -> int:
-        """Return how many neighbours to ask faiss for."""
         if k < 1:
             raise UserError(f"k must be 1 or more, got {k}")
         if not len(self):
@@ -285,7 +284,6 @@ class Index:
         return depth
 
     def _centroids(self) -> int:
-        """Return the most centroids that one k-means of the training has to find."""
         faiss = faiss_library()
         lists = faiss.try_extract_index_ivf(self.host)
         coded = self.host if lists is None else faiss.downcast_index(lists)

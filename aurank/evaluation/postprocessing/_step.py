@@ -69,7 +69,7 @@ class Step:
 class RowStep(Step):
     """A step that changes each row by itself."""
 
-    learns: ClassVar[dict[str, int]] = {}  # the arrays of its state, and how many axes each has
+    learns: ClassVar[tuple[str, ...]] = ()  # the arrays of its state
     is_scale_free: ClassVar[bool] = False  # whether it does the same to longer rows
     makes_code: ClassVar[bool] = False  # what `rescore` looks behind
 

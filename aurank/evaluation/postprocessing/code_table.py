@@ -38,18 +38,13 @@ class Codes:
     rescore: int | None = None
 
     def __post_init__(self) -> None:
-        for dim in self.dims:
-            if isinstance(dim, bool) or dim < 1:
-                raise UserError(f"dims must hold whole numbers of 1 or more, such as (64, 128); got {dim!r}")
-        for precision in self.precisions:
+        if min((*self.dims, 1 if self.rescore is None else self.rescore), default=1) < 1:
+            raise UserError(f"dims and rescore must be 1 or more; got {self.dims} and {self.rescore}")
+        for precision in self.precisions or ("",):
             if precision not in BITS:
                 raise UserError(
                     f"no precision {precision!r}, expected some of {', '.join(BITS)}{meant(nearest(precision, BITS))}"
                 )
-        if not self.precisions:
-            raise UserError(f"precisions is empty: name some of {', '.join(BITS)}")
-        if self.rescore is not None and self.rescore < 1:
-            raise UserError(f"rescore must be 1 or more, the length of the lists, got {self.rescore}")
 
     def each(self, width: int) -> Iterator[dict[str, Any]]:
         """Yield "dim", "precision", "rescored" (a length or None) and "bytes" of each code of rows of that width."""

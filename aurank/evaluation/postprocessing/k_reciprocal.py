@@ -65,7 +65,6 @@ class KReciprocal(ListStep):
 
 
 def _nodes(sides: Sides) -> tuple[Rows, Int64[np.ndarray, " query"], Int64[np.ndarray, " gallery"]]:
-    """Return the rows of the graph, which are the gallery and the other queries, and the node of each row."""
     gallery, own = sides.searched, sides.own_kept
     gallery_node = np.full(len(sides.target), -1)
     gallery_node[sides.kept] = np.arange(len(gallery))
@@ -127,7 +126,6 @@ def _reciprocal_pairs(rank: Int64[np.ndarray, "node k"], k1: int) -> tuple[np.nd
 
 
 def _mutual(rank: Int64[np.ndarray, "node k"]) -> Bool[np.ndarray, "node k"]:
-    """Return which entries of each node's list have the node in theirs."""
     found = np.empty(rank.shape, bool)
     for start in range(0, len(rank), BLOCK):
         here = slice(start, min(start + BLOCK, len(rank)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,11 +26,10 @@ from aurank.evaluation.engine.problem import RetrievalProblem, check_sides, rows
 from aurank.evaluation.engine.ranks import RankBlocks, Ranks
 from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.postprocessing._step import ListStep, Rows, RowStep, Sides, SideStep, Step
-from aurank.evaluation.postprocessing.codes import Binary, Float16, Int8, Rescore, Truncate
 from aurank.evaluation.postprocessing.expansion import DatabaseAugmentation, QueryExpansion
 from aurank.evaluation.postprocessing.k_reciprocal import KReciprocal
-from aurank.evaluation.postprocessing.linear import Centring, Whiten
-from aurank.evaluation.postprocessing.reorder import reordered_ranks
+from aurank.evaluation.postprocessing.reorder import Rescore, reordered_ranks
+from aurank.evaluation.postprocessing.row_steps import Binary, Centring, Float16, Int8, Truncate, Whiten
 from aurank.files import read_bundle, reading, write_bundle
 from aurank.names import meant, nearest
 
@@ -169,10 +169,13 @@ class PostProcessing:
                 steps[place] = step.fit(self._changed(rows, steps[:place], side="training", final=False))
         return replace(self, steps=tuple(steps), fitted_rows=len(rows))
 
-    def rows(self, embeddings: Embeddings, *, side: str = "query") -> Rows:
-        """Return embeddings as they are behind the steps that change single rows, float32 unless float64 came."""
+    def rows(self, embeddings: Embeddings, *, side: str = "query", uncoded: bool = False) -> Rows:
+        """Return embeddings as they are behind the steps that change single rows, float32 unless float64 came.
+
+        With `uncoded`, behind those before the first code.
+        """
         check_matrix(embeddings, side=side)
-        return self._changed(embeddings, self._row_steps, side=side)
+        return self._changed(embeddings, self.before_codes if uncoded else self._row_steps, side=side)
 
     def apply(self, problem: RetrievalProblem, *, device: str = "cpu") -> "Processed":
         """Return the problem behind the steps; UserError where they do not fit it."""
@@ -180,8 +183,7 @@ class PostProcessing:
         self.require_fitted()
         last = self.steps[-1]
         sides = self._sides(problem, self._row_steps)
-        codes = [place for place, step in enumerate(self._row_steps) if step.makes_code]
-        uncoded = self._sides(problem, self._row_steps[: codes[0]]) if codes and isinstance(last, Rescore) else sides
+        uncoded = self._sides(problem, self.before_codes) if self.has_codes and isinstance(last, Rescore) else sides
         for step in self.steps:
             if isinstance(step, SideStep):
                 sides = step.sides(sides, device=device)
@@ -218,6 +220,16 @@ class PostProcessing:
         names = " and ".join(self.transductive)
         verb = "is" if len(self.transductive) == 1 else "are"
         return f"post-processing: {self}{learnt}; {names} {verb} transductive: a score depends on other test rows"
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether a step makes a code."""
+        return any(step.makes_code for step in self._row_steps)
+
+    @property
+    def before_codes(self) -> list[RowStep]:
+        """The steps before the first that makes a code."""
+        return list(takewhile(lambda step: not step.makes_code, self._row_steps))
 
     @property
     def _row_steps(self) -> list[RowStep]:
@@ -316,7 +328,6 @@ class Processed:
 
 
 def _step(name: str, given: dict[str, str]) -> Step:
-    """Return the step of that name with parameters from text."""
     if name not in STEPS:
         raise UserError(
             f"no post-processing step {name!r}, expected some of {', '.join(STEPS)}{meant(nearest(name, STEPS))}"
@@ -337,7 +348,6 @@ def _step(name: str, given: dict[str, str]) -> Step:
 
 
 def _with_state(step: Step, state: dict[str, torch.Tensor]) -> Step:
-    """Return a step with what it learnt."""
     if not isinstance(step, RowStep) or not step.learns:
         return step
     return replace(step, state={name: state[name].numpy() for name in step.learns})

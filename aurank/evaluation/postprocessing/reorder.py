@@ -1,14 +1,41 @@
-"""Ranks of lists whose beginnings were ordered anew."""
+"""Lists whose beginnings are ordered anew: by the rows before codes, and the ranks that follow."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float64
 
 from aurank.evaluation.engine.nearest import NearestRows
 from aurank.evaluation.engine.ranks import Ranks
+from aurank.evaluation.postprocessing._lists import pair_scores
+from aurank.evaluation.postprocessing._step import ListStep, Sides
 
 ELEMENTS = 2**24  # scores compared at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rescore(ListStep):
+    """Order the first `depth` of each list by the rows as they were before truncation and codes.
+
+    Not transductive. An index that does so keeps the rows besides, to read `depth` of them for a query.
+
+    Example:
+        >>> str(Rescore(depth=50))
+        'rescore:depth=50'
+    """
+
+    name: ClassVar[str] = "rescore"
+
+    def scores(
+        self, lists: NearestRows, sides: Sides, uncoded: Sides, *, distance: str, device: str
+    ) -> Float64[np.ndarray, "query k"]:
+        """Return the exact scores of the rows before the codes."""
+        exists = lists.row >= 0
+        found = np.full(lists.row.shape, np.nan)
+        query = np.broadcast_to(lists.query[:, None], lists.row.shape)[exists]
+        found[exists] = pair_scores(uncoded.queries, uncoded.target, query, lists.row[exists], distance=distance)
+        return found
 
 
 def reordered_ranks(ranks: Ranks, lists: NearestRows, score: Float64[np.ndarray, "query k"]) -> Ranks:

@@ -12,10 +12,10 @@ from aurank.evaluation.engine.inputs import check_matrix
 from aurank.evaluation.engine.nearest import NearestRows
 from aurank.evaluation.index.faiss_bridge import check_rows
 from aurank.evaluation.index.neighbours import Index
-from aurank.evaluation.postprocessing._step import ListStep, RowStep, Sides, SideStep
-from aurank.evaluation.postprocessing.codes import Rescore
+from aurank.evaluation.postprocessing._step import ListStep, Sides, SideStep
 from aurank.evaluation.postprocessing.expansion import DatabaseAugmentation
 from aurank.evaluation.postprocessing.postprocessing import PostProcessing
+from aurank.evaluation.postprocessing.reorder import Rescore
 
 SPARE = 8  # rows beyond k, which are then ordered by float64 scores
 TILE = 2**21  # scores taken at a time
@@ -112,7 +112,6 @@ class GallerySearch:
         return row[:, :k], score[:, :k]
 
     def _sides(self, queries: np.ndarray, own: Int64[np.ndarray, " query"]) -> Sides:
-        """Return queries and gallery behind the steps that change rows."""
         rows = queries if self.processing is None else self.processing.rows(queries)
         gallery = None if self.processing is None else np.asarray(self.vectors)
         sides = Sides(rows, gallery, own, np.arange(len(self.vectors)))
@@ -128,7 +127,6 @@ class GallerySearch:
     def _by_products(
         self, queries: np.ndarray, depth: int, own: Int64[np.ndarray, " query"], among: Int64[np.ndarray, " row"]
     ) -> Places:
-        """Return the nearest of some rows, a tile of products at a time."""
         depth, left = min(depth, len(among)), self._scaled(queries)
         best, row = np.full((len(queries), 0), 0.0), np.full((len(queries), 0), -1)
         step = max(1, TILE // (len(queries) + queries.shape[1]))
@@ -148,7 +146,6 @@ class GallerySearch:
         return np.where(np.isfinite(best), row, -1)
 
     def _scores(self, queries: np.ndarray, row: Places) -> Scores:
-        """Return the score of each query and the rows of its list, in float64."""
         left = self._scaled(queries)
         score = np.full(row.shape, np.nan)
         for place, listed in enumerate(row):
@@ -186,29 +183,15 @@ class GallerySearch:
         )
 
     @cached_property
-    def _before_codes(self) -> PostProcessing | None:
-        """The steps before the first that makes a code, None where there are none."""
-        assert self.processing is not None
-        row_steps = [step for step in self.processing.steps if isinstance(step, RowStep)]
-        codes = [place for place, step in enumerate(row_steps) if step.makes_code]
-        steps = tuple(row_steps[: codes[0]]) if codes else ()
-        return PostProcessing(steps, self.processing.distance) if steps else None
-
-    @cached_property
-    def _has_codes(self) -> bool:
-        assert self.processing is not None
-        return any(isinstance(step, RowStep) and step.makes_code for step in self.processing.steps)
-
-    @cached_property
     def _uncoded_gallery(self) -> np.ndarray:
-        steps = self._before_codes
-        return np.asarray(self.embeddings if steps is None else steps.rows(self.embeddings, side="gallery"))
+        assert self.processing is not None
+        return self.processing.rows(np.asarray(self.embeddings), side="gallery", uncoded=True)
 
     def _uncoded(self, queries: np.ndarray, sides: Sides) -> Sides:
-        """Return both sides before the first step that makes a code."""
-        if not self._has_codes:
+        assert self.processing is not None
+        if not self.processing.has_codes:
             return sides
-        rows = queries if self._before_codes is None else self._before_codes.rows(queries)
+        rows = self.processing.rows(queries, uncoded=True)
         return Sides(rows, self._uncoded_gallery, sides.own, sides.kept)
 
 

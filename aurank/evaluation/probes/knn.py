@@ -10,8 +10,7 @@ from aurank.errors import UserError
 from aurank.evaluation.aggregate import mean
 from aurank.evaluation.engine.inputs import Embeddings, Integers, ProgressCallback
 from aurank.evaluation.index.neighbours import GPU_LONGEST_LIST, Index
-from aurank.evaluation.probes.result import ProbeResult, result_of, top
-from aurank.evaluation.probes.splits import ProbeSplit, pick, split_rows
+from aurank.evaluation.probes.result import ProbeResult, ProbeSplit, pick, result_of, split_rows, top
 
 NEIGHBOURS, TEMPERATURE = 200, 0.07
 

@@ -11,8 +11,17 @@ from jaxtyping import Float64, Int64
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import Embeddings, Integers, ProgressCallback
 from aurank.evaluation.index.faiss_bridge import BLOCK, blocks, load_rows
-from aurank.evaluation.probes.result import ProbeResult, result_of, top
-from aurank.evaluation.probes.splits import HELD_OUT, Draw, ProbeSplit, held_out, pick, split_rows
+from aurank.evaluation.probes.result import (
+    HELD_OUT,
+    Draw,
+    ProbeResult,
+    ProbeSplit,
+    held_out,
+    pick,
+    result_of,
+    split_rows,
+    top,
+)
 
 STRENGTHS = tuple(10.0**power for power in range(1, -6, -1))
 MOST_STEPS = 1000
@@ -154,7 +163,6 @@ class _Regression:
 def _choose(
     model: _Regression, features: Features, draw: Draw, strengths: Sequence[float], fitted: Callable[[], None]
 ) -> tuple[int, bool]:
-    """Return which strength has the best top-1 on rows held out, the strongest of equals, and if one beyond may win."""
     aside = held_out(draw.train_classes, seed=draw.seed)
     train, tested, accuracy = features[~aside], features[aside], []
     for strength in strengths:

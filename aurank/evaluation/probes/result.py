@@ -1,21 +1,186 @@
-"""What a probe found: accuracies, what was counted, under which settings."""
+"""Which rows train a probe and which test it (two sets that share classes, or halves of one), and what it found."""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
+from aurank.errors import UserError
 from aurank.evaluation.aggregate import mean
-from aurank.evaluation.probes.splits import ProbeSplit
+from aurank.evaluation.engine.inputs import Embeddings, Integers, check_matrix, integer_array, unique_ids
+from aurank.evaluation.index.faiss_bridge import check_rows, take
 from aurank.files import EXACT, checked, read_record, reading, write_text
 
 FORMAT, VERSION = "aurank.probe", 1
 TOP = (1, 5)
+Rows: TypeAlias = Int64[np.ndarray, " row"]
+HALVES_SEEDS = (0, 1, 2)
+HELD_OUT = 0.2  # part of each class's training rows that chooses a linear probe's regularisation
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """One training and one test set: rows of their sides, and those rows' classes, counted from 0."""
+
+    seed: int
+    train: Int64[np.ndarray, " train"]
+    test: Int64[np.ndarray, " test"]
+    train_classes: Int64[np.ndarray, " train"]
+    test_classes: Int64[np.ndarray, " test"]
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeSplit:
+    """What a probe trains and tests on.
+
+    `design` is "closed set" (two sides) or "halves" (of the classes of one). All draws have the same numbers of rows.
+    `num_left_out` counts the rows that cannot be used: test rows of classes that have no training row, or, in halves,
+    classes of one row. `notes` say so in words.
+    """
+
+    design: str
+    draws: tuple[Draw, ...]
+    num_classes: int
+    num_left_out: int
+    notes: tuple[str, ...]
+
+    @property
+    def num_train(self) -> int:
+        """Training rows of a draw."""
+        return len(self.draws[0].train)
+
+    @property
+    def num_test(self) -> int:
+        """Test rows of a draw."""
+        return len(self.draws[0].test)
+
+
+def split_rows(
+    embeddings: Embeddings,
+    labels: Integers,
+    test: Embeddings | None,
+    test_labels: Integers | None,
+    *,
+    distance: str,
+    ids: Integers | None,
+    seeds: Sequence[int] | None,
+) -> ProbeSplit:
+    """Return the split of rows and labels, which are checked; UserError where they do not fit each other."""
+    if (test is None) != (test_labels is None):
+        raise UserError("test and test_labels go together: give both, or neither to probe within the one set")
+    side = "probed" if test is None else "training"
+    check_matrix(embeddings, side=side)
+    classes = integer_array(labels, name="label", rows=len(embeddings), side=side)
+    numbers = None if ids is None else unique_ids(ids, rows=len(embeddings), side=side)
+    test_classes = None
+    if test is not None and test_labels is not None:
+        check_matrix(test, side="test")
+        if test.shape[1] != embeddings.shape[1]:
+            raise UserError(
+                f"the training embeddings have {embeddings.shape[1]} columns and the test embeddings "
+                f"{test.shape[1]}: both must come from the same model"
+            )
+        test_classes = integer_array(test_labels, name="label", rows=len(test), side="test")
+    split = split_labels(classes, test_classes, ids=numbers, seeds=seeds)
+    for rows, name in ((embeddings, side), (test, "test")):
+        if rows is not None:
+            check_rows(rows, side=name, distance=distance)
+    return split
+
+
+def pick(embeddings: Embeddings, rows: Rows) -> Embeddings:
+    """Return these rows, copied only where they are not the whole side in order."""
+    whole = len(rows) == len(embeddings) and bool((np.diff(rows) > 0).all())
+    return embeddings if whole else take(embeddings, rows)
+
+
+def split_labels(
+    labels: Rows,
+    test_labels: Int64[np.ndarray, " test"] | None = None,
+    *,
+    ids: Rows | None = None,
+    seeds: Sequence[int] | None = None,
+) -> ProbeSplit:
+    """Return the split of rows with these labels; UserError where no probe is possible.
+
+    With `test_labels`, all of `labels` train and the test rows of their classes test. Without, each seed draws half of
+    the rows of every class for training (the larger half of an odd number), and the others test. Draws depend on the
+    order of the `ids` (by default rows), not on where a row stands.
+    """
+    if seeds is not None and (not len(seeds) or len(set(seeds)) < len(seeds) or min(seeds) < 0):
+        raise UserError(f"seeds must be different whole numbers from 0, at least one, got {tuple(seeds)}")
+    order = np.arange(len(labels)) if ids is None else np.argsort(ids, kind="stable")
+    if test_labels is None:
+        return _halves(labels, order, HALVES_SEEDS if seeds is None else tuple(seeds))
+    return _closed_set(labels, test_labels, order, (0,) if seeds is None else tuple(seeds))
+
+
+def held_out(classes: Rows, *, seed: int) -> Bool[np.ndarray, " row"]:
+    """Mark the rows held out: a fifth of each class, rounded down but at least one, none of a class of one row."""
+    counts = np.bincount(classes)
+    number = np.where(counts > 1, np.maximum(1, np.floor(HELD_OUT * counts)), 0).astype(np.int64)
+    return _drawn(classes, number, np.random.default_rng([seed, 1]))
+
+
+def _closed_set(
+    labels: Rows, test_labels: Int64[np.ndarray, " test"], order: Rows, seeds: tuple[int, ...]
+) -> ProbeSplit:
+    names, classes = np.unique(labels[order], return_inverse=True)
+    if len(names) < 2:
+        raise UserError("the training rows are all of one class: a probe needs two to tell apart")
+    seen = np.isin(test_labels, names)
+    if not seen.any():
+        raise UserError(
+            "no class of the test rows occurs among the training rows: leave the training rows out, so that one half "
+            "of the test rows trains and the other tests"
+        )
+    test, left_out = np.flatnonzero(seen), int((~seen).sum())
+    test_classes = np.searchsorted(names, test_labels[test])
+    absent = _classes(len(np.unique(test_labels[~seen])))
+    note = f"left out: {left_out:,} of {len(seen):,} test rows, whose {absent} no training row has"
+    draws = tuple(Draw(seed, order, test, classes.reshape(-1), test_classes) for seed in seeds)
+    return ProbeSplit("closed set", draws, len(names), left_out, (note,) if left_out else ())
+
+
+def _halves(labels: Rows, order: Rows, seeds: tuple[int, ...]) -> ProbeSplit:
+    _, every, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
+    usable = counts > 1
+    if usable.sum() < 2:
+        raise UserError(
+            "a probe within one set trains on one half of each class and tests on the other, and needs two classes of "
+            f"two rows or more: there are {usable.sum()}, among {_classes(len(counts))}"
+        )
+    kept = usable[every.reshape(-1)]
+    rows, left_out = order[kept], int((~kept).sum())
+    classes = np.unique(labels[rows], return_inverse=True)[1].reshape(-1)
+    number = (np.bincount(classes) + 1) // 2
+    draws = []
+    for seed in seeds:
+        train = _drawn(classes, number, np.random.default_rng([seed, 0]))
+        draws.append(Draw(seed, rows[train], rows[~train], classes[train], classes[~train]))
+    notes = (f"left out: {left_out:,} of {len(labels):,} rows, the only one of their class",) if left_out else ()
+    return ProbeSplit("halves", tuple(draws), int(usable.sum()), left_out, notes)
+
+
+def _drawn(
+    classes: Rows, number: Int64[np.ndarray, " class"], generator: np.random.Generator
+) -> Bool[np.ndarray, " row"]:
+    """Mark `number` random rows of each class."""
+    order = np.lexsort((generator.permutation(len(classes)), classes))
+    ordered = classes[order]
+    place = np.arange(len(classes)) - np.searchsorted(ordered, ordered)
+    chosen = np.zeros(len(classes), dtype=np.bool_)
+    chosen[order] = place < number[ordered]
+    return chosen
+
+
+def _classes(count: int) -> str:
+    return f"{count:,} {'class' if count == 1 else 'classes'}"
 
 
 @dataclass(frozen=True)

@@ -134,10 +134,10 @@ def test_what_does_not_go_together_is_refused(given: dict[str, Any], said: str |
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"dims": (0,)}, "dims must hold whole numbers of 1 or more"),
+        ({"dims": (0,)}, "dims and rescore must be 1 or more"),
         ({"precisions": ("int4",)}, "no precision 'int4', expected some of float32, float16, int8, binary"),
-        ({"precisions": ()}, "precisions is empty"),
-        ({"rescore": 0}, "rescore must be 1 or more"),
+        ({"precisions": ()}, "no precision '', expected some of"),
+        ({"rescore": 0}, "rescore must be 1 or more; got"),
     ],
 )
 def test_codes_that_make_no_sense_are_refused(given: dict[str, Any], said: str) -> None:

@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from aurank.errors import UserError
 from aurank.evaluation import ProbeResult, knn, linear_probe
 from aurank.evaluation.probes.knn import vote_ranks
-from aurank.evaluation.probes.splits import held_out, split_labels
+from aurank.evaluation.probes.result import held_out, split_labels
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
