@@ -13,9 +13,10 @@ from torch import Tensor
 from aurank.errors import UserError, first_line
 from aurank.evaluation import metrics
 from aurank.evaluation.aggregate import Classes, mean
-from aurank.evaluation.engine.inputs import Embeddings, Integers, device_of, integer_array, read
+from aurank.evaluation.engine.inputs import Embeddings, Integers, device_of, integer_array
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.ranks import RankBlocks, Ranks, query_columns
+from aurank.evaluation.engine.scores import read
 from aurank.evaluation.index.faiss_bridge import faiss_library, transforms
 from aurank.names import meant, nearest
 

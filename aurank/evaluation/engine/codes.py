@@ -20,9 +20,8 @@ import torch
 from jaxtyping import Float32, Float64, Int8, Int64, UInt8
 from torch import Tensor
 
-from aurank.evaluation.engine.exact import ExactScores
-from aurank.evaluation.engine.inputs import ELEMENTS, Vectors, read
 from aurank.evaluation.engine.kernels import Edges
+from aurank.evaluation.engine.scores import ELEMENTS, ExactScores, Vectors, read
 
 CODES = "codes"  # as a tier
 CENTRE_ROWS = 1024  # of which the mean is taken

@@ -5,12 +5,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64, Shaped
+from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from aurank.arrays import MappedRows
 from aurank.errors import UserError
-from aurank.evaluation.engine.scores import Distance, tree_sum
 from aurank.sizes import size_in_bytes
 
 Device: TypeAlias = torch.device | str
@@ -19,10 +18,6 @@ Embeddings: TypeAlias = Tensor | np.ndarray[Any, np.dtype[Any]] | MappedRows
 Integers: TypeAlias = Tensor | np.ndarray[Any, np.dtype[Any]] | Sequence[Any]
 Places: TypeAlias = Int64[np.ndarray, " place"]
 ProgressCallback: TypeAlias = Callable[[int, int], object]  # called with what is done and the total
-
-# Squares of lengths in this range, and products of two such lengths, stay far from overflow and underflow in float64.
-SHORTEST, LONGEST = 1e-140, 1e140
-ELEMENTS = 2**17  # read at a time while lengths are taken
 
 
 def byte_count(max_memory: int | str) -> int:
@@ -190,97 +185,3 @@ def _check_rows(indices: Int64[np.ndarray, " index"], name: str, side: str, rows
 def device_of(embeddings: Embeddings) -> torch.device:
     """Return where the embeddings live; NumPy's on the CPU."""
     return embeddings.device if isinstance(embeddings, Tensor) else torch.device("cpu")
-
-
-def read(embeddings: Embeddings, index: Int64[Tensor, " row"]) -> Float64[Tensor, "row dim"]:
-    """Return the rows at `index`, in float64, where the index lives; nothing else of `embeddings` is read."""
-    if isinstance(embeddings, Tensor):
-        return embeddings.detach().index_select(0, index).to(torch.float64)
-    return torch.from_numpy(np.asarray(embeddings[index.numpy()], dtype=np.float64))
-
-
-def plain_array(embeddings: Embeddings) -> np.ndarray[Any, np.dtype[Any]] | None:
-    """Return the embeddings as compiled code reads them, C-ordered float32 or float64; None if they are not."""
-    if isinstance(embeddings, Tensor):
-        if embeddings.is_cuda or embeddings.dtype not in (torch.float32, torch.float64):
-            return None
-        embeddings = embeddings.detach().numpy()
-    if isinstance(embeddings, MappedRows):
-        return None
-    native = embeddings.dtype in (np.float32, np.float64) and embeddings.dtype.isnative
-    return np.asarray(embeddings) if native and embeddings.flags.c_contiguous else None
-
-
-def row_lengths(embeddings: Embeddings, *, side: str, distance: str, compiled: bool) -> Float64[Tensor, " row"]:
-    """Return the Euclidean length of every row, in the caller's order, where the embeddings live.
-
-    UserError names the first row that is not finite, too long for float64, or under cosine zero or too short.
-    """
-    array = plain_array(embeddings) if compiled else None
-    if array is not None:
-        from aurank.evaluation.engine.kernels.pairs import exact_lengths
-
-        lengths = torch.empty(len(array), dtype=torch.float64)
-        exact_lengths(array, lengths.numpy())
-    else:
-        index = torch.arange(len(embeddings), device=device_of(embeddings))
-        pieces = torch.split(index, max(1, ELEMENTS // embeddings.shape[1]))
-        squares = torch.cat([tree_sum(torch.square(read(embeddings, piece))) for piece in pieces])
-        # torch's square root on the CPU is a vector routine that may err in the last digit; NumPy's never does.
-        lengths = squares.sqrt() if squares.is_cuda else torch.from_numpy(np.sqrt(squares.numpy()))
-    usable = lengths <= LONGEST  # False for NaN as well
-    if distance == "cosine":
-        usable &= lengths >= SHORTEST
-    if bool(usable.all()):
-        return lengths
-    row = int(torch.argmin(usable.to(torch.int8)))
-    values, length = read(embeddings, torch.tensor([row], device=device_of(embeddings))), float(lengths[row])
-    what = f"has length {length:.3g}: scale the embeddings"
-    if not bool(values.isfinite().all()):
-        what = "holds NaN or infinity: remove it or find out how it was made"
-    elif not bool(values.any()):
-        what = "is all zeros, and has no cosine with anything: remove it"
-    raise UserError(f"row {row} of the {side} embeddings {what}")
-
-
-def greatest_whole(embeddings: Embeddings) -> float | None:
-    """Return the greatest absolute value of embeddings of whole numbers, None for other ones."""
-    greatest = 0.0
-    index = torch.arange(len(embeddings), device=device_of(embeddings))
-    for piece in torch.split(index, max(1, ELEMENTS // embeddings.shape[1])):
-        rows = read(embeddings, piece)
-        if bool((rows != rows.round()).any()):
-            return None
-        greatest = max(greatest, float(rows.abs().max()))
-    return greatest
-
-
-class Vectors:
-    """Rows of one side after sorting, given out in pieces: as they came, or as features for products."""
-
-    def __init__(
-        self, embeddings: Embeddings, lengths: Float64[Tensor, " row"], *, order: Places, distance: Distance
-    ) -> None:
-        self.embeddings, self.distance = embeddings, distance
-        self.order = torch.from_numpy(order).to(lengths.device)
-        self.lengths = lengths[self.order]
-        self.units = distance.units(self.lengths)
-        self.dim, self.device = int(embeddings.shape[1]), lengths.device
-
-    def raw(self, places: slice | Int64[Tensor, " place"]) -> Float64[Tensor, "place dim"]:
-        """Return the rows at these places as they came, in float64."""
-        return read(self.embeddings, self.order[places])
-
-    def features(
-        self, places: slice, dtype: torch.dtype, *, gallery: bool, out: Shaped[Tensor, "place width"] | None = None
-    ) -> Shaped[Tensor, "place width"]:
-        """Return features of these rows, computed in float64 and rounded to `dtype`; in `out` if given."""
-        if out is None:
-            shape = places.stop - places.start, self.distance.width(self.dim)
-            out = torch.empty(shape, dtype=dtype, device=self.device)
-        step = max(1, ELEMENTS // out.shape[1])
-        for start in range(places.start, places.stop, step):
-            here = slice(start, min(start + step, places.stop))
-            piece = self.distance.features(self.raw(here), self.lengths[here], gallery=gallery)
-            out[start - places.start : here.stop - places.start] = piece
-        return out

@@ -17,12 +17,11 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.exact import ExactScores
 from aurank.evaluation.engine.inputs import ProgressCallback
 from aurank.evaluation.engine.kernels import importable
 from aurank.evaluation.engine.positives import Pairs, sort_by_label
 from aurank.evaluation.engine.problem import RetrievalProblem
-from aurank.evaluation.engine.scores import full_precision
+from aurank.evaluation.engine.scores import ExactScores, full_precision
 from aurank.evaluation.engine.tiles import SIDES, Tiles, Work
 
 SPARE = 8  # candidates beyond k, so that rounding at the end of a list seldom asks for a second look

@@ -12,10 +12,10 @@ from jaxtyping import Float64, Int64
 from typing_extensions import Unpack
 
 from aurank.evaluation.engine.counting import Thresholds, count_negatives
-from aurank.evaluation.engine.exact import ExactScores
 from aurank.evaluation.engine.inputs import ProgressCallback
 from aurank.evaluation.engine.positives import require_room, sort_by_label
 from aurank.evaluation.engine.problem import RetrievalProblem
+from aurank.evaluation.engine.scores import ExactScores
 from aurank.evaluation.engine.shards import gather_shards
 from aurank.evaluation.engine.tiles import How, Tiles, Work
 

@@ -18,11 +18,10 @@ from typing_extensions import Unpack
 
 from aurank.errors import UserError
 from aurank.evaluation.engine.counting import Thresholds, count_negatives
-from aurank.evaluation.engine.exact import ExactScores
 from aurank.evaluation.engine.inputs import Devices, Embeddings, Integers, ProgressCallback
 from aurank.evaluation.engine.positives import POSITIVE_BYTES, require_room, sort_by_label
 from aurank.evaluation.engine.problem import RetrievalProblem
-from aurank.evaluation.engine.scores import full_precision, one_thread_each
+from aurank.evaluation.engine.scores import ExactScores, full_precision, one_thread_each
 from aurank.evaluation.engine.shards import gather_shards, require_equal
 from aurank.evaluation.engine.tiles import How, Tiles, Work, consecutive
 

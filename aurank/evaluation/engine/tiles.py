@@ -18,10 +18,9 @@ from typing_extensions import Unpack
 
 from aurank.distributed import ProcessGroup
 from aurank.evaluation.engine.codes import ByteCodes, Coder, are_codes_fast
-from aurank.evaluation.engine.exact import ExactScores
 from aurank.evaluation.engine.inputs import Devices, Embeddings, ProgressCallback, byte_count, choose_devices
 from aurank.evaluation.engine.kernels import check_backend
-from aurank.evaluation.engine.scores import full_precision, one_thread_each
+from aurank.evaluation.engine.scores import ExactScores, full_precision, one_thread_each
 
 SIDES = {"cpu": 768, "cuda": 8192}  # of a tile: on the CPU it is counted while in cache
 SMALLEST = 16

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from aurank.evaluation.engine.exact import ExactScores
 from aurank.evaluation.engine.nearest import BestSearch
 from aurank.evaluation.engine.positives import Pairs, places_of
 from aurank.evaluation.engine.problem import RetrievalProblem
+from aurank.evaluation.engine.scores import ExactScores
 from aurank.evaluation.engine.tiles import Work
 from aurank.evaluation.postprocessing._step import Rows
 

@@ -11,20 +11,12 @@ import torch
 from jaxtyping import Float64
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.inputs import (
-    ELEMENTS,
-    Embeddings,
-    ProgressCallback,
-    check_matrix,
-    device_of,
-    read,
-    row_lengths,
-)
+from aurank.evaluation.engine.inputs import Embeddings, ProgressCallback, check_matrix, device_of
 from aurank.evaluation.engine.kernels import importable
 from aurank.evaluation.engine.nearest import NearestRows, nearest_rows
 from aurank.evaluation.engine.problem import RetrievalProblem, check_sides, rows_without_junk
 from aurank.evaluation.engine.ranks import RankBlocks, Ranks
-from aurank.evaluation.engine.scores import DISTANCES
+from aurank.evaluation.engine.scores import DISTANCES, ELEMENTS, read, row_lengths
 from aurank.evaluation.postprocessing._step import ListStep, Rows, RowStep, Sides, SideStep, Step
 from aurank.evaluation.postprocessing.expansion import DatabaseAugmentation, QueryExpansion
 from aurank.evaluation.postprocessing.k_reciprocal import KReciprocal

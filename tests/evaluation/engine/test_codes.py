@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aurank.evaluation import Ranks, RetrievalProblem, positive_ranks
 from aurank.evaluation.engine import codes, counting
 from aurank.evaluation.engine.codes import CODES, ByteCodes, Coder, multiply_codes
-from aurank.evaluation.engine.exact import ExactScores
+from aurank.evaluation.engine.scores import ExactScores
 
 DISTANCES = ("cosine", "dot", "euclidean")
 ARRAYS = ("query", "labels", "num_negatives", "offset", "positive", "higher", "tied", "at_least")

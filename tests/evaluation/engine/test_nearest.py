@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aurank.errors import UserError
-from aurank.evaluation.engine import exact, nearest, tiles
+from aurank.evaluation.engine import nearest, scores, tiles
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.ranks import positive_ranks
@@ -77,7 +77,7 @@ def test_lists_equal_a_plain_sort_and_positives_stand_at_their_ranks(
     kind: str, distance: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiles, "SIDES", {"cpu": 8, "cuda": 16})
-    for module in (exact, nearest):
+    for module in (scores, nearest):
         monkeypatch.setattr(module, "importable", lambda _: compiled)
     for seed in range(2):
         problem = random_problem(seed, kind)

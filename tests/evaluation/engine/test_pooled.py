@@ -6,9 +6,10 @@ import torch
 from testing.brute_force import exact_score
 
 from aurank.evaluation import RetrievalProblem
-from aurank.evaluation.engine import exact, kernels, tiles
-from aurank.evaluation.engine.exact import ExactScores
+from aurank.evaluation.engine import kernels, tiles
+from aurank.evaluation.engine import scores as exact_scores
 from aurank.evaluation.engine.pooled import PooledScores
+from aurank.evaluation.engine.scores import ExactScores
 
 LABELS = np.arange(70) % 12
 
@@ -69,7 +70,7 @@ def problems() -> dict[str, tuple[RetrievalProblem, str]]:
 def test_counts_are_those_of_every_pair(name: str, compiled: bool, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tiles.SIDES, "cpu", side)
     if not compiled:
-        for module in (exact, kernels):
+        for module in (exact_scores, kernels):
             monkeypatch.setattr(module, "importable", lambda name: False)
     problem, distance = problems()[name]
     pairs = brute_force(problem, distance)

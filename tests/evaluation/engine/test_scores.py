@@ -8,9 +8,16 @@ import torch
 from torch import Tensor
 
 from aurank.evaluation import positive_ranks
-from aurank.evaluation.engine.exact import ExactScores
-from aurank.evaluation.engine.inputs import Vectors, row_lengths
-from aurank.evaluation.engine.scores import DISTANCES, Distance, full_precision, make_distance, tree_sum
+from aurank.evaluation.engine.scores import (
+    DISTANCES,
+    Distance,
+    ExactScores,
+    Vectors,
+    full_precision,
+    make_distance,
+    row_lengths,
+    tree_sum,
+)
 
 
 def rows(count: int, dim: int, seed: int = 0) -> Tensor:
