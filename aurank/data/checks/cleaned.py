@@ -97,7 +97,7 @@ def classes_with_pairs(manifest: Manifest) -> list[tuple[str, str]]:
     Example:
         >>> from aurank.data import READERS
         >>> len(classes_with_pairs(READERS["digits"](None)))
-        10
+        20
     """
     groups = np.full(len(manifest), -1) if manifest.groups is None else manifest.groups
     training = manifest.splits == "train"
