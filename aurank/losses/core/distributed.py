@@ -9,6 +9,7 @@ from jaxtyping import Int64
 from torch import Tensor, distributed, nn
 
 from aurank.errors import UserError
+from aurank.losses.core.checks import require_flag
 from aurank.losses.core.loss_inputs import Inputs, Mined
 from aurank.losses.core.pairs import as_pairs
 
@@ -48,9 +49,7 @@ class Gather:
     known: Shares | None = None
 
     def __init__(self, distributed: bool) -> None:
-        if not isinstance(distributed, bool):
-            raise UserError(f"distributed must be True or False, got {distributed!r}")
-        self.distributed = distributed
+        self.distributed = require_flag("distributed", distributed)
         self.checked = False
 
     def __call__(self, inputs: Inputs) -> Inputs:

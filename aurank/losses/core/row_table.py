@@ -54,17 +54,6 @@ class FullPrecision(nn.Module):
                 value.data = before[name].to(value.device)
         return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        for name in (*dict(self.named_parameters(recurse=False)), *dict(self.named_buffers(recurse=False))):
-            value = state_dict.get(f"{prefix}{name}")
-            if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
-                wrong = ~value.reshape(len(value) if value.ndim else 1, -1).isfinite().all(dim=1)
-                raise UserError(
-                    f"the saved state {prefix}{name} is not finite in {int(wrong.sum())} of {len(wrong)} rows, first "
-                    f"in row {int(wrong.nonzero()[0])}: take an earlier checkpoint"
-                )
-        super()._load_from_state_dict(state_dict, prefix, *others)
-
 
 class Counters:
     """A module's whole numbers on the host: the attributes named in COUNTERS, saved as one tensor.
@@ -80,13 +69,7 @@ class Counters:
 
     def set_extra_state(self, state: Tensor) -> None:
         """Take over saved numbers."""
-        numbers = state.flatten().tolist()
-        if len(numbers) != len(self.COUNTERS):
-            raise UserError(
-                f"the saved state of {type(self).__name__} has {len(numbers)} numbers, not {', '.join(self.COUNTERS)}: "
-                "take a checkpoint of the same loss"
-            )
-        for name, number in zip(self.COUNTERS, numbers, strict=True):
+        for name, number in zip(self.COUNTERS, state.flatten().tolist(), strict=True):
             setattr(self, name, int(number))
 
 

@@ -11,13 +11,13 @@ that fall leaves as it is. docs/results.md has what both come to.
 
 import math
 import warnings
-from typing import Any, Literal, Unpack, get_args
+from typing import Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from aurank.errors import AurankWarning, UserError
+from aurank.errors import AurankWarning
 from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_flag, require_fraction
 from aurank.losses.core.keyed_loss import KeyedLoss, KeyedLossOptions, query_ids
 from aurank.losses.core.log_mean_exp import AnyTemperature
@@ -94,8 +94,6 @@ class Gamma(nn.Module):
         self.progress_known = True
         if self.schedule == "constant":
             return
-        if steps < 1 or epochs <= 0:
-            raise UserError(f"steps and epochs must be above 0, got steps={steps}, epochs={epochs}")
         done = step / steps if self.every == "step" else epoch / epochs
         fall = 0.5 * (1 + math.cos(math.pi * min(1.0, done / self.decay)))
         self.value = self.last + (1 - self.last) * fall
@@ -233,23 +231,6 @@ class NormalizedLoss(KeyedLoss):
             if self.levels is not None:
                 self.levels.values[pairs.side] = level
         return torch.where(pairs.valid[:, None], normalizer, values)[:, 0].to(log_mean.dtype)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        """Take over what the plain average or an earlier version kept, log u itself, less its mean."""
-        saved = f"{prefix}levels._extra_state"
-        if self.levels is None and saved in state_dict:
-            raise UserError(
-                f'the saved state {prefix}tables is of {self.owner} with average="relative": make the loss with it'
-            )
-        if self.levels is not None and saved not in state_dict and f"{prefix}tables.0.rows" in state_dict:
-            levels = []
-            for number in range(len(self.tables)):
-                name = f"{prefix}tables.{number}"
-                rows, seen = state_dict[f"{name}.rows"], state_dict[f"{name}.seen"]
-                levels.append(mean_of_all(rows[seen]))
-                state_dict[f"{name}.rows"] = torch.where(seen[:, None], rows - levels[-1], rows)
-            state_dict[saved] = torch.stack(levels).double()
-        super()._load_from_state_dict(state_dict, prefix, *others)
 
 
 def mean_of_all(values: EntryValues, *, logarithms: bool = False) -> Float[Tensor, ""]:

@@ -56,7 +56,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
             30,000.
         official: do as PML: the batch's rows too are references without gradient. The paper's own code adds the loss
             within the batch to that; the copy in the SOPRC repository takes a query's own copy for a positive too.
-        distributed: as in `PairLoss`; every process then keeps the same memory, of all batches. With None each keeps
+        distributed: as in `PairLoss`; every process then keeps the same memory, of all batches. With False each keeps
             its own, or, inside of DistributedDataParallel, which hands out the first process's buffers, that of the
             first.
 
@@ -265,16 +265,6 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         start = (fill.position - number) % self.memory_size
         first = min(number, self.memory_size - start)  # the others begin again at the top
         return torch.cat([memory[start : start + first], memory[: number - first]])
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        """Take over a saved memory."""
-        counters = state_dict.get(f"{prefix}counters")
-        if isinstance(counters, Tensor) and counters.shape == self.counters.shape:
-            fill, size = Fill(*counters.tolist()), self.memory_size
-            if not (0 <= fill.position < size and 0 <= fill.filled <= size and fill.calls >= 0):
-                what = f"the saved {prefix}counters, {fill}"
-                raise UserError(f"{what}, fit no memory of {size}: take an earlier checkpoint")
-        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_sent": None}  # what is on its way cannot be copied

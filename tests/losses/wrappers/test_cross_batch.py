@@ -327,13 +327,6 @@ def test_the_state_is_tensors() -> None:
     assert (position, filled, calls) == (6, 30, 3)
 
 
-def test_counters_that_fit_no_memory_are_refused() -> None:
-    memory = memory_of("contrastive", size=30)
-    for counters in ([30, 3, 3], [0, 31, 3], [0, 3, -1]):
-        with pytest.raises(UserError, match="take an earlier checkpoint"):
-            memory.load_state_dict({**memory.state_dict(), "counters": torch.tensor(counters)})
-
-
 @EACH
 @pytest.mark.filterwarnings("ignore:no query of the batch")
 def test_rows_that_are_not_finite_are_never_stored(name: str) -> None:
