@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
@@ -128,9 +128,12 @@ def check_component(
     is_tried = bool(params) or name not in choices.proven
     if choices.trial is not None and is_tried and not problems.within(where):
         offered = {key: value for key, value in choices.trial.items() if key in named}
-        for blamed, text in _refusals(partial(factory, **offered), values, required).items():
-            came = show(params[blamed]) if blamed else "these values"
-            problems.add((*where, blamed) if blamed else where, f"got {came}, refused by '{name}': {text}")
+        if (text := _refusal(partial(factory, **offered), values)) is not None:
+            words = set(re.findall(r"\w+", text))
+            named_there = [key for key in values if words & {key, key.removesuffix("s")}]
+            blamed = list(values) if len(values) == 1 else named_there[:1]
+            came = show(params[blamed[0]]) if blamed else "these values"
+            problems.add((*where, *blamed), f"got {came}, refused by '{name}': {text}")
     return values
 
 
@@ -233,24 +236,14 @@ def _options(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> list[
     return [*schema.get("enum", ()), *(option for part in parts for option in _options(part, definitions))]
 
 
-def _refusals(build: Callable[..., Any], values: Mapping[str, Any], required: Sequence[str]) -> dict[str | None, str]:
-    """Return the message on each value that the constructor refuses; under None where no argument can be blamed."""
-
-    def attempt(keys: Iterable[str]) -> str | None:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                build(**{key: values[key] for key in keys})
-        # Whatever a constructor does with an impossible value is the value's fault, told in one line.
-        except Exception as error:
-            kind = "" if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: "
-            return shorten(one_line(f"{kind}{error}"), 300)
-        return None
-
-    if (refusal := attempt(values)) is None:
-        return {}
-    # Each value alone, so that all that are impossible are told at once.
-    optional = [] if attempt(required) else [key for key in values if key not in required]
-    found: dict[str | None, str] = {key: text for key in optional if (text := attempt([*required, key])) is not None}
-    blamed = next((key for key in values if re.search(rf"\b{re.escape(key)}\b", refusal)), None)
-    return found or {blamed: refusal}
+def _refusal(build: Callable[..., Any], values: Mapping[str, Any]) -> str | None:
+    """Return what the constructor says against the values, or None."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            build(**values)
+    # Whatever a constructor does with an impossible value is the value's fault, told in one line.
+    except Exception as error:
+        kind = "" if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: "
+        return shorten(one_line(f"{kind}{error}"), 300)
+    return None

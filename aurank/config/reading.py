@@ -5,18 +5,21 @@ Numbers and booleans are those of YAML 1.2: ``1e-4`` is a number, ``no`` and ``o
 """
 
 import contextlib
-import json
+import io
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from pathlib import Path, PurePath
-from typing import Any, NoReturn
+from typing import Any, ClassVar
 
 from pydantic import BaseModel
-from ruamel.yaml import YAML, events
+from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.resolver import implicit_resolvers
+from ruamel.yaml.nodes import ScalarNode, SequenceNode
+from ruamel.yaml.representer import SafeRepresenter
+from ruamel.yaml.resolver import VersionedResolver, implicit_resolvers
 
 from aurank.config.messages import ConfigError, KeyPath, Problems, one_line, show
 from aurank.errors import UserError
@@ -25,6 +28,8 @@ from aurank.names import meant, nearest
 Tree = dict[str, Any]
 
 _DEEPEST = 32
+_TAG = "tag:yaml.org,2002:"
+_TAGS = (f"{_TAG}str", f"{_TAG}seq", f"{_TAG}map")
 
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
 # No leading zero: 007 is a name. At most 40 digits: Python refuses to read thousands of them.
@@ -32,8 +37,6 @@ _INTEGER = re.compile(r"[-+]?(?:0|[1-9](?:_?[0-9]){0,40})")
 _FLOAT = re.compile(
     r"[-+]?(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)"
 )
-# Text without quotes, where it is no number and no word of YAML.
-_PLAIN = re.compile(r"[\w./\\(][\w./\\()+=@-]*(?:[ :][\w./\\()+=@-]+)*")
 
 
 def _scalar(text: str) -> Any:
@@ -46,63 +49,10 @@ def _scalar(text: str) -> Any:
     return float(re.sub(r"\.(?=[a-z])", "", text.lower())) if _FLOAT.fullmatch(text) else text
 
 
-class _Reader:
-    """Values made of the events of ruamel's parser, which say where in the text they begin."""
+class _Untyped(VersionedResolver):
+    """Takes every scalar for text, so that any other tag is one that the file gives."""
 
-    def __init__(self, text: str, problems: Problems, where: Callable[[Any], str]) -> None:
-        self.events: Iterator[Any] = YAML(typ="safe", pure=True).parse(text)
-        self.problems = problems
-        self.where = where
-
-    def document(self, path: KeyPath) -> Any:
-        next(self.events)  # the start of the stream
-        if isinstance(next(self.events), events.StreamEndEvent):
-            return None
-        value = self.value(next(self.events), path)
-        next(self.events)  # the end of the document
-        if not isinstance(event := next(self.events), events.StreamEndEvent):
-            self.refuse("a second document begins here; keep one", event)
-        return value
-
-    def value(self, event: Any, path: KeyPath) -> Any:
-        if isinstance(event, events.AliasEvent) or event.anchor is not None:
-            self.refuse("anchors and aliases (&name, *name) are refused; write the value out", event)
-        if event.tag is not None:
-            self.refuse(f"the tag {show(event.tag)} is refused; write plain text, numbers, lists and mappings", event)
-        if isinstance(event, events.ScalarEvent):
-            return _scalar(event.value) if event.implicit[0] else event.value
-        if len(path) >= _DEEPEST:
-            self.refuse(f"nested more than {_DEEPEST} deep", event)
-        if isinstance(event, events.MappingStartEvent):
-            return self.mapping(path)
-        items: list[Any] = []
-        while not isinstance(item := next(self.events), events.SequenceEndEvent):
-            items.append(self.value(item, self.placed(item, (*path, len(items)))))
-        return items
-
-    def mapping(self, path: KeyPath) -> Tree:
-        found: Tree = {}
-        lines: dict[str, int] = {}
-        while not isinstance(event := next(self.events), events.MappingEndEvent):
-            key = self.value(event, (*path, "?"))
-            place = self.placed(event, (*path, str(key)))
-            if not isinstance(key, str):
-                self.problems.add(place, f"a key must be text, got {show(key)}; quote it")
-            elif key in lines:
-                self.problems.add(place, f"given twice, first on line {lines[key]}; keep one")
-            value = self.value(next(self.events), place)
-            if isinstance(key, str):
-                found.setdefault(key, value)
-                lines.setdefault(key, event.start_mark.line + 1)
-        return found
-
-    def placed(self, event: Any, path: KeyPath) -> KeyPath:
-        """Return the path, having noted where it stands."""
-        self.problems.origins[path] = self.where(event.start_mark)
-        return path
-
-    def refuse(self, text: str, event: Any) -> NoReturn:
-        raise UserError(f"{self.where(event.start_mark)}: {text}")
+    versioned_resolver: ClassVar[dict[str, Any]] = {}
 
 
 def parse_yaml(text: str, path: KeyPath, problems: Problems, where: Callable[[Any], str]) -> Any:
@@ -111,22 +61,56 @@ def parse_yaml(text: str, path: KeyPath, problems: Problems, where: Callable[[An
     Args:
         path: the key that the value belongs to.
         problems: receives duplicate keys and keys that are not text.
-        where: what to call a place of the text, given ruamel's mark of it; None where it is not known.
+        where: names a place of the text, given ruamel's mark of it, or None where it is not known.
 
     Raises:
-        UserError: a syntax error, or something refused, after what `where` says of its place.
+        UserError: a syntax error, or something refused, after the place.
     """
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Resolver = _Untyped
     try:
-        return _Reader(text, problems, where).document(path)
+        node = yaml.compose(text)
+        return None if node is None else _value(node, path, problems, where)
     except UserError:
         raise
     except MarkedYAMLError as error:
-        what = one_line(error.problem or error.context or "not YAML")
-        tabs = "; indent with spaces" if "'\\t'" in what else ""
-        raise UserError(f"{where(error.problem_mark or error.context_mark)}: {what}{tabs}") from error
+        problem = one_line(error.problem or error.context or "not YAML")
+        tabs = "; indent with spaces" if "'\\t'" in problem else ""
+        raise UserError(f"{where(error.problem_mark or error.context_mark)}: {problem}{tabs}") from error
     # chr() fails on "\UFFFFFFFF", which ruamel.yaml does not look for.
     except (YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise UserError(f"{where(None)}: not YAML: {one_line(str(error))}") from error
+
+
+def _value(node: Any, path: KeyPath, problems: Problems, where: Callable[[Any], str]) -> Any:
+    problems.origins.setdefault(path, where(node.start_mark))
+    refusal = None
+    if node.anchor is not None:
+        refusal = "anchors and aliases (&name, *name) are refused; write the value out"
+    elif node.tag not in _TAGS:
+        refusal = f"the tag {show(node.tag)} is refused; write plain text, numbers, lists and mappings"
+    elif len(path) > _DEEPEST:
+        refusal = f"nested more than {_DEEPEST} deep"
+    if refusal is not None:
+        raise UserError(f"{where(node.start_mark)}: {refusal}")
+    if isinstance(node, ScalarNode):
+        return node.value if node.style else _scalar(node.value)
+    if isinstance(node, SequenceNode):
+        return [_value(item, (*path, index), problems, where) for index, item in enumerate(node.value)]
+    tree: Tree = {}
+    lines: dict[str, int] = {}
+    for key_node, value_node in node.value:
+        key = _value(key_node, (*path, "?"), problems, where)
+        place = (*path, str(key))
+        problems.origins[place] = where(key_node.start_mark)
+        if not isinstance(key, str):
+            problems.add(place, f"a key must be text, got {show(key)}; quote it")
+            continue
+        if key in lines:
+            problems.add(place, f"given twice, first on line {lines[key]}; keep one")
+        lines.setdefault(key, key_node.start_mark.line + 1)
+        tree.setdefault(key, _value(value_node, place, problems, where))
+    return tree
 
 
 def read_file(source: Path, problems: Problems, *, shipped: Mapping[str, Path]) -> Tree:
@@ -211,28 +195,36 @@ def plain_tree(value: Any, path: KeyPath, problems: Problems) -> Any:
     return None
 
 
-def write_yaml(tree: Tree, indent: str = "") -> str:
-    """Return ``tree`` as text that means the same in YAML 1.1 and 1.2: mappings in blocks, lists on one line."""
-    lines = []
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            lines.append(f"{indent}{_flow(key)}:\n{write_yaml(value, indent + '  ')}")
-        else:
-            lines.append(f"{indent}{_flow(key)}: {_flow(value)}\n")
-    return "".join(lines) or "{}\n"
+class _Representer(SafeRepresenter):
+    """Mappings in blocks, lists on one line; text without quotes where YAML 1.1 and 1.2 agree that it is text."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
-def _flow(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{_flow(key)}: {_flow(item)}' for key, item in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_flow, value))}]"
-    if isinstance(value, float):
-        return repr(value) if "." in repr(value) else repr(value).replace("e", ".0e")
-    if not isinstance(value, str):
-        return json.dumps(value)
-    if not value.isprintable():
-        escaped = (one if one.isprintable() and one not in '\\"' else f"\\U{ord(one):08X}" for one in value)
-        return f'"{"".join(escaped)}"'
+def _float(representer: SafeRepresenter, value: float) -> Any:
+    text = repr(value)
+    return representer.represent_scalar(f"{_TAG}float", text if "." in text else text.replace("e", ".0e"))
+
+
+def _text(representer: SafeRepresenter, value: str) -> Any:
     is_other = _scalar(value) != value or any(rule.match(value) for _, _, rule, _ in implicit_resolvers)
-    return value if _PLAIN.fullmatch(value) and not is_other else "'" + value.replace("'", "''") + "'"
+    style = '"' if not value.isprintable() else "'" if is_other else None
+    return representer.represent_scalar(f"{_TAG}str", value, style=style)
+
+
+_Representer.add_representer(dict, lambda it, value: it.represent_mapping(f"{_TAG}map", value, flow_style=False))
+_Representer.add_representer(list, lambda it, value: it.represent_sequence(f"{_TAG}seq", value, flow_style=True))
+_Representer.add_representer(float, _float)
+_Representer.add_representer(str, _text)
+
+
+def write_yaml(tree: Tree) -> str:
+    """Return ``tree`` as text that means the same in YAML 1.1 and 1.2: mappings in blocks, lists on one line."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Representer = _Representer
+    yaml.width = sys.maxsize
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    stream = io.StringIO()
+    yaml.dump(tree, stream)
+    return stream.getvalue()

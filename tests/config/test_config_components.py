@@ -157,12 +157,9 @@ def test_a_trial_gives_only_the_arguments_that_are_taken() -> None:
     assert taken == [([1], 2.0)]
 
 
-def test_every_impossible_value_is_told_under_its_key() -> None:
-    errors = _check(RankLoss, {"tau1": -1, "tau2": -2}, filled=frozenset({"class_counts"}), trial={"class_counts": [1]})
-    assert errors == [
-        "loss.params.tau1: got -1, refused by 'it': tau1 must be > 0, got -1.0",
-        "loss.params.tau2: got -2, refused by 'it': tau2 must be > 0, got -2.0",
-    ]
+def test_an_impossible_value_is_told_under_its_key() -> None:
+    errors = _check(RankLoss, {"tau1": 1, "tau2": -2}, filled=frozenset({"class_counts"}), trial={"class_counts": [1]})
+    assert errors == ["loss.params.tau2: got -2, refused by 'it': tau2 must be > 0, got -2.0"]
 
 
 def test_values_that_are_impossible_only_together_are_told_under_what_the_message_names() -> None:
@@ -188,7 +185,7 @@ def test_whatever_a_constructor_raises_becomes_one_line(error: Exception) -> Non
         raise error
 
     (line,) = _check(build, {"value": 1}, trial={})
-    assert line.startswith(f"loss.params: got these values, refused by 'it': {type(error).__name__}")
+    assert line.startswith(f"loss.params.value: got 1, refused by 'it': {type(error).__name__}")
     assert "\n" not in line
 
 

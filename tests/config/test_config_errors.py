@@ -121,10 +121,9 @@ WRONG = {
         },
     ),
     "values that a constructor refuses": (
-        "{loss: {params: {tau1: -1, tau2: 0}}, miner: {params: {margin: wide}}, data: {params: {file: null}}}",
+        "{loss: {params: {tau1: -1, tau2: 1}}, miner: {params: {margin: wide}}, data: {params: {file: null}}}",
         {
             "loss.params.tau1: got -1, refused by 'rank'": "tau1 must be > 0, got -1.0",
-            "loss.params.tau2: got 0, refused by 'rank'": "tau2 must be > 0, got 0.0",
             "miner.params.margin: got 'wide', refused by 'margin'": "",
             "data.params.file: got null": "expected text",
         },
