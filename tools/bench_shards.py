@@ -58,8 +58,7 @@ def evaluate_split(folder: Path) -> str:
 
 def index_all(folder: Path) -> str:
     from aurank.embedding.embed import Embedded
-    from aurank.embedding.index_folder import write_index_folder
-    from aurank.embedding.index_rows import index_rows
+    from aurank.embedding.index_folder import index_rows, write_index_folder
 
     saved = Embedded.load(folder)
     count = len(saved.labels)

@@ -1,4 +1,4 @@
-"""The folder of an image index: which files there are, that they are whole, and changing them all at once.
+"""An image index: its rows, what is searched, and the folder whose files change all at once.
 
 `index.json` names the other files with their checksums and is replaced last, so that whoever reads finds either all of
 the old ones or all of the new ones.
@@ -10,6 +10,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -17,14 +18,13 @@ from typing import Any, Literal, cast
 import numpy as np
 from typing_extensions import TypedDict
 
-from aurank.arrays import load_arrays, save_rows
+from aurank.arrays import Rows, load_arrays, save_rows
 from aurank.data import FolderSource, ImageSource, ZipSource
 from aurank.data.shards import storable_texts
-from aurank.embedding.index_rows import IndexedRows, Table
 from aurank.embedding.stored.stored_model import StoredModel, StoredRecord, store_model
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Index
-from aurank.evaluation.postprocessing import PostProcessing
+from aurank.evaluation.postprocessing import GallerySearch, PostProcessing, processed_gallery
 from aurank.files import checked, content_sha256, file_sha256, read_record, reading, replacing, write_text
 
 FORMAT, VERSION = "aurank.image_index", 1
@@ -36,6 +36,12 @@ _EMBEDDINGS, _VECTORS, _IMAGES, _FAISS, _STEPS = (
 _VERIFIED = (_FAISS, _STEPS, "checkpoint.pt")  # each holds its own checksum, which its reader compares
 _WHAT, _REMEDY = "an image index", "build the index again"
 _TRIED = 1000  # images that are looked for where they are said to have moved
+EXACT = "Flat"
+RECALL_AT = (1, 10)
+RECALL_QUERIES = 1000  # images of the index that are searched to measure its recall
+
+Table = dict[str, np.ndarray]
+"""Columns of the images: "path" and "class" (text), "source" (place among the sources), "sha256" (of the file)."""
 
 
 class SourceRecord(TypedDict):
@@ -65,6 +71,25 @@ class _About(TypedDict):
     recall: dict[str, float] | None
     seed: int
     checksum: str
+
+
+@dataclass(frozen=True, eq=False)
+class IndexedRows:
+    """The rows of an index: a table of the images, their embeddings, and what is searched.
+
+    `vectors`: the embeddings behind the post-processing, None without any.
+    """
+
+    images: Table
+    embeddings: Rows
+    index: Index
+    processing: PostProcessing | None = None
+    vectors: np.ndarray | None = None
+
+    @property
+    def searched(self) -> Rows:
+        """What queries are compared with."""
+        return self.embeddings if self.vectors is None else self.vectors
 
 
 def write_index_folder(
@@ -241,3 +266,53 @@ def _remove_unnamed(folder: Path, about: dict[str, Any]) -> None:
     for left in (*folder.glob("rows-*"), *folder.glob("model-*")):
         if left.name not in named:
             shutil.rmtree(left, ignore_errors=True)
+
+
+def index_rows(
+    images: Table, embeddings: Rows, steps: PostProcessing | None, factory: str, *, distance: str, seed: int
+) -> IndexedRows:
+    """Return images and their embeddings behind fitted steps of post-processing, in a faiss index."""
+    vectors = None if steps is None else processed_gallery(steps, np.asarray(embeddings))
+    searched = embeddings if vectors is None else vectors
+    index = Index.build(searched, factory, distance=distance, device="cpu", seed=seed)
+    return IndexedRows(images, embeddings, index, steps, vectors)
+
+
+def change_rows(rows: IndexedRows, kept: np.ndarray, new: Table, embeddings: np.ndarray) -> IndexedRows:
+    """Return some of the rows and new ones behind them; the faiss index, which is changed, keeps what it has learnt."""
+    images = {name: np.concatenate([values[kept], new[name]]) for name, values in rows.images.items()}
+    joined = np.concatenate([rows.embeddings[kept], embeddings])
+    processing, added, vectors = rows.processing, embeddings, None
+    if processing is not None and processing.is_of_rows:
+        added = processed_gallery(processing, embeddings) if len(embeddings) else rows.searched[:0]
+        vectors = np.concatenate([rows.searched[kept], added.astype(rows.searched.dtype)])
+    elif processing is not None:  # an image may change its neighbours' vectors
+        vectors = processed_gallery(processing, joined)
+    if kept.all() and (processing is None or processing.is_of_rows):
+        rows.index.add(added)
+    else:
+        rows.index.host.reset()
+        rows.index.add(joined if vectors is None else vectors)
+    return IndexedRows(images, joined, rows.index, processing, vectors)
+
+
+def measured_recall(rows: IndexedRows, *, seed: int = 0) -> dict[str, float] | None:
+    """Return which part of the true nearest images an approximate index lists, at 1 and 10; None for an exact one.
+
+    Measured with at most 1000 random images of the index, which do not find themselves.
+    """
+    if rows.index.factory == EXACT or len(rows.embeddings) < 2:
+        return None
+    count = min(RECALL_QUERIES, len(rows.embeddings))
+    own = np.sort(np.random.default_rng(seed).permutation(len(rows.embeddings))[:count])
+    search = GallerySearch(rows.index, rows.searched, rows.searched)
+    queries = np.asarray(rows.searched[own])
+    k = min(max(RECALL_AT), len(rows.embeddings) - 1)
+    listed, true = (search.nearest(queries, k, own=own, exact=exact)[0] for exact in (False, True))
+    found = {"queries": float(count)}
+    for at in sorted({min(at, k) for at in RECALL_AT}):
+        shared = [
+            len(set(one[:at]) & set(other[:at])) for one, other in zip(listed.tolist(), true.tolist(), strict=True)
+        ]
+        found[str(at)] = sum(shared) / (at * count)
+    return found

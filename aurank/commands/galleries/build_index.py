@@ -14,15 +14,24 @@ from aurank.arrays import select_rows
 from aurank.commands.galleries.postprocess import fitted_on_training, read_postprocessing
 from aurank.commands.galleries.search import ImageIndex
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, refuse_preprocessing, split_name
-from aurank.config import DataConfig
-from aurank.data import ImageSource, Manifest
+from aurank.data import ImageSource
 from aurank.data.saved_embeddings import MadeBy
 from aurank.data.shards import INDEX
 from aurank.embedding.cache import image_marks, row_sums
 from aurank.embedding.embed import Embedded, described
 from aurank.embedding.image_text_pairs import each_image_once
-from aurank.embedding.index_folder import ABOUT, SourceRecord, describe_source, read_about, write_index_folder
-from aurank.embedding.index_rows import EXACT, IndexedRows, Table, change_rows, index_rows, measured_recall
+from aurank.embedding.index_folder import (
+    ABOUT,
+    EXACT,
+    IndexedRows,
+    Table,
+    change_rows,
+    describe_source,
+    index_rows,
+    measured_recall,
+    read_about,
+    write_index_folder,
+)
 from aurank.embedding.select_images import ALL, ImageSelection, select
 from aurank.embedding.stored.stored_model import StoredModel
 from aurank.errors import UserError
@@ -182,7 +191,10 @@ def add_images(
         selected = select(images, None)
         refuse_preprocessing(images, index.load_model().name)
         source, manifest = selected.images.source, each_image_once(selected.images)
-        sources, number = _numbered_source(index.about["sources"], source)
+        sources, described_source = list(index.about["sources"]), describe_source(source)
+        if described_source not in sources:
+            sources.append(described_source)
+        number = sources.index(described_source)
         digests = {path: _digest(source, path) for path in manifest.paths}
         own = np.flatnonzero(index.images["source"] == number)
         before = dict(zip(index.images["path"][own].tolist(), own.tolist(), strict=True))
@@ -197,7 +209,11 @@ def add_images(
         if any(digests[path] and known[path] != digests[path] for path in manifest.paths if known.get(path)):
             # By length and time, as the cache tells files apart, one that has changed may be what it was.
             running = replace(running, cache=None)
-        prepared = _prepared(index.load_model(), manifest.select(wanted), selected.data, running)
+        model, data = index.load_model(), selected.data
+        dataset_of = partial(model.dataset, on_error=data.on_error, max_pixels=data.max_pixels)
+        dataset = dataset_of(manifest.select(wanted))
+        made = (model.name, model.module, dataset, model.description)
+        prepared = PreparedModel(*made, data, model.config, dataset_of, [], running)
         embedded, _ = prepared.embed()
         new = _table(embedded, digests, number=number)
         paths = embedded.paths.tolist()
@@ -308,21 +324,6 @@ def _require_made_alike(prepared: PreparedModel, made: MadeBy, path: Path) -> No
     if made.precision != own.precision:
         said = f"--embeddings {path} was made {made.precision or 'in float32 of the images themselves'}, and here it is"
         raise UserError(f"{said} {own.precision or 'in float32 of the images themselves'}: embed the images like that")
-
-
-def _prepared(model: StoredModel, manifest: Manifest, data: DataConfig, running: RunOptions) -> PreparedModel:
-    dataset_of = partial(model.dataset, on_error=data.on_error, max_pixels=data.max_pixels)
-    dataset = dataset_of(manifest)
-    return PreparedModel(
-        model.name, model.module, dataset, model.description, data, model.config, dataset_of, [], running
-    )
-
-
-def _numbered_source(sources: list[SourceRecord], source: ImageSource) -> tuple[list[SourceRecord], int]:
-    described = describe_source(source)
-    if described not in sources:
-        sources = [*sources, described]
-    return sources, sources.index(described)
 
 
 def _write(folder: Path, about: dict[str, Any], rows: IndexedRows, model: StoredModel | None = None) -> dict[str, Any]:

@@ -13,8 +13,6 @@ from aurank.embedding.manifest_from_config import read_whole
 from aurank.errors import UserError
 from aurank.evaluation.postprocessing import PostProcessing
 
-SUFFIX = ".safetensors"
-
 
 def read_postprocessing(text: str, *, distance: str = "cosine", fit_on: Path | None = None) -> PostProcessing:
     """Return the steps that a text names, or that a file holds, fitted on the rows of `fit_on` where that is given.
@@ -31,7 +29,7 @@ def read_postprocessing(text: str, *, distance: str = "cosine", fit_on: Path | N
         >>> print(read_postprocessing("query_expansion:k=3"))
         query_expansion:k=3
     """
-    is_file = text.endswith(SUFFIX)
+    is_file = text.endswith(".safetensors")
     steps = PostProcessing.load(text) if is_file else PostProcessing.parse(text, distance=distance)
     if fit_on is None:
         return steps

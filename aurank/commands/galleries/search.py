@@ -16,8 +16,15 @@ from PIL import Image
 from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding
 from aurank.data.photos import JoinedSource, Photo, PhotoFile, find_photos, read_photo
 from aurank.data.sources import ImageSource
-from aurank.embedding.index_folder import moved_sources, open_described, read_about, read_rows, verify_model
-from aurank.embedding.index_rows import IndexedRows, Table
+from aurank.embedding.index_folder import (
+    IndexedRows,
+    Table,
+    moved_sources,
+    open_described,
+    read_about,
+    read_rows,
+    verify_model,
+)
 from aurank.embedding.stored.stored_model import StoredModel, load_stored
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import Embeddings, ProgressCallback
