@@ -68,16 +68,10 @@ def require_kind(name: str, value: object, kind: type) -> None:
         raise UserError(f"{name} must be a pytorch-metric-learning {kind.__name__}, got {value!r}")
 
 
-def require_loss(name: str, value: object) -> None:
-    """Raise UserError unless the value is a loss, not its class or its name."""
+def require_module(name: str, value: object, expected: str) -> None:
+    """Raise UserError unless the value is a module, not its class or its name."""
     if not isinstance(value, nn.Module):
-        raise UserError(f"{name} must be a loss, as SmoothAPLoss(), got {value!r}")
-
-
-def require_miner(name: str, value: object) -> None:
-    """Raise UserError unless the value is a miner, not its class or its name."""
-    if not isinstance(value, nn.Module):
-        raise UserError(f"{name} must be a miner, as MultiSimilarityMiner(), got {value!r}")
+        raise UserError(f"{name} must be {expected}, got {value!r}")
 
 
 def refuse_unused(constructor: Callable[..., object], choice: str, **given: object) -> None:

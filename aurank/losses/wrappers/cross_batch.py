@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import check_width, kind_of, require_loss, require_miner, require_whole
+from aurank.losses.core.checks import check_width, kind_of, require_module, require_whole
 from aurank.losses.core.distributed import Gather, world_size
 from aurank.losses.core.dtypes import HostCopy, in_common_precision, to_device_of
 from aurank.losses.core.from_pml import convert_to_triplets, pml_losses
@@ -92,10 +92,10 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         require_whole("embedding_size", embedding_size)
         require_whole("memory_size", memory_size)
         self.start_at = require_whole("start_at", start_at, least=0)
-        require_loss("loss", loss)
+        require_module("loss", loss, "a loss, as SmoothAPLoss()")
         refuse_unfit(loss, gathers=distributed)
         if miner is not None:
-            require_miner("miner", miner)
+            require_module("miner", miner, "a miner, as MultiSimilarityMiner()")
         self.loss = loss
         self.miner = miner
         self.official = official

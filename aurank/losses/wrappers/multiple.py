@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import kind_of, require_finite, require_loss, require_miner, require_whole
+from aurank.losses.core.checks import kind_of, require_finite, require_module, require_whole
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.dtypes import in_common_precision, normalize
 from aurank.losses.core.loss_inputs import Inputs
@@ -64,7 +64,7 @@ class MultipleLosses(TakesInputs, nn.Module):
             raise UserError(f"losses must be a list or a dict of losses, got {type(losses).__name__}")
         named = by_name("losses", losses, losses)
         for name, loss in named.items():
-            require_loss(f"losses[{name!r}]", loss)
+            require_module(f"losses[{name!r}]", loss, "a loss, as SmoothAPLoss()")
         self.losses = nn.ModuleDict(named)
         self.weights = dict.fromkeys(named, 1.0) if weights is None else by_name("weights", weights, losses)
         if set(self.weights) != set(named):
@@ -73,7 +73,7 @@ class MultipleLosses(TakesInputs, nn.Module):
             require_finite(f"weights[{name!r}]", weight)
         asked = for_some("miners", miners, losses)
         for name, miner in asked.items():
-            require_miner(f"miners[{name!r}]", miner)
+            require_module(f"miners[{name!r}]", miner, "a miner, as MultiSimilarityMiner()")
         self.miners = nn.ModuleDict(asked)
         self.widths: dict[str, int] = for_some("widths", widths, losses)
         for name, width in self.widths.items():

@@ -14,7 +14,7 @@ from aurank.losses.core.checks import (
     require_choice,
     require_finite,
     require_kind,
-    require_loss,
+    require_module,
     require_positive,
 )
 from aurank.losses.core.distributed import Gather
@@ -58,7 +58,7 @@ class PMLLoss(TakesInputs, nn.Module):
 
     def __init__(self, loss: nn.Module, *, distributed: bool = False) -> None:
         super().__init__()
-        require_loss("loss", loss)
+        require_module("loss", loss, "a loss, as SmoothAPLoss()")
         self.loss = loss
         self.gather = Gather(distributed)
 

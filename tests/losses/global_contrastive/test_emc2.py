@@ -257,22 +257,6 @@ def test_a_distance_scores_the_stored_state_too() -> None:
     torch.testing.assert_close(value, torch.tensor((-0.4 - 4.0) / 2, dtype=torch.float64))
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"burn_in": 1.0}, "burn_in must be >= 0 and < 1"),
-        ({"burn_in": -0.1}, "burn_in"),
-        ({"temperature": 0}, "temperature must be > 0"),
-        ({"out_of_batch": "restart", "official": True}, "leave out out_of_batch"),
-        ({"burn_in": 0.25, "official": True}, "at burn_in=0.5, .* does not at burn_in=0.25: leave out one of them"),
-        ({"embedding_size": 0}, "embedding_size"),
-    ],
-)
-def test_impossible_settings_are_refused(given: dict[str, object], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        EMC2Loss(4, **given)
-
-
 def calls_of(reencode: Callable[[Tensor], object] | None, **given: object) -> EMC2Loss:
     loss = EMC2Loss(10, out_of_batch="reencode")
     loss.reencode = reencode

@@ -7,7 +7,6 @@ from testing import oracles_temperatures
 from testing import two_way_batches as two_way
 from torch import Tensor
 
-from aurank.errors import UserError
 from aurank.losses import FastCLIPLoss, ISogCLRLoss, SogCLRLoss
 
 QUIET = {"gamma_schedule": "constant"}  # a cosine wants to be told where training stands
@@ -146,16 +145,3 @@ def test_a_hard_batch_and_then_an_easy_one_stay_finite_and_leave_a_gradient(vers
         assert all(each.isfinite().all() for each in gradients)
         assert gradients[0].any()
     assert loss.temperatures.isfinite().all()
-
-
-def test_what_has_no_place_in_a_version_is_refused() -> None:
-    for given, message in (
-        ({"version": "v0", "rho": 1}, "rho=1 has no effect in v0"),
-        ({"version": "v3", "temperature_lr": 0.1}, "set optim.temperature_lr"),
-        ({"version": "v1", "temperature_lr": 0.1}, "is fixed"),
-        ({"version": "v2", "official": True}, "in v0 and v3; v2 has none"),
-        ({"version": "v2", "temperature": 2}, "temperature must lie within"),
-        ({"epsilon": 0}, "epsilon must be > 0"),
-    ):
-        with pytest.raises(UserError, match=message):
-            FastCLIPLoss(20, **given)

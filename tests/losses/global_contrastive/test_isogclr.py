@@ -12,7 +12,6 @@ from testing import oracles_temperatures
 from testing import two_way_batches as two_way
 from torch import Tensor
 
-from aurank.errors import UserError
 from aurank.losses import ISogCLRLoss, SogCLRLoss
 from aurank.losses.global_contrastive import _individual_temperatures as individual_temperatures
 
@@ -343,17 +342,3 @@ def test_the_temperatures_are_looked_at_every_hundred_steps_and_later_every_thou
     for _ in range(3000):
         temperatures._warn_at_bounds()
     assert looked == [*range(100, 1000, 100), 1000, 2000, 3000]
-
-
-def test_what_cannot_be_is_refused() -> None:
-    for given, message in (
-        ({"rho": 0}, "rho must be > 0"),
-        ({"temperature": 0.01}, "temperature must lie within"),
-        ({"temperature": 0.01, "individual": False}, "temperature must lie within"),
-        ({"temperature_bounds": (0.5, 0.1)}, "temperature_bounds must rise"),
-        ({"temperature_beta": 2}, "temperature_beta must be > 0 and <= 1"),
-        ({"temperature_clip": 0}, "temperature_clip must be > 0"),
-        ({"temperature_lr": 0.1, "individual": False}, "set optim.temperature_lr"),
-    ):
-        with pytest.raises(UserError, match=message):
-            ISogCLRLoss(8, **given)

@@ -203,20 +203,6 @@ def test_a_distance_ranks_the_cache_too() -> None:
     torch.testing.assert_close(value, -nearest / 2)  # image 5 has image 1, at distance 0
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"temperature": 0}, "temperature must be > 0"),
-        ({"refresh": 1.5}, "refresh must be >= 0 and <= 1"),
-        ({"refresh": 0.1}, 'set out_of_batch="reencode" too'),
-        ({"embedding_size": 0}, "embedding_size"),
-    ],
-)
-def test_impossible_settings_are_refused(given: dict[str, object], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        NegativeCacheLoss(4, **given)
-
-
 def test_reencoding_without_a_callback_is_refused() -> None:
     with pytest.raises(UserError, match=r"NegativeCacheLoss.*set its attribute reencode"):
         seen([0, 1], out_of_batch="reencode")

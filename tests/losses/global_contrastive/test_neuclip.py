@@ -2,7 +2,6 @@ import copy
 import io
 import math
 
-import jaxtyping
 import oracles
 import pytest
 import torch
@@ -233,26 +232,6 @@ def test_it_takes_memories_one_way_only() -> None:
         CrossBatchMemory(make(), embedding_size=DIM)
     with pytest.raises(UserError, match="two_way=True contrasts two modalities"):
         make()(rows, LABELS)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"embedding_size": 0}, "embedding_size must be a whole number >= 1"),
-        ({"num_prototypes": 0}, "num_prototypes must be a whole number >= 1"),
-        ({"epsilon": -1e-8}, "epsilon must be >= 0 and < 1"),
-        ({"epsilon": "small"}, "epsilon must be >= 0 and < 1"),
-        ({"rho": 0}, "rho must be > 0"),
-        ({"restart_every": 0}, "restart_every must be a whole number >= 1"),
-        ({"inner_steps": -1}, "inner_steps must be a whole number >= 0"),
-        ({"inner_lr": 0}, "inner_lr must be > 0"),
-        ({"temperature": 0.001}, "temperature must lie within temperature_bounds"),
-    ],
-)
-def test_bad_arguments_are_named(given: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
-    with pytest.raises(UserError, match=message):
-        NeuCLIPLoss(**{"embedding_size": DIM, **given})
 
 
 def test_embeddings_of_another_width_are_refused() -> None:

@@ -84,8 +84,3 @@ def test_official_is_the_repository_s_pair_and_of_classes_there_is_none() -> Non
     check_equal(CodingRateLoss(official=True)(rows, labels), expected, rows)
     with pytest.raises(UserError, match=r"of='classes' has no effect with official=True, .*antico_type=.pair"):
         CodingRateLoss(of="classes", official=True)
-
-
-def test_an_impossible_epsilon_is_refused() -> None:
-    with pytest.raises(UserError, match="epsilon must be > 0, got 0"):
-        CodingRateLoss(0)

@@ -98,8 +98,3 @@ def test_a_temperature_that_the_authors_logistic_has_not_is_refused() -> None:
     embeddings, labels = batch()
     default, one = (AUROCLoss("logistic", *given, official=True) for given in ((), (1,)))
     assert default(embeddings, labels) == one(embeddings, labels)
-
-
-def test_an_impossible_temperature_is_refused() -> None:
-    with pytest.raises(UserError, match="temperature must be > 0, got 0"):
-        AUROCLoss(temperature=0)

@@ -261,19 +261,3 @@ def test_training_on_it_raises_average_precision() -> None:
         loss(rows, labels).backward()
         optimiser.step()
     assert exact(rows, labels) < 0.2 < exact(embeddings, labels)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"lambda_": 0}, "lambda_ must be > 0, got 0"),
-        ({"margin": -0.1}, "margin must be >= 0, got -0.1"),
-        ({"flat_weight": 1}, "flat_weight must be >= 0 and < 1, got 1"),
-        ({"seed": True}, "seed must be a whole number, got True"),
-        ({"batch_memory": 4}, "batch_memory=4 mixes up queries"),
-        ({"batch_memory": -1}, "batch_memory must be a whole number >= 0, got -1"),
-    ],
-)
-def test_impossible_arguments_are_refused(given: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        BlackBoxAPLoss(**given)

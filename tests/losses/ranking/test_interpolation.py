@@ -2,7 +2,7 @@ import oracles
 import pytest
 import torch
 
-from aurank.losses.ranking._quantiles import INTERPOLATIONS
+from aurank.losses.ranking.soprc import INTERPOLATIONS
 
 ORACLES = {"quantile": oracles.quantile_scores, "paper": oracles.paper_scores, "official": oracles.official_scores}
 UNBOUNDED = (-torch.inf, torch.inf)

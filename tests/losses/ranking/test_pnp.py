@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 
-import jaxtyping
 import pytest
 import torch
 
-from aurank.errors import UserError
 from aurank.losses import PNPLoss
 
 DERIVATIVES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # of the paper, at so many negatives ahead
@@ -41,9 +39,3 @@ def test_other_positives_ahead_do_not_matter() -> None:
     assert alone == 1
     both = loss(rows, labels, (query.repeat(2), torch.cat([far, near]), query, negative))
     assert both == alone / 2  # the mean over both positives, of which one has a negative ahead
-
-
-def test_an_unknown_variant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
-    with pytest.raises(UserError, match="variant must be one of O, I_u, I_b, D_s, D_q, got 'PNP-O'"):
-        PNPLoss("PNP-O")

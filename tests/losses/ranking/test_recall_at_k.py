@@ -1,7 +1,6 @@
 import copy
 import math
 
-import jaxtyping
 import oracles
 import pytest
 import torch
@@ -160,22 +159,3 @@ def test_float32_at_a_small_temperature_stays_finite() -> None:
     assert loss.isfinite()
     assert rows.grad is not None
     assert rows.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("k", [(), (0,), (1.5,), [True], 3])
-def test_impossible_cuts_are_refused(k: object) -> None:
-    with pytest.raises((UserError, TypeError), match="k"):
-        RecallAtKLoss(k)
-
-
-def test_impossible_temperatures_are_refused() -> None:
-    for name in ("temperature", "rank_temperature"):
-        with pytest.raises(UserError, match=f"{name} must be > 0, got -1"):
-            RecallAtKLoss(**{name: -1})
-
-
-@pytest.mark.parametrize("official", ["2022", 1, None])
-def test_a_form_that_does_not_exist_is_refused(official: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
-    with pytest.raises(UserError, match='official must be True, False or "one_temperature", got'):
-        RecallAtKLoss(official=official)

@@ -2,7 +2,6 @@ import oracles
 import pytest
 import torch
 
-from aurank.errors import UserError
 from aurank.losses import MultipleLosses, SemiVarianceLoss, SOPRCLoss
 
 SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
@@ -73,9 +72,3 @@ def test_equal_scores_and_any_order_or_names(official: bool) -> None:
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close(loss(embeddings[order], labels[order]), loss(embeddings, labels), rtol=0, atol=1e-12)
     torch.testing.assert_close(loss(embeddings, labels * -7 + 2**40), loss(embeddings, labels), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("weights", [(1.0,), (1, -1), (1, float("nan")), (1, 2, 3)])
-def test_impossible_weights_are_refused(weights: tuple[float, ...]) -> None:
-    with pytest.raises(UserError, match="weights must be two numbers >= 0"):
-        SemiVarianceLoss(weights)

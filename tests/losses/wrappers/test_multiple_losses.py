@@ -1,4 +1,3 @@
-import jaxtyping
 import pytest
 import torch
 from pytorch_metric_learning import losses as pml_losses
@@ -78,31 +77,6 @@ def test_a_width_of_half_precision_is_taken_in_float32_inside_of_autocast_too() 
         if not references:
             assert value == wanted
     assert narrow(EMBEDDINGS.double(), LABELS).dtype == torch.float64
-
-
-@pytest.mark.parametrize(
-    ("losses", "more", "message"),
-    [
-        ([], {}, r"losses must hold at least one loss, got \[\]"),
-        ({}, {}, r"losses must hold at least one loss, got \{\}"),
-        ([SmoothAPLoss()], {"weights": [1, 2]}, "weights must be one per loss, 1, got 2"),
-        ([SmoothAPLoss()], {"weights": {"a": 1}}, "weights must be a list, as losses is"),
-        ({"a": SmoothAPLoss()}, {"weights": {"b": 1}}, "weights must be one per loss, a, got b"),
-        ([SmoothAPLoss()], {"weights": ["1"]}, r"weights\['0'\] must be a finite number, got '1'"),
-        ([SmoothAPLoss()], {"weights": [float("nan")]}, r"weights\['0'\] must be a finite number, got nan"),
-        ([SmoothAPLoss()], {"weights": 2}, "weights must be a list, as losses is"),
-        ([SmoothAPLoss()], {"miners": [MultiSimilarityMiner]}, r"miners\['0'\] must be a miner, as MultiSim"),
-        ([SmoothAPLoss()], {"widths": [0]}, r"widths\['0'\] must be a whole number >= 1, got 0"),
-        ({"a": SmoothAPLoss()}, {"widths": {"b": 2}}, "widths must be for losses among a, got b"),
-        ({"a": SmoothAPLoss()}, {"miners": {"b": MultiSimilarityMiner()}}, "miners must be for losses among a, got b"),
-    ],
-)
-def test_what_does_not_match_the_losses_is_refused(
-    losses: object, more: dict, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
-    with pytest.raises(UserError, match=message):
-        MultipleLosses(losses, **more)
 
 
 def test_what_has_no_sum_is_refused() -> None:

@@ -126,11 +126,6 @@ def test_what_no_proxy_can_do_is_refused(name: str) -> None:
         loss(rows[:, :4], labels)
 
 
-def test_a_lambda_that_would_make_the_loss_a_constant_is_refused() -> None:
-    with pytest.raises(UserError, match="soft_triple: la must be > 0, got 0"):
-        LOSSES["soft_triple"](num_classes=CLASSES, embedding_size=WIDTH, la=0)
-
-
 def test_in_a_memory_a_proxy_loss_sees_the_batch_alone() -> None:
     proxies, both = made("proxy_anchor"), [SmoothAPLoss(), made("proxy_anchor")]
     memory = CrossBatchMemory(MultipleLosses(both), embedding_size=WIDTH, memory_size=40)

@@ -14,9 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.losses.core.row_table import RowTable
-from aurank.losses.ranking._quantiles import INTERPOLATIONS, quantile_scores
 from aurank.losses.ranking._sums import Surrogate, ranking_sums
-from aurank.losses.ranking.soprc import true_positive_rate
+from aurank.losses.ranking.soprc import INTERPOLATIONS, quantile_scores, true_positive_rate
 
 SIZE, PRIOR, BATCH, REPEATS, SEED = 100_000, 0.1, 2_000, 500, 0
 RATES = (0.01, 0.02, 0.03, 0.1, 0.2)

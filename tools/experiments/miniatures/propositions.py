@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.losses.core.row_table import RowTable
-from aurank.losses.ranking._quantiles import INTERPOLATIONS, quantile_scores
+from aurank.losses.ranking.soprc import INTERPOLATIONS, quantile_scores
 
 BETAS = (0.001, 0.01, 0.1)
 NUM_QUANTILES = 100

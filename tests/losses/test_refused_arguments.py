@@ -1,0 +1,149 @@
+"""Arguments that no loss can take: each is refused with its name."""
+
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+from pytorch_metric_learning.miners import MultiSimilarityMiner
+
+from aurank.errors import UserError
+from aurank.losses import LOSSES, MultipleLosses, SmoothAPLoss
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "emc2": {"num_samples": 4},
+    "fastclip": {"num_samples": 20},
+    "isogclr": {"num_samples": 8},
+    "negative_cache": {"num_samples": 4},
+    "neuclip": {"embedding_size": 5},
+    "soft_triple": {"num_classes": 3, "embedding_size": 5},
+    "soprc": {"class_counts": [2, 2]},
+}
+# each case: the loss, what it is given, and what the message names
+NUMBERS = [
+    ("auroc", {"temperature": 0}),
+    ("blackbox_ap", {"lambda_": 0}),
+    ("blackbox_ap", {"margin": -0.1}),
+    ("blackbox_ap", {"flat_weight": 1}),
+    ("blackbox_ap", {"seed": True}),
+    ("blackbox_ap", {"batch_memory": -1}),
+    ("coding_rate", {"epsilon": 0}),
+    ("contrastive", {"pos_margin": "wide"}),
+    ("contrastive", {"embedding_reg_weight": None}),
+    ("contrastive", {"reduction": "avg"}),
+    ("contrastive", {"reducer": "sum"}),
+    ("dcl", {"temperature": 0}),
+    ("dcl", {"weight_sigma": -1}),
+    ("emc2", {"burn_in": 1.0}),
+    ("emc2", {"temperature": 0}),
+    ("emc2", {"embedding_size": 0}),
+    ("fast_ap", {"num_bins": 0}),
+    ("fast_ap", {"range": (1, 0)}),
+    ("fastclip", {"epsilon": 0}),
+    ("flat_nce", {"temperature": -1}),
+    ("hierarchical_ap", {"super_labels": [0.5, 1.0]}),
+    ("hierarchical_ap", {"super_labels": []}),
+    ("hierarchical_ap", {"super_labels": [[0, 1], [0, 2]]}),
+    ("hierarchical_ap", {"alpha": 0}),
+    ("info_nce", {"temperature": float("nan")}),
+    ("isogclr", {"rho": 0}),
+    ("isogclr", {"temperature_bounds": (0.5, 0.1)}),
+    ("isogclr", {"temperature_beta": 2}),
+    ("isogclr", {"temperature_clip": 0}),
+    ("listwise_ap", {"num_bins": 1}),
+    ("listwise_ap", {"range": (1, -1)}),
+    ("multi_similarity", {"alpha": 0}),
+    ("multi_similarity", {"base": True}),
+    ("negative_cache", {"temperature": 0}),
+    ("negative_cache", {"refresh": 1.5}),
+    ("neuclip", {"num_prototypes": 0}),
+    ("neuclip", {"epsilon": "small"}),
+    ("neuclip", {"rho": 0}),
+    ("neuclip", {"restart_every": 0}),
+    ("neuclip", {"inner_steps": -1}),
+    ("neuclip", {"inner_lr": 0}),
+    ("pnp", {"variant": "PNP-O"}),
+    ("recall_at_k", {"k": ()}),
+    ("recall_at_k", {"k": (1.5,)}),
+    ("recall_at_k", {"k": 3}),
+    ("recall_at_k", {"temperature": -1}),
+    ("recall_at_k", {"rank_temperature": -1}),
+    ("recall_at_k", {"official": "2022"}),
+    ("semi_variance", {"weights": (1, -1)}),
+    ("semi_variance", {"weights": (1.0,)}),
+    ("simco", {"inter_temperature": -1}),
+    ("simo", {"alpha": 0}),
+    ("smooth_ap", {"temperature": True}),
+    ("smooth_ap", {"temperature": float("inf")}),
+    ("soft_triple", {"la": 0}),
+    ("soprc", {"tau1": 0}),
+    ("soprc", {"beta": 1.5}),
+    ("soprc", {"prior_max": 1}),
+    ("soprc", {"num_quantiles": 0}),
+    ("soprc", {"semi_variance": (1.0, -1.0)}),
+    ("soprc", {"prior": "uniform"}),
+    ("soprc", {"interpolation": "cubic"}),
+    ("soprc", {"class_counts": []}),
+    ("soprc", {"class_counts": torch.ones(3)}),
+    ("soprc", {"class_counts": {0: 3}}),
+    ("soprc", {"class_counts": "ab"}),
+    ("soprc", {"class_counts": [3, -1]}),
+    ("soprc", {"class_counts": 50}),
+    ("spectral", {"mu": 0}),
+    ("sup_ap", {"calibration": 1}),
+    ("sup_ap", {"slope": -1}),
+    ("sup_ap", {"delta": True}),
+    ("sup_ap", {"positive_margin": float("inf")}),
+    ("sup_recall", {"offset": -1}),
+    ("sup_recall", {"jump": float("nan")}),
+    ("triplet", {"distance": "cosine"}),
+    ("triplet", {"distributed": "yes"}),
+    ("triplet", {"margin": float("nan")}),
+]
+TOGETHER = [  # the last one is refused beside the others
+    ("blackbox_ap", {"batch_memory": 4}),
+    ("dcl", {"weight_gradient": True}),
+    ("emc2", {"official": True, "out_of_batch": "restart"}),
+    ("emc2", {"official": True, "burn_in": 0.25}),
+    ("fastclip", {"version": "v0", "rho": 1}),
+    ("fastclip", {"version": "v3", "temperature_lr": 0.1}),
+    ("fastclip", {"version": "v1", "temperature_lr": 0.1}),
+    ("fastclip", {"version": "v2", "official": True}),
+    ("fastclip", {"version": "v2", "temperature": 2}),
+    ("hierarchical_ap", {"super_labels": [0, 0, 1], "clustering": 0.1}),
+    ("isogclr", {"individual": False, "temperature": 0.01}),
+    ("isogclr", {"individual": False, "temperature_lr": 0.1}),
+    ("isogclr", {"temperature": 0.01}),
+    ("negative_cache", {"refresh": 0.1}),
+    ("neuclip", {"temperature": 0.001}),
+    ("soprc", {"official": True, "interpolation": "paper"}),
+]
+
+
+@pytest.fixture(autouse=True)
+def without_type_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
+
+
+@pytest.mark.parametrize(("name", "given"), NUMBERS + TOGETHER)
+def test_an_argument_that_cannot_be_is_named(name: str, given: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=list(given)[-1]):
+        LOSSES[name](**{**NEEDED.get(name, {}), **given})
+
+
+@pytest.mark.parametrize(
+    ("losses", "more", "word"),
+    [
+        ([], {}, "losses"),
+        ([SmoothAPLoss()], {"weights": [1, 2]}, "weights"),
+        ([SmoothAPLoss()], {"weights": {"a": 1}}, "weights"),
+        ({"a": SmoothAPLoss()}, {"weights": {"b": 1}}, "weights"),
+        ([SmoothAPLoss()], {"weights": [float("nan")]}, "weights"),
+        ([SmoothAPLoss()], {"miners": [MultiSimilarityMiner]}, "miners"),
+        ([SmoothAPLoss()], {"widths": [0]}, "widths"),
+        ({"a": SmoothAPLoss()}, {"widths": {"b": 2}}, "widths"),
+    ],
+)
+def test_what_does_not_match_the_losses_is_named(losses: Any, more: dict[str, Any], word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        MultipleLosses(losses, **more)
