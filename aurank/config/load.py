@@ -114,12 +114,18 @@ def _load(
     for line in dropped:
         warnings.warn(line, AurankWarning, stacklevel=3)
     for section, values in checked.items():
-        component: Any = config
-        for key in section:
-            component = component[key] if isinstance(key, int) else getattr(component, key)
-        # The config is new and nobody else's yet; after this its params are what constructors want.
-        component.params.update(values)
+        config = _with_params(config, section, values)
     return config
+
+
+def _with_params(node: Any, path: Sequence[str | int], params: dict[str, Any]) -> Any:
+    """Return a copy of a section with other ``params`` of the component at ``path``."""
+    if not path:
+        return node.model_copy(update={"params": params})
+    key, *below = path
+    if isinstance(node, tuple):
+        return tuple(_with_params(item, below, params) if place == key else item for place, item in enumerate(node))
+    return node.model_copy(update={str(key): _with_params(getattr(node, str(key)), below, params)})
 
 
 def _parse_overrides(overrides: Sequence[str], problems: Problems) -> list[tuple[tuple[str, ...], Any]]:
