@@ -163,7 +163,7 @@ def test_a_library_is_imported_in_its_one_home(path: Path) -> None:
 # Lines that a room may have: it may shrink, and takes from another what it needs more, in the same commit.
 BUDGETS = {
     "data": 7445,
-    "losses": 8093,
+    "losses": 8024,
     "evaluation": 9856,
     "models": 2678,
     "embedding": 2955,

@@ -84,21 +84,6 @@ def test_a_miner_s_tuple_narrows_the_masks_and_never_widens_them(triplets: bool)
     assert pairs.valid_rows.tolist() == [0, 2]
 
 
-@pytest.mark.parametrize(
-    ("mined", "message"),
-    [
-        (([0], [10], [1]), r"holds 10, outside the 10 references \(0\.\.9\)"),
-        (([0], [2], [0], [12]), r"holds 12, outside the 10 references"),
-        (([0, -1], [2, 2], [0, 0], [1, 1]), r"holds -1, outside the 10 embeddings"),
-        (([0, 1], [2], [1]), r"pair up one by one, got torch.int64 of shape \[2\] and torch.int64 of shape \[1\]"),
-        (([[0]], [[2]], [[1]]), r"pair up one by one"),
-    ],
-)
-def test_a_miner_s_tuple_that_leaves_the_batch_is_refused(mined: tuple, message: str) -> None:
-    with pytest.raises(UserError, match="indices_tuple .*" + message):
-        make_pairs(embed(10), LABELS, distance=CosineSimilarity(), indices_tuple=tuple(map(torch.tensor, mined)))
-
-
 def test_a_miner_s_tuple_may_reach_all_references_and_be_empty() -> None:
     given = {"ref_emb": embed(12, seed=1), "ref_labels": torch.arange(12)}
     last, none = torch.tensor([11]), torch.tensor([], dtype=torch.int64)

@@ -141,6 +141,6 @@ def test_states_outside_of_the_batch_are_embedded_anew_by_the_miner_s_own_callba
     assert asked == [1]
 
 
-def test_embeddings_of_another_width_than_embedding_dim_are_refused() -> None:
+def test_embeddings_of_another_width_are_refused() -> None:
     with pytest.raises(UserError, match="embeddings must be as wide as embedding_size=6, got 5"):
         EMC2Miner(20, embedding_size=6)(rows(), LABELS, ids=torch.arange(8))
