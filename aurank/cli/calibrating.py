@@ -8,7 +8,7 @@ import typer
 
 from aurank.cli.app import app
 from aurank.cli.drawing import console
-from aurank.cli.options import Drawn, claiming, measuring
+from aurank.cli.options import Drawn, FitOn, Labels, Postprocess, claiming, measuring
 from aurank.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,13 +32,9 @@ def calibrate(
     false_match_rate: Annotated[
         float | None, typer.Option(help="Instead: the part of the negative pairs that may match, such as 1e-4.")
     ] = None,
-    labels: Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings.")] = None,
-    postprocess: Annotated[
-        str | None, typer.Option(help='Steps as for evaluate, such as "whiten:dim=128", or a .safetensors of them.')
-    ] = None,
-    fit_on: Annotated[
-        Path | None, typer.Option(help="Embeddings (.npz) to fit the steps on; default: the split train.")
-    ] = None,
+    labels: Labels = None,
+    postprocess: Postprocess = None,
+    fit_on: FitOn = None,
     distance: Annotated[str | None, typer.Option(help="With --model: cosine (the default), dot or euclidean.")] = None,
     max_memory: Annotated[
         str | None, typer.Option(help="With --model: bound on the working memory, such as 1GiB.")

@@ -10,7 +10,7 @@ import typer
 
 from aurank.cli.app import app, cache_app, data_app
 from aurank.cli.drawing import console, draw_bar, draw_stages
-from aurank.cli.options import CacheOption, ConfigFile, Drawn, Overrides, claimed_out, measuring
+from aurank.cli.options import CacheOption, ConfigFile, Drawn, Labels, Overrides, claimed_out, measuring
 from aurank.errors import UserError
 from aurank.sizes import size_in_bytes
 
@@ -31,7 +31,7 @@ def doctor(
     embeddings: Annotated[
         Path | None, typer.Option(help="Examine saved embeddings: .npz, or .npy with --labels.")
     ] = None,
-    labels: Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings.")] = None,
+    labels: Labels = None,
     html: Annotated[Path | None, typer.Option(help="A page (.html) to write, with pictures of what was found.")] = None,
     fix: Annotated[
         str | None,

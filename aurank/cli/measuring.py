@@ -11,10 +11,13 @@ import typer
 from aurank.cli.app import app
 from aurank.cli.drawing import console, keep_baselines
 from aurank.cli.options import (
-    MODELS,
     BaselinesOption,
     Drawn,
+    FitOn,
+    Labels,
     ModelOption,
+    ModelToRun,
+    Postprocess,
     claimed_out,
     claiming,
     measuring,
@@ -65,12 +68,8 @@ def evaluate(
     trec_run: Annotated[
         Path | None, typer.Option(help="A .run file to write for trec_eval, with .qrels beside it.")
     ] = None,
-    postprocess: Annotated[
-        str | None, typer.Option(help='Steps such as "whiten:dim=128, query_expansion:k=5", or a .safetensors of them.')
-    ] = None,
-    fit_on: Annotated[
-        Path | None, typer.Option(help="Embeddings (.npz) to fit the steps on; default: the split train.")
-    ] = None,
+    postprocess: Postprocess = None,
+    fit_on: FitOn = None,
     dims: Annotated[
         str | None, typer.Option(help="Measure the first numbers of embeddings too, such as 64,128.")
     ] = None,
@@ -189,7 +188,7 @@ def _codes(dims: str | None, precision: str | None, rescore: int | None) -> "Cod
 @measuring(*_SIDES, bf16=True, joined=True)
 def embed(
     *,
-    model: Annotated[str, typer.Option("--model", help=f"{MODELS}.")],
+    model: ModelToRun,
     out: Annotated[
         Path, typer.Option(help="The .npz file to write: embeddings, labels, ids, paths; or a folder, for parts.")
     ],
@@ -273,7 +272,7 @@ def probe(
     model: ModelOption,
     out: Annotated[Path, typer.Option(help="Folder for knn.json and linear_probe.json.")],
     protocol: Annotated[list[str] | None, typer.Option(help="knn or linear_probe; default: both.")] = None,
-    labels: Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings.")] = None,
+    labels: Labels = None,
     k: Annotated[int | None, typer.Option("--k", help="Neighbours that vote; default: 200, or all there are.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds of the draws, such as 0,1,2.")] = None,
     images: "ImageSelection",

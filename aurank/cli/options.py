@@ -25,6 +25,15 @@ MODELS = (
 )
 SAVED = "embeddings:FILE (.npz, or .npy with --labels)"
 ModelOption = Annotated[str, typer.Option("--model", help=f"{MODELS}, or {SAVED}.")]
+Labels = Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings.")]
+FitOn = Annotated[Path | None, typer.Option(help="Embeddings (.npz) to fit the steps on; default: the split train.")]
+Postprocess = Annotated[
+    str | None,
+    typer.Option(help='Steps such as "whiten:dim=128, query_expansion:k=5", or a .safetensors of them.'),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")]
+AllowIndexCode = Annotated[bool, typer.Option("--allow-code", help="Trust the model of the index: let its code run.")]
+ModelToRun = Annotated[str, typer.Option("--model", help=f"{MODELS}.")]
 BaselinesOption = Annotated[
     bool,
     typer.Option("--baselines", help="Measure chance, raw pixels and the untrained network too, into baselines.json."),

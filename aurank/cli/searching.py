@@ -9,7 +9,7 @@ import typer
 
 from aurank.cli.app import app, index_app
 from aurank.cli.drawing import announced, console, draw_bar, one_name, stderr_console
-from aurank.cli.options import MODELS, Drawn, measuring
+from aurank.cli.options import AllowIndexCode, AsJson, Drawn, FitOn, ModelToRun, Postprocess, measuring
 from aurank.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,24 +28,14 @@ WIDEST = 40  # characters of a class in a table
 @measuring("data", "split", joined=True)
 def build(
     *,
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            help=f"{MODELS}.",
-        ),
-    ],
+    model: ModelToRun,
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     factory: Annotated[
         str, typer.Option("--index", help="A faiss index: Flat is exact; IVF64,Flat or HNSW32 are approximate.")
     ] = "Flat",
     distance: Annotated[str, typer.Option(help="cosine, dot or euclidean.")] = "cosine",
-    postprocess: Annotated[
-        str | None, typer.Option(help='Steps such as "whiten:dim=128, query_expansion:k=5", or a .safetensors of them.')
-    ] = None,
-    fit_on: Annotated[
-        Path | None, typer.Option(help="Embeddings (.npz) to fit the steps on; default: the split train.")
-    ] = None,
+    postprocess: Postprocess = None,
+    fit_on: FitOn = None,
     embeddings: Annotated[
         Path | None, typer.Option(help="What aurank embed wrote of the same model and images, which is taken instead.")
     ] = None,
@@ -146,14 +136,12 @@ def search(
         list[str] | None, typer.Option("--class", help="Find images of this class alone; may be given repeatedly.")
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Search exactly although the index is approximate.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
+    as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option(help="A page (.html) to write, with pictures.")] = None,
     roots: Roots = None,
     batch: Annotated[int, typer.Option(min=1, help="Photos embedded at once.")] = 64,
     device: Annotated[str | None, typer.Option(help="Such as cuda:1 or cpu; default: cuda where there is one.")] = None,
-    allow_code: Annotated[
-        bool, typer.Option("--allow-code", help="Trust the model of the index: let its code run.")
-    ] = False,
+    allow_code: AllowIndexCode = False,
 ) -> None:
     """Find the images of an index that are nearest to photos.
 

@@ -6,6 +6,7 @@ import typer
 
 from aurank.cli.app import app
 from aurank.cli.drawing import console, stderr_console
+from aurank.cli.options import AllowIndexCode
 from aurank.cli.searching import Folder, Roots
 
 
@@ -16,9 +17,7 @@ def serve(
     port: Annotated[int, typer.Option(help="Of the page's address; 0 takes a free one.")] = 8000,
     roots: Roots = None,
     device: Annotated[str | None, typer.Option(help="Where the model runs, such as cuda; default: cpu.")] = None,
-    allow_code: Annotated[
-        bool, typer.Option("--allow-code", help="Trust the model of the index: let its code run.")
-    ] = False,
+    allow_code: AllowIndexCode = False,
 ) -> None:
     """Search an index from a page in the browser, until Ctrl+C.
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from aurank.cli.app import app
 from aurank.cli.drawing import console, draw_measuring, draw_training, keep_baselines, stderr_console
-from aurank.cli.options import BaselinesOption, ConfigFile, Overrides, claiming
+from aurank.cli.options import AsJson, BaselinesOption, ConfigFile, Overrides, claiming
 from aurank.errors import UserError
 
 
@@ -77,7 +77,7 @@ def profile(
     overrides: Overrides = None,
     steps: Annotated[int, typer.Option(help="Steps to measure, after a warm-up.", min=1)] = 50,
     trace: Annotated[Path | None, typer.Option(help="A trace (.json) to write, for Chrome or Perfetto.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Tell where the time of a training step goes.
 
