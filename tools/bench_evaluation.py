@@ -131,7 +131,7 @@ def side_by_side(text: str, rows: int, given: argparse.Namespace) -> None:
         found["aurank"] = positive_ranks(vectors, labels, max_memory=given.max_memory)
 
     def float32() -> None:
-        with mock.patch.object(tiles, "are_codes_fast", return_value=False):
+        with mock.patch.object(tiles, "code_kinds", return_value=()):
             found["float32"] = positive_ranks(vectors, labels, max_memory=given.max_memory)
 
     steps: dict[str, Callable[[], object]] = {"product": lambda: product(vectors, vectors), "aurank": aurank}

@@ -1,9 +1,11 @@
-"""Rows in eight bits: a first, fast product for most scores, with a bound that holds for each pair.
+"""Rows in eight bits, twice: a first, fast product for most scores, with a bound that holds for each pair.
 
 Products of int8 are exact integers, and on processors with instructions for them (VNNI) many times as fast as those of
-float32. Features less a common centre, rotated, are written as `scale * code` and a rest: u = û + r. For two such rows
-<u, v> = <û, v̂> + <r, v> + <û, s>, so that by Cauchy-Schwarz the product of the codes errs by at most |r| |v| + |û| |s|:
-lengths that were measured when the codes were made. For rows of length 1 and 512 numbers that is about 0.02.
+float32. Features less a common centre, rotated, are written as `scale * (high + low / 254)` and a rest, where high and
+low are int8: u = û + r. For two such rows <u, v> = <û, v̂> + <r, v> + <û, s>, so that by Cauchy-Schwarz the product of
+the codes errs by at most |r| |v| + |û| |s|: lengths that were measured when the codes were made. `HIGH` takes
+the product of the high codes alone; `BOTH` adds those of high with low ones, and counts low with low as error.
+For rows of length 1 and 512 numbers the bound is about 0.02 and 0.00015, that of float32 0.00003.
 
 The centre c takes what all rows share out of the lengths, thus out of the bound: <f, g> = <f - c, g - c> + a + b with
 a = <f, c> - |c|²/2 of one row and b of the other; for the Euclidean distance a = -|f - c|²/2. The rotation changes no
@@ -23,40 +25,47 @@ from torch import Tensor
 from aurank.evaluation.engine.kernels import Edges
 from aurank.evaluation.engine.scores import ELEMENTS, ExactScores, Vectors, read
 
-CODES = "codes"  # as a tier
+HIGH, BOTH = "high", "both"  # as tiers
 CENTRE_ROWS = 1024  # of which the mean is taken
 WIDTHS = range(16, 2**15)  # narrower rows gain nothing, sums over wider ones could exceed int32
 FEWEST = 2**33  # multiplications of a product that takes longer than finding out what this processor can do
-FASTER = 2.0  # times as fast as float32 that a product of int8 has to be
+FASTER = {HIGH: 2.0, BOTH: 4.5}  # times as fast as float32 that a product of int8 has to be: both take three
 UNIT = 2.0**-24  # half the distance of 1 from the next float32
 
 
 @dataclass(frozen=True, eq=False)
 class ByteCodes:
-    """Codes of consecutive places of a side, and what is known of each row, in float64."""
+    """Codes of consecutive places of a side, and what is known of each row: numbers in float64, rounded up by bounds.
 
-    codes: Int8[Tensor, "row dim"]
-    numbers: Float64[np.ndarray, "4 row"]  # scale; offset a; lengths of u and of the rest
+    Planes are high, low and high again, so that one product of two of them adds high with low and low with high.
+    """
+
+    planes: Int8[Tensor, "row planes"]
+    numbers: Float64[np.ndarray, "6 row"]  # scale; offset a; lengths of u, of the rest behind high, both, and of low
 
     @classmethod
     def empty(cls, rows: int, dim: int) -> "ByteCodes":
         """Return room for the codes of so many rows."""
-        return cls(torch.empty((rows, dim), dtype=torch.int8), np.empty((4, rows)))
+        return cls(torch.empty((rows, 3 * dim), dtype=torch.int8), np.empty((6, rows)))
 
     def part(self, rows: slice) -> "ByteCodes":
         """Return the codes of some of these rows."""
-        return ByteCodes(self.codes[rows], self.numbers[:, rows])
+        return ByteCodes(self.planes[rows], self.numbers[:, rows])
 
-    def error(self, others: "ByteCodes", slack: float) -> Float64[np.ndarray, " row"]:
+    def error(self, others: "ByteCodes", kind: str, slack: float) -> Float64[np.ndarray, " row"]:
         """Return how far the score of each row with any of the others may be from score / factor.
 
         `slack` bounds what float64 takes. float32: an integer, a product of scales, their product, the offsets, their
-        sum and the whole are rounded: UNIT each of at most the lengths and the offsets, and four times that to spare.
+        sum and the whole are rounded, and twice as much where the second codes are added: UNIT each of at most the
+        lengths and the offsets, and as much again to spare.
         """
-        _, offset, length, rest = self.numbers
-        _, offsets, lengths, rests = np.abs(others.numbers).max(axis=1)
-        sizes = (length + rest) * (lengths + rests) + np.abs(offset) + offsets
-        bound = rest * lengths + (length + rest) * rests
+        _, offset, length, high, both, low = self.numbers
+        _, offsets, lengths, highs, boths, lows = np.abs(others.numbers).max(axis=1)
+        sizes = (length + high) * (lengths + highs) + np.abs(offset) + offsets
+        if kind == HIGH:
+            bound = high * lengths + (length + high) * highs
+        else:
+            bound = both * lengths + (length + both) * boths + low * lows
         return np.asarray(bound * (1 + 1e-9) + 24 * UNIT * sizes + slack)
 
 
@@ -79,7 +88,7 @@ class Coder:
             stop = min(start + step, places.stop)
             rows = self._features(side, slice(start, stop), gallery=gallery).cpu().numpy()
             here = out.part(slice(start - places.start, stop - places.start))
-            int8.write_codes(rows, self.centre, self.signs, self.distance.squared, here.codes.numpy(), here.numbers)
+            int8.write_codes(rows, self.centre, self.signs, self.distance.squared, here.planes.numpy(), here.numbers)
         return out.part(slice(0, places.stop - places.start))
 
     def _features(self, side: Vectors, places: slice | Tensor, *, gallery: bool) -> Float64[Tensor, "place dim"]:
@@ -90,15 +99,27 @@ class Coder:
         return rows.div_(self.distance.gallery_scale if gallery else self.distance.query_scale)
 
 
-def multiply_codes(left: ByteCodes, right: ByteCodes, memory: UInt8[Tensor, " byte"]) -> Float32[Tensor, "row column"]:
-    """Return the scores of a tile by its codes, in `memory`, of which they need 4 bytes for each pair."""
+def multiply_codes(
+    left: ByteCodes, right: ByteCodes, kind: str, memory: UInt8[Tensor, " byte"]
+) -> Float32[Tensor, "row column"]:
+    """Return the scores of a tile by the high codes or, where these are in memory already, by both.
+
+    `memory`: 8 bytes for each pair.
+    """
     from aurank.evaluation.engine.kernels import int8
 
-    products = memory.view(torch.int32).view(len(left.codes), len(right.codes))
-    torch._int_mm(left.codes, right.codes.T, out=products)
-    scores = products.view(torch.float32)
-    int8.scale_products(products.numpy(), scores.numpy(), *(s.numbers[:2].astype(np.float32) for s in (left, right)))
+    dim, shape = left.planes.shape[1] // 3, (len(left.planes), len(right.planes))
+    own, others = (slice(0, dim), slice(0, dim)) if kind == HIGH else (slice(0, 2 * dim), slice(dim, 3 * dim))
+    products, scores = memory[: len(memory) // 2].view(torch.int32).view(shape), scores_in(memory, shape)
+    torch._int_mm(left.planes[:, own], right.planes[:, others].T, out=products)
+    numbers = (side.numbers[:2].astype(np.float32) for side in (left, right))
+    int8.scale_products(products.numpy(), scores.numpy(), *numbers, kind == BOTH)
     return scores
+
+
+def scores_in(memory: UInt8[Tensor, " byte"], shape: tuple[int, int]) -> Float32[Tensor, "row column"]:
+    """Return the scores that `multiply_codes` wrote last."""
+    return memory[len(memory) // 2 :].view(torch.float32).view(shape)
 
 
 def code_edges(
@@ -115,21 +136,21 @@ def code_edges(
     return Edges(offset, low, high)
 
 
-def are_codes_fast(exact: ExactScores) -> bool:
-    """Return whether products of codes are tried before float32; not for little work."""
+def code_kinds(exact: ExactScores) -> tuple[str, ...]:
+    """Return which products of codes are tried before float32, in their order; none for little work."""
     work = len(exact.queries.order) * len(exact.gallery.order) * exact.gallery.dim
     if work < FEWEST or exact.gallery.dim not in WIDTHS or exact.product_type is not None:
-        return False
-    return int8_speed() > FASTER
+        return ()
+    return tuple(kind for kind, least in FASTER.items() if int8_speed() > least)
 
 
 @cache
 def int8_speed() -> float:
     """Return how many times as fast as those of float32 the products of int8 are here; 0 where they are not exact."""
     chance, rows, dim = np.random.default_rng(0), 256, 512
-    left, right = torch.from_numpy(chance.choice([-127, 126, 127], (2, rows, dim)).astype(np.int8))
-    left[0] = right[0] = 127  # too much for instructions that add up in int16
-    right[1] = -127
+    planes = torch.from_numpy(chance.choice([-127, 126, 127], (rows, 3 * dim)).astype(np.int8))
+    planes[0], planes[1] = 127, -127  # too much for instructions that add up in int16
+    left, right = planes[:, :dim], planes[:, 2 * dim :]
     out, floats, wide = torch.empty(rows, rows, dtype=torch.int32), left.float(), torch.empty(rows, rows)
     steps: list[Callable[[], object]] = [
         lambda: torch.mm(floats, floats.T, out=wide),

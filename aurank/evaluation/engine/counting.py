@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float64, Int64, Integer
 from torch import Tensor
 
-from aurank.evaluation.engine.codes import CODES, code_edges, multiply_codes
+from aurank.evaluation.engine.codes import BOTH, HIGH, code_edges, multiply_codes, scores_in
 from aurank.evaluation.engine.inputs import ProgressCallback
 from aurank.evaluation.engine.kernels import Edges, make_kernel
 from aurank.evaluation.engine.positives import SortedProblem
@@ -26,7 +26,7 @@ from aurank.evaluation.engine.tiles import Tile, Tiles
 
 Tier: TypeAlias = str | torch.dtype | None  # products of codes, products of features of a type, or exact scores
 # Where more than this part of a tile's pairs are near a threshold, the next tier is cheaper than single scores.
-NEAR: dict[Tier, float] = {CODES: 1 / 32, torch.float32: 1 / 32, torch.float64: 1 / 8}
+NEAR: dict[Tier, float] = {HIGH: 1 / 48, BOTH: 1 / 32, torch.float32: 1 / 32, torch.float64: 1 / 8}
 AGAIN = 16  # every so many tiles a thread begins with the fastest product again
 
 
@@ -104,8 +104,9 @@ class TileCounter:
         self.tiers: list[Tier] = [None]
         if self.exact.product_type is None:
             floats = [kind for kind in (torch.float32, torch.float64) if math.isfinite(self._error(kind))]
-            self.tiers = [*([CODES] if tiles.coder is not None else []), *floats, None]
-        self.fast = int(tiles.coder is not None)
+            self.tiers = [*tiles.kinds, *floats, None]
+        self.fast = len(tiles.kinds)
+        self.begun: Tile | None = None  # the tile whose scores by the high codes are in memory
         self.first = self.done = 0
 
     def count(self, tile: Tile) -> None:
@@ -180,9 +181,9 @@ class TileCounter:
         """Return the thresholds with edges, between which scores of this tier decide nothing."""
         offset, low = self.thresholds.within(view.own), self.thresholds.scores[self.thresholds.entries(view.own)]
         high = low
-        if tier == CODES:
+        if isinstance(tier, str):
             own, others = tile.codes()[::-1] if view.transposed else tile.codes()
-            error = own.error(others, slack=4 * self._error(torch.float64))
+            error = own.error(others, tier, slack=4 * self._error(torch.float64))
             return code_edges(low, offset, error, self.distance.factor)
         if isinstance(tier, torch.dtype):
             kind = torch.empty(0, dtype=tier).numpy().dtype
@@ -196,8 +197,13 @@ class TileCounter:
     def _scores(self, tile: Tile, tier: Tier) -> Tensor:
         """Products of codes or features, or exact scores without a tier, in memory that every tile reuses."""
         size = tile.shape[0] * tile.shape[1]
-        if tier == CODES:
-            return multiply_codes(*tile.codes(), self._memory(4 * size))
+        if isinstance(tier, str):
+            memory = self._memory(8 * size)
+            if tier == HIGH or self.begun is not tile:
+                multiply_codes(*tile.codes(), HIGH, memory)
+            self.begun = tile
+            return multiply_codes(*tile.codes(), BOTH, memory) if tier == BOTH else scores_in(memory, tile.shape)
+        self.begun = None
         kind = tier if isinstance(tier, torch.dtype) else torch.float64
         scores = self._memory(size * kind.itemsize).view(kind).view(tile.shape)
         if tier is None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from aurank.distributed import ProcessGroup
-from aurank.evaluation.engine.codes import ByteCodes, Coder, are_codes_fast
+from aurank.evaluation.engine.codes import ByteCodes, Coder, code_kinds
 from aurank.evaluation.engine.inputs import Devices, Embeddings, ProgressCallback, byte_count, choose_devices
 from aurank.evaluation.engine.kernels import check_backend
 from aurank.evaluation.engine.scores import ExactScores, full_precision, one_thread_each
@@ -83,7 +83,7 @@ class Work:
     def row_bytes(self, exact: ExactScores) -> int:
         """Features of a row, and its codes where there may be some; not asked whether, so that all cut alike."""
         rows = exact.queries
-        return 4 * rows.distance.width(rows.dim) + (rows.dim + 48) * self.compiled
+        return 4 * rows.distance.width(rows.dim) + (3 * rows.dim + 48) * self.compiled
 
     def tile_bytes(self, side: int, width: int) -> int:
         """Scores and near pairs of a tile, and the float64 rows and features of its two sides."""
@@ -175,7 +175,8 @@ class Tiles:
         wide = max(side, min(side**2 // longest, fit, self.panel))
         starts = range(0, gallery, wide)
         self.others = self.blocks if self.symmetric else [slice(at, min(at + wide, gallery)) for at in starts]
-        self.coder = Coder(exact) if coded and work.compiled and are_codes_fast(exact) else None
+        self.kinds = code_kinds(exact) if coded and work.compiled else ()
+        self.coder = Coder(exact) if self.kinds else None
         nothing = Panel(slice(0, 0), {}, None)
         self._left, self._right = nothing, nothing
         self._buffers: dict[bool, Tensor] = {}  # by side; new ones for every panel would leave holes in the heap
@@ -256,7 +257,7 @@ class Tiles:
         codes = None
         if self.coder is not None:
             room = self._code_buffers.get(gallery)
-            if room is None or len(room.codes) < count:
+            if room is None or len(room.planes) < count:
                 room = self._code_buffers[gallery] = ByteCodes.empty(count, side.dim)
             codes = self.coder.codes(side, rows, room, gallery=gallery)
         return Panel(rows, {device: features.to(device) for device in self.work.devices}, codes)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from aurank.evaluation import Ranks, RetrievalProblem, positive_ranks
 from aurank.evaluation.engine import codes, counting
-from aurank.evaluation.engine.codes import CODES, ByteCodes, Coder, multiply_codes
+from aurank.evaluation.engine.codes import BOTH, HIGH, ByteCodes, Coder, multiply_codes
 from aurank.evaluation.engine.scores import ExactScores
 
 DISTANCES = ("cosine", "dot", "euclidean")
@@ -94,11 +94,12 @@ def check_bound(queries: np.ndarray, gallery: np.ndarray, distance: str) -> None
     exact.tile(slice(0, len(queries)), slice(0, len(gallery)), scores)
     truth = scores.numpy() / exact.queries.distance.factor
     left, right = encoded(exact)
-    memory = torch.empty(4 * truth.size, dtype=torch.uint8)
+    memory = torch.empty(8 * truth.size, dtype=torch.uint8)
     slack = 4 * exact.queries.distance.error(exact.queries.dim, torch.float64)
-    away = np.abs(multiply_codes(left, right, memory).numpy() - truth)
-    assert (away <= left.error(right, slack)[:, None]).all()
-    assert (away <= right.error(left, slack)).all()
+    for kind in (HIGH, BOTH):
+        away = np.abs(multiply_codes(left, right, kind, memory).numpy() - truth)
+        assert (away <= left.error(right, kind, slack)[:, None]).all()
+        assert (away <= right.error(left, kind, slack)).all()
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
@@ -114,11 +115,17 @@ def test_the_bound_is_narrow_around_a_centre_and_where_few_numbers_outweigh_the_
     rows = random(chance, 100, 512)
     spiked, shifted = rows.copy(), rows + 10
     spiked[:, :4] *= 30
-    for embeddings, most in ((rows, 0.03), (spiked, 0.07), (shifted, 1e-3)):
+    for embeddings, kind, most in (
+        (rows, HIGH, 0.03),
+        (rows, BOTH, 3e-4),
+        (spiked, HIGH, 0.07),
+        (shifted, HIGH, 1e-3),
+        (shifted, BOTH, 1e-5),
+    ):
         order = np.arange(100)
         problem = RetrievalProblem(embeddings, order)
         left, right = encoded(ExactScores.of(problem, order, order, distance="cosine"))
-        assert left.error(right, 0.0).max() < most
+        assert left.error(right, kind, 0.0).max() < most
 
 
 @pytest.mark.slow
@@ -152,20 +159,19 @@ def test_ranks_are_those_without_codes(kind: str, distance: str, decided: Counte
         split = (embeddings[:120], labels[:120], embeddings[120:], labels[120:])
         ranks = positive_ranks(*split, distance=distance, max_memory=memory)
         assert same(ranks, positive_ranks(*split, distance=distance, backend="torch"))
-    assert decided[CODES] > 0 or kind != "clustered"
+    assert decided[HIGH] + decided[BOTH] > 0 or kind in ("collapsed", "near", "uneven")
 
 
 def test_trained_random_and_collapsed_rows_are_decided_in_their_tiers(decided: Counter[Any]) -> None:
-    for kind, tier in (("clustered", CODES), ("random", torch.float32), ("collapsed", None)):
+    for kind, tier in (("clustered", HIGH), ("random", BOTH), ("collapsed", None)):
         decided.clear()
         chance = np.random.default_rng(1)
         positive_ranks(SETS[kind](chance, 600, 256), np.arange(600) // 5, max_memory="4MiB")
         assert decided.most_common(1)[0][0] == tier, (kind, decided)
 
 
-def test_equal_scores_tie_on_both_sides_of_codes(decided: Counter[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_scores_tie_on_both_sides_of_codes(decided: Counter[Any]) -> None:
     """Copies of positives among the negatives stand exactly on a threshold: no bound may decide them."""
-    monkeypatch.setitem(counting.NEAR, CODES, 1.0)
     chance = np.random.default_rng(2)
     rows = clustered(chance, 200, 64)
     rows = np.concatenate([rows, rows[chance.permutation(200)]])
@@ -173,7 +179,7 @@ def test_equal_scores_tie_on_both_sides_of_codes(decided: Counter[Any], monkeypa
     ranks = positive_ranks(rows, labels)
     assert same(ranks, positive_ranks(rows, labels, backend="torch"))
     assert int(ranks.tied.sum()) > 0
-    assert decided[CODES] > 0
+    assert decided[HIGH] + decided[BOTH] > 0
 
 
 def test_groups_pairs_and_junk_are_left_out(decided: Counter[Any]) -> None:
@@ -184,26 +190,27 @@ def test_groups_pairs_and_junk_are_left_out(decided: Counter[Any]) -> None:
         given: dict[str, Any] = given_ if "positives" in given_ else {"query_labels": labels, **given_}
         ranks = positive_ranks(embeddings, max_memory="300KiB", **given)
         assert same(ranks, positive_ranks(embeddings, backend="torch", **given))
-    assert decided[CODES] > 0
+    assert decided[HIGH] + decided[BOTH] > 0
 
 
 def test_codes_are_left_alone_for_little_work_whole_numbers_and_slow_processors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def used(rows: np.ndarray) -> bool:
+    def kinds(rows: np.ndarray) -> tuple[str, ...]:
         order = np.arange(len(rows))
         problem = RetrievalProblem(rows, [0] * len(rows))
-        return codes.are_codes_fast(ExactScores.of(problem, order, order, distance="cosine"))
+        return codes.code_kinds(ExactScores.of(problem, order, order, distance="cosine"))
 
     rows = random(np.random.default_rng(0), 50, 32)
     monkeypatch.setattr(codes, "int8_speed", lambda: 100.0)
-    assert not used(rows)
+    assert kinds(rows) == ()
     monkeypatch.setattr(codes, "FEWEST", 0)
-    assert used(rows)
-    assert not used(rows[:, :8])
-    assert not used(np.sign(rows))
-    monkeypatch.setattr(codes, "int8_speed", lambda: 1.2)
-    assert not used(rows)
+    assert kinds(rows) == (HIGH, BOTH)
+    assert kinds(rows[:, :8]) == ()
+    assert kinds(np.sign(rows)) == ()
+    for speed, expected in ((0.0, ()), (1.2, ()), (3.2, (HIGH,))):
+        monkeypatch.setattr(codes, "int8_speed", lambda speed=speed: speed)
+        assert kinds(rows) == expected
 
 
 @pytest.mark.parametrize("fault", [AttributeError, RuntimeError, None])

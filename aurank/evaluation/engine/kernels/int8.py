@@ -6,7 +6,7 @@ import numpy as np
 
 from aurank.evaluation.engine.kernels.compiled import compiled
 
-TOP = 127  # the greatest code
+TOP, STEPS = 127, 254  # the greatest code; steps of the second code in one of the first
 TOGETHER = 8  # numbers that are not mixed with each other: whole vectors are added
 
 
@@ -29,7 +29,7 @@ def mix(values: Any, size: int) -> None:
 
 @compiled
 @no_type_check
-def write_codes(rows: Any, centre: Any, signs: Any, squared: bool, codes: Any, numbers: Any) -> None:
+def write_codes(rows: Any, centre: Any, signs: Any, squared: bool, planes: Any, numbers: Any) -> None:
     """Write the codes of rows [row, dim], which are overwritten, as `codes.ByteCodes` describes them.
 
     Signs and two overlapping orthogonal matrices rotate a row, which spreads it evenly over its numbers.
@@ -54,30 +54,43 @@ def write_codes(rows: Any, centre: Any, signs: Any, squared: bool, codes: Any, n
         scale = np.float32(top / TOP)
         step = np.float64(scale)
         times = 1 / step if scale > 0 else 0.0
-        left = 0.0
+        first, second, low = 0.0, 0.0, 0.0
         for at in range(dim):
             code = np.rint(values[at] * times)
             rest = values[at] - code * step
-            codes[row, at] = np.int8(code)
-            left += rest * rest
+            fine = np.rint(rest * times * STEPS)
+            last = rest - fine * (step / STEPS)
+            planes[row, at] = planes[row, 2 * dim + at] = np.int8(code)
+            planes[row, dim + at] = np.int8(fine)
+            first += rest * rest
+            low += fine * fine
+            second += last * last
         numbers[0, row] = step
         numbers[1, row] = -length / 2 if squared else inner - square
         numbers[2, row] = np.sqrt(length)
-        numbers[3, row] = np.sqrt(left)
+        numbers[3, row] = np.sqrt(first)
+        numbers[4, row] = np.sqrt(second)
+        numbers[5, row] = np.sqrt(low) * step / STEPS
 
 
 @compiled
 @no_type_check
-def scale_products(products: Any, scores: Any, left: Any, right: Any) -> None:
+def scale_products(products: Any, scores: Any, left: Any, right: Any, add: bool) -> None:
     """Write the score of each product of codes; `scores` may be the same memory.
 
-    `left` and `right` are scale and offset of each row and column.
+    `left` and `right` are scale and offset of each row and column. With `add` the products are those of first with
+    second codes, and their part is added to the scores.
     """
     for row in range(products.shape[0]):
         scale, offset = left[0, row], left[1, row]
-        for column in range(products.shape[1]):
-            product = np.float32(products[row, column]) * (scale * right[0, column])
-            scores[row, column] = product + (offset + right[1, column])
+        if add:
+            scale = scale / np.float32(STEPS)
+            for column in range(products.shape[1]):
+                scores[row, column] += np.float32(products[row, column]) * (scale * right[0, column])
+        else:
+            for column in range(products.shape[1]):
+                product = np.float32(products[row, column]) * (scale * right[0, column])
+                scores[row, column] = product + (offset + right[1, column])
 
 
 @compiled
