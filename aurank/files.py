@@ -323,7 +323,8 @@ def require_writable(path: Path, *, suffix: str = "", option: str = "--out") -> 
 
 
 def file_sha256(path: Path) -> str:
-    """Return the hexadecimal digest of a file."""
+    """Return the hexadecimal digest of a file; UserError for a pipe or a device, which may never end."""
+    require_ordinary(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

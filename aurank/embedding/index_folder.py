@@ -149,7 +149,9 @@ def read_rows(folder: Path, about: dict[str, Any]) -> IndexedRows:
         vectors = load_arrays(place / _VECTORS)[""] if is_processed else None
         processing = PostProcessing.load(place / _STEPS) if is_processed else None
         images = _read_images(place / _IMAGES)
-        if not about["count"] == len(images["path"]) == len(embeddings) == len(index):
+        ranked = embeddings if vectors is None else vectors
+        shapes = {embeddings.shape[:1], ranked.shape[:1], images["path"].shape, (len(index),), (about["count"],)}
+        if len(shapes) > 1 or embeddings.ndim != 2 or not embeddings.size or ranked.shape[1:] != (index.dim,):
             raise ValueError("its files do not belong together")
         return IndexedRows(images, embeddings, index, processing, vectors)
 

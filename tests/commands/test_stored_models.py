@@ -29,7 +29,7 @@ def require_kept(model: str, file: Path, photos: Path, out: Path) -> None:
     np.testing.assert_allclose(index.embed([photo])[0], index.rows.embeddings[5], atol=1e-6)
     for kept in sorted((out / index.about["model"]["file"]).parent.iterdir()):
         content = kept.read_bytes()
-        for damage, said in ((b"other", "is damaged, cut short or of another index"), (None, "is missing")):
+        for damage, said in ((b"other", "is damaged, cut short or of another index"), (None, "No such file")):
             kept.unlink() if damage is None else kept.write_bytes(damage)
             with pytest.raises(UserError, match=said) as refused:
                 ImageIndex.open(out, allow_code=True).load_model()

@@ -69,7 +69,7 @@ def test_damage_is_the_same_for_the_same_chance() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["config", "table", "embeddings", "probe", "prepared", "parts", "resume", "onnx"])
+@pytest.mark.parametrize("name", ["config", "table", "embeddings", "probe", "parts", "resume", "onnx"])
 def test_a_file_that_is_opened_and_written_again_says_the_same(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
