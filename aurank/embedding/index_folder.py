@@ -33,7 +33,7 @@ _EMBEDDINGS, _VECTORS, _IMAGES, _FAISS, _STEPS = (
     *("embeddings.npy", "vectors.npy", "images.parquet", "index.faiss"),
     "postprocessing.safetensors",
 )
-_VERIFIED = (_FAISS, _STEPS, "checkpoint.pt")  # each holds its own checksum, which its reader compares
+_VERIFIED = (_FAISS, _STEPS, "checkpoint.safetensors")  # each holds its own checksum, which its reader compares
 _WHAT, _REMEDY = "an image index", "build the index again"
 _TRIED = 1000  # images that are looked for where they are said to have moved
 EXACT = "Flat"

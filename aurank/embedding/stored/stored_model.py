@@ -30,7 +30,7 @@ from aurank.models.adapters.loading import ImageModel
 from aurank.models.adapters.timm import FILE_OPTIONS
 
 _SAVED = {  # by kind; other kinds are loaded by their name again
-    "aurank": "checkpoint.pt",
+    "aurank": "checkpoint.safetensors",
     "timm": "model.safetensors",
     "onnx": "model.onnx",
     "safetensors": "model.safetensors",

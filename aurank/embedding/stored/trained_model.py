@@ -56,7 +56,7 @@ def load(path: Path | str) -> tuple[nn.Module, Pipeline]:
     with the backbone that made them.
 
     Args:
-        path: ``DIR/best``, ``DIR/last`` (with or without ``.pt``), or ``DIR`` for its best.
+        path: ``DIR/best``, ``DIR/last`` (with or without ``.safetensors``), or ``DIR`` for its best.
 
     Example:
         >>> import tempfile
@@ -82,7 +82,7 @@ def load_pairs(path: Path | str) -> tuple[TwoTower, Tokenise, Pipeline]:
     """The towers of a checkpoint in evaluation mode, what makes tokens of texts, and the transform of images.
 
     Args:
-        path: ``DIR/best``, ``DIR/last`` (with or without ``.pt``), or ``DIR`` for its best.
+        path: ``DIR/best``, ``DIR/last`` (with or without ``.safetensors``), or ``DIR`` for its best.
 
     Example:
         >>> import tempfile
