@@ -5,6 +5,7 @@ torchrun (or Accelerate) starts them, ends the others when one has failed, and s
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from aurank.sizes import seconds
 
 Item = TypeVar("Item")
 SENT = 2**25  # bytes of rows that are sent at a time
-_LOST = ("Connection closed", "Connection reset", "Broken pipe", "unreachable", "gloo", "NCCL", "imed out")
+# What gloo and NCCL say where a connection is cut or nothing comes.
+_LOST = "pair closure|Connection closed|Connection reset|Broken pipe|No route|unreachable|gloo|NCCL|imed out"
 
 
 def launched() -> int:
@@ -80,7 +82,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not (isinstance(error, dist.DistError) or any(text in str(error) for text in _LOST)):
+        if not (isinstance(error, dist.DistError) or re.search(_LOST, str(error))):
             raise
         rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK")
         said = first_line(error).rpartition("] ")[2].partition(". ")[0]
