@@ -23,7 +23,7 @@ from aurank.sizes import seconds
 Item = TypeVar("Item")
 SENT = 2**25  # bytes of rows that are sent at a time
 # What gloo and NCCL say where a connection is cut or nothing comes.
-_LOST = "pair closure|Connection closed|Connection reset|Broken pipe|No route|unreachable|gloo|NCCL|imed out"
+_LOST = r"pair closure|Connection (closed|reset) by peer|Broken pipe|No route to|unreachable|gloo/|NCCL|waiting \d+ms"
 
 
 def launched() -> int:

@@ -4,11 +4,11 @@ import contextlib
 import glob
 import hashlib
 import json
+import math
 import os
 import pickle
 import re
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -44,9 +44,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     temporary = temporary_name(path)
     with _saving(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        remove_temporaries(path.parent, path.name, older=ABANDONED)
         try:
             with temporary.open("wb") as file:
+                remove_temporaries(path.parent, path.name, mine=temporary)
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -68,7 +68,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     try:
         with _saving(path):
             staging.mkdir(parents=True)
-            remove_temporaries(path.parent, path.name, older=ABANDONED)
+            remove_temporaries(path.parent, path.name, mine=staging)
         yield staging
         with _saving(path):
             if path.exists():
@@ -109,11 +109,12 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
 
 
-def remove_temporaries(folder: Path, name: str = "*", *, older: float = 0.0) -> None:
-    """Remove the temporary files and folders of ``name`` that killed processes left, no byte younger than ``older``."""
+def remove_temporaries(folder: Path, name: str = "*", *, mine: Path | None = None) -> None:
+    """Remove the temporary files and folders of ``name`` that killed processes left: abandoned when ``mine`` began."""
+    newest = math.inf if mine is None else mine.stat().st_mtime - ABANDONED  # by the clock of the disk
     for left in folder.glob(f".{glob.escape(name) if name != '*' else name}.*.part"):
         with contextlib.suppress(OSError):  # gone already, or another user's
-            if time.time() - left.stat().st_mtime >= older and re.fullmatch(r"\..+\.[0-9a-f]{32}\.part", left.name):
+            if left.stat().st_mtime <= newest and re.fullmatch(r"\..+\.[0-9a-f]{32}\.part", left.name):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
@@ -173,9 +174,7 @@ def _remove_empty(folders: list[Path]) -> None:
 
 
 @contextmanager
-def reading(
-    path: Path | str, what: str, *, remedy: str = _AGAIN, raising: type[UserError] = UserError
-) -> Iterator[None]:
+def reading(path: Path | str, what: str, *, remedy: str = _AGAIN) -> Iterator[None]:
     """Turn whatever a damaged file makes a library raise into one line; all that reads the file stands inside.
 
     A UserError from inside passes, with the file before it where it lacks that; so does what the machine is short of.
@@ -184,7 +183,6 @@ def reading(
         path: the file or folder, or the name of the model in it.
         what: it should be, such as "a report".
         remedy: to be named.
-        raising: the type of the error.
 
     Raises:
         UserError: names the file, what is wrong and the remedy.
@@ -206,7 +204,7 @@ def reading(
     except Exception as error:
         if explained(error) is not None:
             raise
-        raise raising(f"{path}: cannot be read as {what} ({_said(error, str(path))}); {remedy}") from error
+        raise UserError(f"{path}: cannot be read as {what} ({_said(error, str(path))}); {remedy}") from error
 
 
 def _said(error: Exception, path: str) -> str:
@@ -374,9 +372,7 @@ def write_bundle(path: Path, content: Mapping[str, Any], what: str) -> None:
             file.write(_bytes_of(tensor))
 
 
-def read_bundle(
-    path: Path, kind: Callable[..., T], what: str, *, remedy: str = _AGAIN, raising: type[UserError] = UserError
-) -> T:
+def read_bundle(path: Path, kind: Callable[..., T], what: str, *, remedy: str = _AGAIN) -> T:
     """Return what ``write_bundle`` wrote, its tensors on the CPU, verified against its checksum.
 
     Args:
@@ -388,7 +384,7 @@ def read_bundle(
     from safetensors import safe_open
 
     require_ordinary(path)
-    with reading(path, what, remedy=remedy, raising=raising):
+    with reading(path, what, remedy=remedy):
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping

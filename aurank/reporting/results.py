@@ -6,7 +6,7 @@ from pathlib import Path
 
 from aurank.errors import AurankError, UserError
 from aurank.evaluation.report import Report
-from aurank.files import ABANDONED, remove_temporaries, replacing, require_writable, temporary_name, write_text
+from aurank.files import remove_temporaries, replacing, require_writable, temporary_name, write_text
 from aurank.reporting.code_plot import draw_codes
 from aurank.reporting.plots import draw_curve
 from aurank.reporting.tables import class_csv
@@ -73,7 +73,7 @@ def save_results(report: Report, out: Path, *, page: str | None = None) -> None:
     staging = temporary_name(out / REPORT)
     try:
         staging.mkdir(parents=True)
-        remove_temporaries(out, REPORT, older=ABANDONED)
+        remove_temporaries(out, REPORT, mine=staging)
         report.save(staging / REPORT)
         report.write_per_query(staging / PER_QUERY)
         if report.curve is not None:
